@@ -1,0 +1,32 @@
+"""Imports of libraries that modtrace can do without, with an error that says how to get them."""
+
+import importlib
+from types import ModuleType
+
+from .errors import MissingLibraryError
+
+_HOW_TO_GET = {
+    "torch": "Recording runs inside PyTorch. Install the build for your machine (https://pytorch.org), "
+    "or any build with `pip install 'modtrace[torch]'`.",
+    "pandas": "Install it with `pip install 'modtrace[frame]'`, or use .table(...), which needs no pandas.",
+}
+
+
+def require(name: str, what_for: str) -> ModuleType:
+    """Imports the library `name`.
+
+    Args:
+        name: the library's import name.
+        what_for: what the caller wants it for, as the start of a sentence: "modtrace.record()".
+
+    Raises:
+        MissingLibraryError: it is not installed; the text says how to get it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        if error.name is not None and error.name.split(".")[0] != name:
+            raise
+        raise MissingLibraryError(
+            f"{what_for} needs {name}, which is not installed here. {_HOW_TO_GET[name]}", name=name
+        ) from error

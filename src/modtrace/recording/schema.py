@@ -1,0 +1,196 @@
+"""The tables of a recording: one commented text, from which the Arrow schemas are made.
+
+Every table is an Arrow IPC stream of its own. Ids are per rank. A column that a later version may fill is
+there from the start, because one stream has one schema; anything open-ended is a row (`scalars`).
+"""
+
+from functools import cache
+
+import pyarrow as pa
+
+#: Raised whenever a reader of the older version could misread what is written; older ones stay readable.
+SCHEMA_VERSION = 1
+
+# One line a column: name, type, what it says. A `?` behind the type: null where unknown or not applicable.
+# Types: Arrow's; `word` is a dictionary-encoded string (for strings that repeat).
+# Times are of `time.perf_counter_ns`; meta.json anchors them to the wall clock.
+TABLES_TEXT = """
+table modules                     one row a module; the last row of a module_id wins (names are learnt late)
+    module_id       int32         counts up in the order the modules were first seen
+    root_id         int32         the root it belongs to; its own module_id for a root
+    path            string        as in state_dict, wrapper parts stripped; "" for a root, `parent.(Linear#0)` unregistered
+    raw_path        string        the same with wrapper parts (`_orig_mod`, DDP's `module`, ...)
+    aliases         list<string>  the other paths of a module registered more than once
+    name            string?       of a root: what it is shown as (`GPT`, `GPT#1`, or chosen by the user)
+    type            string        class name
+    parent_id       int32?        the module it is registered in, wrappers included; null for a root
+    parameters      int64?        elements of its own and its descendants' parameters, each counted once
+    buffers         int64?        the same for buffers
+
+table sites                       a place where a tensor is seen
+    site_id         int32
+    module_id       int32?
+    nth             int32         call of the module within the step, from 0
+    role            word          input, output, grad_output, grad_input, parameter, parameter_grad, buffer,
+                                  optimizer_state, update, op_output, leaf
+    slot            string        pytree key path: `[0].hidden_states`
+    op              word?
+    op_nth          int32?
+
+table calls                       one execution of one module in one phase
+    call_id         int64         unique in the rank; rises with start_ns within a thread and step
+    step            int32
+    module_id       int32?        null for an optimizer step
+    nth             int32?        call of the module within the step, counted over forward calls, from 0;
+                                  a backward or recompute has that of the forward it belongs to, null if unknown
+    parent_call_id  int64?        the call around it, of its own phase
+    phase           phase         forward, backward, recompute, optimizer
+    forward_call_id int64?        of a backward: the call whose nodes ran (it may lie in an earlier step)
+    recompute_of    int64?        of a recompute: the forward call it repeats
+    triggered_by    int64?        of a recompute: the call whose backward asked for it
+    thread          int32         counts up in the order the threads were first seen
+    start_ns        int64
+    end_ns          int64?        null if the end was not seen
+    device_start_ns int64?        later
+    device_end_ns   int64?        later
+    raised          bool          it ended by an exception (the early stop of a recompute is none)
+    compiled        bool          it ran as a compiled region: what is inside is not seen
+    flops           int64?        with ops
+    allocated_bytes int64?        with ops
+    peak_bytes      int64?        with ops
+    saved_bytes     int64?        with ops: saved for backward
+
+table ops                         one operator as the dispatcher saw it
+    op_id           int64
+    step            int32
+    call_id         int64?
+    phase           phase?
+    name            word          aten.addmm.default
+    nth             int32         of its name within the call, from 0
+    args            word          JSON template, `$slot` for tensors
+    sequence_nr     int64?
+    sequence_thread int32?
+    forward_op_id   int64?
+    thread          int32
+    is_view         bool
+    start_ns        int64
+    end_ns          int64?
+    flops           int64?
+    bytes_read      int64?
+    bytes_written   int64?
+    saved_bytes     int64?
+    raised          bool
+    accumulation    bool?         an addition made by the engine where gradients meet
+    source          word?         file:line, on request
+    python_name     word?         `linear` over `addmm`, on request
+
+table tensors                     one tensor as an op or a call produced or first read it
+    tensor_id       int64
+    site_id         int32?        of a leaf
+    shape           list<int64>
+    stride          list<int64>
+    offset          int64
+    conj            bool
+    neg             bool
+    dtype           word
+    device          word
+    layout          word
+    requires_grad   bool
+    storage         int64?
+    version         int64?
+    producer_op     int64?
+    producer_call   int64?
+    slot            string
+
+table uses                        who read which tensor
+    consumer_op     int64?
+    consumer_call   int64?
+    slot            string
+    tensor_id       int64
+
+table values                      the statistics of one tensor at one site, step and phase: a stat row
+    step            int32
+    phase           phase?
+    site_id         int32
+    call_id         int64?
+    op_id           int64?
+    order           int64         of the measurement within the step
+    shape           list<int32>
+    dtype           word
+    numel           int64
+    count           int64?        elements measured; null: not measured, see note
+    min             float64?      NaN if a NaN was among them
+    max             float64?
+    sum             float64?
+    sumsq           float64?
+    nan_count       int64         0 unless min or max shows one
+    inf_count       int64
+    sumabs          float64?
+    zero_count      int64?
+    sum4            float64?
+    argmax          int64?
+    channel_max     list<float>?
+    sample          list<float>?
+    hash            binary?       fingerprints of the values
+    sketch          list<float>?
+    histogram       list<int64>?  of exponents
+    user            string?       JSON of the user's own function
+    blob            string?       shard and key of the whole tensor
+    note            word?         why it was not measured
+
+table scalars                     what the user logged
+    step            int32
+    name            word
+    value           float64
+
+table steps                       one row a step, when it has ended
+    step            int32
+    kind            word          train, eval
+    start_ns        int64
+    end_ns          int64
+"""
+
+_ARROW_TYPES = {
+    "bool": pa.bool_(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "word": pa.dictionary(pa.int32(), pa.string()),
+    "phase": pa.dictionary(pa.int8(), pa.string()),
+    "list<string>": pa.list_(pa.string()),
+    "list<int32>": pa.list_(pa.int32()),
+    "list<int64>": pa.list_(pa.int64()),
+    "list<float>": pa.list_(pa.float32()),
+}
+
+
+@cache
+def schemas() -> dict[str, pa.Schema]:
+    """The Arrow schema of every table, in the order of the text."""
+    fields: dict[str, list[pa.Field]] = {}
+    table = ""
+    for line in TABLES_TEXT.splitlines():
+        words = line.split()
+        if line.startswith("table "):
+            table = words[1]
+            fields[table] = []
+        elif len(words) >= 2 and words[1].rstrip("?") in _ARROW_TYPES and not line.startswith(" " * 8):
+            name, type_name = words[0], words[1]
+            fields[table].append(
+                pa.field(name, _ARROW_TYPES[type_name.rstrip("?")], nullable=type_name.endswith("?"))
+            )
+    return {table: pa.schema(columns) for table, columns in fields.items()}
+
+
+def schema(table: str) -> pa.Schema:
+    """The Arrow schema of one table.
+
+    Raises:
+        ValueError: there is no such table; the text lists those there are.
+    """
+    try:
+        return schemas()[table]
+    except KeyError:
+        raise ValueError(f"no table {table!r} in a recording; there are: {', '.join(schemas())}") from None
