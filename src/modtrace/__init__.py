@@ -1,0 +1,34 @@
+"""modtrace shows what runs inside a PyTorch model: which module, in forward, backward and recompute."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import ModtraceError, ModtraceWarning
+    from .face import LiveRecording, Recording, open_recording, record
+
+__version__ = "0.1.0"
+
+#: Public names and where they live. They are loaded when first asked for: `import modtrace` stays light.
+_HOMES = {
+    "LiveRecording": "face",
+    "ModtraceError": "errors",
+    "ModtraceWarning": "errors",
+    "Recording": "face",
+    "open_recording": "face",
+    "record": "face",
+}
+
+__all__ = ["LiveRecording", "ModtraceError", "ModtraceWarning", "Recording", "__version__", "open_recording", "record"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'modtrace' has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,177 @@
+"""Turns the segments, backwards and optimizer steps of ended steps into the columns of the `calls` table."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
+from .backward import BackwardCall
+from .recompute import Origins, origins_of
+from .segments import EXIT_RAISED, EXIT_UNSEEN, CallRef, Segment, structure_of
+from .steps import Step
+
+Ints = npt.NDArray[np.int64]
+Columns = dict[str, Any]
+
+_PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
+
+
+class NthMemory:
+    """The n-th numbers of written forward calls whose graphs may yet run backward in a later step."""
+
+    def __init__(self) -> None:
+        self._nth: dict[Segment, Ints] = {}
+
+    def keep(self, segment: Segment, nth: Ints) -> None:
+        """Keeps the numbers of a segment's calls."""
+        self._nth[segment] = nth
+
+    def nth(self, call: CallRef) -> int:
+        """The number of a call, -1 if it is not known (any more)."""
+        numbers = self._nth.get(call.segment)
+        return -1 if numbers is None else int(numbers[call.index])
+
+    def prune(self) -> None:
+        """Forgets segments whose graphs are dead."""
+        self._nth = {segment: nth for segment, nth in self._nth.items() if segment.is_needed()}
+
+
+def call_columns(steps: list[Step], memory: NthMemory) -> list[Columns]:
+    """The rows of ended steps, in one or more batches of columns.
+
+    Args:
+        steps: ended, in order, each with its number.
+        memory: n-th numbers from earlier batches, and for later ones.
+    """
+    numbered = [(step.number, segment) for step in steps for segment in step.segments if segment.is_closed]
+    batches = []
+    if numbered:
+        batches.append(_module_calls(numbered, memory))
+    backward_calls = [(step.number, call) for step in steps for each in step.backwards for call in each.calls]
+    if backward_calls:
+        batches.append(_backward_calls(backward_calls, memory))
+    return batches
+
+
+def optimizer_columns(steps: list[Step], first_id: int) -> Columns | None:
+    """The rows of optimizer steps, which are calls of no module; None if there are none."""
+    rows = [(step.number, *each) for step in steps for each in step.optimizer_steps]
+    if not rows:
+        return None
+    step, start, end, thread = (list(column) for column in zip(*rows, strict=True))
+    return {
+        "call_id": np.arange(first_id, first_id + len(rows)),
+        "step": step,
+        "phase": np.full(len(rows), _PHASE_CODE[OPTIMIZER], np.int8),
+        "thread": thread,
+        "start_ns": start,
+        "end_ns": end,
+    }
+
+
+def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory) -> Columns:
+    """All calls that hooks saw: forward and recompute. Vectorised over all segments at once."""
+    segments = [segment for _, segment in numbered]
+    places = np.concatenate([segment.places for segment in segments])
+    times = np.concatenate([segment.times for segment in segments])
+    counts = np.array([segment.calls for segment in segments])
+    structure = structure_of(places)
+    first_ids = np.array([segment.first_id for segment in segments], np.int64)
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    ids = np.repeat(first_ids - starts, counts) + np.arange(len(structure.parent))
+    step = np.repeat(np.array([number for number, _ in numbered], np.int64), counts)
+    module_of_place = np.array([place.named.module_id for place in segments[0].log.tracker.places], np.int64)
+    module_id = module_of_place[places[structure.enter_event]]
+    phase = np.repeat(np.array([_PHASE_CODE[each.phase] for each in segments], np.int8), counts)
+    nth = _nth_of_forwards(step, module_id, phase)
+    exit_code = places[structure.exit_event]
+    columns: Columns = {
+        "call_id": ids,
+        "step": step.astype(np.int32),
+        "module_id": module_id.astype(np.int32),
+        "nth": nth,
+        "parent_call_id": np.ma.masked_array(ids[structure.parent], structure.parent < 0),
+        "phase": phase,
+        "thread": np.repeat(np.array([each.log.number for each in segments], np.int32), counts),
+        "start_ns": times[structure.enter_event],
+        "end_ns": np.ma.masked_array(times[structure.exit_event], exit_code == EXIT_UNSEEN),
+        "raised": exit_code == EXIT_RAISED,
+    }
+    for segment, start in zip(segments, starts.tolist(), strict=True):
+        if segment.phase == FORWARD and segment.last_seq != segment.first_seq:
+            memory.keep(segment, nth[start : start + segment.calls])
+    _add_recomputes(columns, segments, starts.tolist(), memory)
+    columns["nth"] = np.ma.masked_array(columns["nth"], columns["nth"] < 0)
+    return columns
+
+
+def _nth_of_forwards(step: Ints, module_id: Ints, phase: npt.NDArray[np.int8]) -> npt.NDArray[np.int32]:
+    """For each forward call how many of its module came before it in its step; -1 for other phases."""
+    nth = np.full(len(step), -1, np.int32)
+    forward = np.flatnonzero(phase == _PHASE_CODE[FORWARD])
+    if not len(forward):
+        return nth
+    key = (step[forward] - step[forward].min()) * (int(module_id.max()) + 1) + module_id[forward]
+    order = np.argsort(key, kind="stable")
+    ordered = key[order]
+    first = np.concatenate([[True], ordered[1:] != ordered[:-1]])
+    position = np.arange(len(order))
+    nth[forward[order]] = position - np.maximum.accumulate(np.where(first, position, 0))
+    return nth
+
+
+def _add_recomputes(columns: Columns, segments: list[Segment], starts: list[int], memory: NthMemory) -> None:
+    """What ran inside backward: what it repeats, and which call's backward asked for it."""
+    inside = [(segment, start) for segment, start in zip(segments, starts, strict=True) if segment.task >= 0]
+    if not inside:
+        return
+    rows = len(columns["call_id"])
+    starts_of = dict(zip(segments, starts, strict=True))
+    origins = origins_of(segment for segment, _ in inside)
+    recompute_of = np.full(rows, -1, np.int64)
+    triggered_by = np.full(rows, -1, np.int64)
+    for segment, start in inside:
+        if segment.trigger is not None and segment.trigger.call_id is not None:
+            triggered_by[start : start + segment.calls] = segment.trigger.call_id
+        if segment.phase != BACKWARD:
+            _fill(columns["nth"], recompute_of, start, origins[segment], starts_of, memory)
+    columns["recompute_of"] = np.ma.masked_array(recompute_of, recompute_of < 0)
+    columns["triggered_by"] = np.ma.masked_array(triggered_by, triggered_by < 0)
+
+
+def _fill(
+    nth: Ints, recompute_of: Ints, start: int, origins: Origins, starts_of: dict[Segment, int], memory: NthMemory
+) -> None:
+    for offset, origin in enumerate(origins):
+        if origin is None or origin.call_id is None:
+            continue
+        recompute_of[start + offset] = origin.call_id
+        here = starts_of.get(origin.segment)
+        nth[start + offset] = memory.nth(origin) if here is None else nth[here + origin.index]
+
+
+def _backward_calls(rows: list[tuple[int | None, BackwardCall]], memory: NthMemory) -> Columns:
+    calls = [call for _, call in rows]
+    modules = [_module_of(call.call) for call in calls]
+    above = np.array([-1 if call.above is None else call.above.call_id for call in calls], np.int64)
+    nth = np.array([memory.nth(call.call) for call in calls], np.int32)
+    end = np.array([call.end_ns for call in calls], np.int64)
+    return {
+        "call_id": np.array([call.call_id for call in calls], np.int64),
+        "step": np.array([step for step, _ in rows], np.int32),
+        "module_id": np.array(modules, np.int32),
+        "nth": np.ma.masked_array(nth, nth < 0),
+        "parent_call_id": np.ma.masked_array(above, above < 0),
+        "phase": np.full(len(rows), _PHASE_CODE[BACKWARD], np.int8),
+        "forward_call_id": np.array([call.call.call_id for call in calls], np.int64),
+        "thread": np.array([call.thread for call in calls], np.int32),
+        "start_ns": np.array([call.start_ns for call in calls], np.int64),
+        "end_ns": np.ma.masked_array(end, end < 0),
+        "raised": np.array([call.raised for call in calls], bool),
+    }
+
+
+def _module_of(call: CallRef) -> int:
+    assert call.place.named is not None
+    return call.place.named.module_id

@@ -1,0 +1,67 @@
+"""What is known about the process that is being recorded."""
+
+import os
+import platform
+import subprocess
+import sys
+import time
+import uuid
+from datetime import datetime, timezone
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from ..recording.meta import RunMeta
+
+_LIBRARIES = ("modtrace", "torch", "numpy", "pyarrow", "transformers", "lightning")
+
+
+def describe_run(options: dict[str, Any]) -> RunMeta:
+    """The meta of a recording that starts now in this process.
+
+    Args:
+        options: what `record()` was given, as JSON values.
+    """
+    versions = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return RunMeta(
+        run_id=os.environ.get("TORCHELASTIC_RUN_ID") or uuid.uuid4().hex,
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        modtrace_version=versions.get("modtrace", ""),
+        argv=tuple(sys.argv),
+        versions=versions,
+        device=_device(),
+        git_commit=_git_commit(),
+        options=options,
+        rank=_number("RANK", 0),
+        world_size=_number("WORLD_SIZE", 1),
+        clock_time_ns=time.time_ns(),
+        clock_perf_counter_ns=time.perf_counter_ns(),
+    )
+
+
+def _device() -> str:
+    """The accelerator, without initialising it: a process that has not used CUDA is not made to."""
+    if torch.cuda.is_initialized():
+        return str(torch.cuda.get_device_name())
+    return f"cpu ({platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads)"
+
+
+def _git_commit() -> str | None:
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=2, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None if found.returncode == 0 else None
+
+
+def _number(variable: str, default: int) -> int:
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdigit() else default

@@ -1,0 +1,92 @@
+"""Tells when backward reaches what an outermost call returned, and when that graph is dead."""
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from .segments import Segment
+from .torch_internals import is_functorch_tensor
+
+_METADATA_KEY = "modtrace"
+
+#: An output with more tensors than this is watched at the first ones only.
+_MAX_TENSORS = 64
+
+
+class GraphWatch:
+    """Lives in an autograd node, as a hook before it and in its metadata, and dies with it."""
+
+    __slots__ = ("__weakref__", "_handle", "_reached", "node_metadata", "segment")
+
+    def __init__(self, segment: Segment, reached: "Callable[[GraphWatch], None]") -> None:
+        self.segment = segment
+        self._reached: Callable[[GraphWatch], None] | None = reached
+        self._handle: Any = None
+
+    def attach(self, node: Any) -> None:
+        """Puts the watch into a node."""
+        node.metadata[_METADATA_KEY] = self
+        self._handle = node.register_prehook(self)
+
+    def remove(self) -> None:
+        """Takes it out: nothing of us runs in this graph any more."""
+        self._reached = None
+        if self._handle is not None:
+            self._handle.remove()
+
+    def __call__(self, grad_outputs: Any) -> None:
+        if self._reached is not None:
+            self._reached(self)
+
+
+def watch_graph(segment: Segment, output: Any, reached: Callable[[GraphWatch], None]) -> None:
+    """Watches the nodes made in a closed segment that lead to the tensors of its output."""
+    assert segment.last_seq is not None
+    nodes: dict[int, Any] = {}
+    with torch._C.DisableTorchFunction():  # reading grad_fn is an event for a user's function mode
+        for tensor in tensors_in(output):
+            node = None if is_functorch_tensor(tensor) else tensor.grad_fn
+            if node is not None and segment.first_seq <= node._sequence_nr() < segment.last_seq:
+                nodes[node._sequence_nr()] = node
+    for node in nodes.values():
+        watch = GraphWatch(segment, reached)
+        watch.attach(node)
+        segment.watches.append(weakref.ref(watch))
+
+
+def watched_segments(node: Any) -> Iterator[Segment]:
+    """The segments whose outputs an autograd graph leads through, from `node` down."""
+    seen = {node}
+    pending = [node]
+    while pending:
+        at = pending.pop()
+        watch = at.metadata.get(_METADATA_KEY)
+        if isinstance(watch, GraphWatch):
+            yield watch.segment
+            continue
+        for below, _ in at.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                pending.append(below)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in an output: in tuples, lists, mappings and dataclasses, however nested."""
+    found: list[torch.Tensor] = []
+    pending = [value]
+    seen = 0
+    while pending and len(found) < _MAX_TENSORS and seen < 10_000:
+        each = pending.pop()
+        seen += 1
+        if isinstance(each, torch.Tensor):
+            found.append(each)
+        elif isinstance(each, Mapping):
+            pending.extend(reversed(list(each.values())))
+        elif isinstance(each, (list, tuple)):
+            pending.extend(reversed(each))
+        elif dataclasses.is_dataclass(each) and not isinstance(each, type):
+            pending.extend(getattr(each, field.name, None) for field in reversed(dataclasses.fields(each)))
+    return found

@@ -1,0 +1,401 @@
+"""What modules are called: paths as in `state_dict`, for every module that runs, however late it is met."""
+
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..recording.module_path import WRAPPER_PARTS, join
+from .sizes import count_elements
+from .torch_internals import frame_local, frames
+
+#: Wrappers whose registered part is called `module`: the class's own name tells them.
+_MODULE_WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel", "AveragedModel"})
+
+#: A module registered under very many paths (nested sharing) keeps this many aliases.
+_MAX_ALIASES = 64
+
+
+class NamedModule:
+    """What is known of one module; `module_id` never changes, its path may become better known."""
+
+    __slots__ = (
+        "aliases", "buffers", "given", "key", "module_id", "name", "parameters", "parent", "path", "raw_path",
+        "ref", "root", "slots", "type_name", "unregistered",
+    )  # fmt: skip
+
+    def __init__(self, module: nn.Module, module_id: int) -> None:
+        self.key = id(module)
+        self.module_id = module_id
+        self.type_name = type(module).__name__
+        self.ref: weakref.ref[nn.Module] | None = None
+        self.root: NamedModule = self
+        self.parent: NamedModule | None = None
+        self.path = ""
+        self.raw_path = ""
+        self.aliases: list[str] = []
+        self.name: str | None = None
+        self.given = False  # a root that the user named: it stays one
+        self.unregistered = False
+        self.parameters: int | None = None
+        self.buffers: int | None = None
+        self.slots: dict[str, list[NamedModule]] = {}  # unregistered modules below it, by type
+
+    @property
+    def shown(self) -> str:
+        """The path, or a root's name."""
+        return self.path or self.name or self.type_name
+
+    @property
+    def alive(self) -> bool:
+        """Whether the module still exists."""
+        return self.ref is not None and self.ref() is not None
+
+    def row(self) -> dict[str, Any]:
+        """Its row in the `modules` table."""
+        return {
+            "module_id": self.module_id,
+            "root_id": self.root.module_id,
+            "path": self.path,
+            "raw_path": self.raw_path,
+            "aliases": list(self.aliases),
+            "name": self.name if self.root is self else None,
+            "type": self.type_name,
+            "parent_id": self.parent.module_id if self.parent is not None else None,
+            "parameters": self.parameters,
+            "buffers": self.buffers,
+        }
+
+
+class ModuleNames:
+    """The names of all modules met so far. Holds modules weakly; a dead module's name and id stay."""
+
+    def __init__(self) -> None:
+        self.modules: list[NamedModule] = []  # by module_id
+        self._by_key: dict[int, NamedModule] = {}
+        self._revision = 0  # counts changes of rows
+        self._changed: dict[int, int] = {}  # module_id -> revision of its last change
+        self._parameter_names: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self._lock = threading.RLock()
+        self._on_death: list[Any] = []
+
+    def on_death(self, forget: Any) -> None:
+        """Has `forget(key)` called when a module dies, with its `id`."""
+        self._on_death.append(forget)
+
+    def add_root(self, module: nn.Module, name: str | None = None) -> NamedModule:
+        """Names a root that the user gave, and everything registered below it."""
+        with self._lock:
+            known = self._by_key.get(id(module))
+            root = known if known is not None and known.root is known else self._register_root(module)
+            root.given = True
+            if name is not None and root.name != name:
+                root.name = self._free_name(name, but=root)
+                self._touch(root)
+            return root
+
+    def get(self, module: nn.Module) -> NamedModule | None:
+        """The module's names if it has been met."""
+        return self._by_key.get(id(module))
+
+    def find(self, module: nn.Module, caller: NamedModule | None, frame: FrameType | None) -> NamedModule:
+        """The names of a module that is being entered; met for the first time, it is given some.
+
+        Args:
+            module: the module entered.
+            caller: the module that is calling it, None at the outside.
+            frame: the Python frame of the call; looked at when there is no caller.
+        """
+        with self._lock:
+            known = self._by_key.get(id(module))
+            if known is not None:
+                return known
+            if caller is None:
+                return self._find_at_outside(module, frame)
+            return self._find_late(module, caller) or self._name_unregistered(module, caller)
+
+    def parameter_name(self, parameter: torch.Tensor) -> str | None:
+        """The path of a parameter, as in `state_dict`; None if no module met so far owns it."""
+        found = self._parameter_names.get(id(parameter))
+        if found is None or found[0]() is not parameter:
+            self._learn_parameters()
+            found = self._parameter_names.get(id(parameter))
+        return found[1] if found is not None and found[0]() is parameter else None
+
+    def rows_since(self, revision: int) -> tuple[int, list[dict[str, Any]]]:
+        """The rows that changed since a revision, and the revision they bring a reader to."""
+        with self._lock:
+            changed = [number for number, when in self._changed.items() if when > revision]
+            return self._revision, [self.modules[number].row() for number in sorted(changed)]
+
+    # Finding.
+
+    def _find_at_outside(self, module: nn.Module, frame: FrameType | None) -> NamedModule:
+        owner = _outermost_owner(module, frame)
+        if owner is not None:
+            root = self._by_key.get(id(owner))
+            if root is None:
+                self._register_root(owner)
+            else:
+                self._register_below(owner, root)
+            found = self._by_key.get(id(module))
+            if found is not None:
+                return found
+        return self._revive_root(module) or self._register_root(module)
+
+    def _find_late(self, module: nn.Module, caller: NamedModule) -> NamedModule | None:
+        """A module registered since its root was first walked."""
+        for ancestor in dict.fromkeys((caller, caller.root)):
+            if ancestor is not caller and self._dead_slot(module, caller) is not None:
+                return None  # made anew in each forward: no use in walking the whole root for it
+            owner = ancestor.ref() if ancestor.ref is not None else None
+            if owner is not None and any(each is module for each in _descendants(owner)):
+                self._register_below(owner, ancestor)
+                return self._by_key.get(id(module))
+        return None
+
+    def _name_unregistered(self, module: nn.Module, caller: NamedModule) -> NamedModule:
+        named = self._dead_slot(module, caller)
+        if named is not None:
+            self._bind(module, named)
+            return named
+        slots = caller.slots.setdefault(type(module).__name__, [])
+        part = f"({type(module).__name__}#{len(slots)})"
+        named = self._new(module)
+        slots.append(named)
+        named.unregistered = True
+        self._place(named, caller, join(caller.path, part), join(caller.raw_path, part))
+        self._register_below(module, named)
+        return named
+
+    @staticmethod
+    def _dead_slot(module: nn.Module, caller: NamedModule) -> NamedModule | None:
+        """The name of an unregistered module of the class that is gone: a forward that makes one each time."""
+        slots = caller.slots.get(type(module).__name__, ())
+        return next((each for each in slots if not each.alive), None)
+
+    def _revive_root(self, module: nn.Module) -> NamedModule | None:
+        """The name of a dead root without parameters, for a criterion that a loop makes anew each time."""
+        if module._modules or module._parameters:
+            return None
+        for each in self.modules:
+            if each.root is each and not each.alive and not each.given and each.parameters == 0:
+                if each.type_name == type(module).__name__:
+                    self._bind(module, each)
+                    return each
+        return None
+
+    # Registering.
+
+    def _register_root(self, module: nn.Module) -> NamedModule:
+        root = self._by_key.get(id(module)) or self._new(module)
+        root.name = root.name or self._free_name(type(module).__name__)
+        self._touch(root)
+        self._register_below(module, root)
+        return root
+
+    def _register_below(self, top: nn.Module, named_top: NamedModule) -> None:
+        """Names everything registered below a module, aliases included."""
+        aliases: dict[int, list[str]] = {}
+        for module, parent, path, raw_path in _walk(top, named_top.path, named_top.raw_path):
+            named_parent = self._by_key[id(parent)]
+            named = self._by_key.get(id(module))
+            if named is None:
+                self._place(self._new(module), named_parent, path, raw_path)
+            elif named is named_top or named.given:
+                continue
+            elif named.root is not named_top.root or named.unregistered:
+                if named.root is named or named.unregistered:  # met before its root was
+                    self._move(named, named_parent, path, raw_path)
+            elif path != named.path:
+                aliases.setdefault(id(module), []).append(path)
+        for key, paths in aliases.items():
+            self._add_aliases(self._by_key[key], paths)
+        self._count(top, named_top)
+
+    def _place(self, named: NamedModule, parent: NamedModule, path: str, raw_path: str) -> None:
+        """Puts a module that nothing is named below yet where it belongs."""
+        named.parent, named.root, named.name = parent, parent.root, None
+        named.path, named.raw_path = path, raw_path
+        self._touch(named)
+
+    def _move(self, top: NamedModule, parent: NamedModule, path: str, raw_path: str) -> None:
+        """Puts a module met before its root where it belongs, with everything named below it."""
+        old_path, old_raw = top.path, top.raw_path
+        below = [each for each in self.modules if each is not top and _is_under(each, top)]
+        self._place(top, parent, path, raw_path)
+        top.unregistered = False
+        for each in below:
+            each.root = parent.root
+            each.path = join(path, each.path[len(old_path) :].lstrip("."))
+            each.raw_path = join(raw_path, each.raw_path[len(old_raw) :].lstrip("."))
+            each.aliases = [join(path, alias[len(old_path) :].lstrip(".")) for alias in each.aliases]
+            self._touch(each)
+
+    def _add_aliases(self, named: NamedModule, paths: list[str]) -> None:
+        new = [path for path in paths if path not in named.aliases and path != named.path]
+        if new:
+            named.aliases = [*named.aliases, *new][:_MAX_ALIASES]
+            self._touch(named)
+
+    def _count(self, top: nn.Module, named_top: NamedModule) -> None:
+        root = named_top.root.ref() if named_top.root.ref is not None else None
+        counts = count_elements(top)
+        if root is not None and root is not top and not named_top.unregistered:
+            counts.update(count_elements(root))  # what was met late counts for those above it
+        for key, (parameters, buffers) in counts.items():
+            named = self._by_key.get(key)
+            if named is not None and (named.parameters, named.buffers) != (parameters, buffers):
+                named.parameters, named.buffers = parameters, buffers
+                self._touch(named)
+
+    def _new(self, module: nn.Module) -> NamedModule:
+        named = NamedModule(module, len(self.modules))
+        self.modules.append(named)
+        self._bind(module, named)
+        self._touch(named)
+        return named
+
+    def _bind(self, module: nn.Module, named: NamedModule) -> None:
+        key = id(module)
+        names = weakref.ref(self)
+
+        def forget(dead: "weakref.ref[nn.Module]") -> None:
+            alive = names()
+            if alive is not None:
+                alive._forget(key, dead)
+
+        named.key = key
+        named.ref = weakref.ref(module, forget)
+        self._by_key[key] = named
+
+    def _forget(self, key: int, dead: "weakref.ref[nn.Module]") -> None:
+        # No lock: a module may die while this very thread holds it. Each step here is atomic by itself.
+        named = self._by_key.get(key)
+        if named is not None and named.ref is dead:
+            self._by_key.pop(key, None)
+            for forget in self._on_death:
+                forget(key)
+
+    def _touch(self, named: NamedModule) -> None:
+        self._revision += 1
+        self._changed[named.module_id] = self._revision
+
+    def _free_name(self, wanted: str, but: NamedModule | None = None) -> str:
+        taken = {each.name for each in self.modules if each.root is each and each is not but}
+        name, number = wanted, 0
+        while name in taken:
+            number += 1
+            name = f"{wanted}#{number}"
+        return name
+
+    def _learn_parameters(self) -> None:
+        self._parameter_names = {key: value for key, value in self._parameter_names.items() if value[0]()}
+        for named in self.modules:
+            module = named.ref() if named.ref is not None else None
+            if module is None:
+                continue
+            for part, parameter in module._parameters.items():
+                if parameter is not None and id(parameter) not in self._parameter_names:
+                    self._parameter_names[id(parameter)] = (weakref.ref(parameter), join(named.path, part))
+
+
+def roots_of(model: object) -> list[tuple[str | None, nn.Module]]:
+    """The roots in what the user gave as model, with the names the user gave them.
+
+    Args:
+        model: None, a module, a mapping from names to modules, or a list or tuple of modules.
+
+    Raises:
+        TypeError: something in it is no `torch.nn.Module`.
+    """
+    if model is None:
+        return []
+    if isinstance(model, Mapping) and model:
+        return [(str(name), _checked(each, f"model[{name!r}]")) for name, each in model.items()]
+    if isinstance(model, (list, tuple)) and model:
+        return [(None, _checked(each, f"model[{place}]")) for place, each in enumerate(model)]
+    return [(None, _checked(model, "model"))]
+
+
+def _checked(given: object, where: str) -> nn.Module:
+    if isinstance(given, nn.Module):
+        return given
+    kind = f"the class {given.__name__} itself, not an instance" if isinstance(given, type) else repr(given)
+    raise TypeError(
+        f"{where} is not a torch.nn.Module but {kind[:80]}. Give a module, a dict of named modules, "
+        "or None to have the roots found."
+    )
+
+
+def _walk(
+    top: nn.Module, path: str, raw_path: str
+) -> Iterator[tuple[nn.Module, nn.Module, str, str]]:
+    """Every registration below a module, depth first in order: (module, parent, path, raw path).
+
+    A shared module comes once for each of its paths. Iterative, and safe against a module inside itself.
+    """
+    visits: dict[int, int] = {}
+    above = {id(top)}
+    pending = [(top, iter(list(top._modules.items())), path, raw_path)]
+    while pending:
+        parent, children, parent_path, parent_raw = pending[-1]
+        for part, module in children:
+            if module is None or id(module) in above:
+                continue
+            visits[id(module)] = visits.get(id(module), 0) + 1
+            if visits[id(module)] > _MAX_ALIASES:
+                continue
+            child_path = parent_path if _is_wrapper_part(parent, part) else join(parent_path, part)
+            child_raw = join(parent_raw, part)
+            yield module, parent, child_path, child_raw
+            if module._modules:
+                above.add(id(module))
+                pending.append((module, iter(list(module._modules.items())), child_path, child_raw))
+                break
+        else:
+            above.discard(id(parent))
+            pending.pop()
+
+
+def _is_wrapper_part(parent: nn.Module, part: str) -> bool:
+    return part in WRAPPER_PARTS or (part == "module" and type(parent).__name__ in _MODULE_WRAPPERS)
+
+
+def _is_under(named: NamedModule, top: NamedModule) -> bool:
+    above = named.parent
+    while above is not None and above is not top:
+        above = above.parent
+    return above is top
+
+
+def _descendants(top: nn.Module) -> Iterator[nn.Module]:
+    seen = {id(top)}
+    pending = [top]
+    while pending:
+        for module in pending.pop()._modules.values():
+            if module is not None and id(module) not in seen:
+                seen.add(id(module))
+                pending.append(module)
+                yield module
+
+
+def _outermost_owner(module: nn.Module, frame: FrameType | None) -> nn.Module | None:
+    """The outermost module whose method is running and that `module` is registered below.
+
+    Finds the root of `model.encode(x)`, which no hook announces.
+    """
+    found = None
+    for each in frames(frame):
+        code = each.f_code
+        if code.co_argcount and code.co_varnames[0] == "self":
+            owner = frame_local(each, "self")
+            if isinstance(owner, nn.Module) and owner is not module:
+                if any(below is module for below in _descendants(owner)):
+                    found = owner
+    return found
+

@@ -1,0 +1,269 @@
+"""Records calls, steps and scalars into a sink: what `modtrace.record` keeps running."""
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ..errors import MisuseError, ModtraceWarning
+from ..recording.protocols import Sink
+from . import scopes
+from .backward import Backward
+from .call_rows import NthMemory, call_columns, optimizer_columns
+from .names import roots_of
+from .segments import Segment
+from .steps import Step, StepFinder
+from .torch_internals import unseen
+
+#: Rows of ended steps go to the sink this long after the first of them ended, or with the next step's end.
+_FLUSH_AFTER_S = 0.2
+
+#: ... or when so many calls wait.
+_FLUSH_CALLS = 65_536
+
+Steps = tuple[int, int | None, int]  # start, stop (None: no end), every
+
+
+class Recorder:
+    """One recording in the making. A listener of the process's scope tracker while it is entered."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        model: object = None,
+        *,
+        steps: Steps = (0, None, 1),
+        backward_times: bool = False,
+        strict: bool = False,
+        on_flush: Callable[[], None] | None = None,
+    ) -> None:
+        self.wants_backward_events = backward_times
+        self._sink = sink
+        self._roots = roots_of(model)
+        self._selected = steps
+        self._strict = strict
+        self._on_flush = on_flush
+        self._tracker: scopes.ScopeTracker | None = None
+        self._finder = StepFinder()
+        self._memory = NthMemory()
+        self._names_revision = 0
+        self._running: dict[Segment, Step] = {}
+        self._ready: list[Step] = []
+        self._ready_calls = 0
+        self._lock = threading.RLock()  # over what the tracker tells
+        self._writing = threading.RLock()  # over the sink; taken before the other
+        self._wake = threading.Event()
+        self._timer: threading.Thread | None = None
+        self._active = False
+        self._broken = False
+        self.steps_ended = 0
+
+    # The user's side.
+
+    def start(self) -> None:
+        """Begins to record."""
+        self._active = True
+        self._tracker = scopes.acquire(self, strict=self._strict)
+        for name, module in self._roots:
+            self._tracker.names.add_root(module, name)
+        self._roots = []
+        self._timer = threading.Thread(target=self._flush_late, name="modtrace-flush", daemon=True)
+        self._timer.start()
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Ends recording, writes what is left and closes the sink.
+
+        Args:
+            error: the exception that ended the run, if one did; it is noted in the recording.
+        """
+        if not self._active:
+            return
+        scopes.release(self)
+        self._active = False
+        self._wake.set()
+        if self._timer is not None:
+            self._timer.join()
+        if error is not None:
+            self._note_end(error)
+        with self._lock:
+            self._finder.finish()
+        self.flush(force=True)
+        self._sink.close()
+        self._tracker = None
+
+    def end_step(self) -> None:
+        """The user's own mark that a step ends."""
+        self._check_active("step()")
+        with self._lock:
+            self._finder.end_step()
+            self._settle()
+
+    def log(self, scalars: Mapping[str, Any]) -> None:
+        """Keeps scalars with the step that is open."""
+        self._check_active("log()")
+        values = {name: _to_float(name, value) for name, value in scalars.items()}
+        with self._lock:
+            self._finder.log(values)
+
+    def flush(self, *, force: bool = False) -> None:
+        """Writes the rows of all steps that have ended."""
+        with self._writing:
+            with self._lock:
+                self._settle()
+                ready, self._ready, self._ready_calls = self._ready, [], 0
+            try:
+                self._write(ready, force)
+            except Exception as error:
+                self.failed(error, "while writing rows")
+                if self._strict:
+                    raise
+        if self._on_flush is not None:
+            self._on_flush()
+
+    def _check_active(self, what: str) -> None:
+        if not self._active:
+            raise MisuseError(f"{what} outside of its `with record(...)` block: nothing is being recorded there.")
+
+    # The tracker's side.
+
+    def segment_opened(self, segment: Segment, in_step: bool) -> None:
+        with self._lock:
+            segment.holders += 1
+            self._running[segment] = self._finder.enter(segment, in_step, time.perf_counter_ns())
+            self._settle()
+
+    def segment_closed(self, segment: Segment) -> None:
+        with self._lock:
+            step = self._running.pop(segment, None)
+            if step is not None:
+                step.touch(int(segment.times[-1]))
+
+    def backward_began(self, backward: Backward) -> None:
+        if backward.accumulate and backward.outer is None:
+            with self._lock:
+                self._finder.backward_began()
+
+    def backward_ended(self, backward: Backward) -> None:
+        with self._lock:
+            self._finder.backward_ended(backward)
+
+    def optimizer_began(self, start_ns: int) -> None:
+        with self._lock:
+            self._finder.optimizer_began(start_ns)
+
+    def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
+        with self._lock:
+            self._finder.optimizer_ended(start_ns, end_ns, thread)
+
+    def failed(self, error: Exception, where: str) -> None:
+        """Notes an internal error once, in the recording and to the user."""
+        if self._broken:
+            return
+        self._broken = True
+        text = f"incomplete from step {self.steps_ended}: modtrace failed at {where}: {type(error).__name__}: {error}"
+        with self._writing:
+            self._sink.mark(text)
+        if not self._strict:
+            warnings.warn(
+                f"{where}: modtrace met an internal error and stopped recording; the run goes on "
+                f"({type(error).__name__}: {error}). Please report it; record(strict=True) raises it.",
+                ModtraceWarning,
+                stacklevel=2,
+            )
+
+    def forked(self) -> None:
+        """Lets go of the recording, which is the parent's. Takes no lock: its holder is not in this process."""
+        self._active = False
+        self._sink.abandon()
+
+    # Writing.
+
+    def _settle(self) -> None:
+        """Takes over the steps that have ended."""
+        ended = self._finder.take_ended()
+        if not ended:
+            return
+        for step in ended:
+            self.steps_ended += 1
+            if self._is_selected(step.number or 0):
+                self._ready.append(step)
+                self._ready_calls += sum(segment.calls for segment in step.segments if segment.is_closed)
+            else:
+                _let_go(step)
+        if self._ready:
+            self._wake.set()
+
+    def _is_selected(self, number: int) -> bool:
+        start, stop, every = self._selected
+        return number >= start and (stop is None or number < stop) and (number - start) % every == 0
+
+    def _flush_late(self) -> None:
+        """Runs beside the training: writes ended steps even when no further step comes to an end."""
+        while self._active:
+            self._wake.wait()
+            if self._active:
+                time.sleep(_FLUSH_AFTER_S)
+                self._wake.clear()
+                self.flush()
+
+    def _write(self, steps: list[Step], force: bool) -> None:
+        tracker = self._tracker
+        if tracker is None:
+            return
+        batches = call_columns(steps, self._memory)
+        optimizers = optimizer_columns(steps, tracker.take_ids(sum(len(step.optimizer_steps) for step in steps)))
+        self._names_revision, modules = tracker.names.rows_since(self._names_revision)
+        if modules:
+            self._sink.write("modules", {name: [row[name] for row in modules] for name in modules[0]})
+        for columns in (*batches, *([optimizers] if optimizers else [])):
+            self._sink.write("calls", columns)
+        scalars = [(step.number, name, value) for step in steps for name, value in step.scalars]
+        if scalars:
+            number, name, value = (list(column) for column in zip(*scalars, strict=True))
+            self._sink.write("scalars", {"step": number, "name": name, "value": value})
+        if steps:
+            self._sink.write("steps", _step_columns(steps))
+        for step in steps:
+            _let_go(step)
+        self._memory.prune()
+        if steps or force:
+            self._sink.end_step(time.perf_counter_ns(), force=True)
+
+    def _note_end(self, error: BaseException) -> None:
+        name = type(error).__name__
+        if isinstance(error, SystemExit) and not error.code:
+            return
+        said = str(error).strip().splitlines()
+        text = f"the run ended by {name}" + (f": {said[0][:200]}" if said else "")
+        self._sink.mark(f"{text}; complete to step {self.steps_ended - 1}" if self.steps_ended else text)
+
+
+def _let_go(step: Step) -> None:
+    for segment in step.segments:
+        segment.holders -= 1
+
+
+def _step_columns(steps: list[Step]) -> dict[str, Any]:
+    return {
+        "step": [step.number for step in steps],
+        "kind": [step.kind for step in steps],
+        "start_ns": [step.start_ns for step in steps],
+        "end_ns": [step.end_ns for step in steps],
+    }
+
+
+def _to_float(name: str, value: Any) -> float:
+    """A scalar as the user gave it: a number, or a tensor or array with one element."""
+    try:
+        if isinstance(value, torch.Tensor):
+            with unseen():
+                return float(value.detach())
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"log({name}={str(value)[:60]!r}): a scalar is a number or a tensor with one element, "
+            f"not {type(value).__name__}"
+        ) from error

@@ -1,0 +1,230 @@
+"""The log of what ran: one segment for each outermost module call, flat while it runs, structured when read."""
+
+import weakref
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..recording.module_path import path_below
+from ..recording.phase import FORWARD
+from .names import NamedModule
+
+Ints = npt.NDArray[np.int64]
+
+# What an exit event holds where an enter event holds the number of a place.
+EXIT = -1
+EXIT_RAISED = -2
+EXIT_UNSEEN = -3
+
+
+class Place(dict[int, "Place"]):
+    """A module as reached through one chain of callers; the places below it, by `id` of their module.
+
+    The running call is a pointer into this tree: entering a module is one dictionary look-up, which at the
+    same time says that the module is known and that it was reached this way before.
+    """
+
+    __slots__ = ("above", "index", "key", "named", "outermost")
+
+    def __init__(self, key: int, named: NamedModule | None, above: "Place | None", index: int) -> None:
+        self.key = key  # id of the module; -1 for an outermost place, so that leaving it takes the slow way
+        self.outermost = key
+        self.named = named
+        self.above = above
+        self.index = index
+
+    __hash__ = object.__hash__  # type: ignore[assignment]  # a place is itself, whatever is below it
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    @property
+    def path(self) -> str:
+        """The module's path as seen from here: of a shared module the alias below the caller."""
+        named = self.named
+        assert named is not None
+        if not named.aliases or self.above is None or self.above.named is None:
+            return named.path
+        return path_below(self.above.path, named.path, named.aliases)
+
+
+class CallRef(NamedTuple):
+    """One call: the `index`-th entered in its segment."""
+
+    segment: "Segment"
+    index: int
+
+    @property
+    def place(self) -> Place:
+        """Where in the tree of callers it ran."""
+        return self.segment.place_of(self.index)
+
+    @property
+    def call_id(self) -> int | None:
+        """Its id in the tables; None while its segment runs."""
+        return None if self.segment.first_id is None else self.segment.first_id + self.index
+
+    @property
+    def parent(self) -> "CallRef | None":
+        """The call around it in the same segment."""
+        above = int(self.segment.structure().parent[self.index])
+        return None if above < 0 else CallRef(self.segment, above)
+
+
+class Structure(NamedTuple):
+    """What nests in what, for the events of one or more whole segments."""
+
+    enter_event: Ints  # by call
+    exit_event: Ints  # by call
+    parent: Ints  # by call; -1: outermost
+    scope_after: Ints  # by event: the call that runs after it; -1: none
+
+
+def structure_of(places: Ints) -> Structure:
+    """Pairs enter and exit events and finds each call's parent.
+
+    Args:
+        places: `[events]`, a place's number for an enter, negative for an exit; every enter has its exit.
+    """
+    entered = places >= 0
+    depth = np.cumsum(np.where(entered, 1, -1))
+    level = depth + ~entered  # of the call that the event begins or ends, from 1
+    small = np.int16 if len(level) and level.max() < 2**15 else np.int64
+    by_level = np.argsort(level.astype(small), kind="stable")  # int16: a radix sort
+    number = np.cumsum(entered) - 1
+    enter_event = np.flatnonzero(entered)
+    exit_event = np.empty_like(enter_event)
+    exit_event[number[by_level[0::2]]] = by_level[1::2]
+    parent = _parents(level[enter_event])
+    scope_after = np.empty_like(places)
+    scope_after[enter_event] = np.arange(len(enter_event))
+    scope_after[exit_event] = parent
+    return Structure(enter_event, exit_event, parent, scope_after)
+
+
+def _parents(level: Ints) -> Ints:
+    parent = np.full(len(level), -1, np.int64)
+    above = np.flatnonzero(level == 1)
+    for depth in range(2, int(level.max(initial=0)) + 1):
+        here = np.flatnonzero(level == depth)
+        parent[here] = above[np.searchsorted(above, here) - 1]
+        above = here
+    return parent
+
+
+class Segment:
+    """An outermost module call with everything inside it, on one thread.
+
+    While it runs its events are three plain lists that the hooks append to; closed, three arrays.
+    """
+
+    __slots__ = (
+        "__weakref__", "_structure", "first_id", "first_seq", "holders", "last_seq", "log", "outer", "phase",
+        "place", "places", "region", "seqs", "task", "times", "trigger", "trigger_seq", "watches", "with_grad",
+    )  # fmt: skip
+
+    def __init__(self, log: "Any", place: Place, first_seq: int, task: int, with_grad: bool) -> None:
+        self.log = log  # the thread's
+        self.place = place
+        self.first_seq = first_seq  # autograd nodes made inside have sequence numbers from here ...
+        self.last_seq: int | None = None  # ... to before here; None while it runs
+        self.task = task  # graph task it runs in, -1: none
+        self.with_grad = with_grad
+        self.phase = FORWARD
+        self.trigger: CallRef | None = None  # of a recompute: the call whose backward asked for it
+        self.trigger_seq = -1  # ... and the node
+        self.region: Any = None  # ... and what tells its checkpointed region from others
+        self.outer: Any = None  # the span on the thread that was being logged when it began
+        self.seqs: Any = []
+        self.places: Any = []
+        self.times: Any = []
+        self.first_id: int | None = None  # call_id of its first call, given when it closes
+        self.holders = 0  # recorders that have not written its rows yet
+        self.watches: list[weakref.ref[Any]] = []  # dead when its graph is
+        self._structure: Structure | None = None
+
+    @property
+    def named(self) -> NamedModule:
+        """The module that was called."""
+        assert self.place.named is not None
+        return self.place.named
+
+    @property
+    def calls(self) -> int:
+        """How many calls it holds, once closed."""
+        return len(self.places) // 2
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended."""
+        return self.last_seq is not None
+
+    def close(self, last_seq: int, first_id: int) -> None:
+        """Turns the events into arrays; every enter must have its exit by now."""
+        self.last_seq = last_seq
+        self.first_id = first_id
+        self.seqs = np.array(self.seqs, np.int64)
+        self.places = np.array(self.places, np.int64)
+        self.times = np.array(self.times, np.int64)
+
+    def is_needed(self) -> bool:
+        """Whether its rows are still to be written, or its graph lives and may yet run backward."""
+        return self.holders > 0 or any(watch() is not None for watch in self.watches)
+
+    def structure(self) -> Structure:
+        """What nests in what; kept once the segment is closed."""
+        if self._structure is not None:
+            return self._structure
+        places = self.places
+        if self.last_seq is None:
+            entered = sum(1 if place >= 0 else -1 for place in places)
+            places = np.array(places + [EXIT_UNSEEN] * entered, np.int64)
+        structure = structure_of(places)
+        if self.last_seq is not None:
+            self._structure = structure
+        return structure
+
+    def call_at(self, sequence_nr: int) -> CallRef | None:
+        """The call in which the autograd node of this number was made."""
+        if self.last_seq is None:
+            seqs = np.array(self.seqs, np.int64)
+        else:
+            seqs = self.seqs
+        event = int(np.searchsorted(seqs, sequence_nr, side="right")) - 1
+        return self.call_after(event)
+
+    def call_after(self, event: int) -> CallRef | None:
+        """The call that runs after an event of this segment."""
+        if event < 0:
+            return None
+        index = int(self.structure().scope_after[event])
+        return None if index < 0 else CallRef(self, index)
+
+    def place_of(self, index: int) -> Place:
+        """The place of its `index`-th call."""
+        number = int(self.places[int(self.structure().enter_event[index])])
+        place: Place = self.log.tracker.places[number]
+        return place
+
+
+class BackwardSpan:
+    """The sequence numbers of the nodes that one backward made (`create_graph`), and whose they are."""
+
+    __slots__ = ("first_seq", "last_seq", "outer", "seqs", "targets")
+
+    def __init__(self, first_seq: int, outer: Any) -> None:
+        self.first_seq = first_seq
+        self.last_seq: int | None = None
+        self.outer = outer
+        self.seqs: list[int] = []  # rising; filled only where backward events are taken
+        self.targets: list[CallRef | None] = []
+
+    def call_at(self, sequence_nr: int) -> CallRef | None:
+        """The call whose backward made the node; None: unknown."""
+        at = int(np.searchsorted(np.array(self.seqs, np.int64), sequence_nr, side="right")) - 1
+        return self.targets[at] if at >= 0 else None
+
+    def is_needed(self) -> bool:
+        """A span is let go by age alone: nothing tells when the graph of a gradient is dead."""
+        return False

@@ -1,0 +1,261 @@
+"""Finds the steps of a training or inference loop from what runs, without being told."""
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+from .backward import Backward
+from .gradients import GradientEvidence, evidence_of
+from .segments import Segment
+
+#: A step that may still turn out to belong to the next one is not waited for any longer than this.
+_MAX_PENDING = 256
+
+
+@dataclass(eq=False)
+class Step:
+    """One iteration, with all that ran in it."""
+
+    start_ns: int
+    end_ns: int = 0  # of the last thing that ran in it
+    number: int | None = None  # known once nothing before it can change any more
+    segments: list[Segment] = field(default_factory=list)
+    backwards: list[Backward] = field(default_factory=list)
+    optimizer_steps: list[tuple[int, int, int]] = field(default_factory=list)  # start_ns, end_ns, thread
+    scalars: list[tuple[str, float]] = field(default_factory=list)
+    entered: set[int] = field(default_factory=set)  # module_ids of the outermost modules that began it or joined
+    roots: list["weakref.ref[Any]"] = field(default_factory=list)
+    is_open: bool = True
+    settled: bool = False  # closed for good: no later backward can join it to the next step
+    went_backward: bool = False
+    accumulated: bool = False  # a backward() has added to gradients
+    stepped: bool = False  # an optimizer has stepped
+    evidence: list[GradientEvidence] = field(default_factory=list)
+    restart: int | None = None  # segments from here on may be the next step's
+
+    @property
+    def kind(self) -> str:
+        """`train` if gradients were computed or an optimizer stepped, else `eval`."""
+        return "train" if self.went_backward or self.stepped else "eval"
+
+    def touch(self, now_ns: int) -> None:
+        """Something of the step ended now."""
+        self.end_ns = max(self.end_ns, now_ns)
+
+    def gradients_cleared(self) -> bool:
+        """Whether the gradients that its backwards left are gone or zero again."""
+        return all(each.is_cleared() for each in self.evidence)
+
+    def is_running(self) -> bool:
+        """Whether a call in it has not ended yet, on whatever thread."""
+        return not all(segment.is_closed for segment in self.segments)
+
+    def is_waiting(self) -> bool:
+        """Whether a graph made in it lives, so that a later backward may still reach it."""
+        return not self.settled and any(watch() is not None for segment in self.segments for watch in segment.watches)
+
+
+class StepFinder:
+    """Assigns what runs to steps, by the rules of the vocabulary (docs/vocabulary.md)."""
+
+    def __init__(self) -> None:
+        self.ended = 0  # steps that have come out
+        self._pending: list[Step] = []  # in the order in which they started
+        self._train: Step | None = None
+        self._eval: Step | None = None
+        self._manual = False
+        self._optimizer_start: int | None = None
+        self._early_scalars: list[tuple[str, float]] = []
+
+    @property
+    def current(self) -> Step | None:
+        """The step that is open: what a user logs belongs to it."""
+        return self._train or self._eval
+
+    # What happens.
+
+    def enter(self, segment: Segment, in_step: bool, now_ns: int) -> Step:
+        """An outermost call begins.
+
+        Args:
+            in_step: it runs inside of something that belongs to the open step.
+        """
+        if self._manual or in_step:
+            step = self._join(segment, now_ns)
+        elif not segment.named.parameters:
+            self._optimizer_start = None
+            step = self._slot(segment.with_grad) or self.current or self._open(segment.with_grad, now_ns)
+        else:
+            self._optimizer_start = None
+            step = self._begin(segment, now_ns)
+        step.segments.append(segment)
+        return step
+
+    def backward_began(self) -> None:
+        """A `backward()` begins: gradients found cleared now were cleared since the last one."""
+        step = self._train
+        if step is not None and step.restart is not None and step.gradients_cleared():
+            self._split(step, step.restart)
+        elif step is not None:
+            step.restart = None
+
+    def backward_ended(self, backward: Backward) -> None:
+        """A backward has ended; it belongs to the open training step."""
+        reached = self._steps_reached(backward)
+        if backward.accumulate or len(reached) > 1:
+            self._rejoin(reached)
+        step = self._train or self._eval or self._open(True, backward.start_ns)
+        step.backwards.append(backward)
+        step.touch(backward.end_ns)
+        step.went_backward = True
+        if backward.accumulate and backward.outer is None:
+            step.accumulated = True
+            roots = [segment.named.ref for segment in backward.reached] or step.roots
+            step.evidence = evidence_of(roots)
+
+    def optimizer_began(self, start_ns: int) -> None:
+        """An optimizer's step begins: until it ends nothing closes."""
+        self._optimizer_start = start_ns
+
+    def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
+        """An optimizer's step has ended."""
+        self._optimizer_start = None
+        step = self._train or self._open(True, start_ns)
+        step.optimizer_steps.append((start_ns, end_ns, thread))
+        step.stepped = True
+        step.touch(end_ns)
+
+    def log(self, scalars: dict[str, float]) -> None:
+        """Scalars of the open step, or of the next one if none is open."""
+        step = self.current
+        target = self._early_scalars if step is None else step.scalars
+        target.extend(scalars.items())
+
+    def end_step(self) -> None:
+        """The user says that a step ends here; from now on it is the user who does."""
+        self._manual = True
+        self._close(self._eval, settled=True)
+        self._close(self._train, settled=True)
+
+    def finish(self) -> None:
+        """Nothing more will run."""
+        self._close(self._eval, settled=True)
+        self._close(self._train, settled=True)
+        for step in self._pending:
+            step.settled = True
+
+    def take_ended(self) -> list[Step]:
+        """The steps that have ended and whose numbers are sure; each comes out once."""
+        ended = []
+        for step in list(self._pending):
+            crowded = len(self._pending) > _MAX_PENDING
+            if not step.is_open and (step.is_running() or (step.is_waiting() and not crowded)):
+                break
+            if step.number is None:
+                step.number = self.ended + sum(1 for each in self._pending if each.number is not None)
+            if not step.is_open:
+                self._pending.remove(step)
+                self.ended += 1
+                ended.append(step)
+        return ended
+
+    # Rules.
+
+    def _begin(self, segment: Segment, now_ns: int) -> Step:
+        module_id = segment.named.module_id
+        train = self._train
+        if train is not None and (train.stepped or (train.accumulated and train.gradients_cleared())):
+            self._close(train, settled=True)
+        elif train is not None and segment.with_grad:
+            if train.accumulated:
+                train.restart = len(train.segments) if train.restart is None else train.restart
+            elif module_id in train.entered:
+                self._close(train, settled=False)
+        if segment.with_grad or (self._eval is not None and module_id in self._eval.entered):
+            self._close(self._eval, settled=True)
+        step = self._slot(segment.with_grad) or self._open(segment.with_grad, now_ns)
+        step.entered.add(module_id)
+        if segment.named.ref is not None:
+            step.roots.append(segment.named.ref)
+        return step
+
+    def _join(self, segment: Segment, now_ns: int) -> Step:
+        step = self._train
+        if step is not None and step.stepped and self._optimizer_start is not None:
+            self._close(step, settled=True)  # the closure of the next optimizer step: LBFGS
+            step = self._open(True, self._optimizer_start)
+        return step or self._eval or self._open(segment.with_grad or self._manual, now_ns)
+
+    def _slot(self, with_grad: bool) -> Step | None:
+        return self._train if with_grad else self._eval
+
+    def _open(self, with_grad: bool, start_ns: int) -> Step:
+        step = Step(start_ns=start_ns, end_ns=start_ns, scalars=self._early_scalars)
+        self._early_scalars = []
+        self._pending.append(step)
+        if with_grad:
+            self._train = step
+        else:
+            self._eval = step
+        return step
+
+    def _close(self, step: Step | None, *, settled: bool) -> None:
+        if step is None:
+            return
+        step.is_open = False
+        step.settled = settled
+        if step is self._train:
+            self._train = None
+        if step is self._eval:
+            self._eval = None
+        if settled and step.stepped:  # a backward across an optimizer's step joins nothing
+            for earlier in self._pending:
+                earlier.settled = earlier.settled or not earlier.is_open
+
+    def _steps_reached(self, backward: Backward) -> list[Step]:
+        reached = set(backward.reached)
+        return [step for step in self._pending if not reached.isdisjoint(step.segments)]
+
+    def _rejoin(self, reached: list[Step]) -> None:
+        """Undoes closes "without any backward", now that a backward has come: a siamese model."""
+        first = next((step for step in reached if not step.is_open and not step.settled), None)
+        if first is None or first.number is not None:
+            return
+        later = [step for step in self._pending if not step.settled or step.is_open]
+        later = [step for step in later[later.index(first) + 1 :] if step is not self._eval]
+        for step in later:
+            self._pending.remove(step)
+            _append(first, step)
+        if self._train is None or self._train in later:
+            self._train = first
+            first.is_open = True
+
+    def _split(self, step: Step, restart: int) -> None:
+        """Ends a step before one of its segments: `zero_grad()` came between forward and backward."""
+        moved = step.segments[restart:]
+        step.segments = step.segments[:restart]
+        step.restart = None
+        start_ns = int(moved[0].times[0])
+        self._close(step, settled=True)
+        new = self._open(True, start_ns)
+        new.segments = moved
+        for segment in moved:
+            new.entered.add(segment.named.module_id)
+            if segment.named.ref is not None:
+                new.roots.append(segment.named.ref)
+            if segment.last_seq is not None:
+                new.touch(int(segment.times[-1]))
+
+
+def _append(first: Step, step: Step) -> None:
+    first.segments += step.segments
+    first.backwards += step.backwards
+    first.optimizer_steps += step.optimizer_steps
+    first.scalars += step.scalars
+    first.entered |= step.entered
+    first.roots += step.roots
+    first.went_backward |= step.went_backward
+    first.accumulated |= step.accumulated
+    first.stepped |= step.stepped
+    first.evidence += step.evidence
+    first.touch(step.end_ns)

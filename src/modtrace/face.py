@@ -1,0 +1,307 @@
+"""What users call: `record()` and `open_recording()`, and the recordings they give."""
+
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from .analysis.module_tree import ModuleTree, build_module_tree
+from .errors import MisuseError
+from .optional import require
+from .recording.memory import MemoryRecording
+from .recording.meta import RunMeta
+from .recording.protocols import RecordingData, Sink
+from .recording.step_range import StepRange, to_step_range
+from .store.copy import write_recording
+from .store.reader import FolderReader
+from .store.writer import FolderWriter
+from .views.text import render_module_tree
+
+if TYPE_CHECKING:
+    import pandas
+
+    from .collect.recorder import Recorder
+
+#: What a recording in memory keeps of rows.
+MAX_BYTES = 256 * 2**20
+
+
+class Recording:
+    """A recording: its tables, and the answers they hold. `print` shows the module tree."""
+
+    def __init__(self, data: RecordingData) -> None:
+        self._data = data
+
+    @property
+    def data(self) -> RecordingData:
+        """Where the tables come from; what an analysis takes."""
+        return self._data
+
+    @property
+    def meta(self) -> RunMeta:
+        """What is known about the run; its `marks` say what is missing from the recording."""
+        return self.data.meta
+
+    def table(self, name: str) -> pa.Table:
+        """All rows of a table; docs/schema.md says what its columns mean.
+
+        Raises:
+            ValueError: there is no such table.
+        """
+        return self.data.table(name)
+
+    def frame(self, name: str) -> "pandas.DataFrame":
+        """All rows of a table as a pandas data frame; integers that may be missing are pandas' `Int64`.
+
+        Raises:
+            ValueError: there is no such table.
+            MissingLibraryError: pandas is not installed.
+        """
+        pandas = require("pandas", "Recording.frame()")
+        nullable = {pa.int64(): pandas.Int64Dtype(), pa.int32(): pandas.Int32Dtype()}
+        frame: pandas.DataFrame = self.table(name).to_pandas(types_mapper=nullable.get)
+        return frame
+
+    def module_tree(self, step: int | None = None) -> ModuleTree:
+        """Calls and times by module, of one step.
+
+        Args:
+            step: its number; None for the last complete one.
+
+        Raises:
+            ValueError: there is no such step.
+        """
+        return build_module_tree(self.data, step=step)
+
+    def write(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Writes the recording as a folder.
+
+        Raises:
+            RecordingExistsError: something is there, and `overwrite` was not said.
+            RecordingError: it cannot be written.
+        """
+        write_recording(self.data, path, overwrite=overwrite)
+
+    def __str__(self) -> str:
+        return render_module_tree(self.module_tree())
+
+
+class LiveRecording(Recording):
+    """A recording while it is made: a context manager, entered once. Readable inside and afterwards."""
+
+    def __init__(self, model: object, to: str | os.PathLike[str] | None, options: "RecordOptions") -> None:
+        super().__init__(MemoryRecording(max_bytes=options.max_bytes))
+        self.path = None if to is None else Path(to)
+        self._model: object = model
+        self._options = options
+        self._recorder: Recorder | None = None
+        self._writer: FolderWriter | None = None
+        self._claim: str | None = None
+        self._entered = False
+
+    @property
+    def data(self) -> RecordingData:
+        """The tables as they are now, with the steps that have ended."""
+        if self._recorder is not None:
+            self._recorder.flush(force=True)
+        return self._data
+
+    @property
+    def progress(self) -> "Progress":
+        """How far the recording has come."""
+        sink: Any = self._writer or self._data
+        return Progress(self._recorder.steps_ended if self._recorder else 0, sink.rows, sink.size_bytes)
+
+    def step(self) -> None:
+        """Ends the step: from now on steps end only here.
+
+        Raises:
+            MisuseError: outside of the `with` block.
+        """
+        self._running("step()").end_step()
+
+    def log(self, **scalars: Any) -> None:
+        """Keeps numbers of the user's with the step that is running: `rec.log(loss=loss)`.
+
+        Args:
+            scalars: numbers, or tensors with one element (which are read at once: on a GPU this waits for it).
+
+        Raises:
+            TypeError: a value is no number.
+            MisuseError: outside of the `with` block.
+        """
+        self._running("log()").log(scalars)
+
+    def __enter__(self) -> "LiveRecording":
+        if self._entered:
+            raise MisuseError("a recording is entered once; call record() again for another")
+        from .collect.environment import describe_run
+        from .collect.recorder import Recorder
+
+        self._claim = _claim(self.path)
+        try:
+            meta = describe_run(self._options.to_json())
+            sink = self._make_sink(meta)
+            recorder = Recorder(
+                sink,
+                self._model,
+                steps=self._options.steps,
+                backward_times=self._options.backward_times,
+                strict=self._options.strict,
+            )
+            recorder.start()
+        except BaseException:
+            _release(self._claim)
+            raise
+        self._entered = True
+        self._recorder, self._model = recorder, None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        recorder, self._recorder = self._recorder, None
+        try:
+            if recorder is not None:
+                recorder.stop(error)
+                self._steps_ended = recorder.steps_ended
+        finally:
+            _release(self._claim)
+
+    def _make_sink(self, meta: RunMeta) -> Sink:
+        if self.path is None:
+            memory = MemoryRecording(meta, max_bytes=self._options.max_bytes)
+            self._data = memory
+            return memory
+        writer = FolderWriter(
+            self.path,
+            meta,
+            overwrite=self._options.overwrite,
+            new_attempt="TORCHELASTIC_RUN_ID" in os.environ,
+            strict=self._options.strict,
+        )
+        self._writer = writer
+        self._data = FolderReader(writer.path)
+        return writer
+
+    def _running(self, what: str) -> "Recorder":
+        if self._recorder is None:
+            raise MisuseError(f"rec.{what} works inside the `with record(...) as rec:` block only")
+        return self._recorder
+
+
+class RecordOptions:
+    """What `record()` was told, checked."""
+
+    def __init__(
+        self, *, steps: StepRange, backward_times: bool, overwrite: bool, strict: bool, max_bytes: int
+    ) -> None:
+        self.steps = steps
+        self.backward_times = backward_times
+        self.overwrite = overwrite
+        self.strict = strict
+        self.max_bytes = max_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """The options that say what the recording holds."""
+        return {"steps": str(self.steps), "backward_times": self.backward_times}
+
+
+class Progress:
+    """How far a recording has come: steps ended, rows written, bytes taken."""
+
+    def __init__(self, steps: int, rows: int, size_bytes: int) -> None:
+        self.steps = steps
+        self.rows = rows
+        self.size_bytes = size_bytes
+
+
+def record(
+    model: object = None,
+    to: str | os.PathLike[str] | None = None,
+    *,
+    steps: "str | range | slice | None" = None,
+    backward_times: bool = False,
+    overwrite: bool = False,
+    strict: bool = False,
+    max_bytes: int = MAX_BYTES,
+) -> LiveRecording:
+    """Records every module call inside its `with` block.
+
+        with modtrace.record(model, to="run.modtrace") as rec:
+            for batch in data:
+                train_step(batch)
+        print(rec)
+
+    Args:
+        model: the root module, a dict of named roots, or a list of them; None to have the roots found. What
+            runs beside the roots given is recorded too.
+        to: a folder to write the recording to while it is made; None to keep it in memory.
+        steps: which steps to keep, `"START:STOP[:EVERY]"`, a range or a slice; None for all.
+        backward_times: also take when each call's backward begins and ends (about 10 us per call).
+        overwrite: replace a recording that is at `to`.
+        strict: raise an internal failure of modtrace instead of noting it in the recording.
+        max_bytes: without `to`, how many bytes of rows to keep; the oldest go first.
+
+    Raises:
+        TypeError: `model` is or holds something that is not a module.
+        ValueError: `steps` holds no step, or `max_bytes` is not positive.
+        MissingLibraryError: torch is not installed.
+        MisuseError: on entering, if a recording to the same place is running in this process.
+        RecordingExistsError: on entering, if something is at `to` already.
+    """
+    require("torch", "modtrace.record()")
+    from .collect.names import roots_of
+
+    roots_of(model)
+    if max_bytes <= 0:
+        raise ValueError(f"max_bytes={max_bytes!r}: give a positive number of bytes")
+    options = RecordOptions(
+        steps=to_step_range(steps),
+        backward_times=backward_times,
+        overwrite=overwrite,
+        strict=strict,
+        max_bytes=max_bytes,
+    )
+    return LiveRecording(model, to, options)
+
+
+def open_recording(path: str | os.PathLike[str]) -> Recording:
+    """Opens a recording folder, also one whose run was killed or still runs.
+
+    Raises:
+        RecordingNotFoundError: nothing is there.
+        NotARecordingError: something else is there.
+        NewerSchemaError: a newer modtrace wrote it.
+        DamagedRecordingError: a file of it cannot be understood.
+    """
+    return Recording(FolderReader(path))
+
+
+# Two recordings in one process may not write to one place.
+
+_claimed: set[str] = set()
+_claiming = threading.Lock()
+
+
+def _claim(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    place = os.path.realpath(path)
+    with _claiming:
+        if place in _claimed:
+            raise MisuseError(
+                f"{path}: record() is writing there already in this process. "
+                "Give the inner one another path, or let it go."
+            )
+        _claimed.add(place)
+    return place
+
+
+def _release(place: str | None) -> None:
+    if place is not None:
+        with _claiming:
+            _claimed.discard(place)

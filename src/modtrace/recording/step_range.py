@@ -1,0 +1,65 @@
+"""Which steps of a run are recorded: START:STOP[:EVERY]."""
+
+from typing import NamedTuple
+
+
+class StepRange(NamedTuple):
+    """Steps from `start` up to but not including `stop` (None: no end), every `every`-th of them."""
+
+    start: int = 0
+    stop: int | None = None
+    every: int = 1
+
+    def __contains__(self, number: object) -> bool:
+        return (
+            isinstance(number, int)
+            and number >= self.start
+            and (self.stop is None or number < self.stop)
+            and (number - self.start) % self.every == 0
+        )
+
+    def __str__(self) -> str:
+        text = f"{self.start}:{'' if self.stop is None else self.stop}"
+        return text if self.every == 1 else f"{text}:{self.every}"
+
+
+def to_step_range(steps: object) -> StepRange:
+    """The steps that a user means.
+
+    Args:
+        steps: None for all; `"START:STOP"` or `"START:STOP:EVERY"`, where each part may be empty; a `range`
+            or a `slice`.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: it is not such a text, or a number in it makes no sense.
+    """
+    if steps is None or isinstance(steps, StepRange):
+        return steps or StepRange()
+    if isinstance(steps, str):
+        return _checked(_parse(steps), steps)
+    if isinstance(steps, (slice, range)):
+        parts = (steps.start, steps.stop, steps.step)
+        return _checked(parts, steps)
+    raise TypeError(f"steps={steps!r}: give 'START:STOP[:EVERY]', a range or a slice, or None for all steps")
+
+
+def _parse(text: str) -> tuple[int | None, ...]:
+    parts = text.split(":")
+    try:
+        numbers = tuple(int(part) if part.strip() else None for part in parts)
+    except ValueError:
+        numbers = ()
+    if len(numbers) not in (2, 3):
+        raise ValueError(f"steps={text!r} is not START:STOP[:EVERY], such as 100:200 or 0::50")
+    return numbers
+
+
+def _checked(parts: tuple[int | None, ...], given: object) -> StepRange:
+    start, stop, every = (*parts, None)[:3]
+    found = StepRange(start or 0, stop, 1 if every is None else every)
+    if found.start < 0 or found.every < 1 or (found.stop is not None and found.stop <= found.start):
+        raise ValueError(
+            f"steps={given!r} holds no step: START counts from 0, STOP lies beyond it, EVERY is at least 1"
+        )
+    return found
