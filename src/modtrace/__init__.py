@@ -19,7 +19,15 @@ _HOMES = {
     "record": "face",
 }
 
-__all__ = ["LiveRecording", "ModtraceError", "ModtraceWarning", "Recording", "__version__", "open_recording", "record"]
+__all__ = [
+    "LiveRecording",
+    "ModtraceError",
+    "ModtraceWarning",
+    "Recording",
+    "__version__",
+    "open_recording",
+    "record",
+]
 
 
 def __getattr__(name: str) -> Any:

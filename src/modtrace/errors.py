@@ -1,16 +1,16 @@
 """What modtrace raises about the world; a bad argument is a plain `ValueError` or `TypeError`.
 
-    ModtraceError
-    ├── RecordingError            a recording that cannot be read or written
-    │   ├── RecordingNotFoundError    nothing is at that path (also a FileNotFoundError)
-    │   ├── NotARecordingError        something else is there
-    │   ├── NewerSchemaError          written by a newer modtrace
-    │   ├── DamagedRecordingError     a file of it cannot be understood
-    │   └── RecordingExistsError      `to=` names a folder that is there (also a FileExistsError)
-    ├── MisuseError               calls in an order that cannot work (also a RuntimeError)
-    └── MissingLibraryError       an optional library is not installed (also an ImportError)
+ModtraceError
+├── RecordingError            a recording that cannot be read or written
+│   ├── RecordingNotFoundError    nothing is at that path (also a FileNotFoundError)
+│   ├── NotARecordingError        something else is there
+│   ├── NewerSchemaError          written by a newer modtrace
+│   ├── DamagedRecordingError     a file of it cannot be understood
+│   └── RecordingExistsError      `to=` names a folder that is there (also a FileExistsError)
+├── MisuseError               calls in an order that cannot work (also a RuntimeError)
+└── MissingLibraryError       an optional library is not installed (also an ImportError)
 
-    ModtraceWarning               each text has a heading in docs/messages.md (also a UserWarning)
+ModtraceWarning               each text has a heading in docs/messages.md (also a UserWarning)
 """
 
 

@@ -97,7 +97,8 @@ class LiveRecording(Recording):
         self.path = None if to is None else Path(to)
         self._model: object = model
         self._options = options
-        self._recorder: Recorder | None = None
+        self._recorder: Recorder | None = None  # while it runs
+        self._last_recorder: Recorder | None = None
         self._writer: FolderWriter | None = None
         self._claim: str | None = None
         self._entered = False
@@ -113,7 +114,9 @@ class LiveRecording(Recording):
     def progress(self) -> "Progress":
         """How far the recording has come."""
         sink: Any = self._writer or self._data
-        return Progress(self._recorder.steps_ended if self._recorder else 0, sink.rows, sink.size_bytes)
+        return Progress(
+            self._last_recorder.steps_ended if self._last_recorder else 0, sink.rows, sink.size_bytes
+        )
 
     def step(self) -> None:
         """Ends the step: from now on steps end only here.
@@ -157,7 +160,8 @@ class LiveRecording(Recording):
             _release(self._claim)
             raise
         self._entered = True
-        self._recorder, self._model = recorder, None
+        self._recorder = self._last_recorder = recorder
+        self._model = None
         return self
 
     def __exit__(
@@ -167,7 +171,6 @@ class LiveRecording(Recording):
         try:
             if recorder is not None:
                 recorder.stop(error)
-                self._steps_ended = recorder.steps_ended
         finally:
             _release(self._claim)
 

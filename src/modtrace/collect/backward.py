@@ -55,6 +55,8 @@ class Backward:
         self.inputs = args[_INPUTS] if len(args) > _INPUTS else kwargs.get("inputs", ())
         self.reached: list[Segment] = []
         self.calls: list[BackwardCall] = []
+        self.first_seq = sequence_nr()
+        self.inside = current_node()  # the node that runs this backward in its own: a reentrant checkpoint
         self.start_ns = time.perf_counter_ns()
         self.end_ns = -1
         self.raised = False
@@ -70,6 +72,7 @@ class Backward:
 
     def plan(self, outputs: Iterable[Any], owner_of: Callable[[Any], Any], marks_additions: bool) -> None:
         """Has the first node to run place hooks wherever the running call will change."""
+        outputs = list(outputs)
         roots = _root_nodes(outputs)
         placed = False
         self._marks_additions = marks_additions
@@ -79,11 +82,11 @@ class Backward:
             if not placed:
                 placed = True
                 self.task = graph_task_id()
-                self._place_hooks(roots, owner_of)
+                self._place_hooks(roots, outputs, owner_of)
 
         self._handles = [node.register_prehook(place) for node in roots]
 
-    def _place_hooks(self, roots: list[Any], owner_of: Callable[[Any], Any]) -> None:
+    def _place_hooks(self, roots: list[Any], outputs: list[Any], owner_of: Callable[[Any], Any]) -> None:
         """Walks the graph once. The engine runs nodes in descending sequence number, so the calls that the
         sorted nodes belong to are the calls in the order of their backward."""
         first = current_node()
@@ -95,7 +98,7 @@ class Backward:
         if owner is not None:
             self._place_moves(nodes, _calls_of(owner, [_number(node) for node in nodes]), first)
         if self._marks_additions:
-            self._place_marks(nodes, edges)
+            self._place_marks(nodes, edges, _fed_at_start(outputs, edges))
 
     def _place_moves(self, nodes: list[Any], calls: list[CallRef | None], first: Any) -> None:
         parents: dict[Segment, list[int]] = {}
@@ -112,11 +115,10 @@ class Backward:
             else:
                 self._handles.append(node.register_prehook(move))
 
-    def _place_marks(self, nodes: list[Any], edges: dict[Any, Any]) -> None:
-        fed = set()
+    def _place_marks(self, nodes: list[Any], edges: dict[Any, Any], fed: set[Any]) -> None:
         for node in nodes:
             targets = [edge for edge in edges[node] if edge[0] is not None]
-            if any(edge in fed for edge in targets):
+            if len(set(targets)) < len(targets) or not fed.isdisjoint(targets):
                 number = _number(node)
                 self._handles.append(node.register_hook(functools.partial(self._mark, number)))
             fed.update(targets)
@@ -153,6 +155,7 @@ class Backward:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self.inside = None
         self.end_ns = time.perf_counter_ns()
         self.raised = raised
         while self._open:
@@ -248,6 +251,16 @@ class BackwardWatcher:
         if backward is not None and segment not in backward.reached:
             backward.reached.append(segment)
 
+    def recomputed_by(self, owner: "ThreadLog", backward: Backward | None, number: int) -> CallRef | None:
+        """The call that owns a node made by a reentrant checkpoint's recompute outside of any module.
+
+        Such nodes were made since the surrounding backward began; all others outside of spans are nobody's.
+        """
+        outer = None if backward is None else backward.outer
+        if backward is None or outer is None or backward.inside is None or number < outer.first_seq:
+            return None
+        return owner.call_of(_number(backward.inside))
+
     def owner(self, log: "ThreadLog", task: int, node: Any) -> "ThreadLog | None":
         """The log of the thread that built the graph now running; None if that cannot be known.
 
@@ -300,6 +313,27 @@ def _walk(roots: list[Any]) -> tuple[list[Any], dict[Any, Any]]:
                 if each._sequence_nr() != ACCUMULATE_SEQUENCE_NR:
                     pending.append(each)
     return list(edges), edges
+
+
+def _fed_at_start(outputs: list[Any], edges: dict[Any, Any]) -> set[Any]:
+    """The graph's inputs that get a gradient before any node has run: those of the outputs themselves."""
+    fed: set[Any] = set()
+    leaves = set()
+    with torch._C.DisableTorchFunction():
+        for output in outputs:
+            if not isinstance(output, torch.Tensor):
+                fed.add((getattr(output, "node", None), getattr(output, "output_nr", 0)))
+            elif output.grad_fn is not None:
+                fed.add((output.grad_fn, output.output_nr))
+            else:
+                leaves.add(id(output))
+    if (
+        leaves
+    ):  # an output that is a leaf: what accumulates its gradient is in the graph if anything else feeds it
+        for edge in (edge for below in edges.values() for edge in below if edge[0] is not None):
+            if _number(edge[0]) == ACCUMULATE_SEQUENCE_NR and id(edge[0].variable) in leaves:
+                fed.add(edge)
+    return fed
 
 
 def _calls_of(owner: "ThreadLog", numbers: list[int]) -> list[CallRef | None]:

@@ -18,7 +18,7 @@ _PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 
 
 class NthMemory:
-    """The n-th numbers of written forward calls whose graphs may yet run backward in a later step."""
+    """The n-th numbers of written calls whose graphs may yet run backward in a later step."""
 
     def __init__(self) -> None:
         self._nth: dict[Segment, Ints] = {}
@@ -98,10 +98,10 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
         "end_ns": np.ma.masked_array(times[structure.exit_event], exit_code == EXIT_UNSEEN),
         "raised": exit_code == EXIT_RAISED,
     }
-    for segment, start in zip(segments, starts.tolist(), strict=True):
-        if segment.phase == FORWARD and segment.last_seq != segment.first_seq:
-            memory.keep(segment, nth[start : start + segment.calls])
     _add_recomputes(columns, segments, starts.tolist(), memory)
+    for segment, start in zip(segments, starts.tolist(), strict=True):
+        if segment.last_seq != segment.first_seq:
+            memory.keep(segment, nth[start : start + segment.calls])
     columns["nth"] = np.ma.masked_array(columns["nth"], columns["nth"] < 0)
     return columns
 
@@ -141,7 +141,12 @@ def _add_recomputes(columns: Columns, segments: list[Segment], starts: list[int]
 
 
 def _fill(
-    nth: Ints, recompute_of: Ints, start: int, origins: Origins, starts_of: dict[Segment, int], memory: NthMemory
+    nth: Ints,
+    recompute_of: Ints,
+    start: int,
+    origins: Origins,
+    starts_of: dict[Segment, int],
+    memory: NthMemory,
 ) -> None:
     for offset, origin in enumerate(origins):
         if origin is None or origin.call_id is None:

@@ -294,7 +294,9 @@ class ModuleNames:
         return name
 
     def _learn_parameters(self) -> None:
-        self._parameter_names = {key: value for key, value in self._parameter_names.items() if value[0]()}
+        self._parameter_names = {
+            key: value for key, value in self._parameter_names.items() if value[0]() is not None
+        }
         for named in self.modules:
             module = named.ref() if named.ref is not None else None
             if module is None:
@@ -332,9 +334,7 @@ def _checked(given: object, where: str) -> nn.Module:
     )
 
 
-def _walk(
-    top: nn.Module, path: str, raw_path: str
-) -> Iterator[tuple[nn.Module, nn.Module, str, str]]:
+def _walk(top: nn.Module, path: str, raw_path: str) -> Iterator[tuple[nn.Module, nn.Module, str, str]]:
     """Every registration below a module, depth first in order: (module, parent, path, raw path).
 
     A shared module comes once for each of its paths. Iterative, and safe against a module inside itself.
@@ -398,4 +398,3 @@ def _outermost_owner(module: nn.Module, frame: FrameType | None) -> nn.Module | 
                 if any(below is module for below in _descendants(owner)):
                     found = owner
     return found
-

@@ -32,15 +32,23 @@ class Region:
         self.task = task
         self.number = number  # of the node whose backward asks for it
         self.key = key
-        self.custom = custom  # the node is itself the region: a reentrant checkpoint, or another custom Function
+        self.custom = (
+            custom  # the node is itself the region: a reentrant checkpoint, or another custom Function
+        )
         self.owner = owner
 
     def same_as(self, other: "Region | None") -> bool:
         """Whether it is the very same recomputation."""
-        return other is not None and (self.task, self.number, self.key) == (other.task, other.number, other.key)
+        return other is not None and (self.task, self.number, self.key) == (
+            other.task,
+            other.number,
+            other.key,
+        )
 
 
-def classify(segment: Segment, log: "ThreadLog", backwards: "BackwardWatcher", frame: FrameType | None) -> None:
+def classify(
+    segment: Segment, log: "ThreadLog", backwards: "BackwardWatcher", frame: FrameType | None
+) -> None:
     """Says what a module call inside a running backward is: a recompute, or a custom Function's own work."""
     node = current_node()
     segment.phase = RECOMPUTE

@@ -1,15 +1,17 @@
 """Records calls, steps and scalars into a sink: what `modtrace.record` keeps running."""
 
+import atexit
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from ..errors import MisuseError, ModtraceWarning
 from ..recording.protocols import Sink
+from ..recording.step_range import StepRange
 from . import scopes
 from .backward import Backward
 from .call_rows import NthMemory, call_columns, optimizer_columns
@@ -24,8 +26,6 @@ _FLUSH_AFTER_S = 0.2
 #: ... or when so many calls wait.
 _FLUSH_CALLS = 65_536
 
-Steps = tuple[int, int | None, int]  # start, stop (None: no end), every
-
 
 class Recorder:
     """One recording in the making. A listener of the process's scope tracker while it is entered."""
@@ -35,17 +35,15 @@ class Recorder:
         sink: Sink,
         model: object = None,
         *,
-        steps: Steps = (0, None, 1),
+        steps: StepRange = StepRange(),
         backward_times: bool = False,
         strict: bool = False,
-        on_flush: Callable[[], None] | None = None,
     ) -> None:
         self.wants_backward_events = backward_times
         self._sink = sink
         self._roots = roots_of(model)
         self._selected = steps
         self._strict = strict
-        self._on_flush = on_flush
         self._tracker: scopes.ScopeTracker | None = None
         self._finder = StepFinder()
         self._memory = NthMemory()
@@ -70,6 +68,7 @@ class Recorder:
         for name, module in self._roots:
             self._tracker.names.add_root(module, name)
         self._roots = []
+        atexit.register(self.stop)  # a block never left, and no thread of ours alive when Python goes down
         self._timer = threading.Thread(target=self._flush_late, name="modtrace-flush", daemon=True)
         self._timer.start()
 
@@ -82,6 +81,7 @@ class Recorder:
         if not self._active:
             return
         scopes.release(self)
+        atexit.unregister(self.stop)
         self._active = False
         self._wake.set()
         if self._timer is not None:
@@ -120,12 +120,12 @@ class Recorder:
                 self.failed(error, "while writing rows")
                 if self._strict:
                     raise
-        if self._on_flush is not None:
-            self._on_flush()
 
     def _check_active(self, what: str) -> None:
         if not self._active:
-            raise MisuseError(f"{what} outside of its `with record(...)` block: nothing is being recorded there.")
+            raise MisuseError(
+                f"{what} outside of its `with record(...)` block: nothing is being recorded there."
+            )
 
     # The tracker's side.
 
@@ -188,17 +188,13 @@ class Recorder:
             return
         for step in ended:
             self.steps_ended += 1
-            if self._is_selected(step.number or 0):
+            if step.number in self._selected:
                 self._ready.append(step)
                 self._ready_calls += sum(segment.calls for segment in step.segments if segment.is_closed)
             else:
                 _let_go(step)
         if self._ready:
             self._wake.set()
-
-    def _is_selected(self, number: int) -> bool:
-        start, stop, every = self._selected
-        return number >= start and (stop is None or number < stop) and (number - start) % every == 0
 
     def _flush_late(self) -> None:
         """Runs beside the training: writes ended steps even when no further step comes to an end."""
@@ -214,7 +210,9 @@ class Recorder:
         if tracker is None:
             return
         batches = call_columns(steps, self._memory)
-        optimizers = optimizer_columns(steps, tracker.take_ids(sum(len(step.optimizer_steps) for step in steps)))
+        optimizers = optimizer_columns(
+            steps, tracker.take_ids(sum(len(step.optimizer_steps) for step in steps))
+        )
         self._names_revision, modules = tracker.names.rows_since(self._names_revision)
         if modules:
             self._sink.write("modules", {name: [row[name] for row in modules] for name in modules[0]})

@@ -11,6 +11,7 @@ from itertools import count
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -26,11 +27,13 @@ from .torch_internals import (
     StopRecomputation,
     current_node,
     graph_task_id,
+    is_custom_function,
     is_dynamo_compiling,
     is_in_optimizer_step,
     is_in_reentrant_checkpoint,
     is_running,
     keep_out_of_dynamo,
+    running_module,
     sequence_nr,
 )
 
@@ -123,14 +126,17 @@ class ThreadLog:
                 return span  # type: ignore[no-any-return]
         return None
 
+    def call_of(self, sequence: int) -> CallRef | None:
+        """The call in which this thread made the node of that number."""
+        span = self.span_of(sequence)
+        return None if span is None else span.call_at(sequence)
+
     def prune(self) -> None:
         """Lets go of the spans whose graphs are dead."""
         spans = self.spans
         if len(spans) > _UNWATCHED_KEPT:
             kept_anyway = len(spans) - _UNWATCHED_KEPT
-            self.spans = [
-                span for at, span in enumerate(spans) if at >= kept_anyway or span.is_needed()
-            ]
+            self.spans = [span for at, span in enumerate(spans) if at >= kept_anyway or span.is_needed()]
 
 
 class _Threads(threading.local):
@@ -208,7 +214,12 @@ class ScopeTracker:
     def _make_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         threads = self._threads
         enter_slowly, leave_slowly = self._enter_slowly, self._leave_slowly
-        clock, sequence, task, compiling = time.perf_counter_ns, sequence_nr, graph_task_id, is_dynamo_compiling
+        clock, sequence, task, compiling = (
+            time.perf_counter_ns,
+            sequence_nr,
+            graph_task_id,
+            is_dynamo_compiling,
+        )
         exit_event = EXIT
 
         def enter(module: nn.Module, args: Any) -> None:
@@ -262,8 +273,6 @@ class ScopeTracker:
         return module is not None and is_running(module, frame)
 
     def _open_segment(self, log: ThreadLog, module: nn.Module, task: int, frame: FrameType | None) -> None:
-        import torch
-
         with self._lock:
             place = self._place(module, None, frame)
         log.prune()
@@ -417,26 +426,25 @@ class ScopeTracker:
         return self._where_in_backward(log, task)
 
     def _where_in_backward(self, log: ThreadLog, task: int) -> Where:
-        import torch
-
         node = current_node()
         if node is None:
             return Where(None, BACKWARD)
-        backward = self.backwards.running(log, task)
-        if torch.is_grad_enabled() and backward is not None and not backward.create_graph:
-            return Where(None, RECOMPUTE, known=False)  # a checkpointed function's own ops
         number = node._sequence_nr()
         if number == ACCUMULATE_SEQUENCE_NR:
             return Where(None, BACKWARD, parameter=self.names.parameter_name(node.variable))
-        added = None if backward is None else backward.is_adding(number)
+        backward = self.backwards.running(log, task)
         owner = self.backwards.owner(log, task, node)
+        if torch.is_grad_enabled() and backward is not None and not backward.create_graph:
+            call = _recomputing_call(owner, node, sys._getframe(2))
+            return Where(call, RECOMPUTE, known=call is not None)
+        added = None if backward is None else backward.is_adding(number)
         if owner is None:
-            return Where(None, BACKWARD, known=False)
+            return Where(None, BACKWARD, known=False, accumulation=added)
         span = owner.span_of(number)
-        if span is None:
-            return Where(None, BACKWARD, accumulation=added)
-        call = span.call_at(number)
-        return Where(call, BACKWARD, known=call is not None, accumulation=added)
+        if span is not None:
+            call = span.call_at(number)
+            return Where(call, BACKWARD, known=call is not None, accumulation=added)
+        return Where(self.backwards.recomputed_by(owner, backward, number), BACKWARD, accumulation=added)
 
     # Failure.
 
@@ -459,6 +467,23 @@ class ScopeTracker:
         self.backwards.stop()
         for listener in list(self.listeners):
             listener.failed(error, named.shown if named is not None else "outside any module")
+
+
+def _recomputing_call(owner: ThreadLog | None, node: Any, frame: FrameType | None) -> CallRef | None:
+    """The forward call whose own ops a checkpoint is running again outside of any module's hooks.
+
+    So it is where `forward` itself is checkpointed, as transformers does it.
+    """
+    call = None if owner is None else owner.call_of(node._sequence_nr())
+    if is_custom_function(node):
+        return call
+    module = running_module(frame)
+    while call is not None:
+        ref = call.place.named.ref if call.place.named is not None else None
+        if ref is not None and module is not None and ref() is module:
+            return call
+        call = call.parent
+    return None
 
 
 def _upwards(place: Place) -> Iterator[Place]:

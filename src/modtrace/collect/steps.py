@@ -23,7 +23,9 @@ class Step:
     backwards: list[Backward] = field(default_factory=list)
     optimizer_steps: list[tuple[int, int, int]] = field(default_factory=list)  # start_ns, end_ns, thread
     scalars: list[tuple[str, float]] = field(default_factory=list)
-    entered: set[int] = field(default_factory=set)  # module_ids of the outermost modules that began it or joined
+    entered: set[int] = field(
+        default_factory=set
+    )  # module_ids of the outermost modules that began it or joined
     roots: list["weakref.ref[Any]"] = field(default_factory=list)
     is_open: bool = True
     settled: bool = False  # closed for good: no later backward can join it to the next step
@@ -52,7 +54,9 @@ class Step:
 
     def is_waiting(self) -> bool:
         """Whether a graph made in it lives, so that a later backward may still reach it."""
-        return not self.settled and any(watch() is not None for segment in self.segments for watch in segment.watches)
+        return not self.settled and any(
+            watch() is not None for segment in self.segments for watch in segment.watches
+        )
 
 
 class StepFinder:

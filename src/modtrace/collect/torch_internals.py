@@ -30,7 +30,9 @@ CHECKS: tuple[Check, ...] = (
     Check("torch.autograd", "_get_sequence_nr", "attribution of backward: nothing can be recorded"),
     Check("torch._C", "_current_autograd_node", "attribution of backward ops"),
     Check("torch._C", "_current_graph_task_id", "telling recompute from forward: nothing can be recorded"),
-    Check("torch._C", "_will_engine_execute_node", "backward times where backward(inputs=...) prunes the graph"),
+    Check(
+        "torch._C", "_will_engine_execute_node", "backward times where backward(inputs=...) prunes the graph"
+    ),
     Check("torch.autograd.graph", "_engine_run_backward", "backward times, and steps that have no optimizer"),
     Check("torch.autograd", "_engine_run_backward", "the same"),
     Check("torch._C._dynamo.eval_frame", "set_code_exec_strategy", "module calls at a compiled block's edge"),
@@ -44,7 +46,9 @@ CHECKS: tuple[Check, ...] = (
 
 def check_all() -> list[tuple[str, bool, str]]:
     """For every private name: its full name, whether it is there, and what is lost without it."""
-    return [(f"{each.module}.{each.attribute}", _find(each) is not None, each.what_is_lost) for each in CHECKS]
+    return [
+        (f"{each.module}.{each.attribute}", _find(each) is not None, each.what_is_lost) for each in CHECKS
+    ]
 
 
 def _find(check: Check) -> Any:
@@ -93,9 +97,7 @@ def keep_out_of_dynamo(*functions: Callable[..., Any]) -> None:
     try:
         import torch._C._dynamo.eval_frame as eval_frame
 
-        skip = eval_frame._FrameExecStrategy(
-            eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
-        )
+        skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
         for function in functions:
             eval_frame.set_code_exec_strategy(function.__code__, skip)
     except (ImportError, AttributeError):
@@ -129,9 +131,7 @@ def frames(start: FrameType | None) -> Iterator[FrameType]:
 
 def is_running(module: nn.Module, start: FrameType | None) -> bool:
     """Whether a call of `module` is among the Python frames."""
-    return any(
-        frame.f_code is _CALL_IMPL and frame_local(frame, "self") is module for frame in frames(start)
-    )
+    return any(frame.f_code is _CALL_IMPL and frame_local(frame, "self") is module for frame in frames(start))
 
 
 def is_in_reentrant_checkpoint(start: FrameType | None) -> bool:
@@ -159,6 +159,19 @@ def checkpoint_being_recomputed(start: FrameType | None) -> Any:
             return frame_local(frame, "frame")
         if code.co_name == "_engine_run_backward":
             return None
+    return None
+
+
+def running_module(start: FrameType | None) -> nn.Module | None:
+    """The module whose method runs innermost in these frames, looking no further out than the running backward."""
+    for frame in frames(start):
+        code = frame.f_code
+        if code.co_name == "_engine_run_backward":
+            return None
+        if code.co_argcount and code.co_varnames[0] == "self":
+            owner = frame_local(frame, "self")
+            if isinstance(owner, nn.Module):
+                return owner
     return None
 
 
@@ -198,11 +211,11 @@ class BackwardDoor:
         self._original = original
         self._wrapper = wrap(original)
         for holder in self._HOLDERS:
-            setattr(holder, "_engine_run_backward", self._wrapper)
+            holder._engine_run_backward = self._wrapper
 
     def close(self) -> None:
         """Puts the original back, unless somebody else has wrapped ours since: then ours stays, and passes on."""
         for holder in self._HOLDERS:
             if self._original is not None and getattr(holder, "_engine_run_backward", None) is self._wrapper:
-                setattr(holder, "_engine_run_backward", self._original)
+                holder._engine_run_backward = self._original
         self._original = None

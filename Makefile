@@ -1,0 +1,71 @@
+# One line for each target: `make help`. Everything runs in .venv, which the first target that needs it makes.
+
+PYTHON ?= python3
+# Further arguments for installing torch. Where the package index would give a CUDA build of several GB:
+# make env TORCH_ARGS='--index-url https://download.pytorch.org/whl/cpu'
+TORCH_ARGS ?=
+# Options of the example that `make demo` records: make demo ARGS=--checkpoint
+ARGS ?=
+# A part of the tests: make test TESTS=tests/store
+TESTS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.modtrace-stamp
+PIP := PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq
+CHECKED := src tests examples benchmarks
+
+define PYTHON_IS_NEW_ENOUGH
+import sys
+if sys.version_info < (3, 10):
+    found = sys.executable + " is Python " + sys.version.split()[0]
+    sys.exit("modtrace needs Python 3.10 or newer, and " + found + ". Name another one: make env PYTHON=python3.12")
+endef
+export PYTHON_IS_NEW_ENOUGH
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test check format bench soak zoo clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+env: $(STAMP)  ## make .venv with everything that development needs
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c "$$PYTHON_IS_NEW_ENOUGH"
+	@echo 'making $(VENV) (a few minutes the first time)'
+	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
+	@$(PIP) -c constraints.txt $(TORCH_ARGS) torch
+	@$(PIP) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: env  ## train a small GPT under the recorder and show what ran inside (ARGS=--checkpoint)
+	$(BIN)/modtrace record --backward-times --to demo.modtrace --overwrite examples/train_gpt.py --steps 30 $(ARGS)
+	$(BIN)/modtrace show demo.modtrace
+
+test: check  ## run the checks, then the tests (TESTS=tests/store)
+	$(BIN)/python -m pytest -m 'not soak and not zoo' $(TESTS)
+
+check: env  ## lint, format, types, layers
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_layers.py
+
+format: env  ## put the sources into the project's format
+	$(BIN)/ruff check --fix $(CHECKED)
+	$(BIN)/ruff format $(CHECKED)
+
+bench: env  ## print the cost of recording beside plain runs and PyTorch's own trackers
+	$(BIN)/python benchmarks/scopes.py
+	@if [ -f benchmarks/open_large.py ]; then $(BIN)/python benchmarks/open_large.py; fi
+
+soak: env  ## run the long tests
+	$(BIN)/python -m pytest -m soak
+
+zoo: env  ## run the tests on every transformers architecture
+	$(BIN)/python -m pytest -m zoo
+
+clean:  ## delete what the other targets made, but for .venv
+	rm -rf build dist demo.modtrace .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests examples benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,167 @@
+"""What following the modules costs, beside the trackers that come with PyTorch: `make bench`.
+
+Two works, because a tracker's cost is a cost per module call:
+
+* 200 tiny modules, one multiplication each: microseconds added per module call, forward plus backward.
+* a step of a small GPT (the reference of the budgets): CPU time as a ratio to the plain step.
+
+Recording is timed as a whole, from entering `record()` to having the calls as an Arrow table. Entering costs
+a few milliseconds, once; a round has enough steps for that to be small.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from measure import Estimate, Round, estimate, machine, render_table, time_rounds
+from torch import Tensor, nn
+from torch.distributed._tools.mod_tracker import ModTracker
+from torch.utils.module_tracker import ModuleTracker
+
+import modtrace
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+class Work(NamedTuple):
+    """Steps to be timed: `steps` of them are one round, `rounds` of these are run."""
+
+    name: str
+    model: nn.Module
+    step: Callable[[], None]
+    steps: int
+    rounds: int
+
+    @property
+    def calls(self) -> int:
+        """Forward calls of modules in a round."""
+        called = [module for module in self.model.modules() if not isinstance(module, nn.ModuleList)]
+        return self.steps * len(called)
+
+
+class Tiny(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 1.0001
+
+
+class Chain(nn.Module):
+    """Many tiny modules, one after the other, all of them on the way of a gradient."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+        self.tiny = nn.ModuleList(Tiny() for _ in range(length))
+
+    def forward(self) -> Tensor:
+        x = self.scale * 1.0
+        for module in self.tiny:
+            x = module(x)
+        return x
+
+
+def tiny_modules(*, length: int, steps: int, rounds: int) -> Work:
+    """A step is a forward and a backward; it clears the gradient, as every training loop does."""
+    model = Chain(length)
+
+    def step() -> None:
+        model.scale.grad = None
+        model().sum().backward()
+
+    return Work(f"{length} tiny modules", model, step, steps, rounds)
+
+
+def reference_gpt(*, width: int, layers: int, batch: int, steps: int, rounds: int) -> Work:
+    """A step is forward, loss, backward and optimizer, on random tokens out of 2000."""
+    sys.path.append(str(EXAMPLES))
+    from train_gpt import GPT
+
+    context = 128
+    model = GPT(2000, layers=layers, width=width, heads=8, context=context)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+    passages = torch.randint(2000, (batch, context + 1))
+
+    def step() -> None:
+        logits = model(passages[:, :-1])
+        loss = F.cross_entropy(logits.flatten(0, 1), passages[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return Work("GPT step", model, step, steps, rounds)
+
+
+def variants(work: Work) -> dict[str, Round]:
+    """The rows of the table."""
+    return {
+        "plain": lambda: _repeat(work),
+        "modtrace scopes": lambda: _recorded(work, backward_times=False),
+        "modtrace scopes, backward times": lambda: _recorded(work, backward_times=True),
+        "torch ModuleTracker": lambda: _tracked(work, ModuleTracker()),
+        "torch ModTracker": lambda: _tracked(work, ModTracker()),
+    }
+
+
+def _repeat(work: Work) -> None:
+    for _ in range(work.steps):
+        work.step()
+
+
+def _recorded(work: Work, *, backward_times: bool) -> None:
+    with modtrace.record(work.model, backward_times=backward_times) as recording:
+        _repeat(work)
+    recorded = recording.table("calls").num_rows
+    if recorded < work.calls:
+        raise RuntimeError(
+            f"only {recorded} calls were recorded of {work.calls}: the benchmark times nothing"
+        )
+
+
+def _tracked(work: Work, tracker: ModuleTracker | ModTracker) -> None:
+    with tracker:
+        _repeat(work)
+
+
+def table(tiny: Work, gpt: Work) -> str:
+    """Measures both works and returns the table."""
+    of_tiny = time_rounds(variants(tiny), rounds=tiny.rounds)
+    of_gpt = time_rounds(variants(gpt), rounds=gpt.rounds)
+    rows = []
+    for name in of_tiny:
+        added_us = estimate((of_tiny[name] - of_tiny["plain"]) / tiny.calls * 1e6)
+        ratio = estimate(of_gpt[name] / of_gpt["plain"])
+        rows.append([name, *_cells(added_us, 2), *_cells(ratio, 3)])
+    plain_us = estimate(of_tiny["plain"] / tiny.calls * 1e6).median
+    plain_ms = estimate(of_gpt["plain"] / gpt.steps * 1e3).median
+    rows[0][1:] = [f"({plain_us:.2f} us a call)", "", f"({plain_ms:.1f} ms a step)", ""]
+    header = ["", f"{tiny.name}: us added a call", "95 %", f"{gpt.name}: ratio", "95 %"]
+    return render_table(header, rows)
+
+
+def _cells(value: Estimate, digits: int) -> tuple[str, str]:
+    return f"{value.median:.{digits}f}", f"{value.low:.{digits}f} .. {value.high:.{digits}f}"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, few rounds: shows only that it runs"
+    )
+    quick = parser.parse_args(argv).quick
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    print(machine(), flush=True)
+    if quick:
+        tiny = tiny_modules(length=20, steps=2, rounds=3)
+        gpt = reference_gpt(width=32, layers=2, batch=1, steps=1, rounds=3)
+    else:
+        tiny = tiny_modules(length=200, steps=100, rounds=20)
+        gpt = reference_gpt(width=256, layers=6, batch=8, steps=4, rounds=20)
+    print(table(tiny, gpt))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Chooses the step that an analysis shows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from .calls import column_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownStep:
+    """A step, among those of its recording."""
+
+    step: int
+    kind: str | None  # train, eval; None where the step's end was not recorded
+    start_ns: int | None
+    end_ns: int | None
+    first: int  # of the recording's steps
+    last: int
+    count: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether the step's end was recorded."""
+        return self.end_ns is not None
+
+    @property
+    def duration_ns(self) -> int | None:
+        """How long it took; None if its end was not recorded."""
+        return None if self.start_ns is None or self.end_ns is None else self.end_ns - self.start_ns
+
+
+def choose_step(steps: pa.Table, calls: pa.Table, step: int | None) -> ShownStep | None:
+    """The step asked for, or the one worth showing; None if there is none at all.
+
+    Raises:
+        ValueError: there is no such step.
+    """
+    rows = {row["step"]: row for row in steps.to_pylist()}
+    called = set(np.unique(column_of(calls, "step")).tolist())
+    known = sorted(rows.keys() | called)
+    if step is None:
+        step = _most_telling(rows, called)
+    elif step not in known:
+        raise ValueError(f"no step {step!r} in this recording; there are: {name_steps(known) or 'none'}")
+    if step is None:
+        return None
+    row = rows.get(step, {})
+    return ShownStep(
+        step=step,
+        kind=row.get("kind"),
+        start_ns=row.get("start_ns"),
+        end_ns=row.get("end_ns"),
+        first=known[0],
+        last=known[-1],
+        count=len(known),
+    )
+
+
+def _most_telling(rows: dict[int, dict[str, Any]], called: set[int]) -> int | None:
+    """The last complete step, training before evaluation, and if possible one that has calls."""
+    complete = [step for step in rows if step in called]
+    training = [step for step in complete if rows[step]["kind"] == "train"]
+    return max(training or complete or called or rows, default=None)
+
+
+def name_steps(steps: Sequence[int]) -> str:
+    """Sorted step numbers for a reader: `0..19, 25`."""
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and step == runs[-1][1] + 1:
+            runs[-1][1] = step
+        else:
+            runs.append([step, step])
+    return ", ".join(_name_run(first, last) for first, last in runs)
+
+
+def _name_run(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}..{last}"

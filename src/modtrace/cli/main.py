@@ -1,0 +1,75 @@
+"""The command `modtrace`: finds its subcommands when they are called, and turns errors into exit codes."""
+
+import importlib
+import sys
+from typing import NoReturn
+
+import click
+
+from ..errors import ModtraceError
+
+#: Each is the function of its name in the module `modtrace.cli.<name>`, which is imported when it is called.
+COMMANDS = {
+    "record": "Runs a Python script and records its models.",
+    "show": "Shows the module tree of a recording with the times of one step.",
+    "doctor": "Tells what works on this installation.",
+}
+
+EXIT_MISUSE = 2
+_EXIT_INTERRUPTED = 130
+
+
+class _LazyGroup(click.Group):
+    """A group that imports a command only to run it, so that `modtrace --help` is quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(f"modtrace.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=_LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.version_option(package_name="modtrace", message="modtrace %(version)s")
+@click.pass_context
+def modtrace(ctx: click.Context) -> None:
+    """Shows what runs inside a PyTorch model."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main() -> NoReturn:
+    """Runs the command line. Exit codes: 0 fine, 1 found something, 2 misuse or unreadable input."""
+    try:
+        code = modtrace.main(prog_name="modtrace", standalone_mode=False)
+    except click.Abort:
+        sys.exit(_EXIT_INTERRUPTED)
+    except click.ClickException as error:
+        _fail(_describe(error))
+    except ModtraceError as error:
+        _fail(str(error))
+    if callable(code):  # the program that `record` runs: not inside click, which catches interrupts
+        code = code()
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(text: str) -> NoReturn:
+    click.echo(f"modtrace: error: {text}", err=True)
+    sys.exit(EXIT_MISUSE)
+
+
+def _describe(error: click.ClickException) -> str:
+    text = error.format_message()
+    if not isinstance(error, click.UsageError) or error.ctx is None:
+        return text
+    return f"{text.rstrip('.')}. Try '{error.ctx.command_path} --help'."

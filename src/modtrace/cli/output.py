@@ -1,0 +1,29 @@
+"""Prints what a command has to say."""
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+
+import click
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """What standard output can show; `width` is None in a pipe or a file."""
+
+    width: int | None
+    color: bool
+
+
+def find_terminal() -> Terminal:
+    """What standard output is; `NO_COLOR` (https://no-color.org) is heeded."""
+    if not sys.stdout.isatty():
+        return Terminal(width=None, color=False)
+    return Terminal(width=shutil.get_terminal_size().columns, color=not os.environ.get("NO_COLOR"))
+
+
+def print_text(text: str) -> None:
+    """Prints whole lines; characters that standard output has no code for become question marks."""
+    encoding = sys.stdout.encoding or "utf-8"
+    click.echo(text.encode(encoding, "replace").decode(encoding), nl=False)

@@ -1,0 +1,158 @@
+"""Runs a script or a module as `python` would: its own `__main__`, arguments, exit code and traceback."""
+
+import importlib.abc
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+import click
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is to be run.
+
+    Attributes:
+        stem: a short name for it.
+        file: its source.
+        argv: what it finds in `sys.argv`.
+        search_path: what stands first in `sys.path` while it runs.
+        spec: of a module run by name; None for a script.
+    """
+
+    stem: str
+    file: str
+    argv: tuple[str, ...]
+    search_path: str
+    spec: ModuleSpec | None = None
+
+
+def find_script(path: str, arguments: Sequence[str]) -> Program:
+    """The program that `python path arguments...` would run.
+
+    Raises:
+        click.ClickException: there is no such file, or it is a folder without `__main__.py`.
+    """
+    file = os.path.join(path, "__main__.py") if os.path.isdir(path) else path
+    if not os.path.isfile(file):
+        raise click.ClickException(f"{path}: {_what_is_wrong(path, file)}")
+    stem = Path(os.path.abspath(path)).stem
+    return Program(stem, file, (path, *arguments), os.path.dirname(os.path.realpath(file)))
+
+
+def find_module(name: str, arguments: Sequence[str]) -> Program:
+    """The program that `python -m name arguments...` would run.
+
+    Raises:
+        click.ClickException: there is no such module, or it cannot be run.
+    """
+    _set_search_path(os.getcwd())
+    spec = _find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _find_spec(f"{name}.__main__")
+    if spec is None or spec.origin is None or not isinstance(spec.loader, importlib.abc.InspectLoader):
+        raise click.ClickException(f"-m {name}: no module of this name can be run from {os.getcwd()}")
+    return Program(name.rpartition(".")[2], spec.origin, (spec.origin, *arguments), os.getcwd(), spec)
+
+
+def run_program(program: Program, recording: AbstractContextManager[Any]) -> int:
+    """Runs a program inside an entered recording, which is left when the program ends.
+
+    Returns:
+        the exit code that `python` would have given. An interrupt ends this process as it would have there.
+    """
+    namespace = _become_main(program)
+    try:
+        _run_and_leave(lambda: exec(_compile(program), namespace), recording)
+    except SystemExit as error:
+        return _exit_code(error)
+    except BaseException as error:
+        _show(error, namespace)
+        if isinstance(error, KeyboardInterrupt):
+            _die_of_interrupt()
+        return 1
+    return 0
+
+
+def _run_and_leave(run: Callable[[], object], recording: AbstractContextManager[Any]) -> None:
+    try:
+        run()
+    except BaseException as error:
+        recording.__exit__(type(error), error, error.__traceback__)
+        raise
+    recording.__exit__(None, None, None)
+
+
+def _what_is_wrong(path: str, file: str) -> str:
+    if file != path:
+        return "this is a folder without a __main__.py; give the script to run"
+    return f"there is no such script (looked from {os.getcwd()})"
+
+
+def _find_spec(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):  # a parent is missing or is no package
+        return None
+
+
+def _become_main(program: Program) -> dict[str, Any]:
+    """Makes a fresh `__main__` the process's, so that pickling and spawned workers find the program's names."""
+    main = ModuleType("__main__")
+    main.__file__ = program.file
+    main.__dict__["__builtins__"] = __builtins__
+    main.__spec__ = program.spec
+    if program.spec is not None:
+        main.__loader__ = program.spec.loader
+        main.__package__ = program.spec.parent
+    sys.modules["__main__"] = main
+    sys.argv[:] = program.argv
+    _set_search_path(program.search_path)
+    return main.__dict__
+
+
+def _set_search_path(first: str) -> None:
+    """Puts the program's place where `modtrace`'s own script folder stands."""
+    if not sys.flags.safe_path if sys.version_info >= (3, 11) else True:
+        sys.path[0] = first
+
+
+def _compile(program: Program) -> CodeType:
+    if program.spec is not None:
+        loader: Any = program.spec.loader
+        code: CodeType | None = loader.get_code(program.spec.name)
+        if code is not None:
+            return code
+    source = Path(program.file).read_bytes()
+    return compile(source, program.file, "exec", dont_inherit=True)
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _show(error: BaseException, namespace: dict[str, Any]) -> None:
+    """Prints the traceback as the program alone would have had it: without our frames."""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals is not namespace:
+        trace = trace.tb_next
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
+
+
+def _die_of_interrupt() -> None:
+    """Ends the process by SIGINT, so that the shell sees what it would have seen."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)

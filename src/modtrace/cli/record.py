@@ -1,0 +1,136 @@
+"""`modtrace record`: runs a Python script as it is, and records its models."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import ModtraceError
+from .program import Program, find_module, find_script, run_program
+
+_REPORT_EVERY_S = 10.0
+
+_VALUE_OPTIONS = ("--to", "--steps")
+
+
+class _RecordCommand(click.Command):
+    """Leaves everything from the script, or from `-m` and the module's name, to the program."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = 0
+        while at < len(args) and args[at].startswith("-") and args[at] != "--":
+            if args[at] == "-m":
+                args = [*args[: at + 2], "--", *args[at + 2 :]]
+                break
+            at += 2 if args[at] in _VALUE_OPTIONS else 1
+        else:
+            if at < len(args) and args[at] != "--":
+                args = [*args[:at], "--", *args[at:]]
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_RecordCommand)
+@click.option("--to", metavar="DIR", help="Where to write. Default: the program's name with .modtrace.")
+@click.option("--steps", metavar="START:STOP[:EVERY]", help="Which steps to keep. Default: all.")
+@click.option("--backward-times", is_flag=True, help="Also when each call's backward begins and ends.")
+@click.option("--overwrite", is_flag=True, help="Replace a recording that is there.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")
+@click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
+def record(
+    to: str | None,
+    steps: str | None,
+    backward_times: bool,
+    overwrite: bool,
+    quiet: bool,
+    module: str | None,
+    program: tuple[str, ...],
+) -> Callable[[], int]:
+    """Runs SCRIPT and records every module call in it.
+
+    The script runs as `python SCRIPT ARGS` would run it, and its exit code is passed on.
+    """
+    found = _find_program(module, program)
+    place = to or _free_place(found.stem)
+    options = {"steps": steps, "backward_times": backward_times, "overwrite": overwrite}
+    recording = _make_recording(place, options)
+    # Run by `main` once click is out of the way: click turns a KeyboardInterrupt into an exception of its own.
+    return lambda: _run(found, recording, quiet)
+
+
+def _find_program(module: str | None, arguments: Sequence[str]) -> Program:
+    if module is not None:
+        return find_module(module, arguments)
+    if not arguments:
+        raise click.UsageError("give a script to run, or -m and a module.")
+    return find_script(arguments[0], arguments[1:])
+
+
+def _free_place(stem: str) -> str:
+    place, number = f"{stem}.modtrace", 1
+    while os.path.exists(place):
+        number += 1
+        place = f"{stem}-{number}.modtrace"
+    return place
+
+
+def _make_recording(place: str, options: dict[str, Any]) -> Any:
+    from ..face import record as record_to
+
+    try:
+        return record_to(to=place, **options)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--steps") from error
+
+
+def _run(program: Program, recording: Any, quiet: bool) -> int:
+    try:
+        recording.__enter__()
+    except ModtraceError as error:
+        click.echo(f"modtrace: error: {error}", err=True)
+        return 2
+    reporter = _Reporter(recording, quiet)
+    code = run_program(program, recording)
+    reporter.end()
+    return code
+
+
+class _Reporter:
+    """Says on standard error how far the recording is, every ten seconds and at the end."""
+
+    def __init__(self, recording: Any, quiet: bool) -> None:
+        self._recording = recording
+        self._quiet = quiet
+        self._pid = os.getpid()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._report, name="modtrace-progress", daemon=True)
+        if not quiet:
+            self._thread.start()
+
+    def end(self) -> None:
+        """The last line, with how to go on."""
+        self._ended.set()
+        if not self._quiet and os.getpid() == self._pid:
+            self._thread.join()  # a daemon thread that wakes while the interpreter goes down may abort it
+            place = Path(self._recording.path)
+            self._say(f"recorded {self._describe()}. Look at it with: modtrace show {place}")
+
+    def _report(self) -> None:
+        while not self._ended.wait(_REPORT_EVERY_S):
+            self._say(f"{self._describe()} so far")
+
+    def _describe(self) -> str:
+        progress = self._recording.progress
+        steps = "1 step" if progress.steps == 1 else f"{progress.steps:,} steps"
+        return f"{steps}, {progress.rows:,} rows, {progress.size_bytes / 1e6:.1f} MB"
+
+    @staticmethod
+    def _say(text: str) -> None:
+        try:
+            print(f"modtrace: {text}", file=sys.stderr, flush=True)
+        except (OSError, ValueError):  # standard error is closed
+            return

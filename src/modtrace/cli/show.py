@@ -1,0 +1,54 @@
+"""`modtrace show`: the module tree of a recording with the times of one step."""
+
+import click
+
+from ..analysis.module_tree import ModuleTree, build_module_tree
+from ..recording.protocols import RecordingData
+from ..views.json_text import render_module_tree_json
+from ..views.text import SORT_KEYS, SortKey, render_module_tree
+from .output import find_terminal, print_text
+
+
+@click.command()
+@click.argument("run")
+@click.option("--step", type=int, help="The step to show. Default: the last complete training step.")
+@click.option("--depth", type=click.IntRange(min=0), help="Levels below the roots. Default: all.")
+@click.option(
+    "--sort",
+    type=click.Choice(SORT_KEYS),
+    default="order",
+    show_default=True,
+    help="What siblings are sorted by; `order`: as registered.",
+)
+@click.option("--no-fold", is_flag=True, help="Show the inside of each of several modules that are alike.")
+@click.option("--types/--no-types", default=True, show_default=True, help="The table of module types.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as JSON, unfolded, times in nanoseconds.")
+def show(
+    run: str, step: int | None, depth: int | None, sort: SortKey, no_fold: bool, types: bool, as_json: bool
+) -> None:
+    """Shows the module tree of the recording RUN with the times of one step."""
+    from ..face import open_recording
+
+    tree = _build(open_recording(run).data, step)
+    if as_json:
+        print_text(render_module_tree_json(tree))
+        return
+    terminal = find_terminal()
+    print_text(
+        render_module_tree(
+            tree,
+            depth=depth,
+            sort=sort,
+            fold=not no_fold,
+            types=types,
+            width=terminal.width,
+            color=terminal.color,
+        )
+    )
+
+
+def _build(data: RecordingData, step: int | None) -> ModuleTree:
+    try:
+        return build_module_tree(data, step=step)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--step") from error

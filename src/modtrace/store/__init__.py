@@ -1,0 +1,1 @@
+"""How a recording rests on disk: a folder of Arrow streams that is readable whenever its writer dies."""

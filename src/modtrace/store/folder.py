@@ -1,0 +1,127 @@
+"""Makes the folder that a rank writes to, and deletes nothing but a recording that is to be replaced."""
+
+import shutil
+from pathlib import Path
+
+from ..errors import (
+    DamagedRecordingError,
+    NewerSchemaError,
+    NotARecordingError,
+    RecordingError,
+    RecordingExistsError,
+)
+from ..recording.meta import RunMeta
+from .header import Header, read_header, write_header
+from .layout import HEADER, describe_content, rank_folder, rank_folders
+
+_ATTEMPTS = 10_000
+
+
+def create_rank_folder(path: Path, meta: RunMeta, *, overwrite: bool, new_attempt: bool) -> Path:
+    """Makes the folder of `meta.rank` in the recording `path`; joins one of the same run.
+
+    Args:
+        path: the recording; an empty folder may be there.
+        meta: its `run_id` says whether a recording that is there is of the same run; an empty one is of none.
+        overwrite: replace a recording that is there; of the same run, only this rank's part. Files in it
+            that are not its own stay.
+        new_attempt: add `.attempt-1`, ... if this rank of this run has a folder already (an elastic restart).
+
+    Raises:
+        RecordingExistsError: something is there that may not be replaced or joined.
+        NotARecordingError: it was to be replaced, and is no recording.
+        RecordingError: the folder cannot be made.
+    """
+    try:
+        _prepare(path, meta, overwrite=overwrite)
+        if overwrite and not new_attempt:
+            _delete_if_there(rank_folder(path, meta.rank))
+        return _create_exclusively(path, meta, new_attempt=new_attempt)
+    except RecordingError:  # RecordingExistsError is an OSError too
+        raise
+    except OSError as error:
+        raise RecordingError(
+            f"{path}: cannot write a recording here: {error.strerror or error}. Give another path."
+        ) from error
+
+
+def _prepare(path: Path, meta: RunMeta, *, overwrite: bool) -> None:
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        if not path.is_dir():
+            raise RecordingExistsError(f"{path}: a file is here already. Give another path.") from None
+        if not _is_empty(path):
+            if _is_of_run(path, meta):
+                return
+            _make_room(path, overwrite=overwrite)
+    write_header(path, run_id=meta.run_id, created=meta.created, modtrace_version=meta.modtrace_version)
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether nothing is there, or only a header that another rank is about to put in place."""
+    return all(each.name.startswith(HEADER + ".") for each in path.iterdir())
+
+
+def _is_of_run(path: Path, meta: RunMeta) -> bool:
+    header = _header_if_readable(path)
+    return header is not None and header.run_id == meta.run_id != ""
+
+
+def _header_if_readable(path: Path) -> Header | None:
+    try:
+        return read_header(path)
+    except (DamagedRecordingError, NewerSchemaError):
+        return None
+
+
+def _make_room(path: Path, *, overwrite: bool) -> None:
+    if not _is_recording(path):
+        kind = NotARecordingError if overwrite else RecordingExistsError
+        raise kind(
+            f"{path}: a folder that is not a recording is here already ({describe_content(path)}); "
+            "modtrace does not delete it. Give another path."
+        )
+    if not overwrite:
+        header = _header_if_readable(path)
+        created = f" (created {header.created})" if header is not None and header.created else ""
+        raise RecordingExistsError(
+            f"{path}: there is a recording here already{created}. "
+            "Give another path, or overwrite=True to replace it."
+        )
+    _delete_recording(path)
+
+
+def _is_recording(path: Path) -> bool:
+    """Whether it has a header of ours: a damaged one is, if a rank's folder is beside it."""
+    try:
+        return read_header(path) is not None
+    except NewerSchemaError:
+        return True
+    except DamagedRecordingError:
+        return bool(rank_folders(path))
+
+
+def _delete_recording(path: Path) -> None:
+    for each in rank_folders(path):
+        shutil.rmtree(each)
+    (path / HEADER).unlink()
+
+
+def _delete_if_there(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _create_exclusively(path: Path, meta: RunMeta, *, new_attempt: bool) -> Path:
+    for attempt in range(_ATTEMPTS if new_attempt else 1):
+        folder = rank_folder(path, meta.rank, attempt)
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            pass
+    raise RecordingExistsError(
+        f"{path}: rank {meta.rank} of run {meta.run_id!r} has written here already ({folder.name}). "
+        "Give another path, or overwrite=True to replace it."
+    )

@@ -1,0 +1,78 @@
+"""Reads `recording.json`, which says what a folder is a recording of, and writes it."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import DamagedRecordingError, NewerSchemaError
+from ..recording.schema import SCHEMA_VERSION
+from .layout import HEADER
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """The content of `recording.json`; the same for all ranks of a run."""
+
+    schema_version: int
+    run_id: str
+    created: str  # ISO 8601, UTC
+    modtrace_version: str
+
+
+def write_header(path: Path, *, run_id: str, created: str, modtrace_version: str) -> None:
+    """Writes the header of a new recording; whoever looks sees all of it or none.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    values = {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": run_id,
+        "created": created,
+        "modtrace_version": modtrace_version,
+    }
+    whole = path / f"{HEADER}.{os.getpid()}.tmp"
+    whole.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    os.replace(whole, path / HEADER)
+
+
+def read_header(path: Path) -> Header | None:
+    """The header of the recording in the folder `path`; None if there is none.
+
+    Raises:
+        DamagedRecordingError: it cannot be understood.
+        NewerSchemaError: a newer modtrace wrote it.
+        OSError: it cannot be read.
+    """
+    file = path / HEADER
+    try:
+        text = file.read_bytes()
+    except FileNotFoundError:
+        return None
+    return _parse(path, file, text)
+
+
+def _parse(path: Path, file: Path, text: bytes) -> Header:
+    try:
+        values: dict[str, Any] = json.loads(text)
+        found = {name: values.get(name, "") for name in ("run_id", "created", "modtrace_version")}
+        version = values["schema_version"]
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise _damaged(file, text, repr(error)) from error
+    if type(version) is not int or not all(isinstance(each, str) for each in found.values()):
+        raise _damaged(file, text, "a value is of the wrong type")
+    if version > SCHEMA_VERSION:
+        raise NewerSchemaError(
+            f"{path} was written by modtrace {found['modtrace_version'] or '(unknown version)'} with schema "
+            f"{version}; this modtrace reads up to {SCHEMA_VERSION}. Upgrade: pip install -U modtrace"
+        )
+    return Header(schema_version=version, **found)
+
+
+def _damaged(file: Path, text: bytes, why: str) -> DamagedRecordingError:
+    return DamagedRecordingError(
+        f"{file}: cannot be understood ({len(text)} bytes; {why}). "
+        f'Put {{"schema_version": {SCHEMA_VERSION}}} into it to read the tables beside it.'
+    )

@@ -1,0 +1,83 @@
+"""Writes `meta.json` in place, so that a mark reaches the disk when the disk is full, and reads it."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..recording.meta import RunMeta
+from .layout import META
+
+# The file is made of whole pieces of this size, at least half of one left as spaces for marks to come.
+_PIECE_BYTES = 16 * 1024
+_MAY_BE_NULL = ("git_commit", "ended")
+
+
+class StoredMeta(NamedTuple):
+    """The content of a `meta.json`."""
+
+    meta: RunMeta
+    ended: tuple[str, ...] | None  # tables written to their end-of-stream marker; None: not closed
+    damage: str | None  # why the file cannot be understood; the meta is empty then
+
+
+def write_meta(folder: Path, meta: RunMeta, *, ended: Sequence[str] | None) -> None:
+    """Writes the meta of a rank, over the one that is there if it fits into the same place.
+
+    Args:
+        folder: of the rank.
+        meta: what is known about the run.
+        ended: the tables that have their end-of-stream marker; None before the recording is closed.
+
+    Raises:
+        OSError: it cannot be written; the old one stays, unless the disk itself failed.
+    """
+    text = json.dumps({**meta.to_json(), "ended": ended}, indent=2, default=str).encode() + b"\n"
+    file = folder / META
+    reserved = file.stat().st_size if file.exists() else 0
+    if len(text) > reserved:
+        _replace(file, text)
+    else:
+        _overwrite(file, text.ljust(reserved))
+
+
+def _replace(file: Path, text: bytes) -> None:
+    pieces = -(-(len(text) + _PIECE_BYTES // 2) // _PIECE_BYTES)
+    whole = file.with_name(file.name + ".tmp")
+    whole.write_bytes(text.ljust(pieces * _PIECE_BYTES))
+    os.replace(whole, file)
+
+
+def _overwrite(file: Path, text: bytes) -> None:
+    fd = os.open(file, os.O_WRONLY)
+    try:
+        os.pwrite(fd, text, 0)
+    finally:
+        os.close(fd)
+
+
+def read_meta(folder: Path) -> StoredMeta:
+    """The meta of a rank; a file that cannot be understood is told of, for the tables do not need it."""
+    try:
+        values = json.loads((folder / META).read_bytes())
+        wrong = _of_wrong_type(values)
+    except FileNotFoundError:
+        return StoredMeta(RunMeta(), ended=None, damage="the file is missing")
+    except ValueError as error:
+        return StoredMeta(RunMeta(), ended=None, damage=f"not JSON: {error}")
+    if wrong is not None:
+        return StoredMeta(RunMeta(), ended=None, damage=wrong)
+    ended = values.get("ended")
+    return StoredMeta(RunMeta.from_json(values), None if ended is None else tuple(ended), damage=None)
+
+
+def _of_wrong_type(values: Any) -> str | None:
+    """Says which value is not of its field's type; None if all are."""
+    if not isinstance(values, Mapping):
+        return f"a JSON object is expected, and a {type(values).__name__} is there"
+    for name, example in {**RunMeta(git_commit="").to_json(), "ended": []}.items():
+        value = values.get(name, example)
+        if type(value) is not type(example) and not (name in _MAY_BE_NULL and value is None):
+            return f"{name} is {value!r}, and a value of type {type(example).__name__} is expected"
+    return None

@@ -1,0 +1,161 @@
+"""Reads a recording from its folder, whole or cut anywhere, without torch."""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import DamagedRecordingError, NotARecordingError, RecordingError, RecordingNotFoundError
+from ..recording.meta import RunMeta
+from ..recording.schema import schema
+from .header import Header, read_header
+from .layout import META, describe_content, is_rank_folder, rank_folders, table_file
+from .metafile import StoredMeta, read_meta
+from .read_stream import is_ended, read_stream
+
+
+class FolderReader:
+    """The `RecordingData` of a folder; tables are memory-mapped when they are first asked for.
+
+    A recording that is still written may be read: a table, and the meta, show what is there when asked for.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Reads the two JSON files.
+
+        Args:
+            path: the recording, of which its first rank is read, or the folder of a rank in it.
+
+        Raises:
+            RecordingNotFoundError: nothing is there.
+            NotARecordingError: something else is there.
+            NewerSchemaError: a newer modtrace wrote it.
+            DamagedRecordingError: its header cannot be understood, or no rank has written.
+            RecordingError: it cannot be read.
+        """
+        self.path = Path(path)
+        try:
+            header, folder = _find(self.path)
+            self.folder = folder.absolute()
+            self._stored = read_meta(folder)
+        except RecordingError:  # RecordingNotFoundError is an OSError too
+            raise
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+        self._header = header
+        self._tables: dict[str, tuple[_FileState, pa.Table]] = {}
+
+    @property
+    def meta(self) -> RunMeta:
+        """What is known about the run; its `marks` say what is missing.
+
+        Raises:
+            RecordingError: its file cannot be read any more.
+        """
+        meta, ended, damage = self._read_meta_unless_final()
+        if damage is not None:
+            meta = _meta_of(self._header)
+            marks: tuple[str, ...] = (f"{META} cannot be understood ({damage})",)
+        elif ended is None:
+            marks = (self._not_closed(),)
+        else:
+            marks = tuple(self._cut_tables(ended))
+        return replace(meta, marks=(*meta.marks, *marks), complete=meta.complete and not marks)
+
+    def table(self, name: str) -> pa.Table:
+        """All rows of a table, in its schema; no rows if there are none.
+
+        Raises:
+            ValueError: there is no such table.
+            DamagedRecordingError: its file cannot be understood.
+            RecordingError: its file cannot be read.
+        """
+        wanted, file = schema(name), table_file(self.folder, name)
+        try:
+            state = _state(file)
+            if name not in self._tables or self._tables[name][0] != state:
+                self._tables[name] = state, read_stream(file, wanted)
+        except FileNotFoundError:
+            return wanted.empty_table()
+        except OSError as error:
+            raise _unreadable(file, error) from error
+        return self._tables[name][1]
+
+    def _read_meta_unless_final(self) -> StoredMeta:
+        if self._stored.ended is None:
+            try:
+                self._stored = read_meta(self.folder)
+            except OSError as error:
+                raise _unreadable(self.folder / META, error) from error
+        return self._stored
+
+    def _not_closed(self) -> str:
+        try:
+            steps = self.table("steps")
+        except RecordingError as error:
+            return f"not closed: the process ended or is still running; its last step is unknown ({error})"
+        if not steps.num_rows:
+            return "not closed: the process ended or is still running; no step is complete"
+        last = pc.max(steps.column("step")).as_py()
+        return f"not closed: the process ended or is still running; complete to step {last}"
+
+    def _cut_tables(self, ended: Iterable[str]) -> Iterator[str]:
+        """Says what is missing of a recording that was closed: it may have been copied in part."""
+        for name in ended:
+            file = table_file(self.folder, name)
+            if not file.exists():
+                yield f"{file.name} is missing"
+            elif not is_ended(file):
+                yield f"{file.name} is cut: it is read to its last whole batch"
+
+
+_FileState = tuple[int, int, int]
+
+
+def _state(file: Path) -> _FileState:
+    """What changes when rows are added or the file is replaced."""
+    status = file.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _find(path: Path) -> tuple[Header, Path]:
+    """The header and the folder of the rank that is meant."""
+    if not path.exists():
+        raise RecordingNotFoundError(f"{path}: nothing is there. Give the folder that record(to=...) wrote.")
+    if not path.is_dir():
+        raise NotARecordingError(
+            f"{path}: not a recording: a file of {path.stat().st_size} bytes is there, and a recording is a "
+            "folder with recording.json in it. Give the folder that record(to=...) wrote."
+        )
+    if is_rank_folder(path.absolute()):
+        header = read_header(path.absolute().parent)
+        if header is not None:
+            return header, path
+    header = read_header(path)
+    if header is None:
+        raise NotARecordingError(
+            f"{path}: not a recording: there is no recording.json in this folder ({describe_content(path)}). "
+            "Give the folder that record(to=...) wrote."
+        )
+    return header, _first_rank(path)
+
+
+def _first_rank(path: Path) -> Path:
+    ranks = rank_folders(path)
+    if not ranks:
+        raise DamagedRecordingError(
+            f"{path}: no rank has written to this recording: rank-00000 is missing "
+            f"({describe_content(path)}). Record again."
+        )
+    return ranks[0]
+
+
+def _meta_of(header: Header) -> RunMeta:
+    return RunMeta(run_id=header.run_id, created=header.created, modtrace_version=header.modtrace_version)
+
+
+def _unreadable(path: Path, error: OSError) -> RecordingError:
+    return RecordingError(f"{path}: cannot be read: {error.strerror or error}. Check that you may read it.")

@@ -1,0 +1,91 @@
+"""Writes one table's Arrow stream so that what was written survives the process."""
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import ipc
+
+#: Words are written once: a batch brings those its stream has not seen (a delta), and the rest are codes.
+_OPTIONS = ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+
+
+class TableStream:
+    """The file of a table, at whose end whole batches are added.
+
+    Arrow encodes into memory, and the bytes go to the file in one `write`: no buffer is left that a
+    destructor, or that of a forked child, could flush.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        """Makes the file, which must not be there.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self.rows = 0
+        self.batches = 0
+        self.size_bytes = 0  # of whole batches
+        self._encoded = _Collector()
+        self._writer = ipc.new_stream(self._encoded, schema, options=_OPTIONS)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Adds a batch, whole or not at all.
+
+        Raises:
+            OSError: it cannot be written. The stream must not be written to again, for its
+                dictionaries count on what the failed batch brought.
+        """
+        self._writer.write_batch(batch)
+        self._write_encoded()
+        self.rows += batch.num_rows
+        self.batches += 1
+
+    def finish(self) -> None:
+        """Writes the end-of-stream marker and closes the file.
+
+        Raises:
+            OSError: the marker cannot be written; the file is closed all the same.
+        """
+        try:
+            self._writer.close()
+            self._write_encoded()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Closes the file without writing."""
+        os.close(self._fd)
+
+    def _write_encoded(self) -> None:
+        encoded = memoryview(self._encoded.take())
+        written = 0
+        try:
+            while written < len(encoded):
+                written += os.write(self._fd, encoded[written:])
+        except OSError:
+            os.ftruncate(self._fd, self.size_bytes)
+            raise
+        self.size_bytes += written
+
+
+class _Collector:
+    """The file that Arrow's writer believes to write to."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def write(self, data: pa.Buffer | bytes) -> int:
+        self._parts.append(bytes(data))
+        return len(self._parts[-1])
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def take(self) -> bytes:
+        taken = b"".join(self._parts)
+        self._parts = []
+        return taken

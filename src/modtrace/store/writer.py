@@ -1,0 +1,232 @@
+"""Writes a recording to a folder while it is made, so that a killed process leaves a readable one."""
+
+import contextlib
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import MisuseError, ModtraceWarning, RecordingError
+from ..recording.buffer import TableBuffer
+from ..recording.meta import RunMeta
+from ..recording.schema import schema, schemas
+from .compact import compact
+from .folder import create_rank_folder
+from .layout import table_file
+from .metafile import write_meta
+from .stream import TableStream
+
+_FLUSH_AFTER_NS = 200_000_000
+_FLUSH_BYTES = 16 * 2**20
+_COMPACT_BELOW_ROWS = 8192  # mean of a batch
+_OPEN, _STOPPED, _CLOSED, _ABANDONED = "open", "stopped", "closed", "abandoned"  # stopped: by a failure
+_MOST_WORDS = 65_536  # of a table's dictionaries; beyond, they start anew and are written once more
+
+
+class FolderWriter:
+    """A `Sink` that writes a rank's part of the recording folder.
+
+    One thread at a time may call it. What `end_step` has written is the kernel's: it survives a kill.
+    `steps` is written last, so a step that stands there has all of its rows on disk. When the disk is full,
+    or gone, writing stops for good, a mark and a warning say so, and the training goes on.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        meta: RunMeta,
+        *,
+        overwrite: bool = False,
+        new_attempt: bool = False,
+        strict: bool = False,
+    ) -> None:
+        """Makes the folder, or this rank's part of it.
+
+        Args:
+            path: the recording; parents that are missing are made.
+            meta: what is known about the run. Ranks of one `run_id` share the recording; `rank` names
+                the folder within it.
+            overwrite: replace a recording that is there; anything else is never deleted.
+            new_attempt: this rank may have been here before in the same run (an elastic restart): add
+                `.attempt-1`, ... to its folder then.
+            strict: raise `RecordingError` when writing fails later.
+
+        Raises:
+            RecordingExistsError: something is there already.
+            NotARecordingError: it was to be replaced, and is no recording.
+            RecordingError: the folder cannot be made.
+        """
+        self.path = Path(path)
+        self.rows = 0
+        self.steps = 0
+        self._meta = replace(meta, complete=False)
+        self._strict = strict
+        folder = create_rank_folder(self.path, meta, overwrite=overwrite, new_attempt=new_attempt)
+        self.folder = folder.absolute()  # of this rank
+        self._buffers = {name: TableBuffer(name) for name in sorted(schemas(), key="steps".__eq__)}
+        self._streams: dict[str, TableStream] = {}
+        self._ended: list[str] | None = None  # tables that have their end-of-stream marker, when closed
+        self._last_step = -1  # the last one that stands in `steps` on disk
+        self._flushed_ns: int | None = None
+        self._state = _OPEN
+        self._pid = os.getpid()
+        try:
+            write_meta(self.folder, self._meta, ended=None)
+        except OSError as error:
+            raise RecordingError(f"{path}: cannot write here: {error.strerror or error}") from error
+
+    @property
+    def size_bytes(self) -> int:
+        """What the tables take on disk."""
+        return sum(each.size_bytes for each in self._streams.values())
+
+    def write(self, table: str, columns: Mapping[str, Any]) -> None:
+        """Takes a batch of rows of one table; see `Sink.write`.
+
+        Raises:
+            ValueError: the columns do not fit the table.
+            MisuseError: the recording has been closed.
+        """
+        schema(table)
+        if self._state == _CLOSED:
+            raise MisuseError(f"{self.path}: rows of {table!r} come after the recording was closed")
+        if not self._is_open():
+            return
+        rows = self._buffers[table].append(columns).num_rows
+        self.rows += rows
+        if table == "steps":
+            self.steps += rows
+
+    def end_step(self, now_ns: int, *, force: bool = False) -> None:
+        """Writes the rows so far to the files if 200 ms have passed since the last time, or if they are many.
+
+        Args:
+            now_ns: `time.perf_counter_ns()` of the moment.
+            force: write them however recent the last time was.
+
+        Raises:
+            RecordingError: they cannot be written (`strict` only).
+        """
+        if self._is_open() and (force or self._is_due(now_ns)):
+            self._flush()
+            self._flushed_ns = now_ns
+
+    def mark(self, text: str) -> None:
+        """Notes in `meta.json` that something is missing or went wrong; once for each text."""
+        if text in self._meta.marks or not self._is_ours():
+            return
+        self._meta = replace(self._meta, marks=(*self._meta.marks, text), complete=False)
+        self._save_meta()
+
+    def close(self) -> None:
+        """Writes what is left and makes the files final; calling it again does nothing.
+
+        Raises:
+            RecordingError: what is left cannot be written (`strict` only); the files are final all the same.
+        """
+        if self._state == _CLOSED or not self._is_ours():
+            return
+        try:
+            if self._state == _OPEN:
+                self._flush()
+        finally:
+            self._make_final()
+
+    def abandon(self) -> None:
+        """Closes the files without writing: this process is a fork, and the recording is its parent's."""
+        if self._state in (_OPEN, _STOPPED):
+            for each in self._streams.values():
+                each.abandon()
+            self._drop_buffers()
+        self._state = _ABANDONED
+
+    def _is_open(self) -> bool:
+        return self._is_ours() and self._state == _OPEN
+
+    def _is_ours(self) -> bool:
+        """Whether this process may write; a fork that nobody told is told here."""
+        if os.getpid() != self._pid and self._state != _ABANDONED:
+            self.abandon()
+        return self._state != _ABANDONED
+
+    def _is_due(self, now_ns: int) -> bool:
+        if self._flushed_ns is None or now_ns - self._flushed_ns >= _FLUSH_AFTER_NS:
+            return True
+        return sum(each.size_bytes for each in self._buffers.values()) > _FLUSH_BYTES
+
+    def _flush(self) -> None:
+        for table, buffer in self._buffers.items():
+            if not buffer.rows:
+                continue
+            try:
+                self._flush_table(table, buffer)
+            except OSError as error:
+                self._stop(table, error.strerror or str(error))
+                self._report(table, error)
+                return
+            except BaseException as error:  # KeyboardInterrupt: what of the batch is in the file is unknown
+                self._stop(table, repr(error))
+                raise
+
+    def _flush_table(self, table: str, buffer: TableBuffer) -> None:
+        if table not in self._streams:
+            self._streams[table] = TableStream(table_file(self.folder, table), schema(table))
+        batch = buffer.take()
+        self._streams[table].write(batch)
+        if buffer.words > _MOST_WORDS:
+            buffer.forget_words()
+        if table == "steps":
+            self._last_step = max(self._last_step, pc.max(batch.column("step")).as_py())
+
+    def _stop(self, table: str, why: str) -> None:
+        """Writes no more: the stream may have lost words that later batches would count on."""
+        self._state = _STOPPED
+        self._drop_buffers()
+        self.mark(f"incomplete from step {self._last_step + 1}: {why} ({table}.arrow)")
+
+    def _report(self, table: str, error: OSError) -> None:
+        text = (
+            f"{self.path}: the recording stops at step {self._last_step + 1}: "
+            f"{error.strerror or error} ({table}.arrow)."
+        )
+        if self._strict:
+            raise RecordingError(text) from error
+        warnings.warn(f"{text} The run goes on; what was written before stays readable.", ModtraceWarning, 2)
+
+    def _drop_buffers(self) -> None:
+        self._buffers = {name: TableBuffer(name) for name in self._buffers}
+
+    def _make_final(self) -> None:
+        whole = self._state == _OPEN
+        self._state = _CLOSED
+        self._ended = []
+        for table, stream in self._streams.items():
+            with contextlib.suppress(OSError):  # only the marker is missing then
+                stream.finish()
+                self._ended.append(table)
+        self._meta = replace(self._meta, complete=not self._meta.marks)
+        self._save_meta()
+        if whole:
+            self._compact()
+
+    def _compact(self) -> None:
+        for table, stream in self._streams.items():
+            if stream.batches > 1 and stream.rows < _COMPACT_BELOW_ROWS * stream.batches:
+                with contextlib.suppress(OSError, pa.ArrowException):  # small batches only read slower
+                    stream.size_bytes = compact(table_file(self.folder, table))
+
+    def _save_meta(self) -> None:
+        try:
+            write_meta(self.folder, self._meta, ended=self._ended)
+        except OSError as error:
+            warnings.warn(
+                f"{self.path}: meta.json cannot be written: {error.strerror or error}. "
+                "The run goes on; the recording will not tell that it is closed, nor its marks.",
+                ModtraceWarning,
+                2,
+            )

@@ -1,0 +1,1 @@
+"""How the answers of the analyses look."""

@@ -1,0 +1,30 @@
+"""How numbers are written in every view."""
+
+_TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
+_COUNT_UNITS = ((1_000_000_000_000, "T"), (1_000_000_000, "B"), (1_000_000, "M"), (1_000, "K"))
+
+
+def format_time(time_ns: int) -> str:
+    """A duration with three digits: `1.23ms`, `45.6us`, `789ns`."""
+    for size, unit in _TIME_UNITS:
+        if time_ns >= 0.9995 * size:
+            return _three_digits(time_ns / size) + unit
+    return f"{time_ns}ns" if time_ns else "0us"
+
+
+def format_count(count: int) -> str:
+    """A count with three digits: `1.23M`, `45.6K`, `789`."""
+    for size, unit in _COUNT_UNITS:
+        if count >= 0.9995 * size:
+            return _three_digits(count / size) + unit
+    return str(count)
+
+
+def format_share(share: float) -> str:
+    """A part of a whole: `12.3%`."""
+    return f"{100 * share:.1f}%"
+
+
+def _three_digits(value: float) -> str:
+    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{digits}f}"

@@ -1,0 +1,243 @@
+"""The module tree as text for a terminal."""
+
+import math
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from rich.text import Text
+
+from ..analysis.folding import fold as fold_tree
+from ..analysis.module_tree import MODULE_PHASES, ModuleNode, ModuleTree, rebuild
+from ..analysis.times import PhaseTimes
+from ..analysis.type_table import TypeTimes, build_type_table
+from .columns import Column, printable, render_columns, render_lines
+from .lines import TreeLine, draw_lines
+from .quantities import format_count, format_share, format_time
+
+SortKey = Literal["order", "forward", "backward", "recompute", "self", "total", "parameters", "calls", "name"]
+SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
+
+#: Shown where a recording has no backward calls at all.
+BACKWARD_HINT = "backward times: record with --backward-times (backward_times=True)"
+
+#: Shown where both have columns: a checkpointed block is recomputed when its backward first needs a tensor.
+RECOMPUTE_NOTE = "backward times include the recompute that ran inside them"
+
+#: Columns left out in this order where the width does not suffice.
+_DISPENSABLE = ("self", "%")
+
+
+def render_module_tree(
+    tree: ModuleTree,
+    *,
+    depth: int | None = None,
+    sort: SortKey = "order",
+    fold: bool = True,
+    types: bool = True,
+    width: int | None = None,
+    color: bool = False,
+) -> str:
+    """The tree with its times, the table of module types, and where the rest of the step went.
+
+    Args:
+        depth: levels below the roots; 0 shows the roots alone, None everything.
+        sort: what siblings are sorted by: `order` as registered, `name` from A, all others largest first.
+        fold: whether siblings that are alike show what is inside them once, summed up.
+        types: whether the table of module types follows.
+        width: columns there are; where they do not suffice, columns of the table are left out, and if that
+            does not suffice, lines are longer. None: as wide as it gets.
+        color: whether the text is styled for a terminal.
+    """
+    parts = [render_lines(_headline(tree), color=color)]
+    if tree.roots:
+        roots = _sort((fold_tree(tree) if fold else tree).roots, sort)
+        parts.append(_render_table(_tree_columns(roots, tree, depth), width, color))
+    if tree.roots and types:
+        parts.append(_render_table(_type_columns(build_type_table(tree), tree), width, color))
+    parts.append(render_lines(_rest(tree), color=color))
+    return "\n".join(part for part in parts if part)
+
+
+def _render_table(columns: Sequence[Column], width: int | None, color: bool) -> str:
+    return render_columns(columns, width=width, dispensable=_DISPENSABLE, color=color)
+
+
+def _headline(tree: ModuleTree) -> list[Text]:
+    lines = [Text(printable(shlex.join(tree.command)), "bold")] if tree.command else []
+    lines.append(Text(_describe_step(tree)))
+    return lines + [Text(f"! {printable(mark)}", "yellow") for mark in tree.marks]
+
+
+def _describe_step(tree: ModuleTree) -> str:
+    step = tree.step
+    if step is None:
+        return "nothing was recorded"
+    known = (
+        f"{step.count} steps recorded, {step.first} to {step.last}" if step.count > 1 else "1 step recorded"
+    )
+    if step.duration_ns is None:
+        return f"step {step.step}, whose end was not recorded; {known}"
+    nothing = "" if tree.roots else ", no module was called"
+    return f"step {step.step} ({step.kind}), {format_time(step.duration_ns)}{nothing}; {known}"
+
+
+def _sort(roots: Sequence[ModuleNode], sort: SortKey) -> Sequence[ModuleNode]:
+    if sort == "order":
+        return roots
+    key = _SORT_VALUES[sort]
+
+    def sort_children(node: ModuleNode, children: Sequence[ModuleNode]) -> ModuleNode:
+        ordered = sorted(children, key=lambda each: (each.role == "inside", key(each)))
+        return replace(node, children=tuple(ordered))
+
+    return sorted(rebuild(roots, sort_children), key=key)
+
+
+def _self_ns(node: ModuleNode) -> int:
+    return sum(node.phase(phase).self_ns for phase in MODULE_PHASES)
+
+
+def _total_ns(node: ModuleNode) -> int:
+    return sum(node.phase(phase).total_ns for phase in MODULE_PHASES)
+
+
+#: What siblings are sorted by, ascending; numbers in names count as numbers.
+_SORT_VALUES: Mapping[SortKey, Callable[[ModuleNode], tuple[float, str]]] = {
+    "forward": lambda node: (-node.forward.total_ns, ""),
+    "backward": lambda node: (-node.backward.total_ns, ""),
+    "recompute": lambda node: (-node.recompute.total_ns, ""),
+    "self": lambda node: (-_self_ns(node), ""),
+    "total": lambda node: (-_total_ns(node), ""),
+    "parameters": lambda node: (-(node.parameters or 0), ""),
+    "calls": lambda node: (-node.calls, ""),
+    "name": lambda node: (int(node.label), "") if node.label.isdecimal() else (math.inf, node.label),
+}
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A line of the table: a node, or the shortest or longest of those that it stands for.
+
+    Behind listed siblings comes a heading over what is inside them; its numbers would say theirs again.
+    """
+
+    guides: str
+    node: ModuleNode
+    shows: Literal["node", "heading", "shortest", "longest"]
+
+
+def _tree_columns(roots: Sequence[ModuleNode], tree: ModuleTree, depth: int | None) -> list[Column]:
+    rows = [row for line in draw_lines(roots, depth) for row in _rows_of(line)]
+    columns = [
+        Column("module", [_label_cell(row) for row in rows], right=False),
+        Column("type", [_cell(row, printable(row.node.type)) for row in rows], right=False),
+        Column("calls", [_cell(row, str(row.node.calls or "")) for row in rows]),
+    ]
+    for phase in _phases(tree):
+        columns += _phase_columns(phase, [_times_of(row, phase) for row in rows])
+    columns += [
+        Column("params", [_cell(row, _format_parameters(row.node)) for row in rows]),
+        Column("", [_cell(row, _notes(row.node), "yellow") for row in rows], right=False),
+    ]
+    return [column for column in columns if any(column.cells)]
+
+
+def _phases(tree: ModuleTree) -> list[str]:
+    """The phases that have calls in the step."""
+    return [phase for phase in MODULE_PHASES if tree.phase(phase).calls]
+
+
+def _rows_of(line: TreeLine) -> list[_Row]:
+    if line.node.role == "inside":
+        return [_Row(line.guides, line.node, "heading")]
+    first = _Row(line.guides, line.node, "node")
+    if line.node.role != "folded":
+        return [first]
+    return [
+        first,
+        _Row(line.below_guides, line.node, "shortest"),
+        _Row(line.below_guides, line.node, "longest"),
+    ]
+
+
+def _label_cell(row: _Row) -> Text:
+    label = printable(row.node.label)
+    if row.shows == "heading":
+        return Text(f"{row.guides}inside {label}, summed", "dim")
+    if row.shows != "node":
+        return Text(f"{row.guides}{row.shows}", "dim")
+    times = f" x{row.node.count}" if row.node.count > 1 else ""
+    return Text.assemble((row.guides, "dim"), (label, "" if row.guides else "bold"), (times, "cyan"))
+
+
+def _cell(row: _Row, text: str, style: str = "") -> Text:
+    return Text(text if row.shows == "node" else "", style)
+
+
+def _times_of(row: _Row, phase: str) -> PhaseTimes:
+    times = row.node.phase(phase)
+    if row.shows == "node":
+        return times
+    extremes = {"shortest": times.shortest_ns, "longest": times.longest_ns}
+    return PhaseTimes(total_ns=extremes.get(row.shows) or 0)
+
+
+def _phase_columns(phase: str, times: Sequence[PhaseTimes]) -> list[Column]:
+    shares = ["" if each.share is None else format_share(each.share) for each in times]
+    return [
+        Column(phase, [Text(format_time(each.total_ns) if _has_run(each) else "") for each in times]),
+        Column("self", [Text(format_time(each.self_ns) if each.calls else "", "dim") for each in times]),
+        Column("%", [Text(share, "dim") for share in shares]),
+    ]
+
+
+def _has_run(times: PhaseTimes) -> bool:
+    return bool(times.calls or times.total_ns)
+
+
+def _format_parameters(node: ModuleNode) -> str:
+    return format_count(node.parameters) if node.parameters else ""
+
+
+def _notes(node: ModuleNode) -> str:
+    raised = sum(node.phase(phase).raised for phase in MODULE_PHASES)
+    unfinished = sum(node.phase(phase).unfinished for phase in MODULE_PHASES)
+    notes = [
+        f"shared with {printable(node.same_as)}" if node.same_as is not None else "",
+        f"raised {raised}x" if raised else "",
+        f"end not seen {unfinished}x" if unfinished else "",
+    ]
+    return "; ".join(note for note in notes if note)
+
+
+def _type_columns(rows: Sequence[TypeTimes], tree: ModuleTree) -> list[Column]:
+    columns = [
+        Column("type", [Text(printable(row.type)) for row in rows], right=False),
+        Column("modules", [Text(str(row.modules)) for row in rows]),
+        Column("calls", [Text(str(row.forward.calls or "")) for row in rows]),
+    ]
+    for phase in _phases(tree):
+        columns += _phase_columns(phase, [row.phase(phase) for row in rows])
+    return columns
+
+
+def _rest(tree: ModuleTree) -> list[Text]:
+    """What the tree does not show: the optimizer, the time outside modules, and how to see backward times."""
+    lines = []
+    if tree.optimizer.calls:
+        lines.append(_describe_rest("optimizer", tree.optimizer.total_ns, tree))
+    if tree.outside_ns is not None:
+        lines.append(_describe_rest("outside modules", tree.outside_ns, tree))
+    if tree.recompute.calls and tree.backward.calls:
+        lines.append(Text(RECOMPUTE_NOTE, "dim"))
+    if tree.roots and not tree.backward_recorded:
+        lines.append(Text(BACKWARD_HINT, "dim"))
+    return lines
+
+
+def _describe_rest(name: str, time_ns: int, tree: ModuleTree) -> Text:
+    step_ns = tree.step.duration_ns if tree.step else None
+    share = f" {format_share(time_ns / step_ns):>7}" if step_ns else ""
+    return Text(f"{name:<16}{format_time(time_ns):>8}{share}")

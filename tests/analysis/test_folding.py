@@ -1,0 +1,168 @@
+"""Folding: siblings that are alike keep their lines, what is inside them is shown once."""
+
+from builders import RecordingBuilder
+from modtrace.analysis.folding import fold
+from modtrace.analysis.module_tree import ModuleTree, build_module_tree, iterate_nodes
+from modtrace.analysis.times import PhaseTimes
+
+
+def lines(tree: ModuleTree) -> list[tuple[int, str, str, int, int]]:
+    """Level, path, role, count and forward time of every node."""
+    return [
+        (level, node.path, node.role, node.count, node.forward.total_ns)
+        for level, node in iterate_nodes(tree.roots)
+    ]
+
+
+def build_stack(blocks: int, *, odd: int | None = None) -> ModuleTree:
+    """A stack of blocks with a Linear in each (two in the block `odd`); block i takes 100 + i."""
+    build = RecordingBuilder()
+    net = build.module("", "Net")
+    stack = build.module("b", "ModuleList", parent=net)
+    build.step(0, 0, 10_000)
+    outer = build.call(net, 0, 9000)
+    for index in range(blocks):
+        block = build.module(f"b.{index}", "Block", parent=stack, parameters=10)
+        start_ns = 200 * index
+        call = build.call(block, start_ns, start_ns + 100 + index, parent=outer)
+        for part in ("fc", "fc2") if index == odd else ("fc",):
+            linear = build.module(f"b.{index}.{part}", "Linear", parent=block, parameters=10)
+            build.call(linear, start_ns, start_ns + 10, parent=call)
+    return build_module_tree(build.data())
+
+
+def test_alike_siblings_keep_their_lines_and_share_what_is_inside() -> None:
+    assert lines(fold(build_stack(3))) == [
+        (0, "", "module", 1, 9000),
+        (1, "b", "module", 1, 303),
+        (2, "b.0", "module", 1, 100),
+        (2, "b.1", "module", 1, 101),
+        (2, "b.2", "module", 1, 102),
+        (2, "b.0..2", "inside", 3, 303),
+        (3, "b.0..2.fc", "module", 3, 30),
+    ]
+
+
+def test_many_siblings_become_one_line_with_the_shortest_and_longest() -> None:
+    tree = fold(build_stack(13))
+
+    assert lines(tree) == [
+        (0, "", "module", 1, 9000),
+        (1, "b", "module", 1, 1378),
+        (2, "b.0..12", "folded", 13, 1378),
+        (3, "b.0..12.fc", "module", 13, 130),
+    ]
+    folded = tree.roots[0].children[0].children[0]
+    assert folded.label == "0..12"
+    assert folded.parameters == 130
+    assert (folded.forward.calls, folded.forward.self_ns) == (13, 1248)
+    assert (folded.forward.shortest_ns, folded.forward.longest_ns) == (100, 112)
+
+
+def test_sibling_of_another_shape_ends_a_run() -> None:
+    assert lines(fold(build_stack(5, odd=2))) == [
+        (0, "", "module", 1, 9000),
+        (1, "b", "module", 1, 510),
+        (2, "b.0", "module", 1, 100),
+        (2, "b.1", "module", 1, 101),
+        (2, "b.0..1", "inside", 2, 201),
+        (3, "b.0..1.fc", "module", 2, 20),
+        (2, "b.2", "module", 1, 102),
+        (3, "b.2.fc", "module", 1, 10),
+        (3, "b.2.fc2", "module", 1, 10),
+        (2, "b.3", "module", 1, 103),
+        (2, "b.4", "module", 1, 104),
+        (2, "b.3..4", "inside", 2, 207),
+        (3, "b.3..4.fc", "module", 2, 20),
+    ]
+
+
+def test_siblings_with_nothing_inside_are_left_as_they_are() -> None:
+    build = RecordingBuilder()
+    net = build.module("", "Sequential")
+    build.step(0, 0, 100)
+    outer = build.call(net, 0, 90)
+    for index in range(3):
+        build.call(build.module(str(index), "Linear", parent=net), 10 * index, 10 * index + 5, parent=outer)
+    tree = build_module_tree(build.data())
+
+    assert lines(fold(tree)) == lines(tree)
+
+
+def test_names_that_are_no_numbers_or_leave_one_out_are_not_folded() -> None:
+    build = RecordingBuilder()
+    net = build.module("", "Net")
+    build.step(0, 0, 100)
+    outer = build.call(net, 0, 90)
+    for label in ("0", "2", "a", "b"):
+        block = build.module(label, "Block", parent=net)
+        inside = build.module(f"{label}.fc", "Linear", parent=block)
+        build.call(inside, 0, 1, parent=build.call(block, 0, 2, parent=outer))
+    tree = build_module_tree(build.data())
+
+    assert lines(fold(tree)) == lines(tree)
+
+
+def test_siblings_called_a_different_number_of_times_are_not_folded() -> None:
+    build = RecordingBuilder()
+    net = build.module("", "Net")
+    build.step(0, 0, 100)
+    outer = build.call(net, 0, 90)
+    for expert, calls in enumerate((1, 2)):
+        block = build.module(str(expert), "Expert", parent=net)
+        inside = build.module(f"{expert}.fc", "Linear", parent=block)
+        for _ in range(calls):
+            build.call(inside, 0, 1, parent=build.call(block, 0, 2, parent=outer))
+    tree = build_module_tree(build.data())
+
+    assert lines(fold(tree)) == lines(tree)
+
+
+def test_folds_inside_folds_are_summed_over_both() -> None:
+    build = RecordingBuilder()
+    net = build.module("", "Net")
+    build.step(0, 0, 1000)
+    outer = build.call(net, 0, 900)
+    for index in range(2):
+        block = build.module(str(index), "Block", parent=net)
+        call = build.call(block, 0, 100, parent=outer)
+        for expert in range(2):
+            module = build.module(f"{index}.{expert}", "Expert", parent=block)
+            inside = build.module(f"{index}.{expert}.fc", "Linear", parent=module)
+            build.call(inside, 0, 10 + expert, parent=build.call(module, 0, 20 + expert, parent=call))
+
+    tree = fold(build_module_tree(build.data()))
+
+    assert lines(tree) == [
+        (0, "", "module", 1, 900),
+        (1, "0", "module", 1, 100),
+        (1, "1", "module", 1, 100),
+        (1, "0..1", "inside", 2, 200),
+        (2, "0..1.0", "module", 2, 40),
+        (2, "0..1.1", "module", 2, 42),
+        (2, "0..1.0..1", "inside", 4, 82),
+        (3, "0..1.0..1.fc", "module", 4, 42),
+    ]
+    [*_, inside] = tree.roots[0].children[2].children
+    assert inside.forward == PhaseTimes(
+        calls=4, total_ns=82, self_ns=40, share=0.082, shortest_ns=20, longest_ns=21
+    )
+
+
+def test_folded_times_add_up_to_the_unfolded() -> None:
+    tree = build_stack(20)
+    unfolded = sum(node.forward.self_ns for _, node in iterate_nodes(tree.roots))
+
+    assert sum(node.forward.self_ns for _, node in iterate_nodes(fold(tree).roots)) == unfolded
+
+
+def test_chain_of_5000_modules_is_folded_without_overflow() -> None:
+    build = RecordingBuilder()
+    build.step(0, 0, 20_000)
+    module, call = build.module("", "Net"), None
+    for depth in range(5000):
+        call = build.call(module, depth, 20_000 - depth, parent=call)
+        module = build.module(f"{'m.' * depth}m", "Layer", parent=module)
+    tree = build_module_tree(build.data())
+
+    assert lines(fold(tree)) == lines(tree)

@@ -1,0 +1,47 @@
+"""Every op of forward, backward and recompute belongs to the module call that an independent walk says."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from helpers.keeping import tracking
+from helpers.truth import Comparison, Truth
+from zoo import TiedGPT
+
+
+def compare(model, run, *, additions=True):
+    """Runs a step (`run()` gives the loss) under both, and gives the comparison."""
+    with tracking(model, events=additions, additions=additions) as tracker:
+        truth = Truth(model)
+        comparison = Comparison(tracker, truth)
+        try:
+            with truth, comparison:
+                loss = run()
+                loss.backward()
+        finally:
+            truth.close()
+    return comparison
+
+
+@pytest.mark.parametrize("reentrant", [None, True, False], ids=["plain", "reentrant", "non-reentrant"])
+@pytest.mark.parametrize("additions", [True, False], ids=["with events", "without"])
+def test_every_op_of_a_gpt_is_attributed_as_the_graph_says(seeded, reentrant, additions):
+    model = TiedGPT()
+    tokens = torch.randint(0, 17, (2, 8))
+
+    def run():
+        logits = model(tokens, reentrant)
+        return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+    comparison = compare(model, run, additions=additions)
+    if not additions:
+        comparison.pairs = [(true._replace(addition=False), said) for true, said in comparison.pairs]
+    assert comparison.disagreements() == []
+    backward = [true for true, _ in comparison.pairs if true.phase == "backward"]
+    assert len(backward) > 250
+    assert len({true.parameter for true in backward if true.parameter}) == len(list(model.parameters()))
+    if additions:
+        assert sum(true.addition for true in backward) > 10
+    assert any(true.label is None and "log_softmax_backward" in true.op for true in backward)
+    recomputed = sum(true.phase == "recompute" for true, _ in comparison.pairs)
+    assert (recomputed > 50) == (reentrant is not None)

@@ -1,0 +1,62 @@
+"""What holds for every test: nothing of modtrace is left behind in torch or in the process."""
+
+import sys
+import warnings
+
+import pytest
+
+
+def _state():
+    """The global state of torch that a recording must give back as it was."""
+    import torch
+    import torch.autograd.graph
+    from torch.nn.modules import module
+    from torch.optim import optimizer
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    return {
+        "module pre-hooks": list(module._global_forward_pre_hooks),
+        "module hooks": list(module._global_forward_hooks),
+        "always-called hooks": list(module._global_forward_hooks_always_called),
+        "backward hooks": [*module._global_backward_hooks, *module._global_backward_pre_hooks],
+        "optimizer hooks": [*optimizer._global_optimizer_pre_hooks, *optimizer._global_optimizer_post_hooks],
+        "engine door": (torch.autograd.graph._engine_run_backward, torch.autograd._engine_run_backward),
+        "dispatch modes": list(_get_current_dispatch_mode_stack()),
+        "function modes": torch._C._len_torch_function_stack(),
+        "grad mode": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "formatwarning": warnings.formatwarning,
+        "excepthook": sys.excepthook,
+    }
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(request):
+    """No global hook, mode, grad-mode or RNG change survives a test; no tracker keeps running."""
+    if "torch" not in sys.modules and not _needs_torch(request):
+        yield
+        return
+    import torch
+
+    before = _state()
+    generator = torch.get_rng_state()
+    yield
+    from modtrace.collect import scopes
+
+    assert scopes.current() is None, "the process's tracker is still running"
+    after = _state()
+    assert after == before
+    torch.set_rng_state(generator)
+
+
+def _needs_torch(request) -> bool:
+    return "torch" in getattr(request.module, "__dict__", {})
+
+
+@pytest.fixture
+def seeded():
+    """A fixed seed; the generator's state is put back by `nothing_is_left_behind`."""
+    import torch
+
+    torch.manual_seed(0)

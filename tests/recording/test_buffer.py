@@ -1,0 +1,60 @@
+"""Small batches become one, in the order they came."""
+
+import pytest
+
+from modtrace.recording import buffer as buffers
+from modtrace.recording.buffer import TableBuffer
+
+
+def test_rows_are_taken_as_one_batch() -> None:
+    buffer = TableBuffer("scalars")
+    buffer.append({"step": [0], "name": ["loss"], "value": [2.0]})
+    buffer.append({"step": [1, 1], "name": ["lr", "loss"], "value": [0.1, 1.0]})
+    assert buffer.rows == 3
+    assert buffer.take().to_pylist() == [
+        {"step": 0, "name": "loss", "value": 2.0},
+        {"step": 1, "name": "lr", "value": 0.1},
+        {"step": 1, "name": "loss", "value": 1.0},
+    ]
+    assert (buffer.rows, buffer.size_bytes, buffer.words) == (0, 0, 2)
+
+
+def test_order_stays_over_many_small_batches() -> None:
+    buffer = TableBuffer("scalars")
+    for step in range(10_000):
+        buffer.append({"step": [step]})
+        if step % 3333 == 0:
+            buffer.peek()
+    assert buffer.take().column("step").to_pylist() == list(range(10_000))
+
+
+def test_row_is_copied_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = []
+    join = buffers._join
+
+    def counted(batches):  # type: ignore[no-untyped-def]
+        copied.append(sum(each.num_rows for each in batches))
+        return join(batches)
+
+    monkeypatch.setattr(buffers, "_join", counted)
+    buffer = TableBuffer("steps")
+    for step in range(64 * 64):
+        buffer.append({"step": [step], "kind": ["train"]})
+    buffer.take()
+    assert sum(copied) == 3 * 64 * 64  # once at each of two levels, once when taken
+
+
+def test_batch_that_does_not_fit_adds_nothing() -> None:
+    buffer = TableBuffer("scalars")
+    with pytest.raises(ValueError):
+        buffer.append({"step": ["one"]})
+    assert buffer.rows == 0
+
+
+def test_words_that_were_forgotten_get_new_codes() -> None:
+    buffer = TableBuffer("scalars")
+    buffer.append({"name": ["loss"]})
+    buffer.take()
+    buffer.forget_words()
+    buffer.append({"name": ["lr"]})
+    assert buffer.take().column("name").dictionary.to_pylist() == ["lr"]

@@ -1,0 +1,181 @@
+"""On a full disk the recording stops at a whole batch and says so, and the run goes on."""
+
+import errno
+import os
+import subprocess
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.typed_rows import MS, expected, rows, write_step
+from modtrace.errors import ModtraceWarning, RecordingError
+from modtrace.recording.memory import MemoryRecording
+from modtrace.recording.meta import RunMeta
+from modtrace.store.copy import write_recording
+from modtrace.store.reader import FolderReader
+from modtrace.store.writer import FolderWriter
+
+META = RunMeta(run_id="r1")
+
+
+class SmallDisk:
+    """An `os.write` for a disk with room for so many bytes, which takes at most 1,000 at a time."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.write = os.write
+
+    def __call__(self, fd: int, data: memoryview) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = self.write(fd, data[: min(1000, self.room)])
+        self.room -= written
+        return written
+
+
+@pytest.fixture
+def real_small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk of 256 KiB."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", tmp_path], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"may not mount a small disk: {mounted.stderr.decode().strip()}")
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+def record_until_full(path: Path, steps: int) -> tuple[FolderWriter, list[str]]:
+    """Records with one flush a step; returns the writer, closed, and the warnings."""
+    writer = FolderWriter(path, META)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(steps):
+            write_step(writer, step, step * 200 * MS)
+        writer.close()
+    assert all(each.category is ModtraceWarning for each in caught)
+    return writer, [str(each.message) for each in caught]
+
+
+def assert_stopped_at(path: Path, stop: int, caught: list[str], table: str) -> None:
+    reader = FolderReader(path)
+    assert reader.meta.marks == (f"incomplete from step {stop}: No space left on device ({table}.arrow)",)
+    assert reader.meta.complete is False
+    assert caught == [
+        f"{path}: the recording stops at step {stop}: No space left on device ({table}.arrow). "
+        "The run goes on; what was written before stays readable."
+    ]
+    assert reader.table("steps").to_pylist() == expected(stop)["steps"]
+    for name in ("calls", "scalars"):
+        written = reader.table(name).to_pylist()
+        assert written[: len(expected(stop)[name])] == expected(stop)[name]
+        assert written == expected(stop + 1)[name][: len(written)]
+
+
+@pytest.mark.parametrize("room", [0, 1, 5_000, 20_000, 20_001, 45_678])
+def test_recording_stops_at_the_last_whole_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    monkeypatch.setattr("modtrace.store.stream.os.write", SmallDisk(room))
+    path = tmp_path / "run.modtrace"
+    _, caught = record_until_full(path, steps=30)
+    mark = FolderReader(path).meta.marks[0]
+    stop, table = int(mark.split()[3].rstrip(":")), mark.split("(")[1].removesuffix(".arrow)")
+    assert stop < 30
+    assert_stopped_at(path, stop, caught, table)
+
+
+def test_no_byte_of_a_batch_that_did_not_fit_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = FolderWriter(tmp_path / "run.modtrace", META)
+    write_step(writer, 0, 0)
+    calls = tmp_path / "run.modtrace/rank-00000/calls.arrow"
+    whole = calls.read_bytes()
+    monkeypatch.setattr("modtrace.store.stream.os.write", SmallDisk(1500))
+    with pytest.warns(ModtraceWarning):
+        write_step(writer, 1, 1, force=True)
+    assert calls.read_bytes() == whole
+
+
+def test_rows_are_not_gathered_after_the_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("modtrace.store.stream.os.write", SmallDisk(0))
+    writer, caught = record_until_full(tmp_path / "run.modtrace", steps=100)
+    assert len(caught) == 1
+    assert writer.rows == 22  # those of the first step, which were taken before the disk was found full
+
+
+def test_recording_on_a_disk_that_is_really_full(real_small_disk: Path) -> None:
+    path = real_small_disk / "run.modtrace"
+    _, caught = record_until_full(path, steps=200)
+    mark = FolderReader(path).meta.marks[0]
+    stop, table = int(mark.split()[3].rstrip(":")), mark.split("(")[1].removesuffix(".arrow)")
+    assert 10 < stop < 200
+    assert_stopped_at(path, stop, caught, table)
+
+
+def test_mark_reaches_a_disk_that_is_full(real_small_disk: Path) -> None:
+    writer = FolderWriter(real_small_disk / "run.modtrace", META)
+    write_step(writer, 0, 0)
+    with pytest.raises(OSError, match="No space left"):
+        (real_small_disk / "filler").write_bytes(bytes(300_000))
+    writer.mark("layers.3: boom")
+    assert "layers.3: boom" in FolderReader(real_small_disk / "run.modtrace").meta.marks
+    writer.close()
+
+
+def test_folder_on_a_full_disk_cannot_be_made(real_small_disk: Path) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        (real_small_disk / "filler").write_bytes(bytes(300_000))
+    with pytest.raises(RecordingError, match=r"run\.modtrace: cannot write .*No space left on device"):
+        FolderWriter(real_small_disk / "run.modtrace", META)
+
+
+def test_strict_writer_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = FolderWriter(tmp_path / "run.modtrace", META, strict=True)
+    monkeypatch.setattr("modtrace.store.stream.os.write", SmallDisk(0))
+    with pytest.raises(RecordingError) as caught:
+        write_step(writer, 0, 0)
+    assert str(caught.value) == (
+        f"{tmp_path}/run.modtrace: the recording stops at step 0: No space left on device (calls.arrow)."
+    )
+    writer.close()
+
+
+def test_copy_that_does_not_fit_raises_and_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = MemoryRecording(META)
+    for step in range(5):
+        write_step(recording, step, 0)
+    recording.close()
+    monkeypatch.setattr("modtrace.store.stream.os.write", SmallDisk(3_000))
+    with pytest.raises(RecordingError, match="No space left on device"):
+        write_recording(recording, tmp_path / "copy.modtrace")
+    assert FolderReader(tmp_path / "copy.modtrace").meta.complete is False
+    assert rows(recording) == expected(5)
+
+
+def test_marks_that_outgrow_their_place_are_kept(tmp_path: Path) -> None:
+    writer = FolderWriter(tmp_path / "run.modtrace", META)
+    meta = tmp_path / "run.modtrace/rank-00000/meta.json"
+    assert meta.stat().st_size == 16 * 1024
+    marks = [f"mark {each} " + "x" * 1000 for each in range(40)]
+    for each in marks:
+        writer.mark(each)
+    writer.close()
+    assert meta.stat().st_size == 48 * 1024
+    assert list(FolderReader(tmp_path / "run.modtrace").meta.marks) == marks
+
+
+def test_meta_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = FolderWriter(tmp_path / "run.modtrace", META)
+
+    def fail(fd: int, data: bytes, offset: int) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("modtrace.store.metafile.os.pwrite", fail)
+    with pytest.warns(ModtraceWarning) as caught:
+        writer.mark("boom")
+    assert str(caught[0].message) == (
+        f"{tmp_path}/run.modtrace: meta.json cannot be written: Input/output error. "
+        "The run goes on; the recording will not tell that it is closed, nor its marks."
+    )

@@ -1,0 +1,197 @@
+"""Reads every import of the package: they point down the layers, and heavy libraries wait until needed.
+
+The layers are drawn in docs/architecture.md. If you need something from above, it belongs lower or should
+arrive as an argument.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "src" / "modtrace"
+
+_GROUND = {"errors", "optional"}
+_ENGINE = _GROUND | {"recording", "measure", "collect", "store", "analysis", "replay", "views"}
+
+#: What each layer may import besides itself. `__init__` is the package's own file, `import modtrace`.
+MAY_IMPORT = {
+    "errors": set(),
+    "optional": {"errors"},
+    "recording": _GROUND,
+    "measure": _GROUND | {"recording"},
+    "collect": _GROUND | {"recording", "measure"},
+    "store": _GROUND | {"recording"},
+    "analysis": _GROUND | {"recording"},
+    "replay": _GROUND | {"recording", "measure", "collect", "store"},
+    "views": _GROUND | {"recording", "analysis"},
+    "face": _ENGINE,
+    "tensor_tracker": _ENGINE | {"face"},
+    "cli": _ENGINE | {"face", "__init__"},
+    "integrations": _ENGINE | {"face", "__init__"},
+    "__main__": {"cli"},
+    "__init__": _ENGINE | {"face"},
+}
+MAY_IMPORT_TORCH = {"measure", "collect", "replay", "integrations"}
+NEVER_AT_IMPORT = {"pandas", "matplotlib", "triton", "transformers"}
+
+
+class Import(NamedTuple):
+    """One imported name. `when`: "import" (at import time), "call" (inside a function) or "typing"."""
+
+    target: str
+    line: int
+    when: str
+
+
+def faults(source: str, module: str) -> list[str]:
+    """Returns what is wrong with the imports of `source`, the text of `module` ("modtrace.store.reader")."""
+    layer = module.split(".")[1]
+    if layer not in MAY_IMPORT:
+        return [f"{module}: the layer {layer!r} is not in MAY_IMPORT of tests/test_layers.py"]
+    found = []
+    for imported in _imports(ast.parse(source), module):
+        why = _fault(layer, imported)
+        if why is not None:
+            found.append(f"{module}:{imported.line}: {imported.target}: {why}")
+    return found
+
+
+def _fault(layer: str, imported: Import) -> str | None:
+    library = imported.target.split(".")[0]
+    if library == "modtrace":
+        return _fault_inside(layer, _layer_of(imported.target), imported.when)
+    if library == "torch" and layer not in MAY_IMPORT_TORCH:
+        return f"{layer} must work without torch"
+    if library in NEVER_AT_IMPORT and imported.when == "import":
+        return "import it in the function that needs it"
+    return None
+
+
+def _fault_inside(layer: str, target: str, when: str) -> str | None:
+    if layer == "__init__" and when == "import":
+        return "the package's names load lazily"
+    if target != layer and target not in MAY_IMPORT[layer]:
+        return f"{layer} must not know {target}"
+    return None
+
+
+def _layer_of(target: str) -> str:
+    """Returns "store" for "modtrace.store.reader" and "__init__" for "modtrace" and its attributes."""
+    _, first, *_ = [*target.split("."), "__init__"]
+    return first if first in MAY_IMPORT else "__init__"
+
+
+def _imports(tree: ast.AST, module: str, when: str = "import") -> Iterator[Import]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (Import(name.name, node.lineno, when) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (Import(target, node.lineno, when) for target in _targets(node, module))
+        else:
+            yield from _imports(node, module, _when_inside(node, when))
+
+
+def _targets(node: ast.ImportFrom, module: str) -> list[str]:
+    """Returns what `from <base> import <names>` reaches; a name may be a module of its own, so it is kept."""
+    above = module.split(".")[: -node.level] if node.level else []
+    base = ".".join([*above, node.module] if node.module else above)
+    return [f"{base}.{name.name}" for name in node.names]
+
+
+def _when_inside(node: ast.AST, when: str) -> str:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        return "call"
+    if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        return "typing"
+    return when
+
+
+def _module_of(path: Path) -> str:
+    """Returns the dotted name; a package's own file keeps its `__init__`, so `.` means the same in each."""
+    return ".".join(["modtrace", *path.relative_to(PACKAGE).with_suffix("").parts])
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_imports_point_down(path: Path) -> None:
+    assert faults(path.read_text(), _module_of(path)) == []
+
+
+def test_importing_modtrace_imports_no_library() -> None:
+    script = "import modtrace, sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert {"torch", "numpy", "pyarrow", "rich", "click", *NEVER_AT_IMPORT}.isdisjoint(loaded.split())
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "expected"),
+    [
+        ("store.reader", "from ..collect.scopes import ScopeTracker", "store must not know collect"),
+        ("store.reader", "from .. import collect", "store must not know collect"),
+        ("store.__init__", "from ..collect import scopes", "store must not know collect"),
+        ("store.reader", "import modtrace.analysis.graph", "store must not know analysis"),
+        ("analysis.graph", "from modtrace import store", "analysis must not know store"),
+        ("analysis.graph", "def f():\n    from ..views import text", "analysis must not know views"),
+        (
+            "recording.meta",
+            "if TYPE_CHECKING:\n    from ..face import Recording",
+            "recording must not know face",
+        ),
+        (
+            "recording.meta",
+            "if typing.TYPE_CHECKING:\n    from .. import face",
+            "recording must not know face",
+        ),
+        ("errors", "from .optional import require", "errors must not know optional"),
+        ("views.text", "from .. import __version__", "views must not know __init__"),
+        ("cli.show", "from ..integrations import trainer", "cli must not know integrations"),
+        ("views.plot", "def f():\n    import torch.nn", "views must work without torch"),
+        ("face", "if TYPE_CHECKING:\n    from torch import Tensor", "face must work without torch"),
+        ("views.frame", "import pandas as pd", "import it in the function that needs it"),
+        (
+            "views.frame",
+            "try:\n    import pandas\nexcept ImportError: ...",
+            "import it in the function that needs it",
+        ),
+        (
+            "views.plot",
+            "class A:\n    from matplotlib import pyplot",
+            "import it in the function that needs it",
+        ),
+        ("__init__", "from .face import record", "the package's names load lazily"),
+    ],
+)
+def test_fault_is_found(module: str, source: str, expected: str) -> None:
+    [fault] = faults(source, f"modtrace.{module}")
+    assert fault.endswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        (
+            "collect.scopes",
+            "import torch\nfrom ..measure import tap\nfrom . import names\nfrom ..errors import MisuseError",
+        ),
+        ("replay.verify", "from ..store.reader import open_recording\nfrom ..collect import ops"),
+        ("views.frame", "def f():\n    import pandas"),
+        ("views.frame", "if TYPE_CHECKING:\n    import pandas"),
+        ("cli.show", "import modtrace\nfrom modtrace import open_recording\nfrom ..face import Recording"),
+        ("__init__", "import importlib\nif TYPE_CHECKING:\n    from .face import record"),
+        ("store.writer", "import torchlike, json"),
+    ],
+)
+def test_import_that_points_down_is_fine(module: str, source: str) -> None:
+    assert faults(source, f"modtrace.{module}") == []
+
+
+def test_layer_that_nobody_named_is_a_fault() -> None:
+    assert faults("import json", "modtrace.plugins.json") == [
+        "modtrace.plugins.json: the layer 'plugins' is not in MAY_IMPORT of tests/test_layers.py"
+    ]

@@ -1,0 +1,49 @@
+"""How numbers are written."""
+
+import pytest
+
+from modtrace.views.quantities import format_count, format_share, format_time
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "expected"),
+    [
+        (0, "0us"),
+        (1, "1ns"),
+        (789, "789ns"),
+        (999, "999ns"),
+        (1_000, "1.00us"),
+        (9_994, "9.99us"),
+        (9_996, "10.0us"),
+        (45_600, "45.6us"),
+        (99_960, "100us"),
+        (999_400, "999us"),
+        (999_600, "1.00ms"),
+        (1_234_567, "1.23ms"),
+        (2_500_000_000, "2.50s"),
+        (3_600_000_000_000, "3600s"),
+    ],
+)
+def test_time_has_three_digits_and_its_unit(time_ns: int, expected: str) -> None:
+    assert format_time(time_ns) == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (0, "0"),
+        (999, "999"),
+        (1_000, "1.00K"),
+        (789_504, "790K"),
+        (999_999, "1.00M"),
+        (1_234_567, "1.23M"),
+        (7_000_000_000, "7.00B"),
+        (1_800_000_000_000, "1.80T"),
+    ],
+)
+def test_count_has_three_digits_and_its_unit(count: int, expected: str) -> None:
+    assert format_count(count) == expected
+
+
+def test_share_is_a_percentage() -> None:
+    assert [format_share(each) for each in (0.0, 0.1234, 1.0)] == ["0.0%", "12.3%", "100.0%"]

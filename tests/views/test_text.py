@@ -1,0 +1,283 @@
+"""The module tree as text: golden files for the whole, single rules below."""
+
+import itertools
+import re
+from dataclasses import replace
+
+import pytest
+from golden import assert_golden
+
+from modtrace.analysis.module_tree import ModuleNode, ModuleTree
+from modtrace.analysis.steps import ShownStep
+from modtrace.analysis.times import NO_CALLS, PhaseTimes
+from modtrace.views.text import SORT_KEYS, SortKey, render_module_tree
+
+STEP = ShownStep(step=19, kind="train", start_ns=0, end_ns=200_000_000, first=0, last=19, count=20)
+
+
+def times(calls: int, total_us: int, self_us: int | None = None, **more: int) -> PhaseTimes:
+    own_us = total_us if self_us is None else self_us
+    share = total_us / 200_000
+    return PhaseTimes(calls=calls, total_ns=1000 * total_us, self_ns=1000 * own_us, share=share, **more)
+
+
+_ids = itertools.count()
+
+
+def node(label: str, type: str, forward: PhaseTimes, *children: ModuleNode, **more: object) -> ModuleNode:
+    values = {
+        "path": label,
+        "root": "GPT",
+        "label": label,
+        "type": type,
+        "module_id": next(_ids),
+        "parameters": 0,
+        "called": forward.calls > 0,
+        "forward": forward,
+        "children": children,
+    }
+    return ModuleNode(**(values | more))  # type: ignore[arg-type]
+
+
+def tree(*roots: ModuleNode, **more: object) -> ModuleTree:
+    values = {
+        "command": ("train.py", "--steps", "20"),
+        "marks": (),
+        "step": STEP,
+        "roots": roots,
+        "forward": times(1, 1),
+        "backward": NO_CALLS,
+        "recompute": NO_CALLS,
+        "optimizer": NO_CALLS,
+        "outside_ns": None,
+        "backward_recorded": True,
+    }
+    return ModuleTree(**(values | more))  # type: ignore[arg-type]
+
+
+def block(index: int, *, recompute: bool) -> ModuleNode:
+    """A block of the GPT, a little slower with every index."""
+    attn = node(
+        "attn",
+        "CausalSelfAttention",
+        times(1, 900 + 40 * index),
+        backward=times(1, 1800),
+        recompute=times(1, 910) if recompute else NO_CALLS,
+        parameters=262_144,
+        path=f"blocks.{index}.attn",
+    )
+    mlp = node(
+        "mlp",
+        "MLP",
+        times(1, 1100),
+        backward=times(1, 2200),
+        recompute=times(1, 1110) if recompute else NO_CALLS,
+        parameters=524_288,
+        path=f"blocks.{index}.mlp",
+    )
+    return node(
+        str(index),
+        "Block",
+        times(1, 2100 + 40 * index, 100),
+        attn,
+        mlp,
+        backward=times(1, 4100, 100),
+        recompute=times(1, 2150, 130) if recompute else NO_CALLS,
+        parameters=786_432,
+        path=f"blocks.{index}",
+    )
+
+
+def gpt(blocks: int, *, recompute: bool = False) -> ModuleTree:
+    forward_us = sum(2100 + 40 * index for index in range(blocks))
+    inside = node(
+        "blocks",
+        "ModuleList",
+        times(0, forward_us, 0),
+        *(block(index, recompute=recompute) for index in range(blocks)),
+        backward=times(0, 4100 * blocks, 0),
+        recompute=times(0, 2150 * blocks, 0) if recompute else NO_CALLS,
+        parameters=786_432 * blocks,
+    )
+    root = node(
+        "GPT",
+        "GPT",
+        times(1, forward_us + 1400, 1000),
+        node("wte", "Embedding", times(1, 90), backward=times(1, 150), parameters=512_000),
+        inside,
+        node("head", "Linear", times(1, 310), backward=times(1, 620), same_as="wte", parameters=512_000),
+        backward=times(1, 4100 * blocks + 900, 130),
+        recompute=times(0, 2150 * blocks, 0) if recompute else NO_CALLS,
+        parameters=512_000 + 786_432 * blocks,
+        path="",
+    )
+    return tree(
+        root,
+        backward=times(1, 4100 * blocks + 900),
+        recompute=times(blocks, 2150 * blocks) if recompute else NO_CALLS,
+        optimizer=times(1, 6500),
+        outside_ns=4_000_000,
+    )
+
+
+def first_column(text: str) -> list[str]:
+    """The tree's first column, without its title."""
+    table = text.split("\n\n")[1].splitlines()
+    return [re.split(r"\s{2,}(?=\S)", line.lstrip("│├└─ "))[0] for line in table[1:]]
+
+
+def test_gpt() -> None:
+    assert_golden("gpt.txt", render_module_tree(gpt(6)))
+
+
+def test_gpt_unfolded() -> None:
+    assert_golden("gpt_unfolded.txt", render_module_tree(gpt(3), fold=False, types=False))
+
+
+def test_gpt_with_many_checkpointed_blocks() -> None:
+    marked = replace(gpt(16, recompute=True), marks=("incomplete from step 20: the process was killed",))
+    assert_golden("gpt_checkpointed.txt", render_module_tree(marked))
+
+
+def test_gpt_without_backward_times() -> None:
+    root = node("GPT", "GPT", times(1, 14_000, 1000), node("head", "Linear", times(1, 310)), path="")
+    assert_golden("gpt_forward_only.txt", render_module_tree(tree(root, backward_recorded=False)))
+
+
+def test_gpt_in_colour() -> None:
+    assert_golden("gpt_colour.txt", render_module_tree(gpt(6), color=True))
+
+
+def test_calls_that_raised_or_did_not_end_are_noted() -> None:
+    root = node(
+        "Net",
+        "Net",
+        times(2, 14_000, raised=1),
+        node("cell", "Cell", times(3, 10, unfinished=2, raised=1)),
+        path="",
+    )
+    assert_golden("notes.txt", render_module_tree(tree(root)))
+
+
+def test_plain_text_has_no_escape_codes_and_no_blanks_at_line_ends() -> None:
+    text = render_module_tree(gpt(6))
+    assert "\x1b" not in text
+    assert not any(line.endswith(" ") for line in text.splitlines())
+
+
+def test_eval_step_of_a_recording_with_backward_gives_no_hint() -> None:
+    assert "--backward-times" not in render_module_tree(tree(node("Net", "Net", times(1, 5))))
+
+
+def test_empty_recording_says_so() -> None:
+    assert render_module_tree(tree(step=None, command=())) == "nothing was recorded\n"
+
+
+def test_step_without_calls_says_so() -> None:
+    assert render_module_tree(tree(outside_ns=200_000_000)) == (
+        "train.py --steps 20\n"
+        "step 19 (train), 200ms, no module was called; 20 steps recorded, 0 to 19\n"
+        "\n"
+        "outside modules    200ms  100.0%\n"
+    )
+
+
+def test_step_that_is_not_complete_says_so() -> None:
+    step = ShownStep(step=4, kind=None, start_ns=None, end_ns=None, first=4, last=4, count=1)
+    text = render_module_tree(tree(node("Net", "Net", PhaseTimes(calls=1, total_ns=5)), step=step))
+    assert text.splitlines()[1] == "step 4, whose end was not recorded; 1 step recorded"
+
+
+def test_markup_in_names_is_printed_as_it_is() -> None:
+    root = node("Net", "[bold]Net[/bold]", times(1, 5), node("[red]x[/]", "L", times(1, 1)), path="")
+    text = render_module_tree(tree(root, marks=("[blink]",), command=(":smile:",)))
+    assert "[bold]Net[/bold]" in text
+    assert "└─ [red]x[/]" in text
+    assert "! [blink]\n" in text
+    assert ":smile:" in text
+
+
+def test_control_characters_are_written_out() -> None:
+    root = node("Net", "Net", times(1, 5), node("a\x1b[31m\nb", "L", times(1, 1)), path="")
+    assert "└─ a\\x1b[31m\\nb" in render_module_tree(tree(root))
+
+
+def test_wide_characters_keep_columns_aligned() -> None:
+    root = node(
+        "Netz", "Netz", times(1, 5), node("注意", "L", times(1, 1)), node("größe", "L", times(1, 1)), path=""
+    )
+    assert_golden("unicode.txt", render_module_tree(tree(root)))
+
+
+@pytest.mark.parametrize(
+    ("depth", "expected"),
+    [
+        (0, ["GPT"]),
+        (1, ["GPT", "wte", "blocks", "head"]),
+        (2, ["GPT", "wte", "blocks", "0", "1", "head"]),
+        (3, ["GPT", "wte", "blocks", "0", "1", "inside 0..1, summed", "attn x2", "mlp x2", "head"]),
+        (9, ["GPT", "wte", "blocks", "0", "1", "inside 0..1, summed", "attn x2", "mlp x2", "head"]),
+    ],
+)
+def test_depth_counts_levels_below_the_root(depth: int, expected: list[str]) -> None:
+    assert first_column(render_module_tree(gpt(2), depth=depth)) == expected
+
+
+@pytest.mark.parametrize(
+    ("sort", "expected"),
+    [
+        ("order", ["b", "a", "10", "9"]),
+        ("forward", ["10", "b", "9", "a"]),
+        ("backward", ["a", "b", "10", "9"]),
+        ("recompute", ["9", "b", "a", "10"]),
+        ("self", ["a", "9", "10", "b"]),
+        ("total", ["10", "a", "9", "b"]),
+        ("parameters", ["9", "a", "b", "10"]),
+        ("calls", ["a", "b", "10", "9"]),
+        ("name", ["9", "10", "a", "b"]),
+    ],
+)
+def test_siblings_are_sorted(sort: SortKey, expected: list[str]) -> None:
+    root = node(
+        "Net",
+        "Net",
+        times(1, 1000),
+        node("b", "L", times(2, 30, 1), parameters=2),
+        node("a", "L", times(3, 10), backward=times(1, 30), parameters=3),
+        node("10", "L", times(1, 50, 2), parameters=None),
+        node("9", "L", times(1, 20), recompute=times(1, 15), parameters=4),
+    )
+    text = render_module_tree(tree(root, backward=times(1, 1), recompute=times(1, 1)), sort=sort)
+    assert first_column(text)[1:] == expected
+
+
+def test_every_sort_key_is_tested() -> None:
+    assert len(SORT_KEYS) == 9
+
+
+def test_what_is_inside_stays_behind_its_siblings_when_sorted() -> None:
+    text = render_module_tree(gpt(3), sort="forward")
+    assert first_column(text)[:7] == ["GPT", "blocks", "2", "1", "0", "inside 0..2, summed", "mlp x3"]
+
+
+def test_columns_are_left_out_where_the_width_does_not_suffice() -> None:
+    def titles(width: int | None) -> list[str]:
+        return render_module_tree(gpt(6), width=width).split("\n\n")[1].splitlines()[0].split()
+
+    everything = ["module", "type", "calls", "forward", "self", "%", "backward", "self", "%", "params"]
+    assert titles(None) == everything
+    assert titles(130) == everything
+    assert titles(110) == ["module", "type", "calls", "forward", "%", "backward", "%", "params"]
+    assert titles(85) == ["module", "type", "calls", "forward", "backward", "params"]
+    assert titles(10) == ["module", "type", "calls", "forward", "backward", "params"]
+
+
+def test_chain_of_5000_modules_is_rendered_without_overflow() -> None:
+    chain = node("deepest", "Layer", times(1, 1))
+    for depth in range(5000, 0, -1):
+        chain = node(f"m{depth}", "Layer", times(1, 1), chain)
+    text = render_module_tree(tree(chain, backward_recorded=True), types=False)
+    lines = text.split("\n\n")[1].splitlines()
+    assert len(lines) == 5002
+    assert lines[31].startswith(" " * 87 + "└─ m31")
+    assert lines[-1].startswith("(5000) " + " " * 90 + "└─ deepest")
