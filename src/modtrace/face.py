@@ -21,8 +21,6 @@ from .store.writer import FolderWriter
 from .views.text import render_module_tree
 
 if TYPE_CHECKING:
-    import pandas
-
     from .collect.recorder import Recorder
 
 #: What a recording in memory keeps of rows.
@@ -53,8 +51,8 @@ class Recording:
         """
         return self.data.table(name)
 
-    def frame(self, name: str) -> "pandas.DataFrame":
-        """All rows of a table as a pandas data frame; integers that may be missing are pandas' `Int64`.
+    def frame(self, name: str) -> Any:
+        """All rows of a table as a `pandas.DataFrame`; integers that may be missing are pandas' `Int64`.
 
         Raises:
             ValueError: there is no such table.
@@ -62,8 +60,7 @@ class Recording:
         """
         pandas = require("pandas", "Recording.frame()")
         nullable = {pa.int64(): pandas.Int64Dtype(), pa.int32(): pandas.Int32Dtype()}
-        frame: pandas.DataFrame = self.table(name).to_pandas(types_mapper=nullable.get)
-        return frame
+        return self.table(name).to_pandas(types_mapper=nullable.get)
 
     def module_tree(self, step: int | None = None) -> ModuleTree:
         """Calls and times by module, of one step.
@@ -187,7 +184,7 @@ class LiveRecording(Recording):
             strict=self._options.strict,
         )
         self._writer = writer
-        self._data = FolderReader(writer.path)
+        self._data = FolderReader(writer.folder)
         return writer
 
     def _running(self, what: str) -> "Recorder":

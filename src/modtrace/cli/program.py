@@ -121,7 +121,7 @@ def _become_main(program: Program) -> dict[str, Any]:
 
 def _set_search_path(first: str) -> None:
     """Puts the program's place where `modtrace`'s own script folder stands."""
-    if not sys.flags.safe_path if sys.version_info >= (3, 11) else True:
+    if not getattr(sys.flags, "safe_path", False):  # -P, new in Python 3.11
         sys.path[0] = first
 
 

@@ -286,7 +286,7 @@ class BackwardWatcher:
 
 
 def _root_nodes(outputs: Iterable[Any]) -> list[Any]:
-    nodes = {}
+    nodes: dict[Any, None] = {}
     with torch._C.DisableTorchFunction():
         for output in outputs:
             if isinstance(output, torch.Tensor):

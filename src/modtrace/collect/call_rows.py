@@ -21,9 +21,9 @@ class NthMemory:
     """The n-th numbers of written calls whose graphs may yet run backward in a later step."""
 
     def __init__(self) -> None:
-        self._nth: dict[Segment, Ints] = {}
+        self._nth: dict[Segment, npt.NDArray[np.int32]] = {}
 
-    def keep(self, segment: Segment, nth: Ints) -> None:
+    def keep(self, segment: Segment, nth: npt.NDArray[np.int32]) -> None:
         """Keeps the numbers of a segment's calls."""
         self._nth[segment] = nth
 
@@ -141,7 +141,7 @@ def _add_recomputes(columns: Columns, segments: list[Segment], starts: list[int]
 
 
 def _fill(
-    nth: Ints,
+    nth: npt.NDArray[np.int32],
     recompute_of: Ints,
     start: int,
     origins: Origins,

@@ -7,14 +7,15 @@ import sys
 import time
 import uuid
 from datetime import datetime, timezone
-from importlib import metadata
 from typing import Any
 
 import torch
 
+from .. import __version__
 from ..recording.meta import RunMeta
 
-_LIBRARIES = ("modtrace", "torch", "numpy", "pyarrow", "transformers", "lightning")
+#: Their versions are noted if the run has imported them.
+_LIBRARIES = ("torch", "numpy", "pyarrow", "transformers", "lightning", "accelerate", "deepspeed")
 
 
 def describe_run(options: dict[str, Any]) -> RunMeta:
@@ -23,16 +24,15 @@ def describe_run(options: dict[str, Any]) -> RunMeta:
     Args:
         options: what `record()` was given, as JSON values.
     """
-    versions = {"python": platform.python_version()}
+    versions = {"python": platform.python_version(), "modtrace": __version__}
     for name in _LIBRARIES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if isinstance(version, str):
+            versions[name] = version
     return RunMeta(
         run_id=os.environ.get("TORCHELASTIC_RUN_ID") or uuid.uuid4().hex,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        modtrace_version=versions.get("modtrace", ""),
+        modtrace_version=__version__,
         argv=tuple(sys.argv),
         versions=versions,
         device=_device(),
@@ -47,8 +47,8 @@ def describe_run(options: dict[str, Any]) -> RunMeta:
 
 def _device() -> str:
     """The accelerator, without initialising it: a process that has not used CUDA is not made to."""
-    if torch.cuda.is_initialized():
-        return str(torch.cuda.get_device_name())
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return torch.cuda.get_device_name()
     return f"cpu ({platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads)"
 
 

@@ -183,10 +183,10 @@ class ModuleNames:
         if module._modules or module._parameters:
             return None
         for each in self.modules:
-            if each.root is each and not each.alive and not each.given and each.parameters == 0:
-                if each.type_name == type(module).__name__:
-                    self._bind(module, each)
-                    return each
+            free = each.root is each and not each.alive and not each.given and each.parameters == 0
+            if free and each.type_name == type(module).__name__:
+                self._bind(module, each)
+                return each
         return None
 
     # Registering.
@@ -394,7 +394,6 @@ def _outermost_owner(module: nn.Module, frame: FrameType | None) -> nn.Module | 
         code = each.f_code
         if code.co_argcount and code.co_varnames[0] == "self":
             owner = frame_local(each, "self")
-            if isinstance(owner, nn.Module) and owner is not module:
-                if any(below is module for below in _descendants(owner)):
-                    found = owner
+            if isinstance(owner, nn.Module) and any(below is module for below in _descendants(owner)):
+                found = owner
     return found

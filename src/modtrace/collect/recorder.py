@@ -11,7 +11,7 @@ import torch
 
 from ..errors import MisuseError, ModtraceWarning
 from ..recording.protocols import Sink
-from ..recording.step_range import StepRange
+from ..recording.step_range import ALL_STEPS, StepRange
 from . import scopes
 from .backward import Backward
 from .call_rows import NthMemory, call_columns, optimizer_columns
@@ -35,7 +35,7 @@ class Recorder:
         sink: Sink,
         model: object = None,
         *,
-        steps: StepRange = StepRange(),
+        steps: StepRange = ALL_STEPS,
         backward_times: bool = False,
         strict: bool = False,
     ) -> None:
@@ -54,6 +54,7 @@ class Recorder:
         self._lock = threading.RLock()  # over what the tracker tells
         self._writing = threading.RLock()  # over the sink; taken before the other
         self._wake = threading.Event()
+        self._stopping = threading.Event()
         self._timer: threading.Thread | None = None
         self._active = False
         self._broken = False
@@ -83,6 +84,7 @@ class Recorder:
         scopes.release(self)
         atexit.unregister(self.stop)
         self._active = False
+        self._stopping.set()
         self._wake.set()
         if self._timer is not None:
             self._timer.join()
@@ -198,10 +200,9 @@ class Recorder:
 
     def _flush_late(self) -> None:
         """Runs beside the training: writes ended steps even when no further step comes to an end."""
-        while self._active:
+        while not self._stopping.is_set():
             self._wake.wait()
-            if self._active:
-                time.sleep(_FLUSH_AFTER_S)
+            if not self._stopping.wait(_FLUSH_AFTER_S):
                 self._wake.clear()
                 self.flush()
 

@@ -61,7 +61,7 @@ def _find(check: Check) -> Any:
 
 
 # On the hot path: plain C functions, 30-40 ns each. torch has had all three since 2.1.
-sequence_nr: Callable[[], int] = torch.autograd._get_sequence_nr
+sequence_nr: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr")  # noqa: B009 (not exported, says mypy)
 graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 current_node: Callable[[], Any] = torch._C._current_autograd_node
 
@@ -198,7 +198,7 @@ class BackwardDoor:
     `_engine_run_backward`, which stands under two names; torch.compiler itself replaces these two.
     """
 
-    _HOLDERS = (torch.autograd.graph, torch.autograd)
+    _HOLDERS: tuple[Any, ...] = (torch.autograd.graph, torch.autograd)
 
     def __init__(self) -> None:
         self._original: Callable[..., Any] | None = None

@@ -23,6 +23,9 @@ class StepRange(NamedTuple):
         return text if self.every == 1 else f"{text}:{self.every}"
 
 
+ALL_STEPS = StepRange()
+
+
 def to_step_range(steps: object) -> StepRange:
     """The steps that a user means.
 
@@ -35,7 +38,7 @@ def to_step_range(steps: object) -> StepRange:
         ValueError: it is not such a text, or a number in it makes no sense.
     """
     if steps is None or isinstance(steps, StepRange):
-        return steps or StepRange()
+        return steps or ALL_STEPS
     if isinstance(steps, str):
         return _checked(_parse(steps), steps)
     if isinstance(steps, (slice, range)):
