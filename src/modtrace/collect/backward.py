@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .graph_watch import watched_segments
+from .graph_watch import GraphWatch, watched_segments
 from .segments import BackwardSpan, CallRef, Segment
 from .torch_internals import (
     ACCUMULATE_SEQUENCE_NR,
@@ -17,6 +17,7 @@ from .torch_internals import (
     graph_task_id,
     is_dynamo_compiling,
     is_functorch_tensor,
+    keep_out_of_dynamo,
     sequence_nr,
     will_engine_execute,
 )
@@ -61,6 +62,8 @@ class Backward:
         self.end_ns = -1
         self.raised = False
         self.span: BackwardSpan | None = None
+        self.segment = log.segment  # the module call it runs in, if it does: autograd.grad in a forward
+        self.place = log.place
         self._open: list[BackwardCall] = []
         self._handles: list[Any] = []
         self._marks_additions = False
@@ -79,7 +82,7 @@ class Backward:
 
         def place(grad_outputs: Any) -> None:
             nonlocal placed
-            if not placed:
+            if not placed and not is_dynamo_compiling():  # compiled autograd would trace the walk
                 placed = True
                 self.task = graph_task_id()
                 self._place_hooks(roots, outputs, owner_of)
@@ -124,10 +127,13 @@ class Backward:
             fed.update(targets)
 
     def _mark(self, number: int, grad_inputs: Any, grad_outputs: Any) -> None:
-        self._adding_for = number
+        if not is_dynamo_compiling():
+            self._adding_for = number
 
     def _move(self, call: CallRef | None, parents: dict[Segment, list[int]], grad_outputs: Any) -> None:
         """The engine goes on to nodes of `call`: calls that this leaves end, those it enters begin."""
+        if is_dynamo_compiling():
+            return
         now = time.perf_counter_ns()
         if self.span is not None:
             self.span.seqs.append(sequence_nr())
@@ -175,6 +181,9 @@ class BackwardWatcher:
 
     def start(self) -> None:
         """Wraps the door."""
+        keep_out_of_dynamo(Backward.plan, Backward._move, Backward._mark, GraphWatch.__call__)
+        keep_out_of_dynamo(BackwardWatcher._begin, BackwardWatcher._end)
+        keep_out_of_dynamo(BackwardWatcher._wrap, BackwardWatcher._run, with_callees=False)
         self._door.open(self._wrap)
 
     def stop(self) -> None:
@@ -191,9 +200,7 @@ class BackwardWatcher:
         return _engine_run_backward
 
     def _run(self, original: Callable[..., Any], outputs: Any, args: Any, kwargs: Any) -> Any:
-        log = self._tracker.log
-        backward = Backward(log, args, kwargs)
-        self._begin(backward, outputs)
+        backward = self._begin(outputs, args, kwargs)
         raised = True
         try:
             result = original(outputs, *args, **kwargs)
@@ -202,9 +209,10 @@ class BackwardWatcher:
         finally:
             self._end(backward, raised)
 
-    def _begin(self, backward: Backward, outputs: Any) -> None:
-        log = backward.log
-        log.backward = backward
+    def _begin(self, outputs: Any, args: Any, kwargs: Any) -> Backward:
+        log = self._tracker.log
+        backward = log.backward = Backward(log, args, kwargs)
+        log.place = self._tracker.outside  # modules that run now do not run inside the open call
         self._running.append(backward)
         with self._tracker.guard(None):
             if backward.create_graph and log.segment is None:
@@ -217,12 +225,17 @@ class BackwardWatcher:
                     outputs = (outputs,)
                 owner_of = functools.partial(self._owner_at_start, backward)
                 backward.plan(outputs, owner_of, self.additions_wanted)
+        return backward
 
     def _end(self, backward: Backward, raised: bool) -> None:
-        backward.log.backward = backward.outer
+        log = backward.log
+        log.backward = backward.outer
         self._running.remove(backward)
         backward.end(raised)
         with self._tracker.guard(None):
+            self._tracker.close_down_to(log, backward.segment)
+            if log.segment is backward.segment:
+                log.place = backward.place
             if backward.span is not None:
                 backward.span.last_seq = sequence_nr()
             first_id = self._tracker.take_ids(len(backward.calls))

@@ -37,19 +37,20 @@ class NthMemory:
         self._nth = {segment: nth for segment, nth in self._nth.items() if segment.is_needed()}
 
 
-def call_columns(steps: list[Step], memory: NthMemory) -> list[Columns]:
+def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -> list[Columns]:
     """The rows of ended steps, in one or more batches of columns.
 
     Args:
         steps: ended, in order, each with its number.
         memory: n-th numbers from earlier batches, and for later ones.
+        with_backward: the rows of backward calls too, if they have been taken.
     """
     numbered = [(step.number, segment) for step in steps for segment in step.segments if segment.is_closed]
     batches = []
     if numbered:
         batches.append(_module_calls(numbered, memory))
     backward_calls = [(step.number, call) for step in steps for each in step.backwards for call in each.calls]
-    if backward_calls:
+    if backward_calls and with_backward:
         batches.append(_backward_calls(backward_calls, memory))
     return batches
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .segments import Segment
-from .torch_internals import is_functorch_tensor
+from .torch_internals import is_dynamo_compiling, is_functorch_tensor
 
 _METADATA_KEY = "modtrace"
 
@@ -38,7 +38,7 @@ class GraphWatch:
             self._handle.remove()
 
     def __call__(self, grad_outputs: Any) -> None:
-        if self._reached is not None:
+        if self._reached is not None and not is_dynamo_compiling():
             self._reached(self)
 
 

@@ -18,7 +18,7 @@ from .call_rows import NthMemory, call_columns, optimizer_columns
 from .names import roots_of
 from .segments import Segment
 from .steps import Step, StepFinder
-from .torch_internals import unseen
+from .torch_internals import keep_out_of_dynamo, unseen
 
 #: Rows of ended steps go to the sink this long after the first of them ended, or with the next step's end.
 _FLUSH_AFTER_S = 0.2
@@ -64,6 +64,7 @@ class Recorder:
 
     def start(self) -> None:
         """Begins to record."""
+        keep_out_of_dynamo(Recorder.log, Recorder.end_step)  # called in a compiled training step
         self._active = True
         self._tracker = scopes.acquire(self, strict=self._strict)
         for name, module in self._roots:
@@ -210,7 +211,7 @@ class Recorder:
         tracker = self._tracker
         if tracker is None:
             return
-        batches = call_columns(steps, self._memory)
+        batches = call_columns(steps, self._memory, with_backward=self.wants_backward_events)
         optimizers = optimizer_columns(
             steps, tracker.take_ids(sum(len(step.optimizer_steps) for step in steps))
         )

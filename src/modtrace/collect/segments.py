@@ -53,7 +53,7 @@ class CallRef(NamedTuple):
     """One call: the `index`-th entered in its segment."""
 
     segment: "Segment"
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
 
     @property
     def place(self) -> Place:

@@ -30,6 +30,7 @@ class Step:
     is_open: bool = True
     settled: bool = False  # closed for good: no later backward can join it to the next step
     went_backward: bool = False
+    goes_on: bool = False  # a gradient was taken with a graph of its own (a penalty): more is to come
     accumulated: bool = False  # a backward() has added to gradients
     stepped: bool = False  # an optimizer has stepped
     evidence: list[GradientEvidence] = field(default_factory=list)
@@ -112,6 +113,7 @@ class StepFinder:
         step.backwards.append(backward)
         step.touch(backward.end_ns)
         step.went_backward = True
+        step.goes_on |= backward.create_graph and not backward.accumulate
         if backward.accumulate and backward.outer is None:
             step.accumulated = True
             roots = [segment.named.ref for segment in backward.reached] or step.roots
@@ -173,7 +175,7 @@ class StepFinder:
         elif train is not None and segment.with_grad:
             if train.accumulated:
                 train.restart = len(train.segments) if train.restart is None else train.restart
-            elif module_id in train.entered:
+            elif module_id in train.entered and not train.goes_on:
                 self._close(train, settled=False)
         if segment.with_grad or (self._eval is not None and module_id in self._eval.entered):
             self._close(self._eval, settled=True)
@@ -223,7 +225,7 @@ class StepFinder:
     def _rejoin(self, reached: list[Step]) -> None:
         """Undoes closes "without any backward", now that a backward has come: a siamese model."""
         first = next((step for step in reached if not step.is_open and not step.settled), None)
-        if first is None or first.number is not None:
+        if first is None:
             return
         later = [step for step in self._pending if not step.settled or step.is_open]
         later = [step for step in later[later.index(first) + 1 :] if step is not self._eval]
@@ -259,6 +261,7 @@ def _append(first: Step, step: Step) -> None:
     first.entered |= step.entered
     first.roots += step.roots
     first.went_backward |= step.went_backward
+    first.goes_on |= step.goes_on
     first.accumulated |= step.accumulated
     first.stepped |= step.stepped
     first.evidence += step.evidence

@@ -88,18 +88,27 @@ def is_custom_function(node: Any) -> bool:
     return isinstance(node, _CustomFunctionNode)
 
 
-def keep_out_of_dynamo(*functions: Callable[..., Any]) -> None:
-    """Keeps Dynamo from compiling a hook as a frame of its own; it is still traced in where it is inlined.
+def keep_out_of_dynamo(*functions: Callable[..., Any], with_callees: bool = True) -> None:
+    """Keeps Dynamo from compiling our functions as frames of their own; where it inlines one it traces it still.
 
     Without the mark Dynamo, when it skips `Module._call_impl`, compiles our hook alone, folds
-    `is_dynamo_compiling()` to True in it, and an eager module call is lost without a word (torch 2.13).
+    `is_dynamo_compiling()` to True in it, and an eager module call is lost without a word; or it compiles
+    what the hook calls, and the user's compilation fails over our `sys._getframe` (torch 2.13).
+
+    Args:
+        functions: functions with all that is defined inside them.
+        with_callees: nothing that they call is compiled either. Not for those that run code of the user's.
     """
     try:
         import torch._C._dynamo.eval_frame as eval_frame
 
-        skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
-        for function in functions:
-            eval_frame.set_code_exec_strategy(function.__code__, skip)
+        action = eval_frame._FrameAction
+        skip = eval_frame._FrameExecStrategy(action.SKIP, action.SKIP if with_callees else action.DEFAULT)
+        pending = [function.__code__ for function in functions]
+        while pending:
+            code = pending.pop()
+            eval_frame.set_code_exec_strategy(code, skip)
+            pending.extend(each for each in code.co_consts if isinstance(each, CodeType))
     except (ImportError, AttributeError):
         return
 
@@ -129,9 +138,18 @@ def frames(start: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def is_running(module: nn.Module, start: FrameType | None) -> bool:
-    """Whether a call of `module` is among the Python frames."""
-    return any(frame.f_code is _CALL_IMPL and frame_local(frame, "self") is module for frame in frames(start))
+def around_call(start: FrameType | None) -> FrameType | None:
+    """The frames around the innermost module call."""
+    for frame in frames(start):
+        if frame.f_code is _CALL_IMPL:
+            return frame.f_back
+    return None
+
+
+def running_modules(start: FrameType | None) -> list[int]:
+    """The `id` of each module whose call is among the Python frames, outermost first."""
+    calls = [frame for frame in frames(start) if frame.f_code is _CALL_IMPL]
+    return [id(frame_local(frame, "self")) for frame in reversed(calls)]
 
 
 def is_in_reentrant_checkpoint(start: FrameType | None) -> bool:

@@ -1,0 +1,484 @@
+"""A recorded run computes the same bits as a plain one: losses, gradients, parameters, generators."""
+
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import zoo
+from helpers.twins import assert_untouched, grads, state
+from modtrace.collect import scopes
+from zoo import TiedGPT
+
+BACKWARD_TIMES = pytest.mark.parametrize("backward_times", [False, True], ids=["", "backward times"])
+CHECKPOINTS = pytest.mark.parametrize(
+    "reentrant", [None, True, False], ids=["plain", "reentrant", "non-reentrant"]
+)
+
+
+def loss_of(model: nn.Module, tokens: torch.Tensor, *args: Any) -> torch.Tensor:
+    logits = model(tokens, *args)
+    return F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
+
+
+def train_gpt(dtype: torch.dtype = torch.float32, reentrant: bool | None = None) -> list[Any]:
+    """Three AdamW steps, whose data come from all three generators."""
+    model = TiedGPT().to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(3):
+        tokens = torch.randint(0, 17, (2, 8))
+        tokens[0, 0] = random.randrange(17)
+        tokens[1, 0] = int(np.random.randint(17))
+        optimizer.zero_grad()
+        loss = loss_of(model, tokens, reentrant)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss)
+    return [losses, state(model), optimizer.state_dict()["state"]]
+
+
+@BACKWARD_TIMES
+@CHECKPOINTS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_training_a_gpt_with_dropout_gives_the_same_bits(dtype, reentrant, backward_times):
+    recording = assert_untouched(lambda: train_gpt(dtype, reentrant), backward_times=backward_times)
+    kinds = recording.table("steps").column("kind").to_pylist()
+    assert kinds == ["train", "train", "train"]
+
+
+@BACKWARD_TIMES
+@CHECKPOINTS
+def test_training_recorded_to_a_folder_gives_the_same_bits(tmp_path, reentrant, backward_times):
+    folder = tmp_path / "run.modtrace"
+    assert_untouched(lambda: train_gpt(reentrant=reentrant), to=folder, backward_times=backward_times)
+
+
+# Single difficulties. Each run gives all that it computes.
+
+
+def in_place_relu():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 4), nn.ReLU(inplace=True))
+    x = torch.randn(3, 4, requires_grad=True)
+    model(x * 2).square().sum().backward()
+    return [x.grad, state(model)]
+
+
+def output_used_twice():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    y = model(torch.randn(3, 4))
+    (y.sum() + (y * y.flip(0)).sum()).backward()
+    return [y, state(model)]
+
+
+def module_called_twice():
+    model = zoo.Twice()
+    model(torch.randn(3, 4)).sum().backward()
+    return state(model)
+
+
+def tied_weights():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        model(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+    return state(model)
+
+
+def gradient_clipping():
+    model = TiedGPT()
+    optimizer = torch.optim.AdamW(model.parameters())
+    norms = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss_of(model, torch.randint(0, 17, (2, 8))).backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+        optimizer.step()
+    return [norms, state(model)]
+
+
+def grad_scaler():
+    """The second step's gradients overflow, so the scaler skips it."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    scales = []
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.randn(3, 4)).square().mean() * (float("inf") if step == 1 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    assert scales == [65536.0, 32768.0, 32768.0]
+    return [scales, state(model)]
+
+
+def autocast():
+    model = TiedGPT()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = loss_of(model, torch.randint(0, 17, (2, 8)), False)
+    loss.backward()
+    return [loss, state(model)]
+
+
+def func_grad():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    parameters = dict(model.named_parameters())
+    x = torch.randn(3, 4)
+
+    def loss(parameters, x):
+        return torch.func.functional_call(model, parameters, (x,)).square().sum()
+
+    def slope(x):
+        return torch.func.grad(lambda x: model(x).sum())(x).square().sum()
+
+    return [torch.func.grad(loss)(parameters, x), torch.func.grad(slope)(x)]
+
+
+def per_sample_gradients():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    parameters = {name: each.detach() for name, each in model.named_parameters()}
+
+    def loss(parameters, x):
+        return torch.func.functional_call(model, parameters, (x,)).square().sum()
+
+    x = torch.randn(5, 4)
+    return [
+        torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x),
+        torch.vmap(model)(x),
+        torch.func.jacrev(model)(x[0]),
+        torch.func.jacfwd(model)(x[0]),
+    ]
+
+
+def vmap_with_backward_through_it():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    torch.vmap(model)(torch.randn(5, 4)).sum().backward()
+    return state(model)
+
+
+def functional_call_with_backward():
+    model = zoo.Twice()
+    parameters = {name: each.detach().clone().requires_grad_() for name, each in model.named_parameters()}
+    torch.func.functional_call(model, parameters, (torch.randn(3, 4),)).sum().backward()
+    return [each.grad for each in parameters.values()]
+
+
+def inference_mode():
+    model = TiedGPT()
+    with torch.inference_mode():
+        logits = model(torch.randint(0, 17, (2, 8)))
+        assert logits.is_inference()
+    return logits.clone()
+
+
+def inference_after_training():
+    model = TiedGPT()
+    loss_of(model, torch.randint(0, 17, (2, 8))).backward()
+    with torch.no_grad():
+        first = model.eval()(torch.randint(0, 17, (2, 8)))
+    with torch.inference_mode():
+        second = model(torch.randint(0, 17, (2, 8)))
+    loss_of(model.train(), torch.randint(0, 17, (2, 8))).backward()
+    return [first, second.clone(), state(model)]
+
+
+def deterministic_algorithms():
+    torch.use_deterministic_algorithms(True)
+    try:
+        return train_gpt(reentrant=False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def double_backward():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    x = torch.randn(3, 4, requires_grad=True)
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    (slope.norm() - 1).square().backward()
+    return [slope, x.grad, state(model)]
+
+
+def backward_with_create_graph():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of the reference cycle
+        model(torch.randn(3, 4)).square().sum().backward(create_graph=True)
+    penalty = sum(each.grad.square().sum() for each in model.parameters())
+    result = torch.autograd.grad(penalty, list(model.parameters()))
+    given = [result, [each.grad.detach().clone() for each in model.parameters()]]
+    model.zero_grad()
+    return given
+
+
+def retained_graph():
+    model = zoo.Twice()
+    loss = model(torch.randn(3, 4)).sum()
+    loss.backward(retain_graph=True)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return state(model)
+
+
+class InnerGradient(nn.Module):
+    """Takes a gradient inside its forward: forces from an energy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.energy(x).sum(), x, create_graph=self.training)[0]
+
+
+def gradient_inside_forward():
+    model = InnerGradient()
+    model(torch.randn(3, 4)).square().sum().backward()
+    return [state(model), model.eval()(torch.randn(3, 4))]
+
+
+def gradient_of_a_leaf_input():
+    model = TiedGPT()
+    image = torch.randn(2, 8, 16, requires_grad=True)
+    hidden = model.blocks[0](image)
+    only_part = torch.autograd.grad(model.head(hidden).sum(), [image, model.head.weight], retain_graph=True)
+    unused = torch.autograd.grad(hidden.sum(), [image, model.position], allow_unused=True)
+    return [only_part, unused, [each is None for each in grads(model).values()]]
+
+
+def backward_to_chosen_inputs():
+    model = zoo.Twice()
+    x = torch.randn(3, 4, requires_grad=True)
+    model(x).sum().backward(inputs=[x])
+    return [x.grad, grads(model)]
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * 3 * x * x
+
+
+class Cubed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return Cube.apply(self.layer(x))
+
+
+def custom_function():
+    model = nn.Sequential(Cubed(), Cubed())
+    model(torch.randn(3, 4)).sum().backward()
+    return state(model)
+
+
+class RunsModuleInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, module):
+        ctx.module = module
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        with torch.no_grad():
+            return ctx.module(grad), None
+
+
+def module_inside_a_custom_backward():
+    module = nn.Linear(4, 4)
+    x = torch.randn(3, 4, requires_grad=True)
+    RunsModuleInBackward.apply(x, module).sum().backward()
+    return [x.grad, state(module)]
+
+
+def users_own_hooks():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Sigmoid())
+    seen: list[Any] = []
+    model[0].register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+    model[0].register_forward_hook(lambda module, args, output: output + 1)
+    model[1].register_forward_hook(
+        lambda module, args, kwargs, output: output * 0.5, with_kwargs=True, always_call=True
+    )
+    model[1].register_full_backward_hook(lambda module, grad_in, grad_out: (grad_in[0] * 3,))
+    model[2].register_full_backward_pre_hook(lambda module, grad_out: (grad_out[0] - 1,))
+    model[3].register_full_backward_hook(lambda module, grad_in, grad_out: seen.append((grad_in, grad_out)))
+    y = model(torch.randn(3, 4))
+    y.register_hook(lambda grad: grad * 0.25)
+    y.grad_fn.register_prehook(lambda grads: (grads[0] + 2,))
+    y.grad_fn.register_hook(lambda grads, outputs: seen.append((grads, outputs)))
+    y.sum().backward()
+    return [y, seen, state(model)]
+
+
+def users_global_hooks():
+    from torch.nn.modules import module as hooks
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    handles = [
+        hooks.register_module_forward_pre_hook(lambda module, args: (args[0] + 1,)),
+        hooks.register_module_forward_hook(lambda module, args, output: output * 2),
+        hooks.register_module_full_backward_hook(lambda module, grad_in, grad_out: None),
+    ]
+    try:
+        model(torch.randn(3, 4)).sum().backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return state(model)
+
+
+def hooks_on_accumulation():
+    model = zoo.Twice()
+    seen: list[Any] = []
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad.clone()))
+    model(torch.randn(3, 4)).sum().backward()
+    return [seen, state(model)]
+
+
+def optimizer_in_backward():
+    """Each parameter's optimizer steps as soon as its gradient is there."""
+    model = TiedGPT()
+    optimizers = {each: torch.optim.SGD([each], lr=0.1) for each in model.parameters()}
+
+    def step(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(step)
+    for _ in range(2):
+        loss_of(model, torch.randint(0, 17, (2, 8))).backward()
+    return state(model)
+
+
+def saved_tensor_hooks():
+    model = TiedGPT()
+    with torch.autograd.graph.saved_tensors_hooks(lambda each: each.clone(), lambda each: each):
+        loss = loss_of(model, torch.randint(0, 17, (2, 8)))
+    loss.backward()
+    return state(model)
+
+
+def data_parallel_without_devices():
+    model = nn.DataParallel(TiedGPT())
+    loss_of(model, torch.randint(0, 17, (2, 8))).backward()
+    return state(model)
+
+
+def lbfgs():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)
+    x, y = torch.randn(8, 4), torch.randn(8, 1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        return loss
+
+    return [optimizer.step(closure), optimizer.step(closure), state(model)]
+
+
+def batch_norm_and_rnn():
+    model = nn.ModuleDict({"norm": nn.BatchNorm1d(4), "rnn": nn.LSTM(4, 4, num_layers=2, dropout=0.5)})
+    y, hidden = model["rnn"](model["norm"](torch.randn(8, 4)).view(4, 2, 4))
+    (y.sum() + hidden[0].sum()).backward()
+    return [y, hidden, state(model)]
+
+
+def complex_float64():
+    model = nn.Linear(4, 4).to(torch.complex128)
+    y = model(torch.randn(3, 4, dtype=torch.complex128))
+    y.abs().sum().backward()
+    return [torch.view_as_real(y), [torch.view_as_real(each.grad) for each in model.parameters()]]
+
+
+def anomaly_mode():
+    with warnings.catch_warnings(), torch.autograd.detect_anomaly(check_nan=True):
+        warnings.simplefilter("ignore")
+        return train_gpt(reentrant=False)
+
+
+def swallowed_exception():
+    model = zoo.Failing(ValueError("on purpose"))
+    with pytest.raises(ValueError, match="on purpose"):
+        model(torch.randn(3, 4))
+    model.error = None
+    model(torch.randn(3, 4)).sum().backward()
+    return state(model)
+
+
+def multithreading_disabled():
+    model = TiedGPT()
+    with torch.autograd.set_multithreading_enabled(False):
+        loss_of(model, torch.randint(0, 17, (2, 8)), True).backward()
+    return state(model)
+
+
+def scripted_module():
+    model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Tanh())))
+    model(torch.randn(3, 4)).sum().backward()
+    return state(model)
+
+
+RUNS = [
+    in_place_relu, output_used_twice, module_called_twice, tied_weights, gradient_clipping, grad_scaler, autocast,
+    func_grad, per_sample_gradients, vmap_with_backward_through_it, functional_call_with_backward, inference_mode,
+    inference_after_training, deterministic_algorithms, double_backward, backward_with_create_graph, retained_graph,
+    gradient_inside_forward, gradient_of_a_leaf_input, backward_to_chosen_inputs, custom_function,
+    module_inside_a_custom_backward, users_own_hooks, users_global_hooks, hooks_on_accumulation,
+    optimizer_in_backward, saved_tensor_hooks, data_parallel_without_devices, lbfgs, batch_norm_and_rnn,
+    complex_float64, anomaly_mode, swallowed_exception, multithreading_disabled, scripted_module,
+]  # fmt: skip
+
+
+@BACKWARD_TIMES
+@pytest.mark.parametrize("run", RUNS, ids=[each.__name__.replace("_", " ") for each in RUNS])
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_recording_changes_no_bit_of(run, backward_times):
+    assert_untouched(run, backward_times=backward_times)
+
+
+def test_two_recordings_at_once_change_no_bit(tmp_path):
+    import modtrace
+
+    def run():
+        with modtrace.record(to=tmp_path / "inner.modtrace", overwrite=True, strict=True, backward_times=True):
+            return train_gpt(reentrant=False)
+
+    assert_untouched(run)
+
+
+def test_the_error_of_a_failing_run_is_the_users_own():
+    def run():
+        model = zoo.Failing(ZeroDivisionError("in the model"))
+        try:
+            model(torch.randn(3, 4))
+        except ZeroDivisionError as error:
+            return [str(error), error.__context__ is None, error.__cause__ is None]
+
+    assert_untouched(run)

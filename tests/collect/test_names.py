@@ -1,0 +1,286 @@
+"""Modules have the paths of `state_dict`, however and whenever they are met."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+from zoo import Encoder, Hidden, Late, Recursive, TwoParents
+
+import modtrace
+
+
+def x():
+    return torch.ones(2, 4)
+
+
+def modules(recording):
+    """The last row of each module, by module_id."""
+    return {row["module_id"]: row for row in recording.table("modules").to_pylist()}
+
+
+def paths(recording):
+    """Root name, path and raw path of every module that was called, in order of their first calls."""
+    rows = modules(recording)
+    found = {}
+    for call in sorted(recording.table("calls").to_pylist(), key=lambda call: call["start_ns"]):
+        row = rows[call["module_id"]]
+        found[rows[row["root_id"]]["name"], row["path"], row["raw_path"]] = None
+    return list(found)
+
+
+@pytest.fixture
+def record():
+    return lambda *arguments, **options: modtrace.record(*arguments, strict=True, **options)
+
+
+def test_paths_are_those_of_state_dict(record):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 4)))
+    with record() as rec:
+        model(x())
+    assert paths(rec) == [
+        ("Sequential", "", ""),
+        ("Sequential", "0", "0"),
+        ("Sequential", "1", "1"),
+        ("Sequential", "1.0", "1.0"),
+        ("Sequential", "1.1", "1.1"),
+    ]
+
+
+def test_the_tables_say_type_parent_and_sizes(record):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    with record(model) as rec:
+        model(x())
+    assert list(modules(rec).values()) == [
+        row(0, 0, "", "Sequential", None, 28, 9, name="Sequential"),
+        row(1, 0, "0", "Linear", 0, 20, 0),
+        row(2, 0, "1", "BatchNorm1d", 0, 8, 9),
+    ]
+
+
+def row(module_id, root_id, path, kind, parent_id, parameters, buffers, name=None, aliases=(), raw_path=None):
+    return {
+        "module_id": module_id,
+        "root_id": root_id,
+        "path": path,
+        "raw_path": path if raw_path is None else raw_path,
+        "aliases": list(aliases),
+        "name": name,
+        "type": kind,
+        "parent_id": parent_id,
+        "parameters": parameters,
+        "buffers": buffers,
+    }
+
+
+def test_a_shared_parameter_counts_once(record):
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
+    model[1].weight = model[0].weight
+    with record(model) as rec:
+        model(torch.tensor([1]))
+    assert [each["parameters"] for each in modules(rec).values()] == [20, 20, 20]
+
+
+def test_two_models_of_one_class_are_two_roots(record):
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    with record() as rec:
+        first(x())
+        second(x())
+    assert [each["name"] for each in modules(rec).values()] == ["Linear", "Linear#1"]
+
+
+def test_roots_have_the_names_that_the_user_gives(record):
+    generator, critic = nn.Linear(4, 4), nn.Linear(4, 4)
+    with record({"G": generator, "D": critic}) as rec:
+        critic(generator(x()))
+    assert paths(rec) == [("G", "", ""), ("D", "", "")]
+
+
+def test_a_list_of_roots_is_numbered(record):
+    roots = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    with record(roots) as rec:
+        roots[1](roots[0](x()))
+    assert [each["name"] for each in modules(rec).values()] == ["Linear", "Linear#1"]
+
+
+def test_a_shared_module_keeps_its_aliases_and_each_call_its_own_parent(record):
+    model = TwoParents()
+    with record(model) as rec:
+        model(x())
+    rows = modules(rec)
+    shared = next(each for each in rows.values() if each["type"] == "Linear")
+    assert (shared["path"], shared["aliases"]) == ("x.0", ["y.0"])
+    calls = {call["call_id"]: call for call in rec.table("calls").to_pylist()}
+    parents = [
+        (call["nth"], rows[calls[call["parent_call_id"]]["module_id"]]["path"])
+        for call in calls.values()
+        if call["module_id"] == shared["module_id"]
+    ]
+    assert parents == [(0, "x"), (1, "y")]
+    assert rec.module_tree().roots[0].children[1].children[0].path == "y.0"
+
+
+def test_a_module_that_calls_itself_has_a_call_for_each_time(record):
+    model = Recursive()
+    with record(model) as rec:
+        model(x(), depth=2)
+    calls = rec.table("calls").to_pylist()
+    assert [(modules(rec)[call["module_id"]]["path"], call["nth"]) for call in calls] == [
+        ("", 0),
+        ("layer", 0),
+        ("", 1),
+        ("layer", 1),
+        ("", 2),
+        ("layer", 2),
+    ]
+    assert [call["parent_call_id"] for call in calls] == [None, 0, 0, 2, 2, 4]
+
+
+def test_a_child_called_before_its_root_gets_its_name_when_the_root_comes(record):
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4)))
+    with record() as rec:
+        model[0](x())
+        model(x())
+    assert paths(rec) == [("Sequential#1", "0", "0"), ("Sequential#1", "0.0", "0.0"), ("Sequential#1", "", "")]
+
+
+def test_a_child_registered_late_gets_its_path(record):
+    model = Late()
+    with record(model) as rec:
+        model(x())
+        model.late = nn.Sequential(nn.Linear(4, 4))
+        model(x())
+    assert ("Late", "late.0", "late.0") in paths(rec)
+    assert modules(rec)[0]["parameters"] == 40
+
+
+def test_modules_that_are_registered_nowhere_are_named_below_their_caller(record):
+    model = Hidden()
+    with record(model) as rec:
+        for _ in range(3):
+            model(x())
+    assert [path for _, path, _ in paths(rec)] == ["", "(Linear#0)", "(Linear#1)", "(Softmax#0)"]
+    assert len(modules(rec)) == 4
+
+
+def test_an_unregistered_module_below_a_child_carries_the_whole_path(record):
+    model = nn.Sequential(nn.Sequential(Hidden()))
+    with record(model) as rec:
+        model(x())
+    assert ("Sequential", "0.0.(Softmax#0)", "0.0.(Softmax#0)") in paths(rec)
+
+
+def test_children_of_an_unregistered_module_are_named(record):
+    class Peer(nn.Module):
+        def __init__(self, peer=None):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.peer = [peer]
+
+        def forward(self, x):
+            x = self.layer(x)
+            return x if self.peer[0] is None else self.peer[0](x)
+
+    model = Peer(Peer())
+    with record(model) as rec:
+        model(x())
+    assert [path for _, path, _ in paths(rec)] == ["", "layer", "(Peer#0)", "(Peer#0).layer"]
+
+
+def test_an_entry_point_that_bypasses_hooks_finds_its_root(record):
+    model = Encoder()
+    with record() as rec:
+        model.encode(x())
+    assert [each["path"] for each in modules(rec).values()] == ["", "inner", "inner.0", "inner.1"]
+    assert modules(rec)[0]["name"] == "Encoder"
+
+
+def test_wrapper_parts_are_stripped_and_kept_in_the_raw_path(record):
+    model = nn.Sequential(nn.Linear(4, 4))
+    with record() as rec:
+        torch.compile(model, backend="eager")(x())
+        nn.DataParallel(model)(x())
+    rows = modules(rec)
+    assert {(each["path"], each["raw_path"]) for each in rows.values()} >= {
+        ("", "_orig_mod"),
+        ("0", "_orig_mod.0"),
+    }
+    assert not any("module" in each["path"] for each in rows.values())
+
+
+def test_checkpoint_wrappers_are_stripped(record):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    model = nn.Sequential(checkpoint_wrapper(nn.Sequential(nn.Linear(4, 4), nn.Tanh())))
+    with record(model, backward_times=True) as rec:
+        model(x().requires_grad_()).sum().backward()
+    found = {(path, raw) for _, path, raw in paths(rec)}
+    assert ("0.0", "0._checkpoint_wrapped_module.0") in found
+    phases = [call["phase"] for call in rec.table("calls").to_pylist() if call["recompute_of"] is not None]
+    assert set(phases) == {"recompute"}
+
+
+def test_a_criterion_made_anew_each_time_is_one_module(record):
+    with record() as rec:
+        for _ in range(5):
+            nn.MSELoss()(x(), x())
+            gc.collect()
+    assert [each["name"] for each in modules(rec).values()] == ["MSELoss"]
+
+
+def test_a_module_registered_in_itself_is_no_endless_path(record):
+    model = nn.Sequential(nn.Linear(4, 4))
+    model[0].up = model
+    with record(model) as rec:
+        model(x())
+    assert [path for _, path, _ in paths(rec)] == ["", "0"]
+
+
+def test_two_thousand_modules_deep_are_named(record):
+    top = inner = nn.Module()
+    for _ in range(2000):
+        inner.child = nn.Module()
+        inner = inner.child
+    with record(top) as rec:
+        pass
+    assert len(modules(rec)) == 2001
+
+
+def test_a_module_that_defines_equality_and_bool_is_no_trouble(record):
+    class Odd(nn.Module):
+        def __eq__(self, other):
+            raise AssertionError("nobody may compare me")
+
+        __hash__ = None
+
+        def __bool__(self):
+            raise AssertionError("nor ask me")
+
+        def __len__(self):
+            raise AssertionError("nor count me")
+
+        def forward(self, x):
+            return x + 1
+
+    model = nn.Sequential()
+    model._modules["odd"] = Odd()
+    model.forward = lambda value: model._modules["odd"](value)
+    with record(backward_times=True) as rec:
+        model(x())
+    assert [path for _, path, _ in paths(rec)] == ["", "odd"]
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ("resnet", "model is not a torch.nn.Module but 'resnet'. Give a module, a dict of named modules,"),
+        (nn.Linear, "model is not a torch.nn.Module but the class Linear itself, not an instance."),
+        ({"G": 3}, "model['G'] is not a torch.nn.Module but 3."),
+        ([nn.Identity(), None], "model[1] is not a torch.nn.Module but None."),
+        ({}, "model is not a torch.nn.Module but {}."),
+    ],
+)
+def test_what_is_no_module_is_refused_by_name(model, text):
+    with pytest.raises(TypeError) as caught:
+        modtrace.record(model)
+    assert text in str(caught.value)

@@ -1,0 +1,394 @@
+"""Steps are found in ordinary loops without `rec.step()`: their number, their kinds, and what ran in each."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import modtrace
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Generator(Net):
+    pass
+
+
+class Discriminator(Net):
+    pass
+
+
+class Criterion(nn.Module):
+    def forward(self, y, target):
+        return F.mse_loss(y, target)
+
+
+def batch():
+    return torch.randn(2, 4)
+
+
+def ran(recording):
+    """For each step its kind and the forwards of root modules in it, in order: `("train", "Net Net")`."""
+    modules = {row["module_id"]: row for row in recording.table("modules").to_pylist()}
+    steps = sorted(recording.table("steps").to_pylist(), key=lambda step: step["step"])
+    assert [step["step"] for step in steps] == list(range(len(steps)))
+    found = []
+    for step in steps:
+        calls = [
+            call
+            for call in recording.table("calls").to_pylist()
+            if call["step"] == step["step"] and call["phase"] == "forward" and call["parent_call_id"] is None
+        ]
+        calls.sort(key=lambda call: call["start_ns"])
+        found.append((step["kind"], " ".join(modules[call["module_id"]]["type"] for call in calls)))
+        assert all(step["start_ns"] <= call["start_ns"] for call in calls)
+        assert all(call["end_ns"] <= step["end_ns"] for call in calls)
+    return found
+
+
+def phases(recording, step):
+    """How many outermost calls of each phase a step has."""
+    counts: dict[str, int] = {}
+    for call in recording.table("calls").to_pylist():
+        if call["step"] == step and call["parent_call_id"] is None:
+            counts[call["phase"]] = counts.get(call["phase"], 0) + 1
+    return counts
+
+
+@pytest.fixture
+def record(seeded):
+    return lambda *arguments, **options: modtrace.record(*arguments, strict=True, **options)
+
+
+def test_each_iteration_of_a_plain_loop_is_a_step(record):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record(backward_times=True) as rec:
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(batch()).sum().backward()
+            optimizer.step()
+    assert ran(rec) == [("train", "Net")] * 3
+    assert phases(rec, 1) == {"forward": 1, "backward": 1, "optimizer": 1}
+
+
+@pytest.mark.parametrize("cleared", ["before forward", "before backward", "after step"])
+def test_where_the_gradients_are_cleared_makes_no_difference(record, cleared):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record() as rec:
+        for _ in range(3):
+            if cleared == "before forward":
+                optimizer.zero_grad()
+            loss = net(batch()).sum()
+            if cleared == "before backward":
+                optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if cleared == "after step":
+                optimizer.zero_grad()
+    assert ran(rec) == [("train", "Net")] * 3
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_micro_batches_that_accumulate_gradients_are_one_step(record, to_none):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record(backward_times=True) as rec:
+        for iteration in range(6):
+            net(batch()).sum().backward()
+            if iteration % 3 == 2:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=to_none)
+    assert ran(rec) == [("train", "Net Net Net")] * 2
+    assert phases(rec, 0) == {"forward": 3, "backward": 3, "optimizer": 1}
+
+
+@pytest.mark.parametrize("clear_late", [False, True])
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_step_that_the_grad_scaler_skips_is_a_step(record, clear_late, to_none):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with record() as rec:
+        for iteration in range(4):
+            if not clear_late:
+                optimizer.zero_grad(set_to_none=to_none)
+            loss = net(batch()).sum()
+            if iteration in (1, 2):
+                loss = loss * float("inf")
+            if clear_late:
+                optimizer.zero_grad(set_to_none=to_none)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert ran(rec) == [("train", "Net")] * 4
+    assert [phases(rec, step).get("optimizer", 0) for step in range(4)] == [1, 0, 0, 1]
+
+
+def test_each_optimizer_step_of_a_gan_iteration_ends_a_step(record):
+    generator, discriminator = Generator(), Discriminator()
+    of_generator = torch.optim.SGD(generator.parameters(), lr=0.1)
+    of_discriminator = torch.optim.SGD(discriminator.parameters(), lr=0.1)
+    with record() as rec:
+        for _ in range(2):
+            of_discriminator.zero_grad()
+            discriminator(batch()).sum().backward()
+            fake = generator(batch())
+            discriminator(fake.detach()).sum().backward()
+            of_discriminator.step()
+            of_generator.zero_grad()
+            discriminator(fake).sum().backward()
+            of_generator.step()
+    assert ran(rec) == [
+        ("train", "Discriminator Generator Discriminator"),
+        ("train", "Discriminator"),
+        ("train", "Discriminator Generator Discriminator"),
+        ("train", "Discriminator"),
+    ]
+
+
+def test_two_optimizers_after_one_backward_are_one_step(record):
+    encoder, decoder = Generator(), Discriminator()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (encoder, decoder)]
+    with record() as rec:
+        for _ in range(3):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            decoder(encoder(batch())).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    assert ran(rec) == [("train", "Generator Discriminator")] * 3
+    assert phases(rec, 2)["optimizer"] == 2
+
+
+def test_all_evaluations_of_one_lbfgs_step_are_one_step(record):
+    net = Net()
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=3, tolerance_grad=0, tolerance_change=0)
+    inputs, target = batch(), batch()
+
+    def closure():
+        optimizer.zero_grad()
+        loss = F.mse_loss(net(inputs), target)
+        loss.backward()
+        return loss
+
+    with record() as rec:
+        for _ in range(3):
+            optimizer.step(closure)
+    assert ran(rec) == [("train", "Net Net Net")] * 3
+    assert phases(rec, 1)["optimizer"] == 1
+
+
+def test_both_calls_of_a_siamese_model_are_one_step(record):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record(backward_times=True) as rec:
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.mse_loss(net(batch()), net(batch())).backward()
+            optimizer.step()
+    assert ran(rec) == [("train", "Net Net")] * 3
+    nth = [call["nth"] for call in rec.table("calls").to_pylist() if call["step"] == 1]
+    assert sorted(each for each in nth if each is not None) == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_two_calls_with_a_backward_each_before_one_optimizer_step_are_one_step(record):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record() as rec:
+        for _ in range(2):
+            optimizer.zero_grad()
+            real, fake = net(batch()).sum(), net(batch()).sum()
+            real.backward()
+            fake.backward()
+            optimizer.step()
+    assert ran(rec) == [("train", "Net Net")] * 2
+
+
+def test_validation_batches_inside_training_are_eval_steps(record):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record() as rec:
+        for _ in range(2):
+            for _ in range(2):
+                optimizer.zero_grad()
+                net(batch()).sum().backward()
+                optimizer.step()
+            with torch.no_grad():
+                for _ in range(3):
+                    net(batch())
+    one_epoch = [("train", "Net")] * 2 + [("eval", "Net")] * 3
+    assert ran(rec) == one_epoch * 2
+
+
+def test_validation_between_micro_batches_leaves_the_training_step_whole(record):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record() as rec:
+        for _ in range(2):
+            net(batch()).sum().backward()
+            with torch.inference_mode():
+                net(batch())
+            net(batch()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert ran(rec) == [("train", "Net Net"), ("eval", "Net")] * 2
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_each_batch_of_inference_is_an_eval_step(record, mode):
+    net = Net()
+    with record() as rec, mode():
+        for _ in range(4):
+            net(batch())
+    assert ran(rec) == [("eval", "Net")] * 4
+
+
+def test_several_roots_of_one_inference_are_one_step(record):
+    encoder, decoder = Generator(), Discriminator()
+    with record() as rec, torch.no_grad():
+        for _ in range(3):
+            decoder(encoder(batch()))
+    assert ran(rec) == [("eval", "Generator Discriminator")] * 3
+
+
+def test_a_criterion_that_is_a_module_starts_no_step(record):
+    net, criterion = Net(), Criterion()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record() as rec:
+        for _ in range(2):
+            optimizer.zero_grad()
+            criterion(net(batch()), batch()).backward()
+            optimizer.step()
+        with torch.no_grad():
+            for _ in range(2):
+                criterion(net(batch()), batch())
+    assert ran(rec) == [("train", "Net Criterion")] * 2 + [("eval", "Net Criterion")] * 2
+
+
+def test_gradients_used_and_cleared_by_hand_end_a_step(record):
+    net = Net()
+    with record() as rec:
+        for _ in range(3):
+            net(batch()).sum().backward()
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter -= 0.1 * parameter.grad
+                    parameter.grad = None
+    assert ran(rec) == [("train", "Net")] * 3
+
+
+def test_training_by_autograd_grad_has_a_step_for_each_call(record):
+    net = Net()
+    with record() as rec:
+        for _ in range(3):
+            torch.autograd.grad(net(batch()).sum(), list(net.parameters()))
+    assert ran(rec) == [("train", "Net")] * 3
+
+
+def test_a_gradient_penalty_belongs_to_the_step(record):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record() as rec:
+        for _ in range(2):
+            optimizer.zero_grad()
+            inputs = batch().requires_grad_()
+            [gradient] = torch.autograd.grad(net(inputs).sum(), inputs, create_graph=True)
+            (net(batch()).sum() + gradient.norm()).backward()
+            optimizer.step()
+    assert ran(rec) == [("train", "Net Net")] * 2
+
+
+def test_a_root_under_a_reentrant_checkpoint_is_training(record):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record() as rec:
+        for _ in range(2):
+            optimizer.zero_grad()
+            inputs = batch().requires_grad_()
+            torch.utils.checkpoint.checkpoint(net, inputs, use_reentrant=True).sum().backward()
+            optimizer.step()
+    assert ran(rec) == [("train", "Net")] * 2
+    assert phases(rec, 1) == {"forward": 1, "recompute": 1, "optimizer": 1}
+
+
+def test_after_rec_step_only_rec_step_ends_a_step(record):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record() as rec:
+        for _ in range(2):
+            for _ in range(2):
+                optimizer.zero_grad()
+                net(batch()).sum().backward()
+                optimizer.step()
+            rec.step()
+        with torch.no_grad():
+            net(batch())
+            net(batch())
+        rec.step()
+    assert ran(rec) == [
+        ("train", "Net"),  # found before the first rec.step() was heard
+        ("train", "Net"),
+        ("train", "Net Net"),
+        ("eval", "Net Net"),
+    ]
+
+
+def test_scalars_belong_to_the_step_in_which_they_are_logged(record):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record() as rec:
+        rec.log(before=1)
+        for iteration in range(3):
+            optimizer.zero_grad()
+            loss = net(batch()).sum()
+            loss.backward()
+            optimizer.step()
+            rec.log(loss=loss * 0 + iteration, lr=0.1)
+    assert rec.table("scalars").to_pylist() == [
+        {"step": 0, "name": "before", "value": 1.0},
+        {"step": 0, "name": "loss", "value": 0.0},
+        {"step": 0, "name": "lr", "value": 0.1},
+        {"step": 1, "name": "loss", "value": 1.0},
+        {"step": 1, "name": "lr", "value": 0.1},
+        {"step": 2, "name": "loss", "value": 2.0},
+        {"step": 2, "name": "lr", "value": 0.1},
+    ]
+
+
+def test_only_the_steps_asked_for_are_kept_with_their_own_numbers(record):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record(steps="2:8:3") as rec:
+        for _ in range(10):
+            optimizer.zero_grad()
+            net(batch()).sum().backward()
+            optimizer.step()
+    assert rec.table("steps").column("step").to_pylist() == [2, 5]
+    assert set(rec.table("calls").column("step").to_pylist()) == {2, 5}
+    assert rec.progress.steps == 10
+
+
+def test_an_optimizer_whose_step_raised_does_not_hold_the_steps_open(record):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def failing():
+        raise RuntimeError("closure")
+
+    with record() as rec:
+        for _ in range(3):
+            optimizer.zero_grad()
+            net(batch()).sum().backward()
+            with pytest.raises(RuntimeError, match="closure"):
+                optimizer.step(failing)
+            optimizer.step()
+    assert ran(rec) == [("train", "Net")] * 3
