@@ -1,8 +1,8 @@
 # One line for each target: `make help`. Everything runs in .venv, which the first target that needs it makes.
 
 PYTHON ?= python3
-# Further arguments for installing torch. Where the package index would give a CUDA build of several GB:
-# make env TORCH_ARGS='--index-url https://download.pytorch.org/whl/cpu'
+# Options for pip when it installs torch, such as the index of CPU builds of your choice: a bare `torch` may bring
+# several GB of CUDA packages.
 TORCH_ARGS ?=
 # Options of the example that `make demo` records: make demo ARGS=--checkpoint
 ARGS ?=
@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.modtrace-stamp
 PIP := PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq
-CHECKED := src tests examples benchmarks
+CHECKED := src tests examples benchmarks docs
 
 define PYTHON_IS_NEW_ENOUGH
 import sys
@@ -24,7 +24,7 @@ endef
 export PYTHON_IS_NEW_ENOUGH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check format bench soak zoo clean
+.PHONY: help env demo test check format docs bench soak zoo clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ check: env  ## lint, format, types, layers
 format: env  ## put the sources into the project's format
 	$(BIN)/ruff check --fix $(CHECKED)
 	$(BIN)/ruff format $(CHECKED)
+
+docs: env  ## write docs/schema.md anew from the schemas
+	$(BIN)/python docs/make_schema.py
 
 bench: env  ## print the cost of recording beside plain runs and PyTorch's own trackers
 	$(BIN)/python benchmarks/scopes.py

@@ -38,10 +38,10 @@ def outcome(run: Run, recording: Any = None) -> list[Any]:
     with nullcontext() if recording is None else recording:
         given = run()
     generators = [torch.get_rng_state(), random.getstate(), np.random.get_state()]
-    return [_bits(each) for each in tree_leaves((given, generators))]
+    return [bits(each) for each in tree_leaves((given, generators))]
 
 
-def _bits(value: Any) -> Any:
+def bits(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         flat = value.detach().contiguous().flatten()
         return value.dtype, tuple(value.shape), value.requires_grad, flat.view(torch.uint8).numpy().tobytes()

@@ -45,7 +45,9 @@ def find_script(path: str, arguments: Sequence[str]) -> Program:
     if not os.path.isfile(file):
         raise click.ClickException(f"{path}: {_what_is_wrong(path, file)}")
     stem = Path(os.path.abspath(path)).stem
-    return Program(stem, file, (path, *arguments), os.path.dirname(os.path.realpath(file)))
+    return Program(
+        stem, os.path.abspath(file), (path, *arguments), os.path.dirname(os.path.realpath(file))
+    )
 
 
 def find_module(name: str, arguments: Sequence[str]) -> Program:
@@ -64,12 +66,16 @@ def find_module(name: str, arguments: Sequence[str]) -> Program:
 
 
 def run_program(program: Program, recording: AbstractContextManager[Any]) -> int:
-    """Runs a program inside an entered recording, which is left when the program ends.
+    """Runs a program inside a recording, which is entered first and left when the program ends.
 
     Returns:
         the exit code that `python` would have given. An interrupt ends this process as it would have there.
+
+    Raises:
+        ModtraceError: the recording cannot be made.
     """
     namespace = _become_main(program)
+    recording.__enter__()
     try:
         _run_and_leave(lambda: exec(_compile(program), namespace), recording)
     except SystemExit as error:

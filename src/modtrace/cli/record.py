@@ -88,13 +88,13 @@ def _make_recording(place: str, options: dict[str, Any]) -> Any:
 
 
 def _run(program: Program, recording: Any, quiet: bool) -> int:
+    reporter = _Reporter(recording, quiet)
     try:
-        recording.__enter__()
+        code = run_program(program, recording)
     except ModtraceError as error:
+        reporter.end(said=False)
         click.echo(f"modtrace: error: {error}", err=True)
         return 2
-    reporter = _Reporter(recording, quiet)
-    code = run_program(program, recording)
     reporter.end()
     return code
 
@@ -111,11 +111,12 @@ class _Reporter:
         if not quiet:
             self._thread.start()
 
-    def end(self) -> None:
+    def end(self, *, said: bool = True) -> None:
         """The last line, with how to go on."""
         self._ended.set()
         if not self._quiet and os.getpid() == self._pid:
             self._thread.join()  # a daemon thread that wakes while the interpreter goes down may abort it
+        if said and not self._quiet and os.getpid() == self._pid:
             place = Path(self._recording.path)
             self._say(f"recorded {self._describe()}. Look at it with: modtrace show {place}")
 

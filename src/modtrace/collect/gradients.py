@@ -37,9 +37,11 @@ class GradientEvidence:
 
 
 def _is_zero(grad: torch.Tensor) -> bool:
-    if grad.device.type != "cpu" or grad.layout != torch.strided or grad.numel() > _MAX_ELEMENTS:
-        return False  # looking would synchronise the device, or cost too much
+    if type(grad) is not torch.Tensor:
+        return False  # a fake one cannot be looked at, a distributed one would communicate
     with unseen():
+        if grad.device.type != "cpu" or grad.layout != torch.strided or grad.numel() > _MAX_ELEMENTS:
+            return False  # looking would synchronise the device, or cost too much
         return not bool(grad.any())
 
 

@@ -121,12 +121,16 @@ def is_functorch_tensor(tensor: torch.Tensor) -> bool:
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Inside, what we do with tensors is seen by no mode and no tensor subclass of the user's."""
+    """Inside, what we do with tensors is seen by no mode, no tensor subclass and no `torch.jit.trace`."""
     with ExitStack() as stack:
         stack.enter_context(torch._C.DisableTorchFunction())
         disable = getattr(torch.utils._python_dispatch, "_disable_current_modes", None)
         if disable is not None:
             stack.enter_context(disable())
+        tracing = torch._C._get_tracing_state()
+        if tracing is not None:
+            stack.callback(torch._C._set_tracing_state, tracing)
+            torch._C._set_tracing_state(None)
         yield
 
 

@@ -1,0 +1,183 @@
+"""The user's own dispatch and function modes see the same ops with and without a recording, in the same order."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import modtrace
+import zoo
+from zoo import TiedGPT
+
+
+class SeesOps(TorchDispatchMode):
+    """Keeps the name of every op that the dispatcher runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+class SeesFunctions(TorchFunctionMode):
+    """Keeps the name of every torch function, method and attribute access."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.seen.append(resolve_name(function) or repr(function).partition(" at 0x")[0])
+        return function(*args, **(kwargs or {}))
+
+
+def seen(mode_type: Any, run: Callable[[Any], object], place: str, **options: Any) -> list[str]:
+    """What the mode sees of a run, which gets the recording, or None.
+
+    Args:
+        place: "none" without a recording; "around" it or "inside" it.
+    """
+    torch.manual_seed(0)
+    mode = mode_type()
+    recording = nullcontext() if place == "none" else modtrace.record(strict=True, **options)
+    outer, inner = (mode, recording) if place == "around" else (recording, mode)
+    with outer, inner:
+        run(recording if place != "none" else None)
+    if place != "none":
+        assert recording.meta.marks == ()
+    return mode.seen
+
+
+def train(reentrant: bool | None = None, set_to_none: bool = True) -> Callable[[Any], None]:
+    def run(rec: Any) -> None:
+        model = TiedGPT(layers=2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(3):
+            tokens = torch.randint(0, 17, (2, 8))
+            optimizer.zero_grad(set_to_none=set_to_none)
+            loss = F.cross_entropy(model(tokens, reentrant).flatten(0, 1), tokens.flatten())
+            loss.backward()
+            optimizer.step()
+            if rec is not None:
+                rec.log(loss=loss, twice=loss.detach())
+            else:
+                loss.detach()  # the user's own
+
+    return run
+
+
+def without_optimizer(set_to_none: bool) -> Callable[[Any], None]:
+    """The steps are found by looking whether the gradients were cleared."""
+
+    def run(rec: Any) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+            model.zero_grad(set_to_none=set_to_none)
+
+    return run
+
+
+def penalty(rec: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    x = torch.ones(2, 4, requires_grad=True)
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    slope.norm().backward()
+
+
+def evaluate(rec: Any) -> None:
+    model = TiedGPT(layers=1).eval()
+    with torch.no_grad():
+        model(torch.zeros(2, 8, dtype=torch.long))
+    with torch.inference_mode():
+        model(torch.zeros(2, 8, dtype=torch.long))
+
+
+def structured(rec: Any) -> None:
+    for kind in ("dataclass", "dict", "none"):
+        zoo.Structured(kind)(x=torch.ones(3, 4))
+    zoo.Hidden()(torch.ones(3, 4))
+    model = zoo.Late()
+    model(torch.ones(3, 4))
+    model.late = nn.Linear(4, 4)
+    model(torch.ones(3, 4)).sum().backward()
+
+
+def vmap(rec: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    torch.vmap(model)(torch.ones(3, 4)).sum().backward()
+    torch.func.grad(lambda x: model(x).sum())(torch.ones(4))
+
+
+def failing(rec: Any) -> None:
+    with pytest.raises(ValueError, match="on purpose"):
+        zoo.Failing(ValueError("on purpose"))(torch.ones(3, 4))
+
+
+RUNS = {
+    "training": train(),
+    "reentrant checkpoints": train(True),
+    "non-reentrant checkpoints": train(False),
+    "zeroed gradients": train(set_to_none=False),
+    "no optimizer": without_optimizer(True),
+    "no optimizer, zeroed gradients": without_optimizer(False),
+    "a gradient penalty": penalty,
+    "evaluation": evaluate,
+    "outputs of all kinds": structured,
+    "transforms": vmap,
+    "an exception": failing,
+}
+
+
+@pytest.mark.parametrize("place", ["around", "inside"])
+@pytest.mark.parametrize("mode_type", [SeesOps, SeesFunctions])
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_mode_sees_nothing_of_ours_in(run, mode_type, place):
+    plain = seen(mode_type, run, "none")
+    assert seen(mode_type, run, place, backward_times=True) == plain
+    assert plain
+
+
+@pytest.mark.parametrize("mode_type", [SeesOps, SeesFunctions])
+def test_mode_sees_nothing_of_a_model_that_is_given(mode_type):
+    model = TiedGPT(layers=1)
+
+    def run(rec: Any) -> None:
+        model(torch.zeros(2, 8, dtype=torch.long)).sum().backward()
+        model.zero_grad()
+
+    plain = seen(mode_type, run, "none")
+    assert seen(mode_type, run, "around", model=model) == plain
+
+
+class Tagged(torch.Tensor):
+    """A tensor subclass that keeps what it is asked."""
+
+    seen: list[str] = []  # noqa: RUF012
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        cls.seen.append(resolve_name(function) or repr(function).partition(" at 0x")[0])
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+def test_tensor_subclass_is_asked_nothing_by_us():
+    asked = []
+    for recording in (nullcontext(), modtrace.record(strict=True, backward_times=True)):
+        Tagged.seen = []
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        with recording:
+            x = torch.ones(3, 4).as_subclass(Tagged)
+            model(x).sum().backward()
+        asked.append(Tagged.seen)
+    assert asked[0] == asked[1]
+    assert len(asked[0]) > 3

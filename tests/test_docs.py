@@ -1,0 +1,202 @@
+"""The pages name what is there: every message has its heading, every path and test named exists, schema.md is fresh."""
+
+import ast
+import re
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PROJECT = Path(__file__).parent.parent
+PACKAGE = PROJECT / "src" / "modtrace"
+PAGES = [*PROJECT.glob("*.md"), *(PROJECT / "docs").glob("*.md")]
+EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+#: Classes whose texts no user is meant to see: bugs of ours, and what is caught within the package.
+NOT_SHOWN = {"AssertionError", "AttributeError", "LookupError"}
+
+VARIABLE = "…"  # what stands for the changing parts of a text
+
+
+class Message(NamedTuple):
+    """A text of the source, with `…` for what changes in it."""
+
+    where: str
+    kind: str  # the class, or the name of what gives it out
+    text: str
+
+
+def messages() -> Iterator[Message]:
+    """All warnings, errors and marks whose text stands in the source."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(function, ast.FunctionDef):
+                yield from _messages_of(function, str(path.relative_to(PACKAGE)))
+
+
+def _messages_of(function: ast.FunctionDef, file: str) -> Iterator[Message]:
+    texts = {
+        target.id: node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for call in ast.walk(function):
+        if isinstance(call, ast.Call) and call.args:
+            kind = _kind(call)
+            text = _text(call.args[0], texts)
+            if kind is not None and len(text.replace(VARIABLE, "").strip(" :.()")) > 3:
+                yield Message(f"{file}:{call.lineno}", kind, text)
+
+
+def _kind(call: ast.Call) -> str | None:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if name == "warn":
+        of_ours = any("ModtraceWarning" in ast.unparse(each) for each in [*call.args, *call.keywords])
+        return "ModtraceWarning" if of_ours else None
+    if name in NOT_SHOWN:
+        return None
+    is_error = name.endswith(("Error", "Exception")) or name in {"UsageError", "BadParameter", "kind", "mark"}
+    return name if is_error else None
+
+
+def _text(node: ast.expr, texts: dict[str, ast.expr]) -> str:
+    """The fixed parts of a text; variables of the same function are looked up, once."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part, texts) for part in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return _text(node.value, texts) if isinstance(node.value, ast.Name) else VARIABLE
+    if isinstance(node, ast.Name) and node.id in texts:
+        return _text(texts[node.id], {})
+    return VARIABLE
+
+
+def headings() -> list[str]:
+    page = (PROJECT / "docs" / "messages.md").read_text(encoding="utf-8")
+    return re.findall(r"^### (.+)$", page, re.MULTILINE)
+
+
+def names(heading: str, text: str) -> bool:
+    """Whether the fixed parts of the heading stand in the text, in order."""
+    at = 0
+    for part in filter(None, (each.strip() for each in heading.split(VARIABLE))):
+        at = text.find(part, at)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
+
+
+def source_texts() -> list[str]:
+    """Every text in the source, also those that a function returns for others to give out."""
+    found = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr | ast.Constant):
+                found.append(_text(node, {}))
+    return found
+
+
+def test_messages_are_found_in_the_source() -> None:
+    kinds = [message.kind for message in messages()]
+    assert kinds.count("ModtraceWarning") >= 3
+    assert {"RecordingExistsError", "MisuseError", "ValueError", "mark"} <= set(kinds)
+
+
+def test_every_warning_has_its_heading() -> None:
+    of_warnings = [each for each in messages() if each.kind == "ModtraceWarning"]
+    missing = [each for each in of_warnings if not any(names(heading, each.text) for heading in headings())]
+    assert missing == []
+
+
+def test_every_error_and_mark_has_its_heading() -> None:
+    others = [each for each in messages() if each.kind != "ModtraceWarning"]
+    missing = [each for each in others if not any(names(heading, each.text) for heading in headings())]
+    assert missing == []
+
+
+def test_every_heading_is_of_a_text_in_the_source() -> None:
+    texts = [*source_texts(), *(message.text for message in messages())]
+    gone = [heading for heading in headings() if not any(names(heading, text) for text in texts)]
+    assert gone == []
+
+
+def test_no_heading_is_there_twice_or_names_anything_at_all() -> None:
+    found = headings()
+    assert len(set(found)) == len(found)
+    assert [heading for heading in found if len(heading.replace(VARIABLE, "").strip()) < 10] == []
+
+
+def test_the_page_of_tables_is_fresh() -> None:
+    script = runpy.run_path(str(PROJECT / "docs" / "make_schema.py"))
+    assert (PROJECT / "docs" / "schema.md").read_text(encoding="utf-8") == script["render_schema"](), (
+        "run `make docs`"
+    )
+
+
+def test_the_page_of_tables_has_every_column() -> None:
+    from modtrace.recording.schema import schemas
+
+    page = (PROJECT / "docs" / "schema.md").read_text(encoding="utf-8")
+    parts = dict(part.split("\n", 1) for part in page.split("\n## ")[1:])
+    assert list(parts) == list(schemas())
+    for table, columns in schemas().items():
+        assert re.findall(r"^\| `(\w+)` \|", parts[table], re.MULTILINE) == columns.names
+
+
+def test_every_path_in_the_table_of_changes_exists() -> None:
+    page = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = page.split("## I want to change ...")[1].split("\n## ")[0]
+    paths = [each for each in re.findall(r"`([^`]+)`", table) if "/" in each or "." in each]
+    assert len(paths) > 60
+    assert [each for each in paths if not (PROJECT / each).exists()] == []
+
+
+def test_every_source_file_that_collects_stands_in_the_table_of_changes() -> None:
+    page = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    files = [
+        each for each in (PACKAGE / "collect").glob("*.py") if each.name not in {"__init__.py", "sizes.py"}
+    ]
+    assert [each.name for each in files if f"collect/{each.name}`" not in page] == []
+
+
+@EACH_PAGE
+def test_every_link_points_to_a_file(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", _without_code(page))
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+@EACH_PAGE
+def test_every_test_named_on_a_page_exists(page: Path) -> None:
+    named = re.findall(r"(tests/[\w/]+\.py)::(\w+)", page.read_text(encoding="utf-8"))
+    assert [
+        f"{file}::{test}"
+        for file, test in named
+        if not (PROJECT / file).exists() or f"def {test}(" not in (PROJECT / file).read_text(encoding="utf-8")
+    ] == []
+
+
+@EACH_PAGE
+def test_no_line_is_longer_than_120_characters_outside_of_tables(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    long = [line for line in lines if len(line) > 120 and not line.startswith("|") and "::test_" not in line]
+    assert long == []
+
+
+@pytest.mark.parametrize("page", ["vocabulary.md", "how-it-works.md"])
+def test_python_on_the_page_is_python(page: str) -> None:
+    text = (PROJECT / "docs" / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        ast.parse(block)
+
+
+def _without_code(page: Path) -> str:
+    return re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)

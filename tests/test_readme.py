@@ -1,0 +1,94 @@
+"""What the README says works: its Python runs, its commands and options exist."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from modtrace.cli.main import COMMANDS
+
+PROJECT = Path(__file__).parent.parent
+README = (PROJECT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    return [block for each, block in found if each == language]
+
+
+def console_lines() -> list[str]:
+    """What is typed, without comments."""
+    lines = [line for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
+    return [line[2:].split("#")[0].strip() for line in lines]
+
+
+def table_rows(title: str) -> list[tuple[str, str]]:
+    section = README.split(f"## {title}\n")[1].split("\n## ")[0]
+    return re.findall(r"^\| `([^`]+)` \| (.+) \|$", section, re.MULTILINE)
+
+
+def run_modtrace(*arguments: str, cwd: Path | None = None) -> str:
+    command = [sys.executable, "-c", "from modtrace.cli.main import main; main()", *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.splitlines()[0])
+def test_python_runs_as_it_stands(block: str, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Sequential  Sequential" in done.stdout
+    assert done.stderr == ""
+
+
+def test_python_is_there() -> None:
+    assert len(blocks("python")) == 1
+
+
+def test_python_leaves_a_recording_that_the_command_shows(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", blocks("python")[0]], cwd=tmp_path, capture_output=True, check=True)
+    shown = run_modtrace("show", "run.modtrace", cwd=tmp_path)
+    assert "step 2 (train)" in shown
+    assert "3 steps recorded, 0 to 2" in shown
+
+
+def test_first_commands_give_such_a_tree(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text((PROJECT / "examples" / "train_gpt.py").read_text())
+    record, show = (line.split()[1:] for line in console_lines() if line.startswith("modtrace "))
+    small = ["--steps", "2", "--layers", "4", "--width", "16", "--context", "8", "--batch", "2"]
+    run_modtrace(*record, *small, cwd=tmp_path)
+    shown = run_modtrace(*show, cwd=tmp_path)
+    [printed] = blocks("")
+    tree = [line[:39].rstrip() for line in printed.splitlines() if re.match(r"[│├└ ]*[├└]─", line)]
+    assert len(tree) > 15
+    assert [line for line in tree if line not in shown] == []
+
+
+@pytest.mark.parametrize(("command", "about"), table_rows("Commands"))
+def test_commands_and_their_options_exist(command: str, about: str) -> None:
+    name = command.split()[1]
+    assert name in COMMANDS
+    options = re.findall(r"`(--?[\w-]+)`", about)
+    text = run_modtrace(name, "--help")
+    assert options
+    assert [option for option in options if not re.search(rf"(?<![\w-]){option}(?![\w-])", text)] == []
+
+
+def test_every_command_is_in_the_table() -> None:
+    assert [command.split()[1] for command, _ in table_rows("Commands")] == list(COMMANDS)
+
+
+def test_make_targets_exist() -> None:
+    makefile = (PROJECT / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"make (\w+)", " ".join(console_lines()))
+    assert set(targets) == {"demo", "test"}
+    assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
+
+
+def test_extras_and_versions_are_those_of_the_project() -> None:
+    project = (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'requires-python = ">=3.10"' in project and "Python 3.10 or newer" in README
+    assert "torch>=2.11" in project and "2.11 or newer" in README
