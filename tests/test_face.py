@@ -25,8 +25,10 @@ def test_a_recording_in_memory_and_one_on_disk_hold_the_same_kind_of_rows(model,
     with modtrace.record(model, strict=True) as memory, modtrace.record(model, to=tmp_path / "run") as disk:
         train(model)
     for name in ("modules", "steps"):
-        assert memory.table(name).drop_columns([] if name == "modules" else ["end_ns", "start_ns"]).equals(
-            disk.table(name).drop_columns([] if name == "modules" else ["end_ns", "start_ns"])
+        assert (
+            memory.table(name)
+            .drop_columns([] if name == "modules" else ["end_ns", "start_ns"])
+            .equals(disk.table(name).drop_columns([] if name == "modules" else ["end_ns", "start_ns"]))
         )
     columns = ["step", "module_id", "nth", "raised", "start_ns", "end_ns"]
     assert memory.table("calls").select(columns).equals(disk.table("calls").select(columns))
@@ -143,7 +145,8 @@ def test_options_that_make_no_sense_are_refused_at_once(options, error, text):
 
 
 @pytest.mark.parametrize(
-    ("steps", "text"), [("2:", "2:"), (range(2, 9, 3), "2:9:3"), (slice(4), "0:4"), (None, "0:"), ("::5", "0::5")]
+    ("steps", "text"),
+    [("2:", "2:"), (range(2, 9, 3), "2:9:3"), (slice(4), "0:4"), (None, "0:"), ("::5", "0::5")],
 )
 def test_steps_are_given_in_several_ways(steps, text):
     from modtrace.recording.step_range import to_step_range

@@ -295,7 +295,7 @@ def _claim(path: Path | None) -> str | None:
         if place in _claimed:
             raise MisuseError(
                 f"{path}: record() is writing there already in this process. "
-                "Give the inner one another path, or let it go."
+                "Give the inner one another path, or remove it."
             )
         _claimed.add(place)
     return place

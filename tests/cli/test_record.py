@@ -154,7 +154,9 @@ def test_a_script_that_records_by_itself_is_recorded_twice(tmp_path):
 def test_python_without_recording_is_not_slower_for_a_killed_reader(tmp_path):
     """A pipe that nobody reads ends `show` in silence."""
     run(tmp_path, "record", "-q", "train.py", script=TRAIN)
-    command = f"{sys.executable} -c 'from modtrace.cli.main import main; main()' show train.modtrace | head -1"
+    command = (
+        f"{sys.executable} -c 'from modtrace.cli.main import main; main()' show train.modtrace | head -1"
+    )
     done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""
@@ -167,9 +169,15 @@ def test_python_without_recording_is_not_slower_for_a_killed_reader(tmp_path):
         (["record", "."], ".: this is a folder without a __main__.py; give the script to run"),
         (["record", "-m", "no.such"], "-m no.such: no module of this name can be run from {cwd}"),
         (["record"], "give a script to run, or -m and a module."),
-        (["record", "--steps", "3", "train.py"], "steps='3' is not START:STOP[:EVERY], such as 100:200 or 0::50"),
+        (
+            ["record", "--steps", "3", "train.py"],
+            "steps='3' is not START:STOP[:EVERY], such as 100:200 or 0::50",
+        ),
         (["record", "--steps", "5:5", "train.py"], "steps='5:5' holds no step: START counts from 0"),
-        (["record", "--to", "there", "train.py"], "there: a folder that is not a recording is here already (it holds 'notes.txt')"),
+        (
+            ["record", "--to", "there", "train.py"],
+            "there: a folder that is not a recording is here already (it holds 'notes.txt')",
+        ),
         (["show", "nope"], "nope: nothing is there. Give the folder that record(to=...) wrote."),
         (["show", "there"], "there: not a recording: there is no recording.json in this folder"),
         (["show", "train.py"], "train.py: not a recording: a file of 34 bytes is there"),

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers.architectures import ARCHITECTURES
 from helpers.keeping import tracking
 from helpers.truth import Comparison, Truth
 from zoo import TiedGPT
@@ -45,3 +46,19 @@ def test_every_op_of_a_gpt_is_attributed_as_the_graph_says(seeded, reentrant, ad
     assert any(true.label is None and "log_softmax_backward" in true.op for true in backward)
     recomputed = sum(true.phase == "recompute" for true, _ in comparison.pairs)
     assert (recomputed > 50) == (reentrant is not None)
+
+
+@pytest.mark.parametrize("reentrant", [None, True, False], ids=["plain", "reentrant", "non-reentrant"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_op_of_a_transformer_is_attributed_as_the_graph_says(seeded, name, reentrant):
+    model, inputs = ARCHITECTURES[name]()
+    model.train()
+    if reentrant is not None:
+        if not model.supports_gradient_checkpointing:
+            pytest.skip(f"{name} offers no gradient checkpointing")
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    comparison = compare(model, lambda: model(**inputs).loss)
+    assert comparison.disagreements() == []
+    phases = [true.phase for true, _ in comparison.pairs]
+    assert phases.count("backward") > 200
+    assert (phases.count("recompute") > 50) == (reentrant is not None)

@@ -2,8 +2,6 @@
 
 import random
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ from torch import nn
 
 import zoo
 from helpers.twins import assert_untouched, grads, state
-from modtrace.collect import scopes
 from zoo import TiedGPT
 
 BACKWARD_TIMES = pytest.mark.parametrize("backward_times", [False, True], ids=["", "backward times"])
@@ -467,7 +464,9 @@ def test_two_recordings_at_once_change_no_bit(tmp_path):
     import modtrace
 
     def run():
-        with modtrace.record(to=tmp_path / "inner.modtrace", overwrite=True, strict=True, backward_times=True):
+        with modtrace.record(
+            to=tmp_path / "inner.modtrace", overwrite=True, strict=True, backward_times=True
+        ):
             return train_gpt(reentrant=False)
 
     assert_untouched(run)

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from helpers.keeping import tracking
 from torch import nn
-from zoo import Failing
 
 import modtrace
+from helpers.keeping import tracking
 from modtrace.collect import scopes
+from zoo import Failing
 
 
 def x():
@@ -234,7 +234,9 @@ def test_an_internal_error_is_noted_once_and_the_run_goes_on(monkeypatch):
             model(x()).sum().backward()
         model(x()).sum().backward()
     [mark] = rec.meta.marks
-    assert mark.startswith("incomplete from step 0: modtrace failed at Sequential: RuntimeError: a fault of ours")
+    assert mark.startswith(
+        "incomplete from step 0: modtrace failed at Sequential: RuntimeError: a fault of ours"
+    )
     assert not rec.meta.complete
 
 

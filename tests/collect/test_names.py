@@ -5,9 +5,9 @@ import gc
 import pytest
 import torch
 from torch import nn
-from zoo import Encoder, Hidden, Late, Recursive, TwoParents
 
 import modtrace
+from zoo import Encoder, Hidden, Late, Recursive, TwoParents
 
 
 def x():
@@ -143,7 +143,11 @@ def test_a_child_called_before_its_root_gets_its_name_when_the_root_comes(record
     with record() as rec:
         model[0](x())
         model(x())
-    assert paths(rec) == [("Sequential#1", "0", "0"), ("Sequential#1", "0.0", "0.0"), ("Sequential#1", "", "")]
+    assert paths(rec) == [
+        ("Sequential#1", "0", "0"),
+        ("Sequential#1", "0.0", "0.0"),
+        ("Sequential#1", "", ""),
+    ]
 
 
 def test_a_child_registered_late_gets_its_path(record):

@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.architectures import ARCHITECTURES
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from zoo import TiedGPT
 
 import modtrace
+from helpers.architectures import ARCHITECTURES
+from zoo import TiedGPT
 
 
 class Fingerprints:
@@ -34,7 +34,10 @@ def check_originals(recording, fingerprints, *, at_least):
     names = {row["module_id"]: row for row in recording.table("modules").to_pylist()}
     given, order = {}, {}
     for row in sorted(rows, key=lambda row: row["start_ns"]):
-        if row["phase"] in ("forward", "recompute") and names[row["module_id"]]["raw_path"] in fingerprints.seen:
+        if (
+            row["phase"] in ("forward", "recompute")
+            and names[row["module_id"]]["raw_path"] in fingerprints.seen
+        ):
             place = names[row["module_id"]]["raw_path"]
             given[row["call_id"]] = fingerprints.seen[place][order.get(place, 0)]
             order[place] = order.get(place, 0) + 1

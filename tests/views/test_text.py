@@ -5,8 +5,8 @@ import re
 from dataclasses import replace
 
 import pytest
-from golden import assert_golden
 
+from golden import assert_golden
 from modtrace.analysis.module_tree import ModuleNode, ModuleTree
 from modtrace.analysis.steps import ShownStep
 from modtrace.analysis.times import NO_CALLS, PhaseTimes

@@ -45,9 +45,7 @@ def find_script(path: str, arguments: Sequence[str]) -> Program:
     if not os.path.isfile(file):
         raise click.ClickException(f"{path}: {_what_is_wrong(path, file)}")
     stem = Path(os.path.abspath(path)).stem
-    return Program(
-        stem, os.path.abspath(file), (path, *arguments), os.path.dirname(os.path.realpath(file))
-    )
+    return Program(stem, os.path.abspath(file), (path, *arguments), os.path.dirname(os.path.realpath(file)))
 
 
 def find_module(name: str, arguments: Sequence[str]) -> Program:

@@ -6,12 +6,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
-from .backward import BackwardCall
+from .backward import Backward
+from .backward_calls import BackwardCalls
 from .recompute import Origins, origins_of
-from .segments import EXIT_RAISED, EXIT_UNSEEN, CallRef, Segment, structure_of
+from .segments import EXIT_RAISED, EXIT_UNSEEN, Ints, Segment, structure_of
 from .steps import Step
 
-Ints = npt.NDArray[np.int64]
 Columns = dict[str, Any]
 
 _PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
@@ -27,10 +27,9 @@ class NthMemory:
         """Keeps the numbers of a segment's calls."""
         self._nth[segment] = nth
 
-    def nth(self, call: CallRef) -> int:
-        """The number of a call, -1 if it is not known (any more)."""
-        numbers = self._nth.get(call.segment)
-        return -1 if numbers is None else int(numbers[call.index])
+    def get(self, segment: Segment) -> npt.NDArray[np.int32] | None:
+        """The numbers of a segment's calls, None if they are not known (any more)."""
+        return self._nth.get(segment)
 
     def prune(self) -> None:
         """Forgets segments whose graphs are dead."""
@@ -49,9 +48,9 @@ def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -
     batches = []
     if numbered:
         batches.append(_module_calls(numbered, memory))
-    backward_calls = [(step.number, call) for step in steps for each in step.backwards for call in each.calls]
-    if backward_calls and with_backward:
-        batches.append(_backward_calls(backward_calls, memory))
+    backwards = [(step.number, each) for step in steps for each in step.backwards if len(each.calls)]
+    if backwards and with_backward:
+        batches.append(_backward_calls(backwards, memory))
     return batches
 
 
@@ -82,7 +81,7 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     ids = np.repeat(first_ids - starts, counts) + np.arange(len(structure.parent))
     step = np.repeat(np.array([number for number, _ in numbered], np.int64), counts)
-    module_of_place = np.array([place.named.module_id for place in segments[0].log.tracker.places], np.int64)
+    module_of_place = np.array([place.named.module_id for place in segments[0].log.all_places], np.int64)
     module_id = module_of_place[places[structure.enter_event]]
     phase = np.repeat(np.array([_PHASE_CODE[each.phase] for each in segments], np.int8), counts)
     nth = _nth_of_forwards(step, module_id, phase)
@@ -154,30 +153,55 @@ def _fill(
             continue
         recompute_of[start + offset] = origin.call_id
         here = starts_of.get(origin.segment)
-        nth[start + offset] = memory.nth(origin) if here is None else nth[here + origin.index]
+        numbers = memory.get(origin.segment) if here is None else nth[here:]
+        nth[start + offset] = -1 if numbers is None else numbers[origin.index]
 
 
-def _backward_calls(rows: list[tuple[int | None, BackwardCall]], memory: NthMemory) -> Columns:
-    calls = [call for _, call in rows]
-    modules = [_module_of(call.call) for call in calls]
-    above = np.array([-1 if call.above is None else call.above.call_id for call in calls], np.int64)
-    nth = np.array([memory.nth(call.call) for call in calls], np.int32)
-    end = np.array([call.end_ns for call in calls], np.int64)
+def _backward_calls(numbered: list[tuple[int | None, Backward]], memory: NthMemory) -> Columns:
+    parts = [_calls_of_backward(number, backward, memory) for number, backward in numbered]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    for name in ("nth", "parent_call_id", "forward_call_id"):
+        columns[name] = np.ma.masked_array(columns[name], columns[name] < 0)
+    return columns
+
+
+def _calls_of_backward(number: int | None, backward: Backward, memory: NthMemory) -> Columns:
+    calls, rows = backward.calls, len(backward.calls)
+    forward_id, module_id, nth = _forward_calls(calls, memory)
+    above = np.array(calls.above, np.int64)
+    outer = (
+        backward.outer.first_id + backward.outer_call if backward.outer and backward.outer_call >= 0 else -1
+    )
+    raised = np.zeros(rows, bool)
+    raised[list(backward.raised)] = True
     return {
-        "call_id": np.array([call.call_id for call in calls], np.int64),
-        "step": np.array([step for step, _ in rows], np.int32),
-        "module_id": np.array(modules, np.int32),
-        "nth": np.ma.masked_array(nth, nth < 0),
-        "parent_call_id": np.ma.masked_array(above, above < 0),
-        "phase": np.full(len(rows), _PHASE_CODE[BACKWARD], np.int8),
-        "forward_call_id": np.array([call.call.call_id for call in calls], np.int64),
-        "thread": np.array([call.thread for call in calls], np.int32),
-        "start_ns": np.array([call.start_ns for call in calls], np.int64),
-        "end_ns": np.ma.masked_array(end, end < 0),
-        "raised": np.array([call.raised for call in calls], bool),
+        "call_id": np.arange(backward.first_id, backward.first_id + rows),
+        "step": np.full(rows, number, np.int32),
+        "module_id": module_id,
+        "nth": nth,
+        "parent_call_id": np.where(above < 0, outer, above + backward.first_id),
+        "phase": np.full(rows, _PHASE_CODE[BACKWARD], np.int8),
+        "forward_call_id": forward_id,
+        "thread": np.full(rows, backward.log.number, np.int32),
+        "start_ns": np.array(calls.start_ns, np.int64),
+        "end_ns": np.array(calls.end_ns, np.int64),
+        "raised": raised,
     }
 
 
-def _module_of(call: CallRef) -> int:
-    assert call.place.named is not None
-    return call.place.named.module_id
+def _forward_calls(calls: BackwardCalls, memory: NthMemory) -> tuple[Ints, Ints, Ints]:
+    """For each backward call the id of its forward, its module and its n-th number; -1 where not known."""
+    index = np.array(calls.index, np.int64)
+    found = np.full((3, len(index)), -1, np.int64)
+    keys = np.array([id(segment) for segment in calls.segment])
+    for segment in {id(segment): segment for segment in calls.segment}.values():
+        rows = keys == id(segment)
+        wanted = index[rows]
+        if segment.first_id is not None:
+            found[0, rows] = segment.first_id + wanted
+        places = np.asarray(segment.places)[segment.structure().enter_event[wanted]]
+        found[1, rows] = [segment.log.all_places[place].named.module_id for place in places.tolist()]
+        nth = memory.get(segment)
+        if nth is not None:
+            found[2, rows] = nth[wanted]
+    return found[0], found[1], found[2]

@@ -7,11 +7,11 @@ import sys
 import time
 import uuid
 from datetime import datetime, timezone
+from importlib import metadata
 from typing import Any
 
 import torch
 
-from .. import __version__
 from ..recording.meta import RunMeta
 
 #: Their versions are noted if the run has imported them.
@@ -24,7 +24,7 @@ def describe_run(options: dict[str, Any]) -> RunMeta:
     Args:
         options: what `record()` was given, as JSON values.
     """
-    versions = {"python": platform.python_version(), "modtrace": __version__}
+    versions = {"python": platform.python_version(), "modtrace": _own_version()}
     for name in _LIBRARIES:
         version = getattr(sys.modules.get(name), "__version__", None)
         if isinstance(version, str):
@@ -32,7 +32,7 @@ def describe_run(options: dict[str, Any]) -> RunMeta:
     return RunMeta(
         run_id=os.environ.get("TORCHELASTIC_RUN_ID") or uuid.uuid4().hex,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        modtrace_version=__version__,
+        modtrace_version=versions["modtrace"],
         argv=tuple(sys.argv),
         versions=versions,
         device=_device(),
@@ -43,6 +43,13 @@ def describe_run(options: dict[str, Any]) -> RunMeta:
         clock_time_ns=time.time_ns(),
         clock_perf_counter_ns=time.perf_counter_ns(),
     )
+
+
+def _own_version() -> str:
+    try:
+        return metadata.version("modtrace")
+    except metadata.PackageNotFoundError:  # run from its sources
+        return ""
 
 
 def _device() -> str:

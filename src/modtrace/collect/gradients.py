@@ -49,7 +49,7 @@ def evidence_of(roots: Iterable["weakref.ref[Any] | None"]) -> list[GradientEvid
     """For each root the first parameter that has a gradient; roots without any have none."""
     found = []
     with torch._C.DisableTorchFunction():
-        for root in dict.fromkeys(roots):
+        for root in {id(root): root for root in roots}.values():  # a dead reference has no hash
             module = root() if root is not None else None
             if module is not None:
                 for parameter in module.parameters():

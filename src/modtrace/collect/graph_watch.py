@@ -19,11 +19,11 @@ _MAX_TENSORS = 64
 class GraphWatch:
     """Lives in an autograd node, as a hook before it and in its metadata, and dies with it."""
 
-    __slots__ = ("__weakref__", "_handle", "_reached", "node_metadata", "segment")
+    __slots__ = ("__weakref__", "_handle", "_reached", "segment")
 
-    def __init__(self, segment: Segment, reached: "Callable[[GraphWatch], None]") -> None:
-        self.segment = segment
-        self._reached: Callable[[GraphWatch], None] | None = reached
+    def __init__(self, segment: Segment, reached: Callable[[Segment], None]) -> None:
+        self.segment: Segment | None = segment
+        self._reached: Callable[[Segment], None] | None = reached
         self._handle: Any = None
 
     def attach(self, node: Any) -> None:
@@ -32,17 +32,20 @@ class GraphWatch:
         self._handle = node.register_prehook(self)
 
     def remove(self) -> None:
-        """Takes it out: nothing of us runs in this graph any more."""
+        """Takes it out: nothing of us runs in this graph any more, and all it keeps is this empty object."""
+        self.segment = None
         self._reached = None
         if self._handle is not None:
             self._handle.remove()
+            self._handle = None
 
     def __call__(self, grad_outputs: Any) -> None:
-        if self._reached is not None and not is_dynamo_compiling():
-            self._reached(self)
+        if is_dynamo_compiling() or self._reached is None or self.segment is None:
+            return
+        self._reached(self.segment)
 
 
-def watch_graph(segment: Segment, output: Any, reached: Callable[[GraphWatch], None]) -> None:
+def watch_graph(segment: Segment, output: Any, reached: Callable[[Segment], None]) -> None:
     """Watches the nodes made in a closed segment that lead to the tensors of its output."""
     assert segment.last_seq is not None
     nodes: dict[int, Any] = {}
@@ -64,7 +67,7 @@ def watched_segments(node: Any) -> Iterator[Segment]:
     while pending:
         at = pending.pop()
         watch = at.metadata.get(_METADATA_KEY)
-        if isinstance(watch, GraphWatch):
+        if isinstance(watch, GraphWatch) and watch.segment is not None:
             yield watch.segment
             continue
         for below, _ in at.next_functions:

@@ -13,11 +13,12 @@ from .torch_internals import (
     checkpoint_being_recomputed,
     current_node,
     is_custom_function,
+    is_reentrant_checkpoint,
 )
 
 if TYPE_CHECKING:
     from .backward import BackwardWatcher
-    from .scopes import ThreadLog
+    from .thread_log import ThreadLog
 
 #: For each call of a segment, in order: the forward call it repeats, None if that cannot be known.
 Origins = list[CallRef | None]
@@ -67,7 +68,7 @@ def classify(
         span = owner.span_of(number)
         segment.trigger = None if span is None else span.call_at(number)
     segment.trigger_seq = number
-    if custom and not _ran_in(region, segment):
+    if custom and not is_reentrant_checkpoint(node) and not _ran_in(region, segment):
         segment.phase = BACKWARD
 
 
@@ -214,7 +215,7 @@ def _by_rank(segment: Segment) -> dict[tuple[int, int, int], int]:
 
 
 def _module_ids(segment: Segment) -> list[int]:
-    places: Any = segment.log.tracker.places
+    places: Any = segment.log.all_places
     entered = segment.places[segment.structure().enter_event].tolist()
     return [places[place].named.module_id for place in entered]
 

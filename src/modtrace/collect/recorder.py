@@ -166,13 +166,14 @@ class Recorder:
         if self._broken:
             return
         self._broken = True
-        text = f"incomplete from step {self.steps_ended}: modtrace failed at {where}: {type(error).__name__}: {error}"
+        said = f"{type(error).__name__}: {_first_line(error)}"
+        text = f"incomplete from step {self.steps_ended}: modtrace failed at {where}: {said}"
         with self._writing:
             self._sink.mark(text)
         if not self._strict:
             warnings.warn(
                 f"{where}: modtrace met an internal error and stopped recording; the run goes on "
-                f"({type(error).__name__}: {error}). Please report it; record(strict=True) raises it.",
+                f"({said}). Please report it; record(strict=True) raises it.",
                 ModtraceWarning,
                 stacklevel=2,
             )
@@ -236,9 +237,13 @@ class Recorder:
         name = type(error).__name__
         if isinstance(error, SystemExit) and not error.code:
             return
-        said = str(error).strip().splitlines()
-        text = f"the run ended by {name}" + (f": {said[0][:200]}" if said else "")
+        said = _first_line(error)
+        text = f"the run ended by {name}" + (f": {said}" if said else "")
         self._sink.mark(f"{text}; complete to step {self.steps_ended - 1}" if self.steps_ended else text)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:200]
 
 
 def _let_go(step: Step) -> None:

@@ -7,7 +7,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
@@ -18,10 +17,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ..recording.phase import BACKWARD, RECOMPUTE
 from .backward import Backward, BackwardWatcher
-from .graph_watch import GraphWatch, watch_graph
+from .graph_watch import watch_graph
 from .names import ModuleNames
 from .recompute import classify
-from .segments import EXIT, EXIT_RAISED, EXIT_UNSEEN, BackwardSpan, CallRef, Place, Segment
+from .segments import EXIT, EXIT_RAISED, EXIT_UNSEEN, CallRef, Place, Segment
+from .thread_log import ThreadLife, ThreadLog
 from .torch_internals import (
     ACCUMULATE_SEQUENCE_NR,
     StopRecomputation,
@@ -37,9 +37,6 @@ from .torch_internals import (
     running_modules,
     sequence_nr,
 )
-
-#: Segments and spans that nothing holds are kept this long, for graphs that no output leads to (a stashed loss).
-_UNWATCHED_KEPT = 16
 
 
 class Listener(Protocol):
@@ -82,68 +79,6 @@ class Where(NamedTuple):
     accumulation: bool | None = None  # the engine adds gradients that meet; None: cannot tell without events
 
 
-class ThreadLog:
-    """What one thread is in the middle of, and the segments whose graphs may still run backward."""
-
-    __slots__ = (
-        "backward", "number", "place", "places", "segment", "seqs", "spans", "suspended", "task", "times", "tracker",
-    )  # fmt: skip
-
-    def __init__(self, tracker: "ScopeTracker", number: int) -> None:
-        self.tracker = tracker
-        self.number = number
-        self.place = tracker.outside
-        self.task = -1
-        self.segment: Segment | None = None
-        self.seqs: list[int] = []
-        self.places: list[int] = []
-        self.times: list[int] = []
-        self.suspended: list[tuple[Place, int, Segment]] = []
-        self.spans: list[Segment | BackwardSpan] = []  # by first_seq
-        self.backward: Backward | None = None
-
-    def push(self, segment: Segment) -> None:
-        """Makes a new segment the one that the hooks append to."""
-        if self.segment is not None:
-            self.suspended.append((self.place, self.task, self.segment))
-        self._use(segment, segment.place, segment.task)
-
-    def pop(self) -> None:
-        """Goes back to the segment that the last one interrupted, if it did."""
-        if self.suspended:
-            place, task, segment = self.suspended.pop()
-            self._use(segment, place, task)
-        else:
-            self.place, self.task, self.segment = self.tracker.outside, -1, None
-
-    def _use(self, segment: Segment, place: Place, task: int) -> None:
-        self.segment, self.place, self.task = segment, place, task
-        self.seqs, self.places, self.times = segment.seqs, segment.places, segment.times
-
-    def span_of(self, sequence: int) -> Segment | BackwardSpan | None:
-        """The innermost span in which this thread made the node of that number."""
-        spans = self.spans
-        for at in range(len(spans) - 1, -1, -1):
-            if spans[at].first_seq <= sequence:
-                span: Any = spans[at]
-                while span is not None and span.last_seq is not None and sequence >= span.last_seq:
-                    span = span.outer
-                return span  # type: ignore[no-any-return]
-        return None
-
-    def call_of(self, sequence: int) -> CallRef | None:
-        """The call in which this thread made the node of that number."""
-        span = self.span_of(sequence)
-        return None if span is None else span.call_at(sequence)
-
-    def prune(self) -> None:
-        """Lets go of the spans whose graphs are dead."""
-        spans = self.spans
-        if len(spans) > _UNWATCHED_KEPT:
-            kept_anyway = len(spans) - _UNWATCHED_KEPT
-            self.spans = [span for at, span in enumerate(spans) if at >= kept_anyway or span.is_needed()]
-
-
 class ScopeTracker:
     """The one tracker of the process, shared by all recorders; made when the first comes, gone with the last."""
 
@@ -153,6 +88,7 @@ class ScopeTracker:
         self.places: list[Place] = []  # by number
         self.outside = Place(0, None, None, -1)
         self.logs: list[ThreadLog] = []
+        self._threads_seen = 0
         self.listeners: list[Listener] = []
         self.strict = False
         self._next_id = 0
@@ -203,8 +139,12 @@ class ScopeTracker:
             log: ThreadLog = self._threads.log
         except AttributeError:
             with self._lock:
-                log = self._threads.log = ThreadLog(self, len(self.logs))
-                self.logs.append(log)
+                self._threads.life = life = ThreadLife()
+                log = self._threads.log = ThreadLog(
+                    self.places, self.outside, self._threads_seen, weakref.ref(life)
+                )
+                self._threads_seen += 1
+                self.logs = [each for each in self.logs if each.is_needed()] + [log]
         return log
 
     def take_ids(self, number: int) -> int:
@@ -373,10 +313,10 @@ class ScopeTracker:
         log.places.append(event)
         log.times.append(time.perf_counter_ns() if now is None else now)
 
-    def _graph_reached(self, watch: GraphWatch) -> None:
+    def _graph_reached(self, segment: Segment) -> None:
         """Backward has come to a node that an outermost call returned."""
         with self.guard(None):
-            self.backwards.reached(watch.segment, self.log)
+            self.backwards.reached(segment, self.log)
 
     # Places.
 
@@ -490,7 +430,7 @@ class ScopeTracker:
         self._handles = []
         self.backwards.stop()
         for listener in list(self.listeners):
-            listener.failed(error, named.shown if named is not None else "outside any module")
+            listener.failed(error, named.shown if named is not None else "no module in particular")
 
 
 def _recomputing_call(owner: ThreadLog | None, node: Any, frame: FrameType | None) -> CallRef | None:

@@ -187,10 +187,7 @@ class Segment:
 
     def call_at(self, sequence_nr: int) -> CallRef | None:
         """The call in which the autograd node of this number was made."""
-        if self.last_seq is None:
-            seqs = np.array(self.seqs, np.int64)
-        else:
-            seqs = self.seqs
+        seqs = np.asarray(self.seqs, np.int64)  # a list while it runs
         event = int(np.searchsorted(seqs, sequence_nr, side="right")) - 1
         return self.call_after(event)
 
@@ -204,7 +201,7 @@ class Segment:
     def place_of(self, index: int) -> Place:
         """The place of its `index`-th call."""
         number = int(self.places[int(self.structure().enter_event[index])])
-        place: Place = self.log.tracker.places[number]
+        place: Place = self.log.all_places[number]
         return place
 
 

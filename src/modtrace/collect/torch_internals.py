@@ -40,6 +40,7 @@ CHECKS: tuple[Check, ...] = (
     Check("torch.autograd.function", "BackwardCFunction", "telling custom Functions from checkpoints"),
     Check("torch.utils.checkpoint", "_checkpoint_hook", "telling two checkpointed regions apart"),
     Check("torch.utils.checkpoint", "_StopRecomputationError", "an early stop would be shown as raised"),
+    Check("torch._guards", "CompileContext", "what torch.compile traces would be shown as if it ran"),
     Check("torch.utils._python_dispatch", "_disable_current_modes", "reading a scalar unseen by user modes"),
 )
 
@@ -75,6 +76,8 @@ StopRecomputation: type[BaseException] | tuple[()] = getattr(
 )
 _CustomFunctionNode: type | tuple[()] = getattr(torch.autograd.function, "BackwardCFunction", ())
 
+_ReentrantCheckpointNode: type | tuple[()] = getattr(torch.utils.checkpoint.CheckpointFunction, "_backward_cls", ())
+
 _CALL_IMPL: CodeType = nn.Module._call_impl.__code__
 _REENTRANT_FORWARD: CodeType = torch.utils.checkpoint.CheckpointFunction.forward.__code__
 _OPTIMIZER_STEP_NAME = "profile_hook_step.<locals>.wrapper"
@@ -86,6 +89,11 @@ _OPTIMIZER_FILE = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 def is_custom_function(node: Any) -> bool:
     """Whether the autograd node runs a Python `torch.autograd.Function`."""
     return isinstance(node, _CustomFunctionNode)
+
+
+def is_reentrant_checkpoint(node: Any) -> bool:
+    """Whether the autograd node is torch's own reentrant checkpoint: what it runs is a recompute for sure."""
+    return isinstance(node, _ReentrantCheckpointNode)
 
 
 def keep_out_of_dynamo(*functions: Callable[..., Any], with_callees: bool = True) -> None:
@@ -113,6 +121,13 @@ def keep_out_of_dynamo(*functions: Callable[..., Any], with_callees: bool = True
         return
 
 
+def is_tracing() -> bool:
+    """Whether torch.compile is tracing: what runs then runs on fake tensors, for no step of the user's."""
+    guards = sys.modules.get("torch._guards")
+    context = getattr(guards, "CompileContext", None)
+    return context is not None and context.try_get() is not None
+
+
 def is_functorch_tensor(tensor: torch.Tensor) -> bool:
     """Whether the tensor belongs to a running `torch.func` transform and must not be touched."""
     check = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", None)
@@ -128,9 +143,10 @@ def unseen() -> Iterator[None]:
         if disable is not None:
             stack.enter_context(disable())
         tracing = torch._C._get_tracing_state()
-        if tracing is not None:
-            stack.callback(torch._C._set_tracing_state, tracing)
-            torch._C._set_tracing_state(None)
+        set_tracing: Any = getattr(torch._C, "_set_tracing_state", None)
+        if tracing is not None and set_tracing is not None:
+            stack.callback(set_tracing, tracing)
+            set_tracing(None)
         yield
 
 
@@ -201,15 +217,21 @@ def frame_local(frame: FrameType, name: str) -> Any:
     """A local of a running frame, read so that nothing in the frame lives longer for it.
 
     Before Python 3.13 `f_locals` leaves a copy of all locals in the frame until it ends, which would keep
-    activations alive that the frame has let go; so the copy is emptied again.
+    activations alive that the frame has let go; so the copy is emptied again, unless the function has asked for
+    its `locals()` and keeps them: it is the same dictionary.
     """
     values = frame.f_locals
     value = values.get(name)
-    if sys.version_info < (3, 13) and frame.f_code.co_flags & _CO_OPTIMIZED:
+    if (
+        sys.version_info < (3, 13)
+        and frame.f_code.co_flags & _CO_OPTIMIZED
+        and sys.getrefcount(values) <= _UNSHARED
+    ):
         values.clear()
     return value
 
 
+_UNSHARED = 3  # references to a dictionary that the frame, a local of ours and the call of `getrefcount` hold
 _CO_OPTIMIZED = 0x1  # a function: its f_locals is a copy. A module's is its very namespace.
 
 

@@ -18,7 +18,8 @@ TABLES_TEXT = """
 table modules                     one row a module; the last row of a module_id wins (names are learnt late)
     module_id       int32         counts up in the order the modules were first seen
     root_id         int32         the root it belongs to; its own module_id for a root
-    path            string        as in state_dict, wrapper parts stripped; "" for a root, `parent.(Linear#0)` unregistered
+    path            string        as in state_dict, wrapper parts stripped; "" for a root,
+                                  `parent.(Linear#0)` if it is registered nowhere
     raw_path        string        the same with wrapper parts (`_orig_mod`, DDP's `module`, ...)
     aliases         list<string>  the other paths of a module registered more than once
     name            string?       of a root: what it is shown as (`GPT`, `GPT#1`, or chosen by the user)
@@ -38,7 +39,7 @@ table sites                       a place where a tensor is seen
     op_nth          int32?
 
 table calls                       one execution of one module in one phase
-    call_id         int64         unique in the rank; rises with start_ns within a thread and step
+    call_id         int64         unique in the rank
     step            int32
     module_id       int32?        null for an optimizer step
     nth             int32?        call of the module within the step, counted over forward calls, from 0;

@@ -1,0 +1,80 @@
+"""The backward of each call, from its first autograd node to the first node outside of it; kept as columns."""
+
+from .segments import Segment
+
+
+class BackwardCalls:
+    """The calls of one run of the engine, in the order in which they began."""
+
+    __slots__ = ("_open", "_parents", "above", "end_ns", "index", "segment", "start_ns")
+
+    def __init__(self) -> None:
+        self.segment: list[Segment] = []
+        self.index: list[int] = []  # of the forward call in its segment
+        self.start_ns: list[int] = []
+        self.end_ns: list[int] = []
+        self.above: list[int] = []  # row of the call around it, -1 if there is none here
+        self._open: list[int] = []  # rows, outermost first
+        self._parents: dict[Segment, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.segment)
+
+    @property
+    def innermost(self) -> int:
+        """The row of the call whose backward runs, -1: none."""
+        return self._open[-1] if self._open else -1
+
+    @property
+    def open(self) -> frozenset[int]:
+        """The rows whose end has not come."""
+        return frozenset(self._open)
+
+    def move(self, segment: Segment | None, index: int, now_ns: int) -> None:
+        """The engine goes on to nodes of a call: calls that this leaves end, those it enters begin.
+
+        Args:
+            segment: of the call; None: on to nodes outside of any module.
+            index: of the call in its segment.
+            now_ns: when.
+        """
+        entered: list[int] = []
+        if segment is None:
+            index = -1
+        else:
+            parents = self._parents_of(segment)
+            while index >= 0 and not self._is_open(segment, index):
+                entered.append(index)
+                index = parents[index]
+        while self._open and not self._is_innermost(segment, index):
+            self.end_ns[self._open.pop()] = now_ns
+        for each in reversed(entered):
+            assert segment is not None
+            self._begin(segment, each, now_ns)
+
+    def end(self, now_ns: int) -> None:
+        """Ends what is open."""
+        while self._open:
+            self.end_ns[self._open.pop()] = now_ns
+
+    def _begin(self, segment: Segment, index: int, now_ns: int) -> None:
+        self.above.append(self.innermost)
+        self._open.append(len(self.segment))
+        self.segment.append(segment)
+        self.index.append(index)
+        self.start_ns.append(now_ns)
+        self.end_ns.append(-1)
+
+    def _is_open(self, segment: Segment, index: int) -> bool:
+        # One open call for each level of nesting: a few at most.
+        return any(self.index[row] == index and self.segment[row] is segment for row in reversed(self._open))
+
+    def _is_innermost(self, segment: Segment | None, index: int) -> bool:
+        row = self._open[-1]
+        return self.index[row] == index and self.segment[row] is segment
+
+    def _parents_of(self, segment: Segment) -> list[int]:
+        parents = self._parents.get(segment)
+        if parents is None:
+            parents = self._parents[segment] = segment.structure().parent.tolist()
+        return parents

@@ -1,0 +1,155 @@
+"""Reads an autograd graph before it runs: which nodes will run, in which order, and whose they are."""
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .segments import Ints, Segment
+from .torch_internals import ACCUMULATE_SEQUENCE_NR, is_functorch_tensor, will_engine_execute
+
+if TYPE_CHECKING:
+    from .thread_log import ThreadLog
+
+Edges = dict[Any, Any]
+
+
+class Graph(NamedTuple):
+    """The nodes below some roots, those that only accumulate into a parameter left out."""
+
+    nodes: list[Any]  # in the order in which the engine runs them: descending sequence number
+    numbers: Ints  # theirs
+    edges: Edges
+
+
+class Move(NamedTuple):
+    """A node from which on another call is running."""
+
+    node: Any
+    number: int
+    segment: Segment | None
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+
+
+def root_nodes(outputs: Iterable[Any]) -> list[Any]:
+    """The nodes where a backward of these outputs begins."""
+    nodes: dict[Any, None] = {}
+    with torch._C.DisableTorchFunction():
+        for output in outputs:
+            if isinstance(output, torch.Tensor):
+                node = None if is_functorch_tensor(output) else output.grad_fn
+            else:
+                node = getattr(output, "node", None)  # a GradientEdge
+            if node is not None and node._sequence_nr() != ACCUMULATE_SEQUENCE_NR:
+                nodes[node] = None
+    return list(nodes)
+
+
+def read_graph(roots: list[Any], first: Any, pruned: bool) -> Graph:
+    """Walks the graph once.
+
+    Args:
+        roots: where it begins.
+        first: the node that is about to run.
+        pruned: the engine will not run all of it: `backward(inputs=...)`.
+    """
+    nodes, numbers, edges = _walk(roots)
+    order = np.argsort(np.array(numbers, np.int64), kind="stable")[::-1].tolist()
+    if pruned and will_engine_execute is not None:
+        order = [at for at in order if nodes[at] is first or will_engine_execute(nodes[at])]
+    return Graph([nodes[at] for at in order], np.array(numbers, np.int64)[order], edges)
+
+
+def find_moves(graph: Graph, owner: "ThreadLog") -> Iterator[Move]:
+    """The nodes at which the running call changes, the first node included.
+
+    The engine runs nodes in descending sequence number, so the calls that the sorted nodes were made in are
+    the calls in the order of their backward.
+    """
+    segments, of_segment, index = _calls_of(owner, graph.numbers)
+    changed = np.empty(len(index), bool)
+    changed[:1] = True
+    changed[1:] = (index[1:] != index[:-1]) | (of_segment[1:] != of_segment[:-1])
+    at = np.flatnonzero(changed)
+    columns = (at.tolist(), graph.numbers[at].tolist(), of_segment[at].tolist(), index[at].tolist())
+    for node, number, segment, call in zip(*columns, strict=True):
+        yield Move(graph.nodes[node], number, segments[segment], call)
+
+
+def find_adding_nodes(graph: Graph, outputs: list[Any]) -> Iterator[Any]:
+    """The nodes after which the engine adds their gradients to others that have come to the same place."""
+    fed = _fed_at_start(outputs, graph.edges)
+    for node in graph.nodes:
+        targets = [edge for edge in graph.edges[node] if edge[0] is not None]
+        if len(set(targets)) < len(targets) or not fed.isdisjoint(targets):
+            yield node
+        fed.update(targets)
+
+
+def _walk(roots: list[Any]) -> tuple[list[Any], list[int], Edges]:
+    edges: Edges = {}
+    numbers: list[int] = []
+    seen = set(roots)
+    pending = [(root, root._sequence_nr()) for root in roots]
+    while pending:
+        node, number = pending.pop()
+        numbers.append(number)
+        below = edges[node] = node.next_functions
+        for each, _ in below:
+            if each is not None and each not in seen:
+                seen.add(each)
+                number = each._sequence_nr()
+                if number != ACCUMULATE_SEQUENCE_NR:
+                    pending.append((each, number))
+    return list(edges), numbers, edges
+
+
+def _calls_of(owner: "ThreadLog", numbers: Ints) -> tuple[list[Segment | None], Ints, Ints]:
+    """Segments, and for each node in descending order which of them it was made in, and in which call there."""
+    segments: list[Segment | None] = [None]
+    of_segment = np.zeros(len(numbers), np.int64)
+    index = np.full(len(numbers), -1, np.int64)
+    spans = owner.spans
+    starts = np.array([span.first_seq for span in spans], np.int64)
+    at_span = np.searchsorted(starts, numbers, side="right") - 1
+    edges = np.flatnonzero(np.diff(at_span)) + 1
+    for begin, end in zip([0, *edges.tolist()], [*edges.tolist(), len(numbers)], strict=True):
+        span = spans[at_span[begin]] if len(numbers) and at_span[begin] >= 0 else None
+        if isinstance(span, Segment) and span.last_seq is not None:
+            after = begin + int(np.count_nonzero(numbers[begin:end] >= span.last_seq))
+            events = np.searchsorted(span.seqs, numbers[after:end], side="right") - 1
+            found = span.structure().scope_after[events]
+            index[after:end] = found
+            of_segment[after:end] = np.where(found < 0, 0, len(segments))
+            segments.append(span)
+            end = after
+        for at in range(begin, end):  # in no span, in one that still runs, or in one around it
+            call = owner.call_of(int(numbers[at]))
+            if call is not None:
+                segments.append(call.segment)
+                of_segment[at], index[at] = _position(segments, call.segment), call.index
+    return segments, of_segment, index
+
+
+def _position(segments: list[Segment | None], segment: Segment) -> int:
+    return next(at for at, each in enumerate(segments) if each is segment)
+
+
+def _fed_at_start(outputs: list[Any], edges: Edges) -> set[Any]:
+    """The places that get a gradient before any node has run: those of the outputs themselves."""
+    fed: set[Any] = set()
+    leaves = set()
+    with torch._C.DisableTorchFunction():
+        for output in outputs:
+            if not isinstance(output, torch.Tensor):
+                fed.add((getattr(output, "node", None), getattr(output, "output_nr", 0)))
+            elif output.grad_fn is not None:
+                fed.add((output.grad_fn, output.output_nr))
+            else:
+                leaves.add(id(output))
+    if leaves:  # a leaf among the outputs: what accumulates its gradient may be fed by the graph too
+        for edge in (edge for below in edges.values() for edge in below if edge[0] is not None):
+            if edge[0]._sequence_nr() == ACCUMULATE_SEQUENCE_NR and id(edge[0].variable) in leaves:
+                fed.add(edge)
+    return fed

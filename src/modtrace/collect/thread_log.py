@@ -1,0 +1,89 @@
+"""What one thread is in the middle of."""
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from .segments import BackwardSpan, CallRef, Place, Segment
+
+if TYPE_CHECKING:
+    from .backward import Backward
+
+#: Segments and spans that nothing holds are kept this long, for graphs that no output leads to (a stashed loss).
+_UNWATCHED_KEPT = 16
+
+
+class ThreadLog:
+    """What one thread is in the middle of, and the segments whose graphs may still run backward."""
+
+    __slots__ = (
+        "all_places", "backward", "life", "number", "outside", "place", "places", "segment", "seqs", "spans",
+        "suspended", "task", "times",
+    )  # fmt: skip
+
+    def __init__(
+        self, places: list[Place], outside: Place, number: int, life: "weakref.ref[ThreadLife]"
+    ) -> None:
+        self.all_places = places  # the tracker's, by number
+        self.outside = outside
+        self.number = number
+        self.life = life
+        self.place = outside
+        self.task = -1
+        self.segment: Segment | None = None
+        self.seqs: list[int] = []
+        self.places: list[int] = []
+        self.times: list[int] = []
+        self.suspended: list[tuple[Place, int, Segment]] = []
+        self.spans: list[Segment | BackwardSpan] = []  # by first_seq
+        self.backward: Backward | None = None
+
+    def push(self, segment: Segment) -> None:
+        """Makes a new segment the one that the hooks append to."""
+        if self.segment is not None:
+            self.suspended.append((self.place, self.task, self.segment))
+        self._use(segment, segment.place, segment.task)
+
+    def pop(self) -> None:
+        """Goes back to the segment that the last one interrupted, if it did."""
+        if self.suspended:
+            place, task, segment = self.suspended.pop()
+            self._use(segment, place, task)
+        else:
+            self.place, self.task, self.segment = self.outside, -1, None
+
+    def _use(self, segment: Segment, place: Place, task: int) -> None:
+        self.segment, self.place, self.task = segment, place, task
+        self.seqs, self.places, self.times = segment.seqs, segment.places, segment.times
+
+    def span_of(self, sequence: int) -> Segment | BackwardSpan | None:
+        """The innermost span in which this thread made the node of that number."""
+        spans = self.spans
+        for at in range(len(spans) - 1, -1, -1):
+            if spans[at].first_seq <= sequence:
+                span: Any = spans[at]
+                while span is not None and span.last_seq is not None and sequence >= span.last_seq:
+                    span = span.outer
+                return span  # type: ignore[no-any-return]
+        return None
+
+    def call_of(self, sequence: int) -> CallRef | None:
+        """The call in which this thread made the node of that number."""
+        span = self.span_of(sequence)
+        return None if span is None else span.call_at(sequence)
+
+    def is_needed(self) -> bool:
+        """Whether its thread lives, or what it built may yet run backward."""
+        return self.life() is not None or any(span.is_needed() for span in self.spans)
+
+    def prune(self) -> None:
+        """Lets go of the spans whose graphs are dead."""
+        spans = self.spans
+        if len(spans) > _UNWATCHED_KEPT:
+            kept_anyway = len(spans) - _UNWATCHED_KEPT
+            self.spans = [span for at, span in enumerate(spans) if at >= kept_anyway or span.is_needed()]
+
+
+class ThreadLife:
+    """Held by a thread, so it ends with it."""
+
+    __slots__ = ("__weakref__",)

@@ -1,0 +1,382 @@
+"""Threads do not disturb each other: each call has its thread, its parent and its backward."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import modtrace
+from helpers.keeping import tracking
+from helpers.twins import bits, grads
+from zoo import TiedGPT
+
+TIMEOUT_S = 30
+
+
+class Meeting(nn.Module):
+    """Its forward waits until the other thread is at the same place."""
+
+    def __init__(self, barrier: threading.Barrier) -> None:
+        super().__init__()
+        self.__dict__["barrier"] = barrier
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def forward(self, x):
+        self.barrier.wait(TIMEOUT_S)
+        x = self.first(x)
+        self.barrier.wait(TIMEOUT_S)
+        x = self.second(x)
+        self.barrier.wait(TIMEOUT_S)
+        return x
+
+
+class Wait(torch.autograd.Function):
+    """The identity, whose backward waits for the other thread's."""
+
+    @staticmethod
+    def forward(ctx, x, barrier):
+        ctx.barrier = barrier
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.barrier.wait(TIMEOUT_S)
+        return grad, None
+
+
+class MeetingBackward(nn.Module):
+    """Three layers; before the backward of each it waits for the other thread."""
+
+    def __init__(self, barrier: threading.Barrier) -> None:
+        super().__init__()
+        self.__dict__["barrier"] = barrier
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = Wait.apply(layer(x), self.barrier)
+        return x
+
+
+def run_all(*runs: Callable[[], Any]) -> list[Any]:
+    """Runs each in a thread of its own, all at the same time; gives what they return."""
+    results: list[Any] = [None] * len(runs)
+    errors: list[BaseException] = []
+
+    def catch(at: int, run: Callable[[], Any]) -> None:
+        try:
+            results[at] = run()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=catch, args=each) for each in enumerate(runs)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(TIMEOUT_S)
+        assert not each.is_alive()
+    if errors:
+        raise errors[0]
+    return results
+
+
+def nested(rec: modtrace.Recording, phase: str = "forward") -> dict[int, list[str]]:
+    """For each thread its calls as lines "root/path < parent's path", in order."""
+    modules = {row["module_id"]: row for row in rec.table("modules").to_pylist()}
+    roots = {number: row["name"] for number, row in modules.items()}
+    rows = {row["call_id"]: row for row in rec.table("calls").to_pylist()}
+    lines: dict[int, list[str]] = {}
+    for row in sorted(rows.values(), key=lambda each: each["start_ns"]):
+        if row["phase"] != phase:
+            continue
+        module = modules[row["module_id"]]
+        line = f"{roots[module['root_id']]}/{module['path']}"
+        if row["parent_call_id"] is not None:
+            parent = rows[row["parent_call_id"]]
+            assert parent["thread"] == row["thread"]
+            assert parent["start_ns"] <= row["start_ns"] <= row["end_ns"] <= parent["end_ns"]
+            line += f" < {modules[parent['module_id']]['path']}"
+        lines.setdefault(row["thread"], []).append(line)
+    return lines
+
+
+def meeting_lines(root: str) -> list[str]:
+    return [
+        f"{root}/",
+        f"{root}/first < ",
+        f"{root}/second < ",
+        f"{root}/second.0 < second",
+        f"{root}/second.1 < second",
+    ]
+
+
+def test_two_models_in_two_threads_keep_their_calls_apart():
+    barrier = threading.Barrier(2)
+    models = {"one": Meeting(barrier), "other": Meeting(barrier)}
+    with modtrace.record(models, strict=True) as rec:
+        run_all(*(lambda model=model: [model(torch.ones(2, 4)) for _ in range(3)] for model in models.values()))
+    found = nested(rec)
+    assert sorted(found.values()) == [3 * meeting_lines("one"), 3 * meeting_lines("other")]
+    assert rec.meta.marks == ()
+
+
+def test_one_model_in_two_threads_has_the_calls_of_both():
+    model = Meeting(threading.Barrier(2))
+    with modtrace.record(model, strict=True) as rec:
+        run_all(*[lambda: [model(torch.ones(2, 4)) for _ in range(3)]] * 2)
+    assert list(nested(rec).values()) == [3 * meeting_lines("Meeting")] * 2
+
+
+def test_model_first_met_in_two_threads_at_once_has_one_name():
+    model = Meeting(threading.Barrier(2))
+    with modtrace.record(strict=True) as rec:
+        run_all(*[lambda: model(torch.ones(2, 4))] * 2)
+    assert list(nested(rec).values()) == [meeting_lines("Meeting")] * 2
+    assert rec.table("modules").column("path").to_pylist() == ["", "first", "second", "second.0", "second.1"]
+
+
+def test_calls_beside_a_running_one_are_in_its_step():
+    barrier = threading.Barrier(2)
+    models = [Meeting(barrier), Meeting(barrier)]
+    with modtrace.record(models, strict=True) as rec:
+        run_all(*(lambda model=model: model(torch.ones(2, 4)).sum().backward() for model in models))
+    assert set(rec.table("calls").column("step").to_pylist()) == {0}
+
+
+# Backward.
+
+
+def where_of_hooks(tracker: Any, output: torch.Tensor, found: list[Any]) -> None:
+    """Asks before each node of a graph where it belongs."""
+    pending, seen = [output.grad_fn], {output.grad_fn}
+
+    def ask(grads: Any) -> None:
+        where = tracker.where()
+        path = where.call.place.named.raw_path if where.call is not None else None
+        found.append((torch._C._current_autograd_node().name(), path, where.phase, where.known))
+
+    while pending:
+        node = pending.pop()
+        if "AccumulateGrad" in node.name():
+            continue
+        node.register_prehook(ask)
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                pending.append(below)
+
+
+MLP_BACKWARD = [
+    ("AddmmBackward0", "2", "backward", True),
+    ("TBackward0", "2", "backward", True),
+    ("TanhBackward0", "1", "backward", True),
+    ("AddmmBackward0", "0", "backward", True),
+    ("TBackward0", "0", "backward", True),
+]
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+
+def without_t(found: list[Any]) -> list[Any]:
+    return [each for each in found if each[0] != "TBackward0"]
+
+
+@pytest.mark.parametrize("events", [False, True], ids=["", "backward times"])
+def test_backward_in_another_thread_is_of_the_calls_that_built_the_graph(events):
+    """That thread has a graph of its own, whose sequence numbers are the same."""
+    models = [perceptron(), perceptron()]
+    found: list[Any] = []
+    with tracking(*models, events=events) as tracker:
+        (output,) = run_all(lambda: models[0](torch.ones(2, 4)))
+        where_of_hooks(tracker, output, found)
+
+        def other() -> None:
+            mine = models[1](torch.ones(2, 4))  # kept alive
+            output.sum().backward()
+            mine.sum().backward()
+
+        run_all(other)
+        labels = {id(segment.log): segment.named.root.name for segment in tracker.kept}
+    assert len(labels) == 2
+    assert without_t(found) == without_t(MLP_BACKWARD)
+
+
+def test_backward_times_of_another_thread_name_the_forward_calls():
+    models = {"one": perceptron(), "other": perceptron()}
+    with modtrace.record(models, strict=True, backward_times=True) as rec:
+        (output,) = run_all(lambda: models["one"](torch.ones(2, 4)))
+        mine = models["other"](torch.ones(2, 4))
+        output.sum().backward()
+        mine.sum().backward()
+    rows = {row["call_id"]: row for row in rec.table("calls").to_pylist()}
+    backward = [row for row in rows.values() if row["phase"] == "backward"]
+    assert all(rows[row["forward_call_id"]]["module_id"] == row["module_id"] for row in backward)
+    threads = {row["thread"] for row in rows.values() if row["phase"] == "forward"}
+    assert threads == {0, 1}
+    lines = nested(rec, "backward")
+    assert len(lines) == 1  # both ran in the main thread
+    assert next(iter(lines.values())) == [
+        *["one/", "one/2 < ", "one/1 < ", "one/0 < "],
+        *["other/", "other/2 < ", "other/1 < ", "other/0 < "],
+    ]
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
+def test_recompute_in_another_thread_names_the_calls_it_repeats(reentrant):
+    models = {"one": perceptron(), "other": perceptron()}
+
+    def forward(name: str) -> torch.Tensor:
+        x = torch.ones(2, 4, requires_grad=True)
+        return checkpoint(models[name], x, use_reentrant=reentrant)
+
+    with modtrace.record(models, strict=True) as rec:
+        (output,) = run_all(lambda: forward("one"))
+        mine = forward("other")
+        output.sum().backward()
+        mine.sum().backward()
+    rows = {row["call_id"]: row for row in rec.table("calls").to_pylist()}
+    recomputes = [row for row in rows.values() if row["phase"] == "recompute"]
+    repeated = [None if row["recompute_of"] is None else rows[row["recompute_of"]] for row in recomputes]
+    assert len(recomputes) == 8
+    for row, original in zip(recomputes, repeated, strict=True):
+        assert original is None or original["module_id"] == row["module_id"]
+    if not reentrant:  # the output of a reentrant one is made outside of every module: whose it is is not known
+        assert None not in repeated
+
+
+@pytest.mark.parametrize("events", [False, True], ids=["", "backward times"])
+def test_backwards_in_two_threads_at_once_are_kept_apart(events):
+    barrier = threading.Barrier(2)
+    models = [MeetingBackward(barrier), MeetingBackward(barrier)]
+    found: list[list[Any]] = [[], []]
+
+    def train(at: int) -> None:
+        with torch.autograd.set_multithreading_enabled(True):
+            output = models[at](torch.full((2, 4), float(at + 1)))
+            where_of_hooks(tracker, output, found[at])
+            output.sum().backward()
+
+    with tracking(*models, events=events) as tracker:
+        run_all(lambda: train(0), lambda: train(1))
+        assert tracker.keeper.failures == []
+    for each in found:
+        assert [(name, path) for name, path, _, _ in without_t(each)] == [
+            ("WaitBackward", ""),
+            ("AddmmBackward0", "layers.2"),
+            ("WaitBackward", ""),
+            ("AddmmBackward0", "layers.1"),
+            ("WaitBackward", ""),
+            ("AddmmBackward0", "layers.0"),
+        ]
+        assert {(phase, known) for _, _, phase, known in each} == {("backward", True)}
+
+
+def test_rows_of_two_backwards_at_once_are_kept_apart():
+    barrier = threading.Barrier(2)
+    models = {"one": MeetingBackward(barrier), "other": MeetingBackward(barrier)}
+    with modtrace.record(models, strict=True, backward_times=True) as rec:
+        run_all(*(lambda model=model: model(torch.ones(2, 4)).sum().backward() for model in models.values()))
+    # Between two layers the root's own nodes run, so it stays open around them.
+    layers = ["layers.2", "layers.1", "layers.0"]
+    assert sorted(nested(rec, "backward").values()) == [
+        [f"{name}/", *(f"{name}/{layer} < " for layer in layers)] for name in ("one", "other")
+    ]
+
+
+def test_gradients_of_training_in_two_threads_are_the_same_when_recorded():
+    def train(seed: int) -> list[Any]:
+        generator = torch.Generator().manual_seed(seed)
+        model = nn.Sequential(nn.Embedding(17, 8), nn.Linear(8, 8), nn.Tanh())
+        with torch.no_grad():
+            for each in model.parameters():
+                each.copy_(torch.randn(each.shape, generator=generator))
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(torch.randint(0, 17, (2, 8), generator=generator)).square().sum().backward()
+            optimizer.step()
+        return [bits(each) for each in (*model.parameters(), *grads(model).values())]
+
+    plain = run_all(lambda: train(1), lambda: train(2))
+    with modtrace.record(strict=True, backward_times=True) as rec:
+        recorded = run_all(lambda: train(1), lambda: train(2))
+    assert recorded == plain
+    assert rec.meta.marks == ()
+    counts: dict[tuple[int, str], int] = {}
+    for row in rec.table("calls").to_pylist():
+        counts[row["thread"], row["phase"]] = counts.get((row["thread"], row["phase"]), 0) + 1
+    assert {key: counts[key] for key in counts if key[1] != "backward"} == {
+        **{(thread, "forward"): 80 for thread in (0, 1)},
+        **{(thread, "optimizer"): 20 for thread in (0, 1)},
+    }
+
+
+def test_thread_that_starts_before_and_ends_after_the_recording():
+    entered, left = threading.Event(), threading.Event()
+    model = nn.Linear(4, 4)
+    outer = nn.Sequential(model)
+
+    def wait(module, args):
+        entered.set()
+        assert left.wait(TIMEOUT_S)
+
+    handle = outer.register_forward_pre_hook(wait)
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(outer(torch.ones(2, 4))))
+    thread.start()
+    assert entered.wait(TIMEOUT_S)
+    with modtrace.record(strict=True) as rec:
+        model(torch.ones(2, 4))
+    left.set()
+    thread.join(TIMEOUT_S)
+    handle.remove()
+    assert results[0].shape == (2, 4)
+    assert rec.table("calls").num_rows == 1
+
+
+def test_call_that_outlives_the_recording_has_no_end():
+    entered, left = threading.Event(), threading.Event()
+
+    class Slow(nn.Module):
+        def forward(self, x):
+            entered.set()
+            assert left.wait(TIMEOUT_S)
+            return x + 1
+
+    with modtrace.record(strict=True) as rec:
+        thread = threading.Thread(target=lambda: Slow()(torch.ones(2)))
+        thread.start()
+        assert entered.wait(TIMEOUT_S)
+    left.set()
+    thread.join(TIMEOUT_S)
+    assert rec.table("calls").select(["end_ns", "raised"]).to_pylist() == [{"end_ns": None, "raised": False}]
+
+
+def test_gpts_in_four_threads_are_attributed():
+    models = {f"model{number}": TiedGPT(layers=1) for number in range(4)}
+
+    def train(model: nn.Module) -> None:
+        for _ in range(5):
+            model(torch.zeros(2, 8, dtype=torch.long), False).sum().backward()
+
+    with modtrace.record(models, strict=True, backward_times=True) as rec:
+        run_all(*(lambda model=model: train(model) for model in models.values()))
+    rows = {row["call_id"]: row for row in rec.table("calls").to_pylist()}
+    roots = {row["module_id"]: row["root_id"] for row in rec.table("modules").to_pylist()}
+    seen = set()
+    for row in rows.values():
+        seen.add((row["thread"], roots[row["module_id"]]))
+        for other in ("parent_call_id", "forward_call_id", "recompute_of", "triggered_by"):
+            if row[other] is not None:
+                assert roots[rows[row[other]]["module_id"]] == roots[row["module_id"]]
+                assert rows[row[other]]["thread"] == row["thread"]
+        assert row["phase"] != "recompute" or row["recompute_of"] is not None
+        assert row["phase"] != "backward" or row["forward_call_id"] is not None
+    assert len(seen) == 4  # each thread ran one model

@@ -1,0 +1,243 @@
+"""Child processes of a recorded run, forked or spawned, run their modules undisturbed and record nothing."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import modtrace
+
+TIMEOUT_S = 120
+
+# Every item comes through a module, in the worker. `train()` is what the parent does with it.
+DATA = """
+import os, sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+class Transformed(Dataset):
+    def __init__(self):
+        self.transform = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, at):
+        module = self.transform
+        out = module(torch.full((4,), float(at)))
+        out.sum().backward()
+        return out.detach(), module[0].weight.grad is not None
+
+def train(context, rec=None):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(Transformed(), batch_size=2, num_workers=2, multiprocessing_context=context)
+    total = 0.0
+    for batch, had_gradient in loader:
+        assert had_gradient.all()
+        optimizer.zero_grad()
+        loss = model(batch).sum()
+        loss.backward()
+        optimizer.step()
+        if rec is not None:
+            rec.log(loss=loss)
+        total += loss.item()
+    print("total", total)
+"""
+
+WITH_BLOCK = """
+if __name__ == "__main__":
+    import modtrace
+
+    train("{context}")
+    with modtrace.record(to="run.modtrace", strict=True, backward_times=True) as rec:
+        train("{context}", rec)
+"""
+
+AS_SCRIPT = """
+if __name__ == "__main__":
+    train("{context}")
+"""
+
+
+def run(folder: Path, script: str, *command: str) -> str:
+    """Runs a script in a folder, and gives what it printed."""
+    (folder / "script.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, *command, "script.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "modtrace: error" not in done.stderr
+    return done.stdout
+
+
+RECORD = ("-m", "modtrace", "record", "--quiet", "--to", "run.modtrace")
+
+
+def calls_of(folder: Path) -> list[tuple[str, str]]:
+    """The type and phase of each call in the recording, which is whole."""
+    recording = modtrace.open_recording(folder / "run.modtrace")
+    assert recording.meta.marks == ()
+    assert recording.meta.complete is True
+    types = {row["module_id"]: row["type"] for row in recording.table("modules").to_pylist()}
+    return [
+        (types.get(row["module_id"], "optimizer"), row["phase"]) for row in recording.table("calls").to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_of_a_data_loader_inside_the_with_block(tmp_path, context):
+    plain, recorded = run(tmp_path, DATA + WITH_BLOCK.format(context=context)).splitlines()
+    assert recorded == plain
+    assert sorted(calls_of(tmp_path)) == sorted(
+        4 * [("Linear", "forward"), ("Linear", "backward"), ("optimizer", "optimizer")]
+    )
+    recording = modtrace.open_recording(tmp_path / "run.modtrace")
+    assert recording.table("scalars").column("step").to_pylist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_of_a_data_loader_in_a_recorded_script(tmp_path, context):
+    script = DATA + AS_SCRIPT.format(context=context)
+    assert run(tmp_path, script, *RECORD) == run(tmp_path, script)
+    assert sorted(calls_of(tmp_path)) == sorted(4 * [("Linear", "forward"), ("optimizer", "optimizer")])
+
+
+# A child that is forked in the middle of the training.
+
+FORKED = """
+import os, sys
+import torch
+from torch import nn
+import modtrace
+
+def step():
+    optimizer.zero_grad()
+    loss = model(torch.ones(2, 4)).square().sum()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+def wait(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+optimizer = torch.optim.AdamW(model.parameters())
+with modtrace.record(to="run.modtrace", strict=True, backward_times=True) as rec:
+    step()
+    child = os.fork()
+    if not child:
+{child}
+    sys.stderr.flush()
+    assert wait(child) == {code}
+    for _ in range(2):
+        rec.log(loss=step())
+"""
+
+CHILDREN = {
+    "sys.exit": ("sys.exit(3)", 3),
+    "os._exit": ("step(); os._exit(4)", 4),
+    "an exception": ("sys.stderr = open(os.devnull, 'w'); raise RuntimeError('in the child')", 1),
+    "training on": ("losses = [step() for _ in range(20)]; sys.exit(losses[-1] >= losses[0])", 0),
+    "training on and logging": ("for _ in range(3): rec.log(loss=step()); rec.step()\n        sys.exit(0)", 0),
+    "reading the recording": ("rec.data, str(rec.meta), rec.progress; sys.exit(0)", 0),
+    "a recording of its own": (
+        "step()\n"
+        "        with modtrace.record(to='child.modtrace', strict=True) as own: step(); step()\n"
+        "        assert modtrace.open_recording('child.modtrace').table('steps').num_rows == 2\n"
+        "        sys.exit(0)",
+        0,
+    ),
+    "forking again": ("sys.exit(wait(os.fork()) if os.fork() == 0 else 0)", 0),
+}
+
+
+@pytest.mark.parametrize("child", CHILDREN)
+def test_forked_child_ends_by(tmp_path, child):
+    code, status = CHILDREN[child]
+    run(tmp_path, FORKED.format(child="        " + code, code=status))
+    forward, backward = [("Sequential", "forward"), ("Linear", "forward"), ("Tanh", "forward")], [
+        ("Sequential", "backward"), ("Tanh", "backward"), ("Linear", "backward"),
+    ]  # fmt: skip
+    assert sorted(calls_of(tmp_path)) == sorted(3 * (forward + backward + [("optimizer", "optimizer")]))
+    steps = modtrace.open_recording(tmp_path / "run.modtrace").table("steps").column("kind").to_pylist()
+    assert steps == ["train", "train", "train"]
+
+
+FORKED_INSIDE = """
+import os, sys
+import torch
+from torch import nn
+import modtrace
+
+class Forks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.layer(x)
+        sys.stdout.flush()
+        self.child = os.fork()
+        return self.layer(x)
+
+class ForksInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+model = Forks()
+with modtrace.record(to="run.modtrace", strict=True, backward_times=True) as rec:
+    model(torch.ones(2, 4)).sum().backward()
+    if not model.child:
+        model.layer(torch.ones(2, 4)).sum().backward()
+        sys.exit(0)
+    assert os.waitpid(model.child, 0)[1] == 0
+"""
+
+
+def test_child_forked_inside_of_a_forward_finishes_it(tmp_path):
+    run(tmp_path, FORKED_INSIDE)
+    assert calls_of(tmp_path) == [
+        *[("Forks", "forward"), ("Linear", "forward"), ("Linear", "forward")],
+        *[("Forks", "backward"), ("Linear", "backward"), ("Linear", "backward")],
+    ]
+
+
+POOLED = """
+import multiprocessing, sys
+import torch
+from torch import nn
+
+def work(seed):
+    torch.manual_seed(seed)
+    return float(nn.Sequential(nn.Linear(4, 4), nn.Tanh())(torch.ones(4)).sum().detach())
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("{context}").Pool(2) as pool:
+        print(pool.map(work, range(4)))
+    nn.Tanh()(torch.ones(4))
+"""
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_pool_in_a_recorded_script_gives_the_same(tmp_path, context):
+    script = POOLED.format(context=context)
+    assert run(tmp_path, script, *RECORD) == run(tmp_path, script)
+    assert calls_of(tmp_path) == [("Tanh", "forward")]
