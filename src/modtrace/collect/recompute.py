@@ -82,15 +82,17 @@ def origins_of(segments: Iterable[Segment]) -> dict[Segment, Origins]:
     """The originals of recomputed segments, which come in the order in which they ran."""
     found: dict[Segment, Origins] = {}
     for group in _by_region(segments):
-        tops = _tops(group)
-        for segment, top in zip(group, tops, strict=True):
-            found[segment] = _inside(segment, top)
-    for origins in found.values():  # a recompute of a recompute repeats the same forward call
-        for at, origin in enumerate(origins):
-            while origin is not None and origin.segment.phase == RECOMPUTE:
-                origin = found.get(origin.segment, [None] * (origin.index + 1))[origin.index]
-            origins[at] = origin
+        for segment, top in zip(group, _tops(group), strict=True):
+            found[segment] = [_forward_of(origin, found) for origin in _inside(segment, top)]
     return found
+
+
+def _forward_of(origin: CallRef | None, found: dict[Segment, Origins]) -> CallRef | None:
+    """A recompute of a recompute repeats the same forward call; what ran earlier is found already."""
+    if origin is None or origin.segment.phase != RECOMPUTE:
+        return origin
+    earlier = found.get(origin.segment)
+    return None if earlier is None else earlier[origin.index]
 
 
 def _by_region(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
@@ -128,8 +130,9 @@ def _after_function(region: Region, caller: CallRef | None) -> Iterator[CallRef]
         return
     if caller is None:
         for span in region.owner.spans:
-            if isinstance(span, Segment) and span.first_seq > region.number and span.last_seq is not None:
-                yield CallRef(span, 0)
+            if isinstance(span, Segment) and span.is_closed and span.first_seq > region.number:
+                if span.region is not region:  # what is being recomputed is not its own original
+                    yield CallRef(span, 0)
         return
     segment = caller.segment
     structure = segment.structure()
