@@ -82,7 +82,7 @@ def run(folder: Path, script: str, *command: str) -> str:
     return done.stdout
 
 
-RECORD = ("-m", "modtrace", "record", "--quiet", "--to", "run.modtrace")
+RECORD = ("-c", "from modtrace.cli.main import main; main()", "record", "--quiet", "--to", "run.modtrace")
 
 
 def calls_of(folder: Path) -> list[tuple[str, str]]:
@@ -160,7 +160,7 @@ CHILDREN = {
         "        sys.exit(0)",
         0,
     ),
-    "forking again": ("sys.exit(wait(os.fork()) if os.fork() == 0 else 0)", 0),
+    "forking again": ("grandchild = os.fork(); step(); sys.exit(wait(grandchild) if grandchild else 0)", 0),
 }
 
 

@@ -58,6 +58,7 @@ class Recorder:
         self._timer: threading.Thread | None = None
         self._active = False
         self._broken = False
+        self._is_forked = False  # what a forked child says is not recorded, and takes no lock
         self.steps_ended = 0
 
     # The user's side.
@@ -99,6 +100,8 @@ class Recorder:
 
     def end_step(self) -> None:
         """The user's own mark that a step ends."""
+        if self._is_forked:
+            return
         self._check_active("step()")
         with self._lock:
             self._finder.end_step()
@@ -106,6 +109,8 @@ class Recorder:
 
     def log(self, scalars: Mapping[str, Any]) -> None:
         """Keeps scalars with the step that is open."""
+        if self._is_forked:
+            return
         self._check_active("log()")
         values = {name: _to_float(name, value) for name, value in scalars.items()}
         with self._lock:
@@ -113,6 +118,8 @@ class Recorder:
 
     def flush(self, *, force: bool = False) -> None:
         """Writes the rows of all steps that have ended."""
+        if self._is_forked:
+            return
         with self._writing:
             with self._lock:
                 self._settle()
@@ -181,6 +188,7 @@ class Recorder:
     def forked(self) -> None:
         """Lets go of the recording, which is the parent's. Takes no lock: its holder is not in this process."""
         self._active = False
+        self._is_forked = True
         self._sink.abandon()
 
     # Writing.
