@@ -1,19 +1,59 @@
 """Child processes of a recorded run, forked or spawned, run their modules undisturbed and record nothing."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import modtrace
 
 TIMEOUT_S = 120
+RECORD = ("-c", "from modtrace.cli.main import main; main()", "record", "--quiet", "--to", "run.modtrace")
 
-# Every item comes through a module, in the worker. `train()` is what the parent does with it.
+
+def run(folder: Path, script: str, *command: str) -> str:
+    """Runs a script in a folder, and gives what it printed."""
+    (folder / "script.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, *command, "script.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "modtrace" not in done.stderr
+    return done.stdout
+
+
+def run_here(script: str) -> dict[str, Any]:
+    """What a script defines."""
+    names: dict[str, Any] = {"__name__": "script"}
+    exec(script, names)
+    return names
+
+
+def calls_of(path: Path) -> list[tuple[str, str]]:
+    """The type and phase of each call in a recording, which is whole."""
+    recording = modtrace.open_recording(path)
+    assert recording.meta.marks == ()
+    assert recording.meta.complete is True
+    types = {row["module_id"]: row["type"] for row in recording.table("modules").to_pylist()}
+    return [
+        (types.get(row["module_id"], "optimizer"), row["phase"]) for row in recording.table("calls").to_pylist()
+    ]
+
+
+# Workers that transform data. Every item comes through a module, in the worker.
+
 DATA = """
-import os, sys
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -35,7 +75,8 @@ def train(context, rec=None):
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(Transformed(), batch_size=2, num_workers=2, multiprocessing_context=context)
+    workers = 2 if context else 0
+    loader = DataLoader(Transformed(), batch_size=2, num_workers=workers, multiprocessing_context=context)
     total = 0.0
     for batch, had_gradient in loader:
         assert had_gradient.all()
@@ -46,61 +87,28 @@ def train(context, rec=None):
         if rec is not None:
             rec.log(loss=loss)
         total += loss.item()
-    print("total", total)
+    return total
 """
 
 WITH_BLOCK = """
 if __name__ == "__main__":
     import modtrace
 
-    train("{context}")
     with modtrace.record(to="run.modtrace", strict=True, backward_times=True) as rec:
-        train("{context}", rec)
+        print(train({context!r}, rec))
 """
 
 AS_SCRIPT = """
 if __name__ == "__main__":
-    train("{context}")
+    print(train({context!r}))
 """
-
-
-def run(folder: Path, script: str, *command: str) -> str:
-    """Runs a script in a folder, and gives what it printed."""
-    (folder / "script.py").write_text(script)
-    done = subprocess.run(
-        [sys.executable, *command, "script.py"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "modtrace: error" not in done.stderr
-    return done.stdout
-
-
-RECORD = ("-c", "from modtrace.cli.main import main; main()", "record", "--quiet", "--to", "run.modtrace")
-
-
-def calls_of(folder: Path) -> list[tuple[str, str]]:
-    """The type and phase of each call in the recording, which is whole."""
-    recording = modtrace.open_recording(folder / "run.modtrace")
-    assert recording.meta.marks == ()
-    assert recording.meta.complete is True
-    types = {row["module_id"]: row["type"] for row in recording.table("modules").to_pylist()}
-    return [
-        (types.get(row["module_id"], "optimizer"), row["phase"]) for row in recording.table("calls").to_pylist()
-    ]
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_of_a_data_loader_inside_the_with_block(tmp_path, context):
-    plain, recorded = run(tmp_path, DATA + WITH_BLOCK.format(context=context)).splitlines()
-    assert recorded == plain
-    assert sorted(calls_of(tmp_path)) == sorted(
+    total = run_here(DATA)["train"](None)
+    assert run(tmp_path, DATA + WITH_BLOCK.format(context=context)) == f"{total}\n"
+    assert sorted(calls_of(tmp_path / "run.modtrace")) == sorted(
         4 * [("Linear", "forward"), ("Linear", "backward"), ("optimizer", "optimizer")]
     )
     recording = modtrace.open_recording(tmp_path / "run.modtrace")
@@ -109,15 +117,39 @@ def test_workers_of_a_data_loader_inside_the_with_block(tmp_path, context):
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_of_a_data_loader_in_a_recorded_script(tmp_path, context):
-    script = DATA + AS_SCRIPT.format(context=context)
-    assert run(tmp_path, script, *RECORD) == run(tmp_path, script)
-    assert sorted(calls_of(tmp_path)) == sorted(4 * [("Linear", "forward"), ("optimizer", "optimizer")])
+    total = run_here(DATA)["train"](None)
+    assert run(tmp_path, DATA + AS_SCRIPT.format(context=context), *RECORD) == f"{total}\n"
+    assert sorted(calls_of(tmp_path / "run.modtrace")) == sorted(
+        4 * [("Linear", "forward"), ("optimizer", "optimizer")]
+    )
 
 
-# A child that is forked in the middle of the training.
+POOLED = """
+import multiprocessing
+import torch
+from torch import nn
 
-FORKED = """
-import os, sys
+def work(seed):
+    torch.manual_seed(seed)
+    return float(nn.Sequential(nn.Linear(4, 4), nn.Tanh())(torch.ones(4)).sum().detach())
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("forkserver").Pool(1) as pool:
+        print(pool.map(work, range(4)))
+    nn.Tanh()(torch.ones(4))
+"""
+
+
+def test_pool_of_a_fork_server_in_a_recorded_script_gives_the_same(tmp_path):
+    work = run_here(POOLED)["work"]
+    assert run(tmp_path, POOLED, *RECORD) == f"{[work(seed) for seed in range(4)]}\n"
+    assert calls_of(tmp_path / "run.modtrace") == [("Tanh", "forward")]
+
+
+# Children that are forked in the middle of the training. One process forks them all, each from a recording.
+
+FORKING = """
+import json, os, sys
 import torch
 from torch import nn
 import modtrace
@@ -135,15 +167,18 @@ def wait(child):
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
 optimizer = torch.optim.AdamW(model.parameters())
-with modtrace.record(to="run.modtrace", strict=True, backward_times=True) as rec:
-    step()
-    child = os.fork()
-    if not child:
-{child}
-    sys.stderr.flush()
-    assert wait(child) == {code}
-    for _ in range(2):
-        rec.log(loss=step())
+codes = []
+for number, code in enumerate(json.loads({children!r})):
+    with modtrace.record(to=f"run{{number}}.modtrace", strict=True, backward_times=True) as rec:
+        step()
+        child = os.fork()
+        if not child:
+            sys.stdout = open(os.devnull, "w")  # what is buffered is the parent's
+            exec(code)
+        codes.append(wait(child))
+        for _ in range(2):
+            rec.log(loss=step())
+print(json.dumps(codes))
 """
 
 CHILDREN = {
@@ -151,29 +186,38 @@ CHILDREN = {
     "os._exit": ("step(); os._exit(4)", 4),
     "an exception": ("sys.stderr = open(os.devnull, 'w'); raise RuntimeError('in the child')", 1),
     "training on": ("losses = [step() for _ in range(20)]; sys.exit(losses[-1] >= losses[0])", 0),
-    "training on and logging": ("for _ in range(3): rec.log(loss=step()); rec.step()\n        sys.exit(0)", 0),
+    "training on and logging": ("for _ in range(3): rec.log(loss=step()); rec.step()\nsys.exit(0)", 0),
     "reading the recording": ("rec.data, str(rec.meta), rec.progress; sys.exit(0)", 0),
-    "a recording of its own": (
-        "step()\n"
-        "        with modtrace.record(to='child.modtrace', strict=True) as own: step(); step()\n"
-        "        assert modtrace.open_recording('child.modtrace').table('steps').num_rows == 2\n"
-        "        sys.exit(0)",
+    "making a recording of its own": (
+        "with modtrace.record(to='child.modtrace', strict=True) as own: step(); step()\n"
+        "sys.exit(modtrace.open_recording('child.modtrace').table('steps').num_rows != 2)",
         0,
     ),
-    "forking again": ("grandchild = os.fork(); step(); sys.exit(wait(grandchild) if grandchild else 0)", 0),
+    "forking again": ("grandchild = os.fork(); step(); sys.exit(wait(grandchild) if grandchild else 5)", 5),
 }
 
 
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory) -> tuple[Path, list[int]]:
+    """Where the recordings of all children's parents are, and how the children ended."""
+    folder = tmp_path_factory.mktemp("forked")
+    children = json.dumps([code for code, _ in CHILDREN.values()])
+    return folder, json.loads(run(folder, FORKING.format(children=children)))
+
+
 @pytest.mark.parametrize("child", CHILDREN)
-def test_forked_child_ends_by(tmp_path, child):
-    code, status = CHILDREN[child]
-    run(tmp_path, FORKED.format(child="        " + code, code=status))
-    forward, backward = [("Sequential", "forward"), ("Linear", "forward"), ("Tanh", "forward")], [
-        ("Sequential", "backward"), ("Tanh", "backward"), ("Linear", "backward"),
-    ]  # fmt: skip
-    assert sorted(calls_of(tmp_path)) == sorted(3 * (forward + backward + [("optimizer", "optimizer")]))
-    steps = modtrace.open_recording(tmp_path / "run.modtrace").table("steps").column("kind").to_pylist()
-    assert steps == ["train", "train", "train"]
+def test_recording_is_whole_when_a_forked_child_ends_by(forked, child):
+    folder, codes = forked
+    number = list(CHILDREN).index(child)
+    assert codes[number] == CHILDREN[child][1]
+    step = [
+        *[("Sequential", "forward"), ("Linear", "forward"), ("Tanh", "forward")],
+        *[("Sequential", "backward"), ("Tanh", "backward"), ("Linear", "backward")],
+        ("optimizer", "optimizer"),
+    ]
+    assert sorted(calls_of(folder / f"run{number}.modtrace")) == sorted(3 * step)
+    steps = modtrace.open_recording(folder / f"run{number}.modtrace").table("steps")
+    assert steps.column("kind").to_pylist() == ["train", "train", "train"]
 
 
 FORKED_INSIDE = """
@@ -189,18 +233,8 @@ class Forks(nn.Module):
 
     def forward(self, x):
         x = self.layer(x)
-        sys.stdout.flush()
         self.child = os.fork()
         return self.layer(x)
-
-class ForksInBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
 
 model = Forks()
 with modtrace.record(to="run.modtrace", strict=True, backward_times=True) as rec:
@@ -214,30 +248,7 @@ with modtrace.record(to="run.modtrace", strict=True, backward_times=True) as rec
 
 def test_child_forked_inside_of_a_forward_finishes_it(tmp_path):
     run(tmp_path, FORKED_INSIDE)
-    assert calls_of(tmp_path) == [
+    assert calls_of(tmp_path / "run.modtrace") == [
         *[("Forks", "forward"), ("Linear", "forward"), ("Linear", "forward")],
         *[("Forks", "backward"), ("Linear", "backward"), ("Linear", "backward")],
     ]
-
-
-POOLED = """
-import multiprocessing, sys
-import torch
-from torch import nn
-
-def work(seed):
-    torch.manual_seed(seed)
-    return float(nn.Sequential(nn.Linear(4, 4), nn.Tanh())(torch.ones(4)).sum().detach())
-
-if __name__ == "__main__":
-    with multiprocessing.get_context("{context}").Pool(2) as pool:
-        print(pool.map(work, range(4)))
-    nn.Tanh()(torch.ones(4))
-"""
-
-
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-def test_pool_in_a_recorded_script_gives_the_same(tmp_path, context):
-    script = POOLED.format(context=context)
-    assert run(tmp_path, script, *RECORD) == run(tmp_path, script)
-    assert calls_of(tmp_path) == [("Tanh", "forward")]

@@ -130,9 +130,9 @@ def _after_function(region: Region, caller: CallRef | None) -> Iterator[CallRef]
         return
     if caller is None:
         for span in region.owner.spans:
-            if isinstance(span, Segment) and span.is_closed and span.first_seq > region.number:
-                if span.region is not region:  # what is being recomputed is not its own original
-                    yield CallRef(span, 0)
+            is_after = span.first_seq > region.number and span.last_seq is not None
+            if isinstance(span, Segment) and is_after and span.region is not region:  # not what is recomputed now
+                yield CallRef(span, 0)
         return
     segment = caller.segment
     structure = segment.structure()

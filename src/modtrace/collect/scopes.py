@@ -6,7 +6,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
@@ -412,17 +411,11 @@ class ScopeTracker:
 
     # Failure.
 
-    @contextmanager
-    def guard(self, module: nn.Module | None) -> Iterator[None]:
+    def guard(self, module: nn.Module | None) -> "_Guard":
         """Around all our own work outside of the hot path: an internal error ends the tracking, not the run."""
-        try:
-            yield
-        except Exception as error:
-            self._fail(error, module)
-            if self.strict:
-                raise
+        return _Guard(self, module)
 
-    def _fail(self, error: Exception, module: nn.Module | None) -> None:
+    def fail(self, error: Exception, module: nn.Module | None) -> None:
         """An observer does not stop the observed: tracking ends, the run goes on."""
         named = None if module is None else self.names.get(module)
         for handle in self._handles:
@@ -431,6 +424,25 @@ class ScopeTracker:
         self.backwards.stop()
         for listener in list(self.listeners):
             listener.failed(error, named.shown if named is not None else "no module in particular")
+
+
+class _Guard:
+    """Keeps an internal error from the run. A class, because `contextmanager` takes 1.5 us and this 0.3."""
+
+    __slots__ = ("_module", "_tracker")
+
+    def __init__(self, tracker: ScopeTracker, module: nn.Module | None) -> None:
+        self._tracker = tracker
+        self._module = module
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._tracker.fail(error, self._module)
+        return not self._tracker.strict
 
 
 def _recomputing_call(owner: ThreadLog | None, node: Any, frame: FrameType | None) -> CallRef | None:

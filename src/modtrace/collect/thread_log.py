@@ -16,8 +16,8 @@ class ThreadLog:
     """What one thread is in the middle of, and the segments whose graphs may still run backward."""
 
     __slots__ = (
-        "all_places", "backward", "life", "number", "outside", "place", "places", "segment", "seqs", "spans",
-        "suspended", "task", "times",
+        "all_places", "backward", "life", "number", "outside", "place", "places", "prune_at", "segment", "seqs",
+        "spans", "suspended", "task", "times",
     )  # fmt: skip
 
     def __init__(
@@ -35,6 +35,7 @@ class ThreadLog:
         self.times: list[int] = []
         self.suspended: list[tuple[Place, int, Segment]] = []
         self.spans: list[Segment | BackwardSpan] = []  # by first_seq
+        self.prune_at = 2 * _UNWATCHED_KEPT
         self.backward: Backward | None = None
 
     def push(self, segment: Segment) -> None:
@@ -78,9 +79,10 @@ class ThreadLog:
     def prune(self) -> None:
         """Lets go of the spans whose graphs are dead."""
         spans = self.spans
-        if len(spans) > _UNWATCHED_KEPT:
+        if len(spans) > self.prune_at:
             kept_anyway = len(spans) - _UNWATCHED_KEPT
             self.spans = [span for at, span in enumerate(spans) if at >= kept_anyway or span.is_needed()]
+            self.prune_at = 2 * len(self.spans)  # so that looking through them costs each but little
 
 
 class ThreadLife:
