@@ -23,7 +23,7 @@ def assert_bounded(counts: list[Counter[str]], slack: int = 2) -> None:
     """Each number stays as it is; `slack` for what a step that has just ended is still held by."""
     for name in set().union(*counts):
         found = [each[name] for each in counts]
-        allowed = 128 if name.startswith(_SPAN_KINDS) else slack
+        allowed = 256 if name.startswith(_SPAN_KINDS) else slack
         assert max(found) - min(found) <= allowed, f"{name}: {found}"
 
 
