@@ -76,7 +76,9 @@ StopRecomputation: type[BaseException] | tuple[()] = getattr(
 )
 _CustomFunctionNode: type | tuple[()] = getattr(torch.autograd.function, "BackwardCFunction", ())
 
-_ReentrantCheckpointNode: type | tuple[()] = getattr(torch.utils.checkpoint.CheckpointFunction, "_backward_cls", ())
+_ReentrantCheckpointNode: type | tuple[()] = getattr(
+    torch.utils.checkpoint.CheckpointFunction, "_backward_cls", ()
+)
 
 _CALL_IMPL: CodeType = nn.Module._call_impl.__code__
 _REENTRANT_FORWARD: CodeType = torch.utils.checkpoint.CheckpointFunction.forward.__code__

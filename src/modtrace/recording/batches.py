@@ -1,16 +1,24 @@
 """Turns columns as collectors hold them into Arrow batches of a table's schema."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from .arrays import from_numpy, from_string_lists, from_strings, is_plain, nulls
 from .phase import PHASES
 from .schema import schema
 
 _PHASE_TYPE = pa.dictionary(pa.int8(), pa.string())
-_PHASE_WORDS = pa.array(PHASES)
+_WORD_TYPE = pa.dictionary(pa.int32(), pa.string())
+_STRING_LIST = pa.list_(pa.string())
+
+
+@cache
+def _phase_words() -> pa.Array:
+    return from_strings(PHASES)
 
 
 def to_batch(table: str, columns: Mapping[str, Any]) -> pa.RecordBatch:
@@ -44,14 +52,14 @@ def to_batch(table: str, columns: Mapping[str, Any]) -> pa.RecordBatch:
 def absent_column(field: pa.Field, rows: int) -> pa.Array:
     """What stands for a column that was not given: null, or "", [], 0, False where it may not be null."""
     if field.nullable:
-        return pa.nulls(rows, field.type)
+        return nulls(field.type, rows)
     if pa.types.is_list(field.type):
         return pa.array([[]] * rows, type=field.type)
     if pa.types.is_string(field.type):
-        return pa.array([""] * rows, type=field.type)
+        return from_strings([""] * rows)
     if pa.types.is_dictionary(field.type):
-        return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([""]))
-    return pa.array(np.zeros(rows, field.type.to_pandas_dtype()), type=field.type)
+        return _words([""] * rows)
+    return from_numpy(np.zeros(rows, np.int8), field.type)
 
 
 def _absent(table: str, field: pa.Field, rows: int) -> pa.Array:
@@ -80,13 +88,47 @@ def _to_array(values: Any, wanted: pa.DataType) -> pa.Array:
     if isinstance(values, pa.Array):
         return _as_type(values, wanted)
     if not isinstance(values, np.ndarray):
-        return pa.array(values, type=wanted)
+        return _from_list(list(values), wanted)
     if values.ndim == 2:
         return _lists(values, wanted)
     if values.dtype.kind in "OUS":  # Arrow makes no dictionary, and no string from `U`, of a numpy array
         return pa.array(values.tolist(), type=wanted)
+    if is_plain(wanted):
+        return from_numpy(values, wanted)
     mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
     return pa.array(np.array(values), type=wanted, mask=mask)
+
+
+def _from_list(values: list[Any], wanted: pa.DataType) -> pa.Array:
+    """What collectors write is made from buffers; the rest goes to `pa.array`."""
+    kinds = {type(each) for each in values} - {type(None)}
+    if is_plain(wanted) and kinds and kinds <= ({bool} if wanted == pa.bool_() else {int, float}):
+        return from_numpy(_masked(values), wanted)
+    if wanted == pa.string() and kinds <= {str}:
+        return from_strings(values)
+    if wanted == _WORD_TYPE and kinds <= {str}:
+        return _words(values)
+    if wanted == _STRING_LIST and kinds == {list} and None not in values and _are_words(values):
+        return from_string_lists(values)
+    return pa.array(values, type=wanted)
+
+
+def _masked(values: list[Any]) -> np.ndarray:
+    missing = [each is None for each in values]
+    if not any(missing):
+        return np.array(values)
+    return np.ma.masked_array(np.array([0 if each is None else each for each in values]), missing)
+
+
+def _are_words(lists: list[list[Any]]) -> bool:
+    return all(type(word) is str for words in lists for word in words)
+
+
+def _words(values: list[str | None]) -> pa.Array:
+    codes: dict[str, int] = {}
+    indices = [-1 if each is None else codes.setdefault(each, len(codes)) for each in values]
+    masked = np.ma.masked_less(np.array(indices, np.int32), 0)
+    return pa.DictionaryArray.from_arrays(from_numpy(masked, pa.int32()), from_strings(list(codes)))
 
 
 def _as_type(values: pa.Array, wanted: pa.DataType) -> pa.Array:
@@ -108,15 +150,14 @@ def _lists(values: np.ndarray, wanted: pa.DataType) -> pa.Array:
 def _phases(values: Any) -> pa.Array:
     """The dictionary is always `PHASES`, so that the codes mean the same in every file."""
     if isinstance(values, pa.Array):
-        if values.type == _PHASE_TYPE and values.dictionary.equals(_PHASE_WORDS):
+        if values.type == _PHASE_TYPE and values.dictionary.equals(_phase_words()):
             return values
         values = values.to_pylist()
     if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
-        mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
-        codes = pa.array(np.array(values), type=pa.int8(), mask=mask)
+        codes = from_numpy(values, pa.int8())
     else:
-        codes = pa.array([_phase_code(each) for each in values], pa.int8())
-    return pa.DictionaryArray.from_arrays(codes, _PHASE_WORDS)  # raises where a code has no phase
+        codes = _from_list([_phase_code(each) for each in values], pa.int8())
+    return pa.DictionaryArray.from_arrays(codes, _phase_words())  # raises where a code has no phase
 
 
 def _phase_code(phase: str | int | None) -> int | None:

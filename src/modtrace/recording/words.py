@@ -6,8 +6,10 @@ and a stream needs to carry each word only once.
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from .arrays import from_numpy, from_strings
 from .schema import schema
 
 
@@ -44,7 +46,7 @@ class _Words:
     def __init__(self, column_type: pa.DictionaryType) -> None:
         self._codes: dict[Any, int] = {}
         self._code_type = column_type.index_type
-        self._array = pa.array([], column_type.value_type)  # of all words, made when asked for
+        self._array = from_strings([])  # of all words, made when asked for
 
     def __len__(self) -> int:
         return len(self._codes)
@@ -54,11 +56,11 @@ class _Words:
         new = [codes.setdefault(word, len(codes)) for word in column.dictionary.to_pylist()]
         if new == list(range(len(new))):
             return column.indices
-        return pa.array(new, self._code_type).take(column.indices)
+        return from_numpy(np.array(new, np.int64), self._code_type).take(column.indices)
 
     def decode(self, codes: pa.Array) -> pa.DictionaryArray:
         if len(self._array) < len(self._codes):
-            self._array = pa.array(list(self._codes), self._array.type)
+            self._array = from_strings(list(self._codes))
         return pa.DictionaryArray.from_arrays(codes, self._array)
 
 
