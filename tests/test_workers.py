@@ -47,7 +47,8 @@ def calls_of(path: Path) -> list[tuple[str, str]]:
     assert recording.meta.complete is True
     types = {row["module_id"]: row["type"] for row in recording.table("modules").to_pylist()}
     return [
-        (types.get(row["module_id"], "optimizer"), row["phase"]) for row in recording.table("calls").to_pylist()
+        (types.get(row["module_id"], "optimizer"), row["phase"])
+        for row in recording.table("calls").to_pylist()
     ]
 
 

@@ -349,3 +349,14 @@ def test_scalars_are_logged_from_a_compiled_step():
         doubled = [step(torch.ones(3, 4)) for _ in range(2)]
         sum(doubled).backward()
     assert [each.item() / 2 for each in doubled] == rec.table("scalars").column("value").to_pylist()
+
+
+def test_calls_of_compiled_modules_are_marked():
+    model = nn.Sequential(nn.Linear(4, 4), TiedGPT().blocks[0].attn)
+    compiled = torch.compile(model[0], backend="eager")
+    with modtrace.record({"plain": model[0], "compiled": compiled}, strict=True) as rec:
+        model[0](torch.ones(2, 4))
+        compiled(torch.ones(2, 4))
+    names = {row["module_id"]: row["type"] for row in rec.table("modules").to_pylist()}
+    marked = {(names[call["module_id"]], call["compiled"]) for call in rec.table("calls").to_pylist()}
+    assert {("Linear", False), ("OptimizedModule", True)} <= marked

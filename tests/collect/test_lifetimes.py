@@ -3,9 +3,9 @@
 import gc
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from torch import nn
 
 import modtrace
 import zoo
-from helpers.ours import assert_bounded, objects_of_ours, tracker_sizes
+from helpers.ours import assert_bounded, objects_of_ours, settled
 from helpers.twins import bits, grads
 from modtrace.collect.graph_watch import GraphWatch
 from zoo import TiedGPT
@@ -344,13 +344,9 @@ def test_graph_of_one_recording_runs_backward_in_the_next():
 # Many steps.
 
 
-def settled(rec: modtrace.LiveRecording, model: nn.Module) -> Counter[str]:
-    """What is there when all ended steps are written and their segments let go."""
-    for _ in range(2):
-        rec.data  # noqa: B018 (writes what has ended)
-        with torch.no_grad():
-            model(torch.zeros(1, 8, dtype=torch.long))
-    return objects_of_ours() + tracker_sizes()
+def evaluate(model: nn.Module) -> None:
+    with torch.no_grad():
+        model(torch.zeros(1, 8, dtype=torch.long))
 
 
 @BACKWARD_TIMES
@@ -365,7 +361,7 @@ def test_number_of_our_objects_is_the_same_after_many_steps(tmp_path, reentrant,
             model(torch.zeros(1, 8, dtype=torch.long), reentrant).sum().backward()
             optimizer.step()
             if step in (99, 199, 299):
-                counts.append(settled(rec, model))
+                counts.append(settled(rec, lambda: evaluate(model)))
     assert_bounded(counts)
 
 
@@ -376,22 +372,29 @@ def test_evaluation_leaves_as_little(tmp_path):
         for step in range(300):
             model(torch.zeros(1, 8, dtype=torch.long))
             if step in (99, 199, 299):
-                counts.append(settled(rec, model))
+                counts.append(settled(rec, lambda: evaluate(model)))
     assert_bounded(counts)
 
 
 def test_models_that_come_and_go_leave_their_names_only(tmp_path):
+    model = TiedGPT(layers=1)
     counts = []
     with modtrace.record(to=tmp_path / "run.modtrace", strict=True) as rec:
+        evaluate(model)
         for step in range(90):
             nn.Sequential(nn.Linear(4, 4), nn.Tanh())(torch.ones(3, 4)).sum().backward()
             if step in (29, 59, 89):
-                rec.data  # noqa: B018
-                counts.append(objects_of_ours())
-    for name in ("NamedModule", "Place"):
+                counts.append(settled(rec, lambda: evaluate(model)))
+    for name in ("NamedModule", "Place", "places", "modules", "retired places"):
         found = [each.pop(name) for each in counts]
-        assert [later - earlier for earlier, later in zip(found, found[1:], strict=False)] == [90, 90]
+        assert [later - earlier for earlier, later in pairwise(found)] == [90, 90]
     assert_bounded(counts)
+
+
+def in_a_thread(run: Callable[[], object]) -> None:
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
 
 
 def test_threads_that_come_and_go_leave_nothing(tmp_path):
@@ -403,14 +406,8 @@ def test_threads_that_come_and_go_leave_nothing(tmp_path):
 
     with modtrace.record(to=tmp_path / "run.modtrace", strict=True) as rec:
         for number in range(150):
-            thread = threading.Thread(target=step)
-            thread.start()
-            thread.join()
+            in_a_thread(step)
             model.zero_grad()
             if number in (49, 99, 149):
-                rec.data  # noqa: B018
-                thread = threading.Thread(target=step)  # a new thread lets go of dead ones
-                thread.start()
-                thread.join()
-                counts.append(settled(rec, model))
+                counts.append(settled(rec, lambda: in_a_thread(step)))  # a new thread lets go of dead ones
     assert_bounded(counts)

@@ -119,7 +119,9 @@ def test_two_models_in_two_threads_keep_their_calls_apart():
     barrier = threading.Barrier(2)
     models = {"one": Meeting(barrier), "other": Meeting(barrier)}
     with modtrace.record(models, strict=True) as rec:
-        run_all(*(lambda model=model: [model(torch.ones(2, 4)) for _ in range(3)] for model in models.values()))
+        run_all(
+            *(lambda model=model: [model(torch.ones(2, 4)) for _ in range(3)] for model in models.values())
+        )
     found = nested(rec)
     assert sorted(found.values()) == [3 * meeting_lines("one"), 3 * meeting_lines("other")]
     assert rec.meta.marks == ()
@@ -247,7 +249,9 @@ def test_recompute_in_another_thread_names_the_calls_it_repeats(reentrant):
     assert len(recomputes) == 8
     for row, original in zip(recomputes, repeated, strict=True):
         assert original is None or original["module_id"] == row["module_id"]
-    if not reentrant:  # the output of a reentrant one is made outside of every module: whose it is is not known
+    if (
+        not reentrant
+    ):  # the output of a reentrant one is made outside of every module: whose it is is not known
         assert None not in repeated
 
 
@@ -380,3 +384,22 @@ def test_gpts_in_four_threads_are_attributed():
         assert row["phase"] != "recompute" or row["recompute_of"] is not None
         assert row["phase"] != "backward" or row["forward_call_id"] is not None
     assert len(seen) == 4  # each thread ran one model
+
+
+def test_backward_of_a_thread_without_modules_is_nobodys():
+    """Its nodes have the same numbers as those of the other thread's modules."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def without_modules():
+        x = torch.ones(3, requires_grad=True)
+        for _ in range(30):
+            x = x * 2
+        x.sum().backward()
+
+    with modtrace.record(model, backward_times=True, strict=True) as rec:
+        kept = model(torch.ones(2, 4))
+        thread = threading.Thread(target=without_modules)
+        thread.start()
+        thread.join(TIMEOUT_S)
+    assert kept.requires_grad
+    assert [call["phase"] for call in rec.table("calls").to_pylist()] == ["forward"] * 3

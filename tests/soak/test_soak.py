@@ -1,7 +1,9 @@
 """Memory does not grow with the number of steps. `make soak` runs 10,000 of them; a sample of 200 runs always."""
 
+import ctypes
 import gc
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +13,15 @@ import torch
 from torch import nn
 
 import modtrace
-from helpers.ours import assert_bounded, objects_of_ours, tracker_sizes
+from helpers.ours import assert_bounded, settled
 
 MB = 2**20
 
 #: Recordings of either kind. In memory so few rows are kept that old ones are dropped from early on.
 KINDS: dict[str, Callable[[Path], modtrace.LiveRecording]] = {
-    "to a folder": lambda folder: modtrace.record(to=folder / "run.modtrace", strict=True, backward_times=True),
+    "to a folder": lambda folder: modtrace.record(
+        to=folder / "run.modtrace", strict=True, backward_times=True
+    ),
     "in memory": lambda folder: modtrace.record(strict=True, backward_times=True, max_bytes=MB // 4),
 }
 BOTH = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
@@ -40,22 +44,17 @@ class Training:
             self.optimizer.step()
             self.rec.log(loss=loss)
 
-    def settle(self) -> None:
-        """Has what ended written, and its segments let go."""
-        for _ in range(2):
-            self.rec.data  # noqa: B018
-            self.run(1)
-
 
 def resident_bytes() -> int:
+    """What the process takes, without what malloc keeps for later: that changes by 2 MB from one moment to the next."""
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def counts_of(training: Training) -> Counter[str]:
-    training.settle()
-    found = objects_of_ours() + tracker_sizes()
-    for name in ("_Sealed", "_Words"):  # batches of rows in memory, bounded by max_bytes
+    found = settled(training.rec, lambda: training.run(1))
+    for name in ("_Sealed", "_Words"):  # of the rows in memory, which max_bytes bounds
         found.pop(name, None)
     return found
 
@@ -72,7 +71,7 @@ def test_two_hundred_steps_leave_as_many_objects_as_a_hundred(tmp_path, make):
 
 
 @pytest.mark.soak
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the size of the process from Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the size of the process from /proc")
 @BOTH
 def test_ten_thousand_steps_take_as_much_memory_as_two_thousand(tmp_path, make, capsys):
     counts, resident = [], []

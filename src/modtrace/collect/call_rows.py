@@ -81,8 +81,10 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     ids = np.repeat(first_ids - starts, counts) + np.arange(len(structure.parent))
     step = np.repeat(np.array([number for number, _ in numbered], np.int64), counts)
+    entered = places[structure.enter_event]
+    compiled = np.array([place.compiled for place in segments[0].log.all_places], bool)
     module_of_place = np.array([place.named.module_id for place in segments[0].log.all_places], np.int64)
-    module_id = module_of_place[places[structure.enter_event]]
+    module_id = module_of_place[entered]
     phase = np.repeat(np.array([_PHASE_CODE[each.phase] for each in segments], np.int8), counts)
     nth = _nth_of_forwards(step, module_id, phase)
     exit_code = places[structure.exit_event]
@@ -97,6 +99,7 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
         "start_ns": times[structure.enter_event],
         "end_ns": np.ma.masked_array(times[structure.exit_event], exit_code == EXIT_UNSEEN),
         "raised": exit_code == EXIT_RAISED,
+        "compiled": compiled[entered],
     }
     _add_recomputes(columns, segments, starts.tolist(), memory)
     for segment, start in zip(segments, starts.tolist(), strict=True):

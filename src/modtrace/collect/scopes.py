@@ -27,6 +27,7 @@ from .torch_internals import (
     around_call,
     current_node,
     graph_task_id,
+    is_compiled,
     is_custom_function,
     is_dynamo_compiling,
     is_in_optimizer_step,
@@ -330,6 +331,7 @@ class ScopeTracker:
             place = Place(key, named, above, len(self.places))
             self.places.append(place)
         place.outermost = key
+        place.compiled = is_compiled(module)
         place.key = -1 if above is None else key
         (self._outermost if above is None else above)[key] = place
         self._places_of.setdefault(key, []).append(place)

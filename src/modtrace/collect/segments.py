@@ -25,7 +25,7 @@ class Place(dict[int, "Place"]):
     same time says that the module is known and that it was reached this way before.
     """
 
-    __slots__ = ("above", "index", "key", "named", "outermost")
+    __slots__ = ("above", "compiled", "index", "key", "named", "outermost")
 
     def __init__(self, key: int, named: NamedModule | None, above: "Place | None", index: int) -> None:
         self.key = key  # id of the module; -1 for an outermost place, so that leaving it takes the slow way
@@ -33,6 +33,7 @@ class Place(dict[int, "Place"]):
         self.named = named
         self.above = above
         self.index = index
+        self.compiled = False  # its calls run as compiled regions
 
     __hash__ = object.__hash__  # type: ignore[assignment]  # a place is itself, whatever is below it
 

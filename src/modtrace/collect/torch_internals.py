@@ -123,6 +123,13 @@ def keep_out_of_dynamo(*functions: Callable[..., Any], with_callees: bool = True
         return
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calls of the module run code of torch.compile: nothing inside is seen."""
+    return (
+        type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+    )
+
+
 def is_tracing() -> bool:
     """Whether torch.compile is tracing: what runs then runs on fake tensors, for no step of the user's."""
     guards = sys.modules.get("torch._guards")
