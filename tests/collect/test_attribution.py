@@ -5,23 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from helpers.architectures import ARCHITECTURES
-from helpers.keeping import tracking
-from helpers.truth import Comparison, Truth
+from helpers.comparing import compare
 from zoo import TiedGPT
-
-
-def compare(model, run, *, additions=True):
-    """Runs a step (`run()` gives the loss) under both, and gives the comparison."""
-    with tracking(model, events=additions, additions=additions) as tracker:
-        truth = Truth(model)
-        comparison = Comparison(tracker, truth)
-        try:
-            with truth, comparison:
-                loss = run()
-                loss.backward()
-        finally:
-            truth.close()
-    return comparison
 
 
 @pytest.mark.parametrize("reentrant", [None, True, False], ids=["plain", "reentrant", "non-reentrant"])

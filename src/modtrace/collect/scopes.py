@@ -506,7 +506,7 @@ def acquire(listener: Listener, *, strict: bool = False) -> ScopeTracker:
     """Adds a listener to the process's tracker, which the first one starts."""
     global _current, _fork_handler_registered
     with _current_lock:
-        if not _fork_handler_registered:
+        if not _fork_handler_registered and hasattr(os, "register_at_fork"):  # Windows has no fork
             os.register_at_fork(after_in_child=_leave_to_parent)
             _fork_handler_registered = True
         if _current is None:

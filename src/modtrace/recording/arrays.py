@@ -1,76 +1,114 @@
-"""Makes Arrow arrays from buffers: quicker than `pa.array`, which moreover imports pandas where it is installed.
+"""Makes Arrow arrays of what collectors hold, and numpy arrays of Arrow's, through their buffers.
 
-That import would cost the process that is being recorded half a second and tens of megabytes.
+`pa.array`, `pa.scalar` and `to_numpy` import pandas where it is installed. That would cost the process which is
+being recorded half a second and tens of megabytes, so here they are left for types that are rare.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-_NUMPY_TYPES: dict[pa.DataType, np.dtype] = {
-    pa.int8(): np.dtype(np.int8),
-    pa.int32(): np.dtype(np.int32),
-    pa.int64(): np.dtype(np.int64),
-    pa.float32(): np.dtype(np.float32),
-    pa.float64(): np.dtype(np.float64),
-    pa.bool_(): np.dtype(np.bool_),
+_ARROW_TYPES = {
+    np.dtype(name): pa.from_numpy_dtype(name)
+    for name in "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 }
-_nulls: dict[pa.DataType, pa.Array] = {}
+_TRUTHS, _NUMBERS = (bool, np.bool_), (int, float, np.integer, np.floating)
+_MOST_TEXT = 2**31 - 1  # the offsets are int32
 
 
 def is_plain(wanted: pa.DataType) -> bool:
-    """Whether `from_numpy` makes arrays of this type."""
-    return wanted in _NUMPY_TYPES
+    """Whether values of the type have a fixed width: numbers and truth values."""
+    return bool(pa.types.is_primitive(wanted))
 
 
-def from_numpy(values: np.ndarray, wanted: pa.DataType) -> pa.Array:
-    """An array of numbers or truth values; null where a masked array is masked. Copies.
+def from_numpy(values: npt.NDArray[Any], wanted: pa.DataType) -> pa.Array:
+    """A copy of a 1-D array as numbers or truth values; null where a masked array is masked.
 
     Raises:
-        ValueError: a value does not fit the type.
+        ArrowInvalid: a value does not fit the type.
     """
     data = np.ma.getdata(values)
-    converted = data.astype(_NUMPY_TYPES[wanted])
-    if data.dtype != converted.dtype and not _fits(data, converted, np.ma.getmaskarray(values)):
-        raise ValueError(f"a value of {data.dtype} does not fit {wanted}")
-    mask = np.ma.getmask(values)
-    valid = None if mask is np.ma.nomask else pa.py_buffer(np.packbits(~mask, bitorder="little"))
-    content = np.packbits(converted, bitorder="little") if wanted == pa.bool_() else converted
-    return pa.Array.from_buffers(wanted, len(converted), [valid, pa.py_buffer(content)])
+    natural = _ARROW_TYPES.get(data.dtype)
+    if natural is None or data.ndim != 1 or not is_plain(wanted):
+        return pa.array(np.array(values), type=wanted, mask=np.ma.getmaskarray(values))
+    if natural == wanted:
+        return _wrap(_packed(data) if data.dtype == bool else np.array(data), values, wanted)
+    return _wrap(_packed(data) if data.dtype == bool else np.ascontiguousarray(data), values, natural).cast(wanted)
+
+
+def from_list(values: Sequence[Any], wanted: pa.DataType) -> pa.Array:
+    """An array of Python values; None is null.
+
+    Raises:
+        ArrowException, ValueError, TypeError, OverflowError: a value is not of the type.
+    """
+    kinds = set(map(type, values)) - {type(None)}
+    if pa.types.is_string(wanted) and _are(kinds, (str,)):
+        return from_strings(values)
+    if pa.types.is_dictionary(wanted) and _are(kinds, (str,)):
+        return from_words(values, wanted)
+    if pa.types.is_list(wanted) and _are(kinds, (list, tuple)):
+        return _from_lists(values, wanted)
+    if pa.types.is_boolean(wanted):
+        accepted = _are(kinds, _TRUTHS)
+    else:
+        accepted = is_plain(wanted) and _are(kinds, _NUMBERS) and bool not in kinds
+    return from_numpy(_masked(values), wanted) if accepted else pa.array(values, type=wanted)
 
 
 def from_strings(values: Sequence[str | None]) -> pa.Array:
     """An array of strings; None is null."""
     encoded = [b"" if each is None else each.encode() for each in values]
-    offsets = np.zeros(len(encoded) + 1, np.int32)
-    np.cumsum([len(each) for each in encoded], out=offsets[1:])
-    missing = np.array([each is None for each in values], bool)
-    valid = pa.py_buffer(np.packbits(~missing, bitorder="little")) if missing.any() else None
-    buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    buffers = [_valid(values), _offsets(encoded), pa.py_buffer(b"".join(encoded))]
     return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
 
 
-def from_string_lists(values: Sequence[Sequence[str]]) -> pa.Array:
-    """An array of lists of strings."""
-    offsets = np.zeros(len(values) + 1, np.int32)
-    np.cumsum([len(each) for each in values], out=offsets[1:])
-    flat = from_strings([word for each in values for word in each])
-    return pa.ListArray.from_arrays(from_numpy(offsets, pa.int32()), flat)
+def from_words(values: Sequence[str | None], wanted: pa.DictionaryType) -> pa.Array:
+    """A dictionary array, whose words are in the order in which they came first; None is null."""
+    codes: dict[str, int] = {}
+    indices = [None if each is None else codes.setdefault(each, len(codes)) for each in values]
+    return pa.DictionaryArray.from_arrays(from_list(indices, wanted.index_type), from_strings(list(codes)))
 
 
-def nulls(wanted: pa.DataType, rows: int) -> pa.Array:
-    """An array of nulls: a slice of one that is kept, so that columns nobody fills cost nothing."""
-    kept = _nulls.get(wanted)
-    if kept is None or len(kept) < rows:
-        kept = _nulls[wanted] = pa.nulls(max(rows, 1024), wanted)
-    return kept.slice(0, rows)
+def from_rows(values: npt.NDArray[Any], wanted: pa.ListType) -> pa.Array:
+    """A copy of a 2-D array as one list a row."""
+    rows, width = values.shape
+    offsets = pa.py_buffer(np.arange(rows + 1, dtype=np.int32) * np.int32(width))
+    flat = from_numpy(values.reshape(-1), wanted.value_type)
+    return pa.Array.from_buffers(wanted, rows, [None, offsets], children=[flat])
 
 
-def _fits(data: np.ndarray, converted: np.ndarray, mask: np.ndarray) -> bool:
-    if data.dtype.kind not in "iufb":
-        return False
-    same = (converted == data) | mask
-    if converted.dtype.kind == "f":  # rounding is no misfit, and NaN stays NaN
-        return True
-    return bool(same.all())
+def to_numpy(column: pa.Array | pa.ChunkedArray, *, null: Any = -1) -> npt.NDArray[Any]:
+    """Numbers or truth values, with `null` where there are none; where nothing changes they are not copied."""
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    parts = [_view(each, null) for each in chunks]
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, column.type.to_pandas_dtype())
+
+
+def _are(kinds: set[type], wanted: tuple[type, ...]) -> bool:
+    return all(issubclass(each, wanted) for each in kinds)
+
+
+def _packed(truths: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+    return np.packbits(truths, bitorder="little")
+
+
+def _wrap(content: npt.NDArray[Any], values: npt.NDArray[Any], natural: pa.DataType) -> pa.Array:
+    """An array of the buffer `content`, with the nulls of `values`."""
+    mask = np.ma.getmask(values)
+    missing = np.count_nonzero(mask)  # most masks of calls mask nothing
+    valid = pa.py_buffer(_packed(~mask)) if missing else None
+    return pa.Array.from_buffers(natural, len(values), [valid, pa.py_buffer(content)], missing)
+
+
+def _masked(values: Sequence[Any]) -> npt.NDArray[Any]:
+    if None not in values:
+        return np.array(values)
+    missing = [each is None for each in values]
+    return np.ma.masked_array(np.array([0 if each is None else each for each in values]), missing)
