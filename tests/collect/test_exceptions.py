@@ -229,7 +229,7 @@ def test_an_internal_error_is_noted_once_and_the_run_goes_on(monkeypatch):
 
     with modtrace.record(model) as rec:
         model(x()).sum().backward()
-        monkeypatch.setattr("modtrace.collect.scopes.Segment", broken)
+        monkeypatch.setattr(scopes, "Segment", broken)
         with pytest.warns(modtrace.ModtraceWarning, match="stopped recording; the run goes on"):
             model(x()).sum().backward()
         model(x()).sum().backward()
@@ -247,7 +247,7 @@ def test_strict_raises_an_internal_error(monkeypatch):
         raise RuntimeError("a fault of ours")
 
     with modtrace.record(model, strict=True):
-        monkeypatch.setattr("modtrace.collect.scopes.Segment", broken)
+        monkeypatch.setattr(scopes, "Segment", broken)
         with pytest.raises(RuntimeError, match="a fault of ours"):
             model(x())
 

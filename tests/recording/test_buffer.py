@@ -2,7 +2,6 @@
 
 import pytest
 
-from modtrace.recording import buffer as buffers
 from modtrace.recording.buffer import TableBuffer
 
 
@@ -30,13 +29,13 @@ def test_order_stays_over_many_small_batches() -> None:
 
 def test_row_is_copied_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
     copied = []
-    join = buffers._join
+    join = TableBuffer._join
 
-    def counted(batches):  # type: ignore[no-untyped-def]
+    def counted(self, batches):  # type: ignore[no-untyped-def]
         copied.append(sum(each.num_rows for each in batches))
-        return join(batches)
+        return join(self, batches)
 
-    monkeypatch.setattr(buffers, "_join", counted)
+    monkeypatch.setattr(TableBuffer, "_join", counted)
     buffer = TableBuffer("steps")
     for step in range(64 * 64):
         buffer.append({"step": [step], "kind": ["train"]})

@@ -2,12 +2,12 @@
 
 import pyarrow as pa
 
-from modtrace.recording.batches import to_batch
+from modtrace.recording.batches import to_columns
 from modtrace.recording.words import TableWords, share_dictionaries
 
 
-def names(words: list[str]) -> pa.RecordBatch:
-    return to_batch("scalars", {"name": words})
+def names(words: list[str]) -> dict[str, pa.Array]:
+    return to_columns("scalars", {"name": words})
 
 
 def chunks(*dictionaries_and_codes: tuple[list[str], list[int]]) -> pa.Table:
@@ -36,8 +36,9 @@ def test_decoded_batch_has_all_words_in_order_of_code() -> None:
 
 def test_null_stays_null() -> None:
     words = TableWords("ops")
-    batch = to_batch("ops", {"name": ["a", "b"], "source": [None, "x.py:1"], "phase": [None, "backward"]})
-    assert words.decode(words.encode(batch)).to_pylist() == batch.to_pylist()
+    given = {"name": ["a", "b"], "source": [None, "x.py:1"], "phase": [None, "backward"]}
+    decoded = words.decode(words.encode(to_columns("ops", given)))
+    assert decoded.select(list(given)).to_pydict() == given
 
 
 def test_growing_dictionaries_are_shared_without_copying() -> None:

@@ -4,7 +4,7 @@
 being recorded half a second and tens of megabytes, so here they are left for types that are rare.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -17,7 +17,7 @@ _ARROW_TYPES = {
     for name in "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 }
 _TRUTHS, _NUMBERS = (bool, np.bool_), (int, float, np.integer, np.floating)
-_MOST_TEXT = 2**31 - 1  # the offsets are int32
+_MOST = 2**31 - 1  # the offsets are int32
 
 
 def is_plain(wanted: pa.DataType) -> bool:
@@ -34,10 +34,14 @@ def from_numpy(values: npt.NDArray[Any], wanted: pa.DataType) -> pa.Array:
     data = np.ma.getdata(values)
     natural = _ARROW_TYPES.get(data.dtype)
     if natural is None or data.ndim != 1 or not is_plain(wanted):
-        return pa.array(np.array(values), type=wanted, mask=np.ma.getmaskarray(values))
-    if natural == wanted:
-        return _wrap(_packed(data) if data.dtype == bool else np.array(data), values, wanted)
-    return _wrap(_packed(data) if data.dtype == bool else np.ascontiguousarray(data), values, natural).cast(wanted)
+        mask = np.ma.getmaskarray(values) if np.ma.isMaskedArray(values) else None
+        return pa.array(np.array(values), type=wanted, mask=mask)
+    content = _packed(data) if natural == pa.bool_() else np.array(data, order="C")
+    mask = np.ma.getmask(values)
+    missing = 0 if mask is np.ma.nomask else np.count_nonzero(mask)  # most masks of calls mask nothing
+    valid = pa.py_buffer(_packed(~mask)) if missing else None
+    array = pa.Array.from_buffers(natural, len(data), [valid, pa.py_buffer(content)], missing)
+    return array if natural == wanted else array.cast(wanted)
 
 
 def from_list(values: Sequence[Any], wanted: pa.DataType) -> pa.Array:
@@ -51,7 +55,7 @@ def from_list(values: Sequence[Any], wanted: pa.DataType) -> pa.Array:
         return from_strings(values)
     if pa.types.is_dictionary(wanted) and _are(kinds, (str,)):
         return from_words(values, wanted)
-    if pa.types.is_list(wanted) and _are(kinds, (list, tuple)):
+    if pa.types.is_list(wanted) and _are(kinds, (list, tuple, np.ndarray)):
         return _from_lists(values, wanted)
     if pa.types.is_boolean(wanted):
         accepted = _are(kinds, _TRUTHS)
@@ -99,12 +103,9 @@ def _packed(truths: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
     return np.packbits(truths, bitorder="little")
 
 
-def _wrap(content: npt.NDArray[Any], values: npt.NDArray[Any], natural: pa.DataType) -> pa.Array:
-    """An array of the buffer `content`, with the nulls of `values`."""
-    mask = np.ma.getmask(values)
-    missing = np.count_nonzero(mask)  # most masks of calls mask nothing
-    valid = pa.py_buffer(_packed(~mask)) if missing else None
-    return pa.Array.from_buffers(natural, len(values), [valid, pa.py_buffer(content)], missing)
+def _unpacked(bits: pa.Buffer, start: int, rows: int) -> npt.NDArray[np.bool_]:
+    truths = np.unpackbits(np.frombuffer(bits, np.uint8), count=start + rows, bitorder="little")
+    return truths[start:].view(np.bool_)
 
 
 def _masked(values: Sequence[Any]) -> npt.NDArray[Any]:
@@ -112,3 +113,34 @@ def _masked(values: Sequence[Any]) -> npt.NDArray[Any]:
         return np.array(values)
     missing = [each is None for each in values]
     return np.ma.masked_array(np.array([0 if each is None else each for each in values]), missing)
+
+
+def _from_lists(values: Sequence[Sequence[Any] | None], wanted: pa.ListType) -> pa.Array:
+    lists = [() if each is None else each for each in values]
+    flat = from_list(list(chain.from_iterable(lists)), wanted.value_type)
+    return pa.Array.from_buffers(wanted, len(lists), [_valid(values), _offsets(lists)], children=[flat])
+
+
+def _valid(values: Sequence[Any]) -> pa.Buffer | None:
+    valid = [each is not None for each in values]
+    return None if all(valid) else pa.py_buffer(_packed(np.array(valid)))
+
+
+def _offsets(parts: Sequence[Sequence[Any]]) -> pa.Buffer:
+    """Where each part begins when they lie one behind the other, and where the last ends."""
+    offsets = np.zeros(len(parts) + 1, np.int64)
+    np.cumsum([len(each) for each in parts], out=offsets[1:])
+    if offsets[-1] > _MOST:
+        raise ValueError(f"{offsets[-1]} bytes or elements in one batch; {_MOST} fit")
+    return pa.py_buffer(offsets.astype(np.int32))
+
+
+def _view(array: pa.Array, null: Any) -> npt.NDArray[Any]:
+    if not len(array):
+        return np.empty(0, array.type.to_pandas_dtype())
+    valid, content = array.buffers()
+    if pa.types.is_boolean(array.type):
+        values: npt.NDArray[Any] = _unpacked(content, array.offset, len(array))
+    else:
+        values = np.frombuffer(content, array.type.to_pandas_dtype(), array.offset + len(array))[array.offset :]
+    return np.where(_unpacked(valid, array.offset, len(array)), values, null) if array.null_count else values

@@ -1,11 +1,11 @@
 """Collects small batches of one table until they are taken as one large one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from .batches import to_batch
+from .batches import to_columns
 from .words import TableWords
 
 # Small batches are joined this many at a time, so that a row is copied log64(batches) times, and
@@ -28,19 +28,23 @@ class TableBuffer:
         """How many words the dictionaries hold; they stay when rows are taken."""
         return len(self._words)
 
+    @property
+    def words_size_bytes(self) -> int:
+        """What the dictionaries take of the batch that was last peeked at or taken."""
+        return self._words.size_bytes
+
     def append(self, columns: Mapping[str, Any]) -> pa.RecordBatch:
-        """Adds rows; returns them as a batch of the table's schema.
+        """Adds rows; returns them as a batch of the columns that were given, with codes in place of words.
 
         Raises:
-            ValueError: the columns do not fit the table (`to_batch`); nothing has been added.
+            ValueError: the columns do not fit the table (`to_columns`); nothing has been added.
         """
-        batch = to_batch(self._table, columns)
-        if batch.num_rows:
-            coded = self._words.encode(batch)
+        coded = self._words.encode(to_columns(self._table, columns))
+        if coded.num_rows:
             self.rows += coded.num_rows
-            self.size_bytes += coded.get_total_buffer_size()  # nbytes takes 40 us, this 3
+            self.size_bytes += coded.get_total_buffer_size()  # nbytes takes 40 us, this 1
             self._add(coded, level=0)
-        return batch
+        return coded
 
     def take(self) -> pa.RecordBatch:
         """All rows, of which there are some, as one batch in the order they came; none are left."""
@@ -51,7 +55,7 @@ class TableBuffer:
 
     def peek(self) -> pa.RecordBatch:
         """All rows, of which there are some, as one batch in the order they came; they stay."""
-        joined = _join([batch for level in reversed(self._levels) for batch in level])
+        joined = self._join([batch for level in reversed(self._levels) for batch in level])
         self._levels = [[joined]]
         return self._words.decode(joined)
 
@@ -64,12 +68,14 @@ class TableBuffer:
             self._levels.append([])
         self._levels[level].append(coded)
         if len(self._levels[level]) == _JOINED_AT_ONCE:
-            joined, self._levels[level] = _join(self._levels[level]), []
+            joined, self._levels[level] = self._join(self._levels[level]), []
             self._add(joined, level + 1)
 
-
-def _join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    [joined] = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return joined
+    def _join(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+        """One batch of all rows; of a column that some of the batches have not, it has the absent values."""
+        if len(batches) == 1:
+            return batches[0]
+        [joined] = pa.Table.from_batches(self._words.align(batches)).combine_chunks().to_batches()
+        self.size_bytes += joined.get_total_buffer_size()
+        self.size_bytes -= sum(each.get_total_buffer_size() for each in batches)
+        return joined

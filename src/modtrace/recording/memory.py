@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..errors import MisuseError
+from .arrays import to_numpy
 from .buffer import TableBuffer
 from .meta import RunMeta
 from .schema import schema, schemas
@@ -128,6 +128,7 @@ class _MemoryTable:
     """The rows of one table: sealed batches, and behind them the rows of the next one."""
 
     def __init__(self, name: str, sealed_bytes: int) -> None:
+        self._name = name
         self._schema = schema(name)
         self._sealed_bytes = sealed_bytes
         self._sealed: deque[_Sealed] = deque()
@@ -177,13 +178,13 @@ class _MemoryTable:
     def _seal(self) -> None:
         if not self._open.rows:
             return
-        batch = self._open.take()
-        self._open.forget_words()
-        size_bytes = batch.get_total_buffer_size()
+        batch = self._open.peek()
+        size_bytes = self._open.size_bytes + self._open.words_size_bytes  # without what absent columns share
+        self._open = TableBuffer(self._name)
         self._sealed.append(_Sealed(batch, size_bytes, self._open_last_step))
         self._sealed_size_bytes += size_bytes
 
 
 def _last_step(batch: pa.RecordBatch) -> int:
     at = batch.schema.get_field_index("step")
-    return int(pc.max(batch.column(at)).as_py()) if at >= 0 and batch.num_rows else -1
+    return int(to_numpy(batch.column(at)).max()) if at >= 0 and batch.num_rows else -1

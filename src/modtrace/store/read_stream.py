@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from ..errors import DamagedRecordingError
-from ..recording.batches import absent_column
+from ..recording.absent import absent_column
 from ..recording.words import share_dictionaries
 
 _MESSAGE_START = b"\xff\xff\xff\xff"
@@ -24,13 +24,13 @@ def read_stream(path: Path, schema: pa.Schema) -> pa.Table:
         OSError: it cannot be read.
     """
     if path.stat().st_size == 0:
-        return schema.empty_table()
+        return pa.Table.from_batches([], schema=schema)
     with pa.memory_map(str(path)) as mapped:
         try:
             stream = ipc.open_stream(mapped)
         except (OSError, pa.ArrowInvalid) as error:
             if _is_start_of_stream(path):
-                return schema.empty_table()
+                return pa.Table.from_batches([], schema=schema)
             raise _not_a_stream(path) from error
         batches = _whole_batches(stream)
         return _conform(pa.Table.from_batches(batches, schema=stream.schema), schema, path)

@@ -79,7 +79,7 @@ class FolderReader:
             if name not in self._tables or self._tables[name][0] != state:
                 self._tables[name] = state, read_stream(file, wanted)
         except FileNotFoundError:
-            return wanted.empty_table()
+            return pa.Table.from_batches([], schema=wanted)
         except OSError as error:
             raise _unreadable(file, error) from error
         return self._tables[name][1]

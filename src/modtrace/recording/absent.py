@@ -1,0 +1,32 @@
+"""Columns that nobody fills: they are slices of one buffer of zeros, however many there are."""
+
+import numpy as np
+import pyarrow as pa
+
+from .arrays import from_strings
+
+_zeros = pa.py_buffer(b"")  # grows; nothing is ever written there, so the system gives it hardly any memory
+
+
+def absent_column(field: pa.Field, rows: int) -> pa.Array:
+    """What stands for a column that was not given: null, or "", [], 0, False where it may not be null."""
+    kind = field.type
+    if pa.types.is_dictionary(kind):
+        codes = absent_column(pa.field(field.name, kind.index_type, field.nullable), rows)
+        words = from_strings([] if field.nullable else [""])
+        return pa.DictionaryArray.from_arrays(codes, words, safe=False)
+    zeros = _shared_zeros(8 * (rows + 1))
+    buffers = [zeros if field.nullable else None, zeros]
+    children = []
+    if pa.types.is_list(kind):
+        children = [absent_column(kind.value_field.with_nullable(False), 0)]
+    elif not pa.types.is_primitive(kind):
+        buffers.append(pa.py_buffer(b""))  # strings: the zeros are the offsets
+    return pa.Array.from_buffers(kind, rows, buffers, rows if field.nullable else 0, children=children)
+
+
+def _shared_zeros(size_bytes: int) -> pa.Buffer:
+    global _zeros
+    if _zeros.size < size_bytes:
+        _zeros = pa.py_buffer(np.zeros(max(size_bytes, 2 * _zeros.size, 2**16), np.uint8))
+    return _zeros
