@@ -1,7 +1,13 @@
 """A recorded run computes the same bits as a plain one: losses, gradients, parameters, generators."""
 
+import asyncio
+import copy
+import pickle
 import random
+import sys
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -442,6 +448,214 @@ def scripted_module():
     return state(model)
 
 
+class LazyMapping(Mapping[str, torch.Tensor]):
+    """Cannot be read here."""
+
+    def __getitem__(self, key):
+        raise RuntimeError("not loaded")
+
+    def __iter__(self):
+        return iter(["y"])
+
+    def __len__(self):
+        return 1
+
+
+class GivesMapping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        self.stashed = self.layer(x)
+        return [LazyMapping(), self.stashed]
+
+
+def output_that_cannot_be_read():
+    model = GivesMapping()
+    model(torch.randn(3, 4))
+    model.stashed.sum().backward()
+    return state(model)
+
+
+class GivesStaleView(nn.Module):
+    """Its output has no gradient any more: torch says so to whoever asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        self.base = self.layer(x) * 1
+        first = self.base.unbind(0)[0]
+        self.base.mul_(2)
+        return first
+
+
+def output_whose_gradient_cannot_be_asked_for():
+    model = GivesStaleView()
+    value = model(torch.randn(2, 4)).data + 1
+    model.base.sum().backward()
+    return [value, state(model)]
+
+
+class GivesView(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        self.base = self.layer(x) * 1
+        return self.base[0]
+
+
+def output_whose_base_is_written_to():
+    model = GivesView()
+    view = model(torch.randn(2, 4))
+    model.base.mul_(3)
+    view.mul_(2)
+    model.base.sin().sum().backward()
+    return [view, state(model)]
+
+
+class Strange(nn.Module):
+    """Has an opinion on everything that can be asked of an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def __bool__(self):
+        raise RuntimeError
+
+    def __eq__(self, other):
+        raise RuntimeError
+
+    def __hash__(self):
+        return 1
+
+    def __len__(self):
+        return 0
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def module_that_compares_with_nothing():
+    model = Strange()
+    model(torch.randn(3, 4)).sum().backward()
+    return [each.grad for each in model.layer.parameters()]
+
+
+def lazy_layers():
+    model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d())
+    model(torch.randn(3, 4)).sum().backward()
+    return state(model)
+
+
+def sparse_gradients():
+    model = nn.Embedding(5, 4, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    return model.weight
+
+
+def nested_tensors():
+    model = nn.Linear(4, 4)
+    y = model(torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged))
+    y.values().sum().backward()
+    return [y.values(), state(model)]
+
+
+def copies_of_a_model_that_ran():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    y = model(torch.randn(3, 4))
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    for each in copies:
+        each(torch.randn(3, 4)).sum().backward()
+    y.sum().backward()
+    return [state(each) for each in (model, *copies)]
+
+
+class Generates(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        for _ in range(3):
+            x = self.layer(x)
+            yield x
+
+
+def forward_that_is_a_generator():
+    model = Generates()
+    sum(each.sum() for each in model(torch.randn(3, 4))).backward()
+    return state(model)
+
+
+def forward_that_is_a_coroutine():
+    class Waits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        async def forward(self, x):
+            await asyncio.sleep(0)
+            return self.layer(x)
+
+    async def both():
+        return await asyncio.gather(model(torch.randn(3, 4)), model(torch.randn(3, 4)))
+
+    model = Waits()
+    sum(each.sum() for each in asyncio.run(both())).backward()
+    return state(model)
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    import torch.distributed as dist
+
+    hook = sys.excepthook  # torch replaces it for good
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        sys.excepthook = hook
+
+
+def distributed_data_parallel():
+    with one_process():
+        model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+        return state(model.module)
+
+
+def fully_sharded():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    with one_process():
+        mesh = init_device_mesh("cpu", (1,))
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        for each in (model[0], model[2], model):
+            fully_shard(each, mesh=mesh)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            model(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+        return [each.full_tensor() for each in model.parameters()]
+
+
 RUNS = [
     in_place_relu, output_used_twice, module_called_twice, tied_weights, gradient_clipping, grad_scaler, autocast,
     func_grad, per_sample_gradients, vmap_with_backward_through_it, functional_call_with_backward, inference_mode,
@@ -450,12 +664,15 @@ RUNS = [
     module_inside_a_custom_backward, users_own_hooks, users_global_hooks, hooks_on_accumulation,
     optimizer_in_backward, saved_tensor_hooks, data_parallel_without_devices, lbfgs, batch_norm_and_rnn,
     complex_float64, anomaly_mode, swallowed_exception, multithreading_disabled, scripted_module,
+    output_that_cannot_be_read, output_whose_gradient_cannot_be_asked_for, output_whose_base_is_written_to,
+    module_that_compares_with_nothing, lazy_layers, sparse_gradients, nested_tensors, copies_of_a_model_that_ran,
+    forward_that_is_a_generator, forward_that_is_a_coroutine, distributed_data_parallel, fully_sharded,
 ]  # fmt: skip
 
 
 @BACKWARD_TIMES
 @pytest.mark.parametrize("run", RUNS, ids=[each.__name__.replace("_", " ") for each in RUNS])
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:(?!.*modtrace)")  # of torch's own features
 def test_recording_changes_no_bit_of(run, backward_times):
     assert_untouched(run, backward_times=backward_times)
 

@@ -18,7 +18,17 @@ import zoo
 from helpers.twins import bits, state
 from zoo import TiedGPT
 
-BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+WAYS = pytest.mark.parametrize(
+    "options",
+    [
+        {"backend": "eager"},
+        {"backend": "aot_eager"},
+        {"backend": "aot_eager", "fullgraph": True},
+        {"backend": "eager", "per_block": True},
+        {"backend": "aot_eager", "per_block": True},
+    ],
+    ids=["eager", "aot_eager", "full graph", "blocks by eager", "blocks by aot_eager"],
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks"),
@@ -100,27 +110,19 @@ def trained(make: Callable[[], Training], recorded: bool, before: int, inside: i
     return outcome([training.losses, state(training.model)])
 
 
-@BACKENDS
-@pytest.mark.parametrize(
-    "options", [{}, {"fullgraph": True}, {"per_block": True}], ids=["", "full", "blocks"]
-)
-def test_model_first_run_inside_the_recording_is_compiled_alike(backend, options):
+@WAYS
+def test_model_first_run_inside_the_recording_is_compiled_alike(options):
     plain, recorded = (
-        trained(lambda: Training(backend, **options), each, before=0, inside=3, after=0)
-        for each in (False, True)
+        trained(lambda: Training(**options), each, before=0, inside=3, after=0) for each in (False, True)
     )
     assert recorded == plain
     assert (plain.graphs, plain.breaks) == (1, {})
 
 
-@BACKENDS
-@pytest.mark.parametrize(
-    "options", [{}, {"fullgraph": True}, {"per_block": True}], ids=["", "full", "blocks"]
-)
-def test_model_compiled_before_the_recording_runs_on_inside_and_after_it(backend, options):
+@WAYS
+def test_model_compiled_before_the_recording_runs_on_inside_and_after_it(options):
     plain, recorded = (
-        trained(lambda: Training(backend, **options), each, before=2, inside=3, after=2)
-        for each in (False, True)
+        trained(lambda: Training(**options), each, before=2, inside=3, after=2) for each in (False, True)
     )
     assert recorded == plain
     assert (plain.graphs, plain.breaks) == (1, {})
@@ -308,6 +310,15 @@ def fake_tensors():
         return list(perceptron()(torch.randn(3, 4)).shape)
 
 
+def training_with_fake_tensors():
+    with torch._subclasses.FakeTensorMode():
+        model = perceptron()
+        for _ in range(3):
+            model(torch.randn(3, 4)).sum().backward()
+            model.zero_grad(set_to_none=False)
+        return [list(each.grad.shape) for each in model.parameters()]
+
+
 def meta_tensors():
     model = perceptron().to("meta")
     model(torch.randn(3, 4, device="meta")).sum().backward()
@@ -321,7 +332,7 @@ def jit_tracing():
 RUNS = [
     graph_breaks, shapes_that_change, a_checkpoint_inside, a_module_called_twice, hooks_of_the_user, single_layers,
     a_function_around_modules, whole_training_step, optimizer_step, compiled_autograd, a_model_that_raises, export,
-    fx_tracing, proxy_tracing, fake_tensors, meta_tensors, jit_tracing,
+    fx_tracing, proxy_tracing, fake_tensors, training_with_fake_tensors, meta_tensors, jit_tracing,
 ]  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Small batches become one, in the order they came."""
 
+import numpy as np
 import pytest
 
 from modtrace.recording.buffer import TableBuffer
@@ -41,6 +42,41 @@ def test_row_is_copied_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None
         buffer.append({"step": [step], "kind": ["train"]})
     buffer.take()
     assert sum(copied) == 3 * 64 * 64  # once at each of two levels, once when taken
+
+
+def test_batches_of_different_columns_are_joined() -> None:
+    buffer = TableBuffer("uses")
+    buffer.append({"tensor_id": [1], "consumer_op": [7]})
+    buffer.append({"slot": ["[0]"], "tensor_id": [2]})
+    buffer.append({"tensor_id": [3], "consumer_call": [9]})
+    assert buffer.take().to_pylist() == [
+        {"consumer_op": 7, "consumer_call": None, "slot": "", "tensor_id": 1},
+        {"consumer_op": None, "consumer_call": None, "slot": "[0]", "tensor_id": 2},
+        {"consumer_op": None, "consumer_call": 9, "slot": "", "tensor_id": 3},
+    ]
+
+
+def test_words_that_were_not_given_are_null_or_empty_among_those_that_were() -> None:
+    buffer = TableBuffer("ops")
+    buffer.append({"op_id": [0], "name": ["aten.mm"], "source": ["x.py:1"], "phase": ["backward"]})
+    buffer.append({"op_id": [1], "raised": [True]})
+    rows = buffer.take().select(["op_id", "phase", "name", "args", "source", "raised"]).to_pylist()
+    assert rows == [
+        {"op_id": 0, "phase": "backward", "name": "aten.mm", "args": "", "source": "x.py:1", "raised": False},
+        {"op_id": 1, "phase": None, "name": "", "args": "", "source": None, "raised": True},
+    ]
+
+
+def test_size_is_that_of_the_columns_that_were_given() -> None:
+    buffer = TableBuffer("calls")
+    for at in range(100):
+        buffer.append({"call_id": np.arange(64) + at, "phase": np.zeros(64, np.int8)})
+    assert buffer.size_bytes == 100 * 64 * (8 + 1)
+    buffer.peek()
+    assert buffer.size_bytes == 100 * 64 * (8 + 1)
+    buffer.append({"call_id": [1], "phase": [0], "flops": [1]})
+    buffer.peek()
+    assert buffer.size_bytes == 6401 * (8 + 1 + 8) + 801  # one bit a row says that flops is null
 
 
 def test_batch_that_does_not_fit_adds_nothing() -> None:

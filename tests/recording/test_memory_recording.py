@@ -17,15 +17,15 @@ def write_steps(recording: MemoryRecording, steps: range, calls: int = 100) -> N
 
 
 def test_oldest_rows_are_dropped_and_marked() -> None:
-    recording = MemoryRecording(RunMeta(run_id="x"), max_bytes=1_000_000)
+    recording = MemoryRecording(RunMeta(run_id="x"), max_bytes=300_000)
     recording.write("modules", {"module_id": [0]})
     write_steps(recording, range(500))
     recording.close()
-    assert recording.size_bytes <= 1_000_000
+    assert recording.size_bytes <= 300_000
     [mark] = recording.meta.marks
     first_whole = int(mark.split(" before ")[1].split()[0])
     assert mark == (
-        f"calls, tensors of steps before {first_whole} were dropped to stay within max_bytes=1000000"
+        f"calls, tensors of steps before {first_whole} were dropped to stay within max_bytes=300000"
     )
     assert 0 < first_whole < 500
     assert recording.meta.complete is False
@@ -39,13 +39,13 @@ def test_oldest_rows_are_dropped_and_marked() -> None:
 
 
 def test_one_table_is_named_when_only_its_rows_were_dropped() -> None:
-    recording = MemoryRecording(max_bytes=200_000)
+    recording = MemoryRecording(max_bytes=100_000)
     for step in range(130):
         recording.write("calls", {"call_id": [step] * 100, "step": [step] * 100, "phase": [1] * 100})
         recording.end_step(0)
     oldest = recording.table("calls").column("step")[0].as_py()
     assert recording.meta.marks == (
-        f"calls of steps before {oldest} were dropped to stay within max_bytes=200000",
+        f"calls of steps before {oldest} were dropped to stay within max_bytes=100000",
     )
 
 
@@ -63,6 +63,16 @@ def test_nothing_is_dropped_within_the_bound() -> None:
     assert recording.meta.marks == ()
     assert recording.meta.complete is True
     assert recording.table("calls").num_rows == 2000
+
+
+def test_columns_that_were_not_given_take_no_room() -> None:
+    recording = MemoryRecording()
+    for step in range(200):
+        recording.write("calls", {"call_id": [step] * 100, "step": [step] * 100, "phase": [0] * 100})
+    calls = recording.table("calls")
+    assert calls.num_rows == 20_000
+    assert 20_000 * (8 + 4 + 1) <= recording.size_bytes < 1.02 * 20_000 * (8 + 4 + 1)
+    assert calls.column("flops").null_count == 20_000
 
 
 def test_many_tiny_steps_become_few_batches() -> None:

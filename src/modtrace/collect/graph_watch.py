@@ -51,13 +51,20 @@ def watch_graph(segment: Segment, output: Any, reached: Callable[[Segment], None
     nodes: dict[int, Any] = {}
     with torch._C.DisableTorchFunction():  # reading grad_fn is an event for a user's function mode
         for tensor in tensors_in(output):
-            node = None if is_functorch_tensor(tensor) else tensor.grad_fn
+            node = _node_of(tensor)
             if node is not None and segment.first_seq <= node._sequence_nr() < segment.last_seq:
                 nodes[node._sequence_nr()] = node
     for node in nodes.values():
         watch = GraphWatch(segment, reached)
         watch.attach(node)
         segment.watches.append(weakref.ref(watch))
+
+
+def _node_of(tensor: torch.Tensor) -> Any:
+    try:
+        return None if is_functorch_tensor(tensor) else tensor.grad_fn
+    except RuntimeError:  # a view whose base was written to: torch allows it until its gradient is asked for
+        return None
 
 
 def watched_segments(node: Any) -> Iterator[Segment]:
@@ -86,10 +93,20 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
         seen += 1
         if isinstance(each, torch.Tensor):
             found.append(each)
-        elif isinstance(each, Mapping):
-            pending.extend(reversed(list(each.values())))
-        elif isinstance(each, (list, tuple)):
-            pending.extend(reversed(each))
-        elif dataclasses.is_dataclass(each) and not isinstance(each, type):
-            pending.extend(getattr(each, field.name, None) for field in reversed(dataclasses.fields(each)))
+            continue
+        try:
+            pending.extend(_parts_of(each))
+        except Exception:  # code of the user's: a mapping that loads its values, a property that fails
+            continue
     return found
+
+
+def _parts_of(value: Any) -> list[Any]:
+    """What lies directly in a container, the last first."""
+    if isinstance(value, Mapping):
+        return list(value.values())[::-1]
+    if isinstance(value, (list, tuple)):
+        return list(value)[::-1]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name, None) for field in dataclasses.fields(value)][::-1]
+    return []

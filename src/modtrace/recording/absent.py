@@ -10,19 +10,18 @@ _zeros = pa.py_buffer(b"")  # grows; nothing is ever written there, so the syste
 
 def absent_column(field: pa.Field, rows: int) -> pa.Array:
     """What stands for a column that was not given: null, or "", [], 0, False where it may not be null."""
-    kind = field.type
-    if pa.types.is_dictionary(kind):
-        codes = absent_column(pa.field(field.name, kind.index_type, field.nullable), rows)
-        words = from_strings([] if field.nullable else [""])
-        return pa.DictionaryArray.from_arrays(codes, words, safe=False)
+    kind, missing = field.type, rows if field.nullable else 0
     zeros = _shared_zeros(8 * (rows + 1))
     buffers = [zeros if field.nullable else None, zeros]
-    children = []
+    if pa.types.is_primitive(kind):
+        return pa.Array.from_buffers(kind, rows, buffers, missing)
     if pa.types.is_list(kind):
-        children = [absent_column(kind.value_field.with_nullable(False), 0)]
-    elif not pa.types.is_primitive(kind):
-        buffers.append(pa.py_buffer(b""))  # strings: the zeros are the offsets
-    return pa.Array.from_buffers(kind, rows, buffers, rows if field.nullable else 0, children=children)
+        inside = absent_column(kind.value_field.with_nullable(False), 0)
+        return pa.Array.from_buffers(kind, rows, buffers, missing, children=[inside])
+    if pa.types.is_dictionary(kind):
+        codes = pa.Array.from_buffers(kind.index_type, rows, buffers, missing)
+        return pa.DictionaryArray.from_arrays(codes, from_strings([] if field.nullable else [""]), safe=False)
+    return pa.Array.from_buffers(kind, rows, [*buffers, pa.py_buffer(b"")], missing)  # strings: offsets are 0
 
 
 def _shared_zeros(size_bytes: int) -> pa.Buffer:

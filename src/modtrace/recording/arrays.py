@@ -12,17 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+_INTEGERS = [np.dtype(f"{sign}{width}") for sign in "iu" for width in (1, 2, 4, 8)]
 _ARROW_TYPES = {
-    np.dtype(name): pa.from_numpy_dtype(name)
-    for name in "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
+    each: pa.from_numpy_dtype(each) for each in (*_INTEGERS, *map(np.dtype, ("?", "f2", "f4", "f8")))
 }
 _TRUTHS, _NUMBERS = (bool, np.bool_), (int, float, np.integer, np.floating)
 _MOST = 2**31 - 1  # the offsets are int32
-
-
-def is_plain(wanted: pa.DataType) -> bool:
-    """Whether values of the type have a fixed width: numbers and truth values."""
-    return bool(pa.types.is_primitive(wanted))
 
 
 def from_numpy(values: npt.NDArray[Any], wanted: pa.DataType) -> pa.Array:
@@ -31,15 +26,15 @@ def from_numpy(values: npt.NDArray[Any], wanted: pa.DataType) -> pa.Array:
     Raises:
         ArrowInvalid: a value does not fit the type.
     """
-    data = np.ma.getdata(values)
+    data, mask = values, None
+    if isinstance(values, np.ma.MaskedArray):
+        data, mask = np.ma.getdata(values), np.ma.getmaskarray(values)
     natural = _ARROW_TYPES.get(data.dtype)
-    if natural is None or data.ndim != 1 or not is_plain(wanted):
-        mask = np.ma.getmaskarray(values) if np.ma.isMaskedArray(values) else None
-        return pa.array(np.array(values), type=wanted, mask=mask)
+    if natural is None or data.ndim != 1 or not pa.types.is_primitive(wanted):
+        return pa.array(np.array(data), type=wanted, mask=mask)
     content = _packed(data) if natural == pa.bool_() else np.array(data, order="C")
-    mask = np.ma.getmask(values)
-    missing = 0 if mask is np.ma.nomask else np.count_nonzero(mask)  # most masks of calls mask nothing
-    valid = pa.py_buffer(_packed(~mask)) if missing else None
+    missing = 0 if mask is None else np.count_nonzero(mask)
+    valid = pa.py_buffer(_packed(~mask)) if mask is not None and missing else None  # most masks mask nothing
     array = pa.Array.from_buffers(natural, len(data), [valid, pa.py_buffer(content)], missing)
     return array if natural == wanted else array.cast(wanted)
 
@@ -60,7 +55,7 @@ def from_list(values: Sequence[Any], wanted: pa.DataType) -> pa.Array:
     if pa.types.is_boolean(wanted):
         accepted = _are(kinds, _TRUTHS)
     else:
-        accepted = is_plain(wanted) and _are(kinds, _NUMBERS) and bool not in kinds
+        accepted = pa.types.is_primitive(wanted) and _are(kinds, _NUMBERS) and bool not in kinds
     return from_numpy(_masked(values), wanted) if accepted else pa.array(values, type=wanted)
 
 
@@ -136,11 +131,12 @@ def _offsets(parts: Sequence[Sequence[Any]]) -> pa.Buffer:
 
 
 def _view(array: pa.Array, null: Any) -> npt.NDArray[Any]:
-    if not len(array):
-        return np.empty(0, array.type.to_pandas_dtype())
+    rows, start, kind = len(array), array.offset, array.type
+    if not rows:
+        return np.empty(0, kind.to_pandas_dtype())
     valid, content = array.buffers()
-    if pa.types.is_boolean(array.type):
-        values: npt.NDArray[Any] = _unpacked(content, array.offset, len(array))
+    if pa.types.is_boolean(kind):
+        values: npt.NDArray[Any] = _unpacked(content, start, rows)
     else:
-        values = np.frombuffer(content, array.type.to_pandas_dtype(), array.offset + len(array))[array.offset :]
-    return np.where(_unpacked(valid, array.offset, len(array)), values, null) if array.null_count else values
+        values = np.frombuffer(content, kind.to_pandas_dtype(), start + rows)[start:]
+    return np.where(_unpacked(valid, start, rows), values, null) if array.null_count else values

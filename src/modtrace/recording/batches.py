@@ -115,7 +115,11 @@ def _as_type(values: pa.Array, wanted: pa.DataType) -> pa.Array:
 def _phases(values: Any) -> pa.Array:
     """The dictionary is always `PHASES`, so that the codes mean the same in every file."""
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
-        if values.type == _PHASE_TYPE and isinstance(values, pa.Array) and values.dictionary.equals(_phase_words()):
+        if (
+            values.type == _PHASE_TYPE
+            and isinstance(values, pa.Array)
+            and values.dictionary.equals(_phase_words())
+        ):
             return values
         values = values.to_pylist()
     if isinstance(values, np.ndarray) and values.dtype.kind in "iu":

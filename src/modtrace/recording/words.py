@@ -20,7 +20,9 @@ class TableWords:
 
     def __init__(self, table: str) -> None:
         self._schema = schema(table)
-        self._columns = {each.name: _Words(each) for each in self._schema if pa.types.is_dictionary(each.type)}
+        self._columns = {
+            each.name: _Words(each) for each in self._schema if pa.types.is_dictionary(each.type)
+        }
 
     def __len__(self) -> int:
         return sum(map(len, self._columns.values()))

@@ -1,0 +1,119 @@
+"""Arrays made from buffers are those that `pa.array` makes."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modtrace.recording.arrays import from_list, from_numpy, to_numpy
+
+LISTS = [
+    (pa.int8(), st.integers(-128, 127)),
+    (pa.int32(), st.integers(-(2**31), 2**31 - 1)),
+    (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    (pa.float64(), st.floats(allow_nan=False) | st.integers(-(2**53), 2**53)),
+    (pa.float32(), st.floats(width=32, allow_nan=False)),
+    (pa.bool_(), st.booleans()),
+    (pa.string(), st.text()),
+    (pa.dictionary(pa.int32(), pa.string()), st.text(max_size=2)),
+    (pa.list_(pa.string()), st.lists(st.none() | st.text())),
+    (pa.list_(pa.int64()), st.lists(st.none() | st.integers(-9, 9))),
+    (pa.list_(pa.float32()), st.lists(st.floats(width=32, allow_nan=False))),
+    (pa.binary(), st.binary()),
+]
+
+
+@pytest.mark.parametrize(("wanted", "value"), LISTS, ids=[str(wanted) for wanted, _ in LISTS])
+@given(data=st.data())
+def test_list_becomes_what_arrow_makes_of_it(
+    wanted: pa.DataType, value: st.SearchStrategy[Any], data: st.DataObject
+) -> None:
+    values = data.draw(st.lists(st.none() | value, max_size=20))
+    array = from_list(values, wanted)
+    array.validate(full=True)
+    assert array.equals(pa.array(values, type=wanted))
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ([True], pa.int64()),
+        ([float("nan")], pa.int32()),
+        ([1.5], pa.int32()),  # `pa.array` cuts it to 1
+        ([2**31], pa.int32()),
+        ([2**64], pa.int64()),
+        (["1"], pa.int64()),
+        ([1], pa.bool_()),
+        ([1], pa.string()),
+        (["\ud800"], pa.string()),
+        ([["a", 1]], pa.list_(pa.string())),
+        ([object()], pa.float64()),
+    ],
+)
+def test_value_of_another_type_is_refused(values: list[Any], wanted: pa.DataType) -> None:
+    with pytest.raises((pa.ArrowException, ValueError, TypeError, OverflowError)):
+        from_list(values, wanted)
+
+
+@pytest.mark.parametrize(
+    "wanted", [pa.int8(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.bool_()]
+)
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i4", "i8", "u8", "f4", "f8", "?"])
+def test_numbers_become_what_arrow_makes_of_them(dtype: str, wanted: pa.DataType) -> None:
+    values = np.array([0, 1, 100, 0, 1, 1, 0, 1, 1, 7], dtype)
+    mask = np.array([0, 1, 0, 0, 0, 0, 0, 0, 0, 1], bool)
+    for given_values, expected in (
+        (values, pa.array(values, type=wanted)),
+        (np.ma.masked_array(values, mask), pa.array(values, type=wanted, mask=mask)),
+        (np.ma.masked_array(values, False), pa.array(values, type=wanted)),
+        (values[::-3], pa.array(values[::-3].copy(), type=wanted)),
+        (values[:0], pa.array(values[:0], type=wanted)),
+    ):
+        array = from_numpy(given_values, wanted)
+        array.validate(full=True)
+        assert array.equals(expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        (np.array([128]), pa.int8()),
+        (np.array([2**63], np.uint64), pa.int64()),
+        (np.array([0.5]), pa.int64()),
+        (np.array([np.nan]), pa.int32()),
+        (np.array([1]), pa.string()),
+        (np.zeros((2, 2)), pa.float64()),
+    ],
+)
+def test_number_that_does_not_fit_is_refused(values: Any, wanted: pa.DataType) -> None:
+    with pytest.raises((pa.ArrowException, ValueError, TypeError)):
+        from_numpy(values, wanted)
+
+
+def test_number_that_does_not_fit_may_be_masked() -> None:
+    values = np.ma.masked_array([1, 2**40], [False, True])
+    assert from_numpy(values, pa.int32()).to_pylist() == [1, None]
+
+
+@pytest.mark.parametrize("wanted", [pa.int32(), pa.int64(), pa.float64(), pa.bool_()])
+def test_arrays_become_numpy(wanted: pa.DataType) -> None:
+    values = pa.array([1, 0, None, 1, 1, 0, 0, 1, None, 1, 1], pa.int8()).cast(wanted)
+    assert to_numpy(values, null=0).tolist() == [1, 0, 0, 1, 1, 0, 0, 1, 0, 1, 1]
+    assert to_numpy(values.slice(3, 5)).tolist() == [1, 1, 0, 0, 1]
+    assert to_numpy(values.slice(3, 0)).tolist() == []
+    assert to_numpy(pa.chunked_array([values.slice(0, 2), values.slice(9, 2)])).tolist() == [1, 0, 1, 1]
+    assert to_numpy(pa.chunked_array([], wanted)).dtype == np.dtype(wanted.to_pandas_dtype())
+
+
+def test_null_becomes_what_is_asked_for() -> None:
+    assert to_numpy(pa.array([5, None], pa.int32())).tolist() == [5, -1]
+    assert np.isnan(to_numpy(pa.array([None], pa.float64()), null=np.nan)[0])
+    assert to_numpy(pa.array([5, None], pa.int32())).dtype == np.int32
+
+
+def test_numbers_without_nulls_are_not_copied() -> None:
+    values = pa.array([1, 2, 3])
+    assert to_numpy(values.slice(1)).ctypes.data == values.buffers()[1].address + 8
