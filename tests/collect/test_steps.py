@@ -364,6 +364,13 @@ def test_scalars_belong_to_the_step_in_which_they_are_logged(record):
     ]
 
 
+def test_scalars_that_no_step_comes_for_get_one_of_their_own(record):
+    with record() as rec:
+        rec.log(answer=42)
+    assert rec.table("scalars").to_pylist() == [{"step": 0, "name": "answer", "value": 42.0}]
+    assert rec.table("steps").column("kind").to_pylist() == ["eval"]
+
+
 def test_only_the_steps_asked_for_are_kept_with_their_own_numbers(record):
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -93,7 +93,7 @@ class Recorder:
         if error is not None:
             self._note_end(error)
         with self._lock:
-            self._finder.finish()
+            self._finder.finish(time.perf_counter_ns())
         self.flush(force=True)
         self._sink.close()
         self._tracker = None

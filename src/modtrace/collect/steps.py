@@ -143,8 +143,10 @@ class StepFinder:
         self._close(self._eval, settled=True)
         self._close(self._train, settled=True)
 
-    def finish(self) -> None:
-        """Nothing more will run."""
+    def finish(self, now_ns: int) -> None:
+        """Nothing more will run. Scalars that no step came for get one of their own."""
+        if self._early_scalars:
+            self._open(False, now_ns)
         self._close(self._eval, settled=True)
         self._close(self._train, settled=True)
         for step in self._pending:
