@@ -30,11 +30,11 @@ table modules                     one row a module; the last row of a module_id 
 
 table sites                       a place where a tensor is seen
     site_id         int32
-    module_id       int32?
-    nth             int32         call of the module within the step, from 0
+    module_id       int32?        null for a parameter that no module owns
+    nth             int32?        call of the module within the step, from 0; null for parameters
     role            word          input, output, grad_output, grad_input, parameter, parameter_grad, buffer,
                                   optimizer_state, update, op_output, leaf
-    slot            string        pytree key path: `[0].hidden_states`
+    slot            string        pytree key path: `[0].hidden_states`; of a parameter its name in the module
     op              word?
     op_nth          int32?
 
@@ -52,6 +52,7 @@ table calls                       one execution of one module in one phase
     thread          int32         counts up in the order the threads were first seen
     start_ns        int64
     end_ns          int64?        null if the end was not seen
+    overhead_ns     int64?        of end_ns - start_ns: what modtrace spent measuring values
     device_start_ns int64?        later
     device_end_ns   int64?        later
     raised          bool          it ended by an exception (the early stop of a recompute is none)
@@ -113,17 +114,17 @@ table values                      the statistics of one tensor at one site, step
     step            int32
     phase           phase?
     site_id         int32
-    call_id         int64?
+    call_id         int64?        the call that returned it; of a gradient the forward call; null for parameters
     op_id           int64?
-    order           int64         of the measurement within the step
-    shape           list<int32>
+    order           int64         of the measurement within the step; sites that share one tensor share it
+    shape           list<int64>
     dtype           word
     numel           int64
-    count           int64?        elements measured; null: not measured, see note
-    min             float64?      NaN if a NaN was among them
+    count           int64?        numbers measured (two a complex element); null: not measured, see note
+    min             float64?      NaN if a NaN was among them; null if count is 0
     max             float64?
     sum             float64?
-    sumsq           float64?
+    sumsq           float64?      sum of squares
     nan_count       int64         0 unless min or max shows one
     inf_count       int64
     sumabs          float64?
@@ -137,7 +138,7 @@ table values                      the statistics of one tensor at one site, step
     histogram       list<int64>?  of exponents
     user            string?       JSON of the user's own function
     blob            string?       shard and key of the whole tensor
-    note            word?         why it was not measured
+    note            word?         why it was not measured, or which part of it was
 
 table scalars                     what the user logged
     step            int32
@@ -149,6 +150,7 @@ table steps                       one row a step, when it has ended
     kind            word          train, eval
     start_ns        int64
     end_ns          int64
+    overhead_ns     int64?        of end_ns - start_ns: what modtrace spent measuring values
 """
 
 _ARROW_TYPES = {
