@@ -16,15 +16,25 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "modtrace"
 
 _GROUND = {"errors", "optional"}
-_ENGINE = _GROUND | {"recording", "measure", "collect", "store", "analysis", "replay", "views"}
+_ENGINE = _GROUND | {
+    "recording",
+    "torch_internals",
+    "measure",
+    "collect",
+    "store",
+    "analysis",
+    "replay",
+    "views",
+}
 
 #: What each layer may import besides itself. `__init__` is the package's own file, `import modtrace`.
 MAY_IMPORT = {
     "errors": set(),
     "optional": {"errors"},
     "recording": _GROUND,
-    "measure": _GROUND | {"recording"},
-    "collect": _GROUND | {"recording", "measure"},
+    "torch_internals": set(),
+    "measure": _GROUND | {"recording", "torch_internals"},
+    "collect": _GROUND | {"recording", "measure", "torch_internals"},
     "store": _GROUND | {"recording"},
     "analysis": _GROUND | {"recording"},
     "replay": _GROUND | {"recording", "measure", "collect", "store"},
@@ -36,7 +46,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "__init__": _ENGINE | {"face"},
 }
-MAY_IMPORT_TORCH = {"measure", "collect", "replay", "integrations"}
+MAY_IMPORT_TORCH = {"torch_internals", "measure", "collect", "replay", "integrations"}
 NEVER_AT_IMPORT = {"pandas", "matplotlib", "triton", "transformers"}
 
 

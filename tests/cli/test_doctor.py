@@ -49,7 +49,7 @@ def test_missing_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_name_of_torch_is_looked_for() -> None:
-    from modtrace.collect.torch_internals import CHECKS
+    from modtrace.torch_internals import CHECKS
 
     assert len(diagnose().torch_names) == len(CHECKS)
 

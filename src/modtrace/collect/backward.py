@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .backward_calls import BackwardCalls
-from .backward_plan import Move, find_adding_nodes, find_moves, read_graph, root_nodes
-from .graph_watch import GraphWatch, watched_segments
-from .segments import BackwardSpan, CallRef, Segment
-from .thread_log import ThreadLog
-from .torch_internals import (
+from ..torch_internals import (
     BackwardDoor,
     current_node,
     graph_task_id,
@@ -21,6 +16,11 @@ from .torch_internals import (
     keep_out_of_dynamo,
     sequence_nr,
 )
+from .backward_calls import BackwardCalls
+from .backward_plan import Move, find_adding_nodes, find_moves, read_graph, root_nodes
+from .graph_watch import GraphWatch, watched_segments
+from .segments import BackwardSpan, CallRef, Segment
+from .thread_log import ThreadLog
 
 if TYPE_CHECKING:
     from .scopes import ScopeTracker

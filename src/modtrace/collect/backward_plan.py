@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from ..torch_internals import ACCUMULATE_SEQUENCE_NR, is_functorch_tensor, will_engine_execute
 from .segments import Ints, Segment
-from .torch_internals import ACCUMULATE_SEQUENCE_NR, is_functorch_tensor, will_engine_execute
 
 if TYPE_CHECKING:
     from .thread_log import ThreadLog

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .torch_internals import unseen
+from ..torch_internals import unseen
 
 #: Zeroed gradients (`set_to_none=False`) are recognised by looking at one this small, on the CPU only.
 _MAX_ELEMENTS = 65_536

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from ..torch_internals import is_dynamo_compiling, is_functorch_tensor
 from .segments import Segment
-from .torch_internals import is_dynamo_compiling, is_functorch_tensor
 
 _METADATA_KEY = "modtrace"
 

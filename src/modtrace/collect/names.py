@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ..recording.module_path import WRAPPER_PARTS, join
+from ..torch_internals import frame_local, frames
 from .sizes import count_elements
-from .torch_internals import frame_local, frames
 
 #: Wrappers whose registered part is called `module`: the class's own name tells them.
 _MODULE_WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel", "AveragedModel"})

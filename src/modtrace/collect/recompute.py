@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..recording.phase import BACKWARD, FORWARD, RECOMPUTE
-from .segments import CallRef, Segment
-from .torch_internals import (
+from ..torch_internals import (
     ACCUMULATE_SEQUENCE_NR,
     checkpoint_being_recomputed,
     current_node,
     is_custom_function,
     is_reentrant_checkpoint,
 )
+from .segments import CallRef, Segment
 
 if TYPE_CHECKING:
     from .backward import BackwardWatcher

@@ -12,13 +12,13 @@ import torch
 from ..errors import MisuseError, ModtraceWarning
 from ..recording.protocols import Sink
 from ..recording.step_range import ALL_STEPS, StepRange
+from ..torch_internals import keep_out_of_dynamo, unseen
 from . import scopes
 from .backward import Backward
 from .call_rows import NthMemory, call_columns, optimizer_columns
 from .names import roots_of
 from .segments import Segment
 from .steps import Step, StepFinder
-from .torch_internals import keep_out_of_dynamo, unseen
 
 #: Rows of ended steps go to the sink this long after the first of them ended, or with the next step's end.
 _FLUSH_AFTER_S = 0.2

@@ -15,13 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..recording.phase import BACKWARD, RECOMPUTE
-from .backward import Backward, BackwardWatcher
-from .graph_watch import watch_graph
-from .names import ModuleNames
-from .recompute import classify
-from .segments import EXIT, EXIT_RAISED, EXIT_UNSEEN, CallRef, Place, Segment
-from .thread_log import ThreadLife, ThreadLog
-from .torch_internals import (
+from ..torch_internals import (
     ACCUMULATE_SEQUENCE_NR,
     StopRecomputation,
     around_call,
@@ -37,6 +31,12 @@ from .torch_internals import (
     running_modules,
     sequence_nr,
 )
+from .backward import Backward, BackwardWatcher
+from .graph_watch import watch_graph
+from .names import ModuleNames
+from .recompute import classify
+from .segments import EXIT, EXIT_RAISED, EXIT_UNSEEN, CallRef, Place, Segment
+from .thread_log import ThreadLife, ThreadLog
 
 
 class Listener(Protocol):
