@@ -40,6 +40,14 @@ CHECKS: tuple[Check, ...] = (
     Check("torch.autograd.function", "BackwardCFunction", "telling custom Functions from checkpoints"),
     Check("torch.utils.checkpoint", "_checkpoint_hook", "telling two checkpointed regions apart"),
     Check("torch.utils.checkpoint", "_StopRecomputationError", "an early stop would be shown as raised"),
+    Check(
+        "torch._C", "_dispatch_keys", "telling plain tensors at a glance: each is looked at from all sides"
+    ),
+    Check(
+        "torch._functorch.pyfunctorch",
+        "temporarily_clear_interpreter_stack",
+        "statistics of conjugate tensors in torch.func transforms",
+    ),
     Check("torch._guards", "CompileContext", "what torch.compile traces would be shown as if it ran"),
     Check("torch.utils._python_dispatch", "_disable_current_modes", "reading a scalar unseen by user modes"),
 )
@@ -272,3 +280,64 @@ class BackwardDoor:
             if self._original is not None and getattr(holder, "_engine_run_backward", None) is self._wrapper:
                 holder._engine_run_backward = self._original
         self._original = None
+
+
+# Tensors.
+
+#: The set of dispatch keys of a tensor as one number (`DispatchKeySet.raw_repr`): 0.4 us say whether a tensor is
+#: anything else than a strided one in CPU memory. None where torch lacks it.
+_dispatch_keys: Callable[[Any], Any] | None = getattr(torch._C, "_dispatch_keys", None)
+
+
+def kind_of(tensor: torch.Tensor) -> int:
+    """What the dispatcher takes the tensor for, as a number; -1 where torch does not say."""
+    return -1 if _dispatch_keys is None else int(_dispatch_keys(tensor).raw_repr())
+
+
+def plain_kinds() -> tuple[int, int] | None:
+    """`kind_of` strided tensors in CPU memory: of ordinary ones, and of those made in inference mode."""
+    if _dispatch_keys is None:
+        return None
+    with unseen():
+        with torch.inference_mode(False):
+            ordinary = torch.empty(0, device="cpu")
+        with torch.inference_mode(True):
+            inference = torch.empty(0, device="cpu")
+    return kind_of(ordinary), kind_of(inference)
+
+
+@contextmanager
+def outside_transforms() -> Iterator[None]:
+    """Inside, ops on plain tensors are not part of a running `torch.func` transform."""
+    pyfunctorch = sys.modules.get("torch._functorch.pyfunctorch")
+    clear = getattr(pyfunctorch, "temporarily_clear_interpreter_stack", None)
+    peek = getattr(torch._C._functorch, "peek_interpreter_stack", None)
+    if clear is None or peek is None or peek() is None:
+        yield
+    else:
+        with clear():
+            yield
+
+
+def wrapped_by_functorch(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor inside the wrapper of a running `torch.func` transform."""
+    inner: torch.Tensor = torch._C._functorch.get_unwrapped(tensor)
+    return inner
+
+
+def batched_below(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor of all examples that `vmap` shows one of; None if the wrapper is another transform's."""
+    return wrapped_by_functorch(tensor) if torch._C._functorch.is_batchedtensor(tensor) else None
+
+
+def functional_below(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that `torch.func.functionalize` has wrapped; None if it has not."""
+    is_functional = getattr(torch, "_is_functional_tensor", None)
+    if is_functional is None or not is_functional(tensor):
+        return None
+    inner: torch.Tensor = getattr(torch, "_from_functional_tensor")(tensor)  # noqa: B009 (unknown to mypy)
+    return inner
+
+
+#: While `torch.jit.trace` runs, what it has traced so far; reading a shape would become part of it.
+tracing_state: Callable[[], Any] = torch._C._get_tracing_state

@@ -1,0 +1,148 @@
+"""The statistics of numbers in memory: one pass from memory, the rest from the cache, sums in blocks.
+
+numpy, not torch: it sees the same memory, no mode, profiler or transform of the user's sees it, and it is faster
+at this. Measured for 131,072 float32 in the cache of one core: `minimum` and `maximum` 6.5 us each, the two sums 6 us
+each; torch takes 9.5, 9.5, 5 and, as `bmm` of blocks, 290 us.
+"""
+
+import math
+import threading
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from .dtypes import CHUNK, Floats, Format, Raw, Scratch
+
+#: So many products are summed in float32 before float64 takes over. A BLAS keeps 32 or 64 sums side by side, so that
+#: each is one of at most 32 terms: off by less than 2e-6 at the worst, and by 3e-8 usually.
+_BLOCK = 1024
+
+#: Between these a square and the sum of a block of them are far from the ends of float32.
+_SMALLEST, _LARGEST = 2.0**-40, 2.0**40
+
+_ONES = {np.dtype(kind): np.ones(_BLOCK, kind) for kind in (np.float32, np.float64)}
+
+
+class RawStatistics(NamedTuple):
+    """What a row holds, in its order: the columns of the `values` table."""
+
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs
+    min: float  # NaN if there is a NaN, or nothing at all
+    max: float
+    sum: float
+    sumsq: float
+    nan_count: int = 0
+    inf_count: int = 0
+
+
+EMPTY = RawStatistics(0, math.nan, math.nan, 0.0, 0.0)
+
+
+def measure_array(array: Raw, form: Format) -> RawStatistics:
+    """The statistics of all elements of an array, whatever its strides.
+
+    Sums are off by at most 1e-6 of the sum of magnitudes, sums of squares by 2e-6 of themselves. Floating-point errors
+    must be ignored by the caller (`np.errstate`), as no one else's handler should hear of them.
+
+    Args:
+        array: raw elements of the dtype; native byte order.
+        form: their format.
+    """
+    size = array.size
+    if not size:
+        return EMPTY
+    scratch = _scratch()
+    if size <= CHUNK and array.flags.c_contiguous:
+        raw = array.reshape(-1)
+        return _measure_chunk(raw if form.decode is None else form.decode(raw, scratch), scratch)
+    pieces = _pieces(array)
+    if form.decode is not None:
+        decode = form.decode
+        pieces = (decode(raw, scratch) for raw in pieces)
+    return _join(_measure_chunk(floats, scratch) for floats in pieces)
+
+
+def repeat(statistics: RawStatistics, times: int) -> RawStatistics:
+    """The statistics of so many copies of the same numbers."""
+    count, low, high, total, squares, nans, infs = statistics
+    return RawStatistics(count * times, low, high, total * times, squares * times, nans * times, infs * times)
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.scratch = Scratch()
+
+
+_of_thread = _OfThread()
+
+
+def _scratch() -> Scratch:
+    return _of_thread.scratch
+
+
+def _pieces(array: Raw) -> Iterator[Raw]:
+    """The elements, at most CHUNK at a time, in the order in which they lie in memory."""
+    if array.flags.c_contiguous:
+        flat = array.reshape(-1)
+        for start in range(0, len(flat), CHUNK):
+            yield flat[start : start + CHUNK]
+        return
+    flags = ["external_loop", "buffered"]
+    with np.nditer(array, flags, [["readonly", "contig"]], order="K", buffersize=CHUNK) as pieces:  # type: ignore[call-overload]
+        for piece in pieces:
+            for start in range(0, len(piece), CHUNK):  # what needs no buffer comes in one piece
+                yield piece[start : start + CHUNK]
+
+
+def _measure_chunk(floats: Floats, scratch: Scratch) -> RawStatistics:
+    low, high = float(np.minimum.reduce(floats)), float(np.maximum.reduce(floats))
+    magnitude = max(-low, high)
+    if _SMALLEST <= magnitude <= _LARGEST:
+        total, squares = _sums(floats)
+    elif magnitude < math.inf:
+        if magnitude and floats.dtype != np.float64:
+            wide = scratch.float64(len(floats))
+            np.copyto(wide, floats)
+            floats = wide
+        total, squares = _sums(floats) if magnitude else (0.0, 0.0)
+    else:
+        return _measure_nonfinite(floats, low, high)
+    return RawStatistics(len(floats), low, high, total, squares)
+
+
+def _sums(floats: Floats) -> tuple[float, float]:
+    """The sum, and the sum of squares."""
+    size, ones = len(floats), _ONES[floats.dtype]
+    if size <= _BLOCK:
+        return float(np.dot(floats, ones[:size])), float(np.dot(floats, floats))
+    whole = size - size % _BLOCK
+    blocks = floats[:whole].reshape(-1, _BLOCK)
+    total = float(np.add.reduce(np.vecdot(blocks, ones), dtype=np.float64))
+    squares = float(np.add.reduce(np.vecdot(blocks, blocks), dtype=np.float64))
+    if whole < size:
+        rest = floats[whole:]
+        total += float(np.dot(rest, ones[: size - whole]))
+        squares += float(np.dot(rest, rest))
+    return total, squares
+
+
+def _measure_nonfinite(floats: Floats, low: float, high: float) -> RawStatistics:
+    """Sums are what IEEE 754 makes of them, whatever the order."""
+    nans, infs = int(np.count_nonzero(np.isnan(floats))), int(np.count_nonzero(np.isinf(floats)))
+    total = math.nan if nans or (low == -math.inf and high == math.inf) else low if low == -math.inf else high
+    return RawStatistics(len(floats), low, high, total, math.nan if nans else math.inf, nans, infs)
+
+
+def _join(chunks: Iterable[RawStatistics]) -> RawStatistics:
+    counts, lows, highs, sums, squares, nans, infs = zip(*chunks, strict=True)
+    nan = sum(nans)
+    return RawStatistics(
+        sum(counts),
+        math.nan if nan else min(lows),
+        math.nan if nan else max(highs),
+        sum(sums),
+        sum(squares),
+        nan,
+        sum(infs),
+    )

@@ -1,0 +1,43 @@
+"""The statistics of a tensor on a device, without waiting for it: what depends on the data is decided there."""
+
+import torch
+
+#: Elements per chunk: what is made on the way takes no more memory than a few times this many bytes.
+_CHUNK = 2**24
+
+
+def measure_on_device(tensor: torch.Tensor, row: torch.Tensor) -> None:
+    """Writes the statistics of a strided tensor into a row of the same device.
+
+    Sums are accumulated in float64. Not written for speed yet: a dozen kernels a chunk. To be called without modes,
+    gradients or transforms.
+
+    Args:
+        tensor: any floating, complex, integer or boolean dtype that the device can convert.
+        row: `[7]`, float64: count, min, max, sum, sum of squares, NaN and infinite elements.
+    """
+    flat = _numbers(tensor)
+    if not flat.numel():
+        row.copy_(torch.tensor([0.0, torch.nan, torch.nan, 0.0, 0.0, 0.0, 0.0], dtype=row.dtype))
+        return
+    parts = torch.stack([_measure(chunk) for chunk in torch.split(flat, _CHUNK)])
+    row[0] = flat.numel()
+    torch.amin(parts[:, 0], dim=0, out=row[1])
+    torch.amax(parts[:, 1], dim=0, out=row[2])
+    torch.sum(parts[:, 2:], dim=0, out=row[3:])
+
+
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """All numbers of the tensor in a row; a copy where they do not lie in one."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return tensor.reshape(-1)
+
+
+def _measure(chunk: torch.Tensor) -> torch.Tensor:
+    if not chunk.is_floating_point() or chunk.element_size() == 1:  # float8: few ops know it
+        chunk = chunk.to(torch.float64 if chunk.element_size() > 2 else torch.float32)
+    low, high = torch.aminmax(chunk)
+    wide = chunk.to(torch.float64)
+    numbers = (low, high, wide.sum(), torch.dot(wide, wide), wide.isnan().sum(), wide.isinf().sum())
+    return torch.stack([number.to(torch.float64) for number in numbers])

@@ -1,0 +1,126 @@
+"""Measures any tensor into a row, or says why not; never raises, and changes nothing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..torch_internals import kind_of, outside_transforms, plain_kinds, unseen
+from .cpu_kernel import RawStatistics, measure_array, repeat
+from .device_kernel import measure_on_device
+from .dtypes import format_of
+from .memory import array_over
+from .rows import DeviceRows, HostRows, Rows
+from .special import Plain, find_plain, is_uninitialized
+
+_MOST_OF_A_NOTE = 120
+
+
+class Measurement(NamedTuple):
+    """One tensor, measured once."""
+
+    rows: Rows | None  # where its statistics are; None: it could not be measured
+    row: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    note: str | None  # why it was not measured, or which part of it was
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What measuring has to run in: no function mode hears of it, and no handler of numpy's errors.
+
+    Not on a hot path: there `torch._C.DisableTorchFunction` and `np.errstate` are entered by hand, for 1 us.
+    """
+    with torch._C.DisableTorchFunction(), np.errstate(all="ignore"):
+        yield
+
+
+class Measurer:
+    """Measures tensors into rows, each on its own device."""
+
+    def __init__(self) -> None:
+        self._plain = plain_kinds() or ()
+        self._inference_kind = self._plain[1] if self._plain else None
+        self._host = HostRows()
+        self._devices: dict[torch.device, DeviceRows] = {}
+
+    def measure(self, tensor: torch.Tensor) -> Measurement:
+        """Measures a tensor. Called within `quiet()`."""
+        try:
+            if kind_of(tensor) in self._plain and not is_uninitialized(tensor):
+                measured = self._measure_memory(tensor, tensor.shape, None)
+                if measured is not None:
+                    return measured
+            return self._measure_special(tensor)
+        except Exception as error:  # a subclass of the user's, a device that lacks an op
+            return _unmeasured(tensor, f"not measured: {type(error).__name__}: {error}")
+
+    def version_of(self, tensor: torch.Tensor) -> int | None:
+        """How often torch knows the tensor to have been written to; None where it does not count."""
+        try:
+            return tensor._version
+        except RuntimeError:  # made in inference mode
+            return None
+
+    def _measure_memory(
+        self, tensor: torch.Tensor, shape: tuple[int, ...], note: str | None
+    ) -> Measurement | None:
+        """Of a strided tensor in CPU memory; None if it is not what it seems."""
+        form = format_of(tensor.dtype)
+        found = None if form is None else array_over(tensor, form)
+        if form is None or found is None:
+            return None
+        array, repeats = found
+        statistics = measure_array(array, form)
+        if repeats != 1:
+            statistics = repeat(statistics, repeats)
+        return Measurement(self._host, self._host.put(statistics), shape, tensor.dtype, note or form.note)
+
+    def _measure_special(self, tensor: torch.Tensor) -> Measurement:
+        with unseen(), outside_transforms(), torch.no_grad():
+            plain = find_plain(tensor)
+            if plain.tensor is None:
+                return Measurement(None, -1, tuple(plain.shape), tensor.dtype, _shortened(plain.note))
+            measured = self._measure_plain(plain.tensor, plain)
+        reason = measured or _why_not(plain.tensor)
+        if isinstance(reason, str):
+            return Measurement(None, -1, tuple(plain.shape), tensor.dtype, _shortened(reason))
+        return reason
+
+    def _measure_plain(self, tensor: torch.Tensor, plain: Plain) -> Measurement | None:
+        shape, note = tuple(plain.shape), _shortened(plain.note)
+        if tensor.device.type == "cpu":
+            return self._measure_memory(tensor, shape, note)
+        if tensor.numel() and not tensor.data_ptr():
+            return None
+        rows = self._devices.get(tensor.device)
+        if rows is None:
+            rows = self._devices[tensor.device] = DeviceRows(tensor.device)
+        row = rows.take()
+        measure_on_device(tensor, rows.row(row))
+        return Measurement(rows, row, shape, tensor.dtype, note)
+
+
+def _why_not(tensor: torch.Tensor) -> str:
+    if format_of(tensor.dtype) is None:
+        return f"not measured: dtype {str(tensor.dtype).removeprefix('torch.')}"
+    return "not measured: its storage has been freed"
+
+
+def _unmeasured(tensor: Any, why: str) -> Measurement:
+    try:
+        shape = tuple(int(size) for size in tensor.shape)
+    except Exception:
+        shape = ()
+    return Measurement(None, -1, shape, tensor.dtype, _shortened(why))
+
+
+def _shortened(note: str | None) -> str | None:
+    """The first line: notes are words of a dictionary, so they must not be many."""
+    return None if note is None else " ".join(note.split("\n", 1)[0].split())[:_MOST_OF_A_NOTE]
+
+
+__all__ = ["Measurement", "Measurer", "RawStatistics", "quiet"]

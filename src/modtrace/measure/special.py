@@ -1,0 +1,192 @@
+"""Tensors that are not what they seem: which plain tensor holds their numbers, or why none does."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from ..torch_internals import batched_below, functional_below, is_functorch_tensor, wrapped_by_functorch
+
+_SPARSE_COO = torch.sparse_coo
+_SPARSE_COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+
+_DTENSOR = ("torch.distributed.tensor", "DTensor")
+_MASKED = ("torch.masked.maskedtensor.core", "MaskedTensor")
+
+#: A subclass around a subclass around ...: more than this is taken for a trap.
+_MOST_LAYERS = 8
+
+
+class Plain(NamedTuple):
+    """What there is to measure of a tensor."""
+
+    tensor: torch.Tensor | None  # strided, of torch's own kind; None: nothing
+    shape: Sequence[int]  # of the tensor as its user sees it
+    note: str | None  # which part of it is measured, or why nothing is
+
+
+def find_plain(tensor: torch.Tensor) -> Plain:
+    """Looks through wrappers, layouts and subclasses. Runs ops: only where nobody sees them (`unseen`).
+
+    Raises:
+        Exception: whatever a subclass of the user's raises.
+    """
+    shape: Sequence[int] | None = None
+    notes: list[str] = []
+    for _ in range(_MOST_LAYERS):
+        reason = _nothing_to_measure(tensor)
+        if reason is not None:
+            return Plain(None, _shape_of(tensor) if shape is None else shape, reason)
+        if shape is None:
+            shape = _shape_of(tensor)
+        inner = _look_inside(tensor)
+        if inner is None:
+            return Plain(_resolved(tensor), shape, "; ".join(notes) or None)
+        tensor, note, shape = inner.tensor, inner.note, inner.shape if inner.shape is not None else shape
+        if note is not None:
+            notes.append(note)
+    return Plain(None, shape or (), f"not measured: {type(tensor).__name__} wraps too much")
+
+
+def is_uninitialized(tensor: torch.Tensor) -> bool:
+    """Whether it is a lazy module's and has no shape yet; it looks like any other otherwise."""
+    return isinstance(tensor, (UninitializedParameter, UninitializedBuffer))
+
+
+class _Inner(NamedTuple):
+    tensor: torch.Tensor
+    note: str | None
+    shape: Sequence[int] | None = None  # where the outer one has none
+
+
+def _nothing_to_measure(tensor: torch.Tensor) -> str | None:
+    if is_uninitialized(tensor):
+        return "not measured: not initialized yet"
+    if _is_a(tensor, "torch._subclasses.fake_tensor", "FakeTensor"):
+        return "not measured: a fake tensor holds no numbers"
+    if _is_a(tensor, "torch.distributed._functional_collectives", "AsyncCollectiveTensor"):
+        return "not measured: a collective that has not been waited for"
+    if is_functorch_tensor(tensor) or functional_below(tensor) is not None:
+        return None
+    if tensor.device.type == "meta":
+        return "not measured: a meta tensor holds no numbers"
+    if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]
+        return "not measured: mkldnn layout"
+    if tensor.is_quantized:
+        return f"not measured: quantized ({_word(tensor.dtype)})"
+    if _has_dispatch(tensor) and not _is_understood(tensor):
+        return f"not measured: {type(tensor).__name__} does not say where its numbers are"
+    return None
+
+
+def _is_understood(tensor: torch.Tensor) -> bool:
+    """Whether there is a way to the numbers of a class that runs its ops itself."""
+    known = _is_a(tensor, *_DTENSOR) or _is_a(tensor, *_MASKED) or tensor.is_nested
+    return known or _parts_of_subclass(tensor) is not None or _has_memory(tensor)
+
+
+def _look_inside(tensor: torch.Tensor) -> _Inner | None:
+    """The next tensor on the way in; None where this is the one."""
+    return (
+        _look_inside_transform(tensor)
+        or _look_inside_known_subclass(tensor)
+        or _look_inside_layout(tensor)
+        or _look_inside_subclass(tensor)
+    )
+
+
+def _look_inside_transform(tensor: torch.Tensor) -> _Inner | None:
+    if is_functorch_tensor(tensor):
+        below = batched_below(tensor)
+        if below is not None:
+            return _Inner(below, "vmap: all examples together", tuple(below.shape))
+        return _Inner(wrapped_by_functorch(tensor), None)
+    functional = functional_below(tensor)
+    return None if functional is None else _Inner(functional, None)
+
+
+def _look_inside_known_subclass(tensor: Any) -> _Inner | None:
+    if _is_a(tensor, *_DTENSOR):
+        return _Inner(tensor._local_tensor, "DTensor: the part on this rank")
+    if _is_a(tensor, *_MASKED):
+        return _Inner(tensor._masked_data[tensor._masked_mask], "MaskedTensor: the elements not masked")
+    return None
+
+
+def _look_inside_layout(tensor: Any) -> _Inner | None:
+    if tensor.is_nested:
+        values = tensor._values if tensor.layout is torch.jagged else tensor.values()
+        holes = tensor.layout is torch.jagged and getattr(tensor, "_lengths", None) is not None
+        note = "nested: its values()" + (", holes included" if holes else "")
+        return _Inner(values, note, tuple(values.shape))
+    if tensor.layout is _SPARSE_COO:
+        together = "" if tensor.is_coalesced() else ", those of one place apart (not coalesced)"
+        return _Inner(tensor._values(), f"sparse: the stored values{together}")
+    if tensor.layout in _SPARSE_COMPRESSED:
+        return _Inner(tensor.values(), "sparse: the stored values")
+    return None
+
+
+def _look_inside_subclass(tensor: torch.Tensor) -> _Inner | None:
+    if not _has_dispatch(tensor):
+        return None
+    parts = _parts_of_subclass(tensor)
+    if parts is None:
+        return None
+    name, inner = parts
+    return _Inner(inner, f"{type(tensor).__name__}: its {name}")
+
+
+def _parts_of_subclass(tensor: Any) -> tuple[str, torch.Tensor] | None:
+    """The one tensor that a wrapper subclass holds, by the protocol that torch.compile uses for it."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return None
+    names, _ = flatten()
+    inner = [(name, getattr(tensor, name)) for name in names]
+    same = [(name, each) for name, each in inner if tuple(each.shape) == tuple(tensor.shape)]
+    return same[0] if len(inner) == 1 and same else None
+
+
+def _has_dispatch(tensor: torch.Tensor) -> bool:
+    """Whether the class runs its ops itself, so that its memory may not be its numbers."""
+    kind = type(tensor)
+    if kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return False
+    own = getattr(kind, "__torch_dispatch__", None)
+    return own is not None and own is not getattr(torch._C, "_disabled_torch_dispatch_impl", None)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.data_ptr() != 0 or tensor.numel() == 0
+    except RuntimeError:
+        return False
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """With what its bits say done to its memory: conjugation, negation, zeros that take no place."""
+    if tensor._is_zerotensor():
+        return tensor.detach().clone()
+    if tensor.is_conj() or tensor.is_neg():
+        return tensor.detach().resolve_conj().resolve_neg()
+    return tensor
+
+
+def _is_a(tensor: torch.Tensor, module: str, name: str) -> bool:
+    """Whether it is of a class that is imported only where it is used."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(tensor, kind)
+
+
+def _shape_of(tensor: torch.Tensor) -> Sequence[int]:
+    try:
+        return tuple(int(size) for size in tensor.shape)
+    except Exception:  # not initialized, nested, or sizes that are symbols
+        return ()
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
