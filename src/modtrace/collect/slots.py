@@ -1,0 +1,354 @@
+"""Finds every tensor in what a module returned, with its slot: the key path that leads to it."""
+
+import io
+import logging
+import threading
+import types
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from enum import Enum
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+#: What is found and visited at most. Where there is more, one last entry with a note says so.
+MAX_FOUND = 10_000
+MAX_VISITED = 100_000
+
+#: All slots together, at most: a tensor in each link of a chain of 10,000 would need 250 MB of them.
+MAX_SLOT_CHARACTERS = 16_000_000
+
+#: A list or dict up to this length that holds nothing but numbers, texts and the like counts as one object:
+#: 1,000,000 token ids beside the logits take 20 ms and do not hide them.
+_MAX_PLAIN = 1_000_000
+
+#: The `repr` of a key is cut to this, in the middle: the end tells long keys apart.
+_MAX_KEY = 80
+
+
+class Slot(NamedTuple):
+    """A tensor and the key path to it; or no tensor, and a note that says what was left alone there."""
+
+    slot: str
+    tensor: torch.Tensor | None
+    note: str | None = None
+
+
+#: What lies in a container: how it is reached from there, and the thing itself.
+_Parts = Iterable[tuple[str, Any]]
+
+#: Gives a container's parts, None where there can be none, or a note that says why it is left alone.
+_Reader = Callable[[Any], "_Parts | str | None"]
+
+
+def find_slots(output: Any) -> list[Slot]:
+    """The tensors in an output, depth first, in the order of the structure.
+
+    A tensor that is reached in two ways is there twice; a container inside itself is not entered again.
+    Attributes are read past properties and descriptors. Of the user's code only `items()` of mappings that are
+    no dicts and `__repr__` of keys are run, and what they raise becomes a note. Call it with torch functions
+    disabled, so that no mode of the user's sees it; it calls no tensor op.
+    """
+    # Measured: 0.3 us for a tensor, 1.6 us for a tuple of three, 25 us for a ModelOutput with two cached layers.
+    if type(output) is torch.Tensor:
+        return [Slot("", output)]
+    if type(output) in (tuple, list) and _is_flat(output):
+        return [Slot(name, each) for name, each in zip(_NUMBERS, output, strict=False)]
+    search = _Search()
+    try:
+        search.run(output)
+    except _Full as full:
+        search.found.append(Slot(full.slot, None, f"more than {full.limit}: the rest is left out"))
+    return search.found
+
+
+def _is_flat(output: Any) -> bool:
+    return len(output) <= len(_NUMBERS) and _TENSOR_ONLY.issuperset(map(type, output))
+
+
+class _Full(Exception):
+    """A limit is reached: where, and which."""
+
+    def __init__(self, slot: str, limit: str) -> None:
+        super().__init__(slot, limit)
+        self.slot = slot
+        self.limit = limit
+
+
+class _Search:
+    """What is found so far, and the containers that lie open, the innermost last."""
+
+    __slots__ = ("characters", "found", "inside", "names", "open", "visited")
+
+    def __init__(self) -> None:
+        self.found: list[Slot] = []
+        self.open: list[tuple[Iterator[tuple[str, Any]], Any]] = []
+        self.names: list[str] = []  # how each open container is reached from the one around it
+        self.inside: set[int] = set()  # their ids; `open` keeps them alive meanwhile
+        self.visited = 0
+        self.characters = 0
+
+    def run(self, output: Any) -> None:
+        """Looks through an output, without recursion: lists may lie in each other 5,000 deep."""
+        self._enter("", (("", output),), None)
+        while self.open:
+            parts, container = self.open[-1]
+            try:
+                self._go_on(parts)
+            except _Full:
+                raise
+            except Exception as error:  # code of the user's: a mapping that fails while it is read
+                self._add("", None, _failure(container, error))
+                self._leave()
+
+    def _go_on(self, parts: Iterator[tuple[str, Any]]) -> None:
+        """Goes through the innermost container, to its end or to a container in it."""
+        for name, value in parts:
+            kind = type(value)
+            self.visited += 1
+            if self.visited > MAX_VISITED:
+                raise _Full(self._slot(name), f"{MAX_VISITED:,} objects")
+            if kind in _PLAIN:
+                continue
+            if issubclass(kind, torch.Tensor):
+                self._add(name, value, None)
+            elif id(value) not in self.inside and self._look_into(name, value):
+                return
+        self._leave()
+
+    def _look_into(self, name: str, value: Any) -> bool:
+        """Opens a container; False if there is nothing to open."""
+        try:
+            parts = _reader_of(type(value))(value)
+        except Exception as error:
+            parts = _failure(value, error)
+        if isinstance(parts, str):
+            self._add(name, None, parts)
+        elif parts is not None:
+            self._enter(name, parts, value)
+            return True
+        return False
+
+    def _enter(self, name: str, parts: _Parts, container: Any) -> None:
+        self.open.append((iter(parts), container))
+        self.names.append(name)
+        self.inside.add(id(container))
+
+    def _leave(self) -> None:
+        _, container = self.open.pop()
+        self.names.pop()
+        self.inside.discard(id(container))
+
+    def _add(self, name: str, tensor: torch.Tensor | None, note: str | None) -> None:
+        slot = self._slot(name)
+        self.characters += len(slot)
+        if len(self.found) >= MAX_FOUND:
+            raise _Full(slot, f"{MAX_FOUND:,} tensors")
+        if self.characters > MAX_SLOT_CHARACTERS:
+            raise _Full(slot, f"{MAX_SLOT_CHARACTERS:,} characters of slots")
+        self.found.append(Slot(slot, tensor, note))
+
+    def _slot(self, name: str) -> str:
+        return "".join(self.names) + name
+
+
+def _failure(container: Any, error: Exception) -> str:
+    return f"{type(container).__name__}: reading it raised {type(error).__name__}"
+
+
+# Which kinds of things there are.
+
+#: Most of what lies in outputs beside tensors. No subclasses: those may have attributes.
+_PLAIN: frozenset[type] = frozenset(
+    {
+        type(None), bool, int, float, complex, str, bytes, bytearray, memoryview, range, slice, type(...), type,
+        types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType,
+        torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, torch.Generator,
+    }
+)  # fmt: skip
+
+#: Not entered: their tensors, if any, are no outputs, or all that they lead to is too much.
+_NOT_ENTERED = (
+    torch.fx.Proxy, torch.fx.Node, torch.fx.Graph, torch.fx.Tracer,  # while torch.fx traces
+    nn.Module, type, types.ModuleType, Enum, int, float, complex, str, bytes, bytearray, torch.Generator,
+    torch.SymInt, torch.SymFloat, torch.SymBool, torch.UntypedStorage, torch.TypedStorage,
+    logging.Filterer, threading.Thread,
+)  # fmt: skip
+
+#: What reading would use up, or wait for.
+_LEFT_ALONE = (Iterator, AsyncIterator, Awaitable, torch.futures.Future, io.IOBase)
+
+
+def _reader_of(kind: type) -> _Reader:
+    read = _BUILTIN.get(kind)
+    if read is not None:
+        return read
+    if issubclass(kind, _NOT_ENTERED):
+        return _nothing
+    if issubclass(kind, tuple(_BUILTIN)):
+        return _subclass_parts
+    if issubclass(kind, _LEFT_ALONE):
+        return _left_alone
+    return _items if issubclass(kind, Mapping) else _attributes
+
+
+def _nothing(value: Any) -> None:
+    return None
+
+
+def _left_alone(value: Any) -> str:
+    return f"{type(value).__name__}: left untouched"
+
+
+# Containers. Methods of the builtin classes read them, so that no code of a subclass runs.
+
+
+def _list_parts(value: Any) -> _Parts | None:
+    return _numbered(value, list)
+
+
+def _tuple_parts(value: Any) -> _Parts | None:
+    names = _field_names(type(value))
+    if names:
+        return zip(names, tuple.__iter__(value), strict=False)
+    return _numbered(value, tuple)
+
+
+def _deque_parts(value: Any) -> _Parts | None:
+    return _numbered(value, deque)
+
+
+def _view_parts(value: Any) -> _Parts | None:
+    return _numbered(list(islice(value, MAX_VISITED + 1)), list)
+
+
+#: The names of the first places: nearly all lists are shorter.
+_NUMBERS = tuple(f"[{place}]" for place in range(64))
+_TENSOR_ONLY = frozenset({torch.Tensor})
+
+
+def _numbered(value: Any, kind: type[Any]) -> _Parts | None:
+    count = kind.__len__(value)
+    if count <= len(_NUMBERS):
+        return zip(_NUMBERS, kind.__iter__(value), strict=False)
+    if count <= _MAX_PLAIN and _PLAIN.issuperset(map(type, kind.__iter__(value))):
+        return None
+    return ((f"[{place}]", each) for place, each in enumerate(kind.__iter__(value)))
+
+
+def _field_names(kind: type) -> tuple[str, ...]:
+    """The names of a named tuple's places, or of those of torch.return_types; empty if it has none."""
+    if kind is tuple:
+        return ()
+    names = getattr(kind, "_fields", None)
+    if names is None and hasattr(kind, "n_sequence_fields"):
+        names = getattr(kind, "__match_args__", None)
+    return tuple(f".{name}" for name in names) if isinstance(names, tuple) else ()
+
+
+def _dict_parts(value: Any) -> _Parts | None:
+    if len(_NUMBERS) < dict.__len__(value) <= _MAX_PLAIN and _PLAIN.issuperset(map(type, dict.values(value))):
+        return None
+    fields = getattr(type(value), "__dataclass_fields__", ())  # a ModelOutput of transformers is both
+    return _named(list(islice(dict.items(value), MAX_VISITED + 1)), fields)
+
+
+def _items(value: Any) -> _Parts:
+    return _named(islice(value.items(), MAX_VISITED + 1), ())
+
+
+def _named(items: Iterable[tuple[Any, Any]], fields: Iterable[str]) -> _Parts:
+    for place, (key, each) in enumerate(items):
+        is_field = type(key) is str and key in fields
+        yield (f".{key}" if is_field else _key_name(key, place)), each
+
+
+def _key_name(key: Any, place: int) -> str:
+    """`['logits']`; the place in the order for a key that can only be told by its address or its values."""
+    if type(key) is str and len(key) < _MAX_KEY - 2:
+        return f"[{key!r}]"
+    try:
+        text = "" if _has_no_repr(type(key)) else repr(key)
+    except Exception:
+        text = ""
+    if len(text) > _MAX_KEY:
+        text = f"{text[: _MAX_KEY // 2]}…{text[1 - _MAX_KEY // 2 :]}"
+    return f"[{text or f'{type(key).__name__}#{place}'}]"
+
+
+def _has_no_repr(kind: type) -> bool:
+    """Whether it would show an address, which is another in each run, or values that a device must send."""
+    own: Any = kind.__repr__
+    return issubclass(kind, torch.Tensor) or own is object.__repr__
+
+
+def _set_parts(value: Any) -> _Parts | str | None:
+    """One thing in a set is `{0}`. Several have no order that would be the same in the next call, or run."""
+    kind = set if issubclass(type(value), set) else frozenset
+    found = [each for each in islice(kind.__iter__(value), MAX_VISITED) if type(each) not in _PLAIN]
+    if len(found) > 1:
+        return f"{type(value).__name__} of {len(found):,} objects: it has no order to name them by"
+    return [("{0}", each) for each in found]
+
+
+def _subclass_parts(value: Any) -> _Parts | str | None:
+    """What a subclass of a builtin container holds, and its attributes that are not among that."""
+    read = next(read for kind, read in _BUILTIN.items() if issubclass(type(value), kind))
+    parts = read(value)
+    attributes = [each for each in _attributes(value) if type(each[1]) not in _PLAIN]
+    if not attributes or isinstance(parts, str):
+        return parts
+    held = list(islice(parts or (), MAX_VISITED + 1))
+    known = {id(each) for _, each in held}
+    return chain(held, (each for each in attributes if id(each[1]) not in known))
+
+
+_BUILTIN: dict[type, _Reader] = {
+    list: _list_parts,
+    tuple: _tuple_parts,
+    dict: _dict_parts,
+    set: _set_parts,
+    frozenset: _set_parts,
+    deque: _deque_parts,
+    type({}.values()): _view_parts,
+    type({}.items()): _view_parts,
+}
+
+
+# Attributes, read from where Python stores them.
+
+_STORED = (types.MemberDescriptorType, types.GetSetDescriptorType)
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """What an object's slots and its `__dict__` hold. Class attributes are no outputs."""
+    found: list[tuple[str, Any]] = []
+    stored: Any = None
+    for kind in type(value).__mro__[-2::-1]:
+        own = vars(kind)
+        if own.get("__slots__"):
+            found += _slotted(value, kind)
+        if type(own.get("__dict__")) in _STORED:
+            stored = own["__dict__"]
+    if stored is not None:
+        found += [(f".{name}", each) for name, each in dict.items(stored.__get__(value))]
+    return found
+
+
+def _slotted(value: Any, kind: type) -> Iterator[tuple[str, Any]]:
+    declared = vars(kind).get("__slots__", ())
+    for name in (declared,) if isinstance(declared, str) else tuple(declared):
+        name = _mangled(name, kind)
+        stored = vars(kind).get(name)
+        if isinstance(stored, types.MemberDescriptorType):
+            try:
+                yield f".{name}", stored.__get__(value)
+            except AttributeError:  # never set, or deleted
+                continue
+
+
+def _mangled(name: str, kind: type) -> str:
+    is_private = name.startswith("__") and not name.endswith("__")
+    return f"_{kind.__name__.lstrip('_')}{name}" if is_private else name
