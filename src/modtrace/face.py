@@ -1,7 +1,10 @@
 """What users call: `record()` and `open_recording()`, and the recordings they give."""
 
 import os
+import re
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -9,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from .analysis.module_tree import ModuleTree, build_module_tree
+from .analysis.nonfinite import NonFinite, find_first_nonfinite
+from .analysis.value_table import build_value_table
 from .errors import MisuseError
 from .optional import require
 from .recording.memory import MemoryRecording
 from .recording.meta import RunMeta
+from .recording.path_pattern import PathFilter, to_path_filter
 from .recording.protocols import RecordingData, Sink
 from .recording.step_range import StepRange, to_step_range
 from .store.copy import write_recording
@@ -22,6 +28,12 @@ from .views.text import render_module_tree
 
 if TYPE_CHECKING:
     from .collect.recorder import Recorder
+
+#: What `record(values=...)` may be told to measure.
+STATS = "stats"
+
+#: Which modules and parameters are meant: see `record()`.
+Patterns = str | re.Pattern[str] | Sequence[str | re.Pattern[str]] | None
 
 #: What a recording in memory keeps of rows.
 MAX_BYTES = 256 * 2**20
@@ -54,13 +66,26 @@ class Recording:
     def frame(self, name: str) -> Any:
         """All rows of a table as a `pandas.DataFrame`; integers that may be missing are pandas' `Int64`.
 
+        `frame("values")` has more columns than the table. In front stands where the tensor was seen: `root`,
+        `path`, `call` (n-th of its module in the step), `type`, `role` and `slot`. Behind `inf_count` stands
+        what is derived from the raw statistics: `mean`, `std`, `rms`, `l2`, `abs_max` and `nonfinite`, the
+        number of NaN and infinite elements.
+
         Raises:
             ValueError: there is no such table.
             MissingLibraryError: pandas is not installed.
         """
         pandas = require("pandas", "Recording.frame()")
         nullable = {pa.int64(): pandas.Int64Dtype(), pa.int32(): pandas.Int32Dtype()}
-        return self.table(name).to_pandas(types_mapper=nullable.get)
+        table = build_value_table(self.data) if name == "values" else self.table(name)
+        return table.to_pandas(types_mapper=nullable.get)
+
+    def first_nonfinite(self) -> NonFinite | None:
+        """The first tensor, by step and order of measuring, that holds NaN or infinite values.
+
+        None where every tensor that was measured is finite, also where none was measured.
+        """
+        return find_first_nonfinite(self.data)
 
     def module_tree(self, step: int | None = None) -> ModuleTree:
         """Calls and times by module, of one step.
@@ -111,9 +136,8 @@ class LiveRecording(Recording):
     def progress(self) -> "Progress":
         """How far the recording has come."""
         sink: Any = self._writer or self._data
-        return Progress(
-            self._last_recorder.steps_ended if self._last_recorder else 0, sink.rows, sink.size_bytes
-        )
+        steps = self._last_recorder.steps_ended if self._last_recorder else 0
+        return Progress(steps=steps, rows=sink.rows, size_bytes=sink.size_bytes)
 
     def step(self) -> None:
         """Ends the step: from now on steps end only here.
@@ -150,6 +174,7 @@ class LiveRecording(Recording):
                 self._model,
                 steps=self._options.steps,
                 backward_times=self._options.backward_times,
+                values=self._options.values,
                 strict=self._options.strict,
             )
             recorder.start()
@@ -193,36 +218,44 @@ class LiveRecording(Recording):
         return self._recorder
 
 
+@dataclass(frozen=True, kw_only=True)
 class RecordOptions:
     """What `record()` was told, checked."""
 
-    def __init__(
-        self, *, steps: StepRange, backward_times: bool, overwrite: bool, strict: bool, max_bytes: int
-    ) -> None:
-        self.steps = steps
-        self.backward_times = backward_times
-        self.overwrite = overwrite
-        self.strict = strict
-        self.max_bytes = max_bytes
+    steps: StepRange
+    backward_times: bool
+    values: PathFilter | None  # None: no values
+    overwrite: bool
+    strict: bool
+    max_bytes: int
 
     def to_json(self) -> dict[str, Any]:
         """The options that say what the recording holds."""
-        return {"steps": str(self.steps), "backward_times": self.backward_times}
+        chosen = {} if self.values is None else self.values.to_json()
+        return {
+            "steps": str(self.steps),
+            "backward_times": self.backward_times,
+            "values": None if self.values is None else STATS,
+            **{name: patterns for name, patterns in chosen.items() if patterns is not None},
+        }
 
 
+@dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a recording has come: steps ended, rows written, bytes taken."""
+    """How far a recording has come."""
 
-    def __init__(self, steps: int, rows: int, size_bytes: int) -> None:
-        self.steps = steps
-        self.rows = rows
-        self.size_bytes = size_bytes
+    steps: int
+    rows: int
+    size_bytes: int
 
 
 def record(
     model: object = None,
     to: str | os.PathLike[str] | None = None,
     *,
+    values: str | None = STATS,
+    include: Patterns = None,
+    exclude: Patterns = None,
     steps: "str | range | slice | None" = None,
     backward_times: bool = False,
     overwrite: bool = False,
@@ -240,6 +273,13 @@ def record(
         model: the root module, a dict of named roots, or a list of them; None to have the roots found. What
             runs beside the roots given is recorded too.
         to: a folder to write the recording to while it is made; None to keep it in memory.
+        values: `"stats"` measures what every module returns, its gradients, and at each optimizer step the
+            parameters and their gradients: count, minimum, maximum, sums, NaN and infinite elements. None
+            measures nothing: calls alone are recorded.
+        include: which modules and parameters are measured, by path: a glob over the whole path, where `*` stays
+            within one part and `**` crosses dots; a compiled regular expression, which is searched; a list of
+            those; None for all. A parameter is meant by its own path and by its module's.
+        exclude: the same for what is left out although it is included.
         steps: which steps to keep, `"START:STOP[:EVERY]"`, a range or a slice; None for all.
         backward_times: also take when each call's backward begins and ends (about 10 us per call).
         overwrite: replace a recording that is at `to`.
@@ -248,25 +288,40 @@ def record(
 
     Raises:
         TypeError: `model` is or holds something that is not a module.
-        ValueError: `steps` holds no step, or `max_bytes` is not positive.
+        ValueError: `steps` holds no step, `max_bytes` is not positive, `values` is something else, or a pattern
+            cannot be read or, where `model` is given, matches nothing in it.
         MissingLibraryError: torch is not installed.
         MisuseError: on entering, if a recording to the same place is running in this process.
         RecordingExistsError: on entering, if something is at `to` already.
     """
     require("torch", "modtrace.record()")
-    from .collect.names import roots_of
+    from .collect.names import check_patterns, roots_of
 
     roots_of(model)
+    chosen = _to_selection(values, include, exclude)
+    if chosen is not None and not chosen.is_all:
+        check_patterns(chosen, model)
     if max_bytes <= 0:
         raise ValueError(f"max_bytes={max_bytes!r}: give a positive number of bytes")
     options = RecordOptions(
         steps=to_step_range(steps),
         backward_times=backward_times,
+        values=chosen,
         overwrite=overwrite,
         strict=strict,
         max_bytes=max_bytes,
     )
     return LiveRecording(model, to, options)
+
+
+def _to_selection(values: str | None, include: object, exclude: object) -> PathFilter | None:
+    if values == STATS:
+        return to_path_filter(include, exclude)
+    if values is not None:
+        raise ValueError(f"values={values!r}: give {STATS!r}, or None to measure nothing")
+    if include is not None or exclude is not None:
+        raise ValueError("include and exclude choose what is measured, and values=None measures nothing")
+    return None
 
 
 def open_recording(path: str | os.PathLike[str]) -> Recording:

@@ -36,7 +36,11 @@ def test_diagnosis_is_three_tables() -> None:
 
 
 def test_missing_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("modtrace.collect")]:
+    for name in [
+        name
+        for name in sys.modules
+        if name.startswith(("modtrace.collect", "modtrace.measure", "modtrace.torch_internals"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
 

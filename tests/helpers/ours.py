@@ -55,7 +55,7 @@ def tracker_sizes() -> Counter[str]:
             "places": len(tracker.places),
             "logs": len(tracker.logs),
             "modules": len(tracker.names.modules),
-            "parameter names": len(tracker.names._parameter_names),
+            "parameter names": len(tracker.names._owners),
             "places by module": len(tracker._places_of),
             "retired places": len(tracker._retired),
             "threads with optimizers": len(tracker._optimizer_starts),

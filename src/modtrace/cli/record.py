@@ -14,7 +14,7 @@ from .program import Program, find_module, find_script, run_program
 
 _REPORT_EVERY_S = 10.0
 
-_VALUE_OPTIONS = ("--to", "--steps")
+_VALUE_OPTIONS = ("--to", "--steps", "--values", "--include", "--exclude")
 
 
 class _RecordCommand(click.Command):
@@ -36,6 +36,20 @@ class _RecordCommand(click.Command):
 @click.command(cls=_RecordCommand)
 @click.option("--to", metavar="DIR", help="Where to write. Default: the program's name with .modtrace.")
 @click.option("--steps", metavar="START:STOP[:EVERY]", help="Which steps to keep. Default: all.")
+@click.option(
+    "--values",
+    type=click.Choice(["stats", "none"]),
+    default="stats",
+    show_default=True,
+    help="What to measure of outputs, gradients and parameters.",
+)
+@click.option(
+    "--include",
+    metavar="PATTERN",
+    multiple=True,
+    help="Measure these alone: a glob over the path of a module or parameter (** crosses dots), or re:EXPRESSION.",
+)
+@click.option("--exclude", metavar="PATTERN", multiple=True, help="Do not measure these.")
 @click.option("--backward-times", is_flag=True, help="Also when each call's backward begins and ends.")
 @click.option("--overwrite", is_flag=True, help="Replace a recording that is there.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")
@@ -44,6 +58,9 @@ class _RecordCommand(click.Command):
 def record(
     to: str | None,
     steps: str | None,
+    values: str,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
     backward_times: bool,
     overwrite: bool,
     quiet: bool,
@@ -56,7 +73,14 @@ def record(
     """
     found = _find_program(module, program)
     place = to or _free_place(found.stem)
-    options = {"steps": steps, "backward_times": backward_times, "overwrite": overwrite}
+    options = {
+        "steps": steps,
+        "values": None if values == "none" else values,
+        "include": include or None,
+        "exclude": exclude or None,
+        "backward_times": backward_times,
+        "overwrite": overwrite,
+    }
     recording = _make_recording(place, options)
     # Run by `main` once click is out of the way: click turns a KeyboardInterrupt into an exception of its own.
     return lambda: _run(found, recording, quiet)
@@ -83,8 +107,8 @@ def _make_recording(place: str, options: dict[str, Any]) -> Any:
 
     try:
         return record_to(to=place, **options)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--steps") from error
+    except ValueError as error:  # its text names the option
+        raise click.UsageError(str(error)) from error
 
 
 def _run(program: Program, recording: Any, quiet: bool) -> int:

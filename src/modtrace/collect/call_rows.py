@@ -18,7 +18,7 @@ _PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 
 
 class NthMemory:
-    """The n-th numbers of written calls whose graphs may yet run backward in a later step."""
+    """The n-th numbers of calls, until their rows are written and no later backward can run through them."""
 
     def __init__(self) -> None:
         self._nth: dict[Segment, npt.NDArray[np.int32]] = {}
@@ -51,7 +51,30 @@ def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -
     backwards = [(step.number, each) for step in steps for each in step.backwards if len(each.calls)]
     if backwards and with_backward:
         batches.append(_backward_calls(backwards, memory))
+    intervals = [each for step in steps for each in step.intervals]
+    if intervals:
+        for columns in batches:
+            columns["overhead_ns"] = _overheads(columns, intervals)
     return batches
+
+
+def _overheads(columns: Columns, intervals: list[tuple[int, int, int]]) -> Ints:
+    """How much of each call was spent measuring: what began in it, on its thread; masked if its end is not known.
+
+    The output of a call is measured after its end, and so inside the call around it.
+    """
+    thread, start, end = np.array(intervals, np.int64).T
+    ends = columns["end_ns"]
+    overhead = np.zeros(len(ends), np.int64)
+    for number in np.unique(thread).tolist():
+        order = np.argsort(start[thread == number], kind="stable")
+        starts = start[thread == number][order]
+        spent = np.concatenate([[0], np.cumsum((end - start)[thread == number][order])])
+        here = columns["thread"] == number
+        first = np.searchsorted(starts, columns["start_ns"][here])
+        last = np.searchsorted(starts, np.ma.getdata(ends)[here])
+        overhead[here] = spent[last] - spent[first]
+    return np.ma.masked_array(overhead, np.ma.getmaskarray(ends))
 
 
 def optimizer_columns(steps: list[Step], first_id: int) -> Columns | None:
@@ -103,8 +126,7 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
     }
     _add_recomputes(columns, segments, starts.tolist(), memory)
     for segment, start in zip(segments, starts.tolist(), strict=True):
-        if segment.last_seq != segment.first_seq:
-            memory.keep(segment, nth[start : start + segment.calls])
+        memory.keep(segment, nth[start : start + segment.calls])
     columns["nth"] = np.ma.masked_array(columns["nth"], columns["nth"] < 0)
     return columns
 

@@ -4,12 +4,13 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from ..recording.module_path import WRAPPER_PARTS, join
+from ..recording.path_pattern import PathFilter, describe_unmatched, unmatched
 from ..torch_internals import frame_local, frames
 from .sizes import count_elements
 
@@ -71,6 +72,13 @@ class NamedModule:
         }
 
 
+class ParameterOwner(NamedTuple):
+    """A module that holds a parameter, and the name it has there."""
+
+    module: NamedModule
+    name: str
+
+
 class ModuleNames:
     """The names of all modules met so far. Holds modules weakly; a dead module's name and id stay."""
 
@@ -79,7 +87,7 @@ class ModuleNames:
         self._by_key: dict[int, NamedModule] = {}
         self._revision = 0  # counts changes of rows
         self._changed: dict[int, int] = {}  # module_id -> revision of its last change
-        self._parameter_names: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self._owners: dict[int, tuple[weakref.ref[Any], list[ParameterOwner]]] = {}
         self._lock = threading.RLock()
         self._on_death: list[Any] = []
 
@@ -120,11 +128,33 @@ class ModuleNames:
 
     def parameter_name(self, parameter: torch.Tensor) -> str | None:
         """The path of a parameter, as in `state_dict`; None if no module met so far owns it."""
-        found = self._parameter_names.get(id(parameter))
-        if found is None or found[0]() is not parameter:
+        owners = self.owners_of(parameter) or self.owners_of(parameter, learn=True)
+        return join(owners[0].module.path, owners[0].name) if owners else None
+
+    def owners_of(self, parameter: torch.Tensor, *, learn: bool = False) -> "list[ParameterOwner]":
+        """The modules that hold a parameter; a tied one has several.
+
+        Args:
+            learn: look through all modules anew first (1 us per parameter there is).
+        """
+        if learn:
+            with self._lock:
+                self._learn_parameters()
+        found = self._owners.get(id(parameter))
+        return found[1] if found is not None and found[0]() is parameter else []
+
+    @property
+    def revision(self) -> int:
+        """Counts the changes of names: what was derived from them holds as long as it stays."""
+        return self._revision
+
+    def paths(self) -> list[str]:
+        """The paths of all modules met, with their aliases, and of their parameters."""
+        with self._lock:
             self._learn_parameters()
-            found = self._parameter_names.get(id(parameter))
-        return found[1] if found is not None and found[0]() is parameter else None
+            owners = [owner for _, owners in self._owners.values() for owner in owners]
+        modules = [path for each in self.modules for path in (each.path, *each.aliases)]
+        return [*modules, *(join(owner.module.path, owner.name) for owner in owners)]
 
     def rows_since(self, revision: int) -> tuple[int, list[dict[str, Any]]]:
         """The rows that changed since a revision, and the revision they bring a reader to."""
@@ -294,16 +324,16 @@ class ModuleNames:
         return name
 
     def _learn_parameters(self) -> None:
-        self._parameter_names = {
-            key: value for key, value in self._parameter_names.items() if value[0]() is not None
-        }
-        for named in self.modules:
+        owners: dict[int, tuple[weakref.ref[Any], list[ParameterOwner]]] = {}
+        for named in list(self.modules):
             module = named.ref() if named.ref is not None else None
             if module is None:
                 continue
             for part, parameter in module._parameters.items():
-                if parameter is not None and id(parameter) not in self._parameter_names:
-                    self._parameter_names[id(parameter)] = (weakref.ref(parameter), join(named.path, part))
+                if parameter is not None:
+                    known = owners.setdefault(id(parameter), (weakref.ref(parameter), []))
+                    known[1].append(ParameterOwner(named, part))
+        self._owners = owners
 
 
 def roots_of(model: object) -> list[tuple[str | None, nn.Module]]:
@@ -322,6 +352,23 @@ def roots_of(model: object) -> list[tuple[str | None, nn.Module]]:
     if isinstance(model, (list, tuple)) and model:
         return [(None, _checked(each, f"model[{place}]")) for place, each in enumerate(model)]
     return [(None, _checked(model, "model"))]
+
+
+def check_patterns(chosen: PathFilter, model: object) -> None:
+    """Checks that every pattern means something in what the user gave as model.
+
+    A pattern with a bracket may mean an unregistered module, `head.(Linear#0)`, which is met only when it runs.
+
+    Raises:
+        ValueError: a pattern matches no module and no parameter; the text lists the nearest paths.
+    """
+    names = ModuleNames()
+    for name, module in roots_of(model):
+        names.add_root(module, name)
+    paths = names.paths()
+    found = [each for each in unmatched(chosen, paths) if "(" not in each.pattern.text]
+    if paths and found:
+        raise ValueError(describe_unmatched(found, paths, what="module or parameter"))
 
 
 def _checked(given: object, where: str) -> nn.Module:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import MisuseError, ModtraceWarning
+from ..recording.path_pattern import PathFilter, describe_unmatched, unmatched
 from ..recording.protocols import Sink
 from ..recording.step_range import ALL_STEPS, StepRange
 from ..torch_internals import keep_out_of_dynamo, unseen
@@ -19,6 +20,8 @@ from .call_rows import NthMemory, call_columns, optimizer_columns
 from .names import roots_of
 from .segments import Segment
 from .steps import Step, StepFinder
+from .value_rows import SiteIds, free_rows, value_columns
+from .values import Taken, ValueTaps
 
 #: Rows of ended steps go to the sink this long after the first of them ended, or with the next step's end.
 _FLUSH_AFTER_S = 0.2
@@ -37,6 +40,7 @@ class Recorder:
         *,
         steps: StepRange = ALL_STEPS,
         backward_times: bool = False,
+        values: PathFilter | None = None,
         strict: bool = False,
     ) -> None:
         self.wants_backward_events = backward_times
@@ -44,6 +48,9 @@ class Recorder:
         self._roots = roots_of(model)
         self._selected = steps
         self._strict = strict
+        self._values = values
+        self._taps: ValueTaps | None = None
+        self._sites = SiteIds()
         self._tracker: scopes.ScopeTracker | None = None
         self._finder = StepFinder()
         self._memory = NthMemory()
@@ -71,6 +78,8 @@ class Recorder:
         for name, module in self._roots:
             self._tracker.names.add_root(module, name)
         self._roots = []
+        if self._values is not None:
+            self._start_taps(self._tracker, self._values)
         atexit.register(self.stop)  # a block never left, and no thread of ours alive when Python goes down
         self._timer = threading.Thread(target=self._flush_late, name="modtrace-flush", daemon=True)
         self._timer.start()
@@ -83,6 +92,8 @@ class Recorder:
         """
         if not self._active:
             return
+        if self._taps is not None and self._tracker is not None:
+            self._tracker.taps.remove(self._taps)
         scopes.release(self)
         atexit.unregister(self.stop)
         self._active = False
@@ -95,6 +106,9 @@ class Recorder:
         with self._lock:
             self._finder.finish(time.perf_counter_ns())
         self.flush(force=True)
+        if self._taps is not None:
+            self._taps.stop()
+            self._note_unmatched()
         self._sink.close()
         self._tracker = None
 
@@ -142,11 +156,15 @@ class Recorder:
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
         with self._lock:
             segment.holders += 1
-            self._running[segment] = self._finder.enter(segment, in_step, time.perf_counter_ns())
+            step = self._running[segment] = self._finder.enter(segment, in_step, time.perf_counter_ns())
             self._settle()
+            if self._taps is not None and self._may_be_selected(step):
+                self._taps.open(segment)
 
     def segment_closed(self, segment: Segment) -> None:
         with self._lock:
+            if self._taps is not None:
+                self._taps.close(segment)
             step = self._running.pop(segment, None)
             if step is not None:
                 step.touch(int(segment.times[-1]))
@@ -158,7 +176,9 @@ class Recorder:
 
     def backward_ended(self, backward: Backward) -> None:
         with self._lock:
-            self._finder.backward_ended(backward)
+            step = self._finder.backward_ended(backward)
+            if self._taps is not None:
+                _add(step, self._taps.take_backward(backward))
 
     def optimizer_began(self, start_ns: int) -> None:
         with self._lock:
@@ -166,7 +186,10 @@ class Recorder:
 
     def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
         with self._lock:
-            self._finder.optimizer_ended(start_ns, end_ns, thread)
+            step = self._finder.optimizer_ended(start_ns, end_ns, thread)
+            if self._taps is not None:
+                _add(step, self._taps.take_optimizer(thread))
+                _add(step, self._taps.take_backward(None))
 
     def failed(self, error: Exception, where: str) -> None:
         """Notes an internal error once, in the recording and to the user."""
@@ -200,6 +223,9 @@ class Recorder:
             return
         for step in ended:
             self.steps_ended += 1
+            if self._taps is not None:
+                for taken in self._taps.take_segments(step.segments):
+                    _add(step, taken)
             if step.number in self._selected:
                 self._ready.append(step)
                 self._ready_calls += sum(segment.calls for segment in step.segments if segment.is_closed)
@@ -229,6 +255,7 @@ class Recorder:
             self._sink.write("modules", {name: [row[name] for row in modules] for name in modules[0]})
         for columns in (*batches, *([optimizers] if optimizers else [])):
             self._sink.write("calls", columns)
+        self._write_values(steps)
         scalars = [(step.number, name, value) for step in steps for name, value in step.scalars]
         if scalars:
             number, name, value = (list(column) for column in zip(*scalars, strict=True))
@@ -240,6 +267,64 @@ class Recorder:
         self._memory.prune()
         if steps or force:
             self._sink.end_step(time.perf_counter_ns(), force=True)
+
+    def _write_values(self, steps: list[Step]) -> None:
+        columns = value_columns(steps, self._sites, self._memory)
+        new_sites = self._sites.take_new()
+        if new_sites is not None:
+            self._sink.write("sites", new_sites)
+        if columns is not None:
+            self._sink.write("values", columns)
+        free_rows(steps)
+
+    # Values.
+
+    def _start_taps(self, tracker: scopes.ScopeTracker, values: PathFilter) -> None:
+        self._taps = ValueTaps(tracker, values, self._values_failed)
+        self._taps.watches_parameters = self._may_be_selected
+        tracker.taps.append(self._taps)
+
+    def _may_be_selected(self, step: Step | None = None) -> bool:
+        """Whether what runs in a step, in the open one if none is given, may be among the steps to keep."""
+        if self._selected == ALL_STEPS:
+            return True
+        return any(
+            number in self._selected for number in self._finder.possible_numbers(step or self._finder.current)
+        )
+
+    def _values_failed(self, error: Exception, where: str) -> None:
+        """Notes once that measuring has failed, and measures no more; calls are recorded on."""
+        if self._strict:
+            raise error
+        taps, self._taps = self._taps, None
+        if taps is None:
+            return
+        if self._tracker is not None:
+            self._tracker.taps.remove(taps)
+        taps.stop()
+        said = f"{type(error).__name__}: {_first_line(error)}"
+        with self._writing:
+            self._sink.mark(
+                f"values are incomplete from step {self.steps_ended}: modtrace failed at {where}: {said}"
+            )
+        warnings.warn(
+            f"{where}: modtrace met an internal error and measures no more values; the run and the recording of "
+            f"calls go on ({said}). Please report it; record(strict=True) raises it.",
+            ModtraceWarning,
+            stacklevel=2,
+        )
+
+    def _note_unmatched(self) -> None:
+        """Says of a pattern that selected nothing; only now, for modules are met until the end."""
+        assert self._tracker is not None and self._values is not None
+        if self._values.is_all:
+            return
+        paths = self._tracker.names.paths()
+        found = unmatched(self._values, paths)
+        if found:
+            text = describe_unmatched(found, paths, what="module or parameter that was met")
+            self._sink.mark(text)
+            warnings.warn(text, ModtraceWarning, stacklevel=2)
 
     def _note_end(self, error: BaseException) -> None:
         name = type(error).__name__
@@ -254,18 +339,33 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0][:200]
 
 
+def _add(step: Step, taken: Taken | None) -> None:
+    if taken is not None:
+        step.values += taken.rows
+        step.intervals += taken.intervals
+
+
 def _let_go(step: Step) -> None:
+    free_rows([step])
     for segment in step.segments:
         segment.holders -= 1
 
 
 def _step_columns(steps: list[Step]) -> dict[str, Any]:
-    return {
+    columns = {
         "step": [step.number for step in steps],
         "kind": [step.kind for step in steps],
         "start_ns": [step.start_ns for step in steps],
         "end_ns": [step.end_ns for step in steps],
     }
+    if any(step.intervals for step in steps):
+        columns["overhead_ns"] = [_overhead_ns(step) for step in steps]
+    return columns
+
+
+def _overhead_ns(step: Step) -> int:
+    """What was spent measuring between the step's start and end, on whatever thread."""
+    return sum(max(0, min(end, step.end_ns) - max(start, step.start_ns)) for _, start, end in step.intervals)
 
 
 def _to_float(name: str, value: Any) -> float:

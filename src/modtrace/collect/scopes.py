@@ -69,6 +69,16 @@ class Listener(Protocol):
         """This process is a fork of the recorded one: let go of every file, write nothing."""
 
 
+class Tap(Protocol):
+    """Who looks at tensors as they come by. It never raises, unless the tracker is strict."""
+
+    def returned(self, log: ThreadLog, place: Place, output: Any) -> None:
+        """A call has returned something; its exit is the newest event of the thread's log."""
+
+    def optimizer_begins(self, optimizer: Any) -> None:
+        """An optimizer, called by no other, is about to step."""
+
+
 class Where(NamedTuple):
     """What is running. `call` None: outside of any module, or unknown (`known` tells)."""
 
@@ -90,6 +100,7 @@ class ScopeTracker:
         self.logs: list[ThreadLog] = []
         self._threads_seen = 0
         self.listeners: list[Listener] = []
+        self.taps: list[Tap] = []
         self.strict = False
         self._next_id = 0
         self._outermost: dict[int, Place] = {}
@@ -160,7 +171,7 @@ class ScopeTracker:
         threads = self._threads
         enter_slowly, leave_slowly = self._enter_slowly, self._leave_slowly
         clock, sequence, compiling = time.perf_counter_ns, sequence_nr, is_dynamo_compiling
-        exit_event = EXIT
+        exit_event, taps = EXIT, self.taps
 
         def enter(module: nn.Module, args: Any) -> None:
             if compiling():
@@ -193,6 +204,8 @@ class ScopeTracker:
             log.places.append(exit_event)
             log.times.append(clock())
             log.place = place.above
+            for tap in taps:
+                tap.returned(log, place, output)
 
         return enter, leave
 
@@ -262,6 +275,9 @@ class ScopeTracker:
             code = EXIT_RAISED if output is None and _is_raising(frame) else EXIT
             place = log.place
             self._append(log, code, seq, now)
+            if code == EXIT:
+                for tap in self.taps:
+                    tap.returned(log, place, output)
             if place.key < 0:
                 self._close_segment(log, output)
             else:
@@ -354,6 +370,9 @@ class ScopeTracker:
             starts = self._optimizer_starts.setdefault(threading.get_ident(), [])
             if starts and not is_in_optimizer_step(sys._getframe(2)):
                 starts.clear()  # the last one raised
+            if not starts:
+                for tap in self.taps:
+                    tap.optimizer_begins(optimizer)
             starts.append(time.perf_counter_ns())
             if len(starts) == 1:
                 for listener in list(self.listeners):

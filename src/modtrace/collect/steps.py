@@ -34,6 +34,10 @@ class Step:
     accumulated: bool = False  # a backward() has added to gradients
     stepped: bool = False  # an optimizer has stepped
     evidence: list[GradientEvidence] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)  # what was measured in it, and belongs to no segment
+    intervals: list[tuple[int, int, int]] = field(
+        default_factory=list
+    )  # thread, start_ns, end_ns of measuring
     restart: int | None = None  # segments from here on may be the next step's
 
     @property
@@ -104,8 +108,8 @@ class StepFinder:
         elif step is not None:
             step.restart = None
 
-    def backward_ended(self, backward: Backward) -> None:
-        """A backward has ended; it belongs to the open training step."""
+    def backward_ended(self, backward: Backward) -> Step:
+        """A backward has ended; returned is the step it belongs to: the open one that trains."""
         reached = self._steps_reached(backward)
         if backward.accumulate or len(reached) > 1:
             self._rejoin(reached)
@@ -118,18 +122,32 @@ class StepFinder:
             step.accumulated = True
             roots = [segment.named.ref for segment in backward.reached] or step.roots
             step.evidence = evidence_of(roots)
+        return step
 
     def optimizer_began(self, start_ns: int) -> None:
         """An optimizer's step begins: until it ends nothing closes."""
         self._optimizer_start = start_ns
 
-    def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
-        """An optimizer's step has ended."""
+    def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> Step:
+        """An optimizer's step has ended; returned is the step it belongs to."""
         self._optimizer_start = None
         step = self._train or self._open(True, start_ns)
         step.optimizer_steps.append((start_ns, end_ns, thread))
         step.stepped = True
         step.touch(end_ns)
+        return step
+
+    def possible_numbers(self, step: Step | None) -> range:
+        """The numbers that what runs in a step may come to have; None: a step that would begin now.
+
+        More than one while steps before it may be joined to each other, or it may itself be divided.
+        """
+        before = self._pending[: self._pending.index(step)] if step in self._pending else self._pending
+        sure = sum(1 for each in before if each.number is not None or each.settled)
+        first, last = self.ended + sure, self.ended + len(before)
+        if step is not None and step.number is not None:
+            first = last = step.number
+        return range(first, last + 1 + (step is not None and step.restart is not None))
 
     def log(self, scalars: dict[str, float]) -> None:
         """Scalars of the open step, or of the next one if none is open."""
@@ -267,4 +285,6 @@ def _append(first: Step, step: Step) -> None:
     first.accumulated |= step.accumulated
     first.stepped |= step.stepped
     first.evidence += step.evidence
+    first.values += step.values
+    first.intervals += step.intervals
     first.touch(step.end_ns)

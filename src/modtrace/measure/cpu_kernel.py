@@ -11,17 +11,21 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from .dtypes import CHUNK, Floats, Format, Raw, Scratch
 
 #: So many products are summed in float32 before float64 takes over. A BLAS keeps 32 or 64 sums side by side, so that
-#: each is one of at most 32 terms: off by less than 2e-6 at the worst, and by 3e-8 usually.
-_BLOCK = 1024
+#: each is one of at most 16 terms: off by less than 1e-6 at the worst, and by 3e-8 usually. (Blocks of 1,024 are 1.5 %
+#: faster, and 1.1e-6 off where 1.0 is followed by numbers of half its last bit.)
+_BLOCK = 512
 
 #: Between these a square and the sum of a block of them are far from the ends of float32.
 _SMALLEST, _LARGEST = 2.0**-40, 2.0**40
 
-_ONES = {np.dtype(kind): np.ones(_BLOCK, kind) for kind in (np.float32, np.float64)}
+_ONES: dict[npt.DTypeLike, Raw] = {
+    np.dtype(kind): np.ones(2 * _BLOCK, kind) for kind in (np.float32, np.float64)
+}
 
 
 class RawStatistics(NamedTuple):
@@ -30,7 +34,7 @@ class RawStatistics(NamedTuple):
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs
     min: float  # NaN if there is a NaN, or nothing at all
     max: float
-    sum: float
+    sum: float  # may be infinite or NaN where float64 cannot hold it: the counts say what is finite
     sumsq: float
     nan_count: int = 0
     inf_count: int = 0
@@ -113,9 +117,11 @@ def _measure_chunk(floats: Floats, scratch: Scratch) -> RawStatistics:
 
 def _sums(floats: Floats) -> tuple[float, float]:
     """The sum, and the sum of squares."""
-    size, ones = len(floats), _ONES[floats.dtype]
-    if size <= _BLOCK:
-        return float(np.dot(floats, ones[:size])), float(np.dot(floats, floats))
+    size = len(floats)
+    if size <= 2 * _BLOCK:  # converting so few takes 1 us, blocks 4 us
+        wide = floats.astype(np.float64, copy=False)
+        return float(np.dot(wide, _ONES[wide.dtype][:size])), float(np.dot(wide, wide))
+    ones = _ONES[floats.dtype][:_BLOCK]
     whole = size - size % _BLOCK
     blocks = floats[:whole].reshape(-1, _BLOCK)
     total = float(np.add.reduce(np.vecdot(blocks, ones), dtype=np.float64))

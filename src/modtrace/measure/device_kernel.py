@@ -16,22 +16,35 @@ def measure_on_device(tensor: torch.Tensor, row: torch.Tensor) -> None:
         tensor: any floating, complex, integer or boolean dtype that the device can convert.
         row: `[7]`, float64: count, min, max, sum, sum of squares, NaN and infinite elements.
     """
-    flat = _numbers(tensor)
+    flat, repeats = _numbers(tensor)
     if not flat.numel():
-        row.copy_(torch.tensor([0.0, torch.nan, torch.nan, 0.0, 0.0, 0.0, 0.0], dtype=row.dtype))
+        row.zero_()
+        row[1:3].fill_(torch.nan)
         return
     parts = torch.stack([_measure(chunk) for chunk in torch.split(flat, _CHUNK)])
-    row[0] = flat.numel()
+    row[0].fill_(flat.numel())
     torch.amin(parts[:, 0], dim=0, out=row[1])
     torch.amax(parts[:, 1], dim=0, out=row[2])
     torch.sum(parts[:, 2:], dim=0, out=row[3:])
+    if repeats != 1:
+        row[0].mul_(repeats)
+        row[3:].mul_(repeats)
 
 
-def _numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """All numbers of the tensor in a row; a copy where they do not lie in one."""
+def _numbers(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The numbers of the tensor in a row, in the order of memory, and how often each of them counts.
+
+    Of an expanded tensor each is there once. A copy only where they do not lie dense.
+    """
+    repeats = 1
+    for dim in reversed(range(tensor.dim())):
+        if tensor.stride(dim) == 0 and tensor.size(dim) > 1:
+            repeats *= tensor.size(dim)
+            tensor = tensor.select(dim, 0)
+    tensor = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    return tensor.reshape(-1)
+    return tensor.reshape(-1), repeats
 
 
 def _measure(chunk: torch.Tensor) -> torch.Tensor:

@@ -181,7 +181,7 @@ def _make_formats() -> dict[torch.dtype, Format]:
         torch.complex64: Format(np.float32, parts=2),
         torch.complex128: Format(np.float64, parts=2),
         torch.complex32: Format(np.uint16, parts=2, decode=_from_float16),
-        torch.bool: Format(np.uint8, decode=_to_float32),
+        torch.bool: Format(np.bool_, decode=_to_float32),  # any byte but 0 is True, as torch has it
         torch.uint8: Format(np.uint8, decode=_to_float32),
         torch.int8: Format(np.int8, decode=_to_float32),
         torch.int16: Format(np.int16, decode=_to_float32),

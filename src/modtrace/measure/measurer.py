@@ -1,21 +1,23 @@
 """Measures any tensor into a row, or says why not; never raises, and changes nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-from ..torch_internals import kind_of, outside_transforms, plain_kinds, unseen
-from .cpu_kernel import RawStatistics, measure_array, repeat
+from ..torch_internals import kind_of, outside_transforms, plain_kinds, tracing_state, unseen
+from .cpu_kernel import measure_array, repeat
 from .device_kernel import measure_on_device
 from .dtypes import format_of
-from .memory import array_over
+from .memory import array_over, is_held
 from .rows import DeviceRows, HostRows, Rows
 from .special import Plain, find_plain, is_uninitialized
 
 _MOST_OF_A_NOTE = 120
+
+_T = TypeVar("_T")
 
 
 class Measurement(NamedTuple):
@@ -24,7 +26,7 @@ class Measurement(NamedTuple):
     rows: Rows | None  # where its statistics are; None: it could not be measured
     row: int
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: torch.dtype | None  # None: there was no tensor, or it would not say
     note: str | None  # why it was not measured, or which part of it was
 
 
@@ -50,13 +52,14 @@ class Measurer:
     def measure(self, tensor: torch.Tensor) -> Measurement:
         """Measures a tensor. Called within `quiet()`."""
         try:
-            if kind_of(tensor) in self._plain and not is_uninitialized(tensor):
+            # While `torch.jit.trace` runs, reading a shape would become part of the trace.
+            if kind_of(tensor) in self._plain and not is_uninitialized(tensor) and tracing_state() is None:
                 measured = self._measure_memory(tensor, tensor.shape, None)
                 if measured is not None:
                     return measured
             return self._measure_special(tensor)
         except Exception as error:  # a subclass of the user's, a device that lacks an op
-            return _unmeasured(tensor, f"not measured: {type(error).__name__}: {error}")
+            return _unmeasured(tensor, error)
 
     def version_of(self, tensor: torch.Tensor) -> int | None:
         """How often torch knows the tensor to have been written to; None where it does not count."""
@@ -77,7 +80,9 @@ class Measurer:
         statistics = measure_array(array, form)
         if repeats != 1:
             statistics = repeat(statistics, repeats)
-        return Measurement(self._host, self._host.put(statistics), shape, tensor.dtype, note or form.note)
+        return Measurement(
+            self._host, self._host.put(statistics), shape, tensor.dtype, _both(note, form.note)
+        )
 
     def _measure_special(self, tensor: torch.Tensor) -> Measurement:
         with unseen(), outside_transforms(), torch.no_grad():
@@ -91,17 +96,27 @@ class Measurer:
         return reason
 
     def _measure_plain(self, tensor: torch.Tensor, plain: Plain) -> Measurement | None:
-        shape, note = tuple(plain.shape), _shortened(plain.note)
+        shape = tuple(plain.shape)
         if tensor.device.type == "cpu":
-            return self._measure_memory(tensor, shape, note)
-        if tensor.numel() and not tensor.data_ptr():
+            return self._measure_memory(tensor, shape, plain.note)
+        return self._measure_on_device(tensor, shape, plain.note)
+
+    def _measure_on_device(
+        self, tensor: torch.Tensor, shape: tuple[int, ...], note: str | None
+    ) -> Measurement | None:
+        form = format_of(tensor.dtype)
+        if form is None or not is_held(tensor):
             return None
         rows = self._devices.get(tensor.device)
         if rows is None:
             rows = self._devices[tensor.device] = DeviceRows(tensor.device)
         row = rows.take()
-        measure_on_device(tensor, rows.row(row))
-        return Measurement(rows, row, shape, tensor.dtype, note)
+        try:
+            measure_on_device(tensor, rows.row(row))
+        except BaseException:
+            rows.free([row])
+            raise
+        return Measurement(rows, row, shape, tensor.dtype, _both(note, form.note))
 
 
 def _why_not(tensor: torch.Tensor) -> str:
@@ -110,17 +125,25 @@ def _why_not(tensor: torch.Tensor) -> str:
     return "not measured: its storage has been freed"
 
 
-def _unmeasured(tensor: Any, why: str) -> Measurement:
+def _unmeasured(tensor: torch.Tensor, error: Exception) -> Measurement:
+    """Of a tensor that raises, maybe whatever it is asked."""
+    shape = _answer(lambda: tuple(int(size) for size in tensor.shape)) or ()
+    text = _answer(lambda: f": {error}") or ""
+    dtype = _answer(lambda: tensor.dtype)
+    return Measurement(None, -1, shape, dtype, _shortened(f"not measured: {type(error).__name__}{text}"))
+
+
+def _answer(ask: Callable[[], _T]) -> _T | None:
     try:
-        shape = tuple(int(size) for size in tensor.shape)
+        return ask()
     except Exception:
-        shape = ()
-    return Measurement(None, -1, shape, tensor.dtype, _shortened(why))
+        return None
+
+
+def _both(note: str | None, more: str | None) -> str | None:
+    return more if note is None else _shortened(note if more is None else f"{note}; {more}")
 
 
 def _shortened(note: str | None) -> str | None:
     """The first line: notes are words of a dictionary, so they must not be many."""
     return None if note is None else " ".join(note.split("\n", 1)[0].split())[:_MOST_OF_A_NOTE]
-
-
-__all__ = ["Measurement", "Measurer", "RawStatistics", "quiet"]

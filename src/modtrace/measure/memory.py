@@ -16,7 +16,7 @@ def array_over(tensor: torch.Tensor, form: Format) -> tuple[Raw, int] | None:
     dimensions.
 
     Returns:
-        None if there is no memory though there are elements: the storage has been freed (FSDP does that).
+        None if its storage is too small to hold it: it has been freed (FSDP does that).
     """
     if tensor.is_contiguous():
         return _flat(tensor, form, tensor.numel(), 1)
@@ -32,24 +32,40 @@ def array_over(tensor: torch.Tensor, form: Format) -> tuple[Raw, int] | None:
     return _strided(tensor, form, shape, strides, repeats)
 
 
+def is_held(tensor: torch.Tensor) -> bool:
+    """Whether a strided tensor's storage reaches to its last element; one that has been freed does not.
+
+    A null `data_ptr()` does not tell: that of a view into freed memory is its offset.
+    """
+    if not tensor.numel():
+        return True
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return _reaches(tensor, last + 1)
+
+
+def _reaches(tensor: torch.Tensor, extent: int) -> bool:
+    end = (tensor.storage_offset() + extent) * tensor.element_size()
+    return tensor.untyped_storage().nbytes() >= end  # 0.1 us
+
+
 def _flat(tensor: torch.Tensor, form: Format, numel: int, repeats: int) -> tuple[Raw, int] | None:
     raw = np.dtype(form.raw)
     if not numel:
         return np.empty(0, raw), repeats
-    address = tensor.data_ptr()
-    return (_array(address, raw, (numel * form.parts,), None), repeats) if address else None
+    if not _reaches(tensor, numel):
+        return None
+    return _array(tensor.data_ptr(), raw, (numel * form.parts,), None), repeats
 
 
 def _strided(
     tensor: torch.Tensor, form: Format, shape: list[int], strides: list[int], repeats: int
 ) -> tuple[Raw, int] | None:
-    raw = np.dtype(form.raw)
-    address = tensor.data_ptr()
-    if not address:
+    if not is_held(tensor):
         return None
+    raw = np.dtype(form.raw)
     item = raw.itemsize * form.parts
     sizes, steps = (*shape, form.parts), (*(item * stride for stride in strides), raw.itemsize)
-    return _array(address, raw, sizes, steps), repeats
+    return _array(tensor.data_ptr(), raw, sizes, steps), repeats
 
 
 def _is_dense(shape: list[int], strides: list[int]) -> bool:

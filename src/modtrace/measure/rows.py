@@ -37,13 +37,15 @@ class _Blocks:
     def __init__(self) -> None:
         self.blocks: list[Any] = []
         self._free: list[int] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def take(self) -> int:
         try:
             return self._free.pop()  # atomic
         except IndexError:
             with self._lock:
+                if self._free:  # another thread has just added a block
+                    return self.take()
                 first = len(self.blocks) * _BLOCK_ROWS
                 self.blocks.append(self._make_block())
                 self._free.extend(range(first + _BLOCK_ROWS - 1, first, -1))

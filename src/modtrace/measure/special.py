@@ -68,7 +68,9 @@ def _nothing_to_measure(tensor: torch.Tensor) -> str | None:
         return "not measured: a fake tensor holds no numbers"
     if _is_a(tensor, "torch.distributed._functional_collectives", "AsyncCollectiveTensor"):
         return "not measured: a collective that has not been waited for"
-    if is_functorch_tensor(tensor) or functional_below(tensor) is not None:
+    if functional_below(tensor) is not None:
+        return "not measured: functionalize may have writes to it still to do"
+    if is_functorch_tensor(tensor):
         return None
     if tensor.device.type == "meta":
         return "not measured: a meta tensor holds no numbers"
@@ -98,13 +100,12 @@ def _look_inside(tensor: torch.Tensor) -> _Inner | None:
 
 
 def _look_inside_transform(tensor: torch.Tensor) -> _Inner | None:
-    if is_functorch_tensor(tensor):
-        below = batched_below(tensor)
-        if below is not None:
-            return _Inner(below, "vmap: all examples together", tuple(below.shape))
-        return _Inner(wrapped_by_functorch(tensor), None)
-    functional = functional_below(tensor)
-    return None if functional is None else _Inner(functional, None)
+    if not is_functorch_tensor(tensor):
+        return None
+    below = batched_below(tensor)
+    if below is not None:
+        return _Inner(below, "vmap: all examples together", tuple(below.shape))
+    return _Inner(wrapped_by_functorch(tensor), None)
 
 
 def _look_inside_known_subclass(tensor: Any) -> _Inner | None:
@@ -117,8 +118,11 @@ def _look_inside_known_subclass(tensor: Any) -> _Inner | None:
 
 def _look_inside_layout(tensor: Any) -> _Inner | None:
     if tensor.is_nested:
-        values = tensor._values if tensor.layout is torch.jagged else tensor.values()
-        holes = tensor.layout is torch.jagged and getattr(tensor, "_lengths", None) is not None
+        if tensor.layout is torch.jagged:
+            values, holes = tensor._values, tensor._lengths is not None
+        else:
+            values = tensor.values()
+            holes = values.numel() != tensor.numel()  # a slice of a nested tensor still has all of its values
         note = "nested: its values()" + (", holes included" if holes else "")
         return _Inner(values, note, tuple(values.shape))
     if tensor.layout is _SPARSE_COO:
