@@ -389,6 +389,52 @@ def test_optimizer_and_time_outside_modules_are_told_apart() -> None:
     assert tree.step is not None and tree.step.duration_ns == 1000
 
 
+def test_times_are_without_what_modtrace_spent_measuring() -> None:
+    build = RecordingBuilder()
+    net = build.module("", "Net")
+    head = build.module("head", "Linear", parent=net)
+    build.step(0, 1000, 2000, overhead_ns=200)
+    outer = build.call(net, 1100, 1500, overhead_ns=60)
+    build.call(head, 1200, 1300, parent=outer, overhead_ns=40)
+    build.backward(outer, 1600, 1700)
+    build.optimizer(1800, 1900)
+
+    tree = build_module_tree(build.data())
+
+    assert totals(tree) == {"": (1, 340, 280), "head": (1, 60, 60)}
+    assert tree.roots[0].forward.share == 340 / 800
+    assert tree.step is not None and (tree.step.duration_ns, tree.step.overhead_ns) == (800, 200)
+    assert tree.outside_ns == 800 - 340 - 100 - 100
+
+
+def test_measuring_is_never_more_than_the_time_that_it_is_part_of() -> None:
+    build = RecordingBuilder()
+    net = build.module("", "Net")
+    build.step(0, 0, 1000, overhead_ns=990)
+    build.call(net, 0, 100, overhead_ns=150)
+    build.call(net, 200, None, overhead_ns=5)
+
+    tree = build_module_tree(build.data())
+    assert tree.roots[0].forward.total_ns == 0
+    assert tree.outside_ns is None
+
+    build.begin_step(1)
+    build.step(1, 1000, 2000, overhead_ns=990)
+    build.call(net, 1000, 1100, overhead_ns=20)
+    tree = build_module_tree(build.data())
+    assert (tree.roots[0].forward.total_ns, tree.outside_ns) == (80, 0)
+
+
+def test_threads_that_measured_at_once_take_nothing_from_the_time_outside() -> None:
+    build = RecordingBuilder()
+    net = build.module("", "Net")
+    build.step(0, 0, 1000, overhead_ns=50)
+    build.call(net, 0, 500, thread=0, overhead_ns=50)
+    build.call(net, 0, 500, thread=1, overhead_ns=50)
+
+    assert build_module_tree(build.data()).outside_ns == 500
+
+
 def test_last_complete_training_step_is_shown() -> None:
     build = RecordingBuilder()
     net = build.module("", "Net")

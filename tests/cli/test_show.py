@@ -100,6 +100,26 @@ def test_options_reach_the_view(
     )
 
 
+def test_slots_have_lines_of_their_own_when_asked_for(
+    recordings: dict[str, TypedRecording],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    build = RecordingBuilder()
+    build.step(0, 0, 1_000)
+    build.output(build.call(build.module("", "Net"), 0, 500), [1.0], "['logits']")
+    recordings["run.modtrace"] = build.data()
+
+    assert run(monkeypatch, "show", "run.modtrace", "--no-types") == 0
+    assert "['logits']" not in capsys.readouterr().out
+    assert run(monkeypatch, "show", "run.modtrace", "--no-types", "--slots") == 0
+    assert capsys.readouterr().out.splitlines()[2:5] == [
+        "module         type  calls  forward   self      %  out rms  out max",
+        "Net            Net       1    500ns  500ns  50.0%     1.00     1.00",
+        "   ['logits']                                         1.00     1.00",
+    ]
+
+
 def test_json_is_the_whole_tree(
     recordings: dict[str, TypedRecording],
     monkeypatch: pytest.MonkeyPatch,

@@ -36,6 +36,7 @@ def test_tree_is_nested_json_with_times_in_nanoseconds() -> None:
         "same_as": None,
         "backward": NONE,
         "recompute": NONE,
+        "values": None,
         "count": 1,
         "role": "module",
     }
@@ -47,6 +48,7 @@ def test_tree_is_nested_json_with_times_in_nanoseconds() -> None:
             "kind": "train",
             "start_ns": 0,
             "end_ns": 1000,
+            "overhead_ns": 0,
             "first": 3,
             "last": 3,
             "count": 1,
@@ -73,6 +75,61 @@ def test_tree_is_nested_json_with_times_in_nanoseconds() -> None:
             },
         ],
     }
+
+
+def test_values_are_there_with_what_is_derived_from_them() -> None:
+    build = RecordingBuilder()
+    net = build.module("", "Net")
+    build.step(0, 0, 100)
+    call = build.call(net, 0, 50)
+    build.output(call, [3.0, -4.0], "[0]")
+    build.gradient(call, [float("nan"), float("inf")], "[0]")
+    build.parameter(net, "weight", [4.0])
+    build.parameter_grad(net, "weight", [2.0])
+
+    [root] = json.loads(render_module_tree_json(build_module_tree(build.data())))["roots"]
+
+    output = {
+        "count": 2,
+        "min": -4.0,
+        "max": 3.0,
+        "sum": -1.0,
+        "sumsq": 25.0,
+        "nan_count": 0,
+        "inf_count": 0,
+        "mean": -0.5,
+        "std": 24.5**0.5,
+        "rms": 12.5**0.5,
+        "l2": 5.0,
+        "abs_max": 4.0,
+    }
+    gradient = dict.fromkeys(output, "NaN") | {"count": 2, "nan_count": 1, "inf_count": 1}
+    assert root["values"] == {
+        "output": output,
+        "gradient": gradient,
+        "parameters": root["values"]["parameters"],
+        "parameter_gradients": root["values"]["parameter_gradients"],
+        "slots": [{"slot": "[0]", "output": output, "gradient": gradient}],
+        "nonfinite": [{"kind": "gradient", "nan_count": 1, "inf_count": 1}],
+        "nonfinite_inside": 0,
+        "gradient_to_parameter": 0.5,
+    }
+    assert root["values"]["parameters"]["rms"] == 4.0
+    assert root["values"]["parameters"]["std"] == "NaN"
+
+
+def test_infinities_are_written_so_that_any_reader_of_json_takes_them() -> None:
+    build = RecordingBuilder()
+    build.step(0, 0, 100)
+    build.output(build.call(build.module("", "Net"), 0, 50), [float("inf"), float("-inf")])
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    text = render_module_tree_json(build_module_tree(build.data()))
+    [root] = json.loads(text, parse_constant=refuse)["roots"]
+    output = root["values"]["output"]
+    assert (output["min"], output["max"], output["sum"]) == ("-Infinity", "Infinity", "NaN")
 
 
 def test_siblings_are_separated() -> None:

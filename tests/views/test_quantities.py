@@ -2,7 +2,7 @@
 
 import pytest
 
-from modtrace.views.quantities import format_count, format_share, format_time
+from modtrace.views.quantities import format_count, format_number, format_share, format_time
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,32 @@ def test_time_has_three_digits_and_its_unit(time_ns: int, expected: str) -> None
 )
 def test_count_has_three_digits_and_its_unit(count: int, expected: str) -> None:
     assert format_count(count) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.0, "0"),
+        (1.2, "1.20"),
+        (-12.34, "-12.3"),
+        (9999.4, "9999"),
+        (9999.6, "1.0e+04"),
+        (0.99949, "0.999"),
+        (0.99951, "1.00"),
+        (0.5, "0.500"),
+        (0.01234, "0.0123"),
+        (0.0999951, "0.100"),
+        (0.001, "0.00100"),
+        (0.00099, "9.9e-04"),
+        (3.4e-07, "3.4e-07"),
+        (-2e300, "-2.0e+300"),
+        (float("nan"), "NaN"),
+        (float("inf"), "inf"),
+        (float("-inf"), "-inf"),
+    ],
+)
+def test_number_has_three_digits_or_an_exponent(value: float, expected: str) -> None:
+    assert format_number(value) == expected
 
 
 def test_share_is_a_percentage() -> None:

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from builders import raw_statistics
 from golden import assert_golden
 from modtrace.analysis.module_tree import ModuleNode, ModuleTree
 from modtrace.analysis.steps import ShownStep
 from modtrace.analysis.times import NO_CALLS, PhaseTimes
+from modtrace.analysis.value_summary import NonFiniteCount, SlotValues, ValueSummary
+from modtrace.recording.statistics import Stats
 from modtrace.views.text import SORT_KEYS, SortKey, render_module_tree
 
 STEP = ShownStep(step=19, kind="train", start_ns=0, end_ns=200_000_000, first=0, last=19, count=20)
@@ -120,6 +123,67 @@ def gpt(blocks: int, *, recompute: bool = False) -> ModuleTree:
     )
 
 
+def stats(*numbers: float) -> Stats:
+    return Stats(**raw_statistics(numbers))
+
+
+def gpt_with_values() -> ModuleTree:
+    """Two blocks, of which the second gives NaN; the model returns two slots."""
+    nan, inf = float("nan"), float("inf")
+
+    def block_of(index: int, output: Stats, **values: object) -> ModuleNode:
+        attn = node(
+            "attn",
+            "Attention",
+            times(1, 900),
+            parameters=262_144,
+            values=ValueSummary(output=output, gradient=stats(3e-7, -3.4e-7), **values),  # type: ignore[arg-type]
+        )
+        inside = 3 if values else 0
+        summary = ValueSummary(gradient=stats(2e-5), nonfinite_inside=inside, parameters=stats(0.02))
+        return node(str(index), "Block", times(1, 1000), attn, parameters=262_144, values=summary)
+
+    bad = (
+        NonFiniteCount(kind="output", nan_count=1, inf_count=0),
+        NonFiniteCount(kind="parameter", nan_count=0, inf_count=2),
+    )
+    blocks = node(
+        "blocks",
+        "ModuleList",
+        times(0, 2000, 0),
+        block_of(0, stats(0.0123, -0.0123)),
+        block_of(1, stats(nan, 1.0), nonfinite=bad),
+        parameters=524_288,
+        values=ValueSummary(parameters=stats(0.02), parameter_gradients=stats(0.0001), nonfinite_inside=3),
+    )
+    slots = (
+        SlotValues(slot="['logits']", output=stats(11.0, -14.0), gradient=stats(0.001)),
+        SlotValues(slot="['loss']", output=stats(7.25), gradient=None),
+    )
+    values = ValueSummary(
+        output=stats(11.0, -14.0, 7.25),
+        gradient=stats(0.001),
+        parameters=stats(0.02, 5.0),
+        parameter_gradients=stats(inf),
+        slots=slots,
+        nonfinite=(NonFiniteCount(kind="recomputed output", nan_count=1, inf_count=2),),
+        nonfinite_inside=3,
+    )
+    wte = node(
+        "wte",
+        "Embedding",
+        times(1, 90, raised=1),
+        parameters=512_000,
+        values=ValueSummary(
+            output=stats(1.0, 12_345.0),
+            nonfinite=(NonFiniteCount(kind="gradient", nan_count=2, inf_count=0),),
+        ),
+    )
+    root = node("GPT", "GPT", times(1, 3000, 1000), wte, blocks, parameters=1_036_288, path="", values=values)
+    step = replace(STEP, overhead_ns=1_200_000)
+    return tree(root, step=step, optimizer=times(1, 6500), outside_ns=4_000_000)
+
+
 def first_column(text: str) -> list[str]:
     """The tree's first column, without its title."""
     table = text.split("\n\n")[1].splitlines()
@@ -137,6 +201,42 @@ def test_gpt_unfolded() -> None:
 def test_gpt_with_many_checkpointed_blocks() -> None:
     marked = replace(gpt(16, recompute=True), marks=("incomplete from step 20: the process was killed",))
     assert_golden("gpt_checkpointed.txt", render_module_tree(marked))
+
+
+def test_gpt_with_values() -> None:
+    assert_golden("values.txt", render_module_tree(gpt_with_values(), types=False))
+
+
+def test_gpt_with_values_and_slots() -> None:
+    assert_golden("values_slots.txt", render_module_tree(gpt_with_values(), slots=True, depth=1, types=False))
+
+
+def test_gpt_with_values_in_colour() -> None:
+    text = render_module_tree(gpt_with_values(), depth=0, types=False, color=True)
+    assert_golden("values_colour.txt", text)
+
+
+def test_slot_of_a_plain_tensor_has_no_line() -> None:
+    plain = (SlotValues(slot="", output=stats(1.0), gradient=None),)
+    root = node("Net", "Net", times(1, 5), values=ValueSummary(output=stats(1.0), slots=plain), path="")
+    shown = tree(root)
+    assert render_module_tree(shown, slots=True) == render_module_tree(shown)
+
+
+def test_slots_of_a_folded_node_follow_its_extremes() -> None:
+    slots = (SlotValues(slot="[0]\x1b", output=stats(2.0), gradient=None),)
+    values = ValueSummary(output=stats(2.0), slots=slots)
+    layers = (node(str(each), "Layer", times(1, 5), path=str(each), values=values) for each in range(13))
+    text = render_module_tree(tree(node("Net", "Net", times(1, 90), *layers, path="")), slots=True)
+    assert first_column(text) == ["Net", "0..12 x13", "shortest", "longest", "[0]\\x1b"]
+
+
+def test_empty_tensors_leave_their_cells_empty() -> None:
+    values = ValueSummary(
+        output=stats(), gradient=stats(), parameters=stats(0.0), parameter_gradients=stats(0.0)
+    )
+    text = render_module_tree(tree(node("Net", "Net", times(1, 5), values=values, path="")))
+    assert "out rms" not in text and "grad/param  " not in text
 
 
 def test_gpt_without_backward_times() -> None:
@@ -270,6 +370,17 @@ def test_columns_are_left_out_where_the_width_does_not_suffice() -> None:
     assert titles(110) == ["module", "type", "calls", "forward", "%", "backward", "%", "params"]
     assert titles(85) == ["module", "type", "calls", "forward", "backward", "params"]
     assert titles(10) == ["module", "type", "calls", "forward", "backward", "params"]
+
+
+def test_values_are_left_out_after_shares_and_before_everything_else() -> None:
+    def titles(width: int) -> str:
+        text = render_module_tree(gpt_with_values(), width=width, depth=0, types=False)
+        return text.split("\n\n")[1].splitlines()[0].split("params")[1]
+
+    assert titles(160) == "  out rms  out max  grad rms  grad max  grad/param"
+    assert titles(126) == "  out rms  grad rms  grad/param"
+    assert titles(105) == "  out rms"
+    assert titles(80) == ""
 
 
 def test_chain_of_5000_modules_is_rendered_without_overflow() -> None:

@@ -25,6 +25,7 @@ _COLUMNS = (
     "recompute_of",
     "start_ns",
     "end_ns",
+    "overhead_ns",
     "raised",
 )
 
@@ -33,12 +34,14 @@ _COLUMNS = (
 class Calls:
     """Calls as columns; `parent` and `repeats` are row numbers."""
 
+    call_id: Column
     module: Column  # NO_MODULE where null
     phase: Column  # codes of PHASES
     parent: Rows  # the call of the same phase around it
     repeats: Rows  # the forward of a backward, the call that a recompute repeats
     start_ns: Column
-    duration_ns: Column  # 0 where the end was not seen
+    duration_ns: Column  # without what modtrace spent measuring inside; 0 where the end was not seen
+    overhead_ns: Column  # what it spent: the call ended after both together
     ended: Column
     raised: Column
     in_step: Column  # False: a call of an earlier step that one of this step refers to
@@ -47,37 +50,57 @@ class Calls:
         return len(self.module)
 
 
-def read_calls(table: pa.Table, step: int | None) -> Calls:
-    """The calls of a step, with those of the earlier steps that its backwards and recomputes refer to."""
+def read_calls(table: pa.Table, step: int | None, *, also: Column | None = None) -> Calls:
+    """The calls of a step, with those of the earlier steps that its backwards and recomputes refer to.
+
+    Args:
+        also: ids of further calls that are referred to; -1 for none.
+    """
     table = table.select(_COLUMNS)
     steps = column_of(table, "step")
     kept = steps == step if step is not None else np.zeros(len(steps), bool)
-    earlier = _steps_referred_to(table, kept, steps)
+    referred = _repeated(table)[kept]
+    if also is not None:
+        referred = np.concatenate([referred, also])
+    earlier = _steps_of(referred, table, kept, steps)
     if len(earlier):
         kept = kept | np.isin(steps, earlier)
-    table = table.filter(pa.array(kept))
+    return _to_calls(table.filter(pa.array(kept)), step)
+
+
+def read_all_calls(table: pa.Table) -> Calls:
+    """The calls of all steps."""
+    return _to_calls(table.select(_COLUMNS), None)
+
+
+def _to_calls(table: pa.Table, step: int | None) -> Calls:
     start_ns, end_ns = column_of(table, "start_ns"), column_of(table, "end_ns")
     ended = np.asarray(table["end_ns"].is_valid())
+    took_ns = np.where(ended, end_ns - start_ns, 0)
+    overhead_ns = np.clip(column_of(table, "overhead_ns"), 0, took_ns)
     phase = phase_codes(table["phase"])
-    row_of = RowFinder(column_of(table, "call_id"))
+    call_id = column_of(table, "call_id")
+    row_of = RowFinder(call_id)
     parent = row_of(column_of(table, "parent_call_id"))
     return Calls(
+        call_id=call_id,
         module=column_of(table, "module_id"),
         phase=phase,
         parent=np.where((parent >= 0) & (phase[parent] == phase), parent, -1) if len(phase) else parent,
         repeats=row_of(_repeated(table)),
         start_ns=start_ns,
-        duration_ns=np.where(ended, end_ns - start_ns, 0),
+        duration_ns=took_ns - overhead_ns,
+        overhead_ns=overhead_ns,
         ended=ended,
         raised=column_of(table, "raised"),
         in_step=column_of(table, "step") == step,
     )
 
 
-def _steps_referred_to(table: pa.Table, kept: Column, steps: Column) -> Column:
-    repeated = _repeated(table)[kept]
+def _steps_of(wanted: Column, table: pa.Table, kept: Column, steps: Column) -> Column:
+    """The steps of the calls that are wanted and not kept."""
     call_ids = column_of(table, "call_id")
-    missing = np.setdiff1d(repeated[repeated >= 0], call_ids[kept])
+    missing = np.setdiff1d(wanted[wanted >= 0], call_ids[kept])
     return np.unique(steps[np.isin(call_ids, missing)])
 
 

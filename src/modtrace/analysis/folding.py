@@ -6,6 +6,7 @@ from dataclasses import replace
 from ..recording.module_path import is_below, join
 from .module_tree import MODULE_PHASES, ModuleNode, ModuleTree, rebuild
 from .times import PhaseTimes
+from .value_summary import merge_summaries
 
 #: More siblings than this become one line.
 LISTED = 12
@@ -98,6 +99,7 @@ def _sum_up(group: Sequence[ModuleNode], path: str, children: tuple[ModuleNode, 
         forward=_sum_times([node.forward for node in group]),
         backward=_sum_times([node.backward for node in group]),
         recompute=_sum_times([node.recompute for node in group]),
+        values=merge_summaries(node.values for node in group),
         count=sum(node.count for node in group),
         children=children,
     )

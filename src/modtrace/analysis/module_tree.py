@@ -7,13 +7,14 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from ..recording.module_path import is_below
 from ..recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ..recording.protocols import RecordingData
 from .calls import Rows, phase_codes, read_calls
-from .placement import NOWHERE, Place, Placer, merge_wrappers
+from .placement import NOWHERE, Place, Placer, label_places, merge_wrappers, name_roots
+from .step_values import read_values, summarize_values
 from .steps import ShownStep, choose_step
 from .times import NO_CALLS, CallTimes, PhaseTimes
+from .value_summary import ValueSummary
 
 Made = TypeVar("Made")
 
@@ -39,6 +40,7 @@ class ModuleNode:
     forward: PhaseTimes = NO_CALLS
     backward: PhaseTimes = NO_CALLS
     recompute: PhaseTimes = NO_CALLS
+    values: ValueSummary | None = None  # None where nothing was measured, here and inside
     count: int = 1  # modules that this node sums up
     role: Literal["module", "folded", "inside"] = "module"  # inside: of the siblings before it, in one
     children: tuple["ModuleNode", ...] = ()
@@ -76,7 +78,7 @@ class ModuleTree:
 
 
 def build_module_tree(data: RecordingData, *, step: int | None = None) -> ModuleTree:
-    """The modules that ran in a step, as they are registered, with their times.
+    """The modules that ran in a step, as they are registered, with their times and values.
 
     Args:
         step: None shows the last complete training step that has calls; without one the last complete
@@ -87,14 +89,19 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
     """
     table = data.table("calls")
     shown = choose_step(data.table("steps"), table, step)
-    calls = read_calls(table, shown.step if shown else None)
+    number = shown.step if shown else None
+    values = read_values(data.table("values"), data.table("sites"), number)
+    calls = read_calls(
+        table, number, also=values.call_id
+    )  # gradients may be those of an earlier step's calls
     placer = Placer(merge_wrappers(data.table("modules").to_pylist()))
     times = CallTimes(calls, shown, placer)
+    summaries = summarize_values(values, calls, times.placed, placer)
     return ModuleTree(
         command=data.meta.argv,
         marks=data.meta.marks,
         step=shown,
-        roots=_assemble(placer.places, times),
+        roots=_assemble(placer.places, times, summaries),
         forward=times.of_phase(FORWARD),
         backward=times.of_phase(BACKWARD),
         recompute=times.of_phase(RECOMPUTE),
@@ -131,21 +138,26 @@ class _Assembled:
     rows: Mapping[str, Rows]
 
 
-def _assemble(places: Sequence[Place], times: CallTimes) -> tuple[ModuleNode, ...]:
-    """The nodes that ran or have something inside that ran, children before what is around them."""
+def _assemble(
+    places: Sequence[Place], times: CallTimes, summaries: Mapping[int, ValueSummary]
+) -> tuple[ModuleNode, ...]:
+    """The nodes that ran or have something inside that ran, children before what is around them.
+
+    A module that was not called is there too if values are known of its calls (gradients of a forward in an
+    earlier step), or if its parameters are not finite.
+    """
     below = _sort_children(places)
-    labels = [_label(each, places[each.parent] if each.parent != NOWHERE else None) for each in places]
-    names = zip(places, labels, strict=True)
-    roots = {place.module.module_id: label for place, label in names if not place.is_alias}
+    labels, roots = label_places(places), name_roots(places)
     made: dict[int, _Assembled] = {}
     for index in _children_first(below):
         place = places[index]
         children = [made.pop(child) for child in below[index] if child in made]
         rows = {phase: _rows_of(times.at(index, phase), phase, children, times) for phase in MODULE_PHASES}
-        if any(len(each) for each in rows.values()):
+        values = summaries.get(index)
+        if children or any(len(each) for each in rows.values()) or (values is not None and values.at_calls):
             sums = {phase: times.sum_up(times.at(index, phase), total=rows[phase]) for phase in MODULE_PHASES}
             root = roots.get(place.module.root_id, "")
-            made[index] = _Assembled(_make_node(place, root, labels[index], sums, children), rows)
+            made[index] = _Assembled(_make_node(place, root, labels[index], sums, values, children), rows)
     return tuple(made[index].node for index in below[NOWHERE] if index in made)
 
 
@@ -180,6 +192,7 @@ def _make_node(
     root: str,
     label: str,
     times: Mapping[str, PhaseTimes],
+    values: ValueSummary | None,
     children: Sequence[_Assembled],
 ) -> ModuleNode:
     return ModuleNode(
@@ -194,12 +207,6 @@ def _make_node(
         forward=times[FORWARD],
         backward=times[BACKWARD],
         recompute=times[RECOMPUTE],
+        values=values,
         children=tuple(child.node for child in children),
     )
-
-
-def _label(place: Place, above: Place | None) -> str:
-    """The part of a path below the node above; the name of a root."""
-    if above is None:
-        return place.module.name or place.path or place.module.type
-    return place.path[len(above.path) :].lstrip(".") if is_below(place.path, above.path) else place.path

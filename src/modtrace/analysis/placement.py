@@ -168,6 +168,23 @@ class Placer:
         return index
 
 
+def label_places(places: Sequence[Place]) -> list[str]:
+    """What each place is called below the place above: a part of its path; the name of a root."""
+    return [_label(each, places[each.parent] if each.parent != NOWHERE else None) for each in places]
+
+
+def name_roots(places: Sequence[Place]) -> dict[int, str]:
+    """What each root is called, by its id."""
+    labels = zip(places, label_places(places), strict=True)
+    return {place.module.module_id: label for place, label in labels if not place.is_alias}
+
+
+def _label(place: Place, above: Place | None) -> str:
+    if above is None:
+        return place.module.name or place.path or place.module.type
+    return place.path[len(above.path) :].lstrip(".") if is_below(place.path, above.path) else place.path
+
+
 def place_calls(calls: Calls, levels: Sequence[Rows], placer: Placer) -> Rows:
     """The index of each call's place; NOWHERE for optimizer steps.
 

@@ -18,6 +18,7 @@ class ShownStep:
     kind: str | None  # train, eval; None where the step's end was not recorded
     start_ns: int | None
     end_ns: int | None
+    overhead_ns: int = 0  # of the time between: what modtrace spent measuring
     first: int  # of the recording's steps
     last: int
     count: int
@@ -29,8 +30,10 @@ class ShownStep:
 
     @property
     def duration_ns(self) -> int | None:
-        """How long it took; None if its end was not recorded."""
-        return None if self.start_ns is None or self.end_ns is None else self.end_ns - self.start_ns
+        """How long it took without what modtrace spent measuring; None if its end was not recorded."""
+        if self.start_ns is None or self.end_ns is None:
+            return None
+        return max(self.end_ns - self.start_ns - self.overhead_ns, 0)
 
 
 def choose_step(steps: pa.Table, calls: pa.Table, step: int | None) -> ShownStep | None:
@@ -54,6 +57,7 @@ def choose_step(steps: pa.Table, calls: pa.Table, step: int | None) -> ShownStep
         kind=row.get("kind"),
         start_ns=row.get("start_ns"),
         end_ns=row.get("end_ns"),
+        overhead_ns=row.get("overhead_ns") or 0,
         first=known[0],
         last=known[-1],
         count=len(known),

@@ -13,7 +13,7 @@ from .steps import ShownStep
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseTimes:
-    """Calls in one phase of a step."""
+    """Calls in one phase of a step; all times are without what modtrace spent measuring."""
 
     calls: int = 0
     total_ns: int = 0  # with what is called inside; a call inside a call of the same module counts once
@@ -31,6 +31,7 @@ class CallTimes:
     def __init__(self, calls: Calls, step: ShownStep | None, placer: Placer) -> None:
         levels = list(iterate_levels(calls.parent))
         placed = place_calls(calls, levels, placer)
+        self.placed = placed  # the index of each call's place
         self._calls = calls
         self._step = step
         self._order = number_calls(levels, calls.parent)
@@ -76,9 +77,12 @@ class CallTimes:
         step = self._step
         if step is None or step.start_ns is None or step.end_ns is None or not self._calls.ended[rows].all():
             return None
-        starts = self._calls.start_ns[rows]
-        ends = starts + self._calls.duration_ns[rows]
-        return step.end_ns - step.start_ns - _covered_ns(starts, ends, step.start_ns, step.end_ns)
+        starts, overhead_ns = self._calls.start_ns[rows], self._calls.overhead_ns[rows]
+        ends = starts + self._calls.duration_ns[rows] + overhead_ns
+        uncovered_ns = step.end_ns - step.start_ns - _covered_ns(starts, ends, step.start_ns, step.end_ns)
+        # Calls that overlap in several threads may have spent more together than the step has on its clock.
+        measuring_ns = max(step.overhead_ns - int(overhead_ns.sum()), 0)
+        return max(uncovered_ns - measuring_ns, 0)
 
 
 NO_CALLS = PhaseTimes()

@@ -11,7 +11,8 @@ from ..errors import ModtraceError
 #: Each is the function of its name in the module `modtrace.cli.<name>`, which is imported when it is called.
 COMMANDS = {
     "record": "Runs a Python script and records its models.",
-    "show": "Shows the module tree of a recording with the times of one step.",
+    "show": "Shows the module tree of a recording with the times and values of one step.",
+    "nonfinite": "Finds where NaN and infinite values came up first.",
     "doctor": "Tells what works on this installation.",
 }
 

@@ -1,4 +1,4 @@
-"""`modtrace show`: the module tree of a recording with the times of one step."""
+"""`modtrace show`: the module tree of a recording with the times and values of one step."""
 
 import click
 
@@ -22,11 +22,19 @@ from .output import find_terminal, print_text
 )
 @click.option("--no-fold", is_flag=True, help="Show the inside of each of several modules that are alike.")
 @click.option("--types/--no-types", default=True, show_default=True, help="The table of module types.")
+@click.option("--slots", is_flag=True, help="A line for each slot of what a module returned.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON, unfolded, times in nanoseconds.")
 def show(
-    run: str, step: int | None, depth: int | None, sort: SortKey, no_fold: bool, types: bool, as_json: bool
+    run: str,
+    step: int | None,
+    depth: int | None,
+    sort: SortKey,
+    no_fold: bool,
+    types: bool,
+    slots: bool,
+    as_json: bool,
 ) -> None:
-    """Shows the module tree of the recording RUN with the times of one step."""
+    """Shows the module tree of the recording RUN with the times and values of one step."""
     from ..face import open_recording
 
     tree = _build(open_recording(run).data, step)
@@ -41,6 +49,7 @@ def show(
             sort=sort,
             fold=not no_fold,
             types=types,
+            slots=slots,
             width=terminal.width,
             color=terminal.color,
         )

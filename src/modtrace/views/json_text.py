@@ -1,23 +1,43 @@
 """The module tree as JSON; times are nanoseconds."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, fields
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from ..analysis.module_tree import ModuleNode, ModuleTree
 from ..analysis.type_table import build_type_table
+from ..analysis.value_summary import ValueSummary
+from ..recording.statistics import Stats
+
+#: What is given beside the fields of a class.
+_DERIVED: Mapping[type, Sequence[str]] = {
+    Stats: ("mean", "std", "rms", "l2", "abs_max"),
+    ValueSummary: ("gradient_to_parameter",),
+}
 
 
 def render_module_tree_json(tree: ModuleTree) -> str:
-    """The fields of the tree, its nodes nested in `roots` and `children`, and the table of `types`."""
+    """The fields of the tree, its nodes nested in `roots` and `children`, and the table of `types`.
+
+    JSON has no numbers for what is not finite: "NaN", "Infinity" and "-Infinity" are given, which Python's
+    `float()` and JavaScript's `Number()` read.
+    """
     head = {each.name: _to_json(getattr(tree, each.name)) for each in fields(tree) if each.name != "roots"}
-    head["types"] = [asdict(row) for row in build_type_table(tree)]
+    head["types"] = _to_json(build_type_table(tree))
     return f'{json.dumps(head)[:-1]}, "roots": {_render_nodes(tree.roots)}}}\n'
 
 
 def _to_json(value: Any) -> Any:
-    return asdict(value) if hasattr(value, "__dataclass_fields__") else value
+    if hasattr(value, "__dataclass_fields__"):
+        names = (*(each.name for each in fields(value)), *_DERIVED.get(type(value), ()))
+        return {name: _to_json(getattr(value, name)) for name in names}
+    if isinstance(value, tuple):
+        return [_to_json(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def _render_nodes(roots: Sequence[ModuleNode]) -> str:

@@ -1,5 +1,7 @@
 """How numbers are written in every view."""
 
+import math
+
 _TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
 _COUNT_UNITS = ((1_000_000_000_000, "T"), (1_000_000_000, "B"), (1_000_000, "M"), (1_000, "K"))
 
@@ -25,6 +27,20 @@ def format_share(share: float) -> str:
     return f"{100 * share:.1f}%"
 
 
+def format_number(value: float) -> str:
+    """Any number with three digits, or two and an exponent: `0.0123`, `1.20`, `3.4e-07`, `NaN`."""
+    magnitude = abs(value)
+    if math.isnan(value):
+        return "NaN"
+    if not magnitude or math.isinf(value):
+        return f"{value:.0f}"
+    if not 0.0009995 <= magnitude < 9999.5:
+        return f"{value:.1e}"
+    if magnitude >= 0.9995:
+        return _three_digits(value)
+    return f"{value:.{2 - math.floor(math.log10(magnitude * 1.0005))}f}"
+
+
 def _three_digits(value: float) -> str:
-    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
     return f"{value:.{digits}f}"

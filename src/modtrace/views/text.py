@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -12,9 +12,17 @@ from ..analysis.folding import fold as fold_tree
 from ..analysis.module_tree import MODULE_PHASES, ModuleNode, ModuleTree, rebuild
 from ..analysis.times import PhaseTimes
 from ..analysis.type_table import TypeTimes, build_type_table
+from ..analysis.value_summary import SlotValues, ValueSummary
 from .columns import Column, printable, render_columns, render_lines
 from .lines import TreeLine, draw_lines
 from .quantities import format_count, format_share, format_time
+from .value_columns import (
+    DISPENSABLE_VALUES,
+    VALUES_NOTES,
+    describe_nonfinite,
+    shown_slots,
+    value_columns,
+)
 
 SortKey = Literal["order", "forward", "backward", "recompute", "self", "total", "parameters", "calls", "name"]
 SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
@@ -26,7 +34,7 @@ BACKWARD_HINT = "backward times: record with --backward-times (backward_times=Tr
 RECOMPUTE_NOTE = "backward times include the recompute that ran inside them"
 
 #: Columns left out in this order where the width does not suffice.
-_DISPENSABLE = ("self", "%")
+_DISPENSABLE = ("self", "%", *DISPENSABLE_VALUES)
 
 
 def render_module_tree(
@@ -36,16 +44,18 @@ def render_module_tree(
     sort: SortKey = "order",
     fold: bool = True,
     types: bool = True,
+    slots: bool = False,
     width: int | None = None,
     color: bool = False,
 ) -> str:
-    """The tree with its times, the table of module types, and where the rest of the step went.
+    """The tree with its times and values, the table of module types, and where the rest of the step went.
 
     Args:
         depth: levels below the roots; 0 shows the roots alone, None everything.
         sort: what siblings are sorted by: `order` as registered, `name` from A, all others largest first.
         fold: whether siblings that are alike show what is inside them once, summed up.
         types: whether the table of module types follows.
+        slots: whether each slot of what a module returned has a line of its own below the module.
         width: columns there are; where they do not suffice, columns of the table are left out, and if that
             does not suffice, lines are longer. None: as wide as it gets.
         color: whether the text is styled for a terminal.
@@ -53,7 +63,7 @@ def render_module_tree(
     parts = [render_lines(_headline(tree), color=color)]
     if tree.roots:
         roots = _sort((fold_tree(tree) if fold else tree).roots, sort)
-        parts.append(_render_table(_tree_columns(roots, tree, depth), width, color))
+        parts.append(_render_table(_tree_columns(roots, tree, depth, slots), width, color))
     if tree.roots and types:
         parts.append(_render_table(_type_columns(build_type_table(tree), tree), width, color))
     parts.append(render_lines(_rest(tree), color=color))
@@ -80,7 +90,8 @@ def _describe_step(tree: ModuleTree) -> str:
     if step.duration_ns is None:
         return f"step {step.step}, whose end was not recorded; {known}"
     nothing = "" if tree.roots else ", no module was called"
-    return f"step {step.step} ({step.kind}), {format_time(step.duration_ns)}{nothing}; {known}"
+    measuring = f" without {format_time(step.overhead_ns)} of measuring" if step.overhead_ns else ""
+    return f"step {step.step} ({step.kind}), {format_time(step.duration_ns)}{measuring}{nothing}; {known}"
 
 
 def _sort(roots: Sequence[ModuleNode], sort: SortKey) -> Sequence[ModuleNode]:
@@ -118,18 +129,21 @@ _SORT_VALUES: Mapping[SortKey, Callable[[ModuleNode], tuple[float, str]]] = {
 
 @dataclass(frozen=True)
 class _Row:
-    """A line of the table: a node, or the shortest or longest of those that it stands for.
+    """A line of the table: a node, the shortest or longest of those that it stands for, or one of its slots.
 
     Behind listed siblings comes a heading over what is inside them; its numbers would say theirs again.
     """
 
     guides: str
     node: ModuleNode
-    shows: Literal["node", "heading", "shortest", "longest"]
+    shows: Literal["node", "heading", "shortest", "longest", "slot"]
+    slot: SlotValues | None = None
 
 
-def _tree_columns(roots: Sequence[ModuleNode], tree: ModuleTree, depth: int | None) -> list[Column]:
-    rows = [row for line in draw_lines(roots, depth) for row in _rows_of(line)]
+def _tree_columns(
+    roots: Sequence[ModuleNode], tree: ModuleTree, depth: int | None, slots: bool
+) -> list[Column]:
+    rows = [row for line in draw_lines(roots, depth) for row in _rows_of(line, slots)]
     columns = [
         Column("module", [_label_cell(row) for row in rows], right=False),
         Column("type", [_cell(row, printable(row.node.type)) for row in rows], right=False),
@@ -139,7 +153,8 @@ def _tree_columns(roots: Sequence[ModuleNode], tree: ModuleTree, depth: int | No
         columns += _phase_columns(phase, [_times_of(row, phase) for row in rows])
     columns += [
         Column("params", [_cell(row, _format_parameters(row.node)) for row in rows]),
-        Column("", [_cell(row, _notes(row.node), "yellow") for row in rows], right=False),
+        *value_columns([_values_of(row) for row in rows]),
+        Column("", [_notes(row.node) if row.shows == "node" else Text("") for row in rows], right=False),
     ]
     return [column for column in columns if any(column.cells)]
 
@@ -149,23 +164,24 @@ def _phases(tree: ModuleTree) -> list[str]:
     return [phase for phase in MODULE_PHASES if tree.phase(phase).calls]
 
 
-def _rows_of(line: TreeLine) -> list[_Row]:
+def _rows_of(line: TreeLine, slots: bool) -> Iterator[_Row]:
     if line.node.role == "inside":
-        return [_Row(line.guides, line.node, "heading")]
-    first = _Row(line.guides, line.node, "node")
-    if line.node.role != "folded":
-        return [first]
-    return [
-        first,
-        _Row(line.below_guides, line.node, "shortest"),
-        _Row(line.below_guides, line.node, "longest"),
-    ]
+        yield _Row(line.guides, line.node, "heading")
+        return
+    yield _Row(line.guides, line.node, "node")
+    if line.node.role == "folded":
+        yield _Row(line.below_guides, line.node, "shortest")
+        yield _Row(line.below_guides, line.node, "longest")
+    for slot in shown_slots(line.node.values) if slots else ():
+        yield _Row(line.below_guides, line.node, "slot", slot)
 
 
 def _label_cell(row: _Row) -> Text:
     label = printable(row.node.label)
     if row.shows == "heading":
         return Text(f"{row.guides}inside {label}, summed", "dim")
+    if row.slot is not None:
+        return Text(f"{row.guides}{printable(row.slot.slot)}", "dim")
     if row.shows != "node":
         return Text(f"{row.guides}{row.shows}", "dim")
     times = f" x{row.node.count}" if row.node.count > 1 else ""
@@ -182,6 +198,10 @@ def _times_of(row: _Row, phase: str) -> PhaseTimes:
         return times
     extremes = {"shortest": times.shortest_ns, "longest": times.longest_ns}
     return PhaseTimes(total_ns=extremes.get(row.shows) or 0)
+
+
+def _values_of(row: _Row) -> ValueSummary | SlotValues | None:
+    return row.node.values if row.shows == "node" else row.slot
 
 
 def _phase_columns(phase: str, times: Sequence[PhaseTimes]) -> list[Column]:
@@ -201,7 +221,7 @@ def _format_parameters(node: ModuleNode) -> str:
     return format_count(node.parameters) if node.parameters else ""
 
 
-def _notes(node: ModuleNode) -> str:
+def _notes(node: ModuleNode) -> Text:
     raised = sum(node.phase(phase).raised for phase in MODULE_PHASES)
     unfinished = sum(node.phase(phase).unfinished for phase in MODULE_PHASES)
     notes = [
@@ -209,7 +229,8 @@ def _notes(node: ModuleNode) -> str:
         f"raised {raised}x" if raised else "",
         f"end not seen {unfinished}x" if unfinished else "",
     ]
-    return "; ".join(note for note in notes if note)
+    texts = [*describe_nonfinite(node.values), *(Text(note, "yellow") for note in notes if note)]
+    return Text("; ").join(texts)
 
 
 def _type_columns(rows: Sequence[TypeTimes], tree: ModuleTree) -> list[Column]:
@@ -224,7 +245,7 @@ def _type_columns(rows: Sequence[TypeTimes], tree: ModuleTree) -> list[Column]:
 
 
 def _rest(tree: ModuleTree) -> list[Text]:
-    """What the tree does not show: the optimizer, the time outside modules, and how to see backward times."""
+    """What the tree does not show: the optimizer, the time outside modules, and how its columns are read."""
     lines = []
     if tree.optimizer.calls:
         lines.append(_describe_rest("optimizer", tree.optimizer.total_ns, tree))
@@ -232,6 +253,8 @@ def _rest(tree: ModuleTree) -> list[Text]:
         lines.append(_describe_rest("outside modules", tree.outside_ns, tree))
     if tree.recompute.calls and tree.backward.calls:
         lines.append(Text(RECOMPUTE_NOTE, "dim"))
+    if any(root.values for root in tree.roots):
+        lines.extend(Text(note, "dim") for note in VALUES_NOTES)
     if tree.roots and not tree.backward_recorded:
         lines.append(Text(BACKWARD_HINT, "dim"))
     return lines

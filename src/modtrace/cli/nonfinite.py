@@ -1,0 +1,29 @@
+"""`modtrace nonfinite`: where NaN and infinite values came up first."""
+
+import click
+
+from ..analysis.nonfinite import count_measured, find_first_nonfinite
+from ..views.nonfinite import render_nonfinite, render_nonfinite_json
+from .output import find_terminal, print_text
+
+EXIT_FOUND = 1
+
+
+@click.command()
+@click.argument("run")
+@click.option("--json", "as_json", is_flag=True, help="What was found, and how much was measured, as JSON.")
+def nonfinite(run: str, as_json: bool) -> int:
+    """Finds the first tensor of the recording RUN that holds NaN or infinite values.
+
+    First by step, and within a step in the order of measuring. Exit code 1 if there is one, 0 if not.
+    """
+    from ..face import open_recording
+
+    data = open_recording(run).data
+    found, measured = find_first_nonfinite(data), count_measured(data)
+    if as_json:
+        print_text(render_nonfinite_json(found, measured))
+    else:
+        marks = data.meta.marks
+        print_text(render_nonfinite(found, measured, marks=marks, color=find_terminal().color))
+    return 0 if found is None else EXIT_FOUND

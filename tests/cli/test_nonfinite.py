@@ -1,0 +1,82 @@
+"""`modtrace nonfinite`."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from builders import RecordingBuilder, TypedRecording
+from modtrace.cli.main import main
+from modtrace.store.copy import write_recording
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["modtrace", "nonfinite", *arguments])
+    with pytest.raises(SystemExit) as exit_info:
+        main()
+    assert isinstance(exit_info.value.code, int)
+    return exit_info.value.code
+
+
+def recording(*outputs: float) -> TypedRecording:
+    build = RecordingBuilder(argv=("train.py",), complete=True)
+    net = build.module("", "Net")
+    head = build.module("head", "Linear", parent=net)
+    build.step(4, 0, 100)
+    call = build.call(head, 10, 20, parent=build.call(net, 0, 90, nth=0), nth=0)
+    if outputs:
+        build.output(call, outputs)
+    return build.data()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    return str(tmp_path / "run.modtrace")
+
+
+def test_finding_something_is_exit_code_1(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_recording(recording(1.0, float("nan")), folder)
+
+    assert run(monkeypatch, folder) == 1
+    assert capsys.readouterr().out == (
+        "first non-finite values: 1 NaN in step 4, forward\n  output of head in Net, 2 elements\n"
+    )
+
+
+def test_finite_values_are_exit_code_0(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_recording(recording(1.0), folder)
+
+    assert run(monkeypatch, folder) == 0
+    assert capsys.readouterr().out == "no non-finite values in 1 measured tensors of 1 step\n"
+
+
+def test_recording_without_values_is_exit_code_0_and_says_so(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_recording(recording(), folder)
+
+    assert run(monkeypatch, folder) == 0
+    assert capsys.readouterr().out.startswith("nothing was measured: this recording has no values.")
+
+
+def test_json_has_what_was_found_and_how_much_was_measured(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_recording(recording(float("inf")), folder)
+
+    assert run(monkeypatch, folder, "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["first"]["path"], found["first"]["step"], found["first"]["inf_count"]) == ("head", 4, 1)
+    assert found["measured"] == {"tensors": 1, "unmeasured": 0, "steps": 1}
+
+
+def test_recording_that_is_not_there_is_exit_code_2(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, folder) == 2
+    assert "nothing is there" in capsys.readouterr().err
