@@ -1,0 +1,423 @@
+"""The statistics of numbers in memory, against float64."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.float64_reference import (
+    SQUARES_TOLERANCE,
+    SUM_TOLERANCE,
+    assert_near_reference,
+    statistics,
+    to_numbers,
+)
+from modtrace.measure.cpu_kernel import EMPTY, RawStatistics, measure_array, repeat
+from modtrace.measure.dtypes import CHUNK, Format, Scratch, format_of
+from modtrace.recording.statistics import Stats, merge
+
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+
+FLOAT8 = [
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+]
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16, *FLOAT8]
+INTEGERS = [
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+    torch.bool,
+]
+COMPLEX = [torch.complex64, torch.complex128, torch.complex32]
+
+#: Where blocks, pairs of blocks and chunks end.
+ENDS = [
+    1,
+    2,
+    3,
+    511,
+    512,
+    513,
+    1023,
+    1024,
+    1025,
+    1535,
+    1536,
+    1537,
+    CHUNK - 1,
+    CHUNK,
+    CHUNK + 1,
+    2 * CHUNK + 513,
+]
+
+seeds = st.integers(0, 2**32 - 1)
+laws = settings(deadline=None, max_examples=60)
+
+
+def check(tensor: torch.Tensor) -> RawStatistics:
+    found = statistics(tensor)
+    assert_near_reference(found, to_numbers(tensor))
+    return found
+
+
+def from_bytes(content: bytes, dtype: torch.dtype) -> torch.Tensor:
+    size = torch.empty((), dtype=dtype).element_size()
+    content = content[: len(content) - len(content) % size]
+    if not content:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(bytearray(content), dtype=dtype)
+
+
+def of_magnitudes(seed: int, size: int, low: float, high: float, dtype: torch.dtype) -> torch.Tensor:
+    """Random signs, and magnitudes whose logarithm is uniform between those of two powers of ten."""
+    random = np.random.default_rng(seed)
+    numbers = random.choice([-1.0, 1.0], size) * 10 ** random.uniform(low, high, size)
+    return torch.from_numpy(numbers).to(dtype)
+
+
+# Any bits, any size, any magnitude.
+
+
+@laws
+@given(st.binary(max_size=400), st.sampled_from([*FLOATS, *INTEGERS, *COMPLEX]))
+def test_statistics_of_any_bits_equal_the_reference(content, dtype):
+    if dtype is torch.bool:
+        content = bytes(byte & 1 for byte in content)
+    check(from_bytes(content, dtype))
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    seeds,
+    st.sampled_from([0, *ENDS]) | st.integers(0, 5000),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+    st.tuples(st.floats(-45, 38.5), st.floats(-45, 38.5)).map(sorted),
+    st.lists(st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0]), max_size=3),
+)
+def test_statistics_equal_the_reference_at_any_size_and_magnitude(seed, size, dtype, magnitudes, odd_ones):
+    tensor = of_magnitudes(seed, size, *magnitudes, dtype)
+    for place, value in enumerate(odd_ones[:size]):
+        tensor[(place * 7919 + seed) % size] = value
+    check(tensor)
+
+
+@laws
+@given(seeds, st.sampled_from(ENDS), st.sampled_from([torch.float32, torch.bfloat16, torch.float16, *FLOAT8]))
+def test_no_finite_tensor_is_ever_reported_non_finite(seed, size, dtype):
+    width = torch.empty((), dtype=dtype).element_size()
+    tensor = from_bytes(np.random.default_rng(seed).bytes(size * width), dtype)
+    finite = torch.from_numpy(to_numbers(tensor)).isfinite()
+    raw = tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[width]).clone()
+    raw[~finite] = 1
+    found = check(raw.view(dtype))
+    assert (found.nan_count, found.inf_count) == (0, 0)
+    assert all(map(math.isfinite, found))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("size", ENDS)
+def test_one_nan_or_infinity_is_found_at_either_end(dtype, size):
+    for value in (math.nan, math.inf, -math.inf):
+        for place in (0, size // 2, size - 1):
+            tensor = torch.full((size,), 0.5, dtype=dtype)
+            tensor[place] = value
+            found = statistics(tensor)
+            assert (found.nan_count, found.inf_count) == (int(math.isnan(value)), int(math.isinf(value)))
+            if math.isnan(value):
+                assert all(map(math.isnan, (found.min, found.max, found.sum, found.sumsq)))
+            else:
+                assert (found.sum, found.sumsq) == (value, math.inf)
+
+
+@pytest.mark.parametrize("dtype", FLOATS[:4])
+def test_infinities_of_both_signs_in_different_chunks_sum_to_nan(dtype):
+    tensor = torch.ones(2 * CHUNK + 5, dtype=dtype)
+    tensor[0], tensor[-1] = math.inf, -math.inf
+    found = statistics(tensor)
+    assert (found.min, found.max, found.sumsq, found.nan_count, found.inf_count) == (
+        -math.inf,
+        math.inf,
+        math.inf,
+        0,
+        2,
+    )
+    assert math.isnan(found.sum)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("of", ["tiny", "smallest_normal", "max"])
+def test_the_ends_of_a_dtype_are_measured(dtype, of):
+    limits = torch.finfo(dtype)
+    value = limits.tiny / 2 if of == "tiny" else getattr(limits, of)
+    for size in (1, 1000, CHUNK + 1):
+        check(torch.full((size,), value, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_squares_of_every_power_of_two_are_summed(dtype):
+    """A sum of squares in float32 overflows from 2^64 on, and is 0 below 2^-74."""
+    for exponent in range(-149, 128):
+        check(torch.full((1500,), 2.0**exponent, dtype=dtype))
+
+
+def test_what_float64_cannot_sum_is_counted_as_finite_still():
+    tensor = torch.tensor([1.7e308, -1.7e308, 1.7e308, 1.7e308], dtype=torch.float64)
+    found = statistics(tensor)
+    assert (found.count, found.min, found.max, found.nan_count, found.inf_count) == (
+        4,
+        -1.7e308,
+        1.7e308,
+        0,
+        0,
+    )
+    assert found.sumsq == math.inf
+
+
+# Decoders against torch's own conversion.
+
+
+def decoded(tensor: torch.Tensor, raw_dtype: torch.dtype) -> np.ndarray:
+    form = format_of(tensor.dtype)
+    raw = tensor.view(raw_dtype).numpy().view(form.raw)
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        return form.decode(raw, Scratch()).astype(np.float64)
+
+
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+def test_every_byte_of_a_float8_is_what_torch_takes_it_for(dtype):
+    tensor = torch.arange(256, dtype=torch.uint8).view(dtype)
+    np.testing.assert_array_equal(decoded(tensor, torch.uint8), to_numbers(tensor))
+    check(tensor)
+
+
+@pytest.mark.parametrize("finite", [True, False], ids=["the finite ones", "all"])
+@pytest.mark.parametrize("skipped", [0, 1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_every_pattern_of_16_bits_is_what_torch_takes_it_for(dtype, skipped, finite):
+    """`skipped` elements in front: memory that is not aligned for pairs, and odd sizes."""
+    tensor = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    if finite:
+        tensor = tensor[tensor.isfinite()]
+    tensor = tensor[skipped:]
+    ours, theirs = (
+        np.sort(decoded(tensor, torch.int16)),
+        np.sort(to_numbers(tensor)),
+    )  # pairs change the order
+    np.testing.assert_array_equal(ours, theirs)
+    assert np.signbit(ours[ours == 0]).sum() == np.signbit(theirs[theirs == 0]).sum()
+    check(tensor)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_the_ends_of_an_integer_are_measured(dtype):
+    if dtype is torch.bool:
+        tensor = torch.tensor([True, False, True])
+    else:
+        limits = torch.iinfo(dtype)
+        tensor = torch.tensor([limits.min, limits.max, 1, 0, 7], dtype=dtype)
+    check(tensor)
+    check(tensor.repeat(50_001))
+
+
+def test_any_byte_but_zero_is_true():
+    """As in `tensor.double()`: such bytes come from `view(torch.bool)`."""
+    tensor = torch.tensor([0, 1, 2, 255], dtype=torch.uint8).view(torch.bool)
+    assert statistics(tensor) == (4, 0, 1, 3, 3, 0, 0)
+
+
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+def test_parts_of_a_complex_number_are_numbers_of_their_own(dtype):
+    tensor = torch.view_as_complex(torch.tensor([[3.0, -4.0], [0.0, 0.5]])).to(dtype)
+    assert statistics(tensor) == (4, -4, 3, -0.5, 25.25, 0, 0)
+    tensor = torch.view_as_complex(torch.tensor([[3.0, math.nan], [0.0, math.inf]])).to(dtype)
+    assert statistics(tensor)[5:] == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64]
+)
+def test_memory_that_is_not_aligned_is_read_as_well(dtype):
+    numbers = torch.arange(1, 3001).remainder(100).to(dtype)
+    content = bytearray(1) + bytearray(numbers.view(torch.uint8).numpy().tobytes())
+    tensor = torch.frombuffer(content, dtype=dtype, offset=1)
+    assert statistics(tensor) == statistics(numbers)
+
+
+# Strides.
+
+STRIDED = {
+    "transposed": lambda x: x.view(50, 60).t(),
+    "permuted": lambda x: x.view(5, 20, 30).permute(2, 0, 1),
+    "sliced": lambda x: x.view(50, 60)[3:, 5:50],
+    "stepped": lambda x: x[1::3],
+    "stepped in both": lambda x: x.view(50, 60)[::2, 1::7],
+    "stepped and transposed": lambda x: x.view(50, 60)[::3, ::2].t(),
+    "column": lambda x: x.view(50, 60)[:, 7],
+    "odd offset": lambda x: x[1:],
+    "odd offset and size": lambda x: x[1:-1],
+    "flipped": lambda x: x[torch.arange(2999, -1, -1)],
+    "expanded in front": lambda x: x.view(50, 60).expand(7, 50, 60),
+    "expanded inside": lambda x: x[:50].view(5, 1, 10).expand(5, 9, 10),
+    "expanded scalar": lambda x: x[0].expand(300, 1000),
+    "expanded, stepped and transposed": lambda x: x.view(50, 60)[::2, ::3].t().unsqueeze(1).expand(-1, 4, -1),
+    "overlapping windows": lambda x: x.unfold(0, 10, 3),
+    "overlapping as_strided": lambda x: x.as_strided((40, 30), (2, 1), 5),
+    "overlapping, of equal strides": lambda x: x.as_strided((40, 30), (1, 1)),
+    "dense by as_strided": lambda x: x.as_strided((3, 5, 7), (1, 21, 3), 11),
+    "no elements, with strides": lambda x: x.as_strided((0, 5), (1, 0)),
+    "no elements, expanded": lambda x: x[:0].expand(9, 0),
+    "no elements, sliced": lambda x: x.view(50, 60)[10:10].t(),
+    "0-dim": lambda x: x[17],
+    "one element of odd strides": lambda x: x.as_strided((1, 1), (77, 33), 4),
+    "many dimensions": lambda x: x[:2048].view([2] * 11).permute(*range(10, -1, -1))[..., 0],
+    "channels last": lambda x: x.view(2, 5, 15, 20).to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.complex64, torch.int16, FLOAT8[0]]
+)
+@pytest.mark.parametrize("view", STRIDED.values(), ids=STRIDED.keys())
+def test_any_strides_are_measured(view, dtype):
+    numbers = torch.arange(3000).remainder(251) - 100
+    tensor = numbers.to(torch.int8).view(dtype) if dtype is FLOAT8[0] else numbers.to(dtype)
+    found = check(view(tensor))
+    assert found.count == view(tensor).numel() * (2 if dtype.is_complex else 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_views_of_more_than_a_chunk_are_measured(dtype):
+    tensor = torch.linspace(-3, 5, 700 * 1001).to(dtype).view(700, 1001)
+    for view in (
+        tensor.t(),
+        tensor[:, 1:],
+        tensor[::2, ::3],
+        tensor[:, ::2].t(),
+        tensor[:, :1].expand(-1, 3000),
+    ):
+        check(view)
+    stepped = tensor.view(-1)[::2]  # more than a chunk in one dimension
+    check(stepped)
+
+
+@laws
+@given(st.data())
+def test_any_as_strided_is_measured(data):
+    shape = data.draw(st.lists(st.integers(0, 5), max_size=4))
+    strides = [data.draw(st.integers(0, 40)) for _ in shape]
+    tensor = torch.arange(1000.0).sin().to(data.draw(st.sampled_from([torch.float32, torch.float16])))
+    check(tensor.as_strided(shape, strides, data.draw(st.integers(0, 9))))
+
+
+# Sums.
+
+
+def alternating(size: int) -> np.ndarray:
+    return np.where(np.arange(size) % 2, -1.0, 1.0) * (1 + np.arange(size) * 1e-6)
+
+
+ADVERSARIAL = {
+    "constant": lambda size: np.full(size, 1.1),
+    "constant, nearly a power of two": lambda size: np.full(size, 1.9999999),
+    "alternating signs": alternating,
+    "ramp": lambda size: np.arange(size) / 3,
+    "ramp down": lambda size: np.arange(size)[::-1] / 3,
+    "one huge among tiny": lambda size: np.where(np.arange(size) == size // 2, 1e9, 1e-3),
+    "one beyond 2^40 among tiny": lambda size: np.where(np.arange(size) == 0, 1e30, 1.1e-30),
+    "ones, then halves of their last bit": lambda size: np.where(
+        np.arange(size) % 1024 < 8, 1, 2.0**-24 * 1.0001
+    ),
+    "64 ones, then halves of their last bit": lambda size: np.where(
+        np.arange(size) % 4096 < 64, 1, 2.0**-24 * 1.0001
+    ),
+    "cancelling halves": lambda size: np.where(np.arange(size) < size // 2, 1e5, -1e5) + 0.1,
+}
+
+
+@pytest.mark.parametrize("numbers", ADVERSARIAL.values(), ids=ADVERSARIAL.keys())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_sums_of_adversarial_numbers_are_as_near_as_promised(numbers, dtype):
+    for size in (*ENDS, 3 * CHUNK):
+        check(torch.from_numpy(numbers(size)).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["constant", "random", "mixed magnitudes"])
+def test_twenty_million_elements_are_measured(kind, dtype):
+    size = 20_000_000
+    if kind == "constant":
+        tensor = torch.full((size,), 1.1, dtype=dtype)
+        value = tensor[0].item()
+        found = statistics(tensor)
+        assert (found.count, found.min, found.max, found.nan_count, found.inf_count) == (
+            size,
+            value,
+            value,
+            0,
+            0,
+        )
+        assert found.sum == pytest.approx(size * value, rel=SUM_TOLERANCE)
+        assert found.sumsq == pytest.approx(size * value**2, rel=SQUARES_TOLERANCE)
+        return
+    generator = torch.Generator().manual_seed(0)
+    tensor = torch.randn(size, generator=generator)
+    if kind == "mixed magnitudes":
+        tensor.mul_(torch.exp2(torch.arange(size) // CHUNK % 200 - 100))
+    check(tensor.to(dtype))
+
+
+# Merging.
+
+
+def to_stats(found: RawStatistics) -> Stats:
+    none = not found.count
+    return Stats(
+        **{**found._asdict(), "min": None if none else found.min, "max": None if none else found.max}
+    )
+
+
+@laws
+@given(seeds, st.sampled_from(ENDS), st.lists(st.floats(0, 1), max_size=4), st.booleans())
+def test_rows_of_any_split_merge_into_the_row_of_the_whole(seed, size, cuts, has_odd_ones):
+    tensor = of_magnitudes(seed, size, -10, 10, torch.float32)
+    if has_odd_ones:
+        tensor[seed % size], tensor[seed // 2 % size] = math.nan, -math.inf
+    ends = [0, *sorted(int(cut * size) for cut in cuts), size]
+    parts = [tensor[start:end] for start, end in pairwise(ends)]
+    merged = merge(to_stats(statistics(part)) for part in parts)
+    assert_near_reference(
+        RawStatistics(**{name: getattr(merged, name) for name in RawStatistics._fields}), to_numbers(tensor)
+    )
+
+
+def test_an_expanded_tensor_counts_each_repetition():
+    tensor = torch.tensor([1.0, -2.0, math.inf]).expand(5, 3)
+    assert statistics(tensor) == (15, -2, math.inf, math.inf, math.inf, 0, 5)
+    assert repeat(RawStatistics(2, -1.0, 3.0, 2.0, 10.0, 1, 0), 3) == (6, -1.0, 3.0, 6.0, 30.0, 3, 0)
+
+
+def test_of_no_elements_there_is_no_minimum():
+    np.testing.assert_equal(tuple(EMPTY), (0, math.nan, math.nan, 0.0, 0.0, 0, 0))
+    np.testing.assert_equal(
+        tuple(measure_array(np.empty((3, 0), np.float32), Format(np.float32))), tuple(EMPTY)
+    )
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint4, torch.int4, torch.bits8, torch.quint8, torch.float4_e2m1fn_x2]
+)
+def test_a_dtype_that_cannot_be_measured_has_no_format(dtype):
+    assert format_of(dtype) is None
