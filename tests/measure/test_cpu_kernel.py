@@ -16,6 +16,7 @@ from helpers.float64_reference import (
     statistics,
     to_numbers,
 )
+from modtrace.measure import measurer, native
 from modtrace.measure.cpu_kernel import EMPTY, RawStatistics, measure_array, repeat
 from modtrace.measure.dtypes import CHUNK, Format, Scratch, format_of
 from modtrace.recording.statistics import Stats, merge
@@ -62,6 +63,18 @@ ENDS = [
     CHUNK + 1,
     2 * CHUNK + 513,
 ]
+
+
+@pytest.fixture(autouse=True, scope="module", params=["compiled", "numpy"])
+def kernel(request):
+    """Every law holds for both kernels."""
+    if request.param == "compiled" and native.measure_into is None:
+        pytest.skip("the compiled kernel has not been built: there was no C compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "numpy":
+            patch.setattr(measurer, "measure_into", None)
+        yield request.param
+
 
 seeds = st.integers(0, 2**32 - 1)
 laws = settings(deadline=None, max_examples=60)

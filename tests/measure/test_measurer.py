@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from helpers.float64_reference import measure, read, statistics
 from helpers.tensor_kinds import KINDS, silently
 from modtrace.measure import measurer as measurer_module
+from modtrace.measure import native
 from modtrace.measure.measurer import Measurer, quiet
 from modtrace.measure.rows import DeviceRows, HostRows
 from modtrace.torch_internals import unseen
@@ -292,8 +293,19 @@ def test_flushed_denormals_are_the_zeros_that_torch_takes_them_for(dtype):
     assert found == (3, 0, 2, 2, 4, 0, 0)
 
 
-def test_subnormal_float16_is_flushed_though_torch_would_convert_it():
-    """The one difference: what is subnormal is not so in torch's float32, but it is on our way to one."""
+def test_subnormals_are_measured_as_they_stand_whatever_is_flushed():
+    if native.measure_into is None:
+        pytest.skip("numpy reads them as the processor is set to")
+    halves = torch.tensor([2.0**-20, -(2.0**-14), 2.0], dtype=torch.float16)
+    singles = torch.tensor([2.0**-140, 2.0**-139])
+    with flushed_denormals():
+        assert statistics(halves).sum == 2 - 2.0**-14 + 2.0**-20
+        assert statistics(singles).sum == 3 * 2.0**-140
+
+
+def test_numpy_flushes_subnormal_float16_though_torch_would_convert_it(monkeypatch):
+    """What is subnormal is not so in torch's float32, but it is on numpy's way to one."""
+    monkeypatch.setattr(measurer_module, "measure_into", None)
     tensor = torch.tensor([2.0**-20, -(2.0**-14), 2.0], dtype=torch.float16)
     with flushed_denormals():
         found = statistics(tensor)

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from modtrace.measure.dtypes import format_of
-from modtrace.measure.memory import array_over, is_held
+from modtrace.measure.memory import array_over, extent_of, is_held
 
 
 def over(tensor):
-    return array_over(tensor, format_of(tensor.dtype))
+    extent, form = extent_of(tensor), format_of(tensor.dtype)
+    return None if extent is None else (array_over(extent, form), extent.repeats)
 
 
 @pytest.mark.parametrize(

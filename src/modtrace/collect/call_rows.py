@@ -51,30 +51,39 @@ def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -
     backwards = [(step.number, each) for step in steps for each in step.backwards if len(each.calls)]
     if backwards and with_backward:
         batches.append(_backward_calls(backwards, memory))
-    intervals = [each for step in steps for each in step.intervals]
-    if intervals:
+    if any(step.values for step in steps):
+        intervals = intervals_of(steps)
         for columns in batches:
             columns["overhead_ns"] = _overheads(columns, intervals)
     return batches
 
 
-def _overheads(columns: Columns, intervals: list[tuple[int, int, int]]) -> Ints:
+def intervals_of(steps: list[Step]) -> Ints:
+    """`[3, intervals]`: thread, begin and end of the time spent measuring in these steps."""
+    parts = []
+    for measured in (each for step in steps for each in step.values):
+        begin_end = np.array(measured.intervals, np.int64).reshape(-1, 2).T
+        parts.append(np.concatenate([np.full((1, begin_end.shape[1]), measured.thread), begin_end]))
+    return np.concatenate(parts, axis=1) if parts else np.zeros((3, 0), np.int64)
+
+
+def _overheads(columns: Columns, intervals: Ints) -> Ints:
     """How much of each call was spent measuring: what began in it, on its thread; masked if its end is not known.
 
     The output of a call is measured after its end, and so inside the call around it.
     """
-    thread, start, end = np.array(intervals, np.int64).T
     ends = columns["end_ns"]
     overhead = np.zeros(len(ends), np.int64)
-    for number in np.unique(thread).tolist():
-        order = np.argsort(start[thread == number], kind="stable")
-        starts = start[thread == number][order]
-        spent = np.concatenate([[0], np.cumsum((end - start)[thread == number][order])])
-        here = columns["thread"] == number
-        first = np.searchsorted(starts, columns["start_ns"][here])
-        last = np.searchsorted(starts, np.ma.getdata(ends)[here])
+    for thread in np.unique(intervals[0]).tolist():
+        _, begin, end = intervals[:, intervals[0] == thread]
+        order = np.argsort(begin, kind="stable")
+        spent = np.concatenate([[0], np.cumsum((end - begin)[order])])
+        here = columns["thread"] == thread
+        first = np.searchsorted(begin[order], columns["start_ns"][here])
+        last = np.searchsorted(begin[order], np.ma.getdata(ends)[here])
         overhead[here] = spent[last] - spent[first]
-    return np.ma.masked_array(overhead, np.ma.getmaskarray(ends))
+    masked: Ints = np.ma.masked_array(overhead, np.ma.getmaskarray(ends))
+    return masked
 
 
 def optimizer_columns(steps: list[Step], first_id: int) -> Columns | None:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..errors import MisuseError, ModtraceWarning
@@ -16,12 +17,13 @@ from ..recording.step_range import ALL_STEPS, StepRange
 from ..torch_internals import keep_out_of_dynamo, unseen
 from . import scopes
 from .backward import Backward
-from .call_rows import NthMemory, call_columns, optimizer_columns
+from .call_rows import NthMemory, call_columns, intervals_of, optimizer_columns
+from .measured import Measured
 from .names import roots_of
 from .segments import Segment
 from .steps import Step, StepFinder
 from .value_rows import SiteIds, free_rows, value_columns
-from .values import Taken, ValueTaps
+from .values import ValueTaps
 
 #: Rows of ended steps go to the sink this long after the first of them ended, or with the next step's end.
 _FLUSH_AFTER_S = 0.2
@@ -224,8 +226,7 @@ class Recorder:
         for step in ended:
             self.steps_ended += 1
             if self._taps is not None:
-                for taken in self._taps.take_segments(step.segments):
-                    _add(step, taken)
+                step.values += self._taps.take_segments(step.segments)
             if step.number in self._selected:
                 self._ready.append(step)
                 self._ready_calls += sum(segment.calls for segment in step.segments if segment.is_closed)
@@ -255,13 +256,14 @@ class Recorder:
             self._sink.write("modules", {name: [row[name] for row in modules] for name in modules[0]})
         for columns in (*batches, *([optimizers] if optimizers else [])):
             self._sink.write("calls", columns)
+        step_rows = _step_columns(steps) if steps else None
         self._write_values(steps)
         scalars = [(step.number, name, value) for step in steps for name, value in step.scalars]
         if scalars:
             number, name, value = (list(column) for column in zip(*scalars, strict=True))
             self._sink.write("scalars", {"step": number, "name": name, "value": value})
-        if steps:
-            self._sink.write("steps", _step_columns(steps))
+        if step_rows is not None:
+            self._sink.write("steps", step_rows)
         for step in steps:
             _let_go(step)
         self._memory.prune()
@@ -280,8 +282,9 @@ class Recorder:
     # Values.
 
     def _start_taps(self, tracker: scopes.ScopeTracker, values: PathFilter) -> None:
-        self._taps = ValueTaps(tracker, values, self._values_failed)
-        self._taps.watches_parameters = self._may_be_selected
+        self._taps = ValueTaps(
+            tracker, values, wants_parameters=self._may_be_selected, failed=self._values_failed
+        )
         tracker.taps.append(self._taps)
 
     def _may_be_selected(self, step: Step | None = None) -> bool:
@@ -339,10 +342,9 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0][:200]
 
 
-def _add(step: Step, taken: Taken | None) -> None:
-    if taken is not None:
-        step.values += taken.rows
-        step.intervals += taken.intervals
+def _add(step: Step, measured: Measured | None) -> None:
+    if measured is not None:
+        step.values.append(measured)
 
 
 def _let_go(step: Step) -> None:
@@ -358,14 +360,16 @@ def _step_columns(steps: list[Step]) -> dict[str, Any]:
         "start_ns": [step.start_ns for step in steps],
         "end_ns": [step.end_ns for step in steps],
     }
-    if any(step.intervals for step in steps):
+    if any(step.values for step in steps):
         columns["overhead_ns"] = [_overhead_ns(step) for step in steps]
     return columns
 
 
 def _overhead_ns(step: Step) -> int:
     """What was spent measuring between the step's start and end, on whatever thread."""
-    return sum(max(0, min(end, step.end_ns) - max(start, step.start_ns)) for _, start, end in step.intervals)
+    _, begin, end = intervals_of([step])
+    within = np.minimum(end, step.end_ns) - np.maximum(begin, step.start_ns)
+    return int(np.maximum(within, 0).sum())
 
 
 def _to_float(name: str, value: Any) -> float:

@@ -286,5 +286,4 @@ def _append(first: Step, step: Step) -> None:
     first.stepped |= step.stepped
     first.evidence += step.evidence
     first.values += step.values
-    first.intervals += step.intervals
     first.touch(step.end_ns)

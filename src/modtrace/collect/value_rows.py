@@ -1,17 +1,20 @@
 """Turns what was measured in ended steps into the columns of the `values` and `sites` tables."""
 
+import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from ..measure.measurer import Measurement
 from ..measure.rows import Rows
 from ..recording.phase import BACKWARD, OPTIMIZER, PHASES
 from .call_rows import NthMemory
+from .measured import Measured, MeasuredGradients, MeasuredOutputs, MeasuredParameters
 from .segments import Ints, Segment
 from .steps import Step
-from .values import GRAD_OUTPUT, OUTPUT, Sample, ValueRow
 
 Columns = dict[str, Any]
 
@@ -22,7 +25,9 @@ _STATISTICS = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count")
 _WHOLE = {"count", "nan_count", "inf_count"}
 _NULL_IF_EMPTY = {"min", "max"}
 
-_Site = tuple[int, int, str, str]  # module_id, nth, role, slot; -1 for null
+_Site = tuple[int, int, tuple[str, str]]  # module_id, nth, role and slot; -1 for null
+
+OUTPUT, GRAD_OUTPUT = "output", "grad_output"
 
 
 class SiteIds:
@@ -32,9 +37,13 @@ class SiteIds:
         self._ids: dict[_Site, int] = {}
         self._written = 0
 
-    def get(self, site: _Site) -> int:
-        """The id of a site, a new one if it has not been met."""
-        return self._ids.setdefault(site, len(self._ids))
+    def get(
+        self, module_ids: Iterable[int], nths: Iterable[int], named: Iterable[tuple[str, str]]
+    ) -> npt.NDArray[np.int32]:
+        """The ids of sites, new ones for those that have not been met; `named` are role and slot."""
+        ids = self._ids
+        sites = zip(module_ids, nths, named, strict=True)
+        return np.array([ids.setdefault(site, len(ids)) for site in sites], np.int32)
 
     def take_new(self) -> Columns | None:
         """The rows of the sites that came since the last time; None if none did."""
@@ -42,7 +51,8 @@ class SiteIds:
         if first == self._written:
             return None
         new = list(self._ids)[first:]
-        module_id, nth, role, slot = (list(column) for column in zip(*new, strict=True))
+        module_id, nth, named = (list(column) for column in zip(*new, strict=True))
+        role, slot = (list(column) for column in zip(*named, strict=True))
         return {
             "site_id": np.arange(first, self._written, dtype=np.int32),
             "module_id": _null_below_zero(module_id, np.int32),
@@ -55,39 +65,45 @@ class SiteIds:
 def value_columns(steps: Iterable[Step], sites: SiteIds, memory: NthMemory) -> Columns | None:
     """The rows of ended steps; None if there are none. To be called when their calls have been numbered."""
     calls = _CallsOfSegments(memory)
-    rows = [(step, row) for step in steps for row in sorted(step.values, key=_start)]
-    if not rows:
+    parts = [_read(measured, step.number or 0, calls) for step in steps for measured in step.values]
+    parts = [part for part in parts if part.samples]
+    if not parts:
         return None
-    orders = _orders(rows)
-    places = [calls.find(row) for _, row in rows]
-    measured = [row.sample.measurement for _, row in rows]
-    columns: Columns = {
-        "step": np.array([step.number for step, _ in rows], np.int32),
-        "phase": np.array([_PHASE_CODE[_phase_of(row)] for _, row in rows], np.int8),
-        "site_id": np.array(
-            [
-                sites.get((module_id, nth, row.role, row.slot))
-                for (_, row), (module_id, nth, _) in zip(rows, places, strict=True)
-            ],
-            np.int32,
-        ),
-        "call_id": _null_below_zero([call_id for _, _, call_id in places], np.int64),
-        "order": orders,
-        "shape": [list(each.shape) for each in measured],
-        "dtype": [_word(each.dtype) for each in measured],
-        "numel": np.array([_numel(each) for each in measured], np.int64),
-        "note": [each.note for each in measured],
+    samples = list(chain.from_iterable(part.samples for part in parts))
+    step = np.concatenate([np.full(len(part.samples), part.step, np.int32) for part in parts])
+    order = np.lexsort(
+        (np.array([each.start_ns for each in samples]), step)
+    )  # stable: sites of one tensor stay
+    samples = [samples[at] for at in order.tolist()]
+    step = step[order]
+    module_id, nth, call_id, phase = (
+        np.concatenate(each)[order]
+        for each in zip(
+            *((part.module_id, part.nth, part.call_id, part.phase) for part in parts), strict=True
+        )
+    )
+    roles = list(chain.from_iterable(part.roles for part in parts))
+    slots = list(chain.from_iterable(part.slots for part in parts))
+    named = [(roles[at], slots[at]) for at in order.tolist()]
+    return {
+        "step": step,
+        "phase": phase,
+        "site_id": sites.get(module_id.tolist(), nth.tolist(), named),
+        "call_id": np.ma.masked_array(call_id, call_id < 0),
+        "order": _orders(step, np.array([id(each) for each in samples])),
+        "shape": [each.shape for each in samples],
+        "dtype": [_word(each.dtype) for each in samples],
+        "numel": np.array([_numel(each) for each in samples], np.int64),
+        "note": [each.note for each in samples],
+        **_statistics(samples),
     }
-    columns.update(_statistics([row.sample for _, row in rows]))
-    return columns
 
 
 def free_rows(steps: Iterable[Step]) -> None:
     """Lets other tensors have the rows of these steps, which are written or not wanted."""
     taken: dict[Rows, dict[int, None]] = {}
     for step in steps:
-        for row in step.values:
-            measurement = row.sample.measurement
+        for measurement in (each for measured in step.values for each in measured.samples):
             if measurement.rows is not None:
                 taken.setdefault(measurement.rows, {})[measurement.row] = None
         step.values = []
@@ -95,71 +111,106 @@ def free_rows(steps: Iterable[Step]) -> None:
         rows.free(list(numbers))
 
 
+class _Part(NamedTuple):
+    """The rows of one thing measured, in columns; -1 where there is none."""
+
+    step: int
+    samples: Sequence[Measurement]
+    roles: Sequence[str]
+    slots: Sequence[str]
+    phase: npt.NDArray[np.int8]
+    module_id: Ints
+    nth: Ints
+    call_id: Ints
+
+
+def _read(measured: Measured, step: int, calls: "_CallsOfSegments") -> _Part:
+    if isinstance(measured, MeasuredOutputs):
+        return _read_outputs(measured, step, calls)
+    if isinstance(measured, MeasuredGradients):
+        return _read_gradients(measured, step, calls)
+    return _read_parameters(measured, step)
+
+
+def _read_outputs(measured: MeasuredOutputs, step: int, calls: "_CallsOfSegments") -> _Part:
+    rows = len(measured.samples)
+    found = calls.find(measured.segment, measured.events)
+    phase = np.full(rows, _PHASE_CODE[measured.segment.phase], np.int8)
+    return _Part(step, measured.samples, [OUTPUT] * rows, measured.slots, phase, *found)
+
+
+def _read_gradients(measured: MeasuredGradients, step: int, calls: "_CallsOfSegments") -> _Part:
+    samples, slots, segments, events = [], [], [], []
+    for sample, tap in zip(measured.samples, measured.taps, strict=True):
+        for event, slot in tap.sites():
+            samples.append(sample)
+            slots.append(slot)
+            segments.append(tap.segment)
+            events.append(event)
+    found = np.full((3, len(samples)), -1, np.int64)
+    keys = np.array([id(segment) for segment in segments], np.int64)
+    for segment in dict.fromkeys(segments):
+        here = np.flatnonzero(keys == id(segment))
+        found[:, here] = calls.find(segment, [events[at] for at in here.tolist()])
+    phase = np.full(len(samples), _PHASE_CODE[BACKWARD], np.int8)
+    return _Part(step, samples, [GRAD_OUTPUT] * len(samples), slots, phase, *found)
+
+
+def _read_parameters(measured: MeasuredParameters, step: int) -> _Part:
+    owners = np.array([-1 if owner is None else owner.module_id for owner in measured.owners], np.int64)
+    phase = np.full(len(owners), _PHASE_CODE[OPTIMIZER], np.int8)
+    none = np.full(len(owners), -1, np.int64)
+    return _Part(step, measured.samples, measured.roles, measured.slots, phase, owners, none, none)
+
+
 class _CallsOfSegments:
-    """Finds the call that ended with an event, for many events of few segments."""
+    """Finds the calls that ended with given events."""
 
     def __init__(self, memory: NthMemory) -> None:
         self._memory = memory
-        self._known: dict[Segment, tuple[Ints, Ints, npt.NDArray[np.int32] | None]] = {}
+        self._known: dict[Segment, tuple[Ints, Ints, Ints]] = {}
 
-    def find(self, row: ValueRow) -> tuple[int, int, int]:
-        """module_id, nth and call_id of a row; -1 where there is none."""
-        segment = row.segment
-        if segment is None:
-            return (-1 if row.owner is None else row.owner.module_id), -1, -1
+    def find(self, segment: Segment, events: Sequence[int]) -> tuple[Ints, Ints, Ints]:
+        """module_id, nth and call_id; -1 where it is not known."""
         known = self._known.get(segment)
         if known is None:
             known = self._known[segment] = self._read(segment)
-        call_of_event, module_of_call, nth = known
-        index = int(call_of_event[row.event])
-        first_id = -1 if segment.first_id is None else segment.first_id + index
-        return int(module_of_call[index]), -1 if nth is None else int(nth[index]), first_id
+        call_of_event, module_of_call, nth_of_call = known
+        calls = call_of_event[events]
+        call_id = calls + segment.first_id if segment.first_id is not None else np.full(len(calls), -1)
+        return module_of_call[calls], nth_of_call[calls], call_id
 
-    def _read(self, segment: Segment) -> tuple[Ints, Ints, npt.NDArray[np.int32] | None]:
+    def _read(self, segment: Segment) -> tuple[Ints, Ints, Ints]:
         structure = segment.structure()
         places = np.asarray(segment.places, np.int64)
         call_of_event = np.full(len(places), -1, np.int64)
         call_of_event[structure.exit_event] = np.arange(len(structure.exit_event))
-        entered = places[structure.enter_event]
-        modules = np.array([segment.log.all_places[at].named.module_id for at in entered.tolist()], np.int64)
-        return call_of_event, modules, self._memory.get(segment)
+        entered = places[structure.enter_event].tolist()
+        modules = np.array([segment.log.all_places[at].named.module_id for at in entered], np.int64)
+        nth = self._memory.get(segment)
+        return call_of_event, modules, np.full(len(modules), -1) if nth is None else nth.astype(np.int64)
 
 
-def _start(row: ValueRow) -> int:
-    return row.sample.start_ns
-
-
-def _orders(rows: Sequence[tuple[Step, ValueRow]]) -> npt.NDArray[np.int64]:
-    """Counts the measurements of each step; rows of one sample stand together."""
-    step = np.array([each.number for each, _ in rows])
-    sample = np.array([id(row.sample) for _, row in rows])
-    new = np.ones(len(rows), bool)
-    new[1:] = (sample[1:] != sample[:-1]) | (step[1:] != step[:-1])
-    count = np.cumsum(new) - 1
-    first = np.ones(len(rows), bool)
+def _orders(step: npt.NDArray[np.int32], samples: Ints) -> Ints:
+    """Counts the measurements of each step; the rows of one stand together."""
+    new, first = np.ones(len(step), bool), np.ones(len(step), bool)
     first[1:] = step[1:] != step[:-1]
-    order: npt.NDArray[np.int64] = count - np.maximum.accumulate(np.where(first, count, 0))
+    new[1:] = (samples[1:] != samples[:-1]) | first[1:]
+    count = np.cumsum(new) - 1
+    order: Ints = count - np.maximum.accumulate(np.where(first, count, 0))
     return order
 
 
-def _phase_of(row: ValueRow) -> str:
-    if row.role == GRAD_OUTPUT:
-        return BACKWARD
-    if row.role == OUTPUT and row.segment is not None:
-        return row.segment.phase
-    return OPTIMIZER
-
-
-def _statistics(samples: Sequence[Sample]) -> Columns:
+def _statistics(samples: Sequence[Measurement]) -> Columns:
     """The columns of the statistics; null where nothing was measured."""
     table = np.full((len(samples), len(_STATISTICS)), np.nan)
-    measured = np.array([sample.measurement.rows is not None for sample in samples])
+    measured = np.array([sample.rows is not None for sample in samples])
     places: dict[Rows, list[int]] = {}
     for at, sample in enumerate(samples):
-        if sample.measurement.rows is not None:
-            places.setdefault(sample.measurement.rows, []).append(at)
+        if sample.rows is not None:
+            places.setdefault(sample.rows, []).append(at)
     for rows, here in places.items():
-        table[here] = rows.read([samples[at].measurement.row for at in here])
+        table[here] = rows.read([samples[at].row for at in here])
     columns: Columns = {}
     empty = measured & (table[:, 0] == 0)
     for place, name in enumerate(_STATISTICS):
@@ -173,7 +224,7 @@ def _statistics(samples: Sequence[Sample]) -> Columns:
 
 
 def _numel(measurement: Any) -> int:
-    return 0 if measurement.dtype is None else int(np.prod(measurement.shape, dtype=np.int64))
+    return 0 if measurement.dtype is None else math.prod(measurement.shape)
 
 
 def _word(dtype: Any) -> str:

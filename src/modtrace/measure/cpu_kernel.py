@@ -69,6 +69,8 @@ def measure_array(array: Raw, form: Format) -> RawStatistics:
 
 def repeat(statistics: RawStatistics, times: int) -> RawStatistics:
     """The statistics of so many copies of the same numbers."""
+    if times == 1:
+        return statistics
     count, low, high, total, squares, nans, infs = statistics
     return RawStatistics(count * times, low, high, total * times, squares * times, nans * times, infs * times)
 

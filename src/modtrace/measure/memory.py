@@ -1,6 +1,6 @@
-"""A numpy array over a CPU tensor's own memory, made without a single op of torch's."""
+"""Where a CPU tensor's elements lie in memory, read without a single op of torch's."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -8,18 +8,23 @@ import torch
 from .dtypes import Format, Raw
 
 
-def array_over(tensor: torch.Tensor, form: Format) -> tuple[Raw, int] | None:
-    """The raw elements of a strided CPU tensor, and how often each of them counts.
+class Extent(NamedTuple):
+    """Where the elements of a strided tensor lie, each once."""
 
-    Nothing is copied, and nothing is kept alive: the array must be gone before the tensor is. Of an expanded tensor
-    each element is there once; a tensor whose elements lie dense in memory comes flat, whatever the order of its
-    dimensions.
+    address: int
+    numel: int
+    repeats: int  # how often each of them counts: those of an expanded tensor do so more than once
+    shape: tuple[int, ...] | None = None  # None: they lie side by side, in whatever order of the dimensions
+    strides: tuple[int, ...] = ()  # in elements
 
-    Returns:
-        None if its storage is too small to hold it: it has been freed (FSDP does that).
+
+def extent_of(tensor: torch.Tensor) -> Extent | None:
+    """Where a strided CPU tensor's elements lie; None if its storage does not reach so far: it has been freed.
+
+    FSDP frees storages. Nothing is kept alive: what is read there must be read before the tensor is gone.
     """
     if tensor.is_contiguous():
-        return _flat(tensor, form, tensor.numel(), 1)
+        return _dense(tensor, tensor.numel(), 1)
     shape, strides, repeats = [], [], 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         if stride == 0:
@@ -28,8 +33,22 @@ def array_over(tensor: torch.Tensor, form: Format) -> tuple[Raw, int] | None:
             shape.append(size)
             strides.append(stride)
     if _is_dense(shape, strides):
-        return _flat(tensor, form, tensor.numel() // repeats, repeats)
-    return _strided(tensor, form, shape, strides, repeats)
+        return _dense(tensor, tensor.numel() // repeats, repeats)
+    if not is_held(tensor):
+        return None
+    return Extent(tensor.data_ptr(), tensor.numel() // repeats, repeats, tuple(shape), tuple(strides))
+
+
+def array_over(extent: Extent, form: Format) -> Raw:
+    """The raw elements there as an array, without a copy."""
+    raw = np.dtype(form.raw)
+    if not extent.numel:
+        return np.empty(0, raw)
+    if extent.shape is None:
+        return _array(extent.address, raw, (extent.numel * form.parts,), None)
+    item = raw.itemsize * form.parts
+    steps = (*(item * stride for stride in extent.strides), raw.itemsize)
+    return _array(extent.address, raw, (*extent.shape, form.parts), steps)
 
 
 def is_held(tensor: torch.Tensor) -> bool:
@@ -48,24 +67,10 @@ def _reaches(tensor: torch.Tensor, extent: int) -> bool:
     return tensor.untyped_storage().nbytes() >= end  # 0.1 us
 
 
-def _flat(tensor: torch.Tensor, form: Format, numel: int, repeats: int) -> tuple[Raw, int] | None:
-    raw = np.dtype(form.raw)
+def _dense(tensor: torch.Tensor, numel: int, repeats: int) -> Extent | None:
     if not numel:
-        return np.empty(0, raw), repeats
-    if not _reaches(tensor, numel):
-        return None
-    return _array(tensor.data_ptr(), raw, (numel * form.parts,), None), repeats
-
-
-def _strided(
-    tensor: torch.Tensor, form: Format, shape: list[int], strides: list[int], repeats: int
-) -> tuple[Raw, int] | None:
-    if not is_held(tensor):
-        return None
-    raw = np.dtype(form.raw)
-    item = raw.itemsize * form.parts
-    sizes, steps = (*shape, form.parts), (*(item * stride for stride in strides), raw.itemsize)
-    return _array(tensor.data_ptr(), raw, sizes, steps), repeats
+        return Extent(0, 0, repeats)
+    return Extent(tensor.data_ptr(), numel, repeats) if _reaches(tensor, numel) else None
 
 
 def _is_dense(shape: list[int], strides: list[int]) -> bool:
