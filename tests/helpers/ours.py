@@ -29,6 +29,7 @@ def settled(rec: Any, run_on: Callable[[], object]) -> Counter[str]:
     for _ in range(2):
         rec.data  # noqa: B018 (writes what has ended)
         run_on()
+    rec.data  # noqa: B018 (or what has ended may be written while it is counted)
     tracker = scopes.current()
     assert tracker is not None
     for log in tracker.logs:

@@ -174,6 +174,8 @@ class BackwardWatcher:
                 log.spans.append(backward.span)
             for listener in list(self._tracker.listeners):
                 listener.backward_began(backward)
+            for tap in list(self._tracker.taps):
+                tap.backward_begins(backward, outputs)
             if self.events_wanted or self.additions_wanted:
                 if isinstance(outputs, torch.Tensor):
                     outputs = (outputs,)
@@ -195,6 +197,10 @@ class BackwardWatcher:
             backward.first_id = self._tracker.take_ids(len(backward.calls))
             for listener in list(self._tracker.listeners):
                 listener.backward_ended(backward)
+
+    def is_running(self) -> bool:
+        """Whether there is a backward, on whatever thread."""
+        return bool(self._running)
 
     def running(self, log: ThreadLog, task: int) -> Backward | None:
         """The backward that a graph task belongs to; None if it did not come through the door."""

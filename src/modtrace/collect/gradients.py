@@ -5,26 +5,33 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import nn
 
-from ..torch_internals import unseen
+from ..measure.dtypes import format_of
+from ..measure.memory import array_over, extent_of
 
 #: Zeroed gradients (`set_to_none=False`) are recognised by looking at one this small, on the CPU only.
 _MAX_ELEMENTS = 65_536
 
 
 class GradientEvidence:
-    """One parameter that had a gradient when a backward ended."""
+    """One parameter that had a gradient when a backward ended.
 
-    __slots__ = ("_grad_id", "_parameter", "_version")
+    Known by its module, not by a weak reference: with one, `torch.utils.swap_tensors` fails.
+    """
 
-    def __init__(self, parameter: torch.Tensor, grad: torch.Tensor) -> None:
-        self._parameter = weakref.ref(parameter)
+    __slots__ = ("_grad_id", "_module", "_name", "_version")
+
+    def __init__(self, module: nn.Module, name: str, grad: torch.Tensor) -> None:
+        self._module = weakref.ref(module)
+        self._name = name
         self._grad_id = id(grad)
         self._version = grad._version
 
     def is_cleared(self) -> bool:
         """Whether the gradient is gone, or has been written since and is zero now."""
-        parameter = self._parameter()
+        module = self._module()
+        parameter = None if module is None else module._parameters.get(self._name)
         if parameter is None:
             return True
         with torch._C.DisableTorchFunction():
@@ -39,10 +46,10 @@ class GradientEvidence:
 def _is_zero(grad: torch.Tensor) -> bool:
     if type(grad) is not torch.Tensor:
         return False  # a fake one cannot be looked at, a distributed one would communicate
-    with unseen():
-        if grad.device.type != "cpu" or grad.layout != torch.strided or grad.numel() > _MAX_ELEMENTS:
-            return False  # looking would synchronise the device, or cost too much
-        return not bool(grad.any())
+    if grad.device.type != "cpu" or grad.layout != torch.strided or grad.numel() > _MAX_ELEMENTS:
+        return False  # looking would synchronise the device, or cost too much
+    form, extent = format_of(grad.dtype), extent_of(grad)
+    return form is not None and extent is not None and not array_over(extent, form).any()
 
 
 def evidence_of(roots: Iterable["weakref.ref[Any] | None"]) -> list[GradientEvidence]:
@@ -51,10 +58,16 @@ def evidence_of(roots: Iterable["weakref.ref[Any] | None"]) -> list[GradientEvid
     with torch._C.DisableTorchFunction():
         for root in {id(root): root for root in roots}.values():  # a dead reference has no hash
             module = root() if root is not None else None
-            if module is not None:
-                for parameter in module.parameters():
-                    grad = parameter.grad
-                    if grad is not None and not grad.is_inference():
-                        found.append(GradientEvidence(parameter, grad))
-                        break
+            evidence = None if module is None else _evidence_below(module)
+            if evidence is not None:
+                found.append(evidence)
     return found
+
+
+def _evidence_below(root: nn.Module) -> GradientEvidence | None:
+    for module in root.modules():
+        for name, parameter in module._parameters.items():
+            grad = None if parameter is None else parameter.grad
+            if grad is not None and not grad.is_inference():
+                return GradientEvidence(module, name, grad)
+    return None

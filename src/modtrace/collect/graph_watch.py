@@ -1,14 +1,15 @@
 """Tells when backward reaches what an outermost call returned, and when that graph is dead."""
 
-import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
 
 from ..torch_internals import is_dynamo_compiling, is_functorch_tensor
 from .segments import Segment
+from .slots import find_slots
 
 _METADATA_KEY = "modtrace"
 
@@ -84,29 +85,6 @@ def watched_segments(node: Any) -> Iterator[Segment]:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors in an output: in tuples, lists, mappings and dataclasses, however nested."""
-    found: list[torch.Tensor] = []
-    pending = [value]
-    seen = 0
-    while pending and len(found) < _MAX_TENSORS and seen < 10_000:
-        each = pending.pop()
-        seen += 1
-        if isinstance(each, torch.Tensor):
-            found.append(each)
-            continue
-        try:
-            pending.extend(_parts_of(each))
-        except Exception:  # code of the user's: a mapping that loads its values, a property that fails
-            continue
-    return found
-
-
-def _parts_of(value: Any) -> list[Any]:
-    """What lies directly in a container, the last first."""
-    if isinstance(value, Mapping):
-        return list(value.values())[::-1]
-    if isinstance(value, (list, tuple)):
-        return list(value)[::-1]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, field.name, None) for field in dataclasses.fields(value)][::-1]
-    return []
+    """The first tensors in an output, however nested."""
+    found = (slot.tensor for slot in find_slots(value))
+    return list(islice((tensor for tensor in found if tensor is not None), _MAX_TENSORS))

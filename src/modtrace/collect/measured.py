@@ -1,7 +1,7 @@
 """What was measured, until its step is written. Few objects a tensor: Python's garbage collector visits each."""
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,14 +15,19 @@ from .segments import Segment
 class GradientTap:
     """A hook on an output: the sites that its gradient is stored under.
 
-    While the segment runs it also tells whether a tensor is the one that was measured.
+    While the segment runs it also tells whether a tensor is the one that was measured. When the step has ended the
+    hook is taken off; the graph knows the tap still, and it is hooked in again for a backward that comes after that.
     """
 
-    __slots__ = ("_measure", "event", "more", "output", "ref", "segment", "slot", "version")
+    __slots__ = (
+        "__weakref__", "_measure", "event", "handle", "more", "output", "output_nr", "ref", "segment", "slot",
+        "version",
+    )  # fmt: skip
 
     __torch_unserializable__ = True  # torch.save warns of hooks that do not say so (torch.utils.hooks, 2.13)
 
     output: Measurement
+    output_nr: int
 
     def __init__(
         self, segment: Segment, event: int, slot: str, measure: "Callable[[GradientTap, Any], None]"
@@ -33,6 +38,7 @@ class GradientTap:
         self.more: list[tuple[int, str]] | None = None  # of the calls that returned it on
         self.ref: weakref.ref[torch.Tensor] | None = None
         self.version: int | None = None
+        self.handle: Any = None  # of the hook; None: there is none
         self._measure = measure
 
     def is_of(self, tensor: torch.Tensor, version: int | None) -> bool:
@@ -52,15 +58,66 @@ class GradientTap:
         yield from reversed(self.more or ())
         yield self.event, self.slot
 
+    def hook(self, tensor: torch.Tensor) -> None:
+        """Hears of the tensor's gradient from now on."""
+        self.handle = _register_hook(tensor, self)
+        node = tensor.grad_fn
+        if node is not None:
+            self.output_nr = tensor.output_nr
+            _metadata_of(node).setdefault(_METADATA_KEY, []).append(weakref.ref(self))
+
+    def unhook(self) -> None:
+        """Hears of it no more."""
+        if self.handle is not None:
+            self.handle.remove()
+            self.handle = None
+
     def __call__(self, gradient: Any) -> None:
         if not is_dynamo_compiling():
             self._measure(self, gradient)
+
+    def call_with_all(self, gradients: Any) -> None:
+        """As a hook of the node, which gets the gradients of all its outputs."""
+        self(gradients[self.output_nr])
+
+
+def _metadata_of(node: Any) -> dict[str, Any]:
+    """What a node keeps for whoever wants to know it again."""
+    metadata: dict[str, Any] = node.metadata
+    return metadata
+
+
+_METADATA_KEY = "modtrace.gradient_taps"
+_register_hook: Callable[[torch.Tensor, Any], Any] = torch.Tensor.register_hook
+
+
+def hook_sleeping_taps(outputs: Iterable[Any]) -> list[Any]:
+    """Hooks the taps that lie without a hook in the graphs of some tensors; returned are the handles.
+
+    Walks the graphs: 1 us for each node.
+    """
+    handles = []
+    pending = [
+        each.grad_fn for each in outputs if isinstance(each, torch.Tensor) and each.grad_fn is not None
+    ]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        for ref in _metadata_of(node).get(_METADATA_KEY, ()):
+            tap = ref()
+            if tap is not None and tap.handle is None:
+                handles.append(node.register_prehook(tap.call_with_all))
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                pending.append(below)
+    return handles
 
 
 class MeasuredOutputs:
     """What the calls of one segment returned."""
 
-    __slots__ = ("events", "handles", "intervals", "known", "samples", "segment", "slots", "thread")
+    __slots__ = ("events", "intervals", "known", "samples", "segment", "slots", "taps", "thread")
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
@@ -70,7 +127,7 @@ class MeasuredOutputs:
         self.slots: list[str] = []
         self.intervals: list[int] = []  # start_ns, end_ns, start_ns, ... of measuring
         self.known: dict[int, GradientTap] = {}  # by id of the tensor; only while the segment runs
-        self.handles: list[Any] = []
+        self.taps: list[GradientTap] = []  # with a hook
 
     def add(self, sample: Measurement, event: int, slot: str) -> None:
         """Adds a site."""
@@ -84,23 +141,18 @@ class MeasuredOutputs:
             tap.ref = None
         self.known = {}
 
-    def remove_hooks(self) -> None:
-        """Takes the hooks off the tensors that are still there."""
-        for handle in self.handles:
-            handle.remove()
-        self.handles = []
-
 
 class MeasuredGradients:
     """The gradients of outputs that one backward computed."""
 
-    __slots__ = ("intervals", "last", "last_version", "samples", "taps", "thread")
+    __slots__ = ("handles", "intervals", "last", "last_version", "samples", "taps", "thread")
 
     def __init__(self, thread: int) -> None:
         self.thread = thread
         self.samples: list[Measurement] = []
         self.taps: list[GradientTap] = []
         self.intervals: list[int] = []
+        self.handles: list[Any] = []  # of taps that were hooked in again for this backward
         self.last: weakref.ref[torch.Tensor] | None = None
         self.last_version: int | None = None
 
@@ -108,6 +160,13 @@ class MeasuredGradients:
         """Adds the sites of a tap."""
         self.samples.append(sample)
         self.taps.append(tap)
+
+    def close(self) -> None:
+        """The backward has ended."""
+        self.last = None
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
 
     def is_last(self, gradient: torch.Tensor, version: int | None) -> bool:
         """Whether this is the tensor that was measured last, and nobody has written to it since."""

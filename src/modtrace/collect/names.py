@@ -78,6 +78,11 @@ class ParameterOwner(NamedTuple):
     module: NamedModule
     name: str
 
+    def holds(self, parameter: torch.Tensor) -> bool:
+        """Whether it still does. A weak reference would tell as well, and make `torch.utils.swap_tensors` fail."""
+        module = self.module.ref() if self.module.ref is not None else None
+        return module is not None and module._parameters.get(self.name) is parameter
+
 
 class ModuleNames:
     """The names of all modules met so far. Holds modules weakly; a dead module's name and id stay."""
@@ -87,7 +92,7 @@ class ModuleNames:
         self._by_key: dict[int, NamedModule] = {}
         self._revision = 0  # counts changes of rows
         self._changed: dict[int, int] = {}  # module_id -> revision of its last change
-        self._owners: dict[int, tuple[weakref.ref[Any], list[ParameterOwner]]] = {}
+        self._owners: dict[int, list[ParameterOwner]] = {}  # by id of the parameter
         self._lock = threading.RLock()
         self._on_death: list[Any] = []
 
@@ -140,8 +145,8 @@ class ModuleNames:
         if learn:
             with self._lock:
                 self._learn_parameters()
-        found = self._owners.get(id(parameter))
-        return found[1] if found is not None and found[0]() is parameter else []
+        owners = self._owners.get(id(parameter), ())
+        return [owner for owner in owners if owner.holds(parameter)]
 
     @property
     def revision(self) -> int:
@@ -152,7 +157,7 @@ class ModuleNames:
         """The paths of all modules met, with their aliases, and of their parameters."""
         with self._lock:
             self._learn_parameters()
-            owners = [owner for _, owners in self._owners.values() for owner in owners]
+            owners = [owner for owners in self._owners.values() for owner in owners]
         modules = [path for each in self.modules for path in (each.path, *each.aliases)]
         return [*modules, *(join(owner.module.path, owner.name) for owner in owners)]
 
@@ -324,15 +329,14 @@ class ModuleNames:
         return name
 
     def _learn_parameters(self) -> None:
-        owners: dict[int, tuple[weakref.ref[Any], list[ParameterOwner]]] = {}
+        owners: dict[int, list[ParameterOwner]] = {}
         for named in list(self.modules):
             module = named.ref() if named.ref is not None else None
             if module is None:
                 continue
             for part, parameter in module._parameters.items():
                 if parameter is not None:
-                    known = owners.setdefault(id(parameter), (weakref.ref(parameter), []))
-                    known[1].append(ParameterOwner(named, part))
+                    owners.setdefault(id(parameter), []).append(ParameterOwner(named, part))
         self._owners = owners
 
 

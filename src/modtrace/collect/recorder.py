@@ -75,6 +75,15 @@ class Recorder:
     def start(self) -> None:
         """Begins to record."""
         keep_out_of_dynamo(Recorder.log, Recorder.end_step)  # called in a compiled training step
+        self._timer = threading.Thread(target=self._flush_late, name="modtrace-flush", daemon=True)
+        self._timer.start()
+        try:
+            self._begin()
+        except BaseException:
+            self._leave()
+            raise
+
+    def _begin(self) -> None:
         self._active = True
         self._tracker = scopes.acquire(self, strict=self._strict)
         for name, module in self._roots:
@@ -83,17 +92,9 @@ class Recorder:
         if self._values is not None:
             self._start_taps(self._tracker, self._values)
         atexit.register(self.stop)  # a block never left, and no thread of ours alive when Python goes down
-        self._timer = threading.Thread(target=self._flush_late, name="modtrace-flush", daemon=True)
-        self._timer.start()
 
-    def stop(self, error: BaseException | None = None) -> None:
-        """Ends recording, writes what is left and closes the sink.
-
-        Args:
-            error: the exception that ended the run, if one did; it is noted in the recording.
-        """
-        if not self._active:
-            return
+    def _leave(self) -> None:
+        """Hears and times nothing any more."""
         if self._taps is not None and self._tracker is not None:
             self._tracker.taps.remove(self._taps)
         scopes.release(self)
@@ -103,16 +104,26 @@ class Recorder:
         self._wake.set()
         if self._timer is not None:
             self._timer.join()
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Ends recording, writes what is left and closes the sink.
+
+        Args:
+            error: the exception that ended the run, if one did; it is noted in the recording.
+        """
+        if not self._active:
+            return
+        self._leave()
         if error is not None:
             self._note_end(error)
         with self._lock:
             self._finder.finish(time.perf_counter_ns())
         self.flush(force=True)
-        if self._taps is not None:
-            self._taps.stop()
-            self._note_unmatched()
+        unmatched_patterns = self._stop_taps()
         self._sink.close()
         self._tracker = None
+        if unmatched_patterns is not None:
+            warnings.warn(unmatched_patterns, ModtraceWarning, stacklevel=3)
 
     def end_step(self) -> None:
         """The user's own mark that a step ends."""
@@ -317,17 +328,20 @@ class Recorder:
             stacklevel=2,
         )
 
-    def _note_unmatched(self) -> None:
-        """Says of a pattern that selected nothing; only now, for modules are met until the end."""
-        assert self._tracker is not None and self._values is not None
+    def _stop_taps(self) -> str | None:
+        """Takes the taps off; what is to be said of patterns that selected nothing, for modules are met until now."""
+        if self._taps is None or self._tracker is None or self._values is None:
+            return None
+        self._taps.stop()
         if self._values.is_all:
-            return
-        paths = self._tracker.names.paths()
+            return None
+        paths = [*self._tracker.names.paths(), *self._taps.unowned()]
         found = unmatched(self._values, paths)
-        if found:
-            text = describe_unmatched(found, paths, what="module or parameter that was met")
-            self._sink.mark(text)
-            warnings.warn(text, ModtraceWarning, stacklevel=2)
+        if not found:
+            return None
+        text = describe_unmatched(found, paths, what="module or parameter that was met")
+        self._sink.mark(text)
+        return text
 
     def _note_end(self, error: BaseException) -> None:
         name = type(error).__name__

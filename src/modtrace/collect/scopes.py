@@ -75,8 +75,14 @@ class Tap(Protocol):
     def returned(self, log: ThreadLog, place: Place, output: Any) -> None:
         """A call has returned something; its exit is the newest event of the thread's log."""
 
-    def optimizer_begins(self, optimizer: Any) -> None:
+    def backward_begins(self, backward: Backward, outputs: Any) -> None:
+        """A backward from some tensors is about to begin."""
+
+    def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
         """An optimizer, called by no other, is about to step."""
+
+    def optimizer_ended(self, optimizer: Any, has_closure: bool) -> None:
+        """It has stepped."""
 
 
 class Where(NamedTuple):
@@ -371,8 +377,8 @@ class ScopeTracker:
             if starts and not is_in_optimizer_step(sys._getframe(2)):
                 starts.clear()  # the last one raised
             if not starts:
-                for tap in self.taps:
-                    tap.optimizer_begins(optimizer)
+                for tap in list(self.taps):
+                    tap.optimizer_begins(optimizer, _has_closure(args, kwargs))
             starts.append(time.perf_counter_ns())
             if len(starts) == 1:
                 for listener in list(self.listeners):
@@ -388,6 +394,8 @@ class ScopeTracker:
                 return
             start = starts.pop()
             if not starts:
+                for tap in list(self.taps):
+                    tap.optimizer_ended(optimizer, _has_closure(args, kwargs))
                 for listener in list(self.listeners):
                     listener.optimizer_ended(start, now, self.log.number)
 
@@ -481,6 +489,11 @@ def _recomputing_call(owner: ThreadLog | None, node: Any, frame: FrameType | Non
             return call
         call = call.parent
     return None
+
+
+def _has_closure(args: Any, kwargs: Any) -> bool:
+    """Whether `Optimizer.step` was given one; its arguments begin with the optimizer."""
+    return (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
 
 
 def _upwards(place: Place) -> Iterator[Place]:

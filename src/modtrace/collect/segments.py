@@ -171,10 +171,14 @@ class Segment:
 
     def is_needed(self) -> bool:
         """Whether its rows are still to be written, or its graph lives and may yet run backward."""
-        return self.holders > 0 or any(watch() is not None for watch in self.watches)
+        return self.holders > 0 or self.has_graph()
 
-    def structure(self) -> Structure:
-        """What nests in what; kept once the segment is closed."""
+    def has_graph(self) -> bool:
+        """Whether something it returned is part of a graph that lives."""
+        return any(watch() is not None for watch in self.watches)
+
+    def structure(self, *, keep: bool = True) -> Structure:
+        """What nests in what; kept once the segment is closed, if it will be asked for again."""
         if self._structure is not None:
             return self._structure
         places = self.places
@@ -182,7 +186,7 @@ class Segment:
             entered = sum(1 if place >= 0 else -1 for place in places)
             places = np.array(places + [EXIT_UNSEEN] * entered, np.int64)
         structure = structure_of(places)
-        if self.last_seq is not None:
+        if self.last_seq is not None and keep:
             self._structure = structure
         return structure
 

@@ -59,9 +59,7 @@ class Step:
 
     def is_waiting(self) -> bool:
         """Whether a graph made in it lives, so that a later backward may still reach it."""
-        return not self.settled and any(
-            watch() is not None for segment in self.segments for watch in segment.watches
-        )
+        return not self.settled and any(segment.has_graph() for segment in self.segments)
 
 
 class StepFinder:

@@ -181,7 +181,7 @@ class _CallsOfSegments:
         return module_of_call[calls], nth_of_call[calls], call_id
 
     def _read(self, segment: Segment) -> tuple[Ints, Ints, Ints]:
-        structure = segment.structure()
+        structure = segment.structure(keep=False)
         places = np.asarray(segment.places, np.int64)
         call_of_event = np.full(len(places), -1, np.int64)
         call_of_event[structure.exit_event] = np.arange(len(structure.exit_event))

@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,7 +19,13 @@ from ..torch_internals import (
     unseen,
 )
 from .backward import Backward
-from .measured import GradientTap, MeasuredGradients, MeasuredOutputs, MeasuredParameters
+from .measured import (
+    GradientTap,
+    MeasuredGradients,
+    MeasuredOutputs,
+    MeasuredParameters,
+    hook_sleeping_taps,
+)
 from .names import ModuleNames, NamedModule, ParameterOwner
 from .scopes import ScopeTracker
 from .segments import Place, Segment
@@ -30,7 +36,8 @@ PARAMETER, PARAMETER_GRAD = "parameter", "parameter_grad"
 
 _SCALED = "still scaled by the GradScaler"
 
-_register_hook: Callable[[torch.Tensor, Any], Any] = torch.Tensor.register_hook
+#: Segments of ended steps that are kept without looking whether their graphs live.
+_KEPT_ASLEEP = 16
 
 
 class ValueTaps:
@@ -55,6 +62,11 @@ class ValueTaps:
         self._closed: dict[Segment, MeasuredOutputs] = {}
         self._of_backward: dict[Backward | None, MeasuredGradients] = {}
         self._of_optimizer: dict[int, MeasuredParameters] = {}  # by thread
+        self._leaving: list[tuple[Segment, list[GradientTap]]] = []  # of steps that have ended, hooked still
+        self._asleep: list[tuple[Segment, list[GradientTap]]] = []  # without hooks, in graphs that may live
+        self._prune_at = _KEPT_ASLEEP
+        self._optimizers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._unowned: dict[str, None] = {}
         self._selected: dict[Place, bool] = {}
         self._selected_at = -1
         keep_out_of_dynamo(ValueTaps.returned, ValueTaps.optimizer_begins)
@@ -75,7 +87,11 @@ class ValueTaps:
 
     def take_backward(self, backward: Backward | None) -> MeasuredGradients | None:
         """What was measured in a backward that has ended; None: in those that did not come through the door."""
-        return self._of_backward.pop(backward, None)
+        measured = self._of_backward.pop(backward, None)
+        if measured is not None:
+            measured.close()
+        self._put_to_sleep()
+        return measured
 
     def take_optimizer(self, thread: int) -> MeasuredParameters | None:
         """What was measured before the optimizer step of a thread."""
@@ -85,14 +101,54 @@ class ValueTaps:
         """What was measured in segments whose step has ended; no hook stays on their tensors."""
         closed = (self._closed.pop(segment, None) for segment in segments)
         found = [measured for measured in closed if measured is not None]
-        for measured in found:
-            measured.remove_hooks()
+        self._leaving += [(measured.segment, measured.taps) for measured in found if measured.taps]
+        self._put_to_sleep()
         return found
+
+    def unowned(self) -> list[str]:
+        """What parameters are called that no module owns."""
+        return list(self._unowned)
 
     def stop(self) -> None:
         """Takes every hook off every tensor."""
-        for measured in (*self._running.values(), *self._closed.values()):
-            measured.remove_hooks()
+        measured = (*self._running.values(), *self._closed.values())
+        for taps in (*(each.taps for each in measured), *(taps for _, taps in self._leaving)):
+            for tap in taps:
+                tap.unhook()
+        for gradients in self._of_backward.values():
+            gradients.close()
+        self._running, self._closed, self._of_backward = {}, {}, {}
+        self._leaving, self._asleep = [], []
+
+    def _put_to_sleep(self) -> None:
+        """Takes off the hooks of steps that have ended, but never in the middle of a backward, on any thread."""
+        if self._leaving and not self._tracker.backwards.is_running():
+            for _, taps in self._leaving:
+                for tap in taps:
+                    tap.unhook()
+            self._asleep += self._leaving
+            self._leaving = []
+            if len(self._asleep) > self._prune_at:
+                self._prune()
+
+    def _prune(self) -> None:
+        self._asleep = [(segment, taps) for segment, taps in self._asleep if segment.has_graph()]
+        self._prune_at = 2 * len(self._asleep) + _KEPT_ASLEEP
+
+    def backward_begins(self, backward: Backward, outputs: Any) -> None:
+        """Hooks in what this backward may reach of steps that have ended: a generator's call by its own step."""
+        self._prune()
+        if not self._asleep:
+            return
+        try:
+            with DisableTorchFunction():
+                handles = hook_sleeping_taps((outputs,) if isinstance(outputs, torch.Tensor) else outputs)
+        except Exception as error:
+            self._failed(error, "the graph of a backward")
+            return
+        if handles:
+            measured = self._of_backward[backward] = MeasuredGradients(backward.log.number)
+            measured.handles = handles
 
     # Outputs. For a small tensor 9 us a call, of which the kernel takes 2 and the gradient's hook 3.
 
@@ -130,19 +186,27 @@ class ValueTaps:
         version = self._measurer.version_of(tensor)
         tap = measured.known.get(id(tensor))
         if tap is not None and tap.is_of(tensor, version):
-            tap.add_site(event, slot)
             measured.add(tap.output, event, slot)
-            return
-        start_ns = time.perf_counter_ns()
-        found = self._measurer.measure(tensor)
-        found.start_ns = start_ns
-        measured.add(found, event, slot)
+            if tap.handle is not None or not tensor.requires_grad:
+                tap.add_site(event, slot)
+                return
+            found = tap.output  # a tensor that has become part of a graph since
+        else:
+            start_ns = time.perf_counter_ns()
+            found = self._measurer.measure(tensor)
+            found.start_ns = start_ns
+            measured.add(found, event, slot)
         tap = GradientTap(measured.segment, event, slot, self._on_gradient)
         tap.output, tap.version, tap.ref = found, version, weakref.ref(tensor)
         measured.known[id(tensor)] = tap
+        self._watch_gradient(measured, tap, tensor)
+
+    @staticmethod
+    def _watch_gradient(measured: MeasuredOutputs, tap: GradientTap, tensor: torch.Tensor) -> None:
         try:
             if tensor.requires_grad and not is_batched_tensor(tensor):
-                measured.handles.append(_register_hook(tensor, tap))
+                tap.hook(tensor)
+                measured.taps.append(tap)
         except RuntimeError:  # a view whose base was written to: torch gives it no gradient to hear of
             return
 
@@ -174,49 +238,70 @@ class ValueTaps:
 
     # Parameters: the weights that this step used, and their gradients after clipping.
 
-    def optimizer_begins(self, optimizer: Any) -> None:
-        if not self._wants_parameters():
-            return
-        start_ns, log = time.perf_counter_ns(), self._tracker.log
-        measured = self._of_optimizer[log.number] = MeasuredParameters(log.number)
+    def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
+        if self._wants_parameters():
+            measured = self._of_optimizer[self._tracker.log.number] = MeasuredParameters(
+                self._tracker.log.number
+            )
+            roles = (PARAMETER,) if has_closure else (PARAMETER, PARAMETER_GRAD)
+            self._measure_parameters(measured, optimizer, roles)
+
+    def optimizer_ended(self, optimizer: Any, has_closure: bool) -> None:
+        """Gradients that a closure computed are there only afterwards."""
+        measured = self._of_optimizer.get(self._tracker.log.number)
+        if has_closure and measured is not None:
+            self._measure_parameters(measured, optimizer, (PARAMETER_GRAD,))
+
+    def _measure_parameters(self, measured: MeasuredParameters, optimizer: Any, roles: Iterable[str]) -> None:
+        start_ns = time.perf_counter_ns()
         try:
             with DisableTorchFunction():
-                self._measure_parameters(measured, optimizer)
+                for parameter, sites in self._parameters_of(optimizer):
+                    for role in roles:
+                        self._measure_parameter(measured, parameter, role, sites, optimizer)
         except Exception as error:
             self._failed(error, f"the parameters of {type(optimizer).__name__}")
         measured.intervals += (start_ns, time.perf_counter_ns())
 
-    def _measure_parameters(self, measured: MeasuredParameters, optimizer: Any) -> None:
-        scaled = _SCALED if getattr(optimizer, "grad_scale", None) is not None else None
+    def _parameters_of(self, optimizer: Any) -> Iterator[tuple[torch.Tensor, "_Sites"]]:
+        """The parameters that are to be measured, with what they are stored under."""
+        prefix = self._optimizers.get(optimizer)
+        if prefix is None:
+            number = len(self._optimizers)
+            prefix = self._optimizers[optimizer] = f"optimizer#{number}." if number else ""
         has_learnt = False
         for at, group in enumerate(optimizer.param_groups):
             for place, parameter in enumerate(group["params"]):
                 owners = self._names.owners_of(parameter)
                 if not owners and not has_learnt:  # once a step: what nobody owns is never found
                     owners, has_learnt = self._names.owners_of(parameter, learn=True), True
-                sites = self._sites_of(owners, f"param_groups[{at}].params[{place}]")
+                sites = self._sites_of(owners, f"{prefix}param_groups[{at}].params[{place}]")
                 if sites:
-                    self._measure_parameter(measured, parameter, PARAMETER, sites, None)
-                    if parameter.grad is not None:
-                        self._measure_parameter(measured, parameter.grad, PARAMETER_GRAD, sites, scaled)
+                    yield parameter, sites
 
-    def _sites_of(self, owners: list[ParameterOwner], otherwise: str) -> list[tuple[str, NamedModule | None]]:
+    def _sites_of(self, owners: list[ParameterOwner], otherwise: str) -> "_Sites":
         """What a parameter is stored under; `otherwise` is what it is called if no module owns it."""
-        if not owners:
-            return [(otherwise, None)] if self._chosen.selects(otherwise) else []
-        return [(owner.name, owner.module) for owner in owners if self._selects_parameter(owner)]
+        if owners:
+            return [(owner.name, owner.module) for owner in owners if self._selects_parameter(owner)]
+        self._unowned[otherwise] = None
+        return [(otherwise, None)] if self._chosen.selects(otherwise) else []
 
     def _measure_parameter(
         self,
         measured: MeasuredParameters,
-        tensor: torch.Tensor,
+        parameter: torch.Tensor,
         role: str,
-        sites: Iterable[tuple[str, NamedModule | None]],
-        note: str | None,
+        sites: "_Sites",
+        optimizer: Any,
     ) -> None:
+        tensor = parameter if role == PARAMETER else parameter.grad
+        if tensor is None:
+            return
         start_ns = time.perf_counter_ns()
         found = self._measurer.measure(tensor)
-        found.start_ns, found.note = start_ns, found.note or note
+        found.start_ns = start_ns
+        if role == PARAMETER_GRAD and getattr(optimizer, "grad_scale", None) is not None:
+            found.note = found.note or _SCALED
         for slot, owner in sites:
             measured.add(found, role, slot, owner)
 
@@ -233,5 +318,11 @@ class ValueTaps:
         return selected
 
     def _selects_parameter(self, owner: ParameterOwner) -> bool:
-        path = owner.module.path
-        return self._chosen.is_all or self._chosen.selects(path, join(path, owner.name))
+        if self._chosen.is_all:
+            return True
+        modules = (owner.module.path, *owner.module.aliases)
+        return self._chosen.selects(*modules, *(join(path, owner.name) for path in modules))
+
+
+#: Slots and owners.
+_Sites = list[tuple[str, NamedModule | None]]

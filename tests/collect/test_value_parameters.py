@@ -1,0 +1,322 @@
+"""Parameters are measured as the step used them, their gradients as the optimizer gets them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import modtrace
+import zoo
+from helpers.stat_rows import holds, names, one, rows
+
+
+@pytest.fixture(autouse=True)
+def from_a_seed(seeded: None) -> None:
+    """Every test starts from the same numbers."""
+
+
+def record(*arguments: Any, **options: Any) -> modtrace.LiveRecording:
+    return modtrace.record(*arguments, strict=True, **options)
+
+
+def copied(tensors: Any) -> list[torch.Tensor]:
+    return [each.detach().clone() for each in tensors]
+
+
+def test_parameters_are_measured_before_the_optimizer_changes_them():
+    model = zoo.TiedGPT(layers=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    kept: list[dict[str, torch.Tensor]] = []
+    with record(model) as rec:
+        for _ in range(2):
+            kept.append({name: each.detach().clone() for name, each in model.named_parameters()})
+            optimizer.zero_grad()
+            model(torch.randint(0, 17, (2, 8))).sum().backward()
+            optimizer.step()
+    for step, parameters in enumerate(kept):
+        for name, tensor in parameters.items():
+            path, _, slot = name.rpartition(".")
+            assert holds(one(rec, step=step, role="parameter", path=path, slot=slot), tensor)
+
+
+def test_gradients_are_measured_after_clipping():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model) as rec:
+        (model(torch.ones(2, 4)).sum() * 100).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        clipped = copied(each.grad for each in model.parameters())
+        optimizer.step()
+    assert norm > 100
+    weight, bias = rows(rec, role="parameter_grad")
+    assert (weight.slot, bias.slot) == ("weight", "bias")
+    assert holds(weight, clipped[0])
+    assert holds(bias, clipped[1])
+    assert weight.sumsq + bias.sumsq == pytest.approx(1.0, rel=1e-5)
+
+
+def test_tied_parameter_is_measured_once_and_stored_under_both_owners():
+    model = zoo.TiedGPT(layers=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model) as rec:
+        model(torch.randint(0, 17, (2, 8))).sum().backward()
+        optimizer.step()
+    for role in ("parameter", "parameter_grad"):
+        embed, head = one(rec, role=role, path="embed"), one(rec, role=role, path="head")
+        assert (embed.slot, head.slot) == ("weight", "weight")
+        assert embed.order == head.order
+    assert holds(one(rec, role="parameter_grad", path="head"), model.embed.weight.grad)
+
+
+def test_parameter_of_a_shared_module_has_one_row():
+    model = zoo.TwoParents()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model) as rec:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    assert names(rows(rec, role="parameter"), "path", "slot") == [("x.0", "weight"), ("x.0", "bias")]
+
+
+def test_frozen_parameter_has_a_row_only_where_the_optimizer_has_it_and_none_of_a_gradient():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    for optimizer, expected in (
+        (torch.optim.SGD(model.parameters(), lr=0.1), ["0", "0", "1", "1"]),
+        (torch.optim.SGD(model[1].parameters(), lr=0.1), ["1", "1"]),
+    ):
+        with record(model) as rec:
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        assert names(rows(rec, role="parameter"), "path") == expected
+        assert names(rows(rec, role="parameter_grad"), "path") == ["1", "1"]
+        assert names(rows(rec, role="grad_output"), "path") == ["", "1"]
+        assert names(rows(rec, role="output"), "path") == ["0", "1", ""]
+
+
+def test_parameter_that_nobody_owns_is_named_by_its_place_in_the_optimizer():
+    model = nn.Linear(1, 1, bias=False)
+    free = nn.Parameter(torch.tensor([3.0, 4.0]))
+    groups = [{"params": list(model.parameters())}, {"params": [free], "lr": 0.5}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    with record(model) as rec:
+        for _ in range(2):
+            optimizer.zero_grad()
+            (model(torch.ones(1, 1)).sum() + free.square().sum()).backward()
+            optimizer.step()
+    found = rows(rec, path=None)
+    assert names(found, "step", "role", "slot", "sum", "nth") == [
+        (0, "parameter", "param_groups[1].params[0]", 7, None),
+        (0, "parameter_grad", "param_groups[1].params[0]", 14, None),
+        (1, "parameter", "param_groups[1].params[0]", 0, None),
+        (1, "parameter_grad", "param_groups[1].params[0]", 0, None),
+    ]
+    sites = [site for site in rec.table("sites").to_pylist() if site["slot"].startswith("param_groups")]
+    assert [site["module_id"] for site in sites] == [None, None]
+
+
+def test_two_optimizers_of_unowned_parameters_do_not_share_a_site():
+    first, second = nn.Parameter(torch.tensor([1.0])), nn.Parameter(torch.tensor([2.0]))
+    optimizers = [torch.optim.SGD([each], lr=0.0) for each in (first, second)]
+    with record() as rec:
+        for _ in range(2):
+            (first + second).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            rec.step()
+    by_slot: dict[str, set[float]] = {}
+    for row in rows(rec, role="parameter"):
+        by_slot.setdefault(row.slot, set()).add(row.sum)
+    assert sorted(map(sorted, by_slot.values())) == [[1.0], [2.0]]
+
+
+def test_each_group_of_parameters_is_measured():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    groups = [{"params": model[1].parameters()}, {"params": model[0].parameters(), "lr": 0.5}]
+    optimizer = torch.optim.AdamW(groups)
+    with record(model) as rec:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    expected = [("1", "weight"), ("1", "bias"), ("0", "weight"), ("0", "bias")]
+    assert names(rows(rec, role="parameter"), "path", "slot") == expected
+    assert names(rows(rec, role="parameter_grad"), "path", "slot") == expected
+
+
+def test_two_optimizers_measure_what_each_of_them_has():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in model]
+    with record(model) as rec:
+        for _ in range(2):
+            model.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    expected = [(step, path) for step in (0, 1) for path in ("0", "0", "1", "1")]
+    assert names(rows(rec, role="parameter"), "step", "path") == expected
+    assert names(rows(rec, role="parameter_grad"), "step", "path") == expected
+
+
+def test_parameter_without_gradient_has_no_row_of_one():
+    model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model) as rec:
+        model[0](torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    assert names(rows(rec, role="parameter"), "path") == ["0", "0", "1", "1"]
+    assert names(rows(rec, role="parameter_grad"), "path") == ["0", "0"]
+
+
+def test_sparse_gradient_of_an_embedding_is_measured_by_its_stored_values():
+    model = nn.Embedding(5, 2, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model) as rec:
+        model(torch.tensor([1, 1, 2])).sum().backward()
+        optimizer.step()
+    row = one(rec, role="parameter_grad")
+    assert (row.shape, row.count, row.min, row.max, row.sum) == ((5, 2), 6, 1, 1, 6)
+    assert row.note == "sparse: the stored values, those of one place apart (not coalesced)"
+
+
+def test_optimizer_of_tensors_that_no_module_holds_yet_names_them_when_one_does():
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.late(self.first(x)) if hasattr(self, "late") else self.first(x)
+
+    model, late = Late(), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD([*model.parameters(), *late.parameters()], lr=0.1)
+    with record(model) as rec:
+        for step in range(2):
+            if step == 1:
+                model.late = late
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    slots = ["param_groups[0].params[2]", "param_groups[0].params[3]"]
+    assert names(rows(rec, role="parameter", path=None), "step", "slot") == [(0, each) for each in slots]
+    assert names(rows(rec, role="parameter", path="late"), "step", "slot") == [(1, "weight"), (1, "bias")]
+
+
+def test_parameter_replaced_in_the_model_is_named_anew():
+    model = nn.Linear(4, 1)
+    with record(model) as rec:
+        for value in (1.0, 2.0):
+            model.weight = nn.Parameter(torch.full((1, 4), value))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert names(rows(rec, role="parameter", slot="weight"), "step", "path", "sum") == [
+        (0, "", 4.0),
+        (1, "", 8.0),
+    ]
+
+
+def test_gradients_of_a_step_with_a_closure_are_those_the_closure_left():
+    """As Lightning steps: in the pre-hook the gradients of the step before would still be there."""
+    model = nn.Linear(1, 1, bias=False)
+    model.weight.data.fill_(5.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    scale = iter((1.0, 2.0, 4.0))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 1)).sum() * next(scale)
+        loss.backward()
+        return loss
+
+    with record(model) as rec:
+        for _ in range(3):
+            optimizer.step(closure)
+    assert names(rows(rec, role="parameter"), "step", "sum") == [(0, 5.0), (1, 4.5), (2, 3.5)]
+    assert names(rows(rec, role="parameter_grad"), "step", "sum") == [(0, 1.0), (1, 2.0), (2, 4.0)]
+
+
+def test_optimizer_step_that_raises_leaves_the_recording_whole():
+    model = nn.Linear(4, 1)
+
+    class Fails(torch.optim.SGD):
+        def step(self, closure=None):
+            raise ValueError("on purpose")
+
+    with record(model) as rec:
+        model(torch.ones(2, 4)).sum().backward()
+        with pytest.raises(ValueError, match="on purpose"):
+            Fails(model.parameters(), lr=0.1).step()
+        model.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert rec.meta.marks == ()
+    assert names(rows(rec, role="parameter", slot="weight"), "step")[-1:] == [1]
+
+
+def test_optimizer_that_steps_inside_backward_has_its_rows():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    for each in model.parameters():
+        optimizer = torch.optim.SGD([each], lr=0.1)
+
+        def step(parameter, optimizer=optimizer):
+            optimizer.step()
+            optimizer.zero_grad()
+
+        each.register_post_accumulate_grad_hook(step)
+    with record(model) as rec:
+        model(torch.ones(2, 4)).sum().backward()
+    slots = [("0", "bias"), ("0", "weight"), ("1", "bias"), ("1", "weight")]
+    assert sorted(names(rows(rec, role="parameter"), "path", "slot")) == slots
+    assert sorted(names(rows(rec, role="parameter_grad"), "path", "slot")) == slots
+    assert sorted(names(rows(rec, role="grad_output"), "path")) == ["", "0", "1"]
+
+
+def test_optimizer_that_runs_another_measures_its_parameters_once():
+    model = nn.Linear(4, 1)
+
+    class Around(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {})
+            self.inner = torch.optim.SGD(self.param_groups, lr=0.1)
+
+        def step(self, closure=None):
+            self.inner.step()
+
+    optimizer = Around(model.parameters())
+    with record(model) as rec:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    expected = [
+        ("parameter", "weight"),
+        ("parameter_grad", "weight"),
+        ("parameter", "bias"),
+        ("parameter_grad", "bias"),
+    ]
+    assert [each for each in names(rows(rec), "role", "slot") if each[1]] == expected
+
+
+def test_parameter_of_two_roots_is_stored_under_its_owner_once():
+    layer = nn.Linear(4, 4)
+    first, second = nn.Sequential(layer), nn.Sequential(nn.ReLU(), layer)
+    optimizer = torch.optim.SGD(first.parameters(), lr=0.1)
+    with record({"first": first, "second": second}) as rec:
+        (first(torch.ones(2, 4)).sum() + second(torch.ones(2, 4)).sum()).backward()
+        optimizer.step()
+    assert names(rows(rec, role="parameter"), "root", "path", "slot") == [
+        ("first", "0", "weight"),
+        ("first", "0", "bias"),
+    ]
+
+
+def test_frame_and_first_nonfinite_name_a_parameter_that_nobody_owns():
+    free = nn.Parameter(torch.tensor([float("nan")]))
+    optimizer = torch.optim.SGD([free], lr=0.1)
+    with record() as rec:
+        free.sum().backward()
+        optimizer.step()
+    frame = rec.frame("values")
+    assert frame.path.isna().tolist() == [True, True]
+    assert frame.slot.tolist() == ["param_groups[0].params[0]"] * 2
+    found = rec.first_nonfinite()
+    assert (found.path, found.role, found.slot) == (None, "parameter", "param_groups[0].params[0]")

@@ -1,0 +1,722 @@
+"""What is measured of outputs and their gradients: which rows there are, in which step, with which numbers."""
+
+import re
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import modtrace
+import zoo
+from helpers.stat_rows import holds, names, one, rows
+
+
+@pytest.fixture(autouse=True)
+def from_a_seed(seeded: None) -> None:
+    """Every test starts from the same numbers."""
+
+
+def record(*arguments: Any, **options: Any) -> modtrace.LiveRecording:
+    return modtrace.record(*arguments, strict=True, **options)
+
+
+class Keeps:
+    """Copies of what modules return and of its gradients, kept by hooks of the test's own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.outputs: dict[str, list[torch.Tensor]] = {}
+        self.gradients: dict[str, list[torch.Tensor]] = {}
+        for name, module in model.named_modules():
+            module.register_forward_hook(self._hook(name))
+
+    def _hook(self, name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: torch.Tensor) -> None:
+            self.outputs.setdefault(name, []).append(output.detach().clone())
+            if output.requires_grad:
+                gradients = self.gradients.setdefault(name, [])
+                output.register_hook(lambda gradient: gradients.append(gradient.detach().clone()))
+
+        return hook
+
+
+# The numbers.
+
+
+def test_outputs_gradients_and_parameters_of_a_step_written_out():
+    """y = w x + b with w = 2, b = -1, x = 1, 2, 3; the loss is the sum of squares."""
+    model = nn.Linear(1, 1)
+    model.weight.data.fill_(2.0)
+    model.bias.data.fill_(-1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with record(model) as rec:
+        model(torch.tensor([[1.0], [2.0], [3.0]])).square().sum().backward()  # y = 1, 3, 5; dy = 2, 6, 10
+        optimizer.step()
+    fields = ("phase", "role", "slot", "nth", "order", "count", "min", "max", "sum", "sumsq")
+    assert names(rows(rec), *fields) == [
+        ("forward", "output", "", 0, 0, 3, 1, 5, 9, 35),
+        ("backward", "grad_output", "", 0, 1, 3, 2, 10, 18, 140),
+        ("optimizer", "parameter", "weight", None, 2, 1, 2, 2, 2, 4),
+        ("optimizer", "parameter_grad", "weight", None, 3, 1, 44, 44, 44, 1936),
+        ("optimizer", "parameter", "bias", None, 4, 1, -1, -1, -1, 1),
+        ("optimizer", "parameter_grad", "bias", None, 5, 1, 18, 18, 18, 324),
+    ]
+    assert {(row.shape, row.dtype, row.note) for row in rows(rec, slot="")} == {((3, 1), "float32", None)}
+
+
+def test_numbers_are_those_of_torch_in_every_module_of_a_gpt():
+    model = zoo.TiedGPT(layers=2)
+    kept = Keeps(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model) as rec:
+        for _ in range(2):
+            tokens = torch.randint(0, 17, (2, 8))
+            optimizer.zero_grad()
+            F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+            optimizer.step()
+    for role, wanted in (("output", kept.outputs), ("grad_output", kept.gradients)):
+        for path, tensors in wanted.items():
+            found = rows(rec, path="blocks.0.shared" if path.endswith("shared") else path, role=role)
+            if (
+                role == "grad_output" and len(tensors) == 4
+            ):  # a module called twice: its last call comes first
+                tensors = [tensors[1], tensors[0], tensors[3], tensors[2]]
+                found = sorted(found, key=lambda row: (row.step, row.nth))
+            assert len(found) == len(tensors)
+            assert all(holds(row, tensor) for row, tensor in zip(found, tensors, strict=True))
+    assert {row.note for row in rows(rec)} == {None}
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool]
+)
+def test_numbers_are_those_of_an_output_of_each_dtype(dtype):
+    values = (torch.randn(7, 5) * 3).to(dtype)
+    with record() as rec:
+        nn.Identity()(values)
+    assert holds(one(rec), values)
+
+
+def test_complex_output_is_measured_by_its_real_and_imaginary_parts():
+    with record() as rec:
+        nn.Identity()(torch.tensor([1 + 2j, -3 - 4j]))
+    [row] = rows(rec)
+    assert (row.shape, row.dtype, row.count) == ((2,), "complex64", 4)
+    assert (row.min, row.max, row.sum, row.sumsq) == (-4, 2, -4, 30)
+    assert row.note == "complex: real and imaginary parts"
+
+
+def test_output_of_no_elements_has_a_row_without_minimum():
+    with record() as rec:
+        nn.Identity()(torch.ones(0, 3))
+    [row] = rows(rec)
+    assert (row.shape, row.count, row.min, row.max, row.sum, row.sumsq) == ((0, 3), 0, None, None, 0, 0)
+
+
+def test_output_of_a_meta_model_has_a_row_that_says_why_it_was_not_measured():
+    model = nn.Linear(4, 4, device="meta")
+    with record(model) as rec:
+        model(torch.ones(2, 4, device="meta")).sum().backward()
+    assert names(rows(rec), "role", "shape", "count", "note") == [
+        ("output", (2, 4), None, "not measured: a meta tensor holds no numbers"),
+        ("grad_output", (2, 4), None, "not measured: a meta tensor holds no numbers"),
+    ]
+
+
+def test_output_in_inference_mode_is_measured():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    with record(model) as rec, torch.inference_mode():
+        y = model(torch.ones(2, 4))
+    found = rows(rec)
+    assert names(found, "path", "role") == [("0", "output"), ("1", "output"), ("", "output")]
+    assert holds(found[2], y)
+    assert found[0].min < 0 <= found[1].min  # what the ReLU found, and what it made of it
+
+
+def test_nonfinite_values_are_counted():
+    with record() as rec:
+        nn.Identity()(torch.tensor([1.0, float("nan"), float("inf"), float("-inf"), float("nan")]))
+    [row] = rows(rec)
+    assert (row.count, row.nan_count, row.inf_count) == (5, 2, 2)
+
+
+# Which measurement a row belongs to.
+
+
+def test_output_that_parents_return_unchanged_is_measured_once():
+    model = nn.Sequential(nn.Sequential(nn.Sequential(nn.Linear(4, 4))))
+    with record(model) as rec:
+        model(torch.ones(2, 4)).sum().backward()
+    assert names(rows(rec), "path", "role", "order") == [
+        ("0.0.0", "output", 0),
+        ("0.0", "output", 0),
+        ("0", "output", 0),
+        ("", "output", 0),
+        ("", "grad_output", 1),
+        ("0", "grad_output", 1),
+        ("0.0", "grad_output", 1),
+        ("0.0.0", "grad_output", 1),
+    ]
+
+
+def test_module_called_twice_has_two_sites():
+    model = zoo.Twice()
+    kept = Keeps(model)
+    with record(model) as rec:
+        model(torch.ones(2, 4)).square().sum().backward()
+    found = rows(rec, path="layer")
+    assert names(found, "role", "nth", "order") == [
+        ("output", 0, 0),
+        ("output", 1, 1),
+        ("grad_output", 1, 2),
+        ("grad_output", 0, 3),
+    ]
+    expected = [*kept.outputs["layer"], *kept.gradients["layer"]]
+    assert all(holds(row, tensor) for row, tensor in zip(found, expected, strict=True))
+
+
+def test_child_and_parent_differ_where_the_parent_works_in_place():
+    class Doubles(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.layer(x).mul_(2)
+
+    model = Doubles()
+    x = torch.ones(2, 4)
+    expected = model.layer(x)
+    with record(model) as rec:
+        model(x).sum().backward()
+    assert names(rows(rec), "path", "role", "order") == [
+        ("layer", "output", 0),
+        ("", "output", 1),
+        ("", "grad_output", 2),
+        ("layer", "grad_output", 3),
+    ]
+    assert holds(one(rec, path="layer", role="output"), expected)
+    assert holds(one(rec, path="", role="output"), expected * 2)
+    assert holds(one(rec, path="", role="grad_output"), torch.ones(2, 4))
+    assert holds(one(rec, path="layer", role="grad_output"), torch.full((2, 4), 2.0))
+
+
+def test_in_place_relu_and_what_it_worked_on_are_two_measurements():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    x = torch.randn(2, 4)
+    before = model[0](x)
+    with record(model) as rec:
+        model(x).sum().backward()
+    assert names(rows(rec), "path", "role", "order") == [
+        ("0", "output", 0),
+        ("1", "output", 1),
+        ("", "output", 1),
+        ("", "grad_output", 2),
+        ("1", "grad_output", 2),
+        ("0", "grad_output", 3),
+    ]
+    assert holds(one(rec, path="0", role="output"), before)
+    assert holds(one(rec, path="1", role="output"), before.relu())
+    assert holds(one(rec, path="0", role="grad_output"), (before > 0).float())
+
+
+def test_identity_returns_a_leaf_and_a_parameter():
+    class Gives(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+            self.same = nn.Identity()
+
+        def forward(self, x):
+            return self.same(self.weight), self.same(x)
+
+    model = Gives()
+    x = torch.tensor([3.0, 4.0], requires_grad=True)
+    with record(model) as rec:
+        weight, same = model(x)
+        (weight * same).sum().backward()
+    assert sorted(names(rows(rec), "path", "nth", "role", "slot", "sum")) == [
+        ("", 0, "grad_output", "[0]", 7),
+        ("", 0, "grad_output", "[1]", 3),
+        ("", 0, "output", "[0]", 3),
+        ("", 0, "output", "[1]", 7),
+        ("same", 0, "grad_output", "", 7),
+        ("same", 0, "output", "", 3),
+        ("same", 1, "grad_output", "", 3),
+        ("same", 1, "output", "", 7),
+    ]
+    assert not weight._backward_hooks
+    assert not x._backward_hooks
+
+
+def test_gradient_of_a_tensor_used_twice_is_the_sum():
+    model = nn.Linear(4, 4)
+    with record(model) as rec:
+        y = model(torch.ones(2, 4))
+        (y.sum() + 2 * y.sum()).backward()
+    assert holds(one(rec, role="grad_output"), torch.full((2, 4), 3.0))
+
+
+def test_output_that_gets_no_gradient_has_no_row_of_one():
+    model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    with record(model) as rec:
+        used, unused = (layer(torch.ones(2, 4)) for layer in model)
+        used.sum().backward()
+    assert unused.requires_grad
+    assert names(rows(rec, role="grad_output"), "path") == ["0"]
+
+
+def test_two_roots_of_one_class_are_told_apart():
+    first, second = nn.Linear(1, 1), nn.Linear(1, 1)
+    with record({"first": first, "second": second}) as rec:
+        a, b = first(torch.ones(1, 1)), second(torch.ones(1, 1))
+        (a * b).backward()
+    expected = [
+        ("first", "output"),
+        ("second", "output"),
+        ("first", "grad_output"),
+        ("second", "grad_output"),
+    ]
+    assert sorted(names(rows(rec), "root", "role")) == sorted(expected)
+    assert holds(one(rec, root="first", role="grad_output"), b)
+
+
+def test_frame_names_what_the_tables_hold():
+    model = zoo.Twice()
+    with record(model) as rec:
+        model(torch.ones(2, 4)).sum().backward()
+    frame = rec.frame("values")
+    assert frame[["root", "path", "call", "role", "slot"]].values.tolist() == [
+        ["Twice", "layer", 0, "output", ""],
+        ["Twice", "layer", 1, "output", ""],
+        ["Twice", "", 0, "output", ""],
+        ["Twice", "", 0, "grad_output", ""],
+        ["Twice", "layer", 1, "grad_output", ""],
+        ["Twice", "layer", 0, "grad_output", ""],
+    ]
+
+
+def test_row_belongs_to_the_call_that_returned_it():
+    model = zoo.Twice()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model) as rec:
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    calls = {call["call_id"]: call for call in rec.table("calls").to_pylist() if call["phase"] == "forward"}
+    modules = {row["module_id"]: row["path"] for row in rec.table("modules").to_pylist()}
+    seen = [row for row in rows(rec) if row.role in ("output", "grad_output")]
+    assert len(seen) == 12
+    for row in seen:
+        call = calls[row.call_id]
+        assert (modules[call["module_id"]], call["nth"], call["step"]) == (row.path, row.nth, row.step)
+
+
+# Loops.
+
+
+def test_micro_batches_each_have_gradients_of_their_own():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model) as rec:
+        for _ in range(2):
+            for weight in (1.0, 2.0, 3.0):
+                (model(torch.ones(2, 4)).sum() * weight).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = rows(rec, role="grad_output")
+    expected = [(step, nth, 2.0 * (nth + 1)) for step in (0, 1) for nth in (0, 1, 2)]
+    assert names(found, "step", "nth", "sum") == expected
+    assert names(rows(rec, role="parameter_grad", slot="bias"), "step", "sum") == [(0, 12.0), (1, 12.0)]
+
+
+def test_graph_that_runs_backward_twice_gives_two_rows_of_each_gradient():
+    model = nn.Linear(4, 1)
+    with record(model) as rec:
+        y = model(torch.ones(2, 4))
+        y.sum().backward(retain_graph=True)
+        (3 * y.sum()).backward()
+    found = rows(rec, role="grad_output")
+    assert names(found, "order", "sum", "nth", "call_id") == [(1, 2.0, 0, 0), (2, 6.0, 0, 0)]
+
+
+def test_gradient_with_a_graph_and_the_backward_through_it_are_both_measured():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    kept = Keeps(model)
+    x = torch.randn(3, 4, requires_grad=True)
+    with record(model) as rec:
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        slope.square().sum().backward()
+    for path in ("0", "1", "2", ""):
+        found = rows(rec, path=path, role="grad_output")
+        assert [holds(row, tensor) for row, tensor in zip(found, kept.gradients[path], strict=True)]
+    assert len(kept.gradients["0"]) == 2
+
+
+def test_backward_to_chosen_inputs_gives_rows_for_what_it_passes():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    with record(model) as rec:
+        hidden = model[:2](torch.ones(2, 4))
+        y = model[2](hidden)
+        torch.autograd.grad(y.sum(), hidden)
+    assert names(rows(rec, role="grad_output", root="Sequential"), "path") != []
+    assert {row.path for row in rows(rec, role="grad_output")} <= {"2", "1", ""}
+
+
+def test_gradient_of_a_gan_comes_in_the_step_of_its_backward_to_the_call_of_an_earlier_one():
+    generator, discriminator = nn.Linear(4, 4), nn.Linear(4, 1)
+    of_generator = torch.optim.SGD(generator.parameters(), lr=0.1)
+    of_discriminator = torch.optim.SGD(discriminator.parameters(), lr=0.1)
+    kept = Keeps(generator)
+    with record({"generator": generator, "discriminator": discriminator}) as rec:
+        for _ in range(2):
+            fake = generator(torch.randn(2, 4))
+            of_discriminator.zero_grad()
+            real = discriminator(torch.randn(2, 4))
+            (discriminator(fake.detach()).mean() - real.mean()).backward()
+            of_discriminator.step()
+            of_generator.zero_grad()
+            discriminator(fake).mean().backward()
+            of_generator.step()
+    forwards = rows(rec, root="generator", role="output")
+    assert names(forwards, "step") == [0, 2]
+    found = rows(rec, root="generator", role="grad_output")
+    assert names(found, "step", "phase", "nth") == [(1, "backward", 0), (3, "backward", 0)]
+    assert names(found, "call_id") == names(forwards, "call_id")
+    assert [holds(row, tensor) for row, tensor in zip(found, kept.gradients[""], strict=True)]
+    assert len(fake._backward_hooks) == 1  # that of Keeps
+
+
+def test_graph_kept_over_many_steps_still_gives_its_gradient():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    with record(model) as rec:
+        kept = model(torch.ones(2, 4))
+        optimizer.step()
+        for _ in range(5):
+            with torch.no_grad():
+                model(torch.ones(2, 4))
+        kept.sum().backward()
+    assert names(rows(rec, role="grad_output"), "sum") == [2.0]
+    assert not kept._backward_hooks
+
+
+def test_tensor_that_gets_its_graph_after_its_module_returned_it_is_watched_where_it_is_returned_again():
+    """So it is with a reentrant checkpoint at the end of a model: the tensor of the block becomes its own."""
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            with torch.no_grad():
+                y = self.inner(x)
+            return y.requires_grad_()
+
+    with record() as rec:
+        Outer()(torch.ones(2, 4)).sum().backward()
+    assert names(rows(rec), "path", "role", "order") == [
+        ("inner", "output", 0),
+        ("", "output", 0),
+        ("", "grad_output", 1),
+    ]
+
+
+def test_both_calls_of_a_siamese_model_have_rows_in_one_step():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model) as rec:
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.mse_loss(model(torch.randn(2, 4)), model(torch.randn(2, 4))).backward()
+            optimizer.step()
+    found = [row for row in rows(rec) if row.role in ("output", "grad_output")]
+    assert names(found, "step", "role", "nth") == [
+        (0, "output", 0),
+        (0, "output", 1),
+        (0, "grad_output", 1),
+        (0, "grad_output", 0),
+        (1, "output", 0),
+        (1, "output", 1),
+        (1, "grad_output", 1),
+        (1, "grad_output", 0),
+    ]
+
+
+def test_evaluation_has_rows_of_outputs_only():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    with record(model) as rec, torch.no_grad():
+        for _ in range(3):
+            model(torch.ones(2, 4))
+    assert names(rows(rec), "step", "path", "role", "order") == [
+        (step, path, "output", order) for step in (0, 1, 2) for path, order in (("0", 0), ("1", 1), ("", 1))
+    ]
+
+
+def test_closure_of_lbfgs_has_rows_for_each_evaluation():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(
+        model.parameters(), lr=0.1, max_iter=3, tolerance_grad=0, tolerance_change=0
+    )
+    x = torch.randn(8, 4)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        return loss
+
+    with record(model) as rec:
+        for _ in range(2):
+            optimizer.step(closure)
+    assert names(rows(rec, role="output"), "step", "nth") == [(s, n) for s in (0, 1) for n in (0, 1, 2)]
+    assert names(rows(rec, role="grad_output"), "step", "nth") == [(s, n) for s in (0, 1) for n in (0, 1, 2)]
+    assert names(rows(rec, role="parameter", slot="weight"), "step") == [0, 1]
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
+def test_recompute_has_rows_of_its_own_that_equal_the_forwards(reentrant):
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)) for _ in range(2))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=reentrant)
+            return x
+
+    model = Checkpointed()
+    with torch.no_grad():
+        first = model.blocks[0][0](torch.ones(2, 4))
+    with record(model) as rec:
+        model(torch.ones(2, 4, requires_grad=True)).square().sum().backward()
+    numbers = ("path", "nth", "count", "min", "max", "sum", "sumsq")
+    forward = names(rows(rec, phase="forward", role="output"), *numbers)
+    recomputed = names(rows(rec, phase="recompute", role="output"), *numbers)
+    assert set(recomputed) <= set(forward)
+    assert holds(one(rec, phase="recompute", role="output", path="blocks.0.0"), first)
+    again = ["blocks.1.0", "blocks.1.1", "blocks.1", "blocks.0.0", "blocks.0.1", "blocks.0"]
+    if not reentrant:
+        again = ["blocks.1.0", "blocks.0.0"]  # the dropout saves the last tensor: there it stops
+    assert [path for path, *_ in recomputed] == again
+    gradients = names(rows(rec, role="grad_output"), "path")
+    assert sorted(gradients) == ["", *sorted(path for path, *_ in forward if path)]  # each once
+    assert {row.phase for row in rows(rec, role="grad_output")} == {"backward"}
+
+
+def test_forward_that_raises_keeps_the_rows_of_what_returned():
+    model = zoo.Failing(ValueError("on purpose"))
+    with record(model) as rec:
+        with pytest.raises(ValueError, match="on purpose"):
+            model(torch.ones(2, 4))
+        model.error = None
+        model(torch.ones(2, 4)).sum().backward()
+    assert names(rows(rec, role="output"), "path") == ["first", "first", "second", ""]
+    assert rec.meta.marks == ()
+
+
+def test_gradient_of_an_output_that_a_hook_of_the_users_changes_is_the_one_that_came_in():
+    model = nn.Linear(4, 4)
+    with record(model) as rec:
+        y = model(torch.ones(2, 4))
+        y.register_hook(lambda gradient: gradient * 100)
+        y.sum().backward()
+    assert holds(one(rec, role="grad_output"), torch.ones(2, 4))
+
+
+def test_each_chunk_of_an_output_has_its_own_gradient():
+    class Splits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 6)
+
+        def forward(self, x):
+            return self.layer(x).chunk(3, -1)
+
+    model = Splits()
+    with record(model) as rec:
+        first, second, _ = model(torch.ones(2, 4))
+        (first + 2 * second).sum().backward()
+    # Chunks are made by one node: the third, which nobody used, gets zeros or nothing, as torch decides.
+    assert names(rows(rec, role="grad_output"), "path", "slot", "sum")[:2] == [("", "[0]", 4), ("", "[1]", 8)]
+    assert one(rec, role="grad_output", path="layer").sum == 12
+
+
+def test_tensors_that_die_within_a_call_are_not_taken_for_each_other():
+    class Loops(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.same = nn.Identity()
+
+        def forward(self, x):
+            for number in range(50):
+                self.same(torch.full((2,), float(number)))  # at the address of the one before, very likely
+            return x
+
+    with record() as rec, torch.no_grad():
+        Loops()(torch.ones(1))
+    found = rows(rec, path="same")
+    assert names(found, "nth", "sum") == [(number, 2.0 * number) for number in range(50)]
+    assert len({row.order for row in found}) == 50
+
+
+def test_module_that_a_backward_runs_has_rows_of_its_phase():
+    outer, inner = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    class Runs(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            with torch.enable_grad():
+                inner(torch.ones(1, 4)).sum().backward()
+            return gradient
+
+    with record({"outer": outer, "inner": inner}) as rec:
+        Runs.apply(outer(torch.ones(2, 4))).sum().backward()
+    assert names(rows(rec), "root", "role", "phase", "order") == [
+        ("outer", "output", "forward", 0),
+        ("inner", "output", "backward", 1),
+        ("inner", "grad_output", "backward", 2),
+        ("outer", "grad_output", "backward", 3),
+    ]
+
+
+def test_gradient_taken_inside_a_forward_is_of_its_step():
+    class Force(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.energy = nn.Linear(4, 1)
+
+        def forward(self, x):
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+
+    model = Force()
+    with record(model) as rec:
+        model(torch.ones(2, 4)).square().sum().backward()
+    assert names(rows(rec), "path", "role", "phase", "order") == [
+        ("energy", "output", "forward", 0),
+        ("energy", "grad_output", "backward", 1),
+        ("", "output", "forward", 2),
+        ("", "grad_output", "backward", 3),
+    ]
+
+
+# Recorders and threads.
+
+
+def test_two_recordings_with_other_selections_are_both_right():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model, include="0") as outer:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        with record(model, include="1") as inner:
+            optimizer.zero_grad()
+            y = model(torch.ones(2, 4))
+            y.sum().backward()
+            optimizer.step()
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+    assert not y._backward_hooks
+    assert names(rows(inner), "path", "role") == [("1", "output"), ("1", "grad_output")]
+    assert {row.path for row in rows(outer)} == {"0"}
+    assert names(rows(outer, role="grad_output"), "step") == [0, 1, 2, 3]
+    assert names(rows(outer, role="parameter", slot="weight"), "step") == [0, 1, 2]
+    assert holds(one(inner, role="output"), y)
+
+
+def test_recording_that_ends_first_leaves_the_other_its_gradients():
+    model = nn.Linear(4, 1)
+    with record(model) as outer:
+        with record(model) as inner:
+            y = model(torch.ones(2, 4))
+        y.sum().backward()
+        assert len(y._backward_hooks) == 1
+    assert names(rows(inner), "role") == ["output"]
+    assert names(rows(outer), "role") == ["output", "grad_output"]
+    assert not y._backward_hooks
+
+
+def test_backward_on_another_thread_than_the_forward_has_its_rows():
+    model = nn.Linear(4, 1)
+    with record(model) as rec:
+        loss = model(torch.ones(2, 4)).sum()
+        thread = threading.Thread(target=loss.backward)
+        thread.start()
+        thread.join()
+    assert names(rows(rec), "role", "sum", "nth")[1:] == [("grad_output", 2.0, 0)]
+
+
+def test_two_threads_that_train_a_model_each_are_both_recorded():
+    models = {"first": nn.Linear(4, 1), "second": nn.Linear(4, 1)}
+    errors: list[BaseException] = []
+
+    def train(model: nn.Module, weight: float) -> None:
+        try:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+            for _ in range(20):
+                optimizer.zero_grad()
+                (model(torch.full((2, 4), weight)).sum() * weight).backward()
+                optimizer.step()
+        except BaseException as error:
+            errors.append(error)
+
+    with record(models) as rec:
+        threads = [
+            threading.Thread(target=train, args=(model, weight))
+            for weight, model in zip((1.0, 2.0), models.values(), strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert errors == []
+    for weight, (name, model) in zip((1.0, 2.0), models.items(), strict=True):
+        assert names(rows(rec, root=name, role="grad_output"), "min", "max") == [(weight, weight)] * 20
+        y = model(torch.full((2, 4), weight))
+        assert [holds(row, y) for row in rows(rec, root=name, role="output")] == [True] * 20
+        assert len(rows(rec, root=name, role="parameter", slot="weight")) == 20
+        assert names(rows(rec, root=name, role="parameter_grad", slot="bias"), "sum") == [2.0 * weight] * 20
+
+
+def test_what_forward_returned_is_measured_though_a_hook_of_the_module_replaces_it():
+    """Hooks of torch's own run ours first, so a row is of what `forward` itself returned."""
+    model = nn.Linear(4, 4)
+    model.register_forward_hook(lambda module, args, output: output * 0)
+    expected = model.forward(torch.ones(2, 4))
+    with record(model) as rec:
+        model(torch.ones(2, 4))
+    assert holds(one(rec), expected)
+
+
+# What `values` may be.
+
+
+def test_no_values_means_no_rows_and_no_hook():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with record(model, values=None) as rec:
+        y = model(torch.ones(2, 4))
+        assert y._backward_hooks is None
+        y.sum().backward()
+        optimizer.step()
+    assert rec.table("values").num_rows == rec.table("sites").num_rows == 0
+    assert rec.table("calls").num_rows > 0
+    assert rec.table("steps").column("overhead_ns").to_pylist() == [None]
+
+
+@pytest.mark.parametrize("values", ["bogus", "", 3, True])
+def test_values_that_are_something_else_are_refused(values):
+    with pytest.raises(ValueError, match=re.escape(f"values={values!r}")):
+        modtrace.record(values=values)

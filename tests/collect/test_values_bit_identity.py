@@ -1,0 +1,584 @@
+"""Measuring changes no bit of a run and is seen by no mode, and its rows are those of that run."""
+
+import copy
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import optimizer as optimizers
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import modtrace
+import zoo
+from helpers.stat_rows import names, one, rows
+from helpers.twins import assert_untouched, state
+
+
+def small() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+
+def loss_of(model: nn.Module) -> torch.Tensor:
+    tokens = torch.randint(0, 17, (2, 8))
+    return F.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten())
+
+
+# Each run gives all that it computes.
+
+
+def in_place_relu():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 4), nn.ReLU(inplace=True))
+    x = torch.randn(3, 4, requires_grad=True)
+    model(x * 2).square().sum().backward()
+    return [x.grad, state(model)]
+
+
+def in_place_relu_through_a_view():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Flatten(0), nn.ReLU(inplace=True))
+    model(torch.randn(3, 4)).square().sum().backward()
+    return state(model)
+
+
+def output_used_twice():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    x = torch.randn(3, 4, requires_grad=True)
+    y = model(x)
+    (y.sum() + (y * y.flip(0)).sum() + y.detach().sum()).backward()
+    return [x.grad, y, state(model)]
+
+
+def output_kept_and_its_gradient_retained():
+    model = small()
+    hidden = model[0](torch.randn(3, 4))
+    hidden.retain_grad()
+    y = model[2](model[1](hidden))
+    y.retain_grad()
+    y.square().sum().backward()
+    return [hidden.grad, y.grad, state(model)]
+
+
+def tied_weights():
+    model = zoo.TiedGPT(layers=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        optimizer.zero_grad(set_to_none=False)
+        loss_of(model).backward()
+        optimizer.step()
+    return state(model)
+
+
+def gradient_clipping():
+    model = zoo.TiedGPT(layers=1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    norms = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+        optimizer.step()
+    return [norms, state(model)]
+
+
+def train_scaled(*, fused: bool, unscale: bool) -> list[Any]:
+    """The second step's gradients overflow, so the scaler skips it."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.randn(3, 4)).square().mean() * (math.inf if step == 1 else 1.0)
+        scaler.scale(loss).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    assert scaler.get_scale() == 512.0
+    return state(model)
+
+
+def grad_scaler():
+    return train_scaled(fused=False, unscale=True)
+
+
+def grad_scaler_that_unscales_by_itself():
+    return train_scaled(fused=False, unscale=False)
+
+
+def grad_scaler_and_fused_adamw():
+    return train_scaled(fused=True, unscale=False)
+
+
+def grad_scaler_unscaled_and_fused_adamw():
+    return train_scaled(fused=True, unscale=True)
+
+
+def fused_adamw():
+    model = zoo.TiedGPT(layers=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+    return [state(model), optimizer.state_dict()["state"]]
+
+
+def capturable_weight_decay_and_maximize():
+    model = small()
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1, maximize=True, foreach=True
+    )
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(3, 4)).square().sum().backward()
+        optimizer.step()
+    return state(model)
+
+
+def autocast():
+    model = zoo.TiedGPT(layers=2)
+    losses = []
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            losses.append(loss_of(model))
+        losses[-1].backward()
+    return [losses, state(model)]
+
+
+def func_grad():
+    model = small()
+    parameters = dict(model.named_parameters())
+    x = torch.randn(3, 4)
+
+    def loss(parameters, x):
+        return torch.func.functional_call(model, parameters, (x,)).square().sum()
+
+    def slope(x):
+        return torch.func.grad(lambda x: model(x).sum())(x).square().sum()
+
+    return [torch.func.grad(loss)(parameters, x), torch.func.grad(slope)(x)]
+
+
+def vmap():
+    model = small()
+    x = torch.randn(5, 4)
+    y = torch.vmap(model)(x)
+    y.sum().backward()
+    return [y, torch.vmap(torch.vmap(model))(x.view(5, 1, 4)), state(model)]
+
+
+def per_sample_gradients():
+    model = small()
+    parameters = {name: each.detach() for name, each in model.named_parameters()}
+
+    def loss(parameters, x):
+        return torch.func.functional_call(model, parameters, (x,)).square().sum()
+
+    x = torch.randn(5, 4)
+    return [
+        torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x),
+        torch.func.jacrev(model)(x[0]),
+        torch.func.jacfwd(model)(x[0]),
+        torch.func.jvp(model, (x,), (x,)),
+        torch.func.vjp(model, x)[1](x),
+        torch.func.hessian(lambda x: model(x).sum())(x[0]),
+        torch.func.linearize(model, x[0])[1](x[1]),
+    ]
+
+
+def vmap_with_dropout():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    x = torch.randn(5, 4)
+    return [torch.vmap(model, randomness=kind)(x) for kind in ("different", "same")]
+
+
+def forward_ad():
+    import torch.autograd.forward_ad as forward
+
+    model = small()
+    with forward.dual_level():
+        y = model(forward.make_dual(torch.randn(3, 4), torch.randn(3, 4)))
+        value, tangent = forward.unpack_dual(y)
+        return [value.detach().clone(), tangent.detach().clone()]
+
+
+def inference_mode():
+    model = zoo.TiedGPT(layers=2)
+    with torch.inference_mode():
+        logits = model(torch.randint(0, 17, (2, 8)))
+        assert logits.is_inference()
+    return logits.clone()
+
+
+def inference_between_training():
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outputs = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(3, 4)).square().sum().backward()
+        optimizer.step()
+        with torch.inference_mode():
+            outputs.append(model(torch.randn(3, 4)))
+    return [[each.clone() for each in outputs], state(model)]
+
+
+def parameters_made_in_inference_mode():
+    with torch.inference_mode():
+        model = small()
+        y = model(torch.randn(3, 4))
+    return y.clone()
+
+
+def deterministic_algorithms():
+    torch.use_deterministic_algorithms(True)
+    try:
+        model = zoo.TiedGPT(layers=2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            optimizer.step()
+        return state(model)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def create_graph():
+    model = small()
+    x = torch.randn(3, 4, requires_grad=True)
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    (slope.norm() - 1).square().backward()
+    return [slope, x.grad, state(model)]
+
+
+def views_of_chunks():
+    """`chunk` and `unbind` give views that torch lets nobody write to, and whose hooks are a matter of their own."""
+
+    class Splits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(4, 12)
+
+        def forward(self, x):
+            return self.qkv(x).chunk(3, -1)
+
+    class Unbinds(nn.Module):
+        def forward(self, q, k, v):
+            return torch.stack([q, k, v]).unbind(0)
+
+    first, second = Splits(), Unbinds()
+    q, k, v = second(*first(torch.randn(3, 4)))
+    (q * k + v).sum().backward()
+    return state(first)
+
+
+def view_of_an_output_written_to_before_its_module_returned_it():
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.same = nn.Identity()
+
+        def forward(self, x):
+            y = self.layer(x)
+            row = self.same(y[0])
+            y[1] = row * 2
+            y.mul_(3)
+            return row, y
+
+    model = Writes()
+    row, y = model(torch.randn(3, 4))
+    (row.sum() + y.square().sum()).backward()
+    return state(model)
+
+
+def no_grad_view_of_a_leaf():
+    model = nn.Identity()
+    leaf = torch.randn(3, 4, requires_grad=True)
+    with torch.no_grad():
+        view = model(leaf[0])
+        view.mul_(2)
+    leaf.square().sum().backward()
+    return [view, leaf.grad]
+
+
+def leaf_written_to_after_its_module_returned_it():
+    model = nn.Identity()
+    leaf = torch.randn(3, 4, requires_grad=True)
+    y = model(leaf)
+    loss = (y * 2).sum()
+    with torch.no_grad():
+        leaf.mul_(0.5)
+    loss.backward()
+    return leaf.grad
+
+
+def output_set_to_need_no_gradient():
+    model = nn.Identity()
+    leaf = torch.randn(3, 4, requires_grad=True)
+    y = model(leaf)
+    y.requires_grad_(False)
+    y.requires_grad_(True)
+    (y * 2).sum().backward()
+    return [leaf.grad, leaf.requires_grad]
+
+
+def output_whose_data_is_replaced():
+    model = nn.Linear(4, 4)
+    y = model(torch.randn(3, 4))
+    y.data = torch.zeros(3, 4)
+    (y * y).sum().backward()
+    return [y, state(model)]
+
+
+def output_detached_in_place():
+    model = nn.Linear(4, 4)
+    y = model(torch.randn(3, 4))
+    y.detach_()
+    return [y, y.requires_grad]
+
+
+def weights_swapped():
+    model = nn.Linear(4, 4)
+    y = model(torch.randn(3, 4))
+    y.sum().backward()
+    model.load_state_dict({name: each * 2 for name, each in model.state_dict().items()}, assign=True)
+    y = model(torch.randn(3, 4))
+    return [y, state(model)]
+
+
+def tensors_swapped():
+    """`torch.utils.swap_tensors` refuses tensors that anybody holds a weak reference to."""
+    model = nn.Linear(4, 4)
+    model(torch.randn(3, 4)).sum().backward()
+    a, b = model.weight, nn.Parameter(torch.ones(4, 4))
+    torch.utils.swap_tensors(a, b)
+    return [model.weight, b]
+
+
+def output_swapped():
+    model = nn.Linear(4, 4)
+    with torch.no_grad():
+        y = model(torch.randn(3, 4))
+    other = torch.ones(3, 4)
+    torch.utils.swap_tensors(y, other)
+    return [y, other]
+
+
+def deep_copies():
+    model = nn.Identity()
+    leaf = torch.randn(3, 4, requires_grad=True)
+    y = copy.deepcopy(model(leaf))
+    (y * 3).sum().backward()
+    return [y.grad, leaf.grad]
+
+
+def memory_formats():
+    """Gradients lie in memory as they would: of leaves that modules return, of channels last, of views."""
+    same, convolution = nn.Identity(), nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)
+    weight = nn.Parameter(torch.randn(4, 6))
+    first, second = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3))
+    image = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last).requires_grad_()
+    (same(weight).t() @ same(weight)).sum().backward()
+    convolution(same(image)).mean().backward()
+    (same(first) + same(second)).sum().backward()
+    leaves = [weight, image, first, second, *convolution.parameters()]
+    shared = first.grad.data_ptr() == second.grad.data_ptr()
+    return [[(each.grad, each.grad.stride()) for each in leaves], shared]
+
+
+RUNS = [
+    in_place_relu, in_place_relu_through_a_view, output_used_twice, output_kept_and_its_gradient_retained, tied_weights,
+    gradient_clipping, grad_scaler, grad_scaler_that_unscales_by_itself, grad_scaler_and_fused_adamw,
+    grad_scaler_unscaled_and_fused_adamw, fused_adamw, capturable_weight_decay_and_maximize, autocast, func_grad, vmap,
+    per_sample_gradients, vmap_with_dropout, forward_ad, inference_mode, inference_between_training,
+    parameters_made_in_inference_mode, deterministic_algorithms, create_graph, views_of_chunks,
+    view_of_an_output_written_to_before_its_module_returned_it, no_grad_view_of_a_leaf,
+    leaf_written_to_after_its_module_returned_it, output_set_to_need_no_gradient, output_whose_data_is_replaced,
+    output_detached_in_place, memory_formats, weights_swapped, tensors_swapped, output_swapped, deep_copies,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("run", RUNS, ids=[each.__name__.replace("_", " ") for each in RUNS])
+@pytest.mark.filterwarnings("ignore:(?!.*modtrace)")  # of torch's own features
+def test_measuring_changes_no_bit_of(run, tmp_path):
+    in_memory = assert_untouched(run)
+    assert in_memory.table("values").num_rows > 0
+    on_disk = assert_untouched(run, to=tmp_path / "run.modtrace", backward_times=True)
+    assert on_disk.table("values").num_rows == in_memory.table("values").num_rows
+
+
+# The rows of those runs.
+
+
+def test_rows_of_an_output_used_twice_hold_the_whole_gradient():
+    rec = assert_untouched(output_used_twice)
+    assert names(rows(rec, role="grad_output"), "path", "order") == [("", 2), ("1", 2), ("0", 3)]
+
+
+def test_rows_of_clipped_gradients_are_within_the_norm():
+    rec = assert_untouched(gradient_clipping)
+    for step in (0, 1):
+        found = {row.order: row.sumsq for row in rows(rec, role="parameter_grad", step=step)}
+        assert sum(found.values()) == pytest.approx(0.1**2, rel=1e-4)
+
+
+@pytest.mark.parametrize("run", [grad_scaler, grad_scaler_that_unscales_by_itself])
+def test_rows_of_a_scaled_step_hold_unscaled_gradients_and_a_skipped_step_has_none(run):
+    rec = assert_untouched(run)
+    found = rows(rec, role="parameter_grad", path="1", slot="bias")
+    assert names(found, "step", "note") == [(0, None), (2, None)]
+    gradients = rows(rec, role="grad_output", path="1")
+    assert names(gradients, "step") == [0, 1, 2]
+    assert gradients[1].inf_count + gradients[1].nan_count == 12
+    for row, gradient, scale in zip(found, (gradients[0], gradients[2]), (1024.0, 512.0), strict=True):
+        if run is grad_scaler_that_unscales_by_itself:
+            assert row.sum == pytest.approx(gradient.sum / scale, rel=1e-4)
+        else:
+            assert row.sumsq <= 1
+
+
+def test_rows_of_gradients_that_a_fused_optimizer_unscales_itself_say_so():
+    rec = assert_untouched(grad_scaler_and_fused_adamw)
+    found = rows(rec, role="parameter_grad", path="1", slot="bias")
+    assert names(found, "step", "note") == [(step, "still scaled by the GradScaler") for step in (0, 1, 2)]
+    assert found[0].sum == pytest.approx(one(rec, role="grad_output", path="1", step=0).sum, rel=1e-4)
+    assert names(rows(rec, role="parameter"), "note") == [None] * 12
+
+
+def test_rows_of_gradients_unscaled_before_a_fused_optimizer_have_no_note():
+    rec = assert_untouched(grad_scaler_unscaled_and_fused_adamw)
+    found = rows(rec, role="parameter_grad")
+    assert {row.note for row in found} == {None}
+    assert sum(row.sumsq for row in found if row.step == 0) <= 1 + 1e-4
+
+
+def test_rows_of_a_fused_optimizer_hold_the_weights_of_each_step():
+    kept: list[tuple[float, float]] = []
+
+    def keep(optimizer, args, kwargs):
+        weight = optimizer.param_groups[0]["params"][1]
+        kept.append((weight.double().sum().item(), weight.grad.double().sum().item()))
+
+    handle = optimizers.register_optimizer_step_pre_hook(keep)
+    try:
+        rec = assert_untouched(fused_adamw)
+    finally:
+        handle.remove()
+    recorded = kept[3:]  # behind those of the plain run
+    weights = names(rows(rec, role="parameter", path="embed"), "sum")
+    assert weights == pytest.approx([weight for weight, _ in recorded], abs=1e-4)
+    assert len({*weights}) == 3
+    gradients = names(rows(rec, role="parameter_grad", path="embed"), "sum")
+    assert gradients == pytest.approx([gradient for _, gradient in recorded], abs=1e-4)
+
+
+def test_rows_under_autocast_have_the_dtypes_of_the_outputs():
+    rec = assert_untouched(autocast)
+    assert one(rec, nth=0, role="output", path="blocks.0.fc").dtype == "bfloat16"
+    assert one(rec, nth=0, role="output", path="blocks.0.ln1").dtype == "float32"
+    assert one(rec, nth=0, role="grad_output", path="blocks.0.attn.qkv").dtype == "bfloat16"
+    # What `fc` returns is a view there, and is written to in place: torch calls no hook of its gradient any more.
+    assert rows(rec, role="grad_output", path="blocks.0.fc") == []
+
+
+def test_rows_under_transforms_say_what_they_are_of():
+    rec = assert_untouched(vmap)
+    found = rows(rec, role="output", path="0", step=0)
+    assert {(row.shape, row.note) for row in found[:1]} == {((5, 4), "vmap: all examples together")}
+    assert all(row.count == 20 for row in rows(rec, role="output"))
+    assert {row.note for row in rows(assert_untouched(func_grad), role="output")} == {None}
+
+
+def test_rows_in_inference_mode_are_of_outputs_only():
+    rec = assert_untouched(inference_mode)
+    assert {row.role for row in rows(rec)} == {"output"}
+    assert {row.note for row in rows(rec)} == {None}
+    in_place = [one(rec, path="blocks.0.fc"), one(rec, path="blocks.0.act")]
+    assert in_place[0].min < 0 == in_place[1].min  # a version is not counted there: both were measured
+
+
+def test_rows_of_a_view_and_its_base_are_of_the_moment_they_were_returned():
+    rec = assert_untouched(view_of_an_output_written_to_before_its_module_returned_it)
+    [view, base] = rows(rec, role="output", path="")
+    assert view.sum == pytest.approx(3 * one(rec, role="output", path="same").sum, rel=1e-5)
+    assert base.shape == (3, 4)
+
+
+# Modes of the user's.
+
+
+class SeesOps(TorchDispatchMode):
+    """Keeps the name of every op that the dispatcher runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+class SeesFunctions(TorchFunctionMode):
+    """Keeps the name of every torch function, method and attribute access."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.seen.append(resolve_name(function) or repr(function).partition(" at 0x")[0])
+        return function(*args, **(kwargs or {}))
+
+
+def seen(mode_type: Any, run: Any, recorded: str, **options: Any) -> list[str]:
+    torch.manual_seed(0)
+    mode = mode_type()
+    recording = modtrace.record(strict=True, **options) if recorded != "not" else nullcontext()
+    outer, inner = (recording, mode) if recorded == "outside of the mode" else (mode, recording)
+    with outer, inner:
+        run()
+    if recorded != "not":
+        assert recording.meta.marks == ()
+        assert recording.table("values").num_rows > 0
+    return mode.seen
+
+
+@pytest.mark.parametrize("mode_type", [SeesOps, SeesFunctions])
+@pytest.mark.parametrize("run", RUNS, ids=[each.__name__.replace("_", " ") for each in RUNS])
+@pytest.mark.filterwarnings("ignore:(?!.*modtrace)")
+def test_mode_of_the_users_sees_nothing_of_ours_in(run, mode_type):
+    plain = seen(mode_type, run, "not")
+    assert seen(mode_type, run, "inside of the mode") == plain
+    assert seen(mode_type, run, "outside of the mode", backward_times=True) == plain
+    assert plain
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
+@pytest.mark.parametrize("mode_type", [SeesOps, SeesFunctions])
+def test_mode_of_the_users_sees_nothing_of_ours_in_a_recompute(mode_type, reentrant):
+    def run() -> None:
+        model = small()
+        x = torch.randn(3, 4, requires_grad=True)
+        checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+
+    assert seen(mode_type, run, "outside of the mode") == seen(mode_type, run, "not")
+
+
+def test_profiler_sees_nothing_of_ours():
+    def events(recording: Any) -> list[str]:
+        torch.manual_seed(0)
+        with recording, torch.profiler.profile() as profile:
+            in_place_relu()
+            grad_scaler()
+        return [event.name for event in profile.events()]
+
+    assert events(modtrace.record(strict=True)) == events(nullcontext())

@@ -1,0 +1,168 @@
+"""Planted faults: the first tensor that is not finite is named with its module, step, phase and role."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import modtrace
+import zoo
+from zoo import TiedGPT
+
+
+@pytest.fixture(autouse=True)
+def from_a_seed(seeded: None) -> None:
+    """Every test starts from the same numbers."""
+
+
+def train(plant: Callable[[TiedGPT, int], Any], steps: int = 4, dtype: torch.dtype | None = None) -> Any:
+    """What a recording finds in a run whose `plant(model, step)` breaks something before a step's forward."""
+    model = TiedGPT(layers=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with modtrace.record(model, strict=True) as rec:
+        for step in range(steps):
+            plant(model, step)
+            tokens = torch.randint(0, 17, (2, 8))
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+                logits = model(tokens)
+            F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten()).backward()
+            optimizer.step()
+    return rec.first_nonfinite()
+
+
+def place(found: Any) -> tuple[Any, ...]:
+    return found.path, found.step, found.phase, found.role, found.slot, found.call
+
+
+def test_healthy_run_has_none():
+    assert train(lambda model, step: None) is None
+
+
+def test_weight_that_becomes_nan():
+    def plant(model: TiedGPT, step: int) -> None:
+        if step == 2:
+            model.blocks[2].attn.qkv.weight.data[5, 3] = math.nan
+
+    found = train(plant)
+    assert place(found) == ("blocks.2.attn.qkv", 2, "forward", "output", "", 0)
+    assert found.root == "TiedGPT"
+    assert found.nan_count == 16  # one channel of 2 x 8 tokens
+    assert found.numel == 2 * 8 * 48
+    assert "blocks.2.attn.qkv.weight (1 NaN)" in found.hint
+
+
+def test_division_by_zero_in_a_module():
+    def plant(model: TiedGPT, step: int) -> None:
+        if step == 1:
+            model.blocks[2].ln2.register_forward_hook(broken)
+
+    class Divides(nn.Module):
+        def forward(self, x):
+            return x / (x - x)
+
+    def broken(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return divides(output)
+
+    divides = Divides()
+    found = train(plant)
+    assert (found.step, found.phase, found.role) == (1, "forward", "output")
+    assert found.path in ("(Divides#0)", "blocks.2.(Divides#0)", "blocks.2.ln2.(Divides#0)")
+    assert found.count == 2 * 8 * 16
+
+
+def test_overflow_under_autocast_in_half_precision():
+    def plant(model: TiedGPT, step: int) -> None:
+        if step == 3:
+            model.blocks[2].proj.weight.data.mul_(3.5e5)  # at most 62,000: half precision still holds it
+
+    found = train(plant, dtype=torch.float16)
+    assert place(found) == ("blocks.2.proj", 3, "forward", "output", "", 0)
+    assert found.inf_count > 0
+    assert found.nan_count == 0
+
+
+def test_input_that_is_nan():
+    model = nn.Sequential(nn.Identity(), nn.Linear(4, 4), nn.Linear(4, 1))
+    with modtrace.record(model, strict=True) as rec:
+        for step in range(3):
+            x = torch.ones(2, 4)
+            x[1, 2] = math.nan if step == 1 else 1.0
+            with torch.no_grad():
+                model(x)
+    found = rec.first_nonfinite()
+    assert place(found) == ("0", 1, "forward", "output", "", 0)
+    assert (found.nan_count, found.inf_count, found.numel) == (1, 0, 8)
+
+
+class SquareRoot(nn.Module):
+    """Zero goes through forward, and comes back as an infinite gradient."""
+
+    def forward(self, x):
+        return (x - x).sqrt() + x
+
+
+def test_gradient_of_a_square_root_at_zero():
+    def plant(model: TiedGPT, step: int) -> None:
+        if step == 2:
+            model.blocks[2].act = SquareRoot()
+
+    found = train(plant)
+    assert place(found) == ("blocks.2.fc", 2, "backward", "grad_output", "", 0)
+    assert found.nan_count > 0
+
+
+def test_gradient_that_only_a_parameter_gets():
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.zeros(4))
+
+        def forward(self, x):
+            return x + self.scale.sqrt()
+
+    model = nn.Sequential(nn.Linear(4, 4), Root())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with modtrace.record(model, strict=True) as rec:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    assert place(rec.first_nonfinite()) == ("1", 0, "optimizer", "parameter_grad", "scale", None)
+
+
+def test_infinite_values_in_a_recompute_are_behind_those_of_the_forward():
+    model = TiedGPT(layers=2)
+    model.blocks[1].fc.bias.data[0] = math.inf
+    with modtrace.record(model, strict=True) as rec:
+        model(torch.zeros(2, 8, dtype=torch.long), False).sum().backward()
+    assert place(rec.first_nonfinite()) == ("blocks.1.fc", 0, "forward", "output", "", 0)
+
+
+def test_second_call_of_a_module_is_told_apart():
+    model = zoo.Twice()
+    model.layer.weight.data.fill_(1.0)
+    model.layer.bias.data.fill_(0.0)
+
+    class Breaks(zoo.Twice):
+        def forward(self, x):
+            return self.layer(self.layer(x) / 0.0)
+
+    breaks = Breaks()
+    breaks.load_state_dict(model.state_dict())
+    with modtrace.record(breaks, strict=True) as rec, torch.no_grad():
+        breaks(torch.ones(2, 4))
+    assert place(rec.first_nonfinite()) == ("layer", 0, "forward", "output", "", 1)
+
+
+def test_values_of_another_thread_do_not_hide_it(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    with modtrace.record(model, to=tmp_path / "run.modtrace", strict=True) as rec, torch.no_grad():
+        for step in range(300):
+            model(torch.full((2, 4), math.nan if step == 257 else 1.0))
+    found = rec.first_nonfinite()
+    assert place(found) == ("0", 257, "forward", "output", "", 0)
+    again = modtrace.open_recording(tmp_path / "run.modtrace").first_nonfinite()
+    assert again == found
