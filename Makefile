@@ -31,7 +31,7 @@ help:  ## list the targets
 
 env: $(STAMP)  ## make .venv with everything that development needs
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt setup.py src/modtrace/measure/_native.c
 	@$(PYTHON) -c "$$PYTHON_IS_NEW_ENOUGH"
 	@echo 'making $(VENV) (a few minutes the first time)'
 	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
@@ -61,6 +61,7 @@ docs: env  ## write docs/schema.md anew from the schemas
 
 bench: env  ## print the cost of recording beside plain runs and PyTorch's own trackers
 	$(BIN)/python benchmarks/scopes.py
+	$(BIN)/python benchmarks/values.py
 	@if [ -f benchmarks/open_large.py ]; then $(BIN)/python benchmarks/open_large.py; fi
 
 soak: env  ## run the long tests

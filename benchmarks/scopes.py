@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from measure import Estimate, Round, estimate, machine, render_table, time_rounds
 from torch import Tensor, nn
 from torch.distributed._tools.mod_tracker import ModTracker
 from torch.utils.module_tracker import ModuleTracker
 
 import modtrace
+from measure import Estimate, Round, estimate, machine, render_table, time_rounds
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -97,7 +97,7 @@ def reference_gpt(*, width: int, layers: int, batch: int, steps: int, rounds: in
 def variants(work: Work) -> dict[str, Round]:
     """The rows of the table."""
     return {
-        "plain": lambda: _repeat(work),
+        "plain": lambda: repeat(work),
         "modtrace scopes": lambda: _recorded(work, backward_times=False),
         "modtrace scopes, backward times": lambda: _recorded(work, backward_times=True),
         "torch ModuleTracker": lambda: _tracked(work, ModuleTracker()),
@@ -105,14 +105,15 @@ def variants(work: Work) -> dict[str, Round]:
     }
 
 
-def _repeat(work: Work) -> None:
+def repeat(work: Work) -> None:
+    """A round without anything else."""
     for _ in range(work.steps):
         work.step()
 
 
 def _recorded(work: Work, *, backward_times: bool) -> None:
-    with modtrace.record(work.model, backward_times=backward_times) as recording:
-        _repeat(work)
+    with modtrace.record(work.model, values=None, backward_times=backward_times) as recording:
+        repeat(work)
     recorded = recording.table("calls").num_rows
     if recorded < work.calls:
         raise RuntimeError(
@@ -122,7 +123,7 @@ def _recorded(work: Work, *, backward_times: bool) -> None:
 
 def _tracked(work: Work, tracker: ModuleTracker | ModTracker) -> None:
     with tracker:
-        _repeat(work)
+        repeat(work)
 
 
 def table(tiny: Work, gpt: Work) -> str:
@@ -133,7 +134,7 @@ def table(tiny: Work, gpt: Work) -> str:
     for name in of_tiny:
         added_us = estimate((of_tiny[name] - of_tiny["plain"]) / tiny.calls * 1e6)
         ratio = estimate(of_gpt[name] / of_gpt["plain"])
-        rows.append([name, *_cells(added_us, 2), *_cells(ratio, 3)])
+        rows.append([name, *cells(added_us, 2), *cells(ratio, 3)])
     plain_us = estimate(of_tiny["plain"] / tiny.calls * 1e6).median
     plain_ms = estimate(of_gpt["plain"] / gpt.steps * 1e3).median
     rows[0][1:] = [f"({plain_us:.2f} us a call)", "", f"({plain_ms:.1f} ms a step)", ""]
@@ -141,7 +142,8 @@ def table(tiny: Work, gpt: Work) -> str:
     return render_table(header, rows)
 
 
-def _cells(value: Estimate, digits: int) -> tuple[str, str]:
+def cells(value: Estimate, digits: int) -> tuple[str, str]:
+    """The median and its interval, as two cells."""
     return f"{value.median:.{digits}f}", f"{value.low:.{digits}f} .. {value.high:.{digits}f}"
 
 

@@ -28,8 +28,8 @@ from .values import ValueTaps
 #: Rows of ended steps go to the sink this long after the first of them ended, or with the next step's end.
 _FLUSH_AFTER_S = 0.2
 
-#: ... or when so many calls wait.
-_FLUSH_CALLS = 65_536
+#: ... or when so many measurements wait: with their rows in the making 1 MB.
+_FLUSH_SAMPLES = 2048
 
 
 class Recorder:
@@ -59,11 +59,12 @@ class Recorder:
         self._names_revision = 0
         self._running: dict[Segment, Step] = {}
         self._ready: list[Step] = []
-        self._ready_calls = 0
+        self._ready_samples = 0
         self._lock = threading.RLock()  # over what the tracker tells
         self._writing = threading.RLock()  # over the sink; taken before the other
         self._wake = threading.Event()
-        self._stopping = threading.Event()
+        self._hurry = threading.Event()
+        self._stopping = False
         self._timer: threading.Thread | None = None
         self._active = False
         self._broken = False
@@ -100,8 +101,9 @@ class Recorder:
         scopes.release(self)
         atexit.unregister(self.stop)
         self._active = False
-        self._stopping.set()
+        self._stopping = True
         self._wake.set()
+        self._hurry.set()
         if self._timer is not None:
             self._timer.join()
 
@@ -150,7 +152,7 @@ class Recorder:
         with self._writing:
             with self._lock:
                 self._settle()
-                ready, self._ready, self._ready_calls = self._ready, [], 0
+                ready, self._ready, self._ready_samples = self._ready, [], 0
             try:
                 self._write(ready, force)
             except Exception as error:
@@ -240,19 +242,24 @@ class Recorder:
                 step.values += self._taps.take_segments(step.segments)
             if step.number in self._selected:
                 self._ready.append(step)
-                self._ready_calls += sum(segment.calls for segment in step.segments if segment.is_closed)
+                self._ready_samples += sum(len(measured.samples) for measured in step.values)
             else:
                 _let_go(step)
         if self._ready:
             self._wake.set()
+        if self._ready_samples >= _FLUSH_SAMPLES:
+            self._hurry.set()
 
     def _flush_late(self) -> None:
         """Runs beside the training: writes ended steps even when no further step comes to an end."""
-        while not self._stopping.is_set():
+        while True:
             self._wake.wait()
-            if not self._stopping.wait(_FLUSH_AFTER_S):
-                self._wake.clear()
-                self.flush()
+            self._hurry.wait(_FLUSH_AFTER_S)
+            if self._stopping:
+                return
+            self._wake.clear()
+            self._hurry.clear()
+            self.flush()
 
     def _write(self, steps: list[Step], force: bool) -> None:
         tracker = self._tracker
