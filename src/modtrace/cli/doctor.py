@@ -33,6 +33,7 @@ class Diagnosis:
 
     versions: dict[str, str | None]  # None: not installed
     cuda: str
+    kernel: str  # what measures values in main memory
     torch_names: tuple[Finding, ...]  # private names of torch
     torch_problem: str | None  # why they could not be looked for
     programs: tuple[Finding, ...]
@@ -55,6 +56,7 @@ def diagnose() -> Diagnosis:
     return Diagnosis(
         versions={"python": platform.python_version(), **{each: _version(each) for each in _LIBRARIES}},
         cuda=_describe_cuda(),
+        kernel=_describe_kernel(),
         torch_names=names,
         torch_problem=problem,
         programs=tuple(Finding(name, shutil.which(name) is not None, use) for name, use in _PROGRAMS.items()),
@@ -87,10 +89,21 @@ def _describe_cuda() -> str:
         return f"unknown ({type(error).__name__}: {error})"
 
 
+def _describe_kernel() -> str:
+    try:
+        native = importlib.import_module("modtrace.measure.native")
+    except Exception as error:  # it imports torch
+        return f"unknown ({type(error).__name__}: {error})"
+    if native.measure_into is not None:
+        return "compiled"
+    return "numpy: no C compiler was there at installation, so measuring values takes three times as long"
+
+
 def render_diagnosis(diagnosis: Diagnosis, *, color: bool = False) -> str:
     """The diagnosis as three small tables."""
-    versions = Column("", [Text(each) for each in [*diagnosis.versions, "CUDA"]], right=False)
-    values = [*(each or "not installed" for each in diagnosis.versions.values()), diagnosis.cuda]
+    versions = Column("", [Text(each) for each in [*diagnosis.versions, "CUDA", "kernel"]], right=False)
+    values = [*(each or "not installed" for each in diagnosis.versions.values())]
+    values += [diagnosis.cuda, diagnosis.kernel]
     found = Column("", [Text(printable(each)) for each in values], right=False)
     return "\n".join(
         [
