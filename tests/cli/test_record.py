@@ -206,3 +206,19 @@ def test_misuse_ends_with_code_2_and_says_what_and_where(tmp_path, monkeypatch, 
     assert error.startswith("modtrace: error: ")
     assert text.format(cwd=os.getcwd()) in error
     assert (tmp_path / "there" / "notes.txt").read_text() == "mine"
+
+
+def test_pattern_that_matches_nothing_is_told_in_a_line_and_marked(tmp_path):
+    done = run(tmp_path, "record", "--to", "run", "--include", "O", "train.py", script=TRAIN)
+    warning = next(line for line in done.stderr.splitlines() if "warning" in line)
+    assert warning.startswith("modtrace: warning: include='O' matches no module or parameter that was met; ")
+    assert modtrace.open_recording(tmp_path / "run").meta.marks == (
+        warning.removeprefix("modtrace: warning: "),
+    )
+
+
+def test_pattern_of_parameters_matches_though_the_model_is_gone_at_the_end(tmp_path):
+    script = f"def main():\n{textwrap.indent(TRAIN, '    ')}\nmain()\n"
+    done = run(tmp_path, "record", "--to", "run", "--exclude", "**.bias", "train.py", script=script)
+    assert "warning" not in done.stderr
+    assert modtrace.open_recording(tmp_path / "run").meta.marks == ()

@@ -3,13 +3,14 @@
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..errors import ModtraceError
+from ..errors import ModtraceError, ModtraceWarning
 from .program import Program, find_module, find_script, run_program
 
 _REPORT_EVERY_S = 10.0
@@ -114,13 +115,33 @@ def _make_recording(place: str, options: dict[str, Any]) -> Any:
 def _run(program: Program, recording: Any, quiet: bool) -> int:
     reporter = _Reporter(recording, quiet)
     try:
-        code = run_program(program, recording)
+        code = run_program(program, _PlainWarnings(recording))
     except ModtraceError as error:
         reporter.end(said=False)
         click.echo(f"modtrace: error: {error}", err=True)
         return 2
     reporter.end()
     return code
+
+
+class _PlainWarnings:
+    """A recording whose last warnings come as lines of the command's, without a place in its source."""
+
+    def __init__(self, recording: Any) -> None:
+        self._recording = recording
+
+    def __enter__(self) -> None:
+        self._recording.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ModtraceWarning)
+            self._recording.__exit__(*raised)
+        for each in caught:
+            if issubclass(each.category, ModtraceWarning):
+                click.echo(f"modtrace: warning: {each.message}", err=True)
+            else:
+                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
 class _Reporter:

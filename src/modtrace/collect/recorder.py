@@ -342,7 +342,7 @@ class Recorder:
         self._taps.stop()
         if self._values.is_all:
             return None
-        paths = [*self._tracker.names.paths(), *self._taps.unowned()]
+        paths = [*self._tracker.names.paths(), *self._taps.parameter_paths()]
         found = unmatched(self._values, paths)
         if not found:
             return None

@@ -66,7 +66,7 @@ class ValueTaps:
         self._asleep: list[tuple[Segment, list[GradientTap]]] = []  # without hooks, in graphs that may live
         self._prune_at = _KEPT_ASLEEP
         self._optimizers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._unowned: dict[str, None] = {}
+        self._parameter_paths: dict[str, None] = {}
         self._selected: dict[Place, bool] = {}
         self._selected_at = -1
         keep_out_of_dynamo(ValueTaps.returned, ValueTaps.optimizer_begins)
@@ -105,9 +105,9 @@ class ValueTaps:
         self._put_to_sleep()
         return found
 
-    def unowned(self) -> list[str]:
-        """What parameters are called that no module owns."""
-        return list(self._unowned)
+    def parameter_paths(self) -> list[str]:
+        """What the parameters that came by are called, also those of models that are gone."""
+        return list(self._parameter_paths)
 
     def stop(self) -> None:
         """Takes every hook off every tensor."""
@@ -283,7 +283,7 @@ class ValueTaps:
         """What a parameter is stored under; `otherwise` is what it is called if no module owns it."""
         if owners:
             return [(owner.name, owner.module) for owner in owners if self._selects_parameter(owner)]
-        self._unowned[otherwise] = None
+        self._parameter_paths[otherwise] = None
         return [(otherwise, None)] if self._chosen.selects(otherwise) else []
 
     def _measure_parameter(
@@ -321,7 +321,9 @@ class ValueTaps:
         if self._chosen.is_all:
             return True
         modules = (owner.module.path, *owner.module.aliases)
-        return self._chosen.selects(*modules, *(join(path, owner.name) for path in modules))
+        paths = [join(path, owner.name) for path in modules]
+        self._parameter_paths.update(dict.fromkeys(paths))
+        return self._chosen.selects(*modules, *paths)
 
 
 #: Slots and owners.
