@@ -8,36 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import modtrace
 import zoo
+from helpers.user_modes import SeesFunctions, SeesOps
 from zoo import TiedGPT
-
-
-class SeesOps(TorchDispatchMode):
-    """Keeps the name of every op that the dispatcher runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.seen.append(str(function))
-        return function(*args, **(kwargs or {}))
-
-
-class SeesFunctions(TorchFunctionMode):
-    """Keeps the name of every torch function, method and attribute access."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        self.seen.append(resolve_name(function) or repr(function).partition(" at 0x")[0])
-        return function(*args, **(kwargs or {}))
 
 
 def seen(mode_type: Any, run: Callable[[Any], object], place: str, **options: Any) -> list[str]:

@@ -10,14 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.optim import optimizer as optimizers
-from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import modtrace
 import zoo
 from helpers.stat_rows import names, one, rows
 from helpers.twins import assert_untouched, state
+from helpers.user_modes import SeesFunctions, SeesOps
 
 
 def small() -> nn.Sequential:
@@ -513,30 +512,6 @@ def test_rows_of_a_view_and_its_base_are_of_the_moment_they_were_returned():
 
 
 # Modes of the user's.
-
-
-class SeesOps(TorchDispatchMode):
-    """Keeps the name of every op that the dispatcher runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.seen.append(str(function))
-        return function(*args, **(kwargs or {}))
-
-
-class SeesFunctions(TorchFunctionMode):
-    """Keeps the name of every torch function, method and attribute access."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        self.seen.append(resolve_name(function) or repr(function).partition(" at 0x")[0])
-        return function(*args, **(kwargs or {}))
 
 
 def seen(mode_type: Any, run: Any, recorded: str, **options: Any) -> list[str]:
