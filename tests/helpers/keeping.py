@@ -22,6 +22,9 @@ class Keeper:
     def segment_closed(self, segment):
         pass
 
+    def segment_dropped(self, segment):
+        self.segments.remove(segment)
+
     def backward_began(self, backward):
         pass
 

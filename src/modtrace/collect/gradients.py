@@ -9,6 +9,7 @@ from torch import nn
 
 from ..measure.dtypes import format_of
 from ..measure.memory import array_over, extent_of
+from .names import parameter_of
 
 #: Zeroed gradients (`set_to_none=False`) are recognised by looking at one this small, on the CPU only.
 _MAX_ELEMENTS = 65_536
@@ -31,7 +32,7 @@ class GradientEvidence:
     def is_cleared(self) -> bool:
         """Whether the gradient is gone, or has been written since and is zero now."""
         module = self._module()
-        parameter = None if module is None else module._parameters.get(self._name)
+        parameter = None if module is None else parameter_of(module, self._name)
         if parameter is None:
             return True
         with torch._C.DisableTorchFunction():

@@ -52,7 +52,7 @@ def watch_graph(segment: Segment, output: Any, reached: Callable[[Segment], None
     nodes: dict[int, Any] = {}
     with torch._C.DisableTorchFunction():  # reading grad_fn is an event for a user's function mode
         for tensor in tensors_in(output):
-            node = _node_of(tensor)
+            node = node_of(tensor)
             if node is not None and segment.first_seq <= node._sequence_nr() < segment.last_seq:
                 nodes[node._sequence_nr()] = node
     for node in nodes.values():
@@ -61,7 +61,8 @@ def watch_graph(segment: Segment, output: Any, reached: Callable[[Segment], None
         segment.watches.append(weakref.ref(watch))
 
 
-def _node_of(tensor: torch.Tensor) -> Any:
+def node_of(tensor: torch.Tensor) -> Any:
+    """The node that a tensor comes from; None if there is none that could be asked for."""
     try:
         return None if is_functorch_tensor(tensor) else tensor.grad_fn
     except RuntimeError:  # a view whose base was written to: torch allows it until its gradient is asked for

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 
 from ..measure.measurer import Measurement
+from ..measure.rows import Rows
 from ..torch_internals import is_dynamo_compiling
+from .graph_watch import node_of
 from .names import NamedModule
 from .segments import Segment
 
@@ -47,6 +49,10 @@ class GradientTap:
             version is not None and self.version == version and self.ref is not None and self.ref() is tensor
         )
 
+    def is_of_recorder(self, measure: "Callable[[GradientTap, Any], None]") -> bool:
+        """Whether this is what it calls."""
+        return self._measure is measure
+
     def add_site(self, event: int, slot: str) -> None:
         """Another call returned the same tensor."""
         if self.more is None:
@@ -64,7 +70,9 @@ class GradientTap:
         node = tensor.grad_fn
         if node is not None:
             self.output_nr = tensor.output_nr
-            _metadata_of(node).setdefault(_METADATA_KEY, []).append(weakref.ref(self))
+            known = _metadata_of(node).setdefault(_METADATA_KEY, [])
+            known[:] = [ref for ref in known if ref() is not None]  # the same node may be returned for ever
+            known.append(weakref.ref(self))
 
     def unhook(self) -> None:
         """Hears of it no more."""
@@ -91,21 +99,23 @@ _METADATA_KEY = "modtrace.gradient_taps"
 _register_hook: Callable[[torch.Tensor, Any], Any] = torch.Tensor.register_hook
 
 
-def hook_sleeping_taps(outputs: Iterable[Any]) -> list[Any]:
+def hook_sleeping_taps(outputs: Iterable[Any], measure: "Callable[[GradientTap, Any], None]") -> list[Any]:
     """Hooks the taps that lie without a hook in the graphs of some tensors; returned are the handles.
 
     Walks the graphs: 1 us for each node.
+
+    Args:
+        measure: of whom the taps are: another recorder's are left alone.
     """
     handles = []
-    pending = [
-        each.grad_fn for each in outputs if isinstance(each, torch.Tensor) and each.grad_fn is not None
-    ]
+    nodes = (node_of(each) for each in outputs if isinstance(each, torch.Tensor))
+    pending = [node for node in nodes if node is not None]
     seen = set(pending)
     while pending:
         node = pending.pop()
         for ref in _metadata_of(node).get(_METADATA_KEY, ()):
             tap = ref()
-            if tap is not None and tap.handle is None:
+            if tap is not None and tap.handle is None and tap.is_of_recorder(measure):
                 handles.append(node.register_prehook(tap.call_with_all))
         for below, _ in node.next_functions:
             if below is not None and below not in seen:
@@ -117,23 +127,15 @@ def hook_sleeping_taps(outputs: Iterable[Any]) -> list[Any]:
 class MeasuredOutputs:
     """What the calls of one segment returned."""
 
-    __slots__ = ("events", "intervals", "known", "samples", "segment", "slots", "taps", "thread")
+    __slots__ = ("intervals", "known", "segment", "sites", "taps", "thread")
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
         self.thread: int = segment.log.number
-        self.samples: list[Measurement] = []
-        self.events: list[int] = []
-        self.slots: list[str] = []
+        self.sites: list[tuple[Measurement, int, str]] = []  # with exit event and slot
         self.intervals: list[int] = []  # start_ns, end_ns, start_ns, ... of measuring
         self.known: dict[int, GradientTap] = {}  # by id of the tensor; only while the segment runs
         self.taps: list[GradientTap] = []  # with a hook
-
-    def add(self, sample: Measurement, event: int, slot: str) -> None:
-        """Adds a site."""
-        self.samples.append(sample)
-        self.events.append(event)
-        self.slots.append(slot)
 
     def close(self) -> None:
         """The segment has ended: what is returned from now on is another tensor."""
@@ -145,21 +147,15 @@ class MeasuredOutputs:
 class MeasuredGradients:
     """The gradients of outputs that one backward computed."""
 
-    __slots__ = ("handles", "intervals", "last", "last_version", "samples", "taps", "thread")
+    __slots__ = ("handles", "intervals", "last", "last_version", "sites", "thread")
 
     def __init__(self, thread: int) -> None:
         self.thread = thread
-        self.samples: list[Measurement] = []
-        self.taps: list[GradientTap] = []
+        self.sites: list[tuple[Measurement, GradientTap]] = []
         self.intervals: list[int] = []
         self.handles: list[Any] = []  # of taps that were hooked in again for this backward
         self.last: weakref.ref[torch.Tensor] | None = None
         self.last_version: int | None = None
-
-    def add(self, sample: Measurement, tap: GradientTap) -> None:
-        """Adds the sites of a tap."""
-        self.samples.append(sample)
-        self.taps.append(tap)
 
     def close(self) -> None:
         """The backward has ended."""
@@ -177,22 +173,24 @@ class MeasuredGradients:
 class MeasuredParameters:
     """Parameters and their gradients before one optimizer step."""
 
-    __slots__ = ("intervals", "owners", "roles", "samples", "slots", "thread")
+    __slots__ = ("intervals", "sites", "thread")
 
     def __init__(self, thread: int) -> None:
         self.thread = thread
-        self.samples: list[Measurement] = []
-        self.roles: list[str] = []
-        self.slots: list[str] = []
-        self.owners: list[NamedModule | None] = []
+        self.sites: list[tuple[Measurement, str, str, NamedModule | None]] = []  # with role, slot and owner
         self.intervals: list[int] = []
-
-    def add(self, sample: Measurement, role: str, slot: str, owner: NamedModule | None) -> None:
-        """Adds a site."""
-        self.samples.append(sample)
-        self.roles.append(role)
-        self.slots.append(slot)
-        self.owners.append(owner)
 
 
 Measured = MeasuredOutputs | MeasuredGradients | MeasuredParameters
+
+
+def free_rows(measured: Iterable[Measured]) -> None:
+    """Lets other tensors have the rows of what is written, or not wanted."""
+    taken: dict[Rows, dict[int, None]] = {}
+    for each in measured:
+        for sample, *_ in each.sites:
+            if sample.rows is not None:
+                taken.setdefault(sample.rows, {})[sample.row] = None
+        each.sites.clear()
+    for rows, numbers in taken.items():
+        rows.free(list(numbers))

@@ -81,7 +81,13 @@ class ParameterOwner(NamedTuple):
     def holds(self, parameter: torch.Tensor) -> bool:
         """Whether it still does. A weak reference would tell as well, and make `torch.utils.swap_tensors` fail."""
         module = self.module.ref() if self.module.ref is not None else None
-        return module is not None and module._parameters.get(self.name) is parameter
+        return module is not None and parameter_of(module, self.name) is parameter
+
+
+def parameter_of(module: nn.Module, name: str) -> torch.Tensor | None:
+    """A parameter of a module's own, None if there is none of that name. A scripted module's dict has no `get`."""
+    held = module._parameters
+    return held[name] if name in held else None  # noqa: SIM401
 
 
 class ModuleNames:

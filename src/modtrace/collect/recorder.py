@@ -18,11 +18,11 @@ from ..torch_internals import keep_out_of_dynamo, unseen
 from . import scopes
 from .backward import Backward
 from .call_rows import NthMemory, call_columns, intervals_of, optimizer_columns
-from .measured import Measured
+from .measured import Measured, free_rows
 from .names import roots_of
 from .segments import Segment
 from .steps import Step, StepFinder
-from .value_rows import SiteIds, free_rows, value_columns
+from .value_rows import SiteIds, value_columns
 from .values import ValueTaps
 
 #: Rows of ended steps go to the sink this long after the first of them ended, or with the next step's end.
@@ -184,6 +184,13 @@ class Recorder:
             if step is not None:
                 step.touch(int(segment.times[-1]))
 
+    def segment_dropped(self, segment: Segment) -> None:
+        with self._lock:
+            self._running.pop(segment, None)
+            self._finder.drop(segment)
+            if self._taps is not None:
+                self._taps.drop(segment)
+
     def backward_began(self, backward: Backward) -> None:
         if backward.accumulate and backward.outer is None:
             with self._lock:
@@ -204,7 +211,6 @@ class Recorder:
             step = self._finder.optimizer_ended(start_ns, end_ns, thread)
             if self._taps is not None:
                 _add(step, self._taps.take_optimizer(thread))
-                _add(step, self._taps.take_backward(None))
 
     def failed(self, error: Exception, where: str) -> None:
         """Notes an internal error once, in the recording and to the user."""
@@ -227,6 +233,8 @@ class Recorder:
         """Lets go of the recording, which is the parent's. Takes no lock: its holder is not in this process."""
         self._active = False
         self._is_forked = True
+        if self._taps is not None:
+            self._taps.abandon()
         self._sink.abandon()
 
     # Writing.
@@ -236,13 +244,15 @@ class Recorder:
         ended = self._finder.take_ended()
         if not ended:
             return
+        if self._taps is not None:
+            _add(ended[-1], self._taps.take_backward(None))
         for step in ended:
             self.steps_ended += 1
             if self._taps is not None:
                 step.values += self._taps.take_segments(step.segments)
             if step.number in self._selected:
                 self._ready.append(step)
-                self._ready_samples += sum(len(measured.samples) for measured in step.values)
+                self._ready_samples += sum(len(measured.sites) for measured in step.values)
             else:
                 _let_go(step)
         if self._ready:
@@ -275,7 +285,11 @@ class Recorder:
         for columns in (*batches, *([optimizers] if optimizers else [])):
             self._sink.write("calls", columns)
         step_rows = _step_columns(steps) if steps else None
-        self._write_values(steps)
+        try:
+            self._write_values(steps)
+        except Exception as error:
+            _free_values(steps)
+            self._values_failed(error, "while writing values")
         scalars = [(step.number, name, value) for step in steps for name, value in step.scalars]
         if scalars:
             number, name, value = (list(column) for column in zip(*scalars, strict=True))
@@ -295,7 +309,7 @@ class Recorder:
             self._sink.write("sites", new_sites)
         if columns is not None:
             self._sink.write("values", columns)
-        free_rows(steps)
+        _free_values(steps)
 
     # Values.
 
@@ -306,12 +320,12 @@ class Recorder:
         tracker.taps.append(self._taps)
 
     def _may_be_selected(self, step: Step | None = None) -> bool:
-        """Whether what runs in a step, in the open one if none is given, may be among the steps to keep."""
+        """Whether what runs in a step may be among those to keep; None: in the one that an optimizer belongs to."""
         if self._selected == ALL_STEPS:
             return True
-        return any(
-            number in self._selected for number in self._finder.possible_numbers(step or self._finder.current)
-        )
+        with self._lock:
+            numbers = self._finder.possible_numbers(step or self._finder.training)
+        return any(number in self._selected for number in numbers)
 
     def _values_failed(self, error: Exception, where: str) -> None:
         """Notes once that measuring has failed, and measures no more; calls are recorded on."""
@@ -368,8 +382,14 @@ def _add(step: Step, measured: Measured | None) -> None:
         step.values.append(measured)
 
 
+def _free_values(steps: list[Step]) -> None:
+    free_rows(measured for step in steps for measured in step.values)
+    for step in steps:
+        step.values = []
+
+
 def _let_go(step: Step) -> None:
-    free_rows([step])
+    _free_values([step])
     for segment in step.segments:
         segment.holders -= 1
 

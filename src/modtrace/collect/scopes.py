@@ -50,6 +50,9 @@ class Listener(Protocol):
     def segment_closed(self, segment: Segment) -> None:
         """It has ended."""
 
+    def segment_dropped(self, segment: Segment) -> None:
+        """It never began: an interrupt came just before. Some listeners may not have heard of it at all."""
+
     def backward_began(self, backward: Backward) -> None:
         """A backward begins."""
 
@@ -264,11 +267,22 @@ class ScopeTracker:
             segment.with_grad = True
         elsewhere = any(other.segment is not None for other in self.logs if other is not log)
         in_step = task >= 0 or log.segment is not None or elsewhere or self._in_optimizer_step(log, frame)
+        try:
+            for listener in list(self.listeners):
+                listener.segment_opened(segment, in_step)
+            log.push(segment)
+            log.spans.append(segment)
+            self._append(log, place.index)
+        except BaseException:  # an interrupt: the call is not going to begin
+            self._drop_segment(log, segment)
+            raise
+
+    def _drop_segment(self, log: ThreadLog, segment: Segment) -> None:
+        if log.segment is segment:
+            log.pop()
+        log.spans = [span for span in log.spans if span is not segment]
         for listener in list(self.listeners):
-            listener.segment_opened(segment, in_step)
-        log.push(segment)
-        log.spans.append(segment)
-        self._append(log, place.index)
+            listener.segment_dropped(segment)
 
     def _leave_slowly(self, log: ThreadLog, module: nn.Module, output: Any) -> None:
         seq, now = sequence_nr(), time.perf_counter_ns()

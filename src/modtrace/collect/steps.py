@@ -75,6 +75,17 @@ class StepFinder:
         self._early_scalars: list[tuple[str, float]] = []
 
     @property
+    def training(self) -> Step | None:
+        """The open step that trains: what an optimizer does belongs to it."""
+        return self._train
+
+    def drop(self, segment: Segment) -> None:
+        """A call that was to begin never did: an interrupt came first."""
+        for step in self._pending:
+            if segment in step.segments:
+                step.segments.remove(segment)
+
+    @property
     def current(self) -> Step | None:
         """The step that is open: what a user logs belongs to it."""
         return self._train or self._eval
@@ -141,8 +152,8 @@ class StepFinder:
         More than one while steps before it may be joined to each other, or it may itself be divided.
         """
         before = self._pending[: self._pending.index(step)] if step in self._pending else self._pending
-        sure = sum(1 for each in before if each.number is not None or each.settled)
-        first, last = self.ended + sure, self.ended + len(before)
+        joinable = next((at for at, each in enumerate(before) if not each.settled), len(before))
+        first, last = self.ended + joinable, self.ended + len(before)
         if step is not None and step.number is not None:
             first = last = step.number
         return range(first, last + 1 + (step is not None and step.restart is not None))

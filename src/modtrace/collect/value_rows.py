@@ -99,18 +99,6 @@ def value_columns(steps: Iterable[Step], sites: SiteIds, memory: NthMemory) -> C
     }
 
 
-def free_rows(steps: Iterable[Step]) -> None:
-    """Lets other tensors have the rows of these steps, which are written or not wanted."""
-    taken: dict[Rows, dict[int, None]] = {}
-    for step in steps:
-        for measurement in (each for measured in step.values for each in measured.samples):
-            if measurement.rows is not None:
-                taken.setdefault(measurement.rows, {})[measurement.row] = None
-        step.values = []
-    for rows, numbers in taken.items():
-        rows.free(list(numbers))
-
-
 class _Part(NamedTuple):
     """The rows of one thing measured, in columns; -1 where there is none."""
 
@@ -133,20 +121,16 @@ def _read(measured: Measured, step: int, calls: "_CallsOfSegments") -> _Part:
 
 
 def _read_outputs(measured: MeasuredOutputs, step: int, calls: "_CallsOfSegments") -> _Part:
-    rows = len(measured.samples)
-    found = calls.find(measured.segment, measured.events)
-    phase = np.full(rows, _PHASE_CODE[measured.segment.phase], np.int8)
-    return _Part(step, measured.samples, [OUTPUT] * rows, measured.slots, phase, *found)
+    samples, events, slots = _columns(measured.sites, 3)
+    phase = np.full(len(samples), _PHASE_CODE[measured.segment.phase], np.int8)
+    return _Part(step, samples, [OUTPUT] * len(samples), slots, phase, *calls.find(measured.segment, events))
 
 
 def _read_gradients(measured: MeasuredGradients, step: int, calls: "_CallsOfSegments") -> _Part:
-    samples, slots, segments, events = [], [], [], []
-    for sample, tap in zip(measured.samples, measured.taps, strict=True):
-        for event, slot in tap.sites():
-            samples.append(sample)
-            slots.append(slot)
-            segments.append(tap.segment)
-            events.append(event)
+    sites = [
+        (sample, tap.segment, event, slot) for sample, tap in measured.sites for event, slot in tap.sites()
+    ]
+    samples, segments, events, slots = _columns(sites, 4)
     found = np.full((3, len(samples)), -1, np.int64)
     keys = np.array([id(segment) for segment in segments], np.int64)
     for segment in dict.fromkeys(segments):
@@ -157,10 +141,15 @@ def _read_gradients(measured: MeasuredGradients, step: int, calls: "_CallsOfSegm
 
 
 def _read_parameters(measured: MeasuredParameters, step: int) -> _Part:
-    owners = np.array([-1 if owner is None else owner.module_id for owner in measured.owners], np.int64)
-    phase = np.full(len(owners), _PHASE_CODE[OPTIMIZER], np.int8)
-    none = np.full(len(owners), -1, np.int64)
-    return _Part(step, measured.samples, measured.roles, measured.slots, phase, owners, none, none)
+    samples, roles, slots, owners = _columns(measured.sites, 4)
+    module_id = np.array([-1 if owner is None else owner.module_id for owner in owners], np.int64)
+    phase = np.full(len(samples), _PHASE_CODE[OPTIMIZER], np.int8)
+    none = np.full(len(samples), -1, np.int64)
+    return _Part(step, samples, roles, slots, phase, module_id, none, none)
+
+
+def _columns(sites: Sequence[tuple[Any, ...]], width: int) -> list[tuple[Any, ...]]:
+    return list(zip(*sites, strict=True)) if sites else [()] * width
 
 
 class _CallsOfSegments:
@@ -176,7 +165,7 @@ class _CallsOfSegments:
         if known is None:
             known = self._known[segment] = self._read(segment)
         call_of_event, module_of_call, nth_of_call = known
-        calls = call_of_event[events]
+        calls = call_of_event[np.array(events, np.int64)]
         call_id = calls + segment.first_id if segment.first_id is not None else np.full(len(calls), -1)
         return module_of_call[calls], nth_of_call[calls], call_id
 

@@ -24,6 +24,7 @@ from .measured import (
     MeasuredGradients,
     MeasuredOutputs,
     MeasuredParameters,
+    free_rows,
     hook_sleeping_taps,
 )
 from .names import ModuleNames, NamedModule, ParameterOwner
@@ -66,6 +67,8 @@ class ValueTaps:
         self._asleep: list[tuple[Segment, list[GradientTap]]] = []  # without hooks, in graphs that may live
         self._prune_at = _KEPT_ASLEEP
         self._optimizers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._optimizers_seen = 0
+        self._is_abandoned = False
         self._parameter_paths: dict[str, None] = {}
         self._selected: dict[Place, bool] = {}
         self._selected_at = -1
@@ -85,6 +88,14 @@ class ValueTaps:
             measured.close()
             self._closed[segment] = measured
 
+    def drop(self, segment: Segment) -> None:
+        """It has not begun after all."""
+        self._running.pop(segment, None)
+
+    def abandon(self) -> None:
+        """This process is a fork: measures nothing any more. Takes no lock."""
+        self._is_abandoned = True
+
     def take_backward(self, backward: Backward | None) -> MeasuredGradients | None:
         """What was measured in a backward that has ended; None: in those that did not come through the door."""
         measured = self._of_backward.pop(backward, None)
@@ -99,6 +110,9 @@ class ValueTaps:
 
     def take_segments(self, segments: Iterable[Segment]) -> list[MeasuredOutputs]:
         """What was measured in segments whose step has ended; no hook stays on their tensors."""
+        segments = list(segments)
+        for segment in segments:
+            self.close(segment)  # another thread may be about to say so
         closed = (self._closed.pop(segment, None) for segment in segments)
         found = [measured for measured in closed if measured is not None]
         self._leaving += [(measured.segment, measured.taps) for measured in found if measured.taps]
@@ -142,7 +156,8 @@ class ValueTaps:
             return
         try:
             with DisableTorchFunction():
-                handles = hook_sleeping_taps((outputs,) if isinstance(outputs, torch.Tensor) else outputs)
+                roots = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
+                handles = hook_sleeping_taps(roots, self._on_gradient)
         except Exception as error:
             self._failed(error, "the graph of a backward")
             return
@@ -150,7 +165,8 @@ class ValueTaps:
             measured = self._of_backward[backward] = MeasuredGradients(backward.log.number)
             measured.handles = handles
 
-    # Outputs. For a small tensor 9 us a call, of which the kernel takes 2 and the gradient's hook 3.
+    # Outputs. For a small tensor 9 us a call, of which the kernel takes 2 and the gradient's hook 3, and as many again
+    # for its gradient.
 
     def returned(self, log: ThreadLog, place: Place, output: Any) -> None:
         segment = log.segment
@@ -179,14 +195,14 @@ class ValueTaps:
             else:
                 nothing = Measurement(None, -1, (), None, note)
                 nothing.start_ns = time.perf_counter_ns()
-                measured.add(nothing, event, slot)
+                measured.sites.append((nothing, event, slot))
 
     def _measure_slot(self, measured: MeasuredOutputs, event: int, slot: str, tensor: torch.Tensor) -> None:
         """Measures a tensor, unless it is one of this segment's that nobody has written to since."""
         version = self._measurer.version_of(tensor)
         tap = measured.known.get(id(tensor))
         if tap is not None and tap.is_of(tensor, version):
-            measured.add(tap.output, event, slot)
+            measured.sites.append((tap.output, event, slot))
             if tap.handle is not None or not tensor.requires_grad:
                 tap.add_site(event, slot)
                 return
@@ -195,9 +211,11 @@ class ValueTaps:
             start_ns = time.perf_counter_ns()
             found = self._measurer.measure(tensor)
             found.start_ns = start_ns
-            measured.add(found, event, slot)
+            measured.sites.append((found, event, slot))
         tap = GradientTap(measured.segment, event, slot, self._on_gradient)
-        tap.output, tap.version, tap.ref = found, version, weakref.ref(tensor)
+        tap.output, tap.version = found, version
+        if type(tensor) is not torch.nn.Parameter:  # with a weak reference `torch.utils.swap_tensors` fails
+            tap.ref = weakref.ref(tensor)
         measured.known[id(tensor)] = tap
         self._watch_gradient(measured, tap, tensor)
 
@@ -213,6 +231,8 @@ class ValueTaps:
     # Gradients.
 
     def _measure_gradient(self, tap: GradientTap, gradient: Any) -> None:
+        if self._is_abandoned:
+            return
         start_ns, log = time.perf_counter_ns(), self._tracker.log
         try:
             backward = self._tracker.backwards.running(log, graph_task_id())
@@ -221,7 +241,7 @@ class ValueTaps:
                 measured = self._of_backward[backward] = MeasuredGradients(log.number)
             if isinstance(gradient, torch.Tensor):
                 with DisableTorchFunction():
-                    measured.add(self._gradient_of(measured, gradient, start_ns), tap)
+                    measured.sites.append((self._gradient_of(measured, gradient, start_ns), tap))
             measured.intervals += (start_ns, time.perf_counter_ns())
         except Exception as error:
             self._failed(error, tap.segment.place.path)
@@ -230,7 +250,7 @@ class ValueTaps:
         """Measures a gradient, unless it is the last one: an addition hands its own on to what was added."""
         version = self._measurer.version_of(gradient)
         if measured.is_last(gradient, version):
-            return measured.samples[-1]
+            return measured.sites[-1][0]
         found = self._measurer.measure(gradient)
         found.start_ns = start_ns
         measured.last, measured.last_version = weakref.ref(gradient), version
@@ -239,10 +259,12 @@ class ValueTaps:
     # Parameters: the weights that this step used, and their gradients after clipping.
 
     def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
+        thread = self._tracker.log.number
+        raised = self._of_optimizer.pop(thread, None)
+        if raised is not None:
+            free_rows([raised])
         if self._wants_parameters():
-            measured = self._of_optimizer[self._tracker.log.number] = MeasuredParameters(
-                self._tracker.log.number
-            )
+            measured = self._of_optimizer[thread] = MeasuredParameters(thread)
             roles = (PARAMETER,) if has_closure else (PARAMETER, PARAMETER_GRAD)
             self._measure_parameters(measured, optimizer, roles)
 
@@ -267,7 +289,7 @@ class ValueTaps:
         """The parameters that are to be measured, with what they are stored under."""
         prefix = self._optimizers.get(optimizer)
         if prefix is None:
-            number = len(self._optimizers)
+            number, self._optimizers_seen = self._optimizers_seen, self._optimizers_seen + 1
             prefix = self._optimizers[optimizer] = f"optimizer#{number}." if number else ""
         has_learnt = False
         for at, group in enumerate(optimizer.param_groups):
@@ -303,7 +325,7 @@ class ValueTaps:
         if role == PARAMETER_GRAD and getattr(optimizer, "grad_scale", None) is not None:
             found.note = found.note or _SCALED
         for slot, owner in sites:
-            measured.add(found, role, slot, owner)
+            measured.sites.append((found, role, slot, owner))
 
     # Selection.
 

@@ -1,7 +1,8 @@
 /* The statistics of numbers that lie side by side in memory, in one pass: what measure/cpu_kernel.py does, faster.
 
    Everything is strict IEEE 754 arithmetic in 32 lanes that are written out, so that a compiler may vectorise the
-   loops without being allowed to reorder anything. float32 sums hold 16 terms a lane before they go to float64: they
+   loops without being allowed to reorder or (-ffp-contract=off) to contract anything: every processor and every rank
+   gets the same bits. float32 sums hold 16 terms a lane before they go to float64: they
    are off by at most 1e-6 of the sum of magnitudes. */
 
 #define Py_LIMITED_API 0x030A0000
@@ -240,8 +241,8 @@ NEVER_INLINED static void measure(const void *source, Py_ssize_t count, int kind
 }
 
 /* float32 squares of small numbers underflow, which takes hundreds of cycles each unless it flushes to zero; it changes
-   nothing, for sums that small are made in float64. Inputs are never flushed, whatever the user has set. Flags that
-   our arithmetic raises are gone afterwards. */
+   nothing, for sums that small are made in float64. On x86 inputs are never flushed, whatever the user has set. Flags
+   that our arithmetic raises are gone afterwards. */
 static void measure_undisturbed(const void *source, Py_ssize_t count, int kind, Statistics *found) {
 #ifdef HAS_MXCSR
     enum { FLUSH_RESULTS = 0x8000, NO_TRAPS = 0x1F80, FLUSH_INPUTS = 0x0040 };

@@ -96,7 +96,9 @@ class Measurer:
         if form is None or extent is None:
             return None
         host = self._host
-        kind = None if measure_into is None or extent.shape is not None else KINDS.get(dtype)
+        kind = None
+        if measure_into is not None and extent.shape is None and not extent.address % tensor.element_size():
+            kind = KINDS.get(dtype)  # numpy knows how to read what is not aligned
         if measure_into is not None and kind is not None:
             row = host.take()
             measure_into(extent.address, extent.numel * form.parts, extent.repeats, kind, host.address(row))

@@ -121,7 +121,7 @@ class StatColumns:
         largest: Numbers = np.maximum(np.abs(self.min), np.abs(self.max))
         return largest
 
-    @property
+    @cached_property
     def nonfinite(self) -> Counts:
         """How many numbers are NaN or infinite."""
         return self.nan_count + self.inf_count
