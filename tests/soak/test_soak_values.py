@@ -29,7 +29,7 @@ KINDS: dict[str, Callable[[Path], modtrace.LiveRecording]] = {
 ROWS_OF_A_STEP = 100
 
 #: Rows for two steps (57 kB), what waits to be written or is kept, and what Arrow makes of it while it writes.
-BUFFERS = 4 * MB
+BUFFERS = 1 * MB
 
 #: Values as well, calls alone, or nothing is recorded.
 WHAT = ("plain", "calls", "values")
