@@ -142,3 +142,16 @@ def test_parameter_set_by_hand_before_the_optimizer_is_sampled_though_a_step_wit
     step = names(rows(every, role="parameter"), "step")[0]
     sampled = run(steps=f"{step}:{step + 1}")
     assert len(rows(sampled, role="parameter")) == 2
+
+
+def test_recorder_whose_values_fail_costs_another_one_no_row(monkeypatch):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    with modtrace.record(model) as failing, record(model) as sound:
+        with monkeypatch.context() as patch:
+            patch.setattr(failing._recorder._taps._measurer, "measure", None)
+            with pytest.warns(modtrace.ModtraceWarning, match="measures no more values"):
+                model(torch.ones(2, 4)).sum().backward()
+        model(torch.ones(2, 4)).sum().backward()
+        assert len(failing._recorder._tracker.taps) == 2
+    assert [mark.split(":")[0] for mark in failing.meta.marks] == ["values are incomplete from step 0"]
+    assert len(rows(sound, role="output")) == len(rows(sound, role="grad_output")) == 8

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from ..recording.module_path import join
 from ..recording.protocols import RecordingData
+from ..recording.role import PARAMETER
 from ..recording.statistics import first_nonfinite_row, nonfinite_rows
 from .calls import NO_MODULE, column_of, read_calls
 from .placement import NOWHERE, Module, Placer, merge_wrappers, name_roots
@@ -74,7 +75,7 @@ def find_first_nonfinite(data: RecordingData) -> NonFinite | None:
     modules = merge_wrappers(data.table("modules").to_pylist())
     root, path = _find_place(site.get("module_id"), row["call_id"], data.table("calls"), modules)
     role, slot = site.get("role"), site.get("slot", "")
-    is_parameter = role == "parameter"
+    is_parameter = role == PARAMETER
     return NonFinite(
         root=root,
         path=path,
@@ -144,7 +145,7 @@ def _nonfinite_parameters(
     slots = {
         site["site_id"]: site["slot"]
         for site in data.table("sites").select(["site_id", "module_id", "role", "slot"]).to_pylist()
-        if site["role"] == "parameter" and modules.get(site["module_id"]) is module
+        if site["role"] == PARAMETER and modules.get(site["module_id"]) is module
     }
     rows = nonfinite_rows(values, step)
     is_own = np.isin(column_of(values, "site_id")[rows], list(slots))

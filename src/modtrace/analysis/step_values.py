@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..recording.phase import PHASES, RECOMPUTE
+from ..recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 from ..recording.statistics import StatColumns, Stats, read_statistics
 from .calls import Calls, Column, RowFinder, Rows, column_of, iterate_levels, phase_codes
 from .placement import NOWHERE, Placer
@@ -17,10 +18,10 @@ from .value_summary import KINDS, Kind, NonFiniteCount, SlotValues, ValueSummary
 _OUTPUT, _RECOMPUTED, _GRADIENT, _PARAMETER, _PARAMETER_GRADIENT = range(len(KINDS))
 
 _KIND_OF_ROLE = {
-    "output": _OUTPUT,
-    "grad_output": _GRADIENT,
-    "parameter": _PARAMETER,
-    "parameter_grad": _PARAMETER_GRADIENT,
+    OUTPUT: _OUTPUT,
+    GRAD_OUTPUT: _GRADIENT,
+    PARAMETER: _PARAMETER,
+    PARAMETER_GRAD: _PARAMETER_GRADIENT,
 }
 _NO_KIND = -1
 _NO_ROWS: Rows = np.empty(0, np.int64)

@@ -51,7 +51,8 @@ class Recorder:
         self._selected = steps
         self._strict = strict
         self._values = values
-        self._taps: ValueTaps | None = None
+        self._taps: ValueTaps | None = None  # while they work
+        self._tap: ValueTaps | None = None  # what stands in the tracker's list
         self._sites = SiteIds()
         self._tracker: scopes.ScopeTracker | None = None
         self._finder = StepFinder()
@@ -96,8 +97,8 @@ class Recorder:
 
     def _leave(self) -> None:
         """Hears and times nothing any more."""
-        if self._taps is not None and self._tracker is not None:
-            self._tracker.taps.remove(self._taps)
+        if self._tracker is not None:
+            self._tracker.taps[:] = [tap for tap in self._tracker.taps if tap is not self._tap]
         scopes.release(self)
         atexit.unregister(self.stop)
         self._active = False
@@ -317,6 +318,7 @@ class Recorder:
         self._taps = ValueTaps(
             tracker, values, wants_parameters=self._may_be_selected, failed=self._values_failed
         )
+        self._tap = self._taps
         tracker.taps.append(self._taps)
 
     def _may_be_selected(self, step: Step | None = None) -> bool:
@@ -334,8 +336,7 @@ class Recorder:
         taps, self._taps = self._taps, None
         if taps is None:
             return
-        if self._tracker is not None:
-            self._tracker.taps.remove(taps)
+        taps.abandon()  # it stays in the tracker's list, which a hook may just be going through
         taps.stop()
         said = f"{type(error).__name__}: {_first_line(error)}"
         with self._writing:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ..measure.measurer import Measurement
 from ..measure.rows import Rows
 from ..recording.phase import BACKWARD, OPTIMIZER, PHASES
+from ..recording.role import GRAD_OUTPUT, OUTPUT
 from .call_rows import NthMemory
 from .measured import Measured, MeasuredGradients, MeasuredOutputs, MeasuredParameters
 from .segments import Ints, Segment
@@ -26,8 +27,6 @@ _WHOLE = {"count", "nan_count", "inf_count"}
 _NULL_IF_EMPTY = {"min", "max"}
 
 _Site = tuple[int, int, tuple[str, str]]  # module_id, nth, role and slot; -1 for null
-
-OUTPUT, GRAD_OUTPUT = "output", "grad_output"
 
 
 class SiteIds:

@@ -10,6 +10,7 @@ import torch
 from ..measure.measurer import Measurement, Measurer
 from ..recording.module_path import join
 from ..recording.path_pattern import PathFilter
+from ..recording.role import PARAMETER, PARAMETER_GRAD
 from ..torch_internals import (
     DisableTorchFunction,
     graph_task_id,
@@ -32,8 +33,6 @@ from .scopes import ScopeTracker
 from .segments import Place, Segment
 from .slots import find_slots
 from .thread_log import ThreadLog
-
-PARAMETER, PARAMETER_GRAD = "parameter", "parameter_grad"
 
 _SCALED = "still scaled by the GradScaler"
 
@@ -93,7 +92,7 @@ class ValueTaps:
         self._running.pop(segment, None)
 
     def abandon(self) -> None:
-        """This process is a fork: measures nothing any more. Takes no lock."""
+        """Measures nothing any more: this process is a fork, or something has failed. Takes no lock."""
         self._is_abandoned = True
 
     def take_backward(self, backward: Backward | None) -> MeasuredGradients | None:
@@ -152,7 +151,7 @@ class ValueTaps:
     def backward_begins(self, backward: Backward, outputs: Any) -> None:
         """Hooks in what this backward may reach of steps that have ended: a generator's call by its own step."""
         self._prune()
-        if not self._asleep:
+        if self._is_abandoned or not self._asleep:
             return
         try:
             with DisableTorchFunction():
@@ -263,7 +262,7 @@ class ValueTaps:
         raised = self._of_optimizer.pop(thread, None)
         if raised is not None:
             free_rows([raised])
-        if self._wants_parameters():
+        if not self._is_abandoned and self._wants_parameters():
             measured = self._of_optimizer[thread] = MeasuredParameters(thread)
             roles = (PARAMETER,) if has_closure else (PARAMETER, PARAMETER_GRAD)
             self._measure_parameters(measured, optimizer, roles)

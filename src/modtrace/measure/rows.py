@@ -2,7 +2,7 @@
 
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,8 +34,9 @@ class Rows(Protocol):
 class _Blocks:
     """Numbers of free rows, and blocks of rows that are added when there are none. Safe in threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_block: Callable[[], Any]) -> None:
         self.blocks: list[Any] = []
+        self._make_block = make_block
         self._free: list[int] = []
         self._lock = threading.RLock()
 
@@ -55,15 +56,12 @@ class _Blocks:
         """Lets other tensors have them."""
         self._free.extend(rows)
 
-    def _make_block(self) -> Any:
-        raise NotImplementedError
-
 
 class HostRows(_Blocks):
     """Rows in main memory."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(self._make_host_block)
         self._addresses: list[int] = []  # of the blocks
 
     def put(self, statistics: RawStatistics) -> int:
@@ -82,7 +80,7 @@ class HostRows(_Blocks):
         """`[rows, WIDTH]`: what they hold."""
         return _gather(self.blocks, rows)
 
-    def _make_block(self) -> Table:
+    def _make_host_block(self) -> Table:
         block = np.zeros((_BLOCK_ROWS, WIDTH))
         self._addresses.append(block.ctypes.data)
         return block
@@ -92,7 +90,7 @@ class DeviceRows(_Blocks):
     """Rows in the memory of a device: written and read in the order of its streams."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        super().__init__(self._make_device_block)
         self.device = device
 
     def row(self, number: int) -> torch.Tensor:
@@ -108,7 +106,7 @@ class DeviceRows(_Blocks):
                 torch.get_device_module(self.device).synchronize(self.device)
             return _gather([block.cpu().numpy() for block in self.blocks], rows)
 
-    def _make_block(self) -> torch.Tensor:
+    def _make_device_block(self) -> torch.Tensor:
         with torch.inference_mode(False):
             return torch.zeros((_BLOCK_ROWS, WIDTH), dtype=torch.float64, device=self.device)
 

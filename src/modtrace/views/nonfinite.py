@@ -7,15 +7,16 @@ from dataclasses import asdict
 from rich.text import Text
 
 from ..analysis.nonfinite import Measured, NonFinite, describe_counts
+from ..recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 from .columns import printable, render_lines
 from .quantities import format_count
 
 #: What a row of a role is called; other roles are called as they are.
 _ROLES = {
-    "output": "output",
-    "grad_output": "gradient of the output",
-    "parameter": "parameter",
-    "parameter_grad": "gradient of the parameter",
+    OUTPUT: "output",
+    GRAD_OUTPUT: "gradient of the output",
+    PARAMETER: "parameter",
+    PARAMETER_GRAD: "gradient of the parameter",
 }
 
 NOTHING_MEASURED = "nothing was measured: this recording has no values. Record them with values='stats'."
