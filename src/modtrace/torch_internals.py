@@ -3,6 +3,7 @@
 Checked on torch 2.13.0 (CPU). `modtrace doctor` prints `check_all()`.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -90,7 +91,14 @@ _ReentrantCheckpointNode: type | tuple[()] = getattr(
 
 _CALL_IMPL: CodeType = nn.Module._call_impl.__code__
 _REENTRANT_FORWARD: CodeType = torch.utils.checkpoint.CheckpointFunction.forward.__code__
-_OPTIMIZER_STEP_NAME = "profile_hook_step.<locals>.wrapper"
+_TORCH_FOLDER = os.path.dirname(torch.__file__)
+_CALLING_FILES = (
+    _CALL_IMPL.co_filename,
+    os.path.join(_TORCH_FOLDER, "fx") + os.sep,
+)  # around a graph module's call
+_COMPILER_FOLDERS = tuple(
+    os.path.join(_TORCH_FOLDER, folder) + os.sep for folder in ("_dynamo", "_functorch", "_inductor")
+)
 _UNPACK_NAME = "unpack_hook"
 _CHECKPOINT_FILE = _REENTRANT_FORWARD.co_filename
 _OPTIMIZER_FILE = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
@@ -136,6 +144,24 @@ def is_compiled(module: nn.Module) -> bool:
     return (
         type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
     )
+
+
+def is_compilers_own(module: nn.Module, call_frame: FrameType | None) -> bool:
+    """Whether torch.compile has made the module, to run a graph of its own in it: it is none of the user's.
+
+    Such a call comes from the compiler's code; a graph module that the user made is called by the user's.
+    """
+    fx = sys.modules.get("torch.fx")
+    if fx is None or not isinstance(module, fx.GraphModule):
+        return False
+    outside = (each.f_code.co_filename for each in frames(call_frame))
+    caller = next((name for name in outside if not name.startswith(_CALLING_FILES)), "")
+    return caller.startswith(_COMPILER_FOLDERS)
+
+
+def is_replica(module: nn.Module) -> bool:
+    """Whether `torch.nn.parallel.replicate` has made it, as DataParallel does for each device."""
+    return bool(getattr(module, "_is_replica", False))
 
 
 def is_tracing() -> bool:

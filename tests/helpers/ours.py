@@ -53,14 +53,14 @@ def tracker_sizes() -> Counter[str]:
     assert tracker is not None
     sizes = Counter(
         {
-            "places": len(tracker.places),
+            "places": len(tracker.tree.places),
             "logs": len(tracker.logs),
             "modules": len(tracker.names.modules),
             "parameter names": len(tracker.names._owners),
-            "places by module": len(tracker._places_of),
-            "retired places": len(tracker._retired),
-            "threads with optimizers": len(tracker._optimizer_starts),
-            "optimizer starts": sum(len(starts) for starts in tracker._optimizer_starts.values()),
+            "places by module": len(tracker.tree._of_key),
+            "retired places": len(tracker.tree._retired),
+            "threads with optimizers": len(tracker.optimizers._starts),
+            "optimizer starts": sum(len(starts) for starts in tracker.optimizers._starts.values()),
             "running backwards": len(tracker.backwards._running),
         }
     )

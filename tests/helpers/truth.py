@@ -168,7 +168,10 @@ class Comparison(TorchDispatchMode):
         wrong = []
         for true, where in self.pairs:
             label = None if where.call is None else labels[where.call]
-            said = Answer(true.op, label, where.phase, where.parameter, bool(where.accumulation))
+            parameter = (
+                None if where.parameter is None else self.tracker.names.parameter_name(where.parameter)
+            )
+            said = Answer(true.op, label, where.phase, parameter, bool(where.accumulation))
             if said != true or not where.known:
                 wrong.append((true, said))
         return wrong

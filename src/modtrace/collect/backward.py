@@ -61,6 +61,10 @@ class Backward:
         """Whether the node's own work is done and the engine is adding up; None: not watched."""
         return self._adding_for == number if self._marks_additions else None
 
+    def adding_in(self) -> CallRef | None:
+        """The innermost call that holds all whose gradients are being added."""
+        return None
+
     def plan(self, outputs: Iterable[Any], owner_of: Callable[[Any], Any], marks_additions: bool) -> None:
         """Has the first node to run place hooks wherever the running call will change."""
         outputs = list(outputs)
@@ -166,7 +170,7 @@ class BackwardWatcher:
     def _begin(self, outputs: Any, args: Any, kwargs: Any) -> Backward:
         log = self._tracker.log
         backward = log.backward = Backward(log, args, kwargs)
-        log.place = self._tracker.outside  # modules that run now do not run inside the open call
+        log.place = self._tracker.tree.outside  # modules that run now do not run inside the open call
         self._running.append(backward)
         with self._tracker.guard(None):
             if backward.create_graph and log.segment is None:

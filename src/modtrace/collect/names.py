@@ -11,11 +11,14 @@ from torch import nn
 
 from ..recording.module_path import WRAPPER_PARTS, join
 from ..recording.path_pattern import PathFilter, describe_unmatched, unmatched
-from ..torch_internals import frame_local, frames
+from ..torch_internals import frame_local, frames, is_replica
 from .sizes import count_elements
 
 #: Wrappers whose registered part is called `module`: the class's own name tells them.
 _MODULE_WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel", "AveragedModel"})
+
+#: The type of what is no module but a stretch of code that the user has named.
+SCOPE = "scope"
 
 #: A module registered under very many paths (nested sharing) keeps this many aliases.
 _MAX_ALIASES = 64
@@ -29,10 +32,10 @@ class NamedModule:
         "ref", "root", "slots", "type_name", "unregistered",
     )  # fmt: skip
 
-    def __init__(self, module: nn.Module, module_id: int) -> None:
-        self.key = id(module)
+    def __init__(self, module_id: int, type_name: str) -> None:
+        self.key = -1
         self.module_id = module_id
-        self.type_name = type(module).__name__
+        self.type_name = type_name
         self.ref: weakref.ref[nn.Module] | None = None
         self.root: NamedModule = self
         self.parent: NamedModule | None = None
@@ -101,6 +104,10 @@ class ModuleNames:
         self._owners: dict[int, list[ParameterOwner]] = {}  # by id of the parameter
         self._lock = threading.RLock()
         self._on_death: list[Any] = []
+        self._replicas: dict[int, weakref.ref[nn.Module]] = {}
+        self._by_hooks: dict[int, NamedModule] = {}  # by the `id` of the dictionary of a module's own hooks
+        self._hooks_at = -1  # the revision that it is of
+        self._scopes: dict[tuple[NamedModule | None, str], NamedModule] = {}
 
     def on_death(self, forget: Any) -> None:
         """Has `forget(key)` called when a module dies, with its `id`."""
@@ -130,12 +137,37 @@ class ModuleNames:
             frame: the Python frame of the call; looked at when there is no caller.
         """
         with self._lock:
-            known = self._by_key.get(id(module))
+            known = self._by_key.get(id(module)) or self._original_of(module)
             if known is not None:
                 return known
+            while caller is not None and caller.type_name == SCOPE:
+                caller = caller.parent
             if caller is None:
                 return self._find_at_outside(module, frame)
             return self._find_late(module, caller) or self._name_unregistered(module, caller)
+
+    def add_scope(self, name: str, owner: NamedModule | None) -> NamedModule:
+        """Names a stretch of code, of a module's or of nobody's."""
+        with self._lock:
+            known = self._scopes.get((owner, name))
+            if known is None:
+                known = self._scopes[owner, name] = NamedModule(len(self.modules), SCOPE)
+                self.modules.append(known)
+                if owner is None:
+                    known.name = self._free_name(name)
+                    self._touch(known)
+                else:
+                    self._place(known, owner, join(owner.path, name), join(owner.raw_path, name))
+            return known
+
+    def owners_in(self, frame: FrameType | None, named: NamedModule) -> list[NamedModule]:
+        """The modules around a module that a plain method of is running, outermost first."""
+        owners: dict[NamedModule, None] = {}
+        for owner in _selves(frame):
+            known = self._by_key.get(id(owner))
+            if known is not None and known is not named and _is_under(named, known):
+                owners[known] = None
+        return list(owners)[::-1]
 
     def parameter_name(self, parameter: torch.Tensor) -> str | None:
         """The path of a parameter, as in `state_dict`; None if no module met so far owns it."""
@@ -204,8 +236,8 @@ class ModuleNames:
         if named is not None:
             self._bind(module, named)
             return named
-        slots = caller.slots.setdefault(type(module).__name__, [])
-        part = f"({type(module).__name__}#{len(slots)})"
+        slots = caller.slots.setdefault(class_name(module), [])
+        part = f"({class_name(module)}#{len(slots)})"
         named = self._new(module)
         slots.append(named)
         named.unregistered = True
@@ -216,7 +248,7 @@ class ModuleNames:
     @staticmethod
     def _dead_slot(module: nn.Module, caller: NamedModule) -> NamedModule | None:
         """The name of an unregistered module of the class that is gone: a forward that makes one each time."""
-        slots = caller.slots.get(type(module).__name__, ())
+        slots = caller.slots.get(class_name(module), ())
         return next((each for each in slots if not each.alive), None)
 
     def _revive_root(self, module: nn.Module) -> NamedModule | None:
@@ -225,16 +257,40 @@ class ModuleNames:
             return None
         for each in self.modules:
             free = each.root is each and not each.alive and not each.given and each.parameters == 0
-            if free and each.type_name == type(module).__name__:
+            if free and each.type_name == class_name(module):
                 self._bind(module, each)
                 return each
         return None
+
+    def _original_of(self, module: nn.Module) -> NamedModule | None:
+        """Of a replica that DataParallel has made the module that it is a copy of."""
+        if not is_replica(module):
+            return None
+        if self._hooks_at != self._revision:
+            alive = [(each, each.ref()) for each in self.modules if each.ref is not None]
+            self._by_hooks = {id(each._forward_hooks): named for named, each in alive if each is not None}
+            self._hooks_at = self._revision
+        original = self._by_hooks.get(id(module._forward_hooks))  # a replica shares them with its original
+        if original is not None:
+            self._by_key[id(module)] = original
+            self._replicas[id(module)] = weakref.ref(module, self._when_dead(id(module)))
+        return original
+
+    def _when_dead(self, key: int) -> Any:
+        names = weakref.ref(self)
+
+        def forget(dead: "weakref.ref[nn.Module]") -> None:
+            alive = names()
+            if alive is not None:
+                alive._forget(key, dead)
+
+        return forget
 
     # Registering.
 
     def _register_root(self, module: nn.Module) -> NamedModule:
         root = self._by_key.get(id(module)) or self._new(module)
-        root.name = root.name or self._free_name(type(module).__name__)
+        root.name = root.name or self._free_name(class_name(module))
         self._touch(root)
         self._register_below(module, root)
         return root
@@ -295,30 +351,23 @@ class ModuleNames:
                 self._touch(named)
 
     def _new(self, module: nn.Module) -> NamedModule:
-        named = NamedModule(module, len(self.modules))
+        named = NamedModule(len(self.modules), class_name(module))
         self.modules.append(named)
         self._bind(module, named)
         self._touch(named)
         return named
 
     def _bind(self, module: nn.Module, named: NamedModule) -> None:
-        key = id(module)
-        names = weakref.ref(self)
-
-        def forget(dead: "weakref.ref[nn.Module]") -> None:
-            alive = names()
-            if alive is not None:
-                alive._forget(key, dead)
-
-        named.key = key
-        named.ref = weakref.ref(module, forget)
-        self._by_key[key] = named
+        named.key = id(module)
+        named.ref = weakref.ref(module, self._when_dead(named.key))
+        self._by_key[named.key] = named
 
     def _forget(self, key: int, dead: "weakref.ref[nn.Module]") -> None:
         # No lock: a module may die while this very thread holds it. Each step here is atomic by itself.
         named = self._by_key.get(key)
-        if named is not None and named.ref is dead:
+        if named is not None and (named.ref is dead or self._replicas.get(key) is dead):
             self._by_key.pop(key, None)
+            self._replicas.pop(key, None)
             for forget in self._on_death:
                 forget(key)
 
@@ -344,6 +393,23 @@ class ModuleNames:
                 if parameter is not None:
                     owners.setdefault(id(parameter), []).append(ParameterOwner(named, part))
         self._owners = owners
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of its class; of the class that FSDP2 has put its own in the place of, if it has."""
+    kind = type(module)
+    if any(base.__name__ == "FSDPModule" for base in kind.__bases__):
+        kind = next((base for base in kind.__bases__ if base.__name__ != "FSDPModule"), kind)
+    return kind.__name__
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """What is inside the wrappers: of a compiled or a distributed model the model."""
+    inner: nn.Module | None = module
+    while inner is not None:
+        module = inner
+        inner = next((each for part, each in module._modules.items() if _is_wrapper_part(module, part)), None)
+    return module
 
 
 def roots_of(model: object) -> list[tuple[str | None, nn.Module]]:
@@ -447,10 +513,17 @@ def _outermost_owner(module: nn.Module, frame: FrameType | None) -> nn.Module | 
     Finds the root of `model.encode(x)`, which no hook announces.
     """
     found = None
+    for owner in _selves(frame):
+        if any(below is module for below in _descendants(owner)):
+            found = owner
+    return found
+
+
+def _selves(frame: FrameType | None) -> Iterator[nn.Module]:
+    """The modules whose methods run in these frames, innermost first."""
     for each in frames(frame):
         code = each.f_code
         if code.co_argcount and code.co_varnames[0] == "self":
             owner = frame_local(each, "self")
-            if isinstance(owner, nn.Module) and any(below is module for below in _descendants(owner)):
-                found = owner
-    return found
+            if isinstance(owner, nn.Module):
+                yield owner

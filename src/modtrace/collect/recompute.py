@@ -72,6 +72,24 @@ def classify(
         segment.phase = BACKWARD
 
 
+def find_around(segment: Segment) -> CallRef | None:
+    """The call around the one that is repeated, or whose custom Function works: what runs it, now as then."""
+    named = segment.named
+    call = segment.trigger
+    while call is not None:
+        if call.place.named is named:
+            return _around_call(call)
+        if call.place.is_caller_of(named):
+            return call
+        call = _around_call(call)
+    return segment.trigger
+
+
+def _around_call(call: CallRef) -> CallRef | None:
+    """The call around one, across the begin of a recompute."""
+    return call.parent or call.segment.around
+
+
 def _ran_in(region: Region, segment: Segment) -> bool:
     """Whether the module also ran in the forward of the custom Function whose backward runs it now."""
     module_id = segment.named.module_id

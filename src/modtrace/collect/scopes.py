@@ -5,38 +5,34 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ..recording.phase import BACKWARD, RECOMPUTE
 from ..torch_internals import (
-    ACCUMULATE_SEQUENCE_NR,
     StopRecomputation,
     around_call,
-    current_node,
     graph_task_id,
-    is_compiled,
-    is_custom_function,
+    is_compilers_own,
     is_dynamo_compiling,
-    is_in_optimizer_step,
     is_in_reentrant_checkpoint,
     keep_out_of_dynamo,
-    running_module,
     running_modules,
     sequence_nr,
 )
 from .backward import Backward, BackwardWatcher
 from .graph_watch import watch_graph
-from .names import ModuleNames
-from .recompute import classify
-from .segments import EXIT, EXIT_RAISED, EXIT_UNSEEN, CallRef, Place, Segment
+from .names import ModuleNames, NamedModule
+from .optimizer_watch import OptimizerWatch
+from .places import Place, PlaceTree
+from .recompute import classify, find_around
+from .segments import EXIT, EXIT_RAISED, EXIT_UNSEEN, Segment
 from .thread_log import ThreadLife, ThreadLog
+from .where import Where, where
 
 
 class Listener(Protocol):
@@ -88,14 +84,10 @@ class Tap(Protocol):
         """It has stepped."""
 
 
-class Where(NamedTuple):
-    """What is running. `call` None: outside of any module, or unknown (`known` tells)."""
-
-    call: CallRef | None
-    phase: str | None
-    known: bool = True
-    parameter: str | None = None  # path of the parameter whose gradient is being accumulated
-    accumulation: bool | None = None  # the engine adds gradients that meet; None: cannot tell without events
+#: Who hears of every call, and may raise what the user's hook raises: of its begin, with the module and its
+#: positional arguments; of its end, with the output as well, None when an exception leaves it.
+Entering = Callable[[ThreadLog, nn.Module, Any], None]
+Leaving = Callable[[ThreadLog, nn.Module, Any, Any], None]
 
 
 class ScopeTracker:
@@ -103,22 +95,19 @@ class ScopeTracker:
 
     def __init__(self) -> None:
         self.names = ModuleNames()
-        self.names.on_death(self._forget_places)
-        self.places: list[Place] = []  # by number
-        self.outside = Place(0, None, None, -1)
+        self.tree = PlaceTree(self.names)
         self.logs: list[ThreadLog] = []
         self._threads_seen = 0
         self.listeners: list[Listener] = []
         self.taps: list[Tap] = []
+        self.entering: list[Entering] = []
+        self.leaving: list[Leaving] = []
         self.strict = False
         self._next_id = 0
-        self._outermost: dict[int, Place] = {}
-        self._places_of: dict[int, list[Place]] = {}
-        self._retired: dict[tuple[Place | None, int], Place] = {}
         self._threads = threading.local()  # itself, not a subclass: reading from one takes twice as long
         self._lock = threading.RLock()
         self._handles: list[Any] = []
-        self._optimizer_starts: dict[int, list[int]] = {}
+        self.optimizers = OptimizerWatch(self)
         self.backwards = BackwardWatcher(self)
 
     # Taking and giving back.
@@ -126,21 +115,17 @@ class ScopeTracker:
     def start(self) -> None:
         """Installs the hooks."""
         enter, leave = self._make_hooks()
-        keep_out_of_dynamo(enter, leave, ScopeTracker._optimizer_begins, ScopeTracker._optimizer_ended)
+        keep_out_of_dynamo(enter, leave)
         self._handles = [
             register_module_forward_pre_hook(enter),
             register_module_forward_hook(leave, always_call=True),
-            register_optimizer_step_pre_hook(self._optimizer_begins),
-            register_optimizer_step_post_hook(self._optimizer_ended),
         ]
+        self.optimizers.start()
         self.backwards.start()
 
     def stop(self) -> None:
         """Removes the hooks and closes what is open: a call whose end was not seen has none."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self.backwards.stop()
+        self.remove_hooks()
         if self.log.place.named is not None:
             self._close_dead_calls(self.log, sys._getframe())
         for log in list(self.logs):
@@ -152,6 +137,18 @@ class ScopeTracker:
                     if alive is not None:
                         alive.remove()
 
+    def remove_hooks(self) -> None:
+        """Removes every hook and gives the engine's door back."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.optimizers.stop()
+        self.backwards.stop()
+
+    def where(self) -> Where:
+        """What runs now on this thread, in forward, backward or recompute."""
+        return where(self)
+
     @property
     def log(self) -> ThreadLog:
         """The current thread's log."""
@@ -161,7 +158,7 @@ class ScopeTracker:
             with self._lock:
                 self._threads.life = life = ThreadLife()
                 log = self._threads.log = ThreadLog(
-                    self.places, self.outside, self._threads_seen, weakref.ref(life)
+                    self.tree.places, self.tree.outside, self._threads_seen, weakref.ref(life)
                 )
                 self._threads_seen += 1
                 self.logs = [each for each in self.logs if each.is_needed()] + [log]
@@ -180,7 +177,8 @@ class ScopeTracker:
         threads = self._threads
         enter_slowly, leave_slowly = self._enter_slowly, self._leave_slowly
         clock, sequence, compiling = time.perf_counter_ns, sequence_nr, is_dynamo_compiling
-        exit_event, taps = EXIT, self.taps
+        exit_event, exit_raised, taps = EXIT, EXIT_RAISED, self.taps
+        entering, leaving = self.entering, self.leaving
 
         def enter(module: nn.Module, args: Any) -> None:
             if compiling():
@@ -192,11 +190,13 @@ class ScopeTracker:
             place = log.place.get(id(module))
             if place is None:
                 enter_slowly(log, module)
-                return
-            log.place = place
-            log.seqs.append(sequence())
-            log.places.append(place.index)
-            log.times.append(clock())
+            else:
+                log.place = place
+                log.seqs.append(sequence())
+                log.places.append(place.index)
+                log.times.append(clock())
+            for hear in entering:
+                hear(log, module, args)
 
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             if compiling():
@@ -207,8 +207,18 @@ class ScopeTracker:
                 return
             place = log.place
             if place.key != id(module) or output is None:
-                leave_slowly(log, module, output)
+                leave_slowly(log, module, args, output)
                 return
+            if leaving:
+                try:
+                    for hear in leaving:
+                        hear(log, module, args, output)
+                except BaseException:  # torch does not call us again for this call
+                    log.seqs.append(sequence())
+                    log.places.append(exit_raised)
+                    log.times.append(clock())
+                    log.place = place.above
+                    raise
             log.seqs.append(sequence())
             log.places.append(exit_event)
             log.times.append(clock())
@@ -223,39 +233,42 @@ class ScopeTracker:
     def _enter_slowly(self, log: ThreadLog, module: nn.Module) -> None:
         frame = sys._getframe(2)
         with self.guard(module):
+            if is_compilers_own(module, frame):
+                return
             if log.place.named is not None:
                 self._close_dead_calls(log, around_call(frame))
+            if self._is_in_stretch(log):
+                self._pause_scopes(log)
             if log.place.named is not None:
                 with self._lock:
-                    place = self._place(module, log.place, frame)
-                log.place = place
-                self._append(log, place.index)
+                    place = self.tree.find(module, log.place, frame)
+                self._enter(log, place)
             else:
-                self._open_segment(log, module, frame)
+                with self._lock:
+                    place = self.tree.find(module, None, frame)
+                self._open_segment(log, place, frame)
 
     def _close_dead_calls(self, log: ThreadLog, frame: FrameType | None) -> None:
         """Closes the calls on the stack that no longer run: no hook tells of a KeyboardInterrupt."""
         levels = [place for place, _, _ in log.suspended] + [log.place]
-        stack = [place.outermost for level in levels for place in reversed([*_upwards(level)])]
-        alive = 0
+        stack = [place for level in levels for place in reversed([*level.upwards()])]
+        # Scopes end by themselves whatever happens, so they live, and with them all that is around them.
+        alive = max((at + 1 for at, place in enumerate(stack) if place.is_scope), default=0)
         for key in running_modules(frame):
-            if alive < len(stack) and stack[alive] == key:
+            if alive < len(stack) and stack[alive].outermost == key:
                 alive += 1
         for _ in range(len(stack) - alive):
             self._leave_call(log)
 
     def _leave_call(self, log: ThreadLog) -> None:
         """Closes the innermost call, which an exception has left."""
-        if log.place.key < 0:
+        if log.place.above is None:
             self._close_open_calls(log, EXIT_RAISED)
         else:
-            assert log.place.above is not None
             self._append(log, EXIT_RAISED)
             log.place = log.place.above
 
-    def _open_segment(self, log: ThreadLog, module: nn.Module, frame: FrameType | None) -> None:
-        with self._lock:
-            place = self._place(module, None, frame)
+    def _open_segment(self, log: ThreadLog, place: Place, frame: FrameType | None) -> None:
         log.prune()
         task = graph_task_id()
         with_grad = torch.is_grad_enabled()
@@ -263,10 +276,13 @@ class ScopeTracker:
         segment.outer = log.segment
         if task >= 0:
             classify(segment, log, self.backwards, frame)
+            segment.around = find_around(segment)
         elif not with_grad and is_in_reentrant_checkpoint(frame):
             segment.with_grad = True
-        elsewhere = any(other.segment is not None for other in self.logs if other is not log)
-        in_step = task >= 0 or log.segment is not None or elsewhere or self._in_optimizer_step(log, frame)
+        if task < 0 and not place.is_scope:
+            segment.owners = self._owners(log, place, frame)
+        elsewhere = any(other.is_in_module for other in self.logs if other is not log)
+        in_step = task >= 0 or log.segment is not None or elsewhere or self.optimizers.is_stepping(frame)
         try:
             for listener in list(self.listeners):
                 listener.segment_opened(segment, in_step)
@@ -284,33 +300,48 @@ class ScopeTracker:
         for listener in list(self.listeners):
             listener.segment_dropped(segment)
 
-    def _leave_slowly(self, log: ThreadLog, module: nn.Module, output: Any) -> None:
+    def _leave_slowly(self, log: ThreadLog, module: nn.Module, args: Any, output: Any) -> None:
         seq, now = sequence_nr(), time.perf_counter_ns()
         if log.segment is None:
             return
+        is_open = False
         with self.guard(module):
-            frame = sys._getframe(2)
-            if not self._unwind_to(log, module):
-                return  # entered before us
-            code = EXIT_RAISED if output is None and _is_raising(frame) else EXIT
-            place = log.place
-            self._append(log, code, seq, now)
-            if code == EXIT:
-                for tap in self.taps:
-                    tap.returned(log, place, output)
-            if place.key < 0:
-                self._close_segment(log, output)
-            else:
-                assert place.above is not None
-                log.place = place.above
+            is_open = self._unwind_to(log, id(module))
+        if not is_open:
+            return  # entered before us
+        raised = output is None and _is_raising(sys._getframe(2))
+        if self.leaving:
+            try:
+                for hear in self.leaving:
+                    hear(log, module, args, output)
+            except BaseException:  # a user's hook: torch does not call us again for this call
+                with self.guard(module):
+                    self._leave(log, None, raised=True)
+                raise
+            seq, now = sequence_nr(), time.perf_counter_ns()
+        with self.guard(module):
+            self._leave(log, output, raised=raised, seq=seq, now=now)
 
-    def _unwind_to(self, log: ThreadLog, module: nn.Module) -> bool:
-        """Closes calls that ended without their hook, down to the open call of this module, if there is one."""
-        key = id(module)
+    def _leave(
+        self, log: ThreadLog, output: Any, *, raised: bool, seq: int | None = None, now: int | None = None
+    ) -> None:
+        """Ends the innermost call."""
+        place = log.place
+        self._append(log, EXIT_RAISED if raised else EXIT, seq, now)
+        if not raised and not place.is_scope:
+            for tap in self.taps:
+                tap.returned(log, place, output)
+        if place.above is None:
+            self._close_segment(log, output)
+        else:
+            log.place = place.above
+
+    def _unwind_to(self, log: ThreadLog, key: int) -> bool:
+        """Closes calls that ended without their hook, down to the open one of this key, if there is one."""
         if log.place.outermost == key:
             return True
         levels = [log.place, *(place for place, _, _ in reversed(log.suspended))]
-        if not any(place.outermost == key for level in levels for place in _upwards(level)):
+        if not any(place.outermost == key for level in levels for place in level.upwards()):
             return False
         while log.place.outermost != key:
             self._leave_call(log)
@@ -342,6 +373,12 @@ class ScopeTracker:
             log.spans = [span for span in log.spans if span is not segment]  # under no_grad nothing is kept
         for listener in list(self.listeners):
             listener.segment_closed(segment)
+        if log.scopes and log.segment is None and not segment.place.is_scope:
+            self._resume_scopes(log)
+
+    def _enter(self, log: ThreadLog, place: Place) -> None:
+        log.place = place
+        self._append(log, place.index)
 
     @staticmethod
     def _append(log: ThreadLog, event: int, seq: int | None = None, now: int | None = None) -> None:
@@ -354,103 +391,83 @@ class ScopeTracker:
         with self.guard(None):
             self.backwards.reached(segment, self.log)
 
-    # Places.
+    # Code that the user has named. It runs no hook, and stands in the log like a call.
 
-    def _place(self, module: nn.Module, above: Place | None, frame: FrameType | None) -> Place:
-        key = id(module)
-        known = self._outermost.get(key) if above is None else above.get(key)
-        if known is not None:
-            return known
-        named = self.names.find(module, None if above is None else above.named, frame)
-        place = self._retired.pop((above, named.module_id), None)
-        if place is None:
-            place = Place(key, named, above, len(self.places))
-            self.places.append(place)
-        place.outermost = key
-        place.compiled = is_compiled(module)
-        place.key = -1 if above is None else key
-        (self._outermost if above is None else above)[key] = place
-        self._places_of.setdefault(key, []).append(place)
+    def enter_scope(self, named: NamedModule, frame: FrameType | None) -> "OpenScope":
+        """Named code begins.
+
+        Inside a module, or with a module of its own, it is a call like any other. Alone at the outside it may last
+        as long as the whole training, so there it is logged in stretches, from one outermost call to the next.
+        """
+        log = self.log
+        if log.place.named is not None:
+            self._close_dead_calls(log, frame)
+        opened = self._open_owner(log, named, frame)
+        inside = log.place if log.place.named is not None else None
+        with self._lock:
+            place = self.tree.find_scope(named, inside)
+        if (inside is None and graph_task_id() < 0) or self._is_in_stretch(log):
+            log.scopes.append(place)
+        if inside is None:
+            self._open_segment(log, place, frame)
+        else:
+            self._enter(log, place)
+        return OpenScope(log, place, opened)
+
+    def leave_scope(self, scope: "OpenScope", output: Any, *, raised: bool) -> None:
+        """It has ended; `output` is what it returned, if that is known."""
+        log = scope.log
+        is_open = self._unwind_to(log, scope.place.outermost)
+        log.scopes = [each for each in log.scopes if each is not scope.place]
+        if is_open:
+            self._leave(log, output, raised=raised)
+            if scope.opened is not None and log.place is scope.opened:
+                self._leave(log, output, raised=raised)
+
+    def _open_owner(self, log: ThreadLog, named: NamedModule, frame: FrameType | None) -> Place | None:
+        """Opens the call of the module that the scope belongs to, unless it runs already."""
+        owner = None if named.parent is None or named.parent.ref is None else named.parent.ref()
+        levels = [log.place, *(place for place, _, _ in log.suspended)]
+        if owner is None or any(
+            place.outermost == id(owner) for level in levels for place in level.upwards()
+        ):
+            return None
+        if self._is_in_stretch(log):
+            self._pause_scopes(log)
+        inside = log.place if log.place.named is not None else None
+        with self._lock:
+            place = self.tree.find(owner, inside, frame)
+        if inside is None:
+            self._open_segment(log, place, frame)
+        else:
+            self._enter(log, place)
         return place
 
-    def _forget_places(self, key: int) -> None:
-        for place in self._places_of.pop(key, ()):
-            holder = self._outermost if place.above is None else place.above
-            if holder.get(key) is place:
-                del holder[key]
-            assert place.named is not None
-            self._retired[(place.above, place.named.module_id)] = place
+    @staticmethod
+    def _is_in_stretch(log: ThreadLog) -> bool:
+        return bool(log.scopes) and log.place is log.scopes[-1]
 
-    # Optimizers.
+    def _pause_scopes(self, log: ThreadLog) -> None:
+        """A module is called inside of scopes that no module is around: their stretch ends."""
+        for _ in log.scopes:
+            self._append(log, EXIT)
+        self._close_segment(log, None)
 
-    def _optimizer_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if is_dynamo_compiling():
-            return
-        with self.guard(None):
-            starts = self._optimizer_starts.setdefault(threading.get_ident(), [])
-            if starts and not is_in_optimizer_step(sys._getframe(2)):
-                starts.clear()  # the last one raised
-            if not starts:
-                for tap in list(self.taps):
-                    tap.optimizer_begins(optimizer, _has_closure(args, kwargs))
-            starts.append(time.perf_counter_ns())
-            if len(starts) == 1:
-                for listener in list(self.listeners):
-                    listener.optimizer_began(starts[0])
+    def _resume_scopes(self, log: ThreadLog) -> None:
+        """It has ended: the next stretch begins."""
+        for place in log.scopes:
+            if log.place.named is None:
+                self._open_segment(log, place, None)
+            else:
+                self._enter(log, place)
 
-    def _optimizer_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if is_dynamo_compiling():
-            return
-        now = time.perf_counter_ns()
-        with self.guard(None):
-            starts = self._optimizer_starts.get(threading.get_ident())
-            if not starts:
-                return
-            start = starts.pop()
-            if not starts:
-                for tap in list(self.taps):
-                    tap.optimizer_ended(optimizer, _has_closure(args, kwargs))
-                for listener in list(self.listeners):
-                    listener.optimizer_ended(start, now, self.log.number)
-
-    def _in_optimizer_step(self, log: ThreadLog, frame: FrameType | None) -> bool:
-        starts = self._optimizer_starts.get(threading.get_ident())
-        if starts and not is_in_optimizer_step(frame):
-            starts.clear()
-        return bool(starts)
-
-    # Asking.
-
-    def where(self) -> Where:
-        """What runs now on this thread, in forward, backward or recompute."""
-        log = self.log
-        task = graph_task_id()
-        if log.segment is not None and log.task == task:
-            return Where(CallRef(log.segment, _open_call(log.places)), log.segment.phase)
-        if task < 0:
-            return Where(None, None)
-        return self._where_in_backward(log, task)
-
-    def _where_in_backward(self, log: ThreadLog, task: int) -> Where:
-        node = current_node()
-        if node is None:
-            return Where(None, BACKWARD)
-        number = node._sequence_nr()
-        if number == ACCUMULATE_SEQUENCE_NR:
-            return Where(None, BACKWARD, parameter=self.names.parameter_name(node.variable))
-        backward = self.backwards.running(log, task)
-        owner = self.backwards.owner(log, task, node)
-        if torch.is_grad_enabled() and backward is not None and not backward.create_graph:
-            call = _recomputing_call(owner, node, sys._getframe(2))
-            return Where(call, RECOMPUTE, known=call is not None)
-        added = None if backward is None else backward.is_adding(number)
-        if owner is None:
-            return Where(None, BACKWARD, known=False, accumulation=added)
-        span = owner.span_of(number)
-        if span is not None:
-            call = span.call_at(number)
-            return Where(call, BACKWARD, known=call is not None, accumulation=added)
-        return Where(self.backwards.recomputed_by(owner, backward, number), BACKWARD, accumulation=added)
+    def _owners(self, log: ThreadLog, place: Place, frame: FrameType | None) -> tuple[NamedModule, ...]:
+        """What is around an outermost call and runs no hook: scopes, and modules one of whose methods runs it."""
+        scopes = [each.named for each in log.scopes if each.named is not None]
+        named = place.named
+        assert named is not None
+        owners = [] if named.root is named else self.names.owners_in(frame, named)
+        return (*scopes, *owners)
 
     # Failure.
 
@@ -461,12 +478,17 @@ class ScopeTracker:
     def fail(self, error: Exception, module: nn.Module | None) -> None:
         """An observer does not stop the observed: tracking ends, the run goes on."""
         named = None if module is None else self.names.get(module)
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self.backwards.stop()
+        self.remove_hooks()
         for listener in list(self.listeners):
             listener.failed(error, named.shown if named is not None else "no module in particular")
+
+
+class OpenScope(NamedTuple):
+    """Named code that runs."""
+
+    log: ThreadLog
+    place: Place
+    opened: Place | None  # the module's, if its call was opened with it
 
 
 class _Guard:
@@ -486,48 +508,6 @@ class _Guard:
             return False
         self._tracker.fail(error, self._module)
         return not self._tracker.strict
-
-
-def _recomputing_call(owner: ThreadLog | None, node: Any, frame: FrameType | None) -> CallRef | None:
-    """The forward call whose own ops a checkpoint is running again outside of any module's hooks.
-
-    So it is where `forward` itself is checkpointed, as transformers does it.
-    """
-    call = None if owner is None else owner.call_of(node._sequence_nr())
-    if is_custom_function(node):
-        return call
-    module = running_module(frame)
-    while call is not None:
-        ref = call.place.named.ref if call.place.named is not None else None
-        if ref is not None and module is not None and ref() is module:
-            return call
-        call = call.parent
-    return None
-
-
-def _has_closure(args: Any, kwargs: Any) -> bool:
-    """Whether `Optimizer.step` was given one; its arguments begin with the optimizer."""
-    return (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
-
-
-def _upwards(place: Place) -> Iterator[Place]:
-    at: Place | None = place
-    while at is not None and at.named is not None:
-        yield at
-        at = at.above
-
-
-def _open_call(places: list[int]) -> int:
-    """The number of the innermost open call of a running segment."""
-    closed = 0
-    for at in range(len(places) - 1, -1, -1):
-        if places[at] < 0:
-            closed += 1
-        elif closed:
-            closed -= 1
-        else:
-            return sum(1 for place in places[:at] if place >= 0)
-    raise AssertionError("a running segment has an open call")
 
 
 def _is_raising(call_frame: FrameType) -> bool:
@@ -593,6 +573,4 @@ def _leave_to_parent() -> None:
     for listener in tracker.listeners:
         listener.forked()
     tracker.listeners = []
-    for handle in tracker._handles:
-        handle.remove()
-    tracker.backwards.stop()
+    tracker.remove_hooks()

@@ -1,14 +1,15 @@
 """The log of what ran: one segment for each outermost module call, flat while it runs, structured when read."""
 
 import weakref
+from bisect import bisect_right
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..recording.module_path import path_below
 from ..recording.phase import FORWARD
 from .names import NamedModule
+from .places import Place
 
 Ints = npt.NDArray[np.int64]
 
@@ -16,38 +17,6 @@ Ints = npt.NDArray[np.int64]
 EXIT = -1
 EXIT_RAISED = -2
 EXIT_UNSEEN = -3
-
-
-class Place(dict[int, "Place"]):
-    """A module as reached through one chain of callers; the places below it, by `id` of their module.
-
-    The running call is a pointer into this tree: entering a module is one dictionary look-up, which at the
-    same time says that the module is known and that it was reached this way before.
-    """
-
-    __slots__ = ("above", "compiled", "index", "key", "named", "outermost")
-
-    def __init__(self, key: int, named: NamedModule | None, above: "Place | None", index: int) -> None:
-        self.key = key  # id of the module; -1 for an outermost place, so that leaving it takes the slow way
-        self.outermost = key
-        self.named = named
-        self.above = above
-        self.index = index
-        self.compiled = False  # its calls run as compiled regions
-
-    __hash__ = object.__hash__  # type: ignore[assignment]  # a place is itself, whatever is below it
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    @property
-    def path(self) -> str:
-        """The module's path as seen from here: of a shared module the alias below the caller."""
-        named = self.named
-        assert named is not None
-        if not named.aliases or self.above is None or self.above.named is None:
-            return named.path
-        return path_below(self.above.path, named.path, named.aliases)
 
 
 class CallRef(NamedTuple):
@@ -69,7 +38,7 @@ class CallRef(NamedTuple):
     @property
     def parent(self) -> "CallRef | None":
         """The call around it in the same segment."""
-        above = int(self.segment.structure().parent[self.index])
+        above = self.segment.parent_of(self.index)
         return None if above < 0 else CallRef(self.segment, above)
 
 
@@ -121,8 +90,9 @@ class Segment:
     """
 
     __slots__ = (
-        "__weakref__", "_structure", "first_id", "first_seq", "holders", "last_seq", "log", "outer", "phase",
-        "place", "places", "region", "seqs", "task", "times", "trigger", "trigger_seq", "watches", "with_grad",
+        "__weakref__", "_open_calls", "_structure", "around", "first_id", "first_seq", "holders", "last_seq", "log",
+        "outer", "owners", "phase", "place", "places", "region", "seqs", "task", "times", "trigger", "trigger_seq",
+        "watches", "with_grad",
     )  # fmt: skip
 
     def __init__(self, log: "Any", place: Place, first_seq: int, task: int, with_grad: bool) -> None:
@@ -136,6 +106,10 @@ class Segment:
         self.trigger: CallRef | None = None  # of a recompute: the call whose backward asked for it
         self.trigger_seq = -1  # ... and the node
         self.region: Any = None  # ... and what tells its checkpointed region from others
+        self.around: CallRef | None = None  # ... the call around the one that it repeats
+        self.owners: tuple[
+            NamedModule, ...
+        ] = ()  # scopes, and modules with a plain method around it; outermost first
         self.outer: Any = None  # the span on the thread that was being logged when it began
         self.seqs: Any = []
         self.places: Any = []
@@ -144,12 +118,18 @@ class Segment:
         self.holders = 0  # recorders that have not written its rows yet
         self.watches: list[weakref.ref[Any]] = []  # dead when its graph is
         self._structure: Structure | None = None
+        self._open_calls: OpenCalls | None = None
 
     @property
     def named(self) -> NamedModule:
         """The module that was called."""
         assert self.place.named is not None
         return self.place.named
+
+    @property
+    def is_stretch(self) -> bool:
+        """Whether it is a stretch of named code that no module is around."""
+        return self.place.is_scope and self.named.parent is None
 
     @property
     def calls(self) -> int:
@@ -168,6 +148,15 @@ class Segment:
         self.seqs = np.array(self.seqs, np.int64)
         self.places = np.array(self.places, np.int64)
         self.times = np.array(self.times, np.int64)
+        self._structure = self._open_calls = None
+
+    @property
+    def open_calls(self) -> "OpenCalls":
+        """What nests in what up to now, of a running segment."""
+        if self._open_calls is None:
+            self._open_calls = OpenCalls()
+        self._open_calls.follow(self.places)
+        return self._open_calls
 
     def is_needed(self) -> bool:
         """Whether its rows are still to be written, or its graph lives and may yet run backward."""
@@ -192,22 +181,53 @@ class Segment:
 
     def call_at(self, sequence_nr: int) -> CallRef | None:
         """The call in which the autograd node of this number was made."""
-        seqs = np.asarray(self.seqs, np.int64)  # a list while it runs
-        event = int(np.searchsorted(seqs, sequence_nr, side="right")) - 1
-        return self.call_after(event)
+        if self.last_seq is None:
+            return self.call_after(bisect_right(self.seqs, sequence_nr) - 1)
+        return self.call_after(int(np.searchsorted(self.seqs, sequence_nr, side="right")) - 1)
 
     def call_after(self, event: int) -> CallRef | None:
         """The call that runs after an event of this segment."""
         if event < 0:
             return None
-        index = int(self.structure().scope_after[event])
+        after = self.open_calls.after if self.last_seq is None else self.structure().scope_after
+        index = int(after[event])
         return None if index < 0 else CallRef(self, index)
 
     def place_of(self, index: int) -> Place:
         """The place of its `index`-th call."""
-        number = int(self.places[int(self.structure().enter_event[index])])
+        if self.last_seq is None:
+            number = self.open_calls.place[index]
+        else:
+            number = int(self.places[int(self.structure().enter_event[index])])
         place: Place = self.log.all_places[number]
         return place
+
+    def parent_of(self, index: int) -> int:
+        """The call around its `index`-th call; -1: none in this segment."""
+        return self.open_calls.parent[index] if self.last_seq is None else int(self.structure().parent[index])
+
+
+class OpenCalls:
+    """What nests in what in a running segment. Each event is looked at once, however often it is asked."""
+
+    __slots__ = ("after", "innermost", "parent", "place")
+
+    def __init__(self) -> None:
+        self.after: list[int] = []  # by event: the call that runs after it; -1: none
+        self.place: list[int] = []  # by call: the number of its place
+        self.parent: list[int] = []  # by call
+        self.innermost = -1  # the innermost open call
+
+    def follow(self, places: list[int]) -> None:
+        """Looks at the events that have come since."""
+        for place in places[len(self.after) :]:
+            if place >= 0:
+                self.parent.append(self.innermost)
+                self.innermost = len(self.place)
+                self.place.append(place)
+            else:
+                self.innermost = self.parent[self.innermost]
+            self.after.append(self.innermost)
 
 
 class BackwardSpan:

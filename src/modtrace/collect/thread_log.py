@@ -3,7 +3,8 @@
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from .segments import BackwardSpan, CallRef, Place, Segment
+from .places import Place
+from .segments import BackwardSpan, CallRef, Segment
 
 if TYPE_CHECKING:
     from .backward import Backward
@@ -16,8 +17,8 @@ class ThreadLog:
     """What one thread is in the middle of, and the segments whose graphs may still run backward."""
 
     __slots__ = (
-        "all_places", "backward", "life", "number", "outside", "place", "places", "prune_at", "segment", "seqs",
-        "spans", "suspended", "task", "times",
+        "all_places", "backward", "forgotten_seq", "hooked", "life", "number", "outside", "place", "places", "prune_at",
+        "scopes", "segment", "seqs", "spans", "suspended", "task", "times",
     )  # fmt: skip
 
     def __init__(
@@ -36,7 +37,17 @@ class ThreadLog:
         self.suspended: list[tuple[Place, int, Segment]] = []
         self.spans: list[Segment | BackwardSpan] = []  # by first_seq
         self.prune_at = 2 * _UNWATCHED_KEPT
+        self.forgotten_seq = 0  # of nodes with smaller numbers it may be forgotten whose they are
         self.backward: Backward | None = None
+        self.hooked: tuple[int, CallRef] | None = (
+            None  # a user's backward hook runs: in which graph task, for whom
+        )
+        self.scopes: list[Place] = []  # scopes that stand outside of any module, outermost first
+
+    @property
+    def is_in_module(self) -> bool:
+        """Whether more runs on the thread than code that the user has named."""
+        return self.segment is not None and not self.segment.is_stretch
 
     def push(self, segment: Segment) -> None:
         """Makes a new segment the one that the hooks append to."""
@@ -81,7 +92,13 @@ class ThreadLog:
         spans = self.spans
         if len(spans) > self.prune_at:
             kept_anyway = len(spans) - _UNWATCHED_KEPT
-            self.spans = [span for at, span in enumerate(spans) if at >= kept_anyway or span.is_needed()]
+            kept: list[Segment | BackwardSpan] = []
+            for at, span in enumerate(spans):
+                if at >= kept_anyway or span.is_needed():
+                    kept.append(span)
+                else:
+                    self.forgotten_seq = max(self.forgotten_seq, span.last_seq or 0)
+            self.spans = kept
             self.prune_at = 2 * len(self.spans)  # so that looking through them costs each but little
 
 

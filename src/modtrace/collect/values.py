@@ -29,8 +29,9 @@ from .measured import (
     hook_sleeping_taps,
 )
 from .names import ModuleNames, NamedModule, ParameterOwner
+from .places import Place
 from .scopes import ScopeTracker
-from .segments import Place, Segment
+from .segments import Segment
 from .slots import find_slots
 from .thread_log import ThreadLog
 

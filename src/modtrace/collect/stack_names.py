@@ -1,0 +1,155 @@
+"""Names what runs the way PyTorch's trackers do, `Mod.c.0`, and the way `state_dict` does, `c.0`."""
+
+import weakref
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ..recording.module_path import join
+from .names import SCOPE, ModuleNames, NamedModule, class_name, unwrapped
+from .places import Place, PlaceTree
+from .segments import Segment
+
+
+class Stack(NamedTuple):
+    """What runs, outermost first."""
+
+    names: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+
+
+class RootLabels:
+    """What one tracker calls roots: by the user's names or by their classes. Outlives the tracker's contexts."""
+
+    def __init__(self, chosen: list[tuple[str | None, nn.Module]]) -> None:
+        self._kept: dict[int, tuple[weakref.ref[nn.Module], str]] = {}  # by `id` of the module
+        self._labels: dict[NamedModule, str] = {}
+        for name, module in chosen:
+            if name is not None:
+                self._keep(module, name)
+
+    def begin(self) -> None:
+        """Another context: modules are met anew."""
+        self._labels = {}
+        self._kept = {key: each for key, each in self._kept.items() if each[0]() is not None}
+
+    def label(self, root: NamedModule) -> str:
+        """The name of a root; given when it is first asked for."""
+        known = self._labels.get(root)
+        if known is None:
+            known = self._labels[root] = self._find(root)
+        return known
+
+    def _find(self, root: NamedModule) -> str:
+        module = None if root.ref is None else root.ref()
+        if module is not None:
+            kept = self._kept.get(id(module))
+            if kept is not None and kept[0]() is module:
+                return kept[1]
+        label = self._free(_own_name(root, module))
+        if module is not None:
+            self._keep(module, label)
+        return label
+
+    def _keep(self, module: nn.Module, label: str) -> None:
+        self._kept[id(module)] = (weakref.ref(module), label)
+
+    def _free(self, wanted: str) -> str:
+        taken = {label for root, label in self._labels.items() if root.root is root}
+        alive = {id(each) for each in (root.ref() for root in self._labels if root.ref is not None)}
+        taken.update(
+            label for key, (ref, label) in self._kept.items() if key not in alive and ref() is not None
+        )
+        name, number = wanted, 0
+        while name in taken:
+            number += 1
+            name = f"{wanted}#{number}"
+        return name
+
+
+class StackNames:
+    """Names the stacks of one tracker's context. What has been named once costs a look-up, until a name changes."""
+
+    def __init__(self, names: ModuleNames, tree: PlaceTree, labels: RootLabels) -> None:
+        self._names = names
+        self._tree = tree
+        self._labels = labels
+        self._known: dict[Place, Stack] = {}
+        self._revision = -1
+
+    def of(self, place: Place, segment: Segment) -> Stack:
+        """What runs at a place in a segment."""
+        if self._revision != self._names.revision:
+            self._revision = self._names.revision
+            self._known = {}
+        if segment.around is not None or segment.owners:
+            return self._name(_levels(place, segment))
+        known = self._known.get(place)
+        if known is None:
+            known = self._known[place] = self._name(_levels(place, segment))
+        return known
+
+    def of_parameter(self, parameter: torch.Tensor) -> Stack:
+        """The modules that hold a parameter, as far as all that run them have them in common."""
+        names = self._names
+        owners = names.owners_of(parameter) or names.owners_of(parameter, learn=True)
+        places = [place for owner in owners for place in self._tree.places_of(owner.module)]
+        stacks = [self._name([(each.named, each.path) for each in _chain(place)]) for place in places]
+        common = 0
+        if stacks:
+            while all(
+                len(stack.names) > common and stack.names[common] == stacks[0].names[common]
+                for stack in stacks
+            ):
+                common += 1
+        return Stack(stacks[0].names[:common], stacks[0].paths[:common]) if stacks else Stack()
+
+    def name_of(self, named: NamedModule, path: str | None = None) -> str:
+        """`Mod.c.0`."""
+        return join(self._labels.label(named.root), named.path if path is None else path)
+
+    def _name(self, levels: list[tuple[NamedModule | None, str]]) -> Stack:
+        names: list[str] = []
+        paths: list[str] = []
+        last: NamedModule | None = None
+        for named, path in levels:
+            assert named is not None
+            name = self.name_of(named, path)
+            if not names or names[-1] != name or named is last:  # of a wrapper and what it wraps one is shown
+                names.append(name)
+                paths.append(path)
+            last = named
+        return Stack(tuple(names), tuple(paths))
+
+
+def _own_name(root: NamedModule, module: nn.Module | None) -> str:
+    if root.type_name == SCOPE:
+        return root.name or SCOPE
+    return root.type_name if module is None else class_name(unwrapped(module))
+
+
+def _chain(place: Place) -> list[Place]:
+    return list(place.upwards())[::-1]
+
+
+def _levels(place: Place, segment: Segment) -> list[tuple[NamedModule | None, str]]:
+    """What runs at a place, with its path there, outermost first."""
+    own = _chain(place)
+    around = segment.around
+    if around is None:
+        outer: list[tuple[NamedModule | None, str]] = [(owner, owner.path) for owner in segment.owners]
+    else:
+        outer = _levels(around.place, around.segment)
+        own = _as_called_from(around.place, own)
+    return outer + [(each.named, each.path) for each in own]
+
+
+def _as_called_from(caller: Place, chain: list[Place]) -> list[Place]:
+    """The same calls where they stood when they ran first: a shared module has its path from its caller."""
+    found: list[Place] = []
+    at: Place | None = caller
+    for place in chain:
+        at = None if at is None else at.get(place.outermost)
+        found.append(place if at is None else at)
+    return found

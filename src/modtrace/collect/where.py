@@ -1,0 +1,89 @@
+"""Answers "what runs here, now?" for the thread that asks: in forward, backward, recompute or an optimizer."""
+
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ..recording.phase import BACKWARD, OPTIMIZER, RECOMPUTE
+from ..torch_internals import (
+    ACCUMULATE_SEQUENCE_NR,
+    current_node,
+    graph_task_id,
+    is_custom_function,
+    running_module,
+)
+from .segments import CallRef
+from .thread_log import ThreadLog
+
+if TYPE_CHECKING:
+    from .scopes import ScopeTracker
+
+
+class Where(NamedTuple):
+    """What is running. `call` None: outside of any module, or unknown (`known` tells)."""
+
+    call: CallRef | None
+    phase: str | None
+    known: bool = True
+    parameter: torch.Tensor | None = None  # whose gradient is being accumulated
+    accumulation: bool | None = None  # the engine adds gradients that meet; None: cannot tell without events
+    met_in: CallRef | None = None  # ... those of different calls: the innermost one that holds them all
+
+
+def where(tracker: "ScopeTracker") -> Where:
+    """What runs now on this thread."""
+    log = tracker.log
+    task = graph_task_id()
+    segment = log.segment
+    if segment is not None and log.task == task:
+        return Where(CallRef(segment, segment.open_calls.innermost), segment.phase)
+    if task < 0:
+        stepping = tracker.optimizers.is_stepping(sys._getframe(1))
+        return Where(None, OPTIMIZER if stepping else None)
+    if log.hooked is not None and log.hooked[0] == task:
+        return Where(log.hooked[1], BACKWARD)
+    return _where_in_backward(tracker, log, task)
+
+
+def _where_in_backward(tracker: "ScopeTracker", log: ThreadLog, task: int) -> Where:
+    node = current_node()
+    if node is None:
+        return Where(None, BACKWARD)
+    number = node._sequence_nr()
+    if number == ACCUMULATE_SEQUENCE_NR:
+        return Where(None, BACKWARD, parameter=node.variable)
+    backwards = tracker.backwards
+    backward = backwards.running(log, task)
+    owner = backwards.owner(log, task, node)
+    if torch.is_grad_enabled() and backward is not None and not backward.create_graph:
+        call = _recomputing_call(owner, node, sys._getframe(2))
+        return Where(call, RECOMPUTE, known=call is not None)
+    added = None if backward is None else backward.is_adding(number)
+    if owner is None:
+        return Where(None, BACKWARD, known=False, accumulation=added)
+    met_in = backward.adding_in() if added and backward is not None else None
+    span = owner.span_of(number)
+    if span is not None:
+        call = span.call_at(number)
+        return Where(call, BACKWARD, call is not None, accumulation=added, met_in=met_in)
+    call = backwards.recomputed_by(owner, backward, number)
+    known = call is not None or number >= owner.forgotten_seq
+    return Where(call, BACKWARD, known, accumulation=added, met_in=met_in)
+
+
+def _recomputing_call(owner: ThreadLog | None, node: Any, frame: FrameType | None) -> CallRef | None:
+    """The forward call whose own ops a checkpoint is running again outside of any module's hooks.
+
+    So it is where `forward` itself is checkpointed, as transformers does it.
+    """
+    call = None if owner is None else owner.call_of(node._sequence_nr())
+    if is_custom_function(node):
+        return call
+    module = running_module(frame)
+    while call is not None:
+        if module is not None and call.place.module is module:
+            return call
+        call = call.parent
+    return None
