@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .collect.module_tracker import ModTracker, ModuleTracker
     from .errors import ModtraceError, ModtraceWarning
     from .face import LiveRecording, Recording, open_recording, record
 
@@ -12,6 +13,8 @@ __version__ = "0.1.0"
 #: Public names and where they live. They are loaded when first asked for: `import modtrace` stays light.
 _HOMES = {
     "LiveRecording": "face",
+    "ModTracker": "collect.module_tracker",
+    "ModuleTracker": "collect.module_tracker",
     "ModtraceError": "errors",
     "ModtraceWarning": "errors",
     "Recording": "face",
@@ -21,8 +24,10 @@ _HOMES = {
 
 __all__ = [
     "LiveRecording",
+    "ModTracker",
     "ModtraceError",
     "ModtraceWarning",
+    "ModuleTracker",
     "Recording",
     "__version__",
     "open_recording",

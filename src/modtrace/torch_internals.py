@@ -36,6 +36,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check("torch.autograd.graph", "_engine_run_backward", "backward times, and steps that have no optimizer"),
     Check("torch.autograd", "_engine_run_backward", "the same"),
+    Check("torch.autograd.Variable", "_execution_engine", "the last post_bw hooks come after the backward"),
     Check("torch._C._dynamo.eval_frame", "set_code_exec_strategy", "module calls at a compiled block's edge"),
     Check("torch._C._functorch", "is_functorch_wrapped_tensor", "telling torch.func transforms apart"),
     Check("torch.autograd.function", "BackwardCFunction", "telling custom Functions from checkpoints"),
@@ -274,6 +275,12 @@ def frame_local(frame: FrameType, name: str) -> Any:
     return value
 
 
+def call_kwargs(call_frame: FrameType) -> dict[str, Any] | None:
+    """The keyword arguments of the module call whose hooks run in this frame; a global hook is not given them."""
+    kwargs = frame_local(call_frame, "kwargs")
+    return kwargs if isinstance(kwargs, dict) else None
+
+
 _UNSHARED = 3  # references to a dictionary that the frame, a local of ours and the call of `getrefcount` hold
 _CO_OPTIMIZED = 0x1  # a function: its f_locals is a copy. A module's is its very namespace.
 
@@ -368,6 +375,20 @@ def functional_below(tensor: torch.Tensor) -> torch.Tensor | None:
 def is_batched_tensor(tensor: torch.Tensor) -> bool:
     """Whether `vmap` shows this tensor as one of many."""
     return is_functorch_tensor(tensor) and batched_below(tensor) is not None
+
+
+def has_function_modes() -> bool:
+    """Whether a function mode would hear of it when an attribute of a tensor is read. 40 ns."""
+    return torch._C._len_torch_function_stack() > 0
+
+
+def queue_callback(callback: Callable[[], None]) -> bool:
+    """Has the engine call back at the end of the backward that runs; False where torch cannot."""
+    engine = getattr(torch.autograd.Variable, "_execution_engine", None)
+    if engine is None:
+        return False
+    engine.queue_callback(callback)
+    return True
 
 
 #: Inside, no function mode and no `__torch_function__` of a subclass hears of what is done. 0.2 us.

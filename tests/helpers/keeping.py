@@ -8,8 +8,9 @@ from modtrace.collect import scopes
 class Keeper:
     """Hears everything, keeps it, decides nothing."""
 
-    def __init__(self, events: bool = False) -> None:
+    def __init__(self, events: bool = False, additions: bool = False) -> None:
         self.wants_backward_events = events
+        self.wants_additions = additions
         self.segments = []
         self.backwards = []
         self.optimizer_steps = []
@@ -47,10 +48,9 @@ class Keeper:
 @contextmanager
 def tracking(*roots, events: bool = False, additions: bool = False):
     """The process's tracker with everything kept: `tracker.kept`, `tracker.keeper`."""
-    keeper = Keeper(events)
+    keeper = Keeper(events, additions)
     tracker = scopes.acquire(keeper, strict=True)
     tracker.keeper, tracker.kept = keeper, keeper.segments
-    tracker.backwards.additions_wanted = additions
     for root in roots:
         tracker.names.add_root(root)
     try:

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +14,11 @@ from ..torch_internals import (
     is_dynamo_compiling,
     is_tracing,
     keep_out_of_dynamo,
+    queue_callback,
     sequence_nr,
 )
 from .backward_calls import BackwardCalls
+from .backward_hearing import BackwardHearer, Hearing
 from .backward_plan import Move, find_adding_nodes, find_moves, read_graph, root_nodes
 from .graph_watch import GraphWatch, watched_segments
 from .segments import BackwardSpan, CallRef, Segment
@@ -32,7 +34,10 @@ _CREATE_GRAPH, _INPUTS = 2, 3
 class Backward:
     """One run of the autograd engine."""
 
-    def __init__(self, log: ThreadLog, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, tracker: "ScopeTracker", log: ThreadLog, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> None:
+        self._tracker = tracker
         self.log = log
         self.calls: BackwardCalls = BackwardCalls()
         self.outer: Backward | None = log.backward
@@ -56,6 +61,9 @@ class Backward:
         self._next_move = 0
         self._marks_additions = False
         self._adding_for = -1
+        self._adding_in: CallRef | None = None
+        self._hearing: Hearing | None = None
+        self._silent: set[int] = set()  # rows of calls that run through nodes which a backward made
 
     def is_adding(self, number: int) -> bool | None:
         """Whether the node's own work is done and the engine is adding up; None: not watched."""
@@ -63,9 +71,15 @@ class Backward:
 
     def adding_in(self) -> CallRef | None:
         """The innermost call that holds all whose gradients are being added."""
-        return None
+        return self._adding_in
 
-    def plan(self, outputs: Iterable[Any], owner_of: Callable[[Any], Any], marks_additions: bool) -> None:
+    def plan(
+        self,
+        outputs: Iterable[Any],
+        owner_of: Callable[[Any], Any],
+        marks_additions: bool,
+        hearers: Sequence[BackwardHearer] = (),
+    ) -> None:
         """Has the first node to run place hooks wherever the running call will change."""
         outputs = list(outputs)
         roots = root_nodes(outputs)
@@ -77,30 +91,47 @@ class Backward:
             if not placed and not is_dynamo_compiling():  # compiled autograd would trace the walk
                 placed = True
                 self.task = graph_task_id()
-                self._place_hooks(roots, outputs, owner_of)
+                begins_here = False
+                with self._tracker.guard(None):
+                    begins_here = self._place_hooks(roots, outputs, owner_of, hearers)
+                if begins_here:
+                    self._move_on(grad_outputs)  # the node's hooks are running: one placed now would not
 
         self._handles = [node.register_prehook(place) for node in roots]
 
-    def _place_hooks(self, roots: list[Any], outputs: list[Any], owner_of: Callable[[Any], Any]) -> None:
+    def _place_hooks(
+        self,
+        roots: list[Any],
+        outputs: list[Any],
+        owner_of: Callable[[Any], Any],
+        hearers: Sequence[BackwardHearer],
+    ) -> bool:
+        """Whether the node that is about to run is itself the first of a call."""
         first = current_node()
         graph = read_graph(roots, first, self.is_pruned)
         owner = owner_of(first)
         if owner is not None:
-            self._moves = list(find_moves(graph, owner))
+            extra: Collection[int] = ()
+            if hearers:
+                self._hearing = Hearing(graph, owner.spans, hearers)
+                extra = self._hearing.passing
+                for node, collect in self._hearing.collectors():
+                    self._handles.append(node.register_hook(collect))
+                queue_callback(self._finish)
+            self._moves = list(find_moves(graph, owner, extra))
             move_on = self._move_on  # one for all nodes: they run in the order of the moves
             for move in self._moves:
-                if move.node is first:
-                    move_on(None)  # its hooks are running: one placed now would not
-                else:
+                if move.node is not first:
                     self._handles.append(move.node.register_prehook(move_on))
         if self._marks_additions:
-            for node in find_adding_nodes(graph, outputs):
-                mark = functools.partial(self._mark, node._sequence_nr())
+            for node, call in find_adding_nodes(graph, outputs, owner):
+                mark = functools.partial(self._mark, node._sequence_nr(), call)
                 self._handles.append(node.register_hook(mark))
+        return any(move.node is first for move in self._moves)  # most often the very first move
 
-    def _mark(self, number: int, grad_inputs: Any, grad_outputs: Any) -> None:
+    def _mark(self, number: int, call: CallRef | None, grad_inputs: Any, grad_outputs: Any) -> None:
         if not is_dynamo_compiling():
-            self._adding_for = number
+            self._adding_for, self._adding_in = number, call
 
     def _move_on(self, grad_outputs: Any) -> None:
         if is_dynamo_compiling():
@@ -112,16 +143,62 @@ class Backward:
             at = next(place for place, move in enumerate(self._moves) if move.number == number)
         self._next_move = at + 1
         _, _, segment, index = self._moves[at]
-        self.calls.move(segment, index, now)
+        if self._hearing is None:
+            self.calls.move(segment, index, now)
+        else:
+            for call in self._hearing.passing.pop(number, ()):
+                self._hear(self._hearing, call.segment, call.index, number, grad_outputs, passes=True)
+            self._hear(self._hearing, segment, index, number, grad_outputs)
         if self.span is not None:
             self.span.seqs.append(sequence_nr())
             self.span.targets.append(None if segment is None else CallRef(segment, index))
+
+    def _hear(
+        self,
+        hearing: Hearing,
+        segment: Segment | None,
+        index: int,
+        number: int = -1,
+        grad_outputs: Any = (),
+        *,
+        passes: bool = False,
+    ) -> None:
+        """Goes on to another call, and tells of it."""
+        tracker, calls = self._tracker, self.calls
+        ended_rows, begun_rows = calls.move(segment, index, time.perf_counter_ns())
+        log = tracker.log
+        try:
+            ended = [calls.call(row) for row in ended_rows if row not in self._silent]
+            if ended:
+                log.hooked = (self.task, ended[0])
+                hearing.ended(ended, number, grad_outputs)
+            for row in begun_rows:
+                call = calls.call(row)
+                if number >= 0 and not passes and not call.segment.has_made(number):
+                    self._silent.add(row)
+                else:
+                    log.hooked = (self.task, call)
+                    hearing.began(call, number, grad_outputs, passes=passes)
+        except Exception as error:
+            if error is not tracker.raised_by_user:
+                tracker.fail(error, None)
+            if error is tracker.raised_by_user or tracker.strict:
+                raise
+        finally:
+            log.hooked = None
+
+    def _finish(self) -> None:
+        """The engine has run every node."""
+        if self._hearing is not None and not is_dynamo_compiling():
+            for call in self._hearing.passing.pop(-1, ()):
+                self._hear(self._hearing, call.segment, call.index, passes=True)
+            self._hear(self._hearing, None, -1)
 
     def end(self, raised: bool) -> None:
         """Ends what is open, and takes every hook out of the graph."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._moves, self.inside = [], [], None
+        self._handles, self._moves, self.inside, self._hearing = [], [], None, None
         self.end_ns = time.perf_counter_ns()
         self.raised = self.calls.open if raised else frozenset()
         self.calls.end(self.end_ns)
@@ -136,6 +213,7 @@ class BackwardWatcher:
         self._running: list[Backward] = []
         self.events_wanted = False
         self.additions_wanted = False
+        self.hearers: list[BackwardHearer] = []
 
     def start(self) -> None:
         """Wraps the door."""
@@ -169,7 +247,7 @@ class BackwardWatcher:
 
     def _begin(self, outputs: Any, args: Any, kwargs: Any) -> Backward:
         log = self._tracker.log
-        backward = log.backward = Backward(log, args, kwargs)
+        backward = log.backward = Backward(self._tracker, log, args, kwargs)
         log.place = self._tracker.tree.outside  # modules that run now do not run inside the open call
         self._running.append(backward)
         with self._tracker.guard(None):
@@ -180,11 +258,11 @@ class BackwardWatcher:
                 listener.backward_began(backward)
             for tap in list(self._tracker.taps):
                 tap.backward_begins(backward, outputs)
-            if self.events_wanted or self.additions_wanted:
+            if self.events_wanted or self.additions_wanted or self.hearers:
                 if isinstance(outputs, torch.Tensor):
                     outputs = (outputs,)
                 owner_of = functools.partial(self._owner_at_start, backward)
-                backward.plan(outputs, owner_of, self.additions_wanted)
+                backward.plan(outputs, owner_of, self.additions_wanted, list(self.hearers))
         return backward
 
     def _end(self, backward: Backward, raised: bool) -> None:

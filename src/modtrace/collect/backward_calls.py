@@ -1,6 +1,6 @@
 """The backward of each call, from its first autograd node to the first node outside of it; kept as columns."""
 
-from .segments import Segment
+from .segments import CallRef, Segment
 
 
 class BackwardCalls:
@@ -30,8 +30,10 @@ class BackwardCalls:
         """The rows whose end has not come."""
         return frozenset(self._open)
 
-    def move(self, segment: Segment | None, index: int, now_ns: int) -> None:
+    def move(self, segment: Segment | None, index: int, now_ns: int) -> tuple[list[int], range]:
         """The engine goes on to nodes of a call: calls that this leaves end, those it enters begin.
+
+        Returned are the rows of the ended, inner first, and of the begun.
 
         Args:
             segment: of the call; None: on to nodes outside of any module.
@@ -46,11 +48,19 @@ class BackwardCalls:
             while index >= 0 and not self._is_open(segment, index):
                 entered.append(index)
                 index = parents[index]
+        ended: list[int] = []
         while self._open and not self._is_innermost(segment, index):
-            self.end_ns[self._open.pop()] = now_ns
+            ended.append(self._open.pop())
+            self.end_ns[ended[-1]] = now_ns
+        begun = len(self.segment)
         for each in reversed(entered):
             assert segment is not None
             self._begin(segment, each, now_ns)
+        return ended, range(begun, len(self.segment))
+
+    def call(self, row: int) -> CallRef:
+        """The forward call whose backward a row is."""
+        return CallRef(self.segment[row], self.index[row])
 
     def end(self, now_ns: int) -> None:
         """Ends what is open."""

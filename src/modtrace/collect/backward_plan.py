@@ -1,13 +1,14 @@
 """Reads an autograd graph before it runs: which nodes will run, in which order, and whose they are."""
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..torch_internals import ACCUMULATE_SEQUENCE_NR, is_functorch_tensor, will_engine_execute
-from .segments import Ints, Segment
+from .segments import CallRef, Ints, Segment
 
 if TYPE_CHECKING:
     from .thread_log import ThreadLog
@@ -61,8 +62,8 @@ def read_graph(roots: list[Any], first: Any, pruned: bool) -> Graph:
     return Graph([nodes[at] for at in order], np.array(numbers, np.int64)[order], edges)
 
 
-def find_moves(graph: Graph, owner: "ThreadLog") -> Iterator[Move]:
-    """The nodes at which the running call changes, the first node included.
+def find_moves(graph: Graph, owner: "ThreadLog", extra: Collection[int] = ()) -> Iterator[Move]:
+    """The nodes at which the running call changes, the first node included; and those of the numbers in `extra`.
 
     The engine runs nodes in descending sequence number, so the calls that the sorted nodes were made in are
     the calls in the order of their backward.
@@ -71,20 +72,51 @@ def find_moves(graph: Graph, owner: "ThreadLog") -> Iterator[Move]:
     changed = np.empty(len(index), bool)
     changed[:1] = True
     changed[1:] = (index[1:] != index[:-1]) | (of_segment[1:] != of_segment[:-1])
+    if extra:
+        changed |= np.isin(graph.numbers, list(extra))
     at = np.flatnonzero(changed)
     columns = (at.tolist(), graph.numbers[at].tolist(), of_segment[at].tolist(), index[at].tolist())
     for node, number, segment, call in zip(*columns, strict=True):
         yield Move(graph.nodes[node], number, segments[segment], call)
 
 
-def find_adding_nodes(graph: Graph, outputs: list[Any]) -> Iterator[Any]:
-    """The nodes after which the engine adds their gradients to others that have come to the same place."""
-    fed = _fed_at_start(outputs, graph.edges)
-    for node in graph.nodes:
+def find_adding_nodes(
+    graph: Graph, outputs: list[Any], owner: "ThreadLog | None"
+) -> Iterator[tuple[Any, CallRef | None]]:
+    """The nodes after which the engine adds their gradients to others that have come to the same place.
+
+    With each the innermost call that all those gradients come from; None: the outside, or not known.
+    """
+    calls = _calls_by_node(graph, owner)
+    fed: dict[Any, CallRef | None] = dict.fromkeys(_fed_at_start(outputs, graph.edges))
+    for node, call in zip(graph.nodes, calls, strict=True):
         targets = [edge for edge in graph.edges[node] if edge[0] is not None]
-        if len(set(targets)) < len(targets) or not fed.isdisjoint(targets):
-            yield node
-        fed.update(targets)
+        met = [fed[edge] for edge in targets if edge in fed]
+        if met or len(set(targets)) < len(targets):
+            yield node, functools.reduce(_common, met, call)
+        for edge in targets:
+            fed[edge] = _common(fed[edge], call) if edge in fed else call
+
+
+def _calls_by_node(graph: Graph, owner: "ThreadLog | None") -> list[CallRef | None]:
+    if owner is None:
+        return [None] * len(graph.nodes)
+    segments, of_segment, index = _calls_of(owner, graph.numbers)
+    found = zip(of_segment.tolist(), index.tolist(), strict=True)
+    return [None if (at := segments[of]) is None or call < 0 else CallRef(at, call) for of, call in found]
+
+
+def _common(one: CallRef | None, other: CallRef | None) -> CallRef | None:
+    """The innermost call around both."""
+    if one == other:
+        return one
+    above = set()
+    while one is not None:
+        above.add(one)
+        one = one.parent
+    while other is not None and other not in above:
+        other = other.parent
+    return other
 
 
 def _walk(roots: list[Any]) -> tuple[list[Any], list[int], Edges]:

@@ -72,17 +72,64 @@ def classify(
         segment.phase = BACKWARD
 
 
-def find_around(segment: Segment) -> CallRef | None:
-    """The call around the one that is repeated, or whose custom Function works: what runs it, now as then."""
+def find_around(segment: Segment) -> None:
+    """Finds the call around the one that is repeated, or whose custom Function works; and the repeated one.
+
+    Done while it runs, so the repeated one is known only where the module was called once around it.
+    """
     named = segment.named
+    segment.around = segment.trigger
     call = segment.trigger
     while call is not None:
         if call.place.named is named:
-            return _around_call(call)
+            segment.around, segment.repeats = _around_call(call), call
+            return
         if call.place.is_caller_of(named):
-            return call
+            segment.around = call
+            children = [each for each in _children(call) if each.place.named is named]
+            segment.repeats = children[0] if len(children) == 1 else None
+            return
         call = _around_call(call)
-    return segment.trigger
+
+
+def original_of(call: CallRef) -> CallRef | None:
+    """The forward call that a call of a recompute repeats, as far as it is known while it runs."""
+    segment, original = call.segment, call.segment.repeats
+    for index in _way_to(call):
+        if original is None:
+            return None
+        twins = [
+            each for each in _children(CallRef(segment, segment.parent_of(index))) if _is_of(each, index)
+        ]
+        alike = [each for each in _children(original) if _is_of(each, index, segment)]
+        rank = [each.index for each in twins].index(index)
+        original = alike[rank] if rank < len(alike) else None
+    if original is not None and original.segment.phase == RECOMPUTE:
+        return original_of(original)
+    return original
+
+
+def _way_to(call: CallRef) -> list[int]:
+    """The calls that lead from the outermost one of its segment to it, without that one."""
+    way: list[int] = []
+    index = call.index
+    while index > 0:
+        way.append(index)
+        index = call.segment.parent_of(index)
+    return way[::-1]
+
+
+def _children(call: CallRef) -> list[CallRef]:
+    segment = call.segment
+    calls = len(segment.places_of_calls())
+    return [
+        CallRef(segment, at) for at in range(call.index + 1, calls) if segment.parent_of(at) == call.index
+    ]
+
+
+def _is_of(call: CallRef, index: int, segment: Segment | None = None) -> bool:
+    """Whether a call is of the same module as another one, of its own segment or of the one given."""
+    return call.place.named is (segment or call.segment).place_of(index).named
 
 
 def _around_call(call: CallRef) -> CallRef | None:

@@ -46,6 +46,7 @@ class Recorder:
         strict: bool = False,
     ) -> None:
         self.wants_backward_events = backward_times
+        self.wants_additions = False
         self._sink = sink
         self._roots = roots_of(model)
         self._selected = steps

@@ -25,6 +25,7 @@ from ..torch_internals import (
     sequence_nr,
 )
 from .backward import Backward, BackwardWatcher
+from .crossings import CrossingRecorder
 from .graph_watch import watch_graph
 from .names import ModuleNames, NamedModule
 from .optimizer_watch import OptimizerWatch
@@ -38,7 +39,8 @@ from .where import Where, where
 class Listener(Protocol):
     """What a recorder hears. Events per outermost call, backward and optimizer step; never per call."""
 
-    wants_backward_events: bool
+    wants_backward_events: bool  # when each call's backward begins and ends
+    wants_additions: bool  # when the engine adds up gradients
 
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
         """An outermost call begins; `in_step`: it belongs to what runs already and starts nothing new."""
@@ -103,12 +105,14 @@ class ScopeTracker:
         self.entering: list[Entering] = []
         self.leaving: list[Leaving] = []
         self.strict = False
+        self.raised_by_user: BaseException | None = None  # by a hook of the user's in a backward
         self._next_id = 0
         self._threads = threading.local()  # itself, not a subclass: reading from one takes twice as long
         self._lock = threading.RLock()
         self._handles: list[Any] = []
         self.optimizers = OptimizerWatch(self)
         self.backwards = BackwardWatcher(self)
+        self.crossings = CrossingRecorder(self)
 
     # Taking and giving back.
 
@@ -239,21 +243,14 @@ class ScopeTracker:
                 self._close_dead_calls(log, around_call(frame))
             if self._is_in_stretch(log):
                 self._pause_scopes(log)
-            if log.place.named is not None:
-                with self._lock:
-                    place = self.tree.find(module, log.place, frame)
-                self._enter(log, place)
-            else:
-                with self._lock:
-                    place = self.tree.find(module, None, frame)
-                self._open_segment(log, place, frame)
+            self._enter_module(log, module, frame)
 
     def _close_dead_calls(self, log: ThreadLog, frame: FrameType | None) -> None:
         """Closes the calls on the stack that no longer run: no hook tells of a KeyboardInterrupt."""
         levels = [place for place, _, _ in log.suspended] + [log.place]
         stack = [place for level in levels for place in reversed([*level.upwards()])]
-        # Scopes end by themselves whatever happens, so they live, and with them all that is around them.
-        alive = max((at + 1 for at, place in enumerate(stack) if place.is_scope), default=0)
+        # What was opened without a hook ends by itself whatever happens: it lives, and all that is around it.
+        alive = max((at + 1 for at, place in enumerate(stack) if place in log.pinned), default=0)
         for key in running_modules(frame):
             if alive < len(stack) and stack[alive].outermost == key:
                 alive += 1
@@ -276,7 +273,7 @@ class ScopeTracker:
         segment.outer = log.segment
         if task >= 0:
             classify(segment, log, self.backwards, frame)
-            segment.around = find_around(segment)
+            find_around(segment)
         elif not with_grad and is_in_reentrant_checkpoint(frame):
             segment.with_grad = True
         if task < 0 and not place.is_scope:
@@ -412,13 +409,28 @@ class ScopeTracker:
             self._open_segment(log, place, frame)
         else:
             self._enter(log, place)
+        log.pinned += [place] if opened is None else [opened, place]
         return OpenScope(log, place, opened)
+
+    def enter_call(self, module: nn.Module, frame: FrameType | None) -> "OpenScope | None":
+        """A `forward` begins that was not called through its module; None where it was."""
+        log = self.log
+        if log.place.outermost == id(module):
+            return None
+        if log.place.named is not None:
+            self._close_dead_calls(log, frame)
+        if self._is_in_stretch(log):
+            self._pause_scopes(log)
+        place = self._enter_module(log, module, frame)
+        log.pinned.append(place)
+        return OpenScope(log, place, None)
 
     def leave_scope(self, scope: "OpenScope", output: Any, *, raised: bool) -> None:
         """It has ended; `output` is what it returned, if that is known."""
         log = scope.log
         is_open = self._unwind_to(log, scope.place.outermost)
         log.scopes = [each for each in log.scopes if each is not scope.place]
+        log.pinned = [each for each in log.pinned if each is not scope.place and each is not scope.opened]
         if is_open:
             self._leave(log, output, raised=raised)
             if scope.opened is not None and log.place is scope.opened:
@@ -434,9 +446,12 @@ class ScopeTracker:
             return None
         if self._is_in_stretch(log):
             self._pause_scopes(log)
+        return self._enter_module(log, owner, frame)
+
+    def _enter_module(self, log: ThreadLog, module: nn.Module, frame: FrameType | None) -> Place:
         inside = log.place if log.place.named is not None else None
         with self._lock:
-            place = self.tree.find(owner, inside, frame)
+            place = self.tree.find(module, inside, frame)
         if inside is None:
             self._open_segment(log, place, frame)
         else:
@@ -541,7 +556,7 @@ def acquire(listener: Listener, *, strict: bool = False) -> ScopeTracker:
             _current = tracker
         _current.listeners.append(listener)
         _current.strict = _current.strict or strict
-        _current.backwards.events_wanted = any(each.wants_backward_events for each in _current.listeners)
+        _tell_wishes(_current)
         return _current
 
 
@@ -554,9 +569,14 @@ def release(listener: Listener) -> None:
         if len(_current.listeners) == 1:
             _current.stop()
         _current.listeners.remove(listener)
-        _current.backwards.events_wanted = any(each.wants_backward_events for each in _current.listeners)
+        _tell_wishes(_current)
         if not _current.listeners:
             _current = None
+
+
+def _tell_wishes(tracker: ScopeTracker) -> None:
+    tracker.backwards.events_wanted = any(each.wants_backward_events for each in tracker.listeners)
+    tracker.backwards.additions_wanted = any(each.wants_additions for each in tracker.listeners)
 
 
 def current() -> ScopeTracker | None:

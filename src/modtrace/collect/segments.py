@@ -90,9 +90,9 @@ class Segment:
     """
 
     __slots__ = (
-        "__weakref__", "_open_calls", "_structure", "around", "first_id", "first_seq", "holders", "last_seq", "log",
-        "outer", "owners", "phase", "place", "places", "region", "seqs", "task", "times", "trigger", "trigger_seq",
-        "watches", "with_grad",
+        "__weakref__", "_open_calls", "_structure", "around", "crossings", "first_id", "first_seq", "holders",
+        "last_seq", "log", "outer", "owners", "phase", "place", "places", "region", "repeats", "seqs", "task", "times",
+        "trigger", "trigger_seq", "watches", "with_grad",
     )  # fmt: skip
 
     def __init__(self, log: "Any", place: Place, first_seq: int, task: int, with_grad: bool) -> None:
@@ -107,6 +107,7 @@ class Segment:
         self.trigger_seq = -1  # ... and the node
         self.region: Any = None  # ... and what tells its checkpointed region from others
         self.around: CallRef | None = None  # ... the call around the one that it repeats
+        self.repeats: CallRef | None = None  # ... and that one, if it was known at once
         self.owners: tuple[
             NamedModule, ...
         ] = ()  # scopes, and modules with a plain method around it; outermost first
@@ -117,6 +118,7 @@ class Segment:
         self.first_id: int | None = None  # call_id of its first call, given when it closes
         self.holders = 0  # recorders that have not written its rows yet
         self.watches: list[weakref.ref[Any]] = []  # dead when its graph is
+        self.crossings: Any = None  # of the tensors that went in and came out of its calls, if that is wanted
         self._structure: Structure | None = None
         self._open_calls: OpenCalls | None = None
 
@@ -157,6 +159,10 @@ class Segment:
             self._open_calls = OpenCalls()
         self._open_calls.follow(self.places)
         return self._open_calls
+
+    def has_made(self, sequence_nr: int) -> bool:
+        """Whether the node of this number was made while it ran."""
+        return self.first_seq <= sequence_nr and (self.last_seq is None or sequence_nr < self.last_seq)
 
     def is_needed(self) -> bool:
         """Whether its rows are still to be written, or its graph lives and may yet run backward."""
@@ -201,6 +207,13 @@ class Segment:
             number = int(self.places[int(self.structure().enter_event[index])])
         place: Place = self.log.all_places[number]
         return place
+
+    def places_of_calls(self) -> list[int]:
+        """The numbers of the places of its calls, in the order in which they began."""
+        if self.last_seq is None:
+            return self.open_calls.place
+        places: list[int] = self.places[self.structure().enter_event].tolist()
+        return places
 
     def parent_of(self, index: int) -> int:
         """The call around its `index`-th call; -1: none in this segment."""

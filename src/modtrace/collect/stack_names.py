@@ -90,6 +90,15 @@ class StackNames:
             known = self._known[place] = self._name(_levels(place, segment))
         return known
 
+    def known(self, module: nn.Module) -> str | None:
+        """The name of a module that has been met."""
+        named = self._names.get(module)
+        return None if named is None else self.name_of(named)
+
+    def parameter_name(self, parameter: torch.Tensor) -> str | None:
+        """The path of a parameter, as in `state_dict`."""
+        return self._names.parameter_name(parameter)
+
     def of_parameter(self, parameter: torch.Tensor) -> Stack:
         """The modules that hold a parameter, as far as all that run them have them in common."""
         names = self._names

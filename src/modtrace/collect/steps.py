@@ -158,6 +158,14 @@ class StepFinder:
             first = last = step.number
         return range(first, last + 1 + (step is not None and step.restart is not None))
 
+    def number_of(self, step: Step) -> int:
+        """The number of a step, as far as it is known now."""
+        return step.number if step.number is not None else self.possible_numbers(step)[-1]
+
+    def step_of(self, segment: Segment) -> Step | None:
+        """The step that has not come out yet and holds a segment."""
+        return next((step for step in self._pending if segment in step.segments), None)
+
     def log(self, scalars: dict[str, float]) -> None:
         """Scalars of the open step, or of the next one if none is open."""
         step = self.current

@@ -17,7 +17,8 @@ class ThreadLog:
     """What one thread is in the middle of, and the segments whose graphs may still run backward."""
 
     __slots__ = (
-        "all_places", "backward", "forgotten_seq", "hooked", "life", "number", "outside", "place", "places", "prune_at",
+        "all_places", "backward", "forgotten_seq", "hooked", "life", "number", "outside", "pinned", "place", "places",
+        "prune_at",
         "scopes", "segment", "seqs", "spans", "suspended", "task", "times",
     )  # fmt: skip
 
@@ -42,6 +43,7 @@ class ThreadLog:
         self.hooked: tuple[int, CallRef] | None = (
             None  # a user's backward hook runs: in which graph task, for whom
         )
+        self.pinned: list[Place] = []  # of the calls that were opened without a hook
         self.scopes: list[Place] = []  # scopes that stand outside of any module, outermost first
 
     @property

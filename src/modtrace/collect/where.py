@@ -32,6 +32,9 @@ class Where(NamedTuple):
     met_in: CallRef | None = None  # ... those of different calls: the innermost one that holds them all
 
 
+NOWHERE = Where(None, None)
+
+
 def where(tracker: "ScopeTracker") -> Where:
     """What runs now on this thread."""
     log = tracker.log

@@ -1,0 +1,108 @@
+"""Counts: in which step a call runs, and as the how-manieth of its module there."""
+
+import threading
+import time
+from collections import Counter
+
+from ..recording.phase import FORWARD
+from .backward import Backward
+from .places import Place
+from .recompute import original_of
+from .segments import CallRef, Segment
+from .steps import Step, StepFinder
+
+
+class StepFollower:
+    """Follows the steps for one tracker, and answers for calls whose graph is alive."""
+
+    def __init__(self) -> None:
+        self._finder = StepFinder()
+        self._steps: dict[Segment, Step] = {}
+        self._prune_at = 64
+        self._lock = threading.RLock()
+        self._last: tuple[CallRef, tuple[int | None, int | None]] | None = None
+
+    def segment_opened(self, segment: Segment, in_step: bool) -> None:
+        with self._lock:
+            self._steps[segment] = self._finder.enter(segment, in_step, time.perf_counter_ns())
+            self._finder.take_ended()
+            if len(self._steps) > self._prune_at:
+                self._steps = {
+                    each: step
+                    for each, step in self._steps.items()
+                    if step.is_open or not each.is_closed or each.has_graph()
+                }
+                self._prune_at = 2 * len(self._steps) + 64
+
+    def segment_dropped(self, segment: Segment) -> None:
+        with self._lock:
+            self._steps.pop(segment, None)
+            self._finder.drop(segment)
+
+    def backward_began(self, backward: Backward) -> None:
+        if backward.accumulate and backward.outer is None:
+            with self._lock:
+                self._finder.backward_began()
+
+    def backward_ended(self, backward: Backward) -> None:
+        with self._lock:
+            step = self._finder.backward_ended(backward)
+            step.backwards.clear()  # nobody makes rows of them
+            for segment in backward.reached:  # a step may have been joined to another, or divided
+                self._replace(segment)
+
+    def optimizer_began(self, start_ns: int) -> None:
+        with self._lock:
+            self._finder.optimizer_began(start_ns)
+
+    def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
+        with self._lock:
+            self._finder.optimizer_ended(start_ns, end_ns, thread).optimizer_steps.clear()
+
+    def count(self, call: CallRef) -> tuple[int | None, int | None]:
+        """The step of a call, and how many calls of its module came before it there; None: not known.
+
+        A call that is recomputed counts as the one that it repeats.
+        """
+        original = call if call.segment.phase == FORWARD else original_of(call)
+        if original is None:
+            return None, None
+        with self._lock:
+            if self._last is not None and self._last[0] == original:
+                return self._last[1]
+            found = self._count(original)
+            self._last = (original, found)
+            return found
+
+    def _count(self, call: CallRef) -> tuple[int | None, int | None]:
+        step = self._find(call.segment)
+        if step is None:
+            return None, None
+        named = call.place.named
+        before = 0
+        for segment in step.segments:
+            if segment is call.segment:
+                break
+            if segment.phase == FORWARD:
+                before += sum(count for place, count in _counts(segment) if place.named is named)
+        numbers = call.segment.places_of_calls()[: call.index]
+        all_places = call.segment.log.all_places
+        before += sum(1 for number in numbers if all_places[number].named is named)
+        return self._finder.number_of(step), before
+
+    def _find(self, segment: Segment) -> Step | None:
+        step = self._steps.get(segment)
+        if step is not None and segment not in step.segments:
+            self._replace(segment)
+            step = self._steps.get(segment)
+        return step
+
+    def _replace(self, segment: Segment) -> None:
+        found = self._finder.step_of(segment)
+        if found is not None:
+            self._steps[segment] = found
+
+
+def _counts(segment: Segment) -> list[tuple[Place, int]]:
+    places = segment.log.all_places
+    return [(places[number], count) for number, count in Counter(segment.places_of_calls()).items()]

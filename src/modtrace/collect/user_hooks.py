@@ -1,0 +1,154 @@
+"""Runs a user's hooks around every forward and every backward."""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import nn
+
+from ..torch_internals import call_kwargs, keep_out_of_dynamo
+from .backward_hearing import SlotGradient
+from .segments import CallRef
+from .thread_log import ThreadLog
+
+if TYPE_CHECKING:
+    from .scopes import ScopeTracker
+
+PRE_FW, POST_FW, PRE_BW, POST_BW = "pre_fw_hook", "post_fw_hook", "pre_bw_hook", "post_bw_hook"
+
+
+class Hook(NamedTuple):
+    """A hook as it was registered."""
+
+    call: Callable[..., Any]
+    with_kwargs: bool
+    with_slots: bool
+    alone: bool  # the one of its kind, as PyTorch's ModTracker has it
+
+
+class UserHooks:
+    """The hooks of one tracker. They stay from one of its contexts to the next."""
+
+    def __init__(self) -> None:
+        self._hooks: dict[str, list[Hook]] = {PRE_FW: [], POST_FW: [], PRE_BW: [], POST_BW: []}
+        self._tracker: ScopeTracker | None = None
+        self._installed: tuple[bool, bool, bool] = (False, False, False)
+        self._enter, self._leave = self._entering, self._leaving  # bound once
+
+    def add(self, hooks: dict[str, Hook]) -> None:
+        """Adds hooks by kind.
+
+        Raises:
+            AssertionError: a hook that is to be the only one of its kind has company of that sort.
+        """
+        for kind, hook in hooks.items():
+            if hook.alone and any(each.alone for each in self._hooks[kind]):
+                raise AssertionError(
+                    f"a {kind} is registered already, and there is one of each kind. Call clear_user_hooks() first, "
+                    "or register with several=True"
+                )
+        for kind, hook in hooks.items():
+            self._hooks[kind] = [*self._hooks[kind], hook]
+        self._install()
+
+    def remove(self, hooks: dict[str, Hook]) -> None:
+        """Takes hooks off that were added; those that are gone are gone."""
+        for kind, hook in hooks.items():
+            self._hooks[kind] = [each for each in self._hooks[kind] if each is not hook]
+        self._install()
+
+    def clear(self) -> None:
+        """Takes off all."""
+        self._hooks = {kind: [] for kind in self._hooks}
+        self._install()
+
+    def start(self, tracker: "ScopeTracker") -> None:
+        """The hooks run from now on."""
+        keep_out_of_dynamo(UserHooks._entering, UserHooks._leaving, with_callees=False)
+        keep_out_of_dynamo(UserHooks.call_began, UserHooks.call_ended, with_callees=False)
+        self._tracker = tracker
+        self._install()
+
+    def stop(self) -> None:
+        """They do no more."""
+        tracker, self._tracker = self._tracker, None
+        if tracker is not None:
+            self._put(tracker, (False, False, False))
+
+    def _install(self) -> None:
+        if self._tracker is not None:
+            hooks = self._hooks
+            wanted = (bool(hooks[PRE_FW]), bool(hooks[POST_FW]), bool(hooks[PRE_BW] or hooks[POST_BW]))
+            self._put(self._tracker, wanted)
+
+    def _put(self, tracker: "ScopeTracker", wanted: tuple[bool, bool, bool]) -> None:
+        """Stands in the tracker's lists as far as there are hooks: a list that is empty costs nothing."""
+        was, self._installed = self._installed, wanted
+        _put_in(tracker.entering, self._enter, was[0], wanted[0])
+        _put_in(tracker.leaving, self._leave, was[1], wanted[1])
+        _put_in(tracker.backwards.hearers, self, was[2], wanted[2])
+        if wanted[2] and not was[2]:
+            tracker.crossings.want()
+        elif was[2] and not wanted[2]:
+            tracker.crossings.unwant()
+
+    # What is heard. Exceptions of the user's are the user's.
+
+    def _entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
+        if log.place.outermost != id(module):
+            return  # it is not followed: a graph module of torch.compile's, or a tracker that has failed
+        for hook in self._hooks[PRE_FW]:
+            if hook.with_kwargs:
+                hook.call(module, args, call_kwargs(sys._getframe(2)) or {})
+            else:
+                hook.call(module, args)
+
+    def _leaving(self, log: ThreadLog, module: nn.Module, args: Any, output: Any) -> None:
+        for hook in self._hooks[POST_FW]:
+            if hook.with_kwargs:
+                hook.call(module, args, _kwargs_around(module), output)
+            else:
+                hook.call(module, args, output)
+
+    def call_began(self, call: CallRef, gradients: Callable[[], list[SlotGradient]], received: Any) -> None:
+        hooks = self._hooks[PRE_BW]
+        if not hooks:
+            return
+        module = call.place.module
+        for hook in hooks:
+            self._run(hook, module, dict(gradients()) if hook.with_slots else received)
+
+    def call_ended(self, call: CallRef, gradients: list[SlotGradient]) -> None:
+        hooks = self._hooks[POST_BW]
+        if not hooks:
+            return
+        module = call.place.module
+        for hook in hooks:
+            self._run(hook, module, dict(gradients) if hook.with_slots else tuple([g for _, g in gradients]))
+
+    def _run(self, hook: Hook, module: nn.Module | None, gradients: Any) -> None:
+        try:
+            hook.call(module, gradients)
+        except BaseException as error:
+            if self._tracker is not None:
+                self._tracker.raised_by_user = error
+            raise
+
+
+def _put_in(listed: list[Any], what: Any, was: bool, wanted: bool) -> None:
+    if wanted and not was:
+        listed.append(what)
+    elif was and not wanted:
+        listed.remove(what)
+
+
+def _kwargs_around(module: nn.Module) -> dict[str, Any]:
+    """The keyword arguments of the call that the hooks run for, from one of the frames just above."""
+    frame = sys._getframe(2)
+    for _ in range(4):
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+        if frame.f_code.co_name in ("inner", "_call_impl"):
+            return call_kwargs(frame) or {}
+    return {}
