@@ -36,6 +36,11 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check("torch.autograd.graph", "_engine_run_backward", "backward times, and steps that have no optimizer"),
     Check("torch.autograd", "_engine_run_backward", "the same"),
+    Check(
+        "torch.nn.modules.module",
+        "_global_forward_hooks_with_kwargs",
+        "one number in a list of torch's after a recording",
+    ),
     Check("torch.autograd.Variable", "_execution_engine", "the last post_bw hooks come after the backward"),
     Check("torch._C._dynamo.eval_frame", "set_code_exec_strategy", "module calls at a compiled block's edge"),
     Check("torch._C._functorch", "is_functorch_wrapped_tensor", "telling torch.func transforms apart"),
@@ -273,6 +278,25 @@ def frame_local(frame: FrameType, name: str) -> Any:
     ):
         values.clear()
     return value
+
+
+def register_leave_hook(hook: Callable[..., None]) -> Any:
+    """A global forward hook that is given keyword arguments, and is called when the call raises, without them then.
+
+    Removing torch's own handle (2.13) leaves the hook's number in the list of those that take keyword arguments.
+    """
+    handle = torch.nn.modules.module.register_module_forward_hook(hook, with_kwargs=True, always_call=True)
+    return _LeaveHook(handle)
+
+
+class _LeaveHook:
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def remove(self) -> None:
+        self._handle.remove()
+        with_kwargs = getattr(torch.nn.modules.module, "_global_forward_hooks_with_kwargs", {})
+        with_kwargs.pop(self._handle.id, None)
 
 
 def call_kwargs(call_frame: FrameType) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from ..torch_internals import (
 )
 from .backward_calls import BackwardCalls
 from .backward_hearing import BackwardHearer, Hearing
-from .backward_plan import Move, find_adding_nodes, find_moves, read_graph, root_nodes
+from .backward_plan import NO_MOVES, Moves, find_adding_nodes, find_moves, read_graph, root_nodes
 from .graph_watch import GraphWatch, watched_segments
 from .segments import BackwardSpan, CallRef, Segment
 from .thread_log import ThreadLog
@@ -57,7 +57,7 @@ class Backward:
         self.segment = log.segment  # the module call it runs in, if it does: autograd.grad in a forward
         self.place = log.place
         self._handles: list[Any] = []
-        self._moves: list[Move] = []
+        self._moves: Moves = NO_MOVES
         self._next_move = 0
         self._marks_additions = False
         self._adding_for = -1
@@ -118,16 +118,16 @@ class Backward:
                 for node, collect in self._hearing.collectors():
                     self._handles.append(node.register_hook(collect))
                 queue_callback(self._finish)
-            self._moves = list(find_moves(graph, owner, extra))
+            self._moves = find_moves(graph, owner, extra)
             move_on = self._move_on  # one for all nodes: they run in the order of the moves
-            for move in self._moves:
-                if move.node is not first:
-                    self._handles.append(move.node.register_prehook(move_on))
+            self._handles += [
+                node.register_prehook(move_on) for node in self._moves.nodes if node is not first
+            ]
         if self._marks_additions:
             for node, call in find_adding_nodes(graph, outputs, owner):
                 mark = functools.partial(self._mark, node._sequence_nr(), call)
                 self._handles.append(node.register_hook(mark))
-        return any(move.node is first for move in self._moves)  # most often the very first move
+        return any(node is first for node in self._moves.nodes)  # most often the very first
 
     def _mark(self, number: int, call: CallRef | None, grad_inputs: Any, grad_outputs: Any) -> None:
         if not is_dynamo_compiling():
@@ -139,10 +139,11 @@ class Backward:
         now = time.perf_counter_ns()
         at = self._next_move
         number = current_node()._sequence_nr()
-        if at >= len(self._moves) or self._moves[at].number != number:  # two devices, two queues
-            at = next(place for place, move in enumerate(self._moves) if move.number == number)
+        numbers = self._moves.numbers
+        if at >= len(numbers) or numbers[at] != number:  # two devices, two queues
+            at = numbers.index(number)
         self._next_move = at + 1
-        _, _, segment, index = self._moves[at]
+        segment, index = self._moves.segments[at], self._moves.calls[at]
         if self._hearing is None:
             self.calls.move(segment, index, now)
         else:
@@ -180,9 +181,10 @@ class Backward:
                     log.hooked = (self.task, call)
                     hearing.began(call, number, grad_outputs, passes=passes)
         except Exception as error:
-            if error is not tracker.raised_by_user:
-                tracker.fail(error, None)
-            if error is tracker.raised_by_user or tracker.strict:
+            if error is tracker.raised_by_user:
+                raise
+            tracker.fail(error, None)
+            if tracker.strict:
                 raise
         finally:
             log.hooked = None
@@ -198,7 +200,7 @@ class Backward:
         """Ends what is open, and takes every hook out of the graph."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._moves, self.inside, self._hearing = [], [], None, None
+        self._handles, self._moves, self.inside, self._hearing = [], NO_MOVES, None, None
         self.end_ns = time.perf_counter_ns()
         self.raised = self.calls.open if raised else frozenset()
         self.calls.end(self.end_ns)

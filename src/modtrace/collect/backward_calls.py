@@ -6,7 +6,7 @@ from .segments import CallRef, Segment
 class BackwardCalls:
     """The calls of one run of the engine, in the order in which they began."""
 
-    __slots__ = ("_open", "_parents", "above", "end_ns", "index", "segment", "start_ns")
+    __slots__ = ("_is_open", "_open", "_parents", "above", "end_ns", "index", "segment", "start_ns")
 
     def __init__(self) -> None:
         self.segment: list[Segment] = []
@@ -15,6 +15,7 @@ class BackwardCalls:
         self.end_ns: list[int] = []
         self.above: list[int] = []  # row of the call around it, -1 if there is none here
         self._open: list[int] = []  # rows, outermost first
+        self._is_open: set[tuple[Segment, int]] = set()  # their calls
         self._parents: dict[Segment, list[int]] = {}
 
     def __len__(self) -> int:
@@ -44,19 +45,24 @@ class BackwardCalls:
         if segment is None:
             index = -1
         else:
-            parents = self._parents_of(segment)
-            while index >= 0 and not self._is_open(segment, index):
+            parents = self._parents.get(segment) or self._parents_of(segment)
+            while index >= 0 and (segment, index) not in self._is_open:
                 entered.append(index)
                 index = parents[index]
         ended: list[int] = []
-        while self._open and not self._is_innermost(segment, index):
-            ended.append(self._open.pop())
-            self.end_ns[ended[-1]] = now_ns
-        begun = len(self.segment)
+        segments, indexes, is_open = self.segment, self.index, self._open
+        while is_open:
+            row = is_open[-1]
+            if indexes[row] == index and segments[row] is segment:
+                break
+            ended.append(is_open.pop())
+            self._is_open.discard((segments[row], indexes[row]))
+            self.end_ns[row] = now_ns
+        begun = len(segments)
         for each in reversed(entered):
             assert segment is not None
             self._begin(segment, each, now_ns)
-        return ended, range(begun, len(self.segment))
+        return ended, range(begun, len(segments))
 
     def call(self, row: int) -> CallRef:
         """The forward call whose backward a row is."""
@@ -66,25 +72,19 @@ class BackwardCalls:
         """Ends what is open."""
         while self._open:
             self.end_ns[self._open.pop()] = now_ns
+        self._is_open.clear()
 
     def _begin(self, segment: Segment, index: int, now_ns: int) -> None:
-        self.above.append(self.innermost)
-        self._open.append(len(self.segment))
+        is_open = self._open
+        self.above.append(is_open[-1] if is_open else -1)
+        is_open.append(len(self.segment))
+        self._is_open.add((segment, index))
         self.segment.append(segment)
         self.index.append(index)
         self.start_ns.append(now_ns)
         self.end_ns.append(-1)
 
-    def _is_open(self, segment: Segment, index: int) -> bool:
-        # One open call for each level of nesting: a few at most.
-        return any(self.index[row] == index and self.segment[row] is segment for row in reversed(self._open))
-
-    def _is_innermost(self, segment: Segment | None, index: int) -> bool:
-        row = self._open[-1]
-        return self.index[row] == index and self.segment[row] is segment
-
     def _parents_of(self, segment: Segment) -> list[int]:
-        parents = self._parents.get(segment)
-        if parents is None:
-            parents = self._parents[segment] = segment.structure().parent.tolist()
+        parents: list[int] = segment.structure().parent.tolist()
+        self._parents[segment] = parents
         return parents

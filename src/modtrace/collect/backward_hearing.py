@@ -1,224 +1,274 @@
 """Tells whoever wants to know of each call's backward at its begin and at its end, with its gradients."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
 from ..torch_internals import ACCUMULATE_SEQUENCE_NR, is_dynamo_compiling, unseen
 from .backward_plan import Graph
-from .crossings import Crossing, Key
+from .crossings import Flat, Key, in_threes
+from .places import Place
 from .segments import CallRef, Segment
-
-#: A gradient with the slot of the tensor that it belongs to; None: none came.
-SlotGradient = tuple[str, torch.Tensor | None]
 
 
 class BackwardHearer(Protocol):
     """Who hears. What it raises is raised to whoever called `backward()`."""
 
-    def call_began(self, call: CallRef, gradients: Callable[[], list[SlotGradient]], received: Any) -> None:
-        """The backward of a call begins.
+    def call_began(self, heard: "Heard", received: Any, number: int) -> None:
+        """The backward of a call begins; the node of this number is its first, and receives these gradients."""
 
-        Args:
-            gradients: gives those of its outputs that have arrived.
-            received: what its first node receives, as torch gives it.
-        """
-
-    def call_ended(self, call: CallRef, gradients: list[SlotGradient]) -> None:
+    def call_ended(self, heard: "Heard", gradients: Any) -> None:
         """It has ended; `gradients` of its inputs, what the call itself has contributed to them."""
+
+
+class Heard:
+    """One call in one run of the engine."""
+
+    __slots__ = ("first", "gradients", "inputs", "last", "outputs", "passes", "place", "taken_at")
+
+    def __init__(self, place: Place, first: int, last: int, inputs: Flat, outputs: Flat) -> None:
+        self.place = place
+        self.first = first  # its nodes have numbers from here ...
+        self.last = last  # ... to before here
+        self.inputs = inputs
+        self.outputs = outputs
+        self.gradients: list[torch.Tensor | None] | None = (
+            None  # of the inputs, as far as they have been collected
+        )
+        self.taken_at = -1  # the node whose arriving gradients are those of all inputs
+        self.passes = False  # no node is its own
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module, None if it is dead."""
+        return self.place.module
+
+    def inputs_by_slot(self, gradients: Any) -> dict[str, torch.Tensor | None]:
+        """The gradients of its inputs."""
+        return {slot: gradients[at] for at, (slot, _) in enumerate(in_threes(self.inputs))}
+
+    def outputs_by_slot(self, received: Any, number: int) -> dict[str, torch.Tensor | None]:
+        """What arrives at the node of a number, as far as it is for outputs."""
+        mine = [(slot, key[1]) for slot, key in in_threes(self.outputs) if key[0] == number]
+        return {slot: received[at if self.passes else of] for at, (slot, of) in enumerate(mine)}
 
 
 class Hearing:
     """The calls of one run of the engine, told as they come."""
 
     def __init__(self, graph: Graph, spans: Sequence[Any], hearers: Sequence[BackwardHearer]) -> None:
-        self.hearers = hearers
-        segments = [span for span in spans if isinstance(span, Segment) and span.crossings is not None]
-        self.passing = _find_passing(graph, segments)
-        self._passes: set[CallRef] = set()
-        self._sinks: dict[CallRef, list[SlotGradient]] = {}
+        self._hearers = hearers
         self._graph = graph
-        self._segments = segments
+        self._calls: dict[Segment, list[Heard]] = {}
+        self._segments = [
+            span
+            for span in spans
+            if isinstance(span, Segment) and span.crossings is not None and span.last_seq is not None
+        ]
+        self.passing = self._find_passing()
 
-    def began(self, call: CallRef, number: int, grad_outputs: Any, *, passes: bool = False) -> None:
+    def began(self, call: CallRef, number: int, received: Any, *, passes: bool = False) -> None:
         """A call's backward begins at a node; `passes`: no node is its own."""
-
-        def gradients() -> list[SlotGradient]:
-            crossings = call.segment.crossings
-            outputs = [] if crossings is None else crossings.outputs.get(_event(call), [])
-            return [(each.slot, grad_outputs[each.key[1]]) for each in outputs if each.key[0] == number]
-
-        received = grad_outputs
+        heard = self._heard(call)
         if passes:
-            self._passes.add(call)
-            received = tuple(gradient for _, gradient in gradients())
-        for hearer in self.hearers:
-            hearer.call_began(call, gradients, received)
+            heard.passes = True
+            received = tuple(received[key[1]] for _, key in in_threes(heard.outputs) if key[0] == number)
+        for hearer in self._hearers:
+            hearer.call_began(heard, received, number)
 
-    def ended(self, calls: list[CallRef], number: int = -1, grad_outputs: Any = ()) -> None:
-        """Calls have ended at once, given innermost first.
+    def ended(self, calls: list[CallRef], number: int = -1, arriving: Any = ()) -> None:
+        """Calls have ended at once, given innermost first; these gradients arrive at the next node.
 
         Told are first those that had an input that needs a gradient, the outer before the inner, then the others,
         the inner first: the order of PyTorch's ModTracker, whose input hooks come before its final callbacks.
         """
-        fed = sorted((call for call in calls if _inputs(call)), key=lambda call: call.index)
-        for call in [*fed, *(call for call in calls if not _inputs(call))]:
-            found = self._sinks.pop(call, None)
-            if found is None:
-                found = [(each.slot, None) for each in _inputs(call)]
-            if number >= 0 and call in self._passes:
-                found = _passed_on(call, found, number, grad_outputs)
-            for hearer in self.hearers:
-                hearer.call_ended(call, found)
+        all_heard = [self._heard(call) for call in calls]
+        if len(all_heard) > 1:
+            fed = [heard for heard in reversed(all_heard) if heard.inputs]
+            all_heard = [*fed, *(heard for heard in all_heard if not heard.inputs)]
+        for heard in all_heard:
+            gradients = _gradients(heard, number, arriving)
+            heard.gradients = None
+            for hearer in self._hearers:
+                hearer.call_ended(heard, gradients)
 
     def collectors(self) -> Iterator[tuple[Any, Callable[[Any, Any], None]]]:
-        """Nodes with a hook for each, that notes the gradients which leave a call there."""
+        """Nodes with a hook for each, that notes the gradients which leave a call there.
+
+        Where all inputs of a call come from the node that runs next, and nothing else feeds it, there is no need: a
+        hook on a node takes 3 us.
+        """
         wanted = self._wanted()
         if not wanted:
             return
         leaves = any(key[0] == ACCUMULATE_SEQUENCE_NR for key in wanted)
         numbers = dict(zip(self._graph.nodes, self._graph.numbers.tolist(), strict=True))
+        fed: dict[Key, int] = {}
+        sources: dict[Any, list[tuple[int, Heard, int]]] = {}
         for node, number in numbers.items():
-            sinks: list[tuple[int, CallRef, int]] = []
             for edge, (target, slot) in enumerate(self._graph.edges[node]):
                 at = numbers.get(target)
-                if at is None:
-                    if target is None or not leaves or target._sequence_nr() != ACCUMULATE_SEQUENCE_NR:
-                        continue
-                    key: Key = (ACCUMULATE_SEQUENCE_NR, id(target.variable))
-                else:
+                if at is not None:
                     key = (at, slot)
-                for call, place, first, last in wanted.get(key, ()):
-                    if first <= number < last:
-                        sinks.append((edge, call, place))
+                elif target is None or not leaves or target._sequence_nr() != ACCUMULATE_SEQUENCE_NR:
+                    continue
+                else:
+                    key = (ACCUMULATE_SEQUENCE_NR, id(target.variable))
+                receivers = wanted.get(key)
+                if receivers is not None:
+                    fed[key] = fed.get(key, 0) + 1
+                    for heard, place in receivers:
+                        if heard.first <= number < heard.last:
+                            sources.setdefault(node, []).append((edge, heard, place))
+        self._take_what_arrives(wanted, fed)
+        for node, found in sources.items():
+            sinks = [each for each in found if each[1].taken_at < 0]
             if sinks:
-                yield node, self._collector(sinks)
+                yield node, _collector(sinks)
 
-    def _wanted(self) -> dict[Key, list[tuple[CallRef, int, int, int]]]:
-        """By where it arrives: the calls with such an input, its place there, and the numbers of their nodes."""
-        wanted: dict[Key, list[tuple[CallRef, int, int, int]]] = {}
-        numbers = self._graph.numbers
+    def _wanted(self) -> dict[Key, list[tuple[Heard, int]]]:
+        """By where it arrives: the calls with such an input, and its place among their inputs."""
+        wanted: dict[Key, list[tuple[Heard, int]]] = {}
         for segment in self._segments:
-            if segment.last_seq is None or not _has_any(numbers, segment.first_seq, segment.last_seq):
-                continue
-            for event, inputs in segment.crossings.inputs.items():
-                call, first, last = _range(segment, event)
-                for place, crossing in enumerate(inputs):
-                    wanted.setdefault(crossing.key, []).append((call, place, first, last))
+            if _has_any(self._graph.numbers, segment.first_seq, segment.last_seq):
+                for heard in self._calls_of(segment):
+                    flat = heard.inputs
+                    for at in range(0, len(flat), 3):
+                        wanted.setdefault((flat[at + 1], flat[at + 2]), []).append((heard, at // 3))
         return wanted
 
-    def _collector(self, sinks: list[tuple[int, CallRef, int]]) -> Callable[[Any, Any], None]:
-        def collect(grad_inputs: Any, grad_outputs: Any) -> None:
-            if is_dynamo_compiling():
-                return
-            for edge, call, place in sinks:
-                gradient = grad_inputs[edge]
-                if gradient is not None:
-                    self._add(call, place, gradient)
+    def _take_what_arrives(self, wanted: dict[Key, list[tuple[Heard, int]]], fed: dict[Key, int]) -> None:
+        numbers = self._graph.numbers
+        heard_calls = {id(heard): heard for receivers in wanted.values() for heard, _ in receivers}
+        calls = list(heard_calls.values())
+        after = np.searchsorted(-numbers, -np.array([heard.first for heard in calls], np.int64), side="right")
+        roots = self._graph.roots
+        for heard, at in zip(calls, after.tolist(), strict=True):
+            number = int(numbers[at]) if at < len(numbers) else -1
+            if number not in roots and all(
+                key[0] == number and fed.get(key) == 1 for _, key in in_threes(heard.inputs)
+            ):
+                heard.taken_at = number
 
-        return collect
+    def _heard(self, call: CallRef) -> Heard:
+        if call.segment.last_seq is None:  # it runs: a gradient is taken inside a forward
+            return Heard(call.place, call.segment.first_seq, -1, (), ())
+        return self._calls_of(call.segment)[call.index]
 
-    def _add(self, call: CallRef, place: int, gradient: torch.Tensor) -> None:
-        found = self._sinks.get(call)
-        if found is None:
-            found = self._sinks[call] = [(each.slot, None) for each in _inputs(call)]
-        slot, before = found[place]
-        if before is not None:
-            with unseen(), torch.no_grad():
-                gradient = before + gradient
-        found[place] = (slot, gradient)
+    def _calls_of(self, segment: Segment) -> list[Heard]:
+        calls = self._calls.get(segment)
+        if calls is None:
+            calls = self._calls[segment] = list(_calls(segment))
+        return calls
 
-
-class Passing(NamedTuple):
-    """A call whose output had been there before: its backward is where it stood, between two nodes."""
-
-    call: CallRef
-    exit_seq: int
-    order: tuple[int, int, int]
-
-
-def _find_passing(graph: Graph, segments: list[Segment]) -> dict[int, list[CallRef]]:
-    """The calls through which gradients merely pass, by the number of the node before which they do; -1: at the end."""
-    found: list[Passing] = []
-    nodes: set[int] | None = None
-    leaves: dict[int, int] = {}  # by id: the largest number of a node that feeds it
-    claimed: dict[int, int] = {}
-    for at, segment in reversed([*enumerate(segments)]):
-        if segment.last_seq is None or not segment.crossings.passed:
-            continue
-        if nodes is None:
-            nodes = set(graph.numbers.tolist())
-            leaves = _fed_leaves(graph)
-        runs = _has_any(graph.numbers, segment.first_seq, segment.last_seq)
-        for event, outputs in segment.crossings.passed.items():
-            call, first, last = _range(segment, event)
-            if _has_any(graph.numbers, first, last):
+    def _find_passing(self) -> dict[int, list[CallRef]]:
+        """The calls through which gradients merely pass, by the number of the node before which they do; -1: last."""
+        numbers = self._graph.numbers
+        found: list[tuple[int, int, int, CallRef]] = []
+        arrived: _Arrived | None = None
+        for at, segment in reversed([*enumerate(self._segments)]):
+            if not segment.crossings.passed:
                 continue
-            if any(_passes(each.key, last, runs, nodes, leaves, claimed) for each in outputs):
-                exit_event = int(segment.structure().exit_event[call.index])
-                found.append(Passing(call, last, (-last, -at, -exit_event)))
-    by_node: dict[int, list[CallRef]] = {}
-    descending = -graph.numbers
-    for each in sorted(found, key=lambda each: each.order):
-        next_node = int(np.searchsorted(descending, -each.exit_seq, side="right"))
-        number = int(graph.numbers[next_node]) if next_node < len(graph.numbers) else -1
-        by_node.setdefault(number, []).append(each.call)
-    return by_node
+            arrived = arrived or _Arrived(self._graph)
+            runs = _has_any(numbers, segment.first_seq, segment.last_seq)
+            structure = segment.structure()
+            for event, outputs in segment.crossings.passed.items():
+                index = int(structure.scope_after[event])
+                exit_event = int(structure.exit_event[index])
+                first, last = int(segment.seqs[event]), int(segment.seqs[exit_event])
+                if not _has_any(numbers, first, last) and any(
+                    arrived.at(key, last, runs) for _, key in in_threes(outputs)
+                ):
+                    found.append((-last, -at, -exit_event, CallRef(segment, index)))
+        by_node: dict[int, list[CallRef]] = {}
+        for last, _, _, call in sorted(found, key=lambda each: each[:3]):
+            next_node = int(np.searchsorted(-numbers, last, side="right"))
+            number = int(numbers[next_node]) if next_node < len(numbers) else -1
+            by_node.setdefault(number, []).append(call)
+        return by_node
 
 
-def _passes(
-    key: Key, last: int, runs: bool, nodes: set[int], leaves: dict[int, int], claimed: dict[int, int]
-) -> bool:
-    """Whether a gradient arrives at what a call has passed on."""
-    if key[0] != ACCUMULATE_SEQUENCE_NR:
-        return key[0] in nodes
-    fed_by = leaves.get(key[1], -1)
-    if runs or fed_by < last:
-        return runs and fed_by >= last
-    # A leaf given to a model of which no node runs: the newest such call before its use.
-    return claimed.setdefault(key[1], last) == last
+class _Arrived:
+    """Where gradients arrive in one run of the engine."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._nodes = set(graph.numbers.tolist())
+        self._leaves: dict[int, int] = {}  # by id: the largest number of a node that feeds it
+        self._claimed: dict[int, int] = {}
+        for node, number in zip(graph.nodes, graph.numbers.tolist(), strict=True):
+            for target, _ in graph.edges[node]:
+                if target is not None and target._sequence_nr() == ACCUMULATE_SEQUENCE_NR:
+                    self._leaves.setdefault(id(target.variable), number)
+
+    def at(self, key: Key, last: int, runs: bool) -> bool:
+        """Whether a gradient arrives at what a call has passed on.
+
+        Args:
+            last: nodes made after the call have numbers from here.
+            runs: a node of the outermost call around it runs too.
+        """
+        if key[0] != ACCUMULATE_SEQUENCE_NR:
+            return key[0] in self._nodes
+        if self._leaves.get(key[1], -1) < last:
+            return False
+        # A leaf given to a model of which no node runs: it went through the newest such call before its use.
+        return runs or self._claimed.setdefault(key[1], last) == last
 
 
-def _fed_leaves(graph: Graph) -> dict[int, int]:
-    leaves: dict[int, int] = {}
-    for node, number in zip(graph.nodes, graph.numbers.tolist(), strict=True):
-        for target, _ in graph.edges[node]:
-            if target is not None and target._sequence_nr() == ACCUMULATE_SEQUENCE_NR:
-                leaves.setdefault(id(target.variable), number)
-    return leaves
+def _calls(segment: Segment) -> Iterator[Heard]:
+    structure, crossings = segment.structure(), segment.crossings
+    enter = structure.enter_event.tolist()
+    first = segment.seqs[structure.enter_event].tolist()
+    last = segment.seqs[structure.exit_event].tolist()
+    places = segment.log.all_places
+    numbers = segment.places_of_calls()
+    inputs = {} if crossings is None else crossings.inputs
+    outputs = {} if crossings is None else crossings.outputs
+    for index, event in enumerate(enter):
+        yield Heard(
+            places[numbers[index]],
+            first[index],
+            last[index],
+            inputs.get(event, ()),
+            outputs.get(event, ()),
+        )
 
 
-def _has_any(numbers: Any, first: int, last: int) -> bool:
+def _gradients(heard: Heard, number: int, arriving: Any) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of a call's inputs when the node of a number is the next to run."""
+    if (heard.taken_at >= 0 and heard.taken_at == number) or heard.passes:
+        flat = heard.inputs
+        if len(flat) == 3:
+            return (arriving[flat[2]] if flat[1] == number else None,)
+        return tuple([arriving[key[1]] if key[0] == number else None for _, key in in_threes(flat)])
+    return tuple(heard.gradients or [None] * (len(heard.inputs) // 3))
+
+
+def _collector(sinks: list[tuple[int, Heard, int]]) -> Callable[[Any, Any], None]:
+    def collect(grad_inputs: Any, grad_outputs: Any) -> None:
+        if is_dynamo_compiling():
+            return
+        for edge, heard, place in sinks:
+            gradient = grad_inputs[edge]
+            if gradient is None:
+                continue
+            if heard.gradients is None:
+                heard.gradients = [None] * (len(heard.inputs) // 3)
+            before = heard.gradients[place]
+            if before is not None:
+                with unseen(), torch.no_grad():
+                    gradient = before + gradient
+            heard.gradients[place] = gradient
+
+    return collect
+
+
+def _has_any(numbers: Any, first: int, last: int | None) -> bool:
     """Whether one of the descending numbers lies in a range."""
+    if last is None:
+        return False
     at = int(np.searchsorted(-numbers, -last, side="right"))
     return at < len(numbers) and int(numbers[at]) >= first
-
-
-def _range(segment: Segment, event: int) -> tuple[CallRef, int, int]:
-    """The call that begins with an event, and the numbers of the nodes made in it."""
-    structure = segment.structure()
-    index = int(structure.scope_after[event])
-    exit_event = int(structure.exit_event[index])
-    return CallRef(segment, index), int(segment.seqs[event]), int(segment.seqs[exit_event])
-
-
-def _event(call: CallRef) -> int:
-    return int(call.segment.structure().enter_event[call.index])
-
-
-def _inputs(call: CallRef) -> list[Crossing]:
-    crossings = call.segment.crossings
-    return [] if crossings is None else crossings.inputs.get(_event(call), [])
-
-
-def _passed_on(
-    call: CallRef, found: list[SlotGradient], number: int, grad_outputs: Any
-) -> list[SlotGradient]:
-    """The gradients of a call's inputs that are what arrives at this node: it has passed them on."""
-    inputs = _inputs(call)
-    return [
-        (slot, grad_outputs[each.key[1]] if gradient is None and each.key[0] == number else gradient)
-        for (slot, gradient), each in zip(found, inputs, strict=True)
-    ]

@@ -22,15 +22,19 @@ class Graph(NamedTuple):
     nodes: list[Any]  # in the order in which the engine runs them: descending sequence number
     numbers: Ints  # theirs
     edges: Edges
+    roots: frozenset[int]  # the numbers of those where it begins
 
 
-class Move(NamedTuple):
-    """A node from which on another call is running."""
+class Moves(NamedTuple):
+    """The nodes from which on another call is running, as columns."""
 
-    node: Any
-    number: int
-    segment: Segment | None
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+    nodes: list[Any]
+    numbers: list[int]
+    segments: list[Segment | None]
+    calls: list[int]  # by number in their segments; -1: outside
+
+
+NO_MOVES = Moves([], [], [], [])
 
 
 def root_nodes(outputs: Iterable[Any]) -> list[Any]:
@@ -59,10 +63,11 @@ def read_graph(roots: list[Any], first: Any, pruned: bool) -> Graph:
     order = np.argsort(np.array(numbers, np.int64), kind="stable")[::-1].tolist()
     if pruned and will_engine_execute is not None:
         order = [at for at in order if nodes[at] is first or will_engine_execute(nodes[at])]
-    return Graph([nodes[at] for at in order], np.array(numbers, np.int64)[order], edges)
+    roots_numbers = frozenset(root._sequence_nr() for root in roots)
+    return Graph([nodes[at] for at in order], np.array(numbers, np.int64)[order], edges, roots_numbers)
 
 
-def find_moves(graph: Graph, owner: "ThreadLog", extra: Collection[int] = ()) -> Iterator[Move]:
+def find_moves(graph: Graph, owner: "ThreadLog", extra: Collection[int] = ()) -> Moves:
     """The nodes at which the running call changes, the first node included; and those of the numbers in `extra`.
 
     The engine runs nodes in descending sequence number, so the calls that the sorted nodes were made in are
@@ -75,9 +80,12 @@ def find_moves(graph: Graph, owner: "ThreadLog", extra: Collection[int] = ()) ->
     if extra:
         changed |= np.isin(graph.numbers, list(extra))
     at = np.flatnonzero(changed)
-    columns = (at.tolist(), graph.numbers[at].tolist(), of_segment[at].tolist(), index[at].tolist())
-    for node, number, segment, call in zip(*columns, strict=True):
-        yield Move(graph.nodes[node], number, segments[segment], call)
+    return Moves(
+        [graph.nodes[node] for node in at.tolist()],
+        graph.numbers[at].tolist(),
+        [segments[of] for of in of_segment[at].tolist()],
+        index[at].tolist(),
+    )
 
 
 def find_adding_nodes(

@@ -7,8 +7,9 @@ from contextlib import ExitStack, contextmanager
 from enum import IntEnum
 from functools import cache
 from itertools import count
-from types import FunctionType, MethodType, ModuleType
-from typing import Any, TypeAlias
+from threading import get_ident
+from types import FunctionType, MethodType
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -37,7 +38,7 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def at_end_of_backward(function: Callable[[], None]) -> None:
     """Calls the function when the running backward has ended. To be called inside one."""
-    torch.autograd.Variable._execution_engine.queue_callback(function)  # type: ignore[no-untyped-call]
+    torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
 # End of what is for torch_internals.
@@ -58,39 +59,42 @@ def compile_safe_hooks(
     """Calls Python functions at the boundaries of all submodules, in eager and in compiled code alike.
 
     The functions run when the model runs, not when it is traced, and may do anything but change the tensors: print,
-    append, `.item()`. They run without recording gradients, what they raise reaches the caller of the model or
+    append, `.item()`. They run without recording gradients; what they raise reaches the caller of the model or
     of `backward()`, and what they return is ignored. Under `torch.compile(..., fullgraph=True)` the model stays
     one graph with each of the backends "eager", "aot_eager" and "inductor".
 
-    In the block a model is compiled once more for its hooks, also one that was compiled before, and after the
-    block it runs without them, from the code it had before. A backward after the block calls nothing.
+    A model may be compiled before the block or in it: its code with hooks and its code without are told apart, each
+    is compiled once, and later blocks with the same hooks use it again. What backward runs after the block calls
+    nothing.
 
     What is passed:
         Tensors are found in tuples, lists, dicts and dataclasses, nested (so also in a `ModelOutput`), in the
         order of arguments, then keyword arguments. Objects of other classes are not looked into. A tuple of
-        gradients has a place for each of the call's tensors, with None for one that gets no gradient. A tensor
-        given twice is there twice, each time with its whole gradient.
+        gradients has a place for each of the call's tensors, with None for one that gets no gradient (compiled
+        code gives zeros for what it returns and the loss does not use). A tensor that is there twice has its whole
+        gradient at both places.
 
     When backward is told of:
         `pre_bw_hook` is called as soon as each output that can get a gradient has got it, `post_bw_hook` likewise
-        for the inputs. If one of several gets none in this backward, it is called later: `pre_bw_hook` not after
+        for the inputs. If one of several gets none in this backward, the call comes later: `pre_bw_hook` not after
         `post_bw_hook` of the same call, both not after the end of the backward. A call with no input that needs
-        a gradient has no `post_bw_hook`, one with no output that has a `grad_fn` no `pre_bw_hook`.
-        A recompute of a checkpoint runs the forward hooks once more in eager, and not in compiled code.
+        a gradient has no `post_bw_hook`, one with no output that has a `grad_fn` no `pre_bw_hook`, nor one whose
+        output is a view (as that of nn.Linear of a three-dimensional input) that is changed in place after it.
+        A recompute of a checkpoint runs the forward hooks once more, but not in code of AOTAutograd.
 
     What the model can notice:
         Where `post_bw_hook` is given, a module gets views of the inputs that need gradients; their gradients are
-        those of this call alone. An input in a list, dict or dataclass, or one that the module changes in place,
-        is no view: its gradient is that of all its uses (for the latter: of its value before the change), and
-        None if it is a leaf.
-        In the block each module has a `forward` of its own, a copy of its class's: by it compiled code is told
-        apart. Modules that have one already keep it; if all have, and the model was compiled before, call
-        `torch._dynamo.reset()` before the block.
+        those of this call alone. Inputs in a list, dict or dataclass stay as they are: their gradients are those
+        of all their uses, and None for leaves. So are those of an input that the module returns, or changes in
+        place (then of its value before).
+        In the block each module has its class's `forward` as an attribute too: Dynamo asks for that, not for
+        hooks, when it asks whether compiled code may be used. If all modules have one of their own, and the model
+        was compiled before, call `torch._dynamo.reset()` before the block.
         Compiled in bfloat16 or float16, "inductor" keeps intermediate values in float32 unless somebody looks at
         them: there hooks change the rounding of results. Set `torch._inductor.config.emulate_precision_casts`
         in both runs to compare them.
 
-    Not supported: tensor subclasses in compiled code; what `torch.export` traces has no hooks.
+    Not supported: tensor subclasses in compiled code, CUDA graphs; what `torch.export` traces has no hooks.
 
     Args:
         model: its submodules get hooks; it itself (path "") gets none. What `torch.compile(model)` returned may
@@ -106,7 +110,11 @@ def compile_safe_hooks(
     """
     hooks = (pre_fw_hook, post_fw_hook, pre_bw_hook, post_bw_hook)
     _check(model, hooks, module_filter)
-    named = [(path, each) for path, each in _submodules(model) if module_filter is None or module_filter(path, each)]
+    named = [
+        (path, each)
+        for path, each in _submodules(model)
+        if module_filter is None or module_filter(path, each)
+    ]
     _prepare_torch()
     with ExitStack() as stack:
         session = _Session([path for path, _ in named], hooks)
@@ -147,41 +155,32 @@ _numbers = count()
 
 
 class _Session:
-    """One block: the user's functions, and the calls that are running."""
+    """One block: its paths, and the user's functions."""
 
     def __init__(self, paths: list[str], hooks: Sequence[Callable[..., object] | None]) -> None:
         self.number = next(_numbers)
-        self.mark: Any = ModuleType("modtrace.compile_safe.session")
-        self.mark.number = self.number
         self.paths = paths
         self.hooks = hooks
-        self.running: dict[int, list[_Inputs]] = {}  # by the module's index, innermost last
-        with unseen(), torch.inference_mode(False):
-            self.keep = torch.zeros((), device="cpu")
+        self.events = tuple(hook is not None for hook in hooks)
         _sessions[self.number] = self
 
     def end(self) -> None:
         """Forgets the user's functions."""
         _sessions.pop(self.number, None)
 
-    def wants(self, event: _Event) -> bool:
-        """Whether the user gave a hook for it."""
-        return self.hooks[event] is not None
-
-    def call(self, event: _Event, index: int, *tensors: Any) -> None:
-        """Calls the user's hook."""
-        hook = self.hooks[event]
-        if hook is not None:
-            with torch.no_grad():
-                hook(self.paths[index], *tensors)
-
 
 # The hooks. Dynamo traces through them.
 
 
 def _install(session: _Session, index: int, module: nn.Module, stack: ExitStack) -> None:
-    """Puts our hooks on a module until the stack is closed."""
-    keep, mark = session.keep, session.mark
+    """Puts our hooks on a module until the stack is closed.
+
+    The module's place stands in a tensor: compiled code takes that as an input, and so the layers of a model share
+    their code with hooks as without, and so does the next block with this one.
+    """
+    with unseen(), torch.inference_mode(False):
+        place = torch.tensor([session.number, index], device="cpu")
+    events = session.events
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
         if not is_dynamo_compiling() and torch.compiler.is_compiling():
@@ -190,32 +189,36 @@ def _install(session: _Session, index: int, module: nn.Module, stack: ExitStack)
         in_tuples: list[bool] = []
         _find((args, tuple(kwargs.values())), True, found, in_tuples, 0)
         if is_dynamo_compiling():
-            given = _enter_in_graph(keep, mark.number, index, tuple(in_tuples), *found)
+            given = _enter_in_graph(place, events, tuple(in_tuples), *found)
         else:
-            given = _enter(None, mark.number, index, in_tuples, found)
+            given = _enter(place, events, in_tuples, found)
             if given is found:
                 return None
         fresh = iter([each for each, in_tuple in zip(given, in_tuples, strict=True) if in_tuple])
         new_args = tuple([_with(each, fresh) for each in args])
         return new_args, {name: _with(each, fresh) for name, each in kwargs.items()}
 
-    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         if not is_dynamo_compiling() and torch.compiler.is_compiling():
-            return
+            return None
+        given: list[torch.Tensor] = []
+        _find((args, tuple(kwargs.values())), True, given, [], 0)
         found: list[torch.Tensor] = []
-        _find((args, tuple(kwargs.values())), True, found, [], 0)
-        inputs = len(found)
-        _find(output, True, found, [], 0)
+        in_tuples: list[bool] = []
+        _find(output, True, found, in_tuples, 0)
         if is_dynamo_compiling():
-            _leave_in_graph(keep, mark.number, index, inputs, *found)
+            returned = _leave_in_graph(place, events, len(given), *given, *found)
         else:
-            _leave(None, mark.number, index, found[:inputs], found[inputs:])
+            returned = _leave(place, events, given, found)
+            if returned is found:
+                return None
+        return _with(output, iter([each for each, fits in zip(returned, in_tuples, strict=True) if fits]))
 
     keep_out_of_dynamo(before, after, with_callees=False)
-    if session.wants(_Event.PRE_FW) or session.wants(_Event.POST_BW):
+    if events[_Event.PRE_FW] or events[_Event.POST_BW]:
         stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-    if any(session.wants(each) for each in (_Event.POST_FW, _Event.PRE_BW, _Event.POST_BW)):
-        stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+    if events[_Event.POST_FW] or events[_Event.PRE_BW] or events[_Event.POST_BW]:
+        stack.callback(module.register_forward_hook(after, with_kwargs=True, prepend=True).remove)
     _make_stale(module, stack)
 
 
@@ -254,58 +257,63 @@ def _with(value: Any, fresh: Iterator[torch.Tensor]) -> Any:
 # What the hooks do. In compiled code these calls are nodes of Dynamo's graph; AOTAutograd runs them when it traces,
 # and what is left in its graph are the views and the calls of the op. So all here is plain Python in each case.
 
-
-def _enter_in_graph(keep: torch.Tensor, number: int, index: int, in_tuples: tuple[bool, ...], *found: Any) -> Any:
-    return tuple(_enter(keep, number, index, in_tuples, list(found)))
+_Events: TypeAlias = tuple[bool, ...]
 
 
-def _leave_in_graph(keep: torch.Tensor, number: int, index: int, inputs: int, *found: Any) -> None:
-    _leave(keep, number, index, list(found[:inputs]), list(found[inputs:]))
+#: The calls that are running, innermost last: their inputs, or None if these await no gradient. By the `id` of the
+#: module's place, which cannot be read while this is traced, and by thread.
+_running: dict[tuple[int, int], list["_Inputs | None"]] = {}
+
+
+def _enter_in_graph(place: torch.Tensor, events: _Events, in_tuples: tuple[bool, ...], *found: Any) -> Any:
+    return tuple(_enter(place, events, in_tuples, list(found)))
+
+
+def _leave_in_graph(place: torch.Tensor, events: _Events, inputs: int, *found: Any) -> Any:
+    return tuple(_leave(place, events, list(found[:inputs]), list(found[inputs:])))
 
 
 def _enter(
-    keep: torch.Tensor | None, number: int, index: int, in_tuples: Sequence[bool], found: list[torch.Tensor]
+    place: torch.Tensor, events: _Events, in_tuples: Sequence[bool], found: list[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Tells of a call's inputs; returns what the module shall get instead of them."""
-    session = _sessions.get(number)
-    if session is None:
+    if events[_Event.PRE_FW]:
+        _report(place, _Event.PRE_FW, found, [])
+    if not events[_Event.POST_BW]:
         return found
-    _report(keep, session, _Event.PRE_FW, index, found, [])
-    if not session.wants(_Event.POST_BW) or not any(_gets_gradient(each) for each in found):
+    calls = _running.setdefault((id(place), get_ident()), [])
+    if not any(_gets_gradient(each) for each in found):
+        calls.append(None)
         return found
-    inputs = _Inputs(keep, number, _Event.POST_BW, index, found)
-    session.running.setdefault(index, []).append(inputs)
+    inputs = _Inputs(place, _Event.POST_BW, found)
+    calls.append(inputs)
     return inputs.replace(found, in_tuples)
 
 
 def _leave(
-    keep: torch.Tensor | None, number: int, index: int, given: list[torch.Tensor], output: list[torch.Tensor]
-) -> None:
-    """Tells of a call's inputs and outputs."""
-    session = _sessions.get(number)
-    if session is None:
-        return
-    _report(keep, session, _Event.POST_FW, index, given, output)
-    inputs = _end_call(session, index, given)
+    place: torch.Tensor, events: _Events, given: list[torch.Tensor], found: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Tells of a call's inputs and outputs; returns what the module shall return instead of the latter."""
+    if events[_Event.POST_FW]:
+        _report(place, _Event.POST_FW, given, found)
+    inputs = _end_call(place) if events[_Event.POST_BW] else None
     if inputs is not None:
-        inputs.find_moved()
-    if session.wants(_Event.PRE_BW) and torch.is_grad_enabled():
-        outputs = _Awaited(keep, number, _Event.PRE_BW, index, output)
-        for place, each in enumerate(outputs.tensors(output)):
-            outputs.listen(each, place)
+        found = inputs.end(given, found)
+    if events[_Event.PRE_BW] and torch.is_grad_enabled():
+        outputs = _Awaited(place, _Event.PRE_BW, found)
+        for number, each in enumerate(outputs.tensors(found)):
+            outputs.listen(each, number)
         if inputs is not None:
             inputs.before = outputs
+    return found
 
 
-def _end_call(session: _Session, index: int, given: list[torch.Tensor]) -> "_Inputs | None":
-    """The inputs of the call that ends, found by the tensors: calls that raised have not ended."""
-    running = session.running.get(index, [])
-    for place in range(len(running) - 1, -1, -1):
-        if running[place].is_of(given):
-            inputs = running[place]
-            del running[place:]
-            return inputs
-    return None
+def _end_call(place: torch.Tensor) -> "_Inputs | None":
+    calls = _running.get((id(place), get_ident()))
+    inputs = calls.pop() if calls else None
+    if not calls:
+        _running.pop((id(place), get_ident()), None)
+    return inputs
 
 
 def _gets_gradient(tensor: torch.Tensor) -> bool:
@@ -330,50 +338,42 @@ class _Awaited:
     It hangs on autograd nodes and so must not hold one: such a ring is never freed (torch 2.13).
     """
 
-    def __init__(
-        self, keep: torch.Tensor | None, number: int, event: _Event, index: int, tensors: list[torch.Tensor]
-    ) -> None:
-        self.keep = keep
-        self.number = number
+    def __init__(self, place: torch.Tensor, event: _Event, tensors: list[torch.Tensor]) -> None:
+        self.place = place
         self.event = event
-        self.index = index
         ids = [id(each) for each in tensors]
-        self.places = [ids.index(each) for each in ids]  # of a tensor that is there twice: the first one
+        self.firsts = [ids.index(each) for each in ids]  # where each tensor is for the first time
         self.expected: set[int] = set()
         self.arrived: dict[int, dict[int, torch.Tensor | None]] = {}  # by backward
         self.before: _Awaited | None = None
+        self.paths: dict[int, _Path] = {}
 
     def tensors(self, tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
         """The tensors that get a gradient, at their places; None for others and for repetitions."""
         return [
-            each if self.places[place] == place and _gets_gradient(each) else None
-            for place, each in enumerate(tensors)
+            each if self.firsts[number] == number and _gets_gradient(each) else None
+            for number, each in enumerate(tensors)
         ]
 
-    def listen(self, tensor: torch.Tensor | None, place: int, only_if_moved: bool = False) -> None:
-        """Awaits the gradient of a tensor; nothing if it is a leaf."""
-        node = None if tensor is None else tensor.grad_fn
-        if tensor is None or node is None:
-            return
-        awaiting = node.metadata.get(_KEY)
-        if awaiting is None:
-            awaiting = node.metadata[_KEY] = []
-            node.register_prehook(_prehook(awaiting))
-        awaiting.append((tensor.output_nr, self, place, only_if_moved))
-        if not only_if_moved:
-            self.expected.add(place)
+    def listen(self, tensor: torch.Tensor | None, number: int, path: "_Path | None" = None) -> "list[_Entry]":
+        """Awaits the gradient of a tensor, beside the others returned; does nothing if it is a leaf."""
+        if tensor is None or tensor.grad_fn is None:
+            return []
+        entries = _entries_of(tensor)
+        entries.append(_Entry(self, number, path or _Path.VIEW))
+        if not path:
+            self.expected.add(number)
+        return entries
 
-    def arrive(self, place: int, gradient: torch.Tensor | None, only_if_moved: bool) -> None:
+    def arrive(self, number: int, gradient: torch.Tensor | None) -> None:
         """Takes a gradient; with the last one the hook is called."""
-        if only_if_moved:
-            return
         task = graph_task_id()
         arrived = self.arrived.get(task)
         if arrived is None:
             arrived = self.arrived[task] = {}
             if len(self.expected) > 1:
                 at_end_of_backward(lambda: self.report(task))
-        arrived[place] = gradient
+        arrived[number] = gradient
         if self.expected.issubset(arrived):
             self.report(task)
 
@@ -384,10 +384,7 @@ class _Awaited:
             return
         if self.before is not None:
             self.before.report(task)
-        session = _sessions.get(self.number)
-        if session is not None:
-            gradients = [arrived.get(place) for place in self.places]
-            _report(self.keep, session, self.event, self.index, gradients, [])
+        _report(self.place, self.event, [arrived.get(number) for number in self.firsts], [])
 
 
 class _Inputs(_Awaited):
@@ -395,41 +392,133 @@ class _Inputs(_Awaited):
 
     def replace(self, found: list[torch.Tensor], in_tuples: Sequence[bool]) -> list[torch.Tensor]:
         """Views of the inputs: their gradients are those of this call alone. What cannot be replaced stays."""
-        stays = {id(each) for each, in_tuple in zip(found, in_tuples, strict=True) if not in_tuple}
+        stay = {id(each) for each, in_tuple in zip(found, in_tuples, strict=True) if not in_tuple}
         given = list(found)
-        self.views: list[tuple[int, weakref.ref[torch.Tensor]]] = []
-        self.stay: list[weakref.ref[torch.Tensor]] = []
-        self.moved: set[int] = set()
-        for place, each in enumerate(self.tensors(found)):
+        self.views: dict[int, _View] = {}
+        for number, each in enumerate(self.tensors(found)):
             if each is None:
                 continue
-            if id(each) in stays:
-                self.listen(each, place)
-                self.stay.append(weakref.ref(each))
+            if id(each) not in stay:
+                given[number] = each.view_as(each)
+                base_entries = self.listen(_whole_base(each), number, _Path.BASE)
+                self.listen(each, number, _Path.CALLER)
+                entries = self.listen(given[number], number)
+                self.views[number] = _View(_ref(given[number]), _ref(each), entries, base_entries)
+            else:
+                self.listen(each, number)
+        return [given[number] for number in self.firsts]
+
+    def end(self, given: list[torch.Tensor], found: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Ends the call; returns what it shall return: the caller's tensors instead of our views of them.
+
+        nn.Identity returns its input, and others that work in place: the caller would change our view, and so the
+        gradient would go past all that listens to it.
+        """
+        returned = found
+        for number, view in self.views.items():
+            if number < len(given) and not self._is_below(given[number].grad_fn, given[number].output_nr):
+                self.paths[number] = _Path.BASE
+                self._lead_others(view.entries, view.base_entries)
+            made, caller = view.made(), view.caller()
+            if made is None or caller is None or caller.grad_fn is None:
                 continue
-            given[place] = each.view_as(each)
-            self.views.append((place, weakref.ref(given[place])))
-            self.listen(_whole_base(each), place, only_if_moved=True)
-            self.listen(given[place], place)
-        return [given[place] for place in self.places]
+            if any(each is made for each in found):
+                self.paths.setdefault(number, _Path.CALLER)
+                self._lead_others(_entries_of(made), _entries_of(caller))
+                returned = [caller if each is made else each for each in returned]
+        self.views = {}  # it knows the entries, and these know us
+        return returned
 
-    def is_of(self, given: list[torch.Tensor]) -> bool:
-        """Whether these are the inputs of this call."""
-        ids = {id(each) for each in given}
-        views = [view() for _, view in self.views] + [each() for each in self.stay]
-        return any(each is not None and id(each) in ids for each in views)
+    def _lead_others(self, past: "list[_Entry]", along: "list[_Entry]") -> None:
+        """Leads what else listens to a view, as parts of this module do, where its gradient comes along now."""
+        along += [entry for entry in past if entry.awaited is not self]
+        past[:] = [entry for entry in past if entry.awaited is self]
 
-    def find_moved(self) -> None:
-        """Finds the views that were changed in place: they hang elsewhere in the graph now, without our hooks."""
-        for place, ref in self.views:
-            view = ref()
-            node = None if view is None else view.grad_fn
-            if node is not None and all(entry[1] is not self for entry in node.metadata.get(_KEY, ())):
-                self.moved.add(place)
+    def _is_below(self, node: Any, output: int) -> bool:
+        """Whether a view's node is at this one, or a little below it: there are hooks that make views of views."""
+        for _ in range(_MAX_HOOKS):
+            if node is None:
+                return False
+            if any(entry.awaited is self and entry.path is _Path.VIEW for entry in _entries_at(node, output)):
+                return True
+            node, output = node.next_functions[0] if node.next_functions else (None, 0)
+        return False
 
-    def arrive(self, place: int, gradient: torch.Tensor | None, only_if_moved: bool) -> None:
-        """Takes a gradient from a view, or from what it was made of if it was changed in place."""
-        super().arrive(place, gradient, only_if_moved and place not in self.moved)
+
+#: Blocks and hooks of the user at one module, at most, that are looked through.
+_MAX_HOOKS = 8
+
+
+class _Path(IntEnum):
+    """Where the gradient of an input comes along."""
+
+    VIEW = 0  # from the view that the module got
+    BASE = 1  # past it, as it was changed in place
+    CALLER = 2  # from the caller's tensor, as the module returned it as it is
+
+
+class _Entry(NamedTuple):
+    """One gradient that is awaited somewhere: by whom, which of theirs it is, and if it comes along which path."""
+
+    awaited: _Awaited
+    number: int
+    path: _Path
+
+    def is_due(self) -> bool:
+        """Whether the gradient comes along this path."""
+        return self.awaited.paths.get(self.number, _Path.VIEW) is self.path
+
+
+def _entries_at(node: Any, output: int) -> list[_Entry]:
+    """Who awaits this output's gradient at an autograd node, in the order in which they came."""
+    entries: list[_Entry] = node.metadata.get((_KEY, output), [])
+    return entries
+
+
+def _entries_of(tensor: torch.Tensor) -> list[_Entry]:
+    """Who awaits the gradient of a tensor that is no leaf; who is added will get it."""
+    node: Any = tensor.grad_fn
+    output = tensor.output_nr
+    entries: list[_Entry] | None = node.metadata.get((_KEY, output))
+    if entries is None:
+        entries = node.metadata[_KEY, output] = []
+        _listen_at(tensor, entries)
+    return entries
+
+
+def _listen_at(tensor: torch.Tensor, entries: list[_Entry]) -> None:
+    """Hangs entries on the node that made a tensor."""
+    node: Any = tensor.grad_fn
+    output = tensor.output_nr
+
+    def run(gradient: torch.Tensor | None) -> None:
+        # The last one first: a module before its parts, and what uses a tensor before what made it.
+        for entry in reversed(entries):
+            if entry.is_due():
+                entry.awaited.arrive(entry.number, gradient)
+
+    if type(tensor) is torch.Tensor:
+        node.register_prehook(lambda gradients: run(gradients[output]))
+    else:
+        # AOTAutograd ends its backward at the inputs of the graph, which are no leaves to it: their nodes do not run.
+        tensor.register_hook(run)  # type: ignore[no-untyped-call]
+
+
+_Ref: TypeAlias = Callable[[], torch.Tensor | None]
+
+
+class _View(NamedTuple):
+    """A view that a module got, what it is a view of, and what listens to the view and to its base."""
+
+    made: _Ref
+    caller: _Ref
+    entries: list[_Entry]
+    base_entries: list[_Entry]
+
+
+def _ref(tensor: torch.Tensor) -> _Ref:
+    """A weak reference; while this is traced a strong one, as the tracer drops what later nodes do not name."""
+    return weakref.ref(tensor) if type(tensor) is torch.Tensor else lambda: tensor
 
 
 def _whole_base(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -440,92 +529,85 @@ def _whole_base(tensor: torch.Tensor) -> torch.Tensor | None:
     return base if base.shape == tensor.shape and base.stride() == tensor.stride() else None
 
 
-def _prehook(awaiting: list[tuple[int, _Awaited, int, bool]]) -> Callable[[Sequence[torch.Tensor | None]], None]:
-    def run(gradients: Sequence[torch.Tensor | None]) -> None:
-        # The last one first: a module before its parts, and what uses a tensor before what made it.
-        for output, awaited, place, only_if_moved in reversed(awaiting):
-            awaited.arrive(place, gradients[output], only_if_moved)
-
-    return run
-
-
 # The op: what compiled code calls.
 
 
 def _report(
-    keep: torch.Tensor | None,
-    session: _Session,
+    place: torch.Tensor,
     event: _Event,
-    index: int,
     first: Sequence[torch.Tensor | None],
     second: Sequence[torch.Tensor | None],
 ) -> None:
-    """Calls the user's hook: now, or where this is traced (then there is `keep`) each time the traced code runs."""
-    if not session.wants(event):
-        return
-    if keep is not None:
-        _op()(list(first), list(second), keep, session.number, int(event), index)
+    """Calls the user's hook: now; if this is traced, so that no tensor is a plain one, when the traced code runs."""
+    if type(place) is torch.Tensor:
+        _run(place, event, first, second)
     else:
-        _run(first, second, session.number, event, index)
+        _op()(list(first), list(second), place, int(event))
 
 
 def _run(
+    place: torch.Tensor,
+    event: int,
     first: Sequence[torch.Tensor | None],
     second: Sequence[torch.Tensor | None],
-    number: int,
-    event: int,
-    index: int,
 ) -> None:
+    with unseen():
+        number, index = place.tolist()
     session = _sessions.get(number)
-    if session is not None:
+    hook = None if session is None else session.hooks[event]
+    if session is not None and hook is not None:
         tensors = (tuple(first), tuple(second)) if event == _Event.POST_FW else (tuple(first),)
-        session.call(_Event(event), index, *tensors)
+        with torch.no_grad():
+            hook(session.paths[index], *tensors)
 
 
 @cache
 def _op() -> Callable[..., None]:
-    """The op. It says that it changes `keep`: an op that changes nothing and returns nothing is dropped."""
+    """The op. It says that it changes `place`: an op that changes nothing and returns nothing is dropped."""
 
     def call_hook(
-        first: list[torch.Tensor | None],
-        second: list[torch.Tensor | None],
-        keep: torch.Tensor,
-        number: int,
-        event: int,
-        index: int,
+        first: list[torch.Tensor | None], second: list[torch.Tensor | None], place: torch.Tensor, event: int
     ) -> None:
-        _run(first, second, number, event, index)
+        _run(place, event, first, second)
 
-    op = torch.library.custom_op("modtrace::call_hook", call_hook, mutates_args={"keep"})
-    op.register_fake(lambda first, second, keep, number, event, index: None)
+    op = torch.library.custom_op("modtrace::call_hook", call_hook, mutates_args={"place"})
+    op.register_fake(lambda first, second, place, event: None)
     return op
 
 
 @cache
 def _prepare_torch() -> None:
-    """Makes the op, and tells Dynamo not to trace into what the hooks call."""
+    """Makes the op, and tells Dynamo what to leave alone: as a call in a graph, or where a hook runs in eager."""
     _op()
+    keep_out_of_dynamo(_enter, _leave, _find, _with, _listen_at)
     torch.compiler.allow_in_graph(_enter_in_graph)  # type: ignore[no-untyped-call]
     torch.compiler.allow_in_graph(_leave_in_graph)  # type: ignore[no-untyped-call]
 
 
 # Telling compiled code with our hooks from code without them.
 
+#: How many blocks have put their `forward` on a module.
+_stale: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+
 
 def _make_stale(module: nn.Module, stack: ExitStack) -> None:
-    """Gives the module its class's `forward` as an attribute: code compiled before is not used for it then.
+    """Gives the module its class's `forward` as an attribute: code compiled without hooks is not used for it then.
 
-    Dynamo does not look for hooks when it asks whether compiled code may be used (`skip_nnmodule_hook_guards`), and
-    code is kept per class: hooks on a model of a class compiled before would not run. But it does ask whether
-    a module has no `forward` in its `__dict__` (torch 2.13; where it does not, this is without effect).
+    Dynamo does not look for hooks when it asks whether such code may be used (`skip_nnmodule_hook_guards`), and
+    code is kept per class: hooks on a model of a class compiled before would not run. But it asks whether the
+    module has no `forward` in its `__dict__`. Code with hooks asks for these hooks, so it is not used after the
+    block, and is used again in the next (torch 2.13, measured).
     """
-    if "forward" in module.__dict__ or type(getattr(type(module), "forward", None)) is not FunctionType:
-        return
-    forward = MethodType(type(module).forward, module)
-    module.__dict__["forward"] = forward
-    stack.callback(_take_away, module, forward)
+    if module not in _stale:
+        if "forward" in module.__dict__ or type(getattr(type(module), "forward", None)) is not FunctionType:
+            return
+        module.__dict__["forward"] = MethodType(type(module).forward, module)
+    _stale[module] = _stale.get(module, 0) + 1
+    stack.callback(_make_fresh, module)
 
 
-def _take_away(module: nn.Module, forward: MethodType) -> None:
-    if module.__dict__.get("forward") is forward:
-        del module.__dict__["forward"]
+def _make_fresh(module: nn.Module) -> None:
+    _stale[module] -= 1
+    if not _stale[module]:
+        del _stale[module]
+        module.__dict__.pop("forward", None)

@@ -1,8 +1,7 @@
 """Notes which tensors go into a call and come out of it, so that its backward has its gradients and its place."""
 
-import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -10,7 +9,6 @@ from torch import nn
 from ..torch_internals import (
     ACCUMULATE_SEQUENCE_NR,
     DisableTorchFunction,
-    call_kwargs,
     has_function_modes,
     keep_out_of_dynamo,
 )
@@ -24,36 +22,38 @@ if TYPE_CHECKING:
 #: Where in an autograd graph a gradient arrives: the number of a node and of its output; of a leaf its `id`.
 Key = tuple[int, int]
 
+#: The tensors that need a gradient, one after the other: of each its slot, and its key's two numbers. Flat, so that
+#: Python's garbage collector has one object a call to look at, and at that only once.
+Flat = tuple[Any, ...]
+
 _PLAIN = (type(None), bool, int, float, str)
-
-
-class Crossing(NamedTuple):
-    """One tensor that needs a gradient."""
-
-    slot: str
-    key: Key
 
 
 class Crossings:
     """The tensors of the calls of one segment; calls by the event that they begin with."""
 
-    __slots__ = ("inputs", "open", "outputs", "passed")
+    __slots__ = ("inputs", "open_events", "open_places", "outputs", "passed")
 
     def __init__(self) -> None:
-        self.inputs: dict[int, list[Crossing]] = {}
-        self.outputs: dict[int, list[Crossing]] = {}
-        self.passed: dict[
-            int, list[Crossing]
-        ] = {}  # outputs that the call has not made: they were there before
-        self.open: list[tuple[Any, int, int]] = []  # place, event and sequence number of the calls that run
+        self.inputs: dict[int, Flat] = {}
+        self.outputs: dict[int, Flat] = {}
+        self.passed: dict[int, Flat] = {}  # outputs that the call has not made: they were there before
+        self.open_places: list[Any] = []  # of the calls that run
+        self.open_events: list[int] = []  # which they began with
+
+
+def in_threes(flat: Flat) -> list[tuple[str, Key]]:
+    """The tensors one by one: slot and key."""
+    return [(flat[at], (flat[at + 1], flat[at + 2])) for at in range(0, len(flat), 3)]
 
 
 class CrossingRecorder:
-    """Looks at what goes in and out while somebody wants backward hooks. 3 us a call."""
+    """Looks at what goes in and out while somebody wants backward hooks. 2 us a call."""
 
     def __init__(self, tracker: "ScopeTracker") -> None:
         self._tracker = tracker
         self._wanted = 0
+        self.wants_outputs = False  # of every call: their slots are asked for
         self._enter, self._leave = self._entering, self._leaving  # bound once
 
     def want(self) -> None:
@@ -79,73 +79,89 @@ class CrossingRecorder:
         if crossings is None:
             crossings = segment.crossings = Crossings()
         event = len(log.places) - 1
-        crossings.open.append((log.place, event, log.seqs[-1]))
+        crossings.open_places.append(log.place)
+        crossings.open_events.append(event)
+        if not args:
+            return
         try:
-            found = _crossings(args, call_kwargs(sys._getframe(2)))
+            is_one = len(args) == 1 and type(args[0]) is torch.Tensor
+            found = _one("[0]", args[0]) if is_one else _find(args)
         except Exception as error:
             self._tracker.fail(error, module)
             return
         if found:
             crossings.inputs[event] = found
 
-    def _leaving(self, log: "ThreadLog", module: nn.Module, args: Any, output: Any) -> None:
+    def _leaving(self, log: "ThreadLog", module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         crossings = None if log.segment is None else log.segment.crossings
         if crossings is None:
             return
-        opened = _opened_at(crossings, log.place)
-        if opened is None or output is None:
+        event = _begin_of(crossings, log.place)
+        if event < 0 or output is None:
             return
-        _, event, first = opened
+        first = log.seqs[event]
         try:
-            found = _outputs(output)
+            if kwargs:
+                # Seen only now, for no global hook sees them at the begin: one that was written to in place has
+                # lost the node that it came from.
+                given = _made_before(first, _find(kwargs))
+                if given:
+                    crossings.inputs[event] = crossings.inputs.get(event, ()) + given
+            found = _one("", output) if type(output) is torch.Tensor else _find(output)
         except Exception as error:
             self._tracker.fail(error, module)
             return
-        if not found:
-            return
-        crossings.outputs[event] = found
-        if any(each.key[0] < first or each.key[0] == ACCUMULATE_SEQUENCE_NR for each in found):
-            crossings.passed[event] = [
-                each for each in found if each.key[0] < first or each.key[0] == ACCUMULATE_SEQUENCE_NR
-            ]
+        if found:
+            if self.wants_outputs:
+                crossings.outputs[event] = found
+            if len(found) > 3 or found[1] < first or found[1] == ACCUMULATE_SEQUENCE_NR:
+                passed = _made_before(first, found)
+                if passed:
+                    crossings.passed[event] = passed
+                    crossings.outputs[event] = found
 
 
-def _opened_at(crossings: Crossings, place: Any) -> tuple[Any, int, int] | None:
-    """The begin of the innermost call at a place; what was above it ended without a word."""
-    if not any(each[0] is place for each in crossings.open):
-        return None  # it began without gradients
-    while True:
-        opened = crossings.open.pop()
-        if opened[0] is place:
-            return opened
+def _begin_of(crossings: Crossings, place: Any) -> int:
+    """The event that the innermost call at a place began with, -1: without gradients. Those above it are dead."""
+    places, events = crossings.open_places, crossings.open_events
+    if places and places[-1] is place:
+        places.pop()
+        return events.pop()
+    if not any(each is place for each in places):
+        return -1
+    while places[-1] is not place:
+        places.pop()
+        events.pop()
+    places.pop()
+    return events.pop()
 
 
-def _crossings(args: Any, kwargs: dict[str, Any] | None) -> list[Crossing]:
-    if len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor:
-        return _one("[0]", args[0])
-    found = _outputs(args)
-    return [*found, *_outputs(kwargs)] if kwargs else found
+def _made_before(first: int, flat: Flat) -> Flat:
+    """The tensors whose nodes have smaller numbers, and leaves."""
+    kept: Flat = ()
+    for at in range(0, len(flat), 3):
+        if flat[at + 1] < first or flat[at + 1] == ACCUMULATE_SEQUENCE_NR:
+            kept += flat[at : at + 3]
+    return kept
 
 
-def _outputs(value: Any) -> list[Crossing]:
-    if type(value) is torch.Tensor:
-        return _one("", value)
+def _find(value: Any) -> Flat:
     with DisableTorchFunction():
-        return [Crossing(slot, _key(tensor)) for slot, tensor in _tensors(value)]
+        return tuple([part for slot, tensor in _tensors(value) for part in _key(slot, tensor)])
 
 
-def _one(slot: str, tensor: torch.Tensor) -> list[Crossing]:
+def _one(slot: str, tensor: torch.Tensor) -> Flat:
     if has_function_modes():
         with DisableTorchFunction():
-            return [Crossing(slot, _key(tensor))] if tensor.requires_grad else []
-    return [Crossing(slot, _key(tensor))] if tensor.requires_grad else []
+            return _key(slot, tensor) if tensor.requires_grad else ()
+    return _key(slot, tensor) if tensor.requires_grad else ()
 
 
-def _key(tensor: torch.Tensor) -> Key:
+def _key(slot: str, tensor: torch.Tensor) -> Flat:
     node = node_of(tensor)
     if node is None:
-        return ACCUMULATE_SEQUENCE_NR, id(tensor)
-    return node._sequence_nr(), tensor.output_nr
+        return slot, ACCUMULATE_SEQUENCE_NR, id(tensor)
+    return slot, node._sequence_nr(), tensor.output_nr
 
 
 def _tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
@@ -12,7 +13,6 @@ from ..errors import MisuseError, ModtraceWarning
 from ..torch_internals import graph_task_id, is_dynamo_compiling, keep_out_of_dynamo
 from . import scopes, where
 from .backward import Backward
-from .compile_safe import compile_safe_hooks
 from .methods import Methods, MethodsHandle
 from .names import ModuleNames, roots_of
 from .places import PlaceTree
@@ -296,7 +296,22 @@ class ModuleTracker:
         """Takes off every user hook."""
         self._hooks.clear()
 
-    compile_safe_hooks = staticmethod(compile_safe_hooks)
+    @staticmethod
+    def compile_safe_hooks(
+        model: nn.Module,
+        pre_fw_hook: Callable[..., Any] | None = None,
+        post_fw_hook: Callable[..., Any] | None = None,
+        pre_bw_hook: Callable[..., Any] | None = None,
+        post_bw_hook: Callable[..., Any] | None = None,
+        module_filter: Callable[[str, nn.Module], bool] | None = None,
+    ) -> AbstractContextManager[None]:
+        """Hooks on the submodules of one model that run under `torch.compile(fullgraph=True)` too, without a break.
+
+        See `modtrace.collect.compile_safe.compile_safe_hooks`. Needs no tracker.
+        """
+        from .compile_safe import compile_safe_hooks
+
+        return compile_safe_hooks(model, pre_fw_hook, post_fw_hook, pre_bw_hook, post_bw_hook, module_filter)
 
     # Code that runs no hook.
 

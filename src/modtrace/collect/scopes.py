@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ..torch_internals import (
     StopRecomputation,
@@ -21,6 +21,7 @@ from ..torch_internals import (
     is_dynamo_compiling,
     is_in_reentrant_checkpoint,
     keep_out_of_dynamo,
+    register_leave_hook,
     running_modules,
     sequence_nr,
 )
@@ -87,9 +88,10 @@ class Tap(Protocol):
 
 
 #: Who hears of every call, and may raise what the user's hook raises: of its begin, with the module and its
-#: positional arguments; of its end, with the output as well, None when an exception leaves it.
+#: positional arguments; of its end, with the keyword arguments and the output as well, {} and None when an exception
+#: leaves it.
 Entering = Callable[[ThreadLog, nn.Module, Any], None]
-Leaving = Callable[[ThreadLog, nn.Module, Any, Any], None]
+Leaving = Callable[[ThreadLog, nn.Module, Any, Any, Any], None]
 
 
 class ScopeTracker:
@@ -122,7 +124,7 @@ class ScopeTracker:
         keep_out_of_dynamo(enter, leave)
         self._handles = [
             register_module_forward_pre_hook(enter),
-            register_module_forward_hook(leave, always_call=True),
+            register_leave_hook(leave),
         ]
         self.optimizers.start()
         self.backwards.start()
@@ -182,7 +184,7 @@ class ScopeTracker:
         enter_slowly, leave_slowly = self._enter_slowly, self._leave_slowly
         clock, sequence, compiling = time.perf_counter_ns, sequence_nr, is_dynamo_compiling
         exit_event, exit_raised, taps = EXIT, EXIT_RAISED, self.taps
-        entering, leaving = self.entering, self.leaving
+        entering, leaving, missing = self.entering, self.leaving, object()
 
         def enter(module: nn.Module, args: Any) -> None:
             if compiling():
@@ -202,21 +204,23 @@ class ScopeTracker:
             for hear in entering:
                 hear(log, module, args)
 
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
+        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any = missing) -> None:
             if compiling():
                 return
+            if output is missing:  # torch (2.13) leaves the keyword arguments out when the call raises
+                kwargs, output = {}, None
             try:
                 log = threads.log
             except AttributeError:
                 return
             place = log.place
             if place.key != id(module) or output is None:
-                leave_slowly(log, module, args, output)
+                leave_slowly(log, module, args, kwargs, output)
                 return
             if leaving:
                 try:
                     for hear in leaving:
-                        hear(log, module, args, output)
+                        hear(log, module, args, kwargs, output)
                 except BaseException:  # torch does not call us again for this call
                     log.seqs.append(sequence())
                     log.places.append(exit_raised)
@@ -297,7 +301,7 @@ class ScopeTracker:
         for listener in list(self.listeners):
             listener.segment_dropped(segment)
 
-    def _leave_slowly(self, log: ThreadLog, module: nn.Module, args: Any, output: Any) -> None:
+    def _leave_slowly(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         seq, now = sequence_nr(), time.perf_counter_ns()
         if log.segment is None:
             return
@@ -310,7 +314,7 @@ class ScopeTracker:
         if self.leaving:
             try:
                 for hear in self.leaving:
-                    hear(log, module, args, output)
+                    hear(log, module, args, kwargs, output)
             except BaseException:  # a user's hook: torch does not call us again for this call
                 with self.guard(module):
                     self._leave(log, None, raised=True)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 
 from ..torch_internals import call_kwargs, keep_out_of_dynamo
-from .backward_hearing import SlotGradient
-from .segments import CallRef
+from .backward_hearing import Heard
 from .thread_log import ThreadLog
 
 if TYPE_CHECKING:
@@ -78,6 +77,8 @@ class UserHooks:
     def _install(self) -> None:
         if self._tracker is not None:
             hooks = self._hooks
+            if any(hook.with_slots for hook in hooks[PRE_BW]):
+                self._tracker.crossings.wants_outputs = True
             wanted = (bool(hooks[PRE_FW]), bool(hooks[POST_FW]), bool(hooks[PRE_BW] or hooks[POST_BW]))
             self._put(self._tracker, wanted)
 
@@ -103,36 +104,34 @@ class UserHooks:
             else:
                 hook.call(module, args)
 
-    def _leaving(self, log: ThreadLog, module: nn.Module, args: Any, output: Any) -> None:
+    def _leaving(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         for hook in self._hooks[POST_FW]:
             if hook.with_kwargs:
-                hook.call(module, args, _kwargs_around(module), output)
+                hook.call(module, args, kwargs, output)
             else:
                 hook.call(module, args, output)
 
-    def call_began(self, call: CallRef, gradients: Callable[[], list[SlotGradient]], received: Any) -> None:
-        hooks = self._hooks[PRE_BW]
-        if not hooks:
-            return
-        module = call.place.module
-        for hook in hooks:
-            self._run(hook, module, dict(gradients()) if hook.with_slots else received)
+    def call_began(self, heard: Heard, received: Any, number: int) -> None:
+        for hook in self._hooks[PRE_BW]:
+            try:
+                hook.call(
+                    heard.module, heard.outputs_by_slot(received, number) if hook.with_slots else received
+                )
+            except BaseException as error:
+                self._raised(error)
+                raise
 
-    def call_ended(self, call: CallRef, gradients: list[SlotGradient]) -> None:
-        hooks = self._hooks[POST_BW]
-        if not hooks:
-            return
-        module = call.place.module
-        for hook in hooks:
-            self._run(hook, module, dict(gradients) if hook.with_slots else tuple([g for _, g in gradients]))
+    def call_ended(self, heard: Heard, gradients: Any) -> None:
+        for hook in self._hooks[POST_BW]:
+            try:
+                hook.call(heard.module, heard.inputs_by_slot(gradients) if hook.with_slots else gradients)
+            except BaseException as error:
+                self._raised(error)
+                raise
 
-    def _run(self, hook: Hook, module: nn.Module | None, gradients: Any) -> None:
-        try:
-            hook.call(module, gradients)
-        except BaseException as error:
-            if self._tracker is not None:
-                self._tracker.raised_by_user = error
-            raise
+    def _raised(self, error: BaseException) -> None:
+        if self._tracker is not None:
+            self._tracker.raised_by_user = error
 
 
 def _put_in(listed: list[Any], what: Any, was: bool, wanted: bool) -> None:
@@ -140,15 +139,3 @@ def _put_in(listed: list[Any], what: Any, was: bool, wanted: bool) -> None:
         listed.append(what)
     elif was and not wanted:
         listed.remove(what)
-
-
-def _kwargs_around(module: nn.Module) -> dict[str, Any]:
-    """The keyword arguments of the call that the hooks run for, from one of the frames just above."""
-    frame = sys._getframe(2)
-    for _ in range(4):
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-        if frame.f_code.co_name in ("inner", "_call_impl"):
-            return call_kwargs(frame) or {}
-    return {}
