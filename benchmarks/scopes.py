@@ -5,20 +5,23 @@ Two works, because a tracker's cost is a cost per module call:
 * 200 tiny modules, one multiplication each: microseconds added per module call, forward plus backward.
 * a step of a small GPT (the reference of the budgets): CPU time as a ratio to the plain step.
 
-Recording is timed as a whole, from entering `record()` to having the calls as an Arrow table. Entering costs
-a few milliseconds, once; a round has enough steps for that to be small.
+Trackers are timed from entering to leaving, without hooks and with four of the user's that count. Recording is timed
+as a whole, from entering `record()` to having the calls as an Arrow table. Entering costs a few milliseconds, once; a
+round has enough steps for that to be small.
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed._tools.mod_tracker import ModTracker
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.module_tracker import ModuleTracker
 
 import modtrace
@@ -98,10 +101,15 @@ def variants(work: Work) -> dict[str, Round]:
     """The rows of the table."""
     return {
         "plain": lambda: repeat(work),
-        "modtrace scopes": lambda: _recorded(work, backward_times=False),
-        "modtrace scopes, backward times": lambda: _recorded(work, backward_times=True),
+        "two empty global hooks": lambda: _hooked(work),
+        "modtrace ModuleTracker": lambda: _tracked(work, modtrace.ModuleTracker()),
+        "modtrace ModuleTracker, 4 hooks": lambda: _tracked(work, modtrace.ModuleTracker(), hooks=True),
         "torch ModuleTracker": lambda: _tracked(work, ModuleTracker()),
         "torch ModTracker": lambda: _tracked(work, ModTracker()),
+        "torch ModTracker, 4 hooks": lambda: _tracked(work, ModTracker(), hooks=True),
+        "modtrace.record": lambda: _recorded(work, backward_times=False),
+        "modtrace.record and a tracker": lambda: _recorded(work, backward_times=False, tracked=True),
+        "modtrace.record, backward times": lambda: _recorded(work, backward_times=True),
     }
 
 
@@ -111,8 +119,9 @@ def repeat(work: Work) -> None:
         work.step()
 
 
-def _recorded(work: Work, *, backward_times: bool) -> None:
-    with modtrace.record(work.model, values=None, backward_times=backward_times) as recording:
+def _recorded(work: Work, *, backward_times: bool, tracked: bool = False) -> None:
+    recording = modtrace.record(work.model, values=None, backward_times=backward_times)
+    with recording, modtrace.ModuleTracker() if tracked else nullcontext():
         repeat(work)
     recorded = recording.table("calls").num_rows
     if recorded < work.calls:
@@ -121,9 +130,33 @@ def _recorded(work: Work, *, backward_times: bool) -> None:
         )
 
 
-def _tracked(work: Work, tracker: ModuleTracker | ModTracker) -> None:
+def _tracked(work: Work, tracker: Any, *, hooks: bool = False) -> None:
+    """Four hooks: one before and after each forward, and each backward, that do nothing but count."""
+    called = [0, 0, 0, 0]
+
+    def count(kind: int) -> Callable[..., None]:
+        def hook(module: nn.Module | None, *tensors: object) -> None:
+            called[kind] += 1
+
+        return hook
+
+    if hooks:
+        tracker.register_user_hooks(*map(count, range(4)))
     with tracker:
         repeat(work)
+    if hooks and min(called) < work.calls:
+        raise RuntimeError(f"hooks ran {called} times for {work.calls} calls: the benchmark times nothing")
+
+
+def _hooked(work: Work) -> None:
+    """What torch itself takes for two global hooks that do nothing: below this no tracker can come."""
+    handles = [
+        register_module_forward_pre_hook(lambda module, args: None),
+        register_module_forward_hook(lambda module, args, output: None, always_call=True),
+    ]
+    repeat(work)
+    for handle in handles:
+        handle.remove()
 
 
 def table(tiny: Work, gpt: Work) -> str:

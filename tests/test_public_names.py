@@ -14,8 +14,10 @@ from modtrace.store.copy import write_recording
 
 PUBLIC = [
     "LiveRecording",
+    "ModTracker",
     "ModtraceError",
     "ModtraceWarning",
+    "ModuleTracker",
     "Recording",
     "__version__",
     "open_recording",
@@ -70,7 +72,11 @@ def test_dir_shows_the_public_names() -> None:
     assert dir(modtrace) == sorted(PUBLIC)
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLIC if name != "__version__"])
+def test_mod_tracker_is_module_tracker() -> None:
+    assert modtrace.ModTracker is modtrace.ModuleTracker
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in ("__version__", "ModTracker")])
 def test_every_public_name_says_what_it_is(name: str) -> None:
     value = getattr(modtrace, name)
     assert value.__name__ == name
@@ -78,7 +84,7 @@ def test_every_public_name_says_what_it_is(name: str) -> None:
     assert documentation is not None and documentation.split("\n")[0].endswith(".")
 
 
-@pytest.mark.parametrize("kind", ["Recording", "LiveRecording"])
+@pytest.mark.parametrize("kind", ["Recording", "LiveRecording", "ModuleTracker"])
 def test_every_public_method_says_what_it_does(kind: str) -> None:
     methods = [name for name in dir(getattr(modtrace, kind)) if not name.startswith("_")]
     assert len(methods) >= 6
@@ -166,6 +172,18 @@ except ImportError as error:
     assert done.stdout == f"MissingLibraryError True torch modtrace.record() {HOW_TO_GET_TORCH}\n", (
         done.stderr
     )
+
+
+def test_tracking_where_there_is_no_torch_says_how_to_get_it(tmp_path: Path) -> None:
+    code = """
+import modtrace
+try:
+    modtrace.ModuleTracker
+except modtrace.ModtraceError as error:
+    print(error)
+"""
+    done = run_python(WITHOUT_TORCH + code, cwd=tmp_path)
+    assert done.stdout == f"modtrace.ModuleTracker {HOW_TO_GET_TORCH}\n", done.stderr
 
 
 def test_recording_a_script_where_there_is_no_torch_is_misuse(tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'modtrace' has no attribute {name!r}")
+    if _HOMES[name].startswith("collect."):
+        import_module(".optional", __name__).require("torch", f"modtrace.{name}")
     value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
     globals()[name] = value
     return value

@@ -145,11 +145,14 @@ def keep_out_of_dynamo(*functions: Callable[..., Any], with_callees: bool = True
         return
 
 
+def is_compile_wrapper(module: nn.Module) -> bool:
+    """Whether the module is what `torch.compile(module)` returns: its calls run outside of the compiled code."""
+    return type(module).__name__ == "OptimizedModule"
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether calls of the module run code of torch.compile: nothing inside is seen."""
-    return (
-        type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
-    )
+    return is_compile_wrapper(module) or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def is_compilers_own(module: nn.Module, call_frame: FrameType | None) -> bool:
@@ -177,10 +180,14 @@ def is_tracing() -> bool:
     return context is not None and context.try_get() is not None
 
 
-def is_functorch_tensor(tensor: torch.Tensor) -> bool:
-    """Whether the tensor belongs to a running `torch.func` transform and must not be touched."""
-    check = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", None)
-    return bool(check(tensor)) if check is not None else False
+def _never(tensor: torch.Tensor) -> bool:
+    return False
+
+
+#: Whether a tensor belongs to a running `torch.func` transform and must not be touched. 60 ns.
+is_functorch_tensor: Callable[[torch.Tensor], bool] = getattr(
+    torch._C._functorch, "is_functorch_wrapped_tensor", _never
+)
 
 
 @contextmanager
@@ -341,6 +348,13 @@ class BackwardDoor:
 
 # Tensors.
 
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that this one is a view of; None if it is none's."""
+    base: torch.Tensor | None = tensor._base
+    return base
+
+
 #: The set of dispatch keys of a tensor as one number (`DispatchKeySet.raw_repr`): 0.4 us say whether a tensor is
 #: anything else than a strided one in CPU memory. None where torch lacks it.
 _dispatch_keys: Callable[[Any], Any] | None = getattr(torch._C, "_dispatch_keys", None)
@@ -401,9 +415,8 @@ def is_batched_tensor(tensor: torch.Tensor) -> bool:
     return is_functorch_tensor(tensor) and batched_below(tensor) is not None
 
 
-def has_function_modes() -> bool:
-    """Whether a function mode would hear of it when an attribute of a tensor is read. 40 ns."""
-    return torch._C._len_torch_function_stack() > 0
+#: How many function modes would hear of it when an attribute of a tensor is read. 30 ns.
+has_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 
 def queue_callback(callback: Callable[[], None]) -> bool:

@@ -15,8 +15,13 @@ def test_quick_run_prints_every_row() -> None:
     assert header.split("  ")[-1].strip() == "95 %"
     assert [row.split("  ")[0] for row in rows] == [
         "plain",
-        "modtrace scopes",
-        "modtrace scopes, backward times",
+        "two empty global hooks",
+        "modtrace ModuleTracker",
+        "modtrace ModuleTracker, 4 hooks",
         "torch ModuleTracker",
         "torch ModTracker",
+        "torch ModTracker, 4 hooks",
+        "modtrace.record",
+        "modtrace.record and a tracker",
+        "modtrace.record, backward times",
     ]

@@ -63,7 +63,7 @@ class Backward:
         self._adding_for = -1
         self._adding_in: CallRef | None = None
         self._hearing: Hearing | None = None
-        self._silent: set[int] = set()  # rows of calls that run through nodes which a backward made
+        self._takes_times = True
 
     def is_adding(self, number: int) -> bool | None:
         """Whether the node's own work is done and the engine is adding up; None: not watched."""
@@ -79,12 +79,14 @@ class Backward:
         owner_of: Callable[[Any], Any],
         marks_additions: bool,
         hearers: Sequence[BackwardHearer] = (),
+        takes_times: bool = True,
     ) -> None:
         """Has the first node to run place hooks wherever the running call will change."""
         outputs = list(outputs)
         roots = root_nodes(outputs)
         placed = False
         self._marks_additions = marks_additions
+        self._takes_times = takes_times or self.span is not None
 
         def place(grad_outputs: Any) -> None:
             nonlocal placed
@@ -144,56 +146,33 @@ class Backward:
             at = numbers.index(number)
         self._next_move = at + 1
         segment, index = self._moves.segments[at], self._moves.calls[at]
-        if self._hearing is None:
+        if self._takes_times:
             self.calls.move(segment, index, now)
-        else:
-            for call in self._hearing.passing.pop(number, ()):
-                self._hear(self._hearing, call.segment, call.index, number, grad_outputs, passes=True)
+        if self._hearing is not None:
             self._hear(self._hearing, segment, index, number, grad_outputs)
         if self.span is not None:
             self.span.seqs.append(sequence_nr())
             self.span.targets.append(None if segment is None else CallRef(segment, index))
 
     def _hear(
-        self,
-        hearing: Hearing,
-        segment: Segment | None,
-        index: int,
-        number: int = -1,
-        grad_outputs: Any = (),
-        *,
-        passes: bool = False,
+        self, hearing: Hearing, segment: Segment | None, index: int, number: int = -1, arriving: Any = ()
     ) -> None:
         """Goes on to another call, and tells of it."""
-        tracker, calls = self._tracker, self.calls
-        ended_rows, begun_rows = calls.move(segment, index, time.perf_counter_ns())
+        tracker = self._tracker
         log = tracker.log
+        log.hooked_task = self.task
         try:
-            ended = [calls.call(row) for row in ended_rows if row not in self._silent]
-            if ended:
-                log.hooked = (self.task, ended[0])
-                hearing.ended(ended, number, grad_outputs)
-            for row in begun_rows:
-                call = calls.call(row)
-                if number >= 0 and not passes and not call.segment.has_made(number):
-                    self._silent.add(row)
-                else:
-                    log.hooked = (self.task, call)
-                    hearing.began(call, number, grad_outputs, passes=passes)
+            hearing.move(log, segment, index, number, arriving)
         except Exception as error:
             if error is tracker.raised_by_user:
                 raise
             tracker.fail(error, None)
             if tracker.strict:
                 raise
-        finally:
-            log.hooked = None
 
     def _finish(self) -> None:
         """The engine has run every node."""
         if self._hearing is not None and not is_dynamo_compiling():
-            for call in self._hearing.passing.pop(-1, ()):
-                self._hear(self._hearing, call.segment, call.index, passes=True)
             self._hear(self._hearing, None, -1)
 
     def end(self, raised: bool) -> None:
@@ -264,7 +243,9 @@ class BackwardWatcher:
                 if isinstance(outputs, torch.Tensor):
                     outputs = (outputs,)
                 owner_of = functools.partial(self._owner_at_start, backward)
-                backward.plan(outputs, owner_of, self.additions_wanted, list(self.hearers))
+                backward.plan(
+                    outputs, owner_of, self.additions_wanted, list(self.hearers), self.events_wanted
+                )
         return backward
 
     def _end(self, backward: Backward, raised: bool) -> None:

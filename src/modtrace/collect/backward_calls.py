@@ -1,6 +1,6 @@
 """The backward of each call, from its first autograd node to the first node outside of it; kept as columns."""
 
-from .segments import CallRef, Segment
+from .segments import Segment
 
 
 class BackwardCalls:
@@ -31,10 +31,8 @@ class BackwardCalls:
         """The rows whose end has not come."""
         return frozenset(self._open)
 
-    def move(self, segment: Segment | None, index: int, now_ns: int) -> tuple[list[int], range]:
+    def move(self, segment: Segment | None, index: int, now_ns: int) -> None:
         """The engine goes on to nodes of a call: calls that this leaves end, those it enters begin.
-
-        Returned are the rows of the ended, inner first, and of the begun.
 
         Args:
             segment: of the call; None: on to nodes outside of any module.
@@ -49,24 +47,17 @@ class BackwardCalls:
             while index >= 0 and (segment, index) not in self._is_open:
                 entered.append(index)
                 index = parents[index]
-        ended: list[int] = []
         segments, indexes, is_open = self.segment, self.index, self._open
         while is_open:
             row = is_open[-1]
             if indexes[row] == index and segments[row] is segment:
                 break
-            ended.append(is_open.pop())
+            is_open.pop()
             self._is_open.discard((segments[row], indexes[row]))
             self.end_ns[row] = now_ns
-        begun = len(segments)
         for each in reversed(entered):
             assert segment is not None
             self._begin(segment, each, now_ns)
-        return ended, range(begun, len(segments))
-
-    def call(self, row: int) -> CallRef:
-        """The forward call whose backward a row is."""
-        return CallRef(self.segment[row], self.index[row])
 
     def end(self, now_ns: int) -> None:
         """Ends what is open."""

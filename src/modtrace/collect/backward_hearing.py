@@ -1,7 +1,7 @@
 """Tells whoever wants to know of each call's backward at its begin and at its end, with its gradients."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from .backward_plan import Graph
 from .crossings import Flat, Key, in_threes
 from .places import Place
 from .segments import CallRef, Segment
+
+if TYPE_CHECKING:
+    from .thread_log import ThreadLog
 
 
 class BackwardHearer(Protocol):
@@ -27,10 +30,26 @@ class BackwardHearer(Protocol):
 class Heard:
     """One call in one run of the engine."""
 
-    __slots__ = ("first", "gradients", "inputs", "last", "outputs", "passes", "place", "taken_at")
+    __slots__ = (
+        "first", "gradients", "index", "inputs", "is_open", "is_silent", "last", "outputs", "parent", "passes", "place",
+        "segment", "taken_at",
+    )  # fmt: skip
 
-    def __init__(self, place: Place, first: int, last: int, inputs: Flat, outputs: Flat) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        index: int,
+        place: Place,
+        parent: "Heard | None",
+        first: int,
+        last: int,
+        inputs: Flat,
+        outputs: Flat,
+    ) -> None:
+        self.segment = segment
+        self.index = index
         self.place = place
+        self.parent = parent  # the call around it
         self.first = first  # its nodes have numbers from here ...
         self.last = last  # ... to before here
         self.inputs = inputs
@@ -40,6 +59,13 @@ class Heard:
         )
         self.taken_at = -1  # the node whose arriving gradients are those of all inputs
         self.passes = False  # no node is its own
+        self.is_open = False  # its backward runs
+        self.is_silent = False  # ... through nodes that another backward has made, which nobody is told
+
+    @property
+    def call(self) -> CallRef:
+        """The call in its segment."""
+        return CallRef(self.segment, self.index)
 
     @property
     def module(self) -> nn.Module | None:
@@ -62,34 +88,74 @@ class Hearing:
     def __init__(self, graph: Graph, spans: Sequence[Any], hearers: Sequence[BackwardHearer]) -> None:
         self._hearers = hearers
         self._graph = graph
+        self._open: list[Heard] = []
         self._calls: dict[Segment, list[Heard]] = {}
         self._segments = [
             span
             for span in spans
             if isinstance(span, Segment) and span.crossings is not None and span.last_seq is not None
         ]
-        self.passing = self._find_passing()
+        self.passing = self._find_passing()  # by the number of the node before which they are; -1: after all
 
-    def began(self, call: CallRef, number: int, received: Any, *, passes: bool = False) -> None:
-        """A call's backward begins at a node; `passes`: no node is its own."""
-        heard = self._heard(call)
-        if passes:
-            heard.passes = True
-            received = tuple(received[key[1]] for _, key in in_threes(heard.outputs) if key[0] == number)
-        for hearer in self._hearers:
-            hearer.call_began(heard, received, number)
+    def move(
+        self, log: "ThreadLog", segment: Segment | None, index: int, number: int = -1, arriving: Any = ()
+    ) -> None:
+        """The engine goes on to a node of a call, where gradients arrive: tells what ends with that, and what begins.
 
-    def ended(self, calls: list[CallRef], number: int = -1, arriving: Any = ()) -> None:
+        Args:
+            log: of the thread that runs.
+            segment: of the call; None: on to nodes outside of any module, or to the end.
+            index: of the call in its segment.
+            number: of the node; -1: there is none.
+        """
+        try:
+            for passing in self.passing.pop(number, ()):
+                passing.passes = True
+                self._go_to(log, passing, number, arriving)
+            self._go_to(log, None if segment is None else self._heard(segment, index), number, arriving)
+        finally:
+            log.hooked = None
+
+    def _go_to(self, log: "ThreadLog", target: Heard | None, number: int, arriving: Any) -> None:
+        at, entered, is_open = target, [], self._open
+        while at is not None and not at.is_open:
+            entered.append(at)
+            at = at.parent
+        if is_open and is_open[-1] is not at:
+            ended = [is_open.pop()]
+            while is_open and is_open[-1] is not at:
+                ended.append(is_open.pop())
+            self._tell_ended(log, ended, number, arriving)
+        while entered:
+            heard = entered.pop()
+            heard.is_open = True
+            is_open.append(heard)
+            if heard.passes:
+                received = tuple(arriving[key[1]] for _, key in in_threes(heard.outputs) if key[0] == number)
+            elif number >= 0 and not heard.segment.has_made(number):
+                heard.is_silent = True
+                continue
+            else:
+                received = arriving
+            log.hooked = heard
+            for hearer in self._hearers:
+                hearer.call_began(heard, received, number)
+
+    def _tell_ended(self, log: "ThreadLog", ended: list[Heard], number: int, arriving: Any) -> None:
         """Calls have ended at once, given innermost first; these gradients arrive at the next node.
 
         Told are first those that had an input that needs a gradient, the outer before the inner, then the others,
         the inner first: the order of PyTorch's ModTracker, whose input hooks come before its final callbacks.
         """
-        all_heard = [self._heard(call) for call in calls]
-        if len(all_heard) > 1:
-            fed = [heard for heard in reversed(all_heard) if heard.inputs]
-            all_heard = [*fed, *(heard for heard in all_heard if not heard.inputs)]
-        for heard in all_heard:
+        log.hooked = ended[0]
+        if len(ended) > 1:
+            fed = [heard for heard in reversed(ended) if heard.inputs]
+            ended = [*fed, *(heard for heard in ended if not heard.inputs)]
+        for heard in ended:
+            heard.is_open = False
+            if heard.is_silent:
+                heard.is_silent = False
+                continue
             gradients = _gradients(heard, number, arriving)
             heard.gradients = None
             for hearer in self._hearers:
@@ -142,32 +208,36 @@ class Hearing:
 
     def _take_what_arrives(self, wanted: dict[Key, list[tuple[Heard, int]]], fed: dict[Key, int]) -> None:
         numbers = self._graph.numbers
-        heard_calls = {id(heard): heard for receivers in wanted.values() for heard, _ in receivers}
-        calls = list(heard_calls.values())
+        calls = list({id(heard): heard for receivers in wanted.values() for heard, _ in receivers}.values())
         after = np.searchsorted(-numbers, -np.array([heard.first for heard in calls], np.int64), side="right")
+        next_numbers = np.append(numbers, -1)[after].tolist()
         roots = self._graph.roots
-        for heard, at in zip(calls, after.tolist(), strict=True):
-            number = int(numbers[at]) if at < len(numbers) else -1
-            if number not in roots and all(
-                key[0] == number and fed.get(key) == 1 for _, key in in_threes(heard.inputs)
-            ):
+        for heard, number in zip(calls, next_numbers, strict=True):
+            flat = heard.inputs
+            if number in roots:
+                continue
+            if len(flat) == 3:
+                if flat[1] == number and fed.get(flat[1:]) == 1:
+                    heard.taken_at = number
+            elif all(key[0] == number and fed.get(key) == 1 for _, key in in_threes(flat)):
                 heard.taken_at = number
 
-    def _heard(self, call: CallRef) -> Heard:
-        if call.segment.last_seq is None:  # it runs: a gradient is taken inside a forward
-            return Heard(call.place, call.segment.first_seq, -1, (), ())
-        return self._calls_of(call.segment)[call.index]
+    def _heard(self, segment: Segment, index: int) -> Heard:
+        calls = self._calls.get(segment)
+        if calls is None:
+            calls = self._calls_of(segment)
+        return calls[index]
 
     def _calls_of(self, segment: Segment) -> list[Heard]:
         calls = self._calls.get(segment)
         if calls is None:
-            calls = self._calls[segment] = list(_calls(segment))
+            calls = self._calls[segment] = _calls(segment)
         return calls
 
-    def _find_passing(self) -> dict[int, list[CallRef]]:
+    def _find_passing(self) -> dict[int, list[Heard]]:
         """The calls through which gradients merely pass, by the number of the node before which they do; -1: last."""
         numbers = self._graph.numbers
-        found: list[tuple[int, int, int, CallRef]] = []
+        found: list[tuple[int, int, int, Heard]] = []
         arrived: _Arrived | None = None
         for at, segment in reversed([*enumerate(self._segments)]):
             if not segment.crossings.passed:
@@ -182,8 +252,8 @@ class Hearing:
                 if not _has_any(numbers, first, last) and any(
                     arrived.at(key, last, runs) for _, key in in_threes(outputs)
                 ):
-                    found.append((-last, -at, -exit_event, CallRef(segment, index)))
-        by_node: dict[int, list[CallRef]] = {}
+                    found.append((-last, -at, -exit_event, self._heard(segment, index)))
+        by_node: dict[int, list[Heard]] = {}
         for last, _, _, call in sorted(found, key=lambda each: each[:3]):
             next_node = int(np.searchsorted(-numbers, last, side="right"))
             number = int(numbers[next_node]) if next_node < len(numbers) else -1
@@ -218,23 +288,28 @@ class _Arrived:
         return runs or self._claimed.setdefault(key[1], last) == last
 
 
-def _calls(segment: Segment) -> Iterator[Heard]:
+def _calls(segment: Segment) -> list[Heard]:
     structure, crossings = segment.structure(), segment.crossings
     enter = structure.enter_event.tolist()
-    first = segment.seqs[structure.enter_event].tolist()
-    last = segment.seqs[structure.exit_event].tolist()
+    seqs = np.asarray(segment.seqs)
+    first, last = seqs[structure.enter_event].tolist(), _last(segment, seqs)
     places = segment.log.all_places
-    numbers = segment.places_of_calls()
     inputs = {} if crossings is None else crossings.inputs
     outputs = {} if crossings is None else crossings.outputs
-    for index, event in enumerate(enter):
-        yield Heard(
-            places[numbers[index]],
-            first[index],
-            last[index],
-            inputs.get(event, ()),
-            outputs.get(event, ()),
-        )
+    calls: list[Heard] = []
+    columns = (segment.places_of_calls(), structure.parent.tolist(), enter, first, last)
+    for index, (place, parent, event, begin, end) in enumerate(zip(*columns, strict=True)):
+        around = calls[parent] if parent >= 0 else None
+        into, out = inputs.get(event, ()), outputs.get(event, ())
+        calls.append(Heard(segment, index, places[place], around, begin, end, into, out))
+    return calls
+
+
+def _last(segment: Segment, seqs: Any) -> list[int]:
+    """For each call the number that the first node after it has; of one that runs still none is after it."""
+    exits = segment.structure().exit_event
+    last: list[int] = np.append(seqs, np.iinfo(np.int64).max)[np.minimum(exits, len(seqs))].tolist()
+    return last
 
 
 def _gradients(heard: Heard, number: int, arriving: Any) -> tuple[torch.Tensor | None, ...]:

@@ -151,6 +151,7 @@ def _find(value: Any) -> Flat:
 
 
 def _one(slot: str, tensor: torch.Tensor) -> Flat:
+    """One plain tensor: a fast way, for it is what most modules take and give."""
     if has_function_modes():
         with DisableTorchFunction():
             return _key(slot, tensor) if tensor.requires_grad else ()

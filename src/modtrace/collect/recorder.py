@@ -183,6 +183,7 @@ class Recorder:
             if self._taps is not None:
                 self._taps.close(segment)
             step = self._running.pop(segment, None)
+            segment.pack()  # it waits to be written: lists take four times the memory
             if step is not None:
                 step.touch(int(segment.times[-1]))
 

@@ -86,13 +86,13 @@ def _parents(level: Ints) -> Ints:
 class Segment:
     """An outermost module call with everything inside it, on one thread.
 
-    While it runs its events are three plain lists that the hooks append to; closed, three arrays.
+    While it runs its events are three plain lists that the hooks append to.
     """
 
     __slots__ = (
-        "__weakref__", "_open_calls", "_structure", "around", "crossings", "first_id", "first_seq", "holders",
-        "last_seq", "log", "outer", "owners", "phase", "place", "places", "region", "repeats", "seqs", "task", "times",
-        "trigger", "trigger_seq", "watches", "with_grad",
+        "__weakref__", "_events", "_open_calls", "_structure", "around", "crossings", "first_id", "first_seq",
+        "holders", "last_seq", "log", "outer", "owners", "phase", "place", "region", "repeats", "task", "trigger",
+        "trigger_seq", "watches", "with_grad",
     )  # fmt: skip
 
     def __init__(self, log: "Any", place: Place, first_seq: int, task: int, with_grad: bool) -> None:
@@ -112,9 +112,7 @@ class Segment:
             NamedModule, ...
         ] = ()  # scopes, and modules with a plain method around it; outermost first
         self.outer: Any = None  # the span on the thread that was being logged when it began
-        self.seqs: Any = []
-        self.places: Any = []
-        self.times: Any = []
+        self._events: tuple[Any, Any, Any] = ([], [], [])  # sequence numbers, places, times
         self.first_id: int | None = None  # call_id of its first call, given when it closes
         self.holders = 0  # recorders that have not written its rows yet
         self.watches: list[weakref.ref[Any]] = []  # dead when its graph is
@@ -136,7 +134,7 @@ class Segment:
     @property
     def calls(self) -> int:
         """How many calls it holds, once closed."""
-        return len(self.places) // 2
+        return len(self._events[1]) // 2
 
     @property
     def is_closed(self) -> bool:
@@ -144,13 +142,34 @@ class Segment:
         return self.last_seq is not None
 
     def close(self, last_seq: int, first_id: int) -> None:
-        """Turns the events into arrays; every enter must have its exit by now."""
+        """Ends it; every enter must have its exit by now."""
         self.last_seq = last_seq
         self.first_id = first_id
-        self.seqs = np.array(self.seqs, np.int64)
-        self.places = np.array(self.places, np.int64)
-        self.times = np.array(self.times, np.int64)
         self._structure = self._open_calls = None
+
+    def pack(self) -> None:
+        """Turns the events of a closed segment into arrays. 30 us for 200 calls, so only if they are looked at."""
+        if isinstance(self._events[0], list) and self.last_seq is not None:
+            seqs, places, times = self._events
+            self._events = (np.array(seqs, np.int64), np.array(places, np.int64), np.array(times, np.int64))
+
+    @property
+    def seqs(self) -> Any:
+        """The sequence number at each event: a list while it runs, an array once it is closed."""
+        self.pack()
+        return self._events[0]
+
+    @property
+    def places(self) -> Any:
+        """What each event is: the number of the place entered, or a code for an exit."""
+        self.pack()
+        return self._events[1]
+
+    @property
+    def times(self) -> Any:
+        """When each event was, by `perf_counter_ns`."""
+        self.pack()
+        return self._events[2]
 
     @property
     def open_calls(self) -> "OpenCalls":
@@ -187,9 +206,7 @@ class Segment:
 
     def call_at(self, sequence_nr: int) -> CallRef | None:
         """The call in which the autograd node of this number was made."""
-        if self.last_seq is None:
-            return self.call_after(bisect_right(self.seqs, sequence_nr) - 1)
-        return self.call_after(int(np.searchsorted(self.seqs, sequence_nr, side="right")) - 1)
+        return self.call_after(bisect_right(self._events[0], sequence_nr) - 1)
 
     def call_after(self, event: int) -> CallRef | None:
         """The call that runs after an event of this segment."""

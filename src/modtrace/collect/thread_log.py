@@ -8,6 +8,7 @@ from .segments import BackwardSpan, CallRef, Segment
 
 if TYPE_CHECKING:
     from .backward import Backward
+    from .backward_hearing import Heard
 
 #: Segments and spans that nothing holds are kept this long, for graphs that no output leads to (a stashed loss).
 _UNWATCHED_KEPT = 16
@@ -17,9 +18,8 @@ class ThreadLog:
     """What one thread is in the middle of, and the segments whose graphs may still run backward."""
 
     __slots__ = (
-        "all_places", "backward", "forgotten_seq", "hooked", "life", "number", "outside", "pinned", "place", "places",
-        "prune_at",
-        "scopes", "segment", "seqs", "spans", "suspended", "task", "times",
+        "all_places", "backward", "forgotten_seq", "hooked", "hooked_task", "life", "number", "outside", "pinned",
+        "place", "places", "prune_at", "scopes", "segment", "seqs", "spans", "suspended", "task", "times",
     )  # fmt: skip
 
     def __init__(
@@ -40,9 +40,8 @@ class ThreadLog:
         self.prune_at = 2 * _UNWATCHED_KEPT
         self.forgotten_seq = 0  # of nodes with smaller numbers it may be forgotten whose they are
         self.backward: Backward | None = None
-        self.hooked: tuple[int, CallRef] | None = (
-            None  # a user's backward hook runs: in which graph task, for whom
-        )
+        self.hooked: Heard | None = None  # for whom a user's backward hook runs ...
+        self.hooked_task = -1  # ... and in which graph task
         self.pinned: list[Place] = []  # of the calls that were opened without a hook
         self.scopes: list[Place] = []  # scopes that stand outside of any module, outermost first
 

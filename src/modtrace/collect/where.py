@@ -45,8 +45,8 @@ def where(tracker: "ScopeTracker") -> Where:
     if task < 0:
         stepping = tracker.optimizers.is_stepping(sys._getframe(1))
         return Where(None, OPTIMIZER if stepping else None)
-    if log.hooked is not None and log.hooked[0] == task:
-        return Where(log.hooked[1], BACKWARD)
+    if log.hooked is not None and log.hooked_task == task:
+        return Where(log.hooked.call, BACKWARD)
     return _where_in_backward(tracker, log, task)
 
 
