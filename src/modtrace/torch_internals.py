@@ -262,7 +262,10 @@ def running_module(start: FrameType | None) -> nn.Module | None:
         code = frame.f_code
         if code.co_name == "_engine_run_backward":
             return None
-        if code.co_argcount and code.co_varnames[0] == "self":
+        is_method = code.co_argcount and code.co_varnames[0] == "self"
+        if (
+            is_method or "self" in code.co_freevars
+        ):  # a function inside of a method, as checkpoints are given them
             owner = frame_local(frame, "self")
             if isinstance(owner, nn.Module):
                 return owner

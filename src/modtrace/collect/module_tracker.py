@@ -70,7 +70,7 @@ class Where:
 
     @property
     def call(self) -> Call | None:
-        """The innermost call; None outside of any module."""
+        """The innermost call; None outside of any module, and where a gradient is accumulated in a parameter."""
         call = self._call
         if call is None:
             return None
@@ -105,13 +105,12 @@ class Where:
     @property
     def _named(self) -> Stack:
         if self._stack is None:
-            call = self._call
-            if call is not None:
-                self._stack = self._names.of(call.place, call.segment)
-            elif self._found.parameter is not None:
-                self._stack = self._names.of_parameter(self._found.parameter)
-            else:
-                self._stack = Stack()
+            call, parameter = self._call, self._found.parameter
+            if parameter is not None:
+                self._stack = self._names.of_parameter(parameter)
+            call = call or self._found.nested_in
+            if self._stack is None:
+                self._stack = Stack() if call is None else self._names.of(call.place, call.segment)
         return self._stack
 
     def __repr__(self) -> str:
@@ -170,6 +169,8 @@ class ModuleTracker:
             self._labels.begin()
             self._names = StackNames(tracker.names, tracker.tree, self._labels)
             self._steps = self._listener.steps = StepFollower()
+            for segment in tracker.running_segments():  # somebody else follows them already
+                self._steps.segment_opened(segment, in_step=segment.task >= 0)
             self._tracker = tracker
             self._hooks.start(tracker)
             self._methods.start(self)

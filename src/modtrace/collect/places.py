@@ -18,7 +18,7 @@ class Place(dict[int, "Place"]):
     same time says that the module is known and that it was reached this way before.
     """
 
-    __slots__ = ("above", "compiled", "index", "is_scope", "key", "named", "outermost")
+    __slots__ = ("above", "compiled", "index", "is_scope", "key", "named", "outermost", "owners")
 
     def __init__(self, key: int, named: NamedModule | None, above: Optional["Place"], index: int) -> None:
         self.key = key  # id of the module; -1 for an outermost place, so that leaving it takes the slow way
@@ -28,6 +28,9 @@ class Place(dict[int, "Place"]):
         self.index = index
         self.compiled = False  # its calls run as compiled regions
         self.is_scope = False  # a stretch of code that the user named, no module
+        self.owners: tuple[NamedModule, ...] | None = (
+            None  # what was around it, once it was outermost in no backward
+        )
 
     __hash__ = object.__hash__  # type: ignore[assignment]  # a place is itself, whatever is below it
 

@@ -170,6 +170,11 @@ class ScopeTracker:
                 self.logs = [each for each in self.logs if each.is_needed()] + [log]
         return log
 
+    def running_segments(self) -> list[Segment]:
+        """The outermost calls that run, on every thread."""
+        levels = [segment for log in self.logs for _, _, segment in log.suspended]
+        return levels + [log.segment for log in self.logs if log.segment is not None]
+
     def take_ids(self, number: int) -> int:
         """The first of so many call ids that nobody else gets."""
         with self._lock:
@@ -280,8 +285,8 @@ class ScopeTracker:
             find_around(segment)
         elif not with_grad and is_in_reentrant_checkpoint(frame):
             segment.with_grad = True
-        if task < 0 and not place.is_scope:
-            segment.owners = self._owners(log, place, frame)
+        if task < 0:
+            segment.owners = place.owners = () if place.is_scope else self._owners(log, place, frame)
         elsewhere = any(other.is_in_module for other in self.logs if other is not log)
         in_step = task >= 0 or log.segment is not None or elsewhere or self.optimizers.is_stepping(frame)
         try:

@@ -99,20 +99,19 @@ class StackNames:
         """The path of a parameter, as in `state_dict`."""
         return self._names.parameter_name(parameter)
 
-    def of_parameter(self, parameter: torch.Tensor) -> Stack:
-        """The modules that hold a parameter, as far as all that run them have them in common."""
+    def of_parameter(self, parameter: torch.Tensor) -> Stack | None:
+        """The modules that hold a parameter, as far as all that run them have them in common; None: nobody does."""
         names = self._names
         owners = names.owners_of(parameter) or names.owners_of(parameter, learn=True)
+        if not owners:
+            return None
         places = [place for owner in owners for place in self._tree.places_of(owner.module)]
-        stacks = [self._name([(each.named, each.path) for each in _chain(place)]) for place in places]
-        common = 0
-        if stacks:
-            while all(
-                len(stack.names) > common and stack.names[common] == stacks[0].names[common]
-                for stack in stacks
-            ):
-                common += 1
-        return Stack(stacks[0].names[:common], stacks[0].paths[:common]) if stacks else Stack()
+        stacks = [self._name(levels) for levels in map(_levels_outside, places) if levels is not None]
+        if not stacks:  # it has not run, as where its weights are used without it
+            stacks = [Stack((self.name_of(owner.module),), (owner.module.path,)) for owner in owners]
+        first, *others = stacks
+        common = [at for at, name in enumerate(first.names) if all(name in other.names for other in others)]
+        return Stack(tuple(first.names[at] for at in common), tuple(first.paths[at] for at in common))
 
     def name_of(self, named: NamedModule, path: str | None = None) -> str:
         """`Mod.c.0`."""
@@ -152,6 +151,14 @@ def _levels(place: Place, segment: Segment) -> list[tuple[NamedModule | None, st
         outer = _levels(around.place, around.segment)
         own = _as_called_from(around.place, own)
     return outer + [(each.named, each.path) for each in own]
+
+
+def _levels_outside(place: Place) -> list[tuple[NamedModule | None, str]] | None:
+    """The same for a place where a module has run outside of any backward; None: it has only been recomputed there."""
+    own = _chain(place)
+    if own[0].owners is None:
+        return None
+    return [*((owner, owner.path) for owner in own[0].owners), *((each.named, each.path) for each in own)]
 
 
 def _as_called_from(caller: Place, chain: list[Place]) -> list[Place]:

@@ -29,6 +29,7 @@ class Where(NamedTuple):
     known: bool = True
     parameter: torch.Tensor | None = None  # whose gradient is being accumulated
     accumulation: bool | None = None  # the engine adds gradients that meet; None: cannot tell without events
+    nested_in: CallRef | None = None  # ... of a leaf in a backward that a node of this call runs
     met_in: CallRef | None = None  # ... those of different calls: the innermost one that holds them all
 
 
@@ -56,7 +57,7 @@ def _where_in_backward(tracker: "ScopeTracker", log: ThreadLog, task: int) -> Wh
         return Where(None, BACKWARD)
     number = node._sequence_nr()
     if number == ACCUMULATE_SEQUENCE_NR:
-        return Where(None, BACKWARD, parameter=node.variable)
+        return Where(None, BACKWARD, parameter=node.variable, nested_in=_nested_in(tracker, log, task))
     backwards = tracker.backwards
     backward = backwards.running(log, task)
     owner = backwards.owner(log, task, node)
@@ -74,6 +75,15 @@ def _where_in_backward(tracker: "ScopeTracker", log: ThreadLog, task: int) -> Wh
     call = backwards.recomputed_by(owner, backward, number)
     known = call is not None or number >= owner.forgotten_seq
     return Where(call, BACKWARD, known, accumulation=added, met_in=met_in)
+
+
+def _nested_in(tracker: "ScopeTracker", log: ThreadLog, task: int) -> CallRef | None:
+    """The call one of whose nodes runs the backward: a reentrant checkpoint has leaves of its own."""
+    backward = tracker.backwards.running(log, task)
+    if backward is None or backward.inside is None:
+        return None
+    owner = tracker.backwards.owner(log, task, backward.inside)
+    return None if owner is None else owner.call_of(backward.inside._sequence_nr())
 
 
 def _recomputing_call(owner: ThreadLog | None, node: Any, frame: FrameType | None) -> CallRef | None:
