@@ -155,14 +155,18 @@ def is_compiled(module: nn.Module) -> bool:
     return is_compile_wrapper(module) or getattr(module, "_compiled_call_impl", None) is not None
 
 
-def is_compilers_own(module: nn.Module, call_frame: FrameType | None) -> bool:
+def is_compilers_own(module: nn.Module, call_frame: FrameType | None, is_unknown_in_region: bool) -> bool:
     """Whether torch.compile has made the module, to run a graph of its own in it: it is none of the user's.
 
-    Such a call comes from the compiler's code; a graph module that the user made is called by the user's.
+    Such a call comes from the compiler's code, or from compiled code (`is_unknown_in_region`: the module belongs to
+    no model that is known); a graph module that the user made is called by the user's.
     """
     fx = sys.modules.get("torch.fx")
-    if fx is None or not isinstance(module, fx.GraphModule):
+    inner = module._modules.get("_orig_mod") if is_compile_wrapper(module) else module
+    if fx is None or not isinstance(inner, fx.GraphModule):
         return False
+    if is_unknown_in_region:
+        return True
     outside = (each.f_code.co_filename for each in frames(call_frame))
     caller = next((name for name in outside if not name.startswith(_CALLING_FILES)), "")
     return caller.startswith(_COMPILER_FOLDERS)

@@ -241,7 +241,9 @@ def fresh_dynamo() -> Iterator[None]:
 
 COMPILING = [
     pytest.mark.usefixtures("fresh_dynamo"),
-    pytest.mark.filterwarnings("ignore:(?!.*modtrace)"),  # Dynamo, of global hooks and of what it cannot trace
+    pytest.mark.filterwarnings(
+        "ignore:(?!.*modtrace)"
+    ),  # Dynamo, of global hooks and of what it cannot trace
 ]
 
 

@@ -49,7 +49,7 @@ class Ops(TorchDispatchMode):
         said = [" > ".join(where.stack)]
         if call is not None and call.nth != 0:
             said.append(f"@{'?' if call.nth is None else call.nth}")
-        if where.trigger is not None:
+        if where.phase == "recompute" and where.trigger is not None:
             said.append(f"for {where.trigger}")
         if where.parameter is not None:
             said.append(f"-> {where.parameter}")
@@ -72,6 +72,10 @@ class Ops(TorchDispatchMode):
         if not agreeing:
             self.contradictions.append(f"{op}: {where}, {tracker.parents}, {tracker.phase}, {tracker.call}")
         return where.phase, " ".join(each for each in said if each)
+
+    def at(self, *ops: str) -> list[tuple[str | None, str]]:
+        """The phase and the stack at each op of these names, in order."""
+        return [(phase, stack) for phase, stack, op in self.found if op in ops]
 
     @property
     def lines(self) -> list[tuple[str | None, str, str]]:
@@ -106,13 +110,14 @@ class TheirOps(TorchDispatchMode):
         return [names for when, names, each in self.found if (when, each) == (phase, op)]
 
 
-def _joined(found: list[tuple[str | None, str, str]]) -> list[tuple[str | None, str, str]]:
-    lines: list[tuple[str | None, str, str]] = []
-    for phase, stack, op in found:
-        if lines and lines[-1][:2] == (phase, stack):
-            lines[-1] = (phase, stack, f"{lines[-1][2]} {op}")
+def _joined(found: list[Any]) -> list[Any]:
+    """Entries in a row that differ only in their last part make one."""
+    lines: list[Any] = []
+    for *head, last in found:
+        if lines and [*lines[-1][:2]] == head:
+            lines[-1] = (*head, f"{lines[-1][2]} {last}")
         else:
-            lines.append((phase, stack, op))
+            lines.append((*head, last))
     return lines
 
 
@@ -159,7 +164,7 @@ class Hooks:
 
     def __init__(self, tracker: modtrace.ModuleTracker) -> None:
         self.tracker = tracker
-        self.found: list[tuple[str, str | None, str | None]] = []
+        self.found: list[tuple[str, str | None, str]] = []
         self.contradictions: list[str] = []
         self.outputs: dict[str, Gradients] = {}
         self.inputs: dict[str, Gradients] = {}
@@ -182,15 +187,16 @@ class Hooks:
         name = self.tracker.get_known_fqn(module)
         if name not in self.tracker.parents:
             self.contradictions.append(f"{kind} of {name} in {self.tracker.parents}")
-        self.found.append((kind, name, self.tracker.phase))
+        when, kind = kind.split("_")
+        self.found.append((kind, self.tracker.phase, f"{'+' if when == 'pre' else '-'}{name}"))
         return str(name)
 
     @property
-    def events(self) -> list[tuple[str, str | None, str | None]]:
-        """What has run since the last time this was asked: kind, module and phase."""
+    def events(self) -> list[tuple[str, str | None, str]]:
+        """What has run since the last time this was asked: lines of kind, phase, and `+M` and `-M` for pre and post."""
         assert not self.contradictions, self.contradictions
         found, self.found = self.found, []
-        return found
+        return _joined(found)
 
     def assert_same_gradients(self, torchs: "TorchsGradients") -> None:
         """All that we gave is bit for bit what PyTorch gives, and there is no input that we left out."""

@@ -60,7 +60,7 @@ class Heard:
         self.taken_at = -1  # the node whose arriving gradients are those of all inputs
         self.passes = False  # no node is its own
         self.is_open = False  # its backward runs
-        self.is_silent = False  # ... through nodes that another backward has made, which nobody is told
+        self.is_silent = False  # ... and nobody is told: a scope is no module
 
     @property
     def call(self) -> CallRef:
@@ -90,11 +90,7 @@ class Hearing:
         self._graph = graph
         self._open: list[Heard] = []
         self._calls: dict[Segment, list[Heard]] = {}
-        self._segments = [
-            span
-            for span in spans
-            if isinstance(span, Segment) and span.crossings is not None and span.last_seq is not None
-        ]
+        self._segments = [span for span in spans if isinstance(span, Segment) and span.crossings is not None]
         self.passing = self._find_passing()  # by the number of the node before which they are; -1: after all
 
     def move(
@@ -112,6 +108,8 @@ class Hearing:
             for passing in self.passing.pop(number, ()):
                 passing.passes = True
                 self._go_to(log, passing, number, arriving)
+            if segment is not None and number >= 0 and not segment.has_made(number):
+                segment = None  # another backward has made the node: it is none of the forward's
             self._go_to(log, None if segment is None else self._heard(segment, index), number, arriving)
         finally:
             log.hooked = None
@@ -132,7 +130,7 @@ class Hearing:
             is_open.append(heard)
             if heard.passes:
                 received = tuple(arriving[key[1]] for _, key in in_threes(heard.outputs) if key[0] == number)
-            elif number >= 0 and not heard.segment.has_made(number):
+            elif heard.place.is_scope:
                 heard.is_silent = True
                 continue
             else:
@@ -179,17 +177,22 @@ class Hearing:
                 at = numbers.get(target)
                 if at is not None:
                     key = (at, slot)
-                elif target is None or not leaves or target._sequence_nr() != ACCUMULATE_SEQUENCE_NR:
+                elif target is None:
                     continue
                 else:
-                    key = (ACCUMULATE_SEQUENCE_NR, id(target.variable))
+                    key = (target._sequence_nr(), slot)
+                    if key[0] == ACCUMULATE_SEQUENCE_NR:
+                        if not leaves:
+                            continue
+                        key = (ACCUMULATE_SEQUENCE_NR, id(target.variable))
                 receivers = wanted.get(key)
                 if receivers is not None:
                     fed[key] = fed.get(key, 0) + 1
                     for heard, place in receivers:
                         if heard.first <= number < heard.last:
                             sources.setdefault(node, []).append((edge, heard, place))
-        self._take_what_arrives(wanted, fed)
+        if not self._graph.pruned:  # else the next node may be one whose gradient is asked for, and not run
+            self._take_what_arrives(wanted, fed)
         for node, found in sources.items():
             sinks = [each for each in found if each[1].taken_at < 0]
             if sinks:
@@ -246,13 +249,11 @@ class Hearing:
             runs = _has_any(numbers, segment.first_seq, segment.last_seq)
             structure = segment.structure()
             for event, outputs in segment.crossings.passed.items():
-                index = int(structure.scope_after[event])
-                exit_event = int(structure.exit_event[index])
-                first, last = int(segment.seqs[event]), int(segment.seqs[exit_event])
-                if not _has_any(numbers, first, last) and any(
-                    arrived.at(key, last, runs) for _, key in in_threes(outputs)
+                heard = self._heard(segment, int(structure.scope_after[event]))
+                if not _has_any(numbers, heard.first, heard.last) and any(
+                    arrived.at(key, heard.last, runs) for _, key in in_threes(outputs)
                 ):
-                    found.append((-last, -at, -exit_event, self._heard(segment, index)))
+                    found.append((-heard.last, -at, -int(structure.exit_event[heard.index]), heard))
         by_node: dict[int, list[Heard]] = {}
         for last, _, _, call in sorted(found, key=lambda each: each[:3]):
             next_node = int(np.searchsorted(-numbers, last, side="right"))
@@ -342,8 +343,8 @@ def _collector(sinks: list[tuple[int, Heard, int]]) -> Callable[[Any, Any], None
 
 
 def _has_any(numbers: Any, first: int, last: int | None) -> bool:
-    """Whether one of the descending numbers lies in a range."""
+    """Whether one of the descending numbers lies in a range; `last` None: in one that has not ended."""
     if last is None:
-        return False
+        return len(numbers) > 0 and int(numbers[0]) >= first
     at = int(np.searchsorted(-numbers, -last, side="right"))
     return at < len(numbers) and int(numbers[at]) >= first

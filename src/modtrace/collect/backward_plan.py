@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..torch_internals import ACCUMULATE_SEQUENCE_NR, is_functorch_tensor, will_engine_execute
@@ -22,6 +23,7 @@ class Graph(NamedTuple):
     nodes: list[Any]  # in the order in which the engine runs them: descending sequence number
     numbers: Ints  # theirs
     edges: Edges
+    pruned: bool  # the engine runs only what some inputs need
     roots: frozenset[int]  # the numbers of those where it begins
 
 
@@ -64,7 +66,9 @@ def read_graph(roots: list[Any], first: Any, pruned: bool) -> Graph:
     if pruned and will_engine_execute is not None:
         order = [at for at in order if nodes[at] is first or will_engine_execute(nodes[at])]
     roots_numbers = frozenset(root._sequence_nr() for root in roots)
-    return Graph([nodes[at] for at in order], np.array(numbers, np.int64)[order], edges, roots_numbers)
+    return Graph(
+        [nodes[at] for at in order], np.array(numbers, np.int64)[order], edges, pruned, roots_numbers
+    )
 
 
 def find_moves(graph: Graph, owner: "ThreadLog", extra: Collection[int] = ()) -> Moves:
@@ -76,7 +80,8 @@ def find_moves(graph: Graph, owner: "ThreadLog", extra: Collection[int] = ()) ->
     segments, of_segment, index = _calls_of(owner, graph.numbers)
     changed = np.empty(len(index), bool)
     changed[:1] = True
-    changed[1:] = (index[1:] != index[:-1]) | (of_segment[1:] != of_segment[:-1])
+    own = _made_in_segment(graph.numbers, segments, of_segment)
+    changed[1:] = (index[1:] != index[:-1]) | (of_segment[1:] != of_segment[:-1]) | (own[1:] != own[:-1])
     if extra:
         changed |= np.isin(graph.numbers, list(extra))
     at = np.flatnonzero(changed)
@@ -86,6 +91,19 @@ def find_moves(graph: Graph, owner: "ThreadLog", extra: Collection[int] = ()) ->
         [segments[of] for of in of_segment[at].tolist()],
         index[at].tolist(),
     )
+
+
+def _made_in_segment(
+    numbers: Ints, segments: list[Segment | None], of_segment: Ints
+) -> npt.NDArray[np.bool_]:
+    """Whether each node was made in the forward of its segment, and not by a backward through it."""
+    end = np.iinfo(np.int64).max
+    first = np.array([0 if each is None else each.first_seq for each in segments], np.int64)
+    last = np.array(
+        [end if each is None or each.last_seq is None else each.last_seq for each in segments], np.int64
+    )
+    own: npt.NDArray[np.bool_] = (first[of_segment] <= numbers) & (numbers < last[of_segment])
+    return own
 
 
 def find_adding_nodes(

@@ -1,6 +1,7 @@
 """Makes scopes of a module's plain methods, which run no hook."""
 
 import functools
+import inspect
 import sys
 import types
 import weakref
@@ -9,15 +10,15 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from ..torch_internals import is_dynamo_compiling, keep_out_of_dynamo
+from ..torch_internals import is_dynamo_compiling, is_replica, keep_out_of_dynamo
 
 
 class ScopeOpener(Protocol):
     """Who opens scopes, and closes them."""
 
-    def _enter_scope(self, name: str, module: nn.Module | None, frame: types.FrameType) -> Any: ...
+    def _enter_scope(self, name: str, module: nn.Module | None, frame: types.FrameType, args: Any) -> Any: ...
 
-    def _enter_call(self, module: nn.Module, frame: types.FrameType) -> Any: ...
+    def _enter_call(self, module: nn.Module, frame: types.FrameType, args: Any) -> Any: ...
 
     def _leave_scope(self, scope: Any, output: Any, *, raised: bool) -> None: ...
 
@@ -79,12 +80,7 @@ class MethodsHandle:
 
 
 class _Wrap:
-    """One method of one module.
-
-    It is wrapped in the module's class, for this one module: what stands in an instance would be copied with it, by
-    `copy.deepcopy`, by DataParallel and into a pickle, and the copy would run the method of the original. Only what
-    stands in the instance already is wrapped there.
-    """
+    """One method of one module, as one tracker follows it."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         found = getattr(module, name, None)
@@ -94,78 +90,121 @@ class _Wrap:
             raise TypeError(
                 f"methods(): {name!r} of {type(module).__name__} is no method but {type(found).__name__}"
             )
-        self._module = weakref.ref(module)
-        self._name = name
-        self._opener: ScopeOpener | None = None
-        self._holder: Any = None
-        self._wrapper: Any = None
-        self._original: Any = None
+        self.ref = weakref.ref(module)
+        self.name = name
+        self.opener: ScopeOpener | None = None
+        self._wrapper: _Wrapper | None = None
 
     def start(self, opener: ScopeOpener) -> None:
         """Wraps it."""
-        module = self._module()
-        if module is None or self._holder is not None:
+        module = self.ref()
+        if module is None or self._wrapper is not None:
             return
-        self._opener = opener
-        in_instance = self._name in module.__dict__
-        holder = module if in_instance else type(module)
-        original = vars(holder).get(self._name, _INHERITED)
-        if not in_instance and not isinstance(
-            original if original is not _INHERITED else getattr(holder, self._name), types.FunctionType
-        ):
-            holder, in_instance = module, True  # a static or class method, or something callable
-        self._holder, self._original = holder, original
-        self._wrapper = self._make_wrapper(getattr(holder, self._name), in_instance)
-        _put(holder, self._name, self._wrapper)
+        self.opener = opener
+        self._wrapper = _wrapper_of(module, self.name)
+        self._wrapper.add(self)
 
     def stop(self) -> None:
-        """Puts it back, unless somebody else has wrapped it since: then ours stays, and passes on."""
-        self._opener = None
-        holder, self._holder = self._holder, None
-        if holder is not None and vars(holder).get(self._name) is self._wrapper:
-            if self._original is _INHERITED:
-                _take(holder, self._name)
-            else:
-                _put(holder, self._name, self._original)
-        self._wrapper = self._original = None
+        """Follows it no more."""
+        self.opener = None
+        wrapper, self._wrapper = self._wrapper, None
+        if wrapper is not None:
+            wrapper.remove(self)
 
-    def _make_wrapper(self, function: Callable[..., Any], in_instance: bool) -> Callable[..., Any]:
-        wrapped = self
+    def is_for(self, module: Any) -> bool:
+        """Whether it is the module, or a replica of it that DataParallel has made."""
+        mine = self.ref()
+        return module is mine or (
+            mine is not None and is_replica(module) and module._forward_hooks is mine._forward_hooks
+        )
 
-        if in_instance:
+
+#: What is wrapped now, by the `id` of the class or module that it stands in, and its name.
+_wrappers: "dict[tuple[int, str], _Wrapper]" = {}
+
+
+def _wrapper_of(module: nn.Module, name: str) -> "_Wrapper":
+    """The wrapper of a method: in the class, for all that follow it there.
+
+    What stands in an instance would be copied with it, by `copy.deepcopy`, by DataParallel and into a pickle, and the
+    copy would run the method of the original. Only what stands in the instance already is wrapped there, and what is
+    no plain function: a static or a class method.
+    """
+    kind = type(module)
+    is_plain = isinstance(inspect.getattr_static(kind, name, None), types.FunctionType)
+    holder: Any = kind if is_plain and name not in module.__dict__ else module
+    return _wrappers.get((id(holder), name)) or _Wrapper(holder, name)
+
+
+class _Wrapper:
+    """Stands in the place of a method while somebody follows it."""
+
+    def __init__(self, holder: Any, name: str) -> None:
+        self._holder = holder
+        self._name = name
+        self._original = vars(holder).get(name, _INHERITED)
+        self._followed: list[_Wrap] = []
+        function = getattr(holder, name)
+        followed = self
+
+        if isinstance(holder, type):
 
             @functools.wraps(function)
-            def call_bound(*args: Any, **kwargs: Any) -> Any:
+            def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+                if is_dynamo_compiling():
+                    return function(self, *args, **kwargs)
+                return followed.run(functools.partial(function, self), self, args, kwargs)
+        else:
+
+            @functools.wraps(function)
+            def call(*args: Any, **kwargs: Any) -> Any:
                 if is_dynamo_compiling():
                     return function(*args, **kwargs)
-                return wrapped._call(function, wrapped._module(), args, kwargs)
+                return followed.run(function, holder, args, kwargs)
 
-            keep_out_of_dynamo(call_bound, with_callees=False)
-            return call_bound
+        keep_out_of_dynamo(call, _Wrapper.run, with_callees=False)
+        self._call = call
+        _put(holder, name, call)
+        _wrappers[id(holder), name] = self
 
-        @functools.wraps(function)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_dynamo_compiling() or self is not wrapped._module():
-                return function(self, *args, **kwargs)
-            return wrapped._call(function, self, (self, *args), kwargs)
+    def add(self, wrap: _Wrap) -> None:
+        """One more follows it."""
+        self._followed = [*self._followed, wrap]
 
-        keep_out_of_dynamo(call, with_callees=False)
-        return call
+    def remove(self, wrap: _Wrap) -> None:
+        """One less: after the last the method is as it was.
 
-    def _call(self, function: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
-        opener = self._opener
-        if opener is None or module is None:
-            return function(*args, **kwargs)
-        if self._name == "forward":
-            scope = opener._enter_call(module, sys._getframe(2))
-        else:
-            scope = opener._enter_scope(f"{self._name}()", module, sys._getframe(2))
+        Unless somebody else has wrapped it since: then ours stays below, and passes on.
+        """
+        self._followed = [each for each in self._followed if each is not wrap]
+        if self._followed:
+            return
+        _wrappers.pop((id(self._holder), self._name), None)
+        if vars(self._holder).get(self._name) is self._call:
+            if isinstance(self._original, _Inherited):
+                _take(self._holder, self._name)
+            else:
+                _put(self._holder, self._name, self._original)
+
+    def run(self, function: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
+        """Calls the method in a scope of each that follows it for this module."""
+        frame = sys._getframe(2)
+        scopes: list[tuple[ScopeOpener, Any]] = []
         try:
+            for wrap in self._followed:
+                opener = wrap.opener
+                if opener is not None and wrap.is_for(module):
+                    if self._name == "forward":
+                        scopes.append((opener, opener._enter_call(module, frame, args)))
+                    else:
+                        scopes.append((opener, opener._enter_scope(f"{self._name}()", module, frame, args)))
             output = function(*args, **kwargs)
         except BaseException:
-            opener._leave_scope(scope, None, raised=True)
+            for opener, scope in reversed(scopes):
+                opener._leave_scope(scope, None, raised=True)
             raise
-        opener._leave_scope(scope, output, raised=False)
+        for opener, scope in reversed(scopes):
+            opener._leave_scope(scope, output, raised=False)
         return output
 
 

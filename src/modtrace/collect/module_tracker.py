@@ -77,7 +77,7 @@ class Where:
         nth, step = None, None
         if not call.place.is_scope:
             step, nth = self._steps.count(call)
-        return Call(self._named.names[-1], self._named.paths[-1], nth, step, call.place.compiled)
+        return Call(self._named.names[-1], self._named.paths[-1], nth, step, self.compiled)
 
     @property
     def compiled(self) -> bool:
@@ -161,6 +161,7 @@ class ModuleTracker:
         if self._depth > 1:
             return self
         keep_out_of_dynamo(ModuleTracker.where, NamedScope.__enter__, NamedScope.__exit__)
+        keep_out_of_dynamo(ModuleTracker._enter_scope, ModuleTracker._enter_call, ModuleTracker._leave_scope)
         self._listener.tracker = self
         try:
             tracker = scopes.acquire(self._listener, strict=self._strict)
@@ -344,32 +345,43 @@ class ModuleTracker:
         """
         return self._methods.add(module, names)
 
-    def _enter_scope(self, name: str, module: nn.Module | None, frame: FrameType) -> Any:
+    def _enter_scope(self, name: str, module: nn.Module | None, frame: FrameType, args: Any = ()) -> Any:
         tracker = self._tracker
         if tracker is None:
             return None
+        scope = None
         with tracker.guard(module):
-            owner = None
-            if module is not None:
-                owner = tracker.names.get(module) or tracker.names.find(module, None, frame)
-            elif tracker.log.place.named is not None and not tracker.log.scopes:
-                owner = tracker.log.place.named
-            return tracker.enter_scope(tracker.names.add_scope(name, owner), frame)
-        return None
+            owner = tracker.owner_of_scope() if module is None else tracker.names.find(module, None, frame)
+            scope = tracker.enter_scope(tracker.names.add_scope(name, owner), frame)
+        if scope is not None and scope.opened is not None:
+            self._tell_entered(tracker, scope, module, args)
+        return scope
 
-    def _enter_call(self, module: nn.Module, frame: FrameType) -> Any:
+    def _enter_call(self, module: nn.Module, frame: FrameType, args: Any) -> Any:
         tracker = self._tracker
         if tracker is None:
             return None
+        scope = None
         with tracker.guard(module):
-            return tracker.enter_call(module, frame)
-        return None
+            scope = tracker.enter_call(module, frame)
+        if scope is not None:
+            self._tell_entered(tracker, scope, module, args)
+        return scope
+
+    def _tell_entered(
+        self, tracker: scopes.ScopeTracker, scope: scopes.OpenScope, module: Any, args: Any
+    ) -> None:
+        """Runs the user's hooks: a module's call has begun that torch runs none for."""
+        try:
+            tracker.tell_entered(scope, module, args)
+        except BaseException:
+            self._leave_scope(scope, None, raised=True)
+            raise
 
     def _leave_scope(self, scope: Any, output: Any, *, raised: bool) -> None:
         tracker = self._tracker
         if tracker is not None and scope is not None:
-            with tracker.guard(None):
-                tracker.leave_scope(scope, output, raised=raised)
+            tracker.leave_scope(scope, output, raised=raised)
 
     def _get_mod_name(self, module: nn.Module) -> str:
         """What `DebugMode` of torch 2.13 asks its tracker for: the name, of an unknown module too."""

@@ -164,7 +164,7 @@ class ModuleNames:
         """The modules around a module that a plain method of is running, outermost first."""
         owners: dict[NamedModule, None] = {}
         for owner in _selves(frame):
-            known = self._by_key.get(id(owner))
+            known = self._by_key.get(id(owner)) or self._original_of(owner)
             if known is not None and known is not named and _is_under(named, known):
                 owners[known] = None
         return list(owners)[::-1]

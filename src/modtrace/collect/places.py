@@ -6,7 +6,7 @@ from typing import Optional
 
 from torch import nn
 
-from ..recording.module_path import path_below
+from ..recording.module_path import join, path_below
 from ..torch_internals import is_compiled
 from .names import ModuleNames, NamedModule
 
@@ -18,7 +18,7 @@ class Place(dict[int, "Place"]):
     same time says that the module is known and that it was reached this way before.
     """
 
-    __slots__ = ("above", "compiled", "index", "is_scope", "key", "named", "outermost", "owners")
+    __slots__ = ("above", "compiled", "index", "is_scope", "key", "named", "outermost", "owners", "seen_as")
 
     def __init__(self, key: int, named: NamedModule | None, above: Optional["Place"], index: int) -> None:
         self.key = key  # id of the module; -1 for an outermost place, so that leaving it takes the slow way
@@ -28,6 +28,9 @@ class Place(dict[int, "Place"]):
         self.index = index
         self.compiled = False  # its calls run as compiled regions
         self.is_scope = False  # a stretch of code that the user named, no module
+        self.seen_as: tuple[NamedModule, str] | None = (
+            None  # root and path below its caller, where it has others too
+        )
         self.owners: tuple[NamedModule, ...] | None = (
             None  # what was around it, once it was outermost in no backward
         )
@@ -42,9 +45,17 @@ class Place(dict[int, "Place"]):
         """The module's path as seen from here: of a shared module the alias below the caller."""
         named = self.named
         assert named is not None
+        if self.seen_as is not None:
+            return self.seen_as[1]
         if not named.aliases or self.above is None or self.above.named is None:
             return named.path
         return path_below(self.above.path, named.path, named.aliases)
+
+    @property
+    def root(self) -> NamedModule:
+        """The root that the path is from: of a module in two models the one that its caller is in."""
+        assert self.named is not None
+        return self.named.root if self.seen_as is None else self.seen_as[0]
 
     @property
     def module(self) -> nn.Module | None:
@@ -84,6 +95,8 @@ class PlaceTree:
         named = self._names.find(module, None if above is None else above.named, frame)
         place = self._take(key, named, above)
         place.compiled = is_compiled(module)
+        if above is not None and above.named is not None and named.root is not above.root:
+            place.seen_as = _seen_below(above, module)
         return place
 
     def find_scope(self, named: NamedModule, above: Place | None) -> Place:
@@ -117,3 +130,13 @@ class PlaceTree:
                 del holder[key]
             assert place.named is not None
             self._retired[(place.above, place.named.module_id)] = place
+
+
+def _seen_below(above: Place, module: nn.Module) -> tuple[NamedModule, str] | None:
+    """The root and the path of a module as registered below its caller; None if it is not."""
+    caller = above.module
+    if caller is not None:
+        for path, each in caller.named_modules(remove_duplicate=False):
+            if each is module:
+                return above.root, join(above.path, path)
+    return None

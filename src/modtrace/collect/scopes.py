@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -127,6 +127,7 @@ class ScopeTracker:
             register_leave_hook(leave),
         ]
         self.optimizers.start()
+        _ = self.log  # from now on it is known what makes nodes on this thread
         self.backwards.start()
 
     def stop(self) -> None:
@@ -246,13 +247,17 @@ class ScopeTracker:
     def _enter_slowly(self, log: ThreadLog, module: nn.Module) -> None:
         frame = sys._getframe(2)
         with self.guard(module):
-            if is_compilers_own(module, frame):
+            if is_compilers_own(module, frame, self._is_unknown_in_region(log, module)):
                 return
             if log.place.named is not None:
                 self._close_dead_calls(log, around_call(frame))
             if self._is_in_stretch(log):
                 self._pause_scopes(log)
             self._enter_module(log, module, frame)
+
+    def _is_unknown_in_region(self, log: ThreadLog, module: nn.Module) -> bool:
+        """Whether compiled code runs, and the module belongs to no model."""
+        return any(place.compiled for place in log.place.upwards()) and self.names.get(module) is None
 
     def _close_dead_calls(self, log: ThreadLog, frame: FrameType | None) -> None:
         """Closes the calls on the stack that no longer run: no hook tells of a KeyboardInterrupt."""
@@ -436,14 +441,48 @@ class ScopeTracker:
 
     def leave_scope(self, scope: "OpenScope", output: Any, *, raised: bool) -> None:
         """It has ended; `output` is what it returned, if that is known."""
+        for place in (scope.place, scope.opened):
+            if place is not None:
+                self._leave_place(scope, place, output, raised)
+
+    def _leave_place(self, scope: "OpenScope", place: Place, output: Any, raised: bool) -> None:
         log = scope.log
-        is_open = self._unwind_to(log, scope.place.outermost)
-        log.scopes = [each for each in log.scopes if each is not scope.place]
-        log.pinned = [each for each in log.pinned if each is not scope.place and each is not scope.opened]
-        if is_open:
+        is_open = False
+        with self.guard(place.module):
+            is_open = self._unwind_to(log, place.outermost)
+            log.scopes = [each for each in log.scopes if each is not place]
+            log.pinned = [each for each in log.pinned if each is not place]
+        if not is_open:
+            return
+        try:
+            if not place.is_scope:
+                for hear in self.leaving:
+                    hear(log, scope.module, scope.args, {}, output)
+        except BaseException:  # a user's hook
+            with self.guard(place.module):
+                self._leave(log, None, raised=True)
+            raise
+        with self.guard(place.module):
             self._leave(log, output, raised=raised)
-            if scope.opened is not None and log.place is scope.opened:
-                self._leave(log, output, raised=raised)
+
+    def tell_entered(self, scope: "OpenScope", module: nn.Module, args: Any) -> None:
+        """Runs the user's hooks at the begin of a module's call that was opened without torch's hooks."""
+        scope.module, scope.args = module, args
+        inner = scope.log.place
+        scope.log.place = scope.opened or scope.place
+        try:
+            for hear in self.entering:
+                hear(scope.log, module, args)
+        finally:
+            scope.log.place = inner
+
+    def owner_of_scope(self) -> NamedModule | None:
+        """Whose the code is that a scope is opened in: of the call that runs, or is recomputed; None: of nobody."""
+        log = self.log
+        if log.place.named is not None:
+            return None if self._is_in_stretch(log) else log.place.named
+        call = where(self).call if graph_task_id() >= 0 else None
+        return None if call is None else call.place.named
 
     def _open_owner(self, log: ThreadLog, named: NamedModule, frame: FrameType | None) -> Place | None:
         """Opens the call of the module that the scope belongs to, unless it runs already."""
@@ -507,12 +546,17 @@ class ScopeTracker:
             listener.failed(error, named.shown if named is not None else "no module in particular")
 
 
-class OpenScope(NamedTuple):
+class OpenScope:
     """Named code that runs."""
 
-    log: ThreadLog
-    place: Place
-    opened: Place | None  # the module's, if its call was opened with it
+    __slots__ = ("args", "log", "module", "opened", "place")
+
+    def __init__(self, log: ThreadLog, place: Place, opened: Place | None) -> None:
+        self.log = log
+        self.place = place
+        self.opened = opened  # the module's, if its call was opened with it
+        self.module: Any = None
+        self.args: Any = ()
 
 
 class _Guard:

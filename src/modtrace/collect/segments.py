@@ -2,6 +2,7 @@
 
 import weakref
 from bisect import bisect_right
+from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -231,6 +232,15 @@ class Segment:
             return self.open_calls.place
         places: list[int] = self.places[self.structure().enter_event].tolist()
         return places
+
+    def forward_counts(self) -> Counter[int]:
+        """How many forward calls each module has in it, by module_id."""
+        if self.phase != FORWARD:
+            return Counter()
+        counts: Counter[int] = Counter()
+        for number, count in Counter(self.places_of_calls()).items():
+            counts[self.log.all_places[number].named.module_id] += count
+        return counts
 
     def parent_of(self, index: int) -> int:
         """The call around its `index`-th call; -1: none in this segment."""

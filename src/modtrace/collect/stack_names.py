@@ -19,6 +19,10 @@ class Stack(NamedTuple):
     paths: tuple[str, ...] = ()
 
 
+#: A module, the root that its path is from, and the path.
+_Level = tuple[NamedModule, NamedModule, str]
+
+
 class RootLabels:
     """What one tracker calls roots: by the user's names or by their classes. Outlives the tracker's contexts."""
 
@@ -113,17 +117,16 @@ class StackNames:
         common = [at for at, name in enumerate(first.names) if all(name in other.names for other in others)]
         return Stack(tuple(first.names[at] for at in common), tuple(first.paths[at] for at in common))
 
-    def name_of(self, named: NamedModule, path: str | None = None) -> str:
+    def name_of(self, named: NamedModule) -> str:
         """`Mod.c.0`."""
-        return join(self._labels.label(named.root), named.path if path is None else path)
+        return join(self._labels.label(named.root), named.path)
 
-    def _name(self, levels: list[tuple[NamedModule | None, str]]) -> Stack:
+    def _name(self, levels: list[_Level]) -> Stack:
         names: list[str] = []
         paths: list[str] = []
         last: NamedModule | None = None
-        for named, path in levels:
-            assert named is not None
-            name = self.name_of(named, path)
+        for named, root, path in levels:
+            name = join(self._labels.label(root), path)
             if not names or names[-1] != name or named is last:  # of a wrapper and what it wraps one is shown
                 names.append(name)
                 paths.append(path)
@@ -141,24 +144,29 @@ def _chain(place: Place) -> list[Place]:
     return list(place.upwards())[::-1]
 
 
-def _levels(place: Place, segment: Segment) -> list[tuple[NamedModule | None, str]]:
+def _levels(place: Place, segment: Segment) -> list[_Level]:
     """What runs at a place, with its path there, outermost first."""
     own = _chain(place)
     around = segment.around
     if around is None:
-        outer: list[tuple[NamedModule | None, str]] = [(owner, owner.path) for owner in segment.owners]
+        outer = [(owner, owner.root, owner.path) for owner in segment.owners]
     else:
         outer = _levels(around.place, around.segment)
         own = _as_called_from(around.place, own)
-    return outer + [(each.named, each.path) for each in own]
+    return outer + [_level(each) for each in own]
 
 
-def _levels_outside(place: Place) -> list[tuple[NamedModule | None, str]] | None:
+def _levels_outside(place: Place) -> list[_Level] | None:
     """The same for a place where a module has run outside of any backward; None: it has only been recomputed there."""
     own = _chain(place)
     if own[0].owners is None:
         return None
-    return [*((owner, owner.path) for owner in own[0].owners), *((each.named, each.path) for each in own)]
+    return [*((owner, owner.root, owner.path) for owner in own[0].owners), *map(_level, own)]
+
+
+def _level(place: Place) -> _Level:
+    assert place.named is not None
+    return place.named, place.root, place.path
 
 
 def _as_called_from(caller: Place, chain: list[Place]) -> list[Place]:

@@ -2,14 +2,15 @@
 
 import threading
 import time
-from collections import Counter
 
 from ..recording.phase import FORWARD
 from .backward import Backward
-from .places import Place
 from .recompute import original_of
 from .segments import CallRef, Segment
 from .steps import Step, StepFinder
+
+#: Outermost calls of one step that are kept one by one.
+_FOLD_AT = 32
 
 
 class StepFollower:
@@ -26,11 +27,14 @@ class StepFollower:
         with self._lock:
             self._steps[segment] = self._finder.enter(segment, in_step, time.perf_counter_ns())
             self._finder.take_ended()
+            step = self._steps[segment]
+            if len(step.segments) > _FOLD_AT:
+                step.fold()
             if len(self._steps) > self._prune_at:
                 self._steps = {
                     each: step
                     for each, step in self._steps.items()
-                    if step.is_open or not each.is_closed or each.has_graph()
+                    if (step.is_open and each in step.segments) or not each.is_closed or each.has_graph()
                 }
                 self._prune_at = 2 * len(self._steps) + 64
 
@@ -79,12 +83,12 @@ class StepFollower:
         if step is None:
             return None, None
         named = call.place.named
-        before = 0
+        assert named is not None
+        before = step.folded[named.module_id]
         for segment in step.segments:
             if segment is call.segment:
                 break
-            if segment.phase == FORWARD:
-                before += sum(count for place, count in _counts(segment) if place.named is named)
+            before += segment.forward_counts()[named.module_id]
         numbers = call.segment.places_of_calls()[: call.index]
         all_places = call.segment.log.all_places
         before += sum(1 for number in numbers if all_places[number].named is named)
@@ -101,8 +105,3 @@ class StepFollower:
         found = self._finder.step_of(segment)
         if found is not None:
             self._steps[segment] = found
-
-
-def _counts(segment: Segment) -> list[tuple[Place, int]]:
-    places = segment.log.all_places
-    return [(places[number], count) for number, count in Counter(segment.places_of_calls()).items()]

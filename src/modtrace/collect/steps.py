@@ -1,6 +1,7 @@
 """Finds the steps of a training or inference loop from what runs, without being told."""
 
 import weakref
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,12 +39,24 @@ class Step:
     intervals: list[tuple[int, int, int]] = field(
         default_factory=list
     )  # thread, start_ns, end_ns of measuring
+    folded: Counter[int] = field(default_factory=Counter)  # forward calls by module_id, of segments let go
     restart: int | None = None  # segments from here on may be the next step's
 
     @property
     def kind(self) -> str:
         """`train` if gradients were computed or an optimizer stepped, else `eval`."""
         return "train" if self.went_backward or self.stepped else "eval"
+
+    def fold(self) -> None:
+        """Keeps of the first segments whose graphs are dead the numbers of calls alone: a step may never end."""
+        last = len(self.segments) if self.restart is None else self.restart
+        dead = 0
+        while dead < last and self.segments[dead].is_closed and not self.segments[dead].has_graph():
+            self.folded.update(self.segments[dead].forward_counts())
+            dead += 1
+        self.segments = self.segments[dead:]
+        if self.restart is not None:
+            self.restart -= dead
 
     def touch(self, now_ns: int) -> None:
         """Something of the step ended now."""
@@ -218,7 +231,7 @@ class StepFinder:
             self._close(self._eval, settled=True)
         step = self._slot(segment.with_grad) or self._open(segment.with_grad, now_ns)
         step.entered.add(module_id)
-        if segment.named.ref is not None:
+        if segment.named.ref is not None and not any(ref is segment.named.ref for ref in step.roots):
             step.roots.append(segment.named.ref)
         return step
 
@@ -295,6 +308,7 @@ def _append(first: Step, step: Step) -> None:
     first.backwards += step.backwards
     first.optimizer_steps += step.optimizer_steps
     first.scalars += step.scalars
+    first.folded.update(step.folded)
     first.entered |= step.entered
     first.roots += step.roots
     first.went_backward |= step.went_backward

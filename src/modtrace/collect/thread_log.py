@@ -3,6 +3,7 @@
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from ..torch_internals import sequence_nr
 from .places import Place
 from .segments import BackwardSpan, CallRef, Segment
 
@@ -38,7 +39,7 @@ class ThreadLog:
         self.suspended: list[tuple[Place, int, Segment]] = []
         self.spans: list[Segment | BackwardSpan] = []  # by first_seq
         self.prune_at = 2 * _UNWATCHED_KEPT
-        self.forgotten_seq = 0  # of nodes with smaller numbers it may be forgotten whose they are
+        self.forgotten_seq = sequence_nr()  # of nodes with smaller numbers it may not be known whose they are
         self.backward: Backward | None = None
         self.hooked: Heard | None = None  # for whom a user's backward hook runs ...
         self.hooked_task = -1  # ... and in which graph task

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 #: Parts of raw paths that come from wrappers and are never in the paths of the wrapped model.
-WRAPPER_PARTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+WRAPPER_PARTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_export_root"})
 
 
 def join(prefix: str, part: str) -> str:
