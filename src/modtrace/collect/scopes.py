@@ -488,9 +488,7 @@ class ScopeTracker:
         """Opens the call of the module that the scope belongs to, unless it runs already."""
         owner = None if named.parent is None or named.parent.ref is None else named.parent.ref()
         levels = [log.place, *(place for place, _, _ in log.suspended)]
-        if owner is None or any(
-            place.outermost == id(owner) for level in levels for place in level.upwards()
-        ):
+        if owner is None or any(place.named is named.parent for level in levels for place in level.upwards()):
             return None
         if self._is_in_stretch(log):
             self._pause_scopes(log)
