@@ -96,6 +96,7 @@ _ReentrantCheckpointNode: type | tuple[()] = getattr(
 )
 
 _CALL_IMPL: CodeType = nn.Module._call_impl.__code__
+_MODULE_FILE = _CALL_IMPL.co_filename
 _REENTRANT_FORWARD: CodeType = torch.utils.checkpoint.CheckpointFunction.forward.__code__
 _TORCH_FOLDER = os.path.dirname(torch.__file__)
 _CALLING_FILES = (
@@ -224,6 +225,16 @@ def around_call(start: FrameType | None) -> FrameType | None:
         if frame.f_code is _CALL_IMPL:
             return frame.f_back
     return None
+
+
+def is_in_module_call(start: FrameType | None) -> bool:
+    """Whether the call of a module is among the frames. It is near where one runs: 0.5 us."""
+    frame = start
+    while frame is not None:
+        if frame.f_code.co_filename == _MODULE_FILE:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def running_modules(start: FrameType | None) -> list[int]:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 class BackwardHearer(Protocol):
     """Who hears. What it raises is raised to whoever called `backward()`."""
 
+    @property
+    def wants_gradients(self) -> bool:
+        """Whether it looks at the gradients of inputs."""
+
     def call_began(self, heard: "Heard", received: Any, number: int) -> None:
         """The backward of a call begins; the node of this number is its first, and receives these gradients."""
 
@@ -165,7 +169,7 @@ class Hearing:
         Where all inputs of a call come from the node that runs next, and nothing else feeds it, there is no need: a
         hook on a node takes 3 us.
         """
-        wanted = self._wanted()
+        wanted = self._wanted() if any(hearer.wants_gradients for hearer in self._hearers) else {}
         if not wanted:
             return
         leaves = any(key[0] == ACCUMULATE_SEQUENCE_NR for key in wanted)
@@ -331,6 +335,11 @@ def _collector(sinks: list[tuple[int, Heard, int]]) -> Callable[[Any, Any], None
             gradient = grad_inputs[edge]
             if gradient is None:
                 continue
+            if heard.inputs[3 * place + 1] == ACCUMULATE_SEQUENCE_NR and not torch.is_grad_enabled():
+                with unseen():
+                    gradient = (
+                        gradient.detach()
+                    )  # the leaf takes it over only if nobody else holds it, else a copy
             if heard.gradients is None:
                 heard.gradients = [None] * (len(heard.inputs) // 3)
             before = heard.gradients[place]

@@ -134,7 +134,7 @@ class ScopeTracker:
         """Removes the hooks and closes what is open: a call whose end was not seen has none."""
         self.remove_hooks()
         if self.log.place.named is not None:
-            self._close_dead_calls(self.log, sys._getframe())
+            self.close_dead_calls(self.log, sys._getframe())
         for log in list(self.logs):
             while log.segment is not None:
                 self._close_open_calls(log, EXIT_UNSEEN)
@@ -250,7 +250,7 @@ class ScopeTracker:
             if is_compilers_own(module, frame, self._is_unknown_in_region(log, module)):
                 return
             if log.place.named is not None:
-                self._close_dead_calls(log, around_call(frame))
+                self.close_dead_calls(log, around_call(frame))
             if self._is_in_stretch(log):
                 self._pause_scopes(log)
             self._enter_module(log, module, frame)
@@ -259,7 +259,7 @@ class ScopeTracker:
         """Whether compiled code runs, and the module belongs to no model."""
         return any(place.compiled for place in log.place.upwards()) and self.names.get(module) is None
 
-    def _close_dead_calls(self, log: ThreadLog, frame: FrameType | None) -> None:
+    def close_dead_calls(self, log: ThreadLog, frame: FrameType | None) -> None:
         """Closes the calls on the stack that no longer run: no hook tells of a KeyboardInterrupt."""
         levels = [place for place, _, _ in log.suspended] + [log.place]
         stack = [place for level in levels for place in reversed([*level.upwards()])]
@@ -412,7 +412,7 @@ class ScopeTracker:
         """
         log = self.log
         if log.place.named is not None:
-            self._close_dead_calls(log, frame)
+            self.close_dead_calls(log, frame)
         opened = self._open_owner(log, named, frame)
         inside = log.place if log.place.named is not None else None
         with self._lock:
@@ -432,7 +432,7 @@ class ScopeTracker:
         if log.place.outermost == id(module):
             return None
         if log.place.named is not None:
-            self._close_dead_calls(log, frame)
+            self.close_dead_calls(log, frame)
         if self._is_in_stretch(log):
             self._pause_scopes(log)
         place = self._enter_module(log, module, frame)
@@ -451,19 +451,18 @@ class ScopeTracker:
         with self.guard(place.module):
             is_open = self._unwind_to(log, place.outermost)
             log.scopes = [each for each in log.scopes if each is not place]
-            log.pinned = [each for each in log.pinned if each is not place]
-        if not is_open:
-            return
         try:
-            if not place.is_scope:
+            if is_open and not place.is_scope:
                 for hear in self.leaving:
                     hear(log, scope.module, scope.args, {}, output)
         except BaseException:  # a user's hook
-            with self.guard(place.module):
-                self._leave(log, None, raised=True)
+            output, raised = None, True
             raise
-        with self.guard(place.module):
-            self._leave(log, output, raised=raised)
+        finally:
+            with self.guard(place.module):
+                log.pinned = [each for each in log.pinned if each is not place]
+                if is_open and log.place is place:
+                    self._leave(log, output, raised=raised)
 
     def tell_entered(self, scope: "OpenScope", module: nn.Module, args: Any) -> None:
         """Runs the user's hooks at the begin of a module's call that was opened without torch's hooks."""

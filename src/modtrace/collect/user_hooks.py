@@ -111,6 +111,10 @@ class UserHooks:
             else:
                 hook.call(module, args, output)
 
+    @property
+    def wants_gradients(self) -> bool:
+        return bool(self._hooks[POST_BW])
+
     def call_began(self, heard: Heard, received: Any, number: int) -> None:
         for hook in self._hooks[PRE_BW]:
             try:

@@ -12,6 +12,7 @@ from ..torch_internals import (
     current_node,
     graph_task_id,
     is_custom_function,
+    is_in_module_call,
     running_module,
 )
 from .segments import CallRef
@@ -41,6 +42,14 @@ def where(tracker: "ScopeTracker") -> Where:
     log = tracker.log
     task = graph_task_id()
     segment = log.segment
+    if (
+        segment is not None
+        and log.task == task
+        and not log.pinned
+        and not is_in_module_call(sys._getframe(1))
+    ):
+        tracker.close_dead_calls(log, sys._getframe(1))  # a KeyboardInterrupt: no hook tells of it
+        segment = log.segment
     if segment is not None and log.task == task:
         return Where(CallRef(segment, segment.open_calls.innermost), segment.phase)
     if task < 0:
