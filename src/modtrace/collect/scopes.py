@@ -190,7 +190,7 @@ class ScopeTracker:
         enter_slowly, leave_slowly = self._enter_slowly, self._leave_slowly
         clock, sequence, compiling = time.perf_counter_ns, sequence_nr, is_dynamo_compiling
         exit_event, exit_raised, taps = EXIT, EXIT_RAISED, self.taps
-        entering, leaving, missing = self.entering, self.leaving, object()
+        entering, leaving = self.entering, self.leaving
 
         def enter(module: nn.Module, args: Any) -> None:
             if compiling():
@@ -207,14 +207,13 @@ class ScopeTracker:
                 log.seqs.append(sequence())
                 log.places.append(place.index)
                 log.times.append(clock())
-            for hear in entering:
-                hear(log, module, args)
+            if entering:
+                for hear in entering:
+                    hear(log, module, args)
 
-        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any = missing) -> None:
+        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:
             if compiling():
                 return
-            if output is missing:  # torch (2.13) leaves the keyword arguments out when the call raises
-                kwargs, output = {}, None
             try:
                 log = threads.log
             except AttributeError:
@@ -237,8 +236,9 @@ class ScopeTracker:
             log.places.append(exit_event)
             log.times.append(clock())
             log.place = place.above
-            for tap in taps:
-                tap.returned(log, place, output)
+            if taps:
+                for tap in taps:
+                    tap.returned(log, place, output)
 
         return enter, leave
 
@@ -320,7 +320,10 @@ class ScopeTracker:
             is_open = self._unwind_to(log, id(module))
         if not is_open:
             return  # entered before us
-        raised = output is None and _is_raising(sys._getframe(2))
+        raised = False
+        if output is None and _is_leaving_by_exception(sys._getframe(2)):
+            kwargs = {}  # torch (2.13) leaves them out then
+            raised = not isinstance(sys.exc_info()[1], StopRecomputation)
         if self.leaving:
             try:
                 for hear in self.leaving:
@@ -575,15 +578,14 @@ class _Guard:
         return not self._tracker.strict
 
 
-def _is_raising(call_frame: FrameType) -> bool:
+def _is_leaving_by_exception(call_frame: FrameType) -> bool:
     """Whether the hook runs because the call of this frame is being left by an exception.
 
     An exception that is merely being handled further out has another frame at the head of its traceback.
     """
     error = sys.exc_info()[1]
-    if error is None or isinstance(error, StopRecomputation):
-        return False
-    return error.__traceback__ is not None and error.__traceback__.tb_frame is call_frame
+    trace = None if error is None else error.__traceback__
+    return trace is not None and trace.tb_frame is call_frame
 
 
 # One tracker a process.
