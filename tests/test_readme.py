@@ -45,7 +45,7 @@ def test_python_runs_as_it_stands(block: str, tmp_path: Path) -> None:
 
 
 def test_python_is_there() -> None:
-    assert len(blocks("python")) == 1
+    assert len(blocks("python")) == 2
 
 
 def test_python_leaves_a_recording_that_the_command_shows(tmp_path: Path) -> None:
