@@ -36,11 +36,16 @@ def run_modtrace(*arguments: str, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.splitlines()[0])
-def test_python_runs_as_it_stands(block: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(0, "Sequential  Sequential"), (1, "backward {'")],
+    ids=["recording", "tracking"],
+)
+def test_python_runs_as_it_stands(number: int, shown: str, tmp_path: Path) -> None:
+    block = blocks("python")[number]
     done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "Sequential  Sequential" in done.stdout
+    assert shown in done.stdout
     assert done.stderr == ""
 
 
