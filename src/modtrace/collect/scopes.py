@@ -28,6 +28,7 @@ from ..torch_internals import (
 from .backward import Backward, BackwardWatcher
 from .crossings import CrossingRecorder
 from .graph_watch import watch_graph
+from .named_code import NamedCode
 from .names import ModuleNames, NamedModule
 from .optimizer_watch import OptimizerWatch
 from .places import Place, PlaceTree
@@ -102,6 +103,7 @@ class ScopeTracker:
         self.tree = PlaceTree(self.names)
         self.logs: list[ThreadLog] = []
         self._threads_seen = 0
+        self._started_on = (-1, -1)  # thread, and the number that its next node has
         self.listeners: list[Listener] = []
         self.taps: list[Tap] = []
         self.entering: list[Entering] = []
@@ -110,11 +112,12 @@ class ScopeTracker:
         self.raised_by_user: BaseException | None = None  # by a hook of the user's in a backward
         self._next_id = 0
         self._threads = threading.local()  # itself, not a subclass: reading from one takes twice as long
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._handles: list[Any] = []
         self.optimizers = OptimizerWatch(self)
         self.backwards = BackwardWatcher(self)
         self.crossings = CrossingRecorder(self)
+        self.named_code = NamedCode(self)
 
     # Taking and giving back.
 
@@ -127,7 +130,7 @@ class ScopeTracker:
             register_leave_hook(leave),
         ]
         self.optimizers.start()
-        _ = self.log  # from now on it is known what makes nodes on this thread
+        self._started_on = (threading.get_ident(), sequence_nr())
         self.backwards.start()
 
     def stop(self) -> None:
@@ -162,11 +165,14 @@ class ScopeTracker:
         try:
             log: ThreadLog = self._threads.log
         except AttributeError:
-            with self._lock:
+            with self.lock:
                 self._threads.life = life = ThreadLife()
                 log = self._threads.log = ThreadLog(
                     self.tree.places, self.tree.outside, self._threads_seen, weakref.ref(life)
                 )
+                thread, number = self._started_on
+                if thread == threading.get_ident():
+                    log.forgotten_seq = number  # what has been made since is known
                 self._threads_seen += 1
                 self.logs = [each for each in self.logs if each.is_needed()] + [log]
         return log
@@ -178,7 +184,7 @@ class ScopeTracker:
 
     def take_ids(self, number: int) -> int:
         """The first of so many call ids that nobody else gets."""
-        with self._lock:
+        with self.lock:
             first = self._next_id
             self._next_id += number
         return first
@@ -251,9 +257,9 @@ class ScopeTracker:
                 return
             if log.place.named is not None:
                 self.close_dead_calls(log, around_call(frame))
-            if self._is_in_stretch(log):
-                self._pause_scopes(log)
-            self._enter_module(log, module, frame)
+            if log.is_in_stretch:
+                self.named_code.pause(log)
+            self.enter_module(log, module, frame)
 
     def _is_unknown_in_region(self, log: ThreadLog, module: nn.Module) -> bool:
         """Whether compiled code runs, and the module belongs to no model."""
@@ -276,7 +282,7 @@ class ScopeTracker:
         if log.place.above is None:
             self._close_open_calls(log, EXIT_RAISED)
         else:
-            self._append(log, EXIT_RAISED)
+            self.append(log, EXIT_RAISED)
             log.place = log.place.above
 
     def _open_segment(self, log: ThreadLog, place: Place, frame: FrameType | None) -> None:
@@ -299,7 +305,7 @@ class ScopeTracker:
                 listener.segment_opened(segment, in_step)
             log.push(segment)
             log.spans.append(segment)
-            self._append(log, place.index)
+            self.append(log, place.index)
         except BaseException:  # an interrupt: the call is not going to begin
             self._drop_segment(log, segment)
             raise
@@ -317,7 +323,7 @@ class ScopeTracker:
             return
         is_open = False
         with self.guard(module):
-            is_open = self._unwind_to(log, id(module))
+            is_open = self.unwind_to(log, id(module))
         if not is_open:
             return  # entered before us
         raised = False
@@ -330,27 +336,27 @@ class ScopeTracker:
                     hear(log, module, args, kwargs, output)
             except BaseException:  # a user's hook: torch does not call us again for this call
                 with self.guard(module):
-                    self._leave(log, None, raised=True)
+                    self.leave(log, None, raised=True)
                 raise
             seq, now = sequence_nr(), time.perf_counter_ns()
         with self.guard(module):
-            self._leave(log, output, raised=raised, seq=seq, now=now)
+            self.leave(log, output, raised=raised, seq=seq, now=now)
 
-    def _leave(
+    def leave(
         self, log: ThreadLog, output: Any, *, raised: bool, seq: int | None = None, now: int | None = None
     ) -> None:
         """Ends the innermost call."""
         place = log.place
-        self._append(log, EXIT_RAISED if raised else EXIT, seq, now)
+        self.append(log, EXIT_RAISED if raised else EXIT, seq, now)
         if not raised and not place.is_scope:
             for tap in self.taps:
                 tap.returned(log, place, output)
         if place.above is None:
-            self._close_segment(log, output)
+            self.close_segment(log, output)
         else:
             log.place = place.above
 
-    def _unwind_to(self, log: ThreadLog, key: int) -> bool:
+    def unwind_to(self, log: ThreadLog, key: int) -> bool:
         """Closes calls that ended without their hook, down to the open one of this key, if there is one."""
         if log.place.outermost == key:
             return True
@@ -372,10 +378,10 @@ class ScopeTracker:
         for events in (log.seqs, log.places, log.times):  # an interrupt may have come between two appends
             del events[shortest:]
         for _ in range(sum(1 if place >= 0 else -1 for place in log.places)):
-            self._append(log, code)
-        self._close_segment(log, None)
+            self.append(log, code)
+        self.close_segment(log, None)
 
-    def _close_segment(self, log: ThreadLog, output: Any) -> None:
+    def close_segment(self, log: ThreadLog, output: Any) -> None:
         segment = log.segment
         assert segment is not None
         first_id = self.take_ids(len(segment.places) // 2)
@@ -388,14 +394,10 @@ class ScopeTracker:
         for listener in list(self.listeners):
             listener.segment_closed(segment)
         if log.scopes and log.segment is None and not segment.place.is_scope:
-            self._resume_scopes(log)
-
-    def _enter(self, log: ThreadLog, place: Place) -> None:
-        log.place = place
-        self._append(log, place.index)
+            self.named_code.resume(log)
 
     @staticmethod
-    def _append(log: ThreadLog, event: int, seq: int | None = None, now: int | None = None) -> None:
+    def append(log: ThreadLog, event: int, seq: int | None = None, now: int | None = None) -> None:
         log.seqs.append(sequence_nr() if seq is None else seq)
         log.places.append(event)
         log.times.append(time.perf_counter_ns() if now is None else now)
@@ -405,124 +407,21 @@ class ScopeTracker:
         with self.guard(None):
             self.backwards.reached(segment, self.log)
 
-    # Code that the user has named. It runs no hook, and stands in the log like a call.
-
-    def enter_scope(self, named: NamedModule, frame: FrameType | None) -> "OpenScope":
-        """Named code begins.
-
-        Inside a module, or with a module of its own, it is a call like any other. Alone at the outside it may last
-        as long as the whole training, so there it is logged in stretches, from one outermost call to the next.
-        """
-        log = self.log
-        if log.place.named is not None:
-            self.close_dead_calls(log, frame)
-        opened = self._open_owner(log, named, frame)
+    def enter_module(self, log: ThreadLog, module: nn.Module, frame: FrameType | None) -> Place:
+        """A module's call begins, outermost or inside another."""
         inside = log.place if log.place.named is not None else None
-        with self._lock:
-            place = self.tree.find_scope(named, inside)
-        if (inside is None and graph_task_id() < 0) or self._is_in_stretch(log):
-            log.scopes.append(place)
-        if inside is None:
-            self._open_segment(log, place, frame)
-        else:
-            self._enter(log, place)
-        log.pinned += [place] if opened is None else [opened, place]
-        return OpenScope(log, place, opened)
-
-    def enter_call(self, module: nn.Module, frame: FrameType | None) -> "OpenScope | None":
-        """A `forward` begins that was not called through its module; None where it was."""
-        log = self.log
-        if log.place.outermost == id(module):
-            return None
-        if log.place.named is not None:
-            self.close_dead_calls(log, frame)
-        if self._is_in_stretch(log):
-            self._pause_scopes(log)
-        place = self._enter_module(log, module, frame)
-        log.pinned.append(place)
-        return OpenScope(log, place, None)
-
-    def leave_scope(self, scope: "OpenScope", output: Any, *, raised: bool) -> None:
-        """It has ended; `output` is what it returned, if that is known."""
-        for place in (scope.place, scope.opened):
-            if place is not None:
-                self._leave_place(scope, place, output, raised)
-
-    def _leave_place(self, scope: "OpenScope", place: Place, output: Any, raised: bool) -> None:
-        log = scope.log
-        is_open = False
-        with self.guard(place.module):
-            is_open = self._unwind_to(log, place.outermost)
-            log.scopes = [each for each in log.scopes if each is not place]
-        try:
-            if is_open and not place.is_scope:
-                for hear in self.leaving:
-                    hear(log, scope.module, scope.args, {}, output)
-        except BaseException:  # a user's hook
-            output, raised = None, True
-            raise
-        finally:
-            with self.guard(place.module):
-                log.pinned = [each for each in log.pinned if each is not place]
-                if is_open and log.place is place:
-                    self._leave(log, output, raised=raised)
-
-    def tell_entered(self, scope: "OpenScope", module: nn.Module, args: Any) -> None:
-        """Runs the user's hooks at the begin of a module's call that was opened without torch's hooks."""
-        scope.module, scope.args = module, args
-        inner = scope.log.place
-        scope.log.place = scope.opened or scope.place
-        try:
-            for hear in self.entering:
-                hear(scope.log, module, args)
-        finally:
-            scope.log.place = inner
-
-    def owner_of_scope(self) -> NamedModule | None:
-        """Whose the code is that a scope is opened in: of the call that runs, or is recomputed; None: of nobody."""
-        log = self.log
-        if log.place.named is not None:
-            return None if self._is_in_stretch(log) else log.place.named
-        call = where(self).call if graph_task_id() >= 0 else None
-        return None if call is None else call.place.named
-
-    def _open_owner(self, log: ThreadLog, named: NamedModule, frame: FrameType | None) -> Place | None:
-        """Opens the call of the module that the scope belongs to, unless it runs already."""
-        owner = None if named.parent is None or named.parent.ref is None else named.parent.ref()
-        levels = [log.place, *(place for place, _, _ in log.suspended)]
-        if owner is None or any(place.named is named.parent for level in levels for place in level.upwards()):
-            return None
-        if self._is_in_stretch(log):
-            self._pause_scopes(log)
-        return self._enter_module(log, owner, frame)
-
-    def _enter_module(self, log: ThreadLog, module: nn.Module, frame: FrameType | None) -> Place:
-        inside = log.place if log.place.named is not None else None
-        with self._lock:
+        with self.lock:
             place = self.tree.find(module, inside, frame)
-        if inside is None:
-            self._open_segment(log, place, frame)
-        else:
-            self._enter(log, place)
+        self.enter_place(log, place, frame)
         return place
 
-    @staticmethod
-    def _is_in_stretch(log: ThreadLog) -> bool:
-        return bool(log.scopes) and log.place is log.scopes[-1]
-
-    def _pause_scopes(self, log: ThreadLog) -> None:
-        """A module is called inside of scopes that no module is around: their stretch ends."""
-        for _ in log.scopes:
-            self._append(log, EXIT)
-        self._close_segment(log, None)
-
-    def _resume_scopes(self, log: ThreadLog) -> None:
-        """It has ended: the next stretch begins."""
-        for place in log.scopes:
-            if log.place.named is None:
-                self._open_segment(log, place, None)
-            else:
-                self._enter(log, place)
+    def enter_place(self, log: ThreadLog, place: Place, frame: FrameType | None) -> None:
+        """A call at a place begins."""
+        if log.place.named is None:
+            self._open_segment(log, place, frame)
+        else:
+            log.place = place
+            self.append(log, place.index)
 
     def _owners(self, log: ThreadLog, place: Place, frame: FrameType | None) -> tuple[NamedModule, ...]:
         """What is around an outermost call and runs no hook: scopes, and modules one of whose methods runs it."""
@@ -544,19 +443,6 @@ class ScopeTracker:
         self.remove_hooks()
         for listener in list(self.listeners):
             listener.failed(error, named.shown if named is not None else "no module in particular")
-
-
-class OpenScope:
-    """Named code that runs."""
-
-    __slots__ = ("args", "log", "module", "opened", "place")
-
-    def __init__(self, log: ThreadLog, place: Place, opened: Place | None) -> None:
-        self.log = log
-        self.place = place
-        self.opened = opened  # the module's, if its call was opened with it
-        self.module: Any = None
-        self.args: Any = ()
 
 
 class _Guard:

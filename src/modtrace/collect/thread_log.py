@@ -47,6 +47,11 @@ class ThreadLog:
         self.scopes: list[Place] = []  # scopes that stand outside of any module, outermost first
 
     @property
+    def is_in_stretch(self) -> bool:
+        """Whether named code runs directly that no module is around."""
+        return bool(self.scopes) and self.place is self.scopes[-1]
+
+    @property
     def is_in_module(self) -> bool:
         """Whether more runs on the thread than code that the user has named."""
         return self.segment is not None and not self.segment.is_stretch
