@@ -175,7 +175,7 @@ def is_compilers_own(module: nn.Module, call_frame: FrameType | None, is_unknown
 
 def is_replica(module: nn.Module) -> bool:
     """Whether `torch.nn.parallel.replicate` has made it, as DataParallel does for each device."""
-    return bool(getattr(module, "_is_replica", False))
+    return bool(module.__dict__.get("_is_replica", False))  # `getattr` may run a `__getattr__` of the user's
 
 
 def is_tracing() -> bool:
@@ -225,6 +225,14 @@ def around_call(start: FrameType | None) -> FrameType | None:
         if frame.f_code is _CALL_IMPL:
             return frame.f_back
     return None
+
+
+def caller_of_module(start: FrameType | None) -> FrameType | None:
+    """The frame of the code that calls the module whose call is the innermost one."""
+    frame = around_call(start)
+    while frame is not None and frame.f_code.co_filename == _MODULE_FILE:
+        frame = frame.f_back
+    return frame
 
 
 def is_in_module_call(start: FrameType | None) -> bool:
@@ -281,10 +289,22 @@ def running_module(start: FrameType | None) -> nn.Module | None:
         if (
             is_method or "self" in code.co_freevars
         ):  # a function inside of a method, as checkpoints are given them
-            owner = frame_local(frame, "self")
-            if isinstance(owner, nn.Module):
-                return owner
+            owner: Any = frame_local(frame, "self")
+            if issubclass(type(owner), nn.Module):  # `isinstance` would run a `__class__` of the user's
+                found: nn.Module = owner
+                return found
     return None
+
+
+def is_repeating_forward(start: FrameType | None) -> bool:
+    """Whether a checkpoint runs the whole `forward` of a module again, and that is innermost in these frames."""
+    for frame in frames(start):
+        code = frame.f_code
+        if code.co_name in ("_engine_run_backward", _UNPACK_NAME):
+            return False
+        if code.co_argcount and code.co_varnames[0] == "self":
+            return code.co_name == "forward"
+    return False
 
 
 def frame_local(frame: FrameType, name: str) -> Any:

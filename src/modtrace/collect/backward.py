@@ -164,7 +164,7 @@ class Backward:
         try:
             hearing.move(log, segment, index, number, arriving)
         except Exception as error:
-            if error is tracker.raised_by_user:
+            if error is hearing.raised:  # a hook of the user's
                 raise
             tracker.fail(error, None)
             if tracker.strict:
@@ -217,18 +217,19 @@ class BackwardWatcher:
         return _engine_run_backward
 
     def _run(self, original: Callable[..., Any], outputs: Any, args: Any, kwargs: Any) -> Any:
-        backward = self._begin(outputs, args, kwargs)
+        backward = Backward(self._tracker, self._tracker.log, args, kwargs)
         raised = True
         try:
+            self._begin(backward, outputs)
             result = original(outputs, *args, **kwargs)
             raised = False
             return result
         finally:
             self._end(backward, raised)
 
-    def _begin(self, outputs: Any, args: Any, kwargs: Any) -> Backward:
-        log = self._tracker.log
-        backward = log.backward = Backward(self._tracker, log, args, kwargs)
+    def _begin(self, backward: Backward, outputs: Any) -> None:
+        log = backward.log
+        log.backward = backward
         log.place = self._tracker.tree.outside  # modules that run now do not run inside the open call
         self._running.append(backward)
         with self._tracker.guard(None):
@@ -246,12 +247,11 @@ class BackwardWatcher:
                 backward.plan(
                     outputs, owner_of, self.additions_wanted, list(self.hearers), self.events_wanted
                 )
-        return backward
 
     def _end(self, backward: Backward, raised: bool) -> None:
         log = backward.log
         log.backward = backward.outer
-        self._running.remove(backward)
+        self._running = [each for each in self._running if each is not backward]
         backward.end(raised)
         with self._tracker.guard(None):
             self._tracker.close_down_to(log, backward.segment)

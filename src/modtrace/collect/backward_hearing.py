@@ -35,8 +35,8 @@ class Heard:
     """One call in one run of the engine."""
 
     __slots__ = (
-        "first", "gradients", "index", "inputs", "is_open", "is_silent", "last", "outputs", "parent", "passes", "place",
-        "segment", "taken_at",
+        "first", "gradients", "index", "inputs", "is_open", "is_silent", "last", "outputs", "parent", "passed",
+        "passes", "place", "segment", "taken_at",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +49,7 @@ class Heard:
         last: int,
         inputs: Flat,
         outputs: Flat,
+        passed: Flat,
     ) -> None:
         self.segment = segment
         self.index = index
@@ -58,9 +59,9 @@ class Heard:
         self.last = last  # ... to before here
         self.inputs = inputs
         self.outputs = outputs
-        self.gradients: list[torch.Tensor | None] | None = (
-            None  # of the inputs, as far as they have been collected
-        )
+        self.passed = passed  # outputs that it has not made
+        #: Of the inputs and, behind them, of what it has passed on: as far as they have been collected.
+        self.gradients: list[torch.Tensor | None] | None = None
         self.taken_at = -1  # the node whose arriving gradients are those of all inputs
         self.passes = False  # no node is its own
         self.is_open = False  # its backward runs
@@ -83,7 +84,9 @@ class Heard:
     def outputs_by_slot(self, received: Any, number: int) -> dict[str, torch.Tensor | None]:
         """What arrives at the node of a number, as far as it is for outputs."""
         mine = [(slot, key[1]) for slot, key in in_threes(self.outputs) if key[0] == number]
-        return {slot: received[at if self.passes else of] for at, (slot, of) in enumerate(mine)}
+        if self.passes:
+            return {slot: received[at] for at, (slot, _) in enumerate(in_threes(self.passed))}
+        return {slot: received[of] for slot, of in mine}
 
 
 class Hearing:
@@ -93,6 +96,7 @@ class Hearing:
         self._hearers = hearers
         self._graph = graph
         self._open: list[Heard] = []
+        self.raised: BaseException | None = None  # by a hook of the user's
         self._calls: dict[Segment, list[Heard]] = {}
         self._segments = [span for span in spans if isinstance(span, Segment) and span.crossings is not None]
         self.passing = self._find_passing()  # by the number of the node before which they are; -1: after all
@@ -133,7 +137,7 @@ class Hearing:
             heard.is_open = True
             is_open.append(heard)
             if heard.passes:
-                received = tuple(arriving[key[1]] for _, key in in_threes(heard.outputs) if key[0] == number)
+                received = _passing_gradients(heard, number, arriving)
             elif heard.place.is_scope:
                 heard.is_silent = True
                 continue
@@ -141,7 +145,11 @@ class Hearing:
                 received = arriving
             log.hooked = heard
             for hearer in self._hearers:
-                hearer.call_began(heard, received, number)
+                try:
+                    hearer.call_began(heard, received, number)
+                except BaseException as error:
+                    self.raised = error
+                    raise
 
     def _tell_ended(self, log: "ThreadLog", ended: list[Heard], number: int, arriving: Any) -> None:
         """Calls have ended at once, given innermost first; these gradients arrive at the next node.
@@ -161,7 +169,11 @@ class Hearing:
             gradients = _gradients(heard, number, arriving)
             heard.gradients = None
             for hearer in self._hearers:
-                hearer.call_ended(heard, gradients)
+                try:
+                    hearer.call_ended(heard, gradients)
+                except BaseException as error:
+                    self.raised = error
+                    raise
 
     def collectors(self) -> Iterator[tuple[Any, Callable[[Any, Any], None]]]:
         """Nodes with a hook for each, that notes the gradients which leave a call there.
@@ -193,7 +205,8 @@ class Hearing:
                 if receivers is not None:
                     fed[key] = fed.get(key, 0) + 1
                     for heard, place in receivers:
-                        if heard.first <= number < heard.last:
+                        own = heard.first <= number < heard.last and 3 * place < len(heard.inputs)
+                        if own or (number >= heard.last and 3 * place >= len(heard.inputs)):
                             sources.setdefault(node, []).append((edge, heard, place))
         if not self._graph.pruned:  # else the next node may be one whose gradient is asked for, and not run
             self._take_what_arrives(wanted, fed)
@@ -208,9 +221,13 @@ class Hearing:
         for segment in self._segments:
             if _has_any(self._graph.numbers, segment.first_seq, segment.last_seq):
                 for heard in self._calls_of(segment):
-                    flat = heard.inputs
-                    for at in range(0, len(flat), 3):
-                        wanted.setdefault((flat[at + 1], flat[at + 2]), []).append((heard, at // 3))
+                    place = 0
+                    for flat in (heard.inputs, heard.passed):
+                        for at in range(0, len(flat), 3):
+                            key = (flat[at + 1], flat[at + 2])
+                            if at == 0 or key not in _keys(flat, 0, at):
+                                wanted.setdefault(key, []).append((heard, place))
+                            place += 1
         return wanted
 
     def _take_what_arrives(self, wanted: dict[Key, list[tuple[Heard, int]]], fed: dict[Key, int]) -> None:
@@ -221,7 +238,11 @@ class Hearing:
         roots = self._graph.roots
         for heard, number in zip(calls, next_numbers, strict=True):
             flat = heard.inputs
-            if number in roots:
+            if (
+                number in roots
+                or heard.passed
+                or heard.segment.crossings.is_hooked(heard.segment, heard.index)
+            ):
                 continue
             if len(flat) == 3:
                 if flat[1] == number and fed.get(flat[1:]) == 1:
@@ -255,7 +276,7 @@ class Hearing:
             for event, outputs in segment.crossings.passed.items():
                 heard = self._heard(segment, int(structure.scope_after[event]))
                 if not _has_any(numbers, heard.first, heard.last) and any(
-                    arrived.at(key, heard.last, runs) for _, key in in_threes(outputs)
+                    arrived.at(key, heard, runs) for _, key in in_threes(outputs)
                 ):
                     found.append((-heard.last, -at, -int(structure.exit_event[heard.index]), heard))
         by_node: dict[int, list[Heard]] = {}
@@ -270,27 +291,29 @@ class _Arrived:
     """Where gradients arrive in one run of the engine."""
 
     def __init__(self, graph: Graph) -> None:
-        self._nodes = set(graph.numbers.tolist())
-        self._leaves: dict[int, int] = {}  # by id: the largest number of a node that feeds it
+        self._roots = graph.roots
+        self._fed: dict[Key, int] = {}  # the largest number of a node that feeds it
         self._claimed: dict[int, int] = {}
         for node, number in zip(graph.nodes, graph.numbers.tolist(), strict=True):
-            for target, _ in graph.edges[node]:
-                if target is not None and target._sequence_nr() == ACCUMULATE_SEQUENCE_NR:
-                    self._leaves.setdefault(id(target.variable), number)
+            for target, slot in graph.edges[node]:
+                if target is not None:
+                    at = target._sequence_nr()
+                    key = (at, id(target.variable) if at == ACCUMULATE_SEQUENCE_NR else slot)
+                    self._fed.setdefault(key, number)
 
-    def at(self, key: Key, last: int, runs: bool) -> bool:
-        """Whether a gradient arrives at what a call has passed on.
+    def at(self, key: Key, heard: Heard, runs: bool) -> bool:
+        """Whether a gradient arrives at what a call has passed on, from what was made after it.
 
         Args:
-            last: nodes made after the call have numbers from here.
             runs: a node of the outermost call around it runs too.
         """
-        if key[0] != ACCUMULATE_SEQUENCE_NR:
-            return key[0] in self._nodes
-        if self._leaves.get(key[1], -1) < last:
-            return False
+        if self._fed.get(key, -1) < heard.last:
+            return key[0] in self._roots
+        if key[0] != ACCUMULATE_SEQUENCE_NR or runs:
+            return True
         # A leaf given to a model of which no node runs: it went through the newest such call before its use.
-        return runs or self._claimed.setdefault(key[1], last) == last
+        crossings = heard.segment.crossings
+        return crossings.leaf_lives(key[1]) and self._claimed.setdefault(key[1], heard.last) == heard.last
 
 
 def _calls(segment: Segment) -> list[Heard]:
@@ -301,12 +324,13 @@ def _calls(segment: Segment) -> list[Heard]:
     places = segment.log.all_places
     inputs = {} if crossings is None else crossings.inputs
     outputs = {} if crossings is None else crossings.outputs
+    passed = {} if crossings is None else crossings.passed
     calls: list[Heard] = []
     columns = (segment.places_of_calls(), structure.parent.tolist(), enter, first, last)
     for index, (place, parent, event, begin, end) in enumerate(zip(*columns, strict=True)):
         around = calls[parent] if parent >= 0 else None
-        into, out = inputs.get(event, ()), outputs.get(event, ())
-        calls.append(Heard(segment, index, places[place], around, begin, end, into, out))
+        into, out, past = inputs.get(event, ()), outputs.get(event, ()), passed.get(event, ())
+        calls.append(Heard(segment, index, places[place], around, begin, end, into, out, past))
     return calls
 
 
@@ -319,12 +343,45 @@ def _last(segment: Segment, seqs: Any) -> list[int]:
 
 def _gradients(heard: Heard, number: int, arriving: Any) -> tuple[torch.Tensor | None, ...]:
     """The gradients of a call's inputs when the node of a number is the next to run."""
-    if (heard.taken_at >= 0 and heard.taken_at == number) or heard.passes:
-        flat = heard.inputs
+    flat = heard.inputs
+    if heard.taken_at >= 0 and heard.taken_at == number:
         if len(flat) == 3:
             return (arriving[flat[2]] if flat[1] == number else None,)
-        return tuple([arriving[key[1]] if key[0] == number else None for _, key in in_threes(flat)])
-    return tuple(heard.gradients or [None] * (len(heard.inputs) // 3))
+        return tuple(
+            arriving[key[1]] if key[0] == number and key not in _keys(flat, 0, 3 * at) else None
+            for at, (_, key) in enumerate(in_threes(flat))
+        )
+    own = heard.gradients or [None] * ((len(flat) + len(heard.passed)) // 3)
+    if not heard.passed:
+        return tuple(own)
+    # What it has passed on has come back too: a gradient of the very same tensor.
+    by_key: dict[Key, torch.Tensor | None] = {}
+    behind = _passing_gradients(heard, number, arriving)
+    for (_, key), gradient in zip(in_threes(heard.passed), behind, strict=True):
+        by_key[key] = gradient
+    return tuple(_sum(own[at], by_key.pop(key, None)) for at, (_, key) in enumerate(in_threes(flat)))
+
+
+def _passing_gradients(heard: Heard, number: int, arriving: Any) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of what a call has passed on: what comes from nodes that were made after it."""
+    collected = None if heard.gradients is None else heard.gradients[len(heard.inputs) // 3 :]
+    found = collected or [None] * (len(heard.passed) // 3)
+    for at, (_, key) in enumerate(in_threes(heard.passed)):
+        if found[at] is None and heard.passes and key[0] == number:
+            found[at] = arriving[key[1]]  # it is what backward began with, or a user wrapped the node
+    return tuple(found)
+
+
+def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    if one is None or other is None:
+        return other if one is None else one
+    with unseen(), torch.no_grad():
+        return one + other
+
+
+def _keys(flat: Flat, begin: int, end: int) -> list[Key]:
+    """The keys of some of the tensors: a tensor that is there twice has its gradient at its first place."""
+    return [(flat[at + 1], flat[at + 2]) for at in range(begin, end, 3)]
 
 
 def _collector(sinks: list[tuple[int, Heard, int]]) -> Callable[[Any, Any], None]:
@@ -335,18 +392,14 @@ def _collector(sinks: list[tuple[int, Heard, int]]) -> Callable[[Any, Any], None
             gradient = grad_inputs[edge]
             if gradient is None:
                 continue
-            if heard.inputs[3 * place + 1] == ACCUMULATE_SEQUENCE_NR and not torch.is_grad_enabled():
+            flat = heard.inputs + heard.passed
+            is_leaf = flat[3 * place + 1] == ACCUMULATE_SEQUENCE_NR
+            if is_leaf and type(gradient) is torch.Tensor and not torch.is_grad_enabled():
                 with unseen():
-                    gradient = (
-                        gradient.detach()
-                    )  # the leaf takes it over only if nobody else holds it, else a copy
+                    gradient = gradient.detach()  # a leaf takes it over only if nobody else holds it
             if heard.gradients is None:
-                heard.gradients = [None] * (len(heard.inputs) // 3)
-            before = heard.gradients[place]
-            if before is not None:
-                with unseen(), torch.no_grad():
-                    gradient = before + gradient
-            heard.gradients[place] = gradient
+                heard.gradients = [None] * (len(flat) // 3)
+            heard.gradients[place] = _sum(heard.gradients[place], gradient)
 
     return collect
 

@@ -1,5 +1,6 @@
 """Notes which tensors go into a call and come out of it, so that its backward has its gradients and its place."""
 
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from ..torch_internals import (
     ACCUMULATE_SEQUENCE_NR,
     DisableTorchFunction,
     has_function_modes,
+    is_functorch_tensor,
     keep_out_of_dynamo,
 )
 from .graph_watch import node_of
@@ -17,6 +19,7 @@ from .slots import find_slots
 
 if TYPE_CHECKING:
     from .scopes import ScopeTracker
+    from .segments import Segment
     from .thread_log import ThreadLog
 
 #: Where in an autograd graph a gradient arrives: the number of a node and of its output; of a leaf its `id`.
@@ -32,14 +35,27 @@ _PLAIN = (type(None), bool, int, float, str)
 class Crossings:
     """The tensors of the calls of one segment; calls by the event that they begin with."""
 
-    __slots__ = ("inputs", "open_events", "open_places", "outputs", "passed")
+    __slots__ = ("hooked", "inputs", "leaves", "open_events", "open_places", "outputs", "passed")
 
     def __init__(self) -> None:
         self.inputs: dict[int, Flat] = {}
         self.outputs: dict[int, Flat] = {}
         self.passed: dict[int, Flat] = {}  # outputs that the call has not made: they were there before
+        self.hooked: set[int] = set()  # calls of whose inputs one has a hook of the user's
+        self.leaves: dict[
+            int, weakref.ref[torch.Tensor]
+        ] = {}  # leaves that an outermost call has passed on, by `id`
         self.open_places: list[Any] = []  # of the calls that run
         self.open_events: list[int] = []  # which they began with
+
+    def is_hooked(self, segment: "Segment", index: int) -> bool:
+        """Whether a hook of the user's may change the gradient of one of a call's inputs where it arrives."""
+        return bool(self.hooked) and int(segment.structure().enter_event[index]) in self.hooked
+
+    def leaf_lives(self, key: int) -> bool:
+        """Whether the leaf of this `id` is the one that was passed on, and not another in its place."""
+        leaf = self.leaves.get(key)
+        return leaf is not None and leaf() is not None
 
 
 def in_threes(flat: Flat) -> list[tuple[str, Key]]:
@@ -101,6 +117,8 @@ class CrossingRecorder:
             return
         first = log.seqs[event]
         try:
+            if _has_hooked(args):
+                crossings.hooked.add(event)
             if kwargs:
                 # Seen only now, for no global hook sees them at the begin: one that was written to in place has
                 # lost the node that it came from.
@@ -116,9 +134,24 @@ class CrossingRecorder:
                 crossings.outputs[event] = found
             if len(found) > 3 or found[1] < first or found[1] == ACCUMULATE_SEQUENCE_NR:
                 passed = _made_before(first, found)
+                if passed and log.place.above is None:
+                    with DisableTorchFunction():
+                        crossings.leaves.update(
+                            (id(each), weakref.ref(each))
+                            for _, each in _tensors(output)
+                            if each.grad_fn is None
+                        )
                 if passed:
                     crossings.passed[event] = passed
                     crossings.outputs[event] = found
+
+
+def _has_hooked(args: Any) -> bool:
+    """Whether one of the tensors given has hooks. A nested one that has is not looked for."""
+    if has_function_modes():
+        with DisableTorchFunction():
+            return any(isinstance(each, torch.Tensor) and each._backward_hooks for each in args)
+    return any(type(each) is torch.Tensor and each._backward_hooks for each in args)
 
 
 def _begin_of(crossings: Crossings, place: Any) -> int:
@@ -160,6 +193,8 @@ def _one(slot: str, tensor: torch.Tensor) -> Flat:
 
 def _key(slot: str, tensor: torch.Tensor) -> Flat:
     node = node_of(tensor)
+    if node is None and is_functorch_tensor(tensor):
+        return ()  # its graph is the transform's
     if node is None:
         return slot, ACCUMULATE_SEQUENCE_NR, id(tensor)
     return slot, node._sequence_nr(), tensor.output_nr
@@ -169,5 +204,5 @@ def _tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, _PLAIN):
         return
     for slot, tensor, _ in find_slots(value):
-        if tensor is not None and tensor.requires_grad:
+        if tensor is not None and tensor.requires_grad and not is_functorch_tensor(tensor):
             yield slot, tensor

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..measure.dtypes import format_of
 from ..measure.memory import array_over, extent_of
-from .names import parameter_of
+from .names import descendants, parameter_of
 
 #: Zeroed gradients (`set_to_none=False`) are recognised by looking at one this small, on the CPU only.
 _MAX_ELEMENTS = 65_536
@@ -66,7 +66,7 @@ def evidence_of(roots: Iterable["weakref.ref[Any] | None"]) -> list[GradientEvid
 
 
 def _evidence_below(root: nn.Module) -> GradientEvidence | None:
-    for module in root.modules():
+    for module in (root, *descendants(root)):  # `modules()` fails where one has no hash
         for name, parameter in module._parameters.items():
             grad = None if parameter is None else parameter.grad
             if grad is not None and not grad.is_inference():

@@ -16,9 +16,11 @@ from ..torch_internals import is_dynamo_compiling, is_replica, keep_out_of_dynam
 class ScopeOpener(Protocol):
     """Who opens scopes, and closes them."""
 
-    def _enter_scope(self, name: str, module: nn.Module | None, frame: types.FrameType, args: Any) -> Any: ...
+    def _enter_scope(
+        self, name: str, module: nn.Module | None, frame: types.FrameType, args: Any, kwargs: Any
+    ) -> Any: ...
 
-    def _enter_call(self, module: nn.Module, frame: types.FrameType, args: Any) -> Any: ...
+    def _enter_call(self, module: nn.Module, frame: types.FrameType, args: Any, kwargs: Any) -> Any: ...
 
     def _leave_scope(self, scope: Any, output: Any, *, raised: bool) -> None: ...
 
@@ -195,9 +197,11 @@ class _Wrapper:
                 opener = wrap.opener
                 if opener is not None and wrap.is_for(module):
                     if self._name == "forward":
-                        scopes.append((opener, opener._enter_call(module, frame, args)))
+                        scopes.append((opener, opener._enter_call(module, frame, args, kwargs)))
                     else:
-                        scopes.append((opener, opener._enter_scope(f"{self._name}()", module, frame, args)))
+                        scopes.append(
+                            (opener, opener._enter_scope(f"{self._name}()", module, frame, args, kwargs))
+                        )
             output = function(*args, **kwargs)
         except BaseException:
             for opener, scope in reversed(scopes):

@@ -1,6 +1,7 @@
 """The tracker that users ask: which modules run, in which phase, and hooks around each of them."""
 
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -254,13 +255,15 @@ class ModuleTracker:
         """
         return self._methods.add(module, names)
 
-    def _enter_scope(self, name: str, module: nn.Module | None, frame: FrameType, args: Any = ()) -> Any:
+    def _enter_scope(
+        self, name: str, module: nn.Module | None, frame: FrameType, args: Any = (), kwargs: Any = None
+    ) -> Any:
         tracker = self._tracker
-        return None if tracker is None else tracker.named_code.enter(name, module, frame, args)
+        return None if tracker is None else tracker.named_code.enter(name, module, frame, args, kwargs)
 
-    def _enter_call(self, module: nn.Module, frame: FrameType, args: Any) -> Any:
+    def _enter_call(self, module: nn.Module, frame: FrameType, args: Any, kwargs: Any) -> Any:
         tracker = self._tracker
-        return None if tracker is None else tracker.named_code.enter_call(module, frame, args)
+        return None if tracker is None else tracker.named_code.enter_call(module, frame, args, kwargs)
 
     def _leave_scope(self, scope: Any, output: Any, *, raised: bool) -> None:
         tracker = self._tracker
@@ -317,7 +320,7 @@ class NamedScope:
         self._tracker = tracker
         self._name = name
         self._module = module
-        self._entered: list[Any] = []
+        self._entered: dict[int, list[Any]] = {}  # by thread
 
     def __enter__(self) -> "NamedScope":
         if is_dynamo_compiling():
@@ -326,13 +329,16 @@ class NamedScope:
             raise MisuseError(
                 f"scope({self._name!r}) outside of its `with ModuleTracker()` block: nothing is tracked there."
             )
-        self._entered.append(self._tracker._enter_scope(self._name, self._module, sys._getframe(1)))
+        opened = self._tracker._enter_scope(self._name, self._module, sys._getframe(1))
+        self._entered.setdefault(threading.get_ident(), []).append(opened)
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if is_dynamo_compiling() or not self._entered:
+        if is_dynamo_compiling():
             return
-        self._tracker._leave_scope(self._entered.pop(), None, raised=kind is not None)
+        opened = self._entered.get(threading.get_ident())
+        if opened:
+            self._tracker._leave_scope(opened.pop(), None, raised=kind is not None)
 
 
 class _Listener:

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 class OpenCode:
     """Code that runs: the calls that were opened for it, outermost first."""
 
-    __slots__ = ("args", "log", "module", "places")
+    __slots__ = ("args", "kwargs", "log", "module", "places")
 
-    def __init__(self, log: ThreadLog, module: nn.Module | None, args: Any) -> None:
+    def __init__(self, log: ThreadLog, module: nn.Module | None, args: Any, kwargs: Any) -> None:
         self.log = log
         self.module = module
         self.args = args
+        self.kwargs = kwargs
         self.places: list[Place] = []
 
 
@@ -37,10 +38,21 @@ class NamedCode:
     def __init__(self, tracker: "ScopeTracker") -> None:
         self._tracker = tracker
 
-    def enter(self, name: str, module: nn.Module | None, frame: FrameType | None, args: Any = ()) -> OpenCode:
+    def enter(
+        self, name: str, module: nn.Module | None, frame: FrameType | None, args: Any = (), kwargs: Any = None
+    ) -> OpenCode:
         """A scope begins; where it has a module that does not run yet, a call of that begins too."""
         tracker = self._tracker
-        code = OpenCode(tracker.log, module, args)
+        code = OpenCode(tracker.log, module, args, kwargs or {})
+        try:
+            self._enter(code, name, frame)
+        except BaseException:  # an interrupt, or a hook of the user's
+            self.leave(code, None, raised=True)
+            raise
+        return code
+
+    def _enter(self, code: OpenCode, name: str, frame: FrameType | None) -> None:
+        tracker, module = self._tracker, code.module
         named: NamedModule | None = None
         with tracker.guard(module):
             self._prepare(code.log, frame)
@@ -54,19 +66,25 @@ class NamedCode:
         with tracker.guard(module):
             if named is not None:
                 self._enter_scope(code, named, frame)
-        return code
 
-    def enter_call(self, module: nn.Module, frame: FrameType | None, args: Any) -> OpenCode | None:
+    def enter_call(
+        self, module: nn.Module, frame: FrameType | None, args: Any, kwargs: Any
+    ) -> OpenCode | None:
         """A `forward` begins that was not called through its module; None where it was."""
         tracker = self._tracker
-        code = OpenCode(tracker.log, module, args)
+        code = OpenCode(tracker.log, module, args, kwargs)
         if code.log.place.outermost == id(module):
             return None
-        with tracker.guard(module):
-            self._prepare(code.log, frame)
-            self._pause_if_in_stretch(code.log)
-            self._opened(code, tracker.enter_module(code.log, module, frame))
-        self._tell_entered(code)
+        try:
+            with tracker.guard(module):
+                self._prepare(code.log, frame)
+                self._pause_if_in_stretch(code.log)
+                self._opened(code, tracker.enter_module(code.log, module, frame))
+            if code.places:
+                self._tell_entered(code)
+        except BaseException:
+            self.leave(code, None, raised=True)
+            raise
         return code
 
     def leave(self, code: OpenCode, output: Any, *, raised: bool) -> None:
@@ -111,12 +129,12 @@ class NamedCode:
     def _tell_entered(self, code: OpenCode) -> None:
         """Runs the user's hooks: a module's call has begun that torch runs none for."""
         assert code.module is not None
+        code.log.given_kwargs = code.kwargs
         try:
-            for hear in list(self._tracker.entering):
+            for hear in tuple(self._tracker.entering):
                 hear(code.log, code.module, code.args)
-        except BaseException:
-            self.leave(code, None, raised=True)
-            raise
+        finally:
+            code.log.given_kwargs = None
 
     def _leave_place(self, code: OpenCode, place: Place, output: Any, raised: bool) -> None:
         tracker, log = self._tracker, code.log
@@ -127,7 +145,7 @@ class NamedCode:
         try:
             if is_open and not place.is_scope and code.module is not None:
                 for hear in list(tracker.leaving):
-                    hear(log, code.module, code.args, {}, output)
+                    hear(log, code.module, code.args, code.kwargs, output)
         except BaseException:  # a user's hook
             output, raised = None, True
             raise

@@ -109,6 +109,18 @@ class ModuleNames:
         self._hooks_at = -1  # the revision that it is of
         self._scopes: dict[tuple[NamedModule | None, str], NamedModule] = {}
 
+    def settle(self) -> None:
+        """Nothing more is met: modules are held by plain weak references, which do nothing when they die.
+
+        Two of those with a callback on one object, and a collection while it dies, end in a segmentation fault
+        (CPython 3.11).
+        """
+        with self._lock:
+            self._replicas, self._on_death = {}, []
+            for named in self.modules:
+                module = None if named.ref is None else named.ref()
+                named.ref = None if module is None else weakref.ref(module)
+
     def on_death(self, forget: Any) -> None:
         """Has `forget(key)` called when a module dies, with its `id`."""
         self._on_death.append(forget)
@@ -226,7 +238,7 @@ class ModuleNames:
             if ancestor is not caller and self._dead_slot(module, caller) is not None:
                 return None  # made anew in each forward: no use in walking the whole root for it
             owner = ancestor.ref() if ancestor.ref is not None else None
-            if owner is not None and any(each is module for each in _descendants(owner)):
+            if owner is not None and any(each is module for each in descendants(owner)):
                 self._register_below(owner, ancestor)
                 return self._by_key.get(id(module))
         return None
@@ -298,7 +310,7 @@ class ModuleNames:
     def _register_below(self, top: nn.Module, named_top: NamedModule) -> None:
         """Names everything registered below a module, aliases included."""
         aliases: dict[int, list[str]] = {}
-        for module, parent, path, raw_path in _walk(top, named_top.path, named_top.raw_path):
+        for module, parent, path, raw_path in walk(top, named_top.path, named_top.raw_path):
             named_parent = self._by_key[id(parent)]
             named = self._by_key.get(id(module))
             if named is None:
@@ -457,7 +469,7 @@ def _checked(given: object, where: str) -> nn.Module:
     )
 
 
-def _walk(top: nn.Module, path: str, raw_path: str) -> Iterator[tuple[nn.Module, nn.Module, str, str]]:
+def walk(top: nn.Module, path: str, raw_path: str) -> Iterator[tuple[nn.Module, nn.Module, str, str]]:
     """Every registration below a module, depth first in order: (module, parent, path, raw path).
 
     A shared module comes once for each of its paths. Iterative, and safe against a module inside itself.
@@ -496,7 +508,8 @@ def _is_under(named: NamedModule, top: NamedModule) -> bool:
     return above is top
 
 
-def _descendants(top: nn.Module) -> Iterator[nn.Module]:
+def descendants(top: nn.Module) -> Iterator[nn.Module]:
+    """Every module below another, once."""
     seen = {id(top)}
     pending = [top]
     while pending:
@@ -514,7 +527,7 @@ def _outermost_owner(module: nn.Module, frame: FrameType | None) -> nn.Module | 
     """
     found = None
     for owner in _selves(frame):
-        if any(below is module for below in _descendants(owner)):
+        if any(below is module for below in descendants(owner)):
             found = owner
     return found
 
@@ -525,5 +538,5 @@ def _selves(frame: FrameType | None) -> Iterator[nn.Module]:
         code = each.f_code
         if code.co_argcount and code.co_varnames[0] == "self":
             owner = frame_local(each, "self")
-            if isinstance(owner, nn.Module):
+            if issubclass(type(owner), nn.Module):  # `isinstance` would run a `__class__` of the user's
                 yield owner

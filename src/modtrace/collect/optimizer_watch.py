@@ -45,6 +45,11 @@ class OptimizerWatch:
             starts.clear()  # the last one raised: its post hook did not run
         return bool(starts)
 
+    def stepping_since(self, frame: FrameType | None) -> int:
+        """When the innermost optimizer that steps on this thread began, in ns; -1: none does."""
+        starts = self._starts.get(threading.get_ident())
+        return starts[-1] if starts and self.is_stepping(frame) else -1
+
     def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_dynamo_compiling():
             return

@@ -6,9 +6,9 @@ from typing import Optional
 
 from torch import nn
 
-from ..recording.module_path import join, path_below
+from ..recording.module_path import path_below
 from ..torch_internals import is_compiled
-from .names import ModuleNames, NamedModule
+from .names import ModuleNames, NamedModule, walk
 
 
 class Place(dict[int, "Place"]):
@@ -136,7 +136,7 @@ def _seen_below(above: Place, module: nn.Module) -> tuple[NamedModule, str] | No
     """The root and the path of a module as registered below its caller; None if it is not."""
     caller = above.module
     if caller is not None:
-        for path, each in caller.named_modules(remove_duplicate=False):
+        for each, _, path, _ in walk(caller, above.path, ""):
             if each is module:
-                return above.root, join(above.path, path)
+                return above.root, path
     return None

@@ -9,10 +9,13 @@ import numpy as np
 from ..recording.phase import BACKWARD, FORWARD, RECOMPUTE
 from ..torch_internals import (
     ACCUMULATE_SEQUENCE_NR,
+    caller_of_module,
     checkpoint_being_recomputed,
     current_node,
     is_custom_function,
     is_reentrant_checkpoint,
+    is_repeating_forward,
+    running_module,
 )
 from .segments import CallRef, Segment
 
@@ -57,6 +60,8 @@ def classify(
         return
     number = node._sequence_nr()
     checkpoint = checkpoint_being_recomputed(frame)
+    if checkpoint is None and not is_custom_function(node):
+        segment.phase = BACKWARD  # a hook of the user's calls it
     owner = backwards.owner(log, segment.task, node) if number != ACCUMULATE_SEQUENCE_NR else None
     custom = checkpoint is None and is_custom_function(node)
     region = Region(segment.task, number, id(checkpoint), custom, owner)
@@ -66,30 +71,50 @@ def classify(
     segment.region = region
     if owner is not None:
         span = owner.span_of(number)
-        segment.trigger = None if span is None else span.call_at(number)
+        if span is not None:
+            segment.trigger = span.call_at(number)
+        else:
+            segment.trigger = backwards.recomputed_by(owner, backwards.running(log, segment.task), number)
     segment.trigger_seq = number
     if custom and not is_reentrant_checkpoint(node) and not _ran_in(region, segment):
         segment.phase = BACKWARD
 
 
-def find_around(segment: Segment) -> None:
+def find_around(segment: Segment, log: "ThreadLog", frame: FrameType | None) -> None:
     """Finds the call around the one that is repeated, or whose custom Function works; and the repeated one.
 
-    Done while it runs, so the repeated one is known only where the module was called once around it.
+    Done while it runs, so the repeated one is known only where that is certain.
     """
     named = segment.named
-    segment.around = segment.trigger
-    call = segment.trigger
+    segment.around = call = segment.trigger
+    if segment.phase != RECOMPUTE:
+        return
+    caller = caller_of_module(frame)
+    repeated = running_module(caller)  # whose `forward`, or a function in it, the checkpoint runs again
     while call is not None:
-        if call.place.named is named:
+        if repeated is None and call.place.named is named:
             segment.around, segment.repeats = _around_call(call), call
             return
-        if call.place.is_caller_of(named):
+        children = [each for each in _children(call) if each.place.named is named]
+        if children and (repeated is None or call.place.module is repeated):
             segment.around = call
-            children = [each for each in _children(call) if each.place.named is named]
-            segment.repeats = children[0] if len(children) == 1 else None
+            rank = _rank_in_region(segment, log)
+            if len(children) == 1:
+                segment.repeats = children[0]
+            elif rank < len(children) and is_repeating_forward(caller):
+                segment.repeats = children[rank]
             return
         call = _around_call(call)
+
+
+def _rank_in_region(segment: Segment, log: "ThreadLog") -> int:
+    """How many outermost calls of its module the running recomputation has had before."""
+    rank = 0
+    for span in reversed(log.spans):
+        if not isinstance(span, Segment) or span.region is None or span.region is not segment.region:
+            break
+        rank += span.named is segment.named
+    return rank
 
 
 def original_of(call: CallRef) -> CallRef | None:

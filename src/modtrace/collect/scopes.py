@@ -108,8 +108,7 @@ class ScopeTracker:
         self.taps: list[Tap] = []
         self.entering: list[Entering] = []
         self.leaving: list[Leaving] = []
-        self.strict = False
-        self.raised_by_user: BaseException | None = None  # by a hook of the user's in a backward
+        self.strict_for: list[Listener] = []  # who wants internal errors raised
         self._next_id = 0
         self._threads = threading.local()  # itself, not a subclass: reading from one takes twice as long
         self.lock = threading.RLock()
@@ -146,6 +145,12 @@ class ScopeTracker:
                     alive = watch()
                     if alive is not None:
                         alive.remove()
+        self.names.settle()
+
+    @property
+    def strict(self) -> bool:
+        """Whether internal errors are raised, into the user's run."""
+        return bool(self.strict_for)
 
     def remove_hooks(self) -> None:
         """Removes every hook and gives the engine's door back."""
@@ -214,7 +219,7 @@ class ScopeTracker:
                 log.places.append(place.index)
                 log.times.append(clock())
             if entering:
-                for hear in entering:
+                for hear in tuple(entering):  # a hook may register another, or take itself off
                     hear(log, module, args)
 
         def leave(module: nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:
@@ -230,7 +235,7 @@ class ScopeTracker:
                 return
             if leaving:
                 try:
-                    for hear in leaving:
+                    for hear in tuple(leaving):
                         hear(log, module, args, kwargs, output)
                 except BaseException:  # torch does not call us again for this call
                     log.seqs.append(sequence())
@@ -293,7 +298,7 @@ class ScopeTracker:
         segment.outer = log.segment
         if task >= 0:
             classify(segment, log, self.backwards, frame)
-            find_around(segment)
+            find_around(segment, log, frame)
         elif not with_grad and is_in_reentrant_checkpoint(frame):
             segment.with_grad = True
         if task < 0:
@@ -332,7 +337,7 @@ class ScopeTracker:
             raised = not isinstance(sys.exc_info()[1], StopRecomputation)
         if self.leaving:
             try:
-                for hear in self.leaving:
+                for hear in tuple(self.leaving):
                     hear(log, module, args, kwargs, output)
             except BaseException:  # a user's hook: torch does not call us again for this call
                 with self.guard(module):
@@ -441,6 +446,7 @@ class ScopeTracker:
         """An observer does not stop the observed: tracking ends, the run goes on."""
         named = None if module is None else self.names.get(module)
         self.remove_hooks()
+        _abandon(self)
         for listener in list(self.listeners):
             listener.failed(error, named.shown if named is not None else "no module in particular")
 
@@ -493,7 +499,8 @@ def acquire(listener: Listener, *, strict: bool = False) -> ScopeTracker:
             tracker.start()
             _current = tracker
         _current.listeners.append(listener)
-        _current.strict = _current.strict or strict
+        if strict:
+            _current.strict_for.append(listener)
         _tell_wishes(_current)
         return _current
 
@@ -507,6 +514,7 @@ def release(listener: Listener) -> None:
         if len(_current.listeners) == 1:
             _current.stop()
         _current.listeners.remove(listener)
+        _current.strict_for = [each for each in _current.strict_for if each is not listener]
         _tell_wishes(_current)
         if not _current.listeners:
             _current = None
@@ -515,6 +523,14 @@ def release(listener: Listener) -> None:
 def _tell_wishes(tracker: ScopeTracker) -> None:
     tracker.backwards.events_wanted = any(each.wants_backward_events for each in tracker.listeners)
     tracker.backwards.additions_wanted = any(each.wants_additions for each in tracker.listeners)
+
+
+def _abandon(tracker: ScopeTracker) -> None:
+    """A tracker has failed: who comes next starts another."""
+    global _current
+    with _current_lock:
+        if _current is tracker:
+            _current = None
 
 
 def current() -> ScopeTracker | None:

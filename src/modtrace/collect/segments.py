@@ -20,6 +20,9 @@ EXIT_RAISED = -2
 EXIT_UNSEEN = -3
 
 
+_NO_COUNTS: Counter[int] = Counter()
+
+
 class CallRef(NamedTuple):
     """One call: the `index`-th entered in its segment."""
 
@@ -91,9 +94,32 @@ class Segment:
     """
 
     __slots__ = (
-        "__weakref__", "_events", "_open_calls", "_structure", "around", "crossings", "first_id", "first_seq",
-        "holders", "last_seq", "log", "outer", "owners", "phase", "place", "region", "repeats", "task", "trigger",
-        "trigger_seq", "watches", "with_grad",
+        "__weakref__",
+        "_children",
+        "_counts",
+        "_events",
+        "_open_calls",
+        "_ranks",
+        "_seen",
+        "_structure",
+        "around",
+        "crossings",
+        "first_id",
+        "first_seq",
+        "holders",
+        "last_seq",
+        "log",
+        "outer",
+        "owners",
+        "phase",
+        "place",
+        "region",
+        "repeats",
+        "task",
+        "trigger",
+        "trigger_seq",
+        "watches",
+        "with_grad",
     )  # fmt: skip
 
     def __init__(self, log: "Any", place: Place, first_seq: int, task: int, with_grad: bool) -> None:
@@ -120,6 +146,10 @@ class Segment:
         self.crossings: Any = None  # of the tensors that went in and came out of its calls, if that is wanted
         self._structure: Structure | None = None
         self._open_calls: OpenCalls | None = None
+        self._children: list[list[int]] | None = None  # by call, once it is closed
+        self._counts: Counter[int] | None = None
+        self._ranks: list[int] | None = None  # by call, as far as asked for
+        self._seen: Counter[int] = _NO_COUNTS
 
     @property
     def named(self) -> NamedModule:
@@ -237,10 +267,37 @@ class Segment:
         """How many forward calls each module has in it, by module_id."""
         if self.phase != FORWARD:
             return Counter()
+        if self._counts is not None:
+            return self._counts
         counts: Counter[int] = Counter()
         for number, count in Counter(self.places_of_calls()).items():
             counts[self.log.all_places[number].named.module_id] += count
+        if self.last_seq is not None:
+            self._counts = counts
         return counts
+
+    def children_of(self, index: int) -> list[int]:
+        """The calls directly inside its `index`-th call."""
+        if self.last_seq is None:
+            return self.open_calls.children[index]
+        if self._children is None:
+            self._children = [[] for _ in range(self.calls)]
+            for call, parent in enumerate(self.structure().parent.tolist()):
+                if parent >= 0:
+                    self._children[parent].append(call)
+        return self._children[index]
+
+    def rank_of(self, index: int) -> int:
+        """How many calls of the same module came before its `index`-th one in it."""
+        if self._ranks is None or len(self._ranks) <= index:
+            if self._ranks is None:
+                self._ranks, self._seen = [], Counter()
+            places, seen = self.log.all_places, self._seen
+            for number in self.places_of_calls()[len(self._ranks) :]:
+                module_id = places[number].named.module_id
+                self._ranks.append(seen[module_id])
+                seen[module_id] += 1
+        return self._ranks[index]
 
     def parent_of(self, index: int) -> int:
         """The call around its `index`-th call; -1: none in this segment."""
@@ -250,12 +307,13 @@ class Segment:
 class OpenCalls:
     """What nests in what in a running segment. Each event is looked at once, however often it is asked."""
 
-    __slots__ = ("after", "innermost", "parent", "place")
+    __slots__ = ("after", "children", "innermost", "parent", "place")
 
     def __init__(self) -> None:
         self.after: list[int] = []  # by event: the call that runs after it; -1: none
         self.place: list[int] = []  # by call: the number of its place
         self.parent: list[int] = []  # by call
+        self.children: list[list[int]] = []  # by call
         self.innermost = -1  # the innermost open call
 
     def follow(self, places: list[int]) -> None:
@@ -263,6 +321,9 @@ class OpenCalls:
         for place in places[len(self.after) :]:
             if place >= 0:
                 self.parent.append(self.innermost)
+                self.children.append([])
+                if self.innermost >= 0:
+                    self.children[self.innermost].append(len(self.place))
                 self.innermost = len(self.place)
                 self.place.append(place)
             else:

@@ -89,9 +89,7 @@ class StepFollower:
             if segment is call.segment:
                 break
             before += segment.forward_counts()[named.module_id]
-        numbers = call.segment.places_of_calls()[: call.index]
-        all_places = call.segment.log.all_places
-        before += sum(1 for number in numbers if all_places[number].named is named)
+        before += call.segment.rank_of(call.index)
         return self._finder.number_of(step), before
 
     def _find(self, segment: Segment) -> Step | None:

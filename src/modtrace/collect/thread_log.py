@@ -19,8 +19,8 @@ class ThreadLog:
     """What one thread is in the middle of, and the segments whose graphs may still run backward."""
 
     __slots__ = (
-        "all_places", "backward", "forgotten_seq", "hooked", "hooked_task", "life", "number", "outside", "pinned",
-        "place", "places", "prune_at", "scopes", "segment", "seqs", "spans", "suspended", "task", "times",
+        "all_places", "backward", "forgotten_seq", "given_kwargs", "hooked", "hooked_task", "life", "number", "outside",
+        "pinned", "place", "places", "prune_at", "scopes", "segment", "seqs", "spans", "suspended", "task", "times",
     )  # fmt: skip
 
     def __init__(
@@ -43,6 +43,7 @@ class ThreadLog:
         self.backward: Backward | None = None
         self.hooked: Heard | None = None  # for whom a user's backward hook runs ...
         self.hooked_task = -1  # ... and in which graph task
+        self.given_kwargs: dict[str, Any] | None = None  # of a call that is being opened without a hook
         self.pinned: list[Place] = []  # of the calls that were opened without a hook
         self.scopes: list[Place] = []  # scopes that stand outside of any module, outermost first
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
@@ -100,7 +101,7 @@ class UserHooks:
             return  # it is not followed: a graph module of torch.compile's, or a tracker that has failed
         for hook in self._hooks[PRE_FW]:
             if hook.with_kwargs:
-                hook.call(module, args, call_kwargs(sys._getframe(2)) or {})
+                hook.call(module, args, _kwargs_of(log, sys._getframe(2)))
             else:
                 hook.call(module, args)
 
@@ -116,26 +117,16 @@ class UserHooks:
         return bool(self._hooks[POST_BW])
 
     def call_began(self, heard: Heard, received: Any, number: int) -> None:
+        if self._tracker is None:
+            return  # it was left inside of this backward
         for hook in self._hooks[PRE_BW]:
-            try:
-                hook.call(
-                    heard.module, heard.outputs_by_slot(received, number) if hook.with_slots else received
-                )
-            except BaseException as error:
-                self._raised(error)
-                raise
+            hook.call(heard.module, heard.outputs_by_slot(received, number) if hook.with_slots else received)
 
     def call_ended(self, heard: Heard, gradients: Any) -> None:
+        if self._tracker is None:
+            return
         for hook in self._hooks[POST_BW]:
-            try:
-                hook.call(heard.module, heard.inputs_by_slot(gradients) if hook.with_slots else gradients)
-            except BaseException as error:
-                self._raised(error)
-                raise
-
-    def _raised(self, error: BaseException) -> None:
-        if self._tracker is not None:
-            self._tracker.raised_by_user = error
+            hook.call(heard.module, heard.inputs_by_slot(gradients) if hook.with_slots else gradients)
 
 
 def _put_in(listed: list[Any], what: Any, was: bool, wanted: bool) -> None:
@@ -143,3 +134,8 @@ def _put_in(listed: list[Any], what: Any, was: bool, wanted: bool) -> None:
         listed.append(what)
     elif was and not wanted:
         listed.remove(what)
+
+
+def _kwargs_of(log: ThreadLog, call_frame: FrameType) -> dict[str, Any]:
+    """The keyword arguments of the call that begins."""
+    return call_kwargs(call_frame) or {} if log.given_kwargs is None else log.given_kwargs

@@ -9,6 +9,7 @@ import torch
 from ..recording.phase import BACKWARD, OPTIMIZER, RECOMPUTE
 from ..torch_internals import (
     ACCUMULATE_SEQUENCE_NR,
+    checkpoint_being_recomputed,
     current_node,
     graph_task_id,
     is_custom_function,
@@ -62,15 +63,22 @@ def where(tracker: "ScopeTracker") -> Where:
 
 def _where_in_backward(tracker: "ScopeTracker", log: ThreadLog, task: int) -> Where:
     node = current_node()
+    backward = tracker.backwards.running(log, task)
+    if backward is not None and tracker.optimizers.stepping_since(sys._getframe(2)) > backward.start_ns:
+        return Where(None, OPTIMIZER)  # in a hook after the gradient of a parameter has been accumulated
     if node is None:
         return Where(None, BACKWARD)
     number = node._sequence_nr()
     if number == ACCUMULATE_SEQUENCE_NR:
         return Where(None, BACKWARD, parameter=node.variable, nested_in=_nested_in(tracker, log, task))
     backwards = tracker.backwards
-    backward = backwards.running(log, task)
     owner = backwards.owner(log, task, node)
-    if torch.is_grad_enabled() and backward is not None and not backward.create_graph:
+    if (
+        torch.is_grad_enabled()
+        and backward is not None
+        and not backward.create_graph
+        and (is_custom_function(node) or checkpoint_being_recomputed(sys._getframe(2)) is not None)
+    ):
         call = _recomputing_call(owner, node, sys._getframe(2))
         return Where(call, RECOMPUTE, known=call is not None)
     added = None if backward is None else backward.is_adding(number)
