@@ -1241,7 +1241,7 @@ def test_later_steps_with_a_leaf_input_cost_no_more_python_calls_than_earlier_on
                 train(model, x)
             finally:
                 sys.setprofile(None)
-    assert max(calls[200:]) <= max(calls[50:150])
+    assert sum(calls[200:]) <= 1.05 * sum(calls[100:200])  # it is looked now and then what can be let go
 
 
 @BOTH_OF_TORCH

@@ -44,7 +44,7 @@ class Methods:
         if not names:
             raise TypeError(f"methods({type(module).__name__}): name at least one method, such as 'encode'")
         wraps = [_Wrap(module, name) for name in names]
-        self._wraps += wraps
+        self._wraps = [wrap for wrap in self._wraps if wrap.ref() is not None] + wraps
         if self._opener is not None:
             for wrap in wraps:
                 wrap.start(self._opener)
@@ -88,11 +88,17 @@ class _Wrap:
         found = getattr(module, name, None)
         if found is None:
             raise AttributeError(f"methods(): {type(module).__name__} has no method {name!r}")
+        if inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found):
+            raise TypeError(
+                f"methods(): {name!r} of {type(module).__name__} is a coroutine or a generator, which is over before "
+                "its body runs. Put `with tracker.scope(...)` into its body"
+            )
         if not callable(found) or isinstance(found, nn.Module):
             raise TypeError(
                 f"methods(): {name!r} of {type(module).__name__} is no method but {type(found).__name__}"
             )
         self.ref = weakref.ref(module)
+        self.key = id(module)
         self.name = name
         self.opener: ScopeOpener | None = None
         self._wrapper: _Wrapper | None = None
@@ -145,7 +151,7 @@ class _Wrapper:
         self._holder = holder
         self._name = name
         self._original = vars(holder).get(name, _INHERITED)
-        self._followed: list[_Wrap] = []
+        self._followed: dict[int, list[_Wrap]] = {}  # by `id` of the module
         function = getattr(holder, name)
         followed = self
 
@@ -171,14 +177,16 @@ class _Wrapper:
 
     def add(self, wrap: _Wrap) -> None:
         """One more follows it."""
-        self._followed = [*self._followed, wrap]
+        self._followed[wrap.key] = [*self._followed.get(wrap.key, ()), wrap]
 
     def remove(self, wrap: _Wrap) -> None:
         """One less: after the last the method is as it was.
 
         Unless somebody else has wrapped it since: then ours stays below, and passes on.
         """
-        self._followed = [each for each in self._followed if each is not wrap]
+        left = [each for each in self._followed.pop(wrap.key, ()) if each is not wrap]
+        if left:
+            self._followed[wrap.key] = left
         if self._followed:
             return
         _wrappers.pop((id(self._holder), self._name), None)
@@ -188,12 +196,17 @@ class _Wrapper:
             else:
                 _put(self._holder, self._name, self._original)
 
+    def _following(self, module: Any) -> "list[_Wrap]":
+        if is_replica(module):
+            return [wrap for wraps in self._followed.values() for wrap in wraps]
+        return self._followed.get(id(module), [])
+
     def run(self, function: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
         """Calls the method in a scope of each that follows it for this module."""
         frame = sys._getframe(2)
         scopes: list[tuple[ScopeOpener, Any]] = []
         try:
-            for wrap in self._followed:
+            for wrap in self._following(module):
                 opener = wrap.opener
                 if opener is not None and wrap.is_for(module):
                     if self._name == "forward":

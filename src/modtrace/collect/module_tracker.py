@@ -181,10 +181,13 @@ class ModuleTracker:
             pre_fw_hook: `(module, args)`, args as the module gets them.
             post_fw_hook: `(module, args, output)`; the output is None when an exception leaves the call.
             pre_bw_hook: `(module, grad_output)`, just before the first node of the call runs; the gradients that this
-                node receives. The module is None if it is dead by then.
+                node receives. Of a call that only passes a tensor on: the gradients of what it has passed on. The
+                module is None if it is dead by then.
             post_bw_hook: `(module, grad_input)`, when the last node of the call has run and its gradients are where
                 they go; a gradient for each tensor among args and kwargs that needs one, in order: what this call
-                contributes, as in torch's full backward hooks. None: none came. Not called if the backward raises.
+                contributes, as in torch's full backward hooks. None: none came, or the tensor was given before. Where
+                several calls end at one node, `current` is the innermost of them in the hooks of all. Not called if
+                the backward raises. Gradients of leaves share memory with `.grad`: copy what you keep.
             with_kwargs: the forward hooks get the keyword arguments too, behind args.
             with_slots: the backward hooks get a dict instead, from slots to gradients: `"[0].hidden_states"`.
             several: these hooks are called beside others of their kind.

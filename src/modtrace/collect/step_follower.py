@@ -10,7 +10,10 @@ from .segments import CallRef, Segment
 from .steps import Step, StepFinder
 
 #: Outermost calls of one step that are kept one by one.
-_FOLD_AT = 32
+_FOLD_AT = 16
+
+#: Outermost calls whose steps are known before it is looked which are still needed.
+_PRUNE_AT = 48
 
 
 class StepFollower:
@@ -19,7 +22,7 @@ class StepFollower:
     def __init__(self) -> None:
         self._finder = StepFinder()
         self._steps: dict[Segment, Step] = {}
-        self._prune_at = 64
+        self._prune_at = _PRUNE_AT
         self._lock = threading.RLock()
         self._last: tuple[CallRef, tuple[int | None, int | None]] | None = None
 
@@ -36,7 +39,7 @@ class StepFollower:
                     for each, step in self._steps.items()
                     if (step.is_open and each in step.segments) or not each.is_closed or each.has_graph()
                 }
-                self._prune_at = 2 * len(self._steps) + 64
+                self._prune_at = len(self._steps) + _PRUNE_AT
 
     def segment_dropped(self, segment: Segment) -> None:
         with self._lock:

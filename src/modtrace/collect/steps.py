@@ -47,6 +47,14 @@ class Step:
         """`train` if gradients were computed or an optimizer stepped, else `eval`."""
         return "train" if self.went_backward or self.stepped else "eval"
 
+    def add_root(self, segment: Segment) -> None:
+        """Notes the module of an outermost call, by a weak reference that does nothing when the module dies."""
+        module = segment.named.ref() if segment.named.ref is not None else None
+        if module is not None:
+            plain = weakref.ref(module)
+            if not any(root is plain for root in self.roots):
+                self.roots.append(plain)
+
     def fold(self) -> None:
         """Keeps of the first segments whose graphs are dead the numbers of calls alone: a step may never end."""
         last = len(self.segments) if self.restart is None else self.restart
@@ -231,8 +239,7 @@ class StepFinder:
             self._close(self._eval, settled=True)
         step = self._slot(segment.with_grad) or self._open(segment.with_grad, now_ns)
         step.entered.add(module_id)
-        if segment.named.ref is not None and not any(ref is segment.named.ref for ref in step.roots):
-            step.roots.append(segment.named.ref)
+        step.add_root(segment)
         return step
 
     def _join(self, segment: Segment, now_ns: int) -> Step:
@@ -297,8 +304,7 @@ class StepFinder:
         new.segments = moved
         for segment in moved:
             new.entered.add(segment.named.module_id)
-            if segment.named.ref is not None:
-                new.roots.append(segment.named.ref)
+            new.add_root(segment)
             if segment.last_seq is not None:
                 new.touch(int(segment.times[-1]))
 
