@@ -199,7 +199,7 @@ class BackwardWatcher:
     def start(self) -> None:
         """Wraps the door."""
         keep_out_of_dynamo(Backward.plan, Backward._move_on, Backward._mark, GraphWatch.__call__)
-        keep_out_of_dynamo(BackwardWatcher._begin, BackwardWatcher._end)
+        keep_out_of_dynamo(BackwardWatcher._make, BackwardWatcher._begin, BackwardWatcher._end)
         keep_out_of_dynamo(BackwardWatcher._wrap, BackwardWatcher._run, with_callees=False)
         self._door.open(self._wrap)
 
@@ -217,7 +217,7 @@ class BackwardWatcher:
         return _engine_run_backward
 
     def _run(self, original: Callable[..., Any], outputs: Any, args: Any, kwargs: Any) -> Any:
-        backward = Backward(self._tracker, self._tracker.log, args, kwargs)
+        backward = self._make(args, kwargs)
         raised = True
         try:
             self._begin(backward, outputs)
@@ -226,6 +226,9 @@ class BackwardWatcher:
             return result
         finally:
             self._end(backward, raised)
+
+    def _make(self, args: Any, kwargs: Any) -> Backward:
+        return Backward(self._tracker, self._tracker.log, args, kwargs)
 
     def _begin(self, backward: Backward, outputs: Any) -> None:
         log = backward.log
