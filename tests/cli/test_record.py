@@ -199,7 +199,7 @@ def test_misuse_ends_with_code_2_and_says_what_and_where(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["modtrace", *arguments])
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # a program that runs takes its place
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # a program takes its place
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2

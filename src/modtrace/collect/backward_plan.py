@@ -26,6 +26,17 @@ class Graph(NamedTuple):
     pruned: bool  # the engine runs only what some inputs need
     roots: frozenset[int]  # the numbers of those where it begins
 
+    def has_any(self, first: int, end: int | None) -> bool:
+        """Whether a node's number lies in a range; `end` None: in one that has not ended."""
+        if end is None:
+            return len(self.numbers) > 0 and int(self.numbers[0]) >= first
+        return self.next_before(end) >= first
+
+    def next_before(self, number: int) -> int:
+        """The number of the first node to run of those below a number; -1: there is none."""
+        at = int(np.searchsorted(-self.numbers, -number, side="right"))
+        return int(self.numbers[at]) if at < len(self.numbers) else -1
+
 
 class Moves(NamedTuple):
     """The nodes from which on another call is running, as columns."""

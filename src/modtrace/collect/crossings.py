@@ -58,9 +58,14 @@ class Crossings:
         return leaf is not None and leaf() is not None
 
 
-def in_threes(flat: Flat) -> list[tuple[str, Key]]:
-    """The tensors one by one: slot and key."""
-    return [(flat[at], (flat[at + 1], flat[at + 2])) for at in range(0, len(flat), 3)]
+def slots_of(flat: Flat) -> tuple[str, ...]:
+    """The slots of the tensors, one by one."""
+    return flat[::3]
+
+
+def keys_of(flat: Flat) -> list[Key]:
+    """The keys of the tensors, one by one."""
+    return list(zip(flat[1::3], flat[2::3], strict=True))
 
 
 class CrossingRecorder:
@@ -172,9 +177,9 @@ def _begin_of(crossings: Crossings, place: Any) -> int:
 def _made_before(first: int, flat: Flat) -> Flat:
     """The tensors whose nodes have smaller numbers, and leaves."""
     kept: Flat = ()
-    for at in range(0, len(flat), 3):
-        if flat[at + 1] < first or flat[at + 1] == ACCUMULATE_SEQUENCE_NR:
-            kept += flat[at : at + 3]
+    for at, (number, _) in enumerate(keys_of(flat)):
+        if number < first or number == ACCUMULATE_SEQUENCE_NR:
+            kept += flat[3 * at : 3 * at + 3]
     return kept
 
 

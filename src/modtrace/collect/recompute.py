@@ -145,11 +145,7 @@ def _way_to(call: CallRef) -> list[int]:
 
 
 def _children(call: CallRef) -> list[CallRef]:
-    segment = call.segment
-    calls = len(segment.places_of_calls())
-    return [
-        CallRef(segment, at) for at in range(call.index + 1, calls) if segment.parent_of(at) == call.index
-    ]
+    return [CallRef(call.segment, at) for at in call.segment.children_of(call.index)]
 
 
 def _is_of(call: CallRef, index: int, segment: Segment | None = None) -> bool:

@@ -9,7 +9,7 @@ from .segments import BackwardSpan, CallRef, Segment
 
 if TYPE_CHECKING:
     from .backward import Backward
-    from .backward_hearing import Heard
+    from .heard import Heard
 
 #: Segments and spans that nothing holds are kept this long, for graphs that no output leads to (a stashed loss).
 _UNWATCHED_KEPT = 16

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 
 from ..torch_internals import call_kwargs, keep_out_of_dynamo
-from .backward_hearing import Heard
+from .heard import Heard
 from .thread_log import ThreadLog
 
 if TYPE_CHECKING:
