@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 
 #: A backward and its outputs: what `_engine_run_backward` takes after them, in order.
 _CREATE_GRAPH, _INPUTS = 2, 3
+
+
+class Wanted(NamedTuple):
+    """What is to be known of a backward beyond that it runs."""
+
+    times: bool
+    additions: bool  # which work is the engine's own adding up of gradients
+    hearers: tuple[BackwardHearer, ...]
 
 
 class Backward:
@@ -77,16 +85,14 @@ class Backward:
         self,
         outputs: Iterable[Any],
         owner_of: Callable[[Any], Any],
-        marks_additions: bool,
-        hearers: Sequence[BackwardHearer] = (),
-        takes_times: bool = True,
+        wanted: "Wanted",
     ) -> None:
         """Has the first node to run place hooks wherever the running call will change."""
         outputs = list(outputs)
         roots = root_nodes(outputs)
         placed = False
-        self._marks_additions = marks_additions
-        self._takes_times = takes_times or self.span is not None
+        self._marks_additions = wanted.additions
+        self._takes_times = wanted.times or self.span is not None
 
         def place(grad_outputs: Any) -> None:
             nonlocal placed
@@ -95,7 +101,7 @@ class Backward:
                 self.task = graph_task_id()
                 begins_here = False
                 with self._tracker.guard(None):
-                    begins_here = self._place_hooks(roots, outputs, owner_of, hearers)
+                    begins_here = self._place_hooks(roots, outputs, owner_of, wanted.hearers)
                 if begins_here:
                     self._move_on(grad_outputs)  # the node's hooks are running: one placed now would not
 
@@ -243,13 +249,11 @@ class BackwardWatcher:
                 listener.backward_began(backward)
             for tap in list(self._tracker.taps):
                 tap.backward_begins(backward, outputs)
-            if self.events_wanted or self.additions_wanted or self.hearers:
+            wanted = Wanted(self.events_wanted, self.additions_wanted, tuple(self.hearers))
+            if any(wanted):
                 if isinstance(outputs, torch.Tensor):
                     outputs = (outputs,)
-                owner_of = functools.partial(self._owner_at_start, backward)
-                backward.plan(
-                    outputs, owner_of, self.additions_wanted, list(self.hearers), self.events_wanted
-                )
+                backward.plan(outputs, functools.partial(self._owner_at_start, backward), wanted)
 
     def _end(self, backward: Backward, raised: bool) -> None:
         log = backward.log

@@ -73,22 +73,21 @@ class CrossingRecorder:
 
     def __init__(self, tracker: "ScopeTracker") -> None:
         self._tracker = tracker
-        self._wanted = 0
-        self.wants_outputs = False  # of every call: their slots are asked for
+        self._wanted: list[bool] = []  # by who wants them: whether with the outputs of every call
         self._enter, self._leave = self._entering, self._leaving  # bound once
 
-    def want(self) -> None:
-        """Somebody wants them."""
-        self._wanted += 1
-        if self._wanted == 1:
+    def want(self, with_outputs: bool) -> None:
+        """Somebody wants them; with the outputs of every call if slots are asked for."""
+        self._wanted.append(with_outputs)
+        if len(self._wanted) == 1:
             keep_out_of_dynamo(CrossingRecorder._entering, CrossingRecorder._leaving)
             self._tracker.entering.insert(0, self._enter)
             self._tracker.leaving.insert(0, self._leave)
 
-    def unwant(self) -> None:
+    def unwant(self, with_outputs: bool) -> None:
         """And does no more."""
-        self._wanted -= 1
-        if self._wanted == 0:
+        self._wanted.remove(with_outputs)
+        if not self._wanted:
             self._tracker.entering.remove(self._enter)
             self._tracker.leaving.remove(self._leave)
 
@@ -135,7 +134,7 @@ class CrossingRecorder:
             self._tracker.fail(error, module)
             return
         if found:
-            if self.wants_outputs:
+            if True in self._wanted:
                 crossings.outputs[event] = found
             if len(found) > 3 or found[1] < first or found[1] == ACCUMULATE_SEQUENCE_NR:
                 passed = _made_before(first, found)

@@ -195,9 +195,8 @@ class Recorder:
                 self._taps.drop(segment)
 
     def backward_began(self, backward: Backward) -> None:
-        if backward.accumulate and backward.outer is None:
-            with self._lock:
-                self._finder.backward_began()
+        with self._lock:
+            self._finder.backward_began(backward)
 
     def backward_ended(self, backward: Backward) -> None:
         with self._lock:

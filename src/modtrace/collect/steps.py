@@ -130,8 +130,10 @@ class StepFinder:
         step.segments.append(segment)
         return step
 
-    def backward_began(self) -> None:
-        """A `backward()` begins: gradients found cleared now were cleared since the last one."""
+    def backward_began(self, backward: Backward) -> None:
+        """A backward begins: of a `backward()`, gradients found cleared now were cleared since the last one."""
+        if not backward.accumulate or backward.outer is not None:
+            return
         step = self._train
         if step is not None and step.restart is not None and step.gradients_cleared():
             self._split(step, step.restart)

@@ -26,13 +26,25 @@ class Hook(NamedTuple):
     alone: bool  # the one of its kind, as PyTorch's ModTracker has it
 
 
+class _Places(NamedTuple):
+    """Where the hooks of one tracker stand."""
+
+    entering: bool
+    leaving: bool
+    backward: bool
+    outputs: bool  # the outputs of every call are noted for them
+
+
+_NOTHING = _Places(False, False, False, False)
+
+
 class UserHooks:
     """The hooks of one tracker. They stay from one of its contexts to the next."""
 
     def __init__(self) -> None:
         self._hooks: dict[str, list[Hook]] = {PRE_FW: [], POST_FW: [], PRE_BW: [], POST_BW: []}
         self._tracker: ScopeTracker | None = None
-        self._installed: tuple[bool, bool, bool] = (False, False, False)
+        self._installed = _NOTHING
         self._enter, self._leave = self._entering, self._leaving  # bound once
 
     def add(self, hooks: dict[str, Hook]) -> None:
@@ -73,26 +85,26 @@ class UserHooks:
         """They do no more."""
         tracker, self._tracker = self._tracker, None
         if tracker is not None:
-            self._put(tracker, (False, False, False))
+            self._put(tracker, _NOTHING)
 
     def _install(self) -> None:
         if self._tracker is not None:
             hooks = self._hooks
-            if any(hook.with_slots for hook in hooks[PRE_BW]):
-                self._tracker.crossings.wants_outputs = True
-            wanted = (bool(hooks[PRE_FW]), bool(hooks[POST_FW]), bool(hooks[PRE_BW] or hooks[POST_BW]))
-            self._put(self._tracker, wanted)
+            outputs = any(hook.with_slots for hook in hooks[PRE_BW])
+            backward = bool(hooks[PRE_BW] or hooks[POST_BW])
+            self._put(self._tracker, _Places(bool(hooks[PRE_FW]), bool(hooks[POST_FW]), backward, outputs))
 
-    def _put(self, tracker: "ScopeTracker", wanted: tuple[bool, bool, bool]) -> None:
+    def _put(self, tracker: "ScopeTracker", wanted: "_Places") -> None:
         """Stands in the tracker's lists as far as there are hooks: a list that is empty costs nothing."""
         was, self._installed = self._installed, wanted
-        _put_in(tracker.entering, self._enter, was[0], wanted[0])
-        _put_in(tracker.leaving, self._leave, was[1], wanted[1])
-        _put_in(tracker.backwards.hearers, self, was[2], wanted[2])
-        if wanted[2] and not was[2]:
-            tracker.crossings.want()
-        elif was[2] and not wanted[2]:
-            tracker.crossings.unwant()
+        _put_in(tracker.entering, self._enter, was.entering, wanted.entering)
+        _put_in(tracker.leaving, self._leave, was.leaving, wanted.leaving)
+        _put_in(tracker.backwards.hearers, self, was.backward, wanted.backward)
+        if was[2:] != wanted[2:]:
+            if wanted.backward:
+                tracker.crossings.want(wanted.outputs)
+            if was.backward:
+                tracker.crossings.unwant(was.outputs)
 
     # What is heard. Exceptions of the user's are the user's.
 
