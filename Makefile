@@ -12,6 +12,7 @@ TESTS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.modtrace-stamp
+BENCH_STAMP := $(VENV)/.modtrace-bench-stamp
 PIP := PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq
 CHECKED := src tests examples benchmarks docs
 
@@ -39,6 +40,11 @@ $(STAMP): pyproject.toml constraints.txt setup.py src/modtrace/measure/_native.c
 	@$(PIP) -c constraints.txt -e '.[dev]'
 	@touch $@
 
+$(BENCH_STAMP): $(STAMP)
+	@echo 'installing the tracers that make bench compares with'
+	@$(PIP) -c constraints.txt -e '.[bench]'
+	@touch $@
+
 demo: env  ## train a small GPT under the recorder and show what ran inside (ARGS=--checkpoint)
 	$(BIN)/modtrace record --backward-times --to demo.modtrace --overwrite examples/train_gpt.py --steps 30 $(ARGS)
 	$(BIN)/modtrace show demo.modtrace
@@ -59,9 +65,10 @@ format: env  ## put the sources into the project's format
 docs: env  ## write docs/schema.md anew from the schemas
 	$(BIN)/python docs/make_schema.py
 
-bench: env  ## print the cost of recording beside plain runs and PyTorch's own trackers
+bench: env $(BENCH_STAMP)  ## print the cost of recording beside plain runs, PyTorch's own trackers and other tracers
 	$(BIN)/python benchmarks/scopes.py
 	$(BIN)/python benchmarks/values.py
+	$(BIN)/python benchmarks/ops.py
 	@if [ -f benchmarks/open_large.py ]; then $(BIN)/python benchmarks/open_large.py; fi
 
 soak: env  ## run the long tests

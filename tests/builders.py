@@ -5,8 +5,10 @@
     head = build.module("head", "Linear", parent=gpt, parameters=100)
     step = build.step(0, 0, 1000)
     outer = build.call(gpt, 0, 600)
-    build.call(head, 100, 500, parent=outer)
+    head_call = build.call(head, 100, 500, parent=outer)
     build.optimizer(800, 900)
+    linear = build.op(head_call, "aten.addmm.default", 110, 160, flops=1200, saved_bytes=64)
+    build.use(build.tensor([2, 4], producer=linear), op=build.op(outer, "aten.relu.default", 510, 520))
     build.output(outer, [0.5, float("nan")])
     build.parameter(head, "weight", [1.0, -1.0])
     data = build.data()
@@ -47,7 +49,8 @@ class RecordingBuilder:
         """`meta` are fields of `RunMeta`."""
         self._meta = RunMeta(**meta)
         self._rows: dict[str, list[dict[str, Any]]] = {
-            table: [] for table in ("modules", "sites", "calls", "values", "steps", "scalars")
+            table: []
+            for table in ("modules", "sites", "calls", "ops", "tensors", "uses", "values", "steps", "scalars")
         }
         self._root_of: dict[int, int] = {}
         self._step = 0
@@ -114,6 +117,10 @@ class RecordingBuilder:
         thread: int = 0,
         raised: bool = False,
         overhead_ns: int | None = None,
+        flops: int | None = None,
+        allocated_bytes: int | None = None,
+        peak_bytes: int | None = None,
+        saved_bytes: int | None = None,
     ) -> int:
         """A call of a module within the current step; `forward` is the `forward_call_id` of a backward."""
         rows = self._rows["calls"]
@@ -131,23 +138,135 @@ class RecordingBuilder:
             "end_ns": end_ns,
             "overhead_ns": overhead_ns,
             "raised": raised,
+            "flops": flops,
+            "allocated_bytes": allocated_bytes,
+            "peak_bytes": peak_bytes,
+            "saved_bytes": saved_bytes,
         }
         rows.append(row)
         return len(rows) - 1
 
-    def backward(self, forward: int, start_ns: int, end_ns: int | None, *, parent: int | None = None) -> int:
-        """The backward of a forward call."""
+    def backward(
+        self, forward: int, start_ns: int, end_ns: int | None, *, parent: int | None = None, **more: Any
+    ) -> int:
+        """The backward of a forward call; `more` goes to `call`."""
         module = self._rows["calls"][forward]["module_id"]
-        return self.call(module, start_ns, end_ns, parent=parent, phase="backward", forward=forward)
+        return self.call(module, start_ns, end_ns, parent=parent, phase="backward", forward=forward, **more)
 
-    def recompute(self, forward: int, start_ns: int, end_ns: int | None, *, parent: int | None = None) -> int:
-        """The recompute of a forward call."""
+    def recompute(
+        self, forward: int, start_ns: int, end_ns: int | None, *, parent: int | None = None, **more: Any
+    ) -> int:
+        """The recompute of a forward call; `more` goes to `call`."""
         module = self._rows["calls"][forward]["module_id"]
-        return self.call(module, start_ns, end_ns, parent=parent, phase="recompute", recompute_of=forward)
+        return self.call(
+            module, start_ns, end_ns, parent=parent, phase="recompute", recompute_of=forward, **more
+        )
 
-    def optimizer(self, start_ns: int, end_ns: int) -> int:
-        """An optimizer's step."""
-        return self.call(None, start_ns, end_ns, phase="optimizer")
+    def optimizer(self, start_ns: int, end_ns: int, **more: Any) -> int:
+        """An optimizer's step; `more` goes to `call`."""
+        return self.call(None, start_ns, end_ns, phase="optimizer", **more)
+
+    def op(
+        self,
+        call: int | None,
+        name: str,
+        start_ns: int,
+        end_ns: int | None,
+        *,
+        phase: str | None = None,
+        nth: int | None = None,
+        args: str = "",
+        sequence_nr: int | None = None,
+        sequence_thread: int | None = None,
+        forward: int | None = None,
+        thread: int = 0,
+        is_view: bool = False,
+        flops: int | None = 0,
+        bytes_read: int | None = 0,
+        bytes_written: int | None = 0,
+        saved_bytes: int | None = 0,
+        raised: bool = False,
+        accumulation: bool | None = None,
+    ) -> int:
+        """An op of a call within the current step; without a call it ran outside of all of them.
+
+        Its phase is the call's, and it is the call's next of its name, if nothing else is given; `forward` is
+        its `forward_op_id`.
+        """
+        rows = self._rows["ops"]
+        if phase is None and call is not None:
+            phase = self._rows["calls"][call]["phase"]
+        if nth is None:
+            nth = sum((row["call_id"], row["name"], row["step"]) == (call, name, self._step) for row in rows)
+        row = {
+            "op_id": len(rows),
+            "step": self._step,
+            "call_id": call,
+            "phase": phase,
+            "name": name,
+            "nth": nth,
+            "args": args,
+            "sequence_nr": sequence_nr,
+            "sequence_thread": sequence_thread,
+            "forward_op_id": forward,
+            "thread": thread,
+            "is_view": is_view,
+            "start_ns": start_ns,
+            "end_ns": end_ns,
+            "flops": flops,
+            "bytes_read": bytes_read,
+            "bytes_written": bytes_written,
+            "saved_bytes": saved_bytes,
+            "raised": raised,
+            "accumulation": accumulation,
+        }
+        rows.append(row)
+        return len(rows) - 1
+
+    def tensor(
+        self,
+        shape: Sequence[int],
+        *,
+        producer: int | None = None,
+        producer_call: int | None = None,
+        slot: str = "",
+        site: int | None = None,
+        dtype: str = "float32",
+        device: str = "cpu",
+        storage: int | None = None,
+        version: int | None = None,
+        requires_grad: bool = False,
+    ) -> int:
+        """A contiguous tensor, made by the op `producer`, returned by a call, or a leaf at a site.
+
+        Without a `storage` it has one of its own.
+        """
+        rows = self._rows["tensors"]
+        row = {
+            "tensor_id": len(rows),
+            "site_id": site,
+            "shape": list(shape),
+            "stride": [int(np.prod(shape[at + 1 :])) for at in range(len(shape))],
+            "offset": 0,
+            "conj": False,
+            "neg": False,
+            "dtype": dtype,
+            "device": device,
+            "layout": "strided",
+            "requires_grad": requires_grad,
+            "storage": len(rows) if storage is None else storage,
+            "version": version,
+            "producer_op": producer,
+            "producer_call": producer_call,
+            "slot": slot,
+        }
+        rows.append(row)
+        return len(rows) - 1
+
+    def use(self, tensor: int, *, op: int | None = None, call: int | None = None, slot: str = "[0]") -> None:
+        """An op, or a call, that reads a tensor as its argument `slot`."""
+        row = {"consumer_op": op, "consumer_call": call, "slot": slot, "tensor_id": tensor}
+        self._rows["uses"].append(row)
 
     def site(self, module: int | None, role: str, slot: str = "", *, nth: int | None = None) -> int:
         """A place where a tensor is seen; the same one again has the same id."""

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .collect.fx_paths import ModulePathTracer
     from .collect.module_tracker import ModTracker, ModuleTracker
     from .errors import ModtraceError, ModtraceWarning
     from .face import LiveRecording, Recording, open_recording, record
@@ -14,6 +15,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "LiveRecording": "face",
     "ModTracker": "collect.module_tracker",
+    "ModulePathTracer": "collect.fx_paths",
     "ModuleTracker": "collect.module_tracker",
     "ModtraceError": "errors",
     "ModtraceWarning": "errors",
@@ -27,6 +29,7 @@ __all__ = [
     "ModTracker",
     "ModtraceError",
     "ModtraceWarning",
+    "ModulePathTracer",
     "ModuleTracker",
     "Recording",
     "__version__",

@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from .analysis.memory_table import MemoryTable, build_memory_table
 from .analysis.module_tree import ModuleTree, build_module_tree
 from .analysis.nonfinite import NonFinite, find_first_nonfinite
+from .analysis.op_groups import GroupedBy
+from .analysis.op_paths import OpPaths, build_op_paths
+from .analysis.op_table import OpTable, build_op_table
 from .analysis.value_table import build_value_table
 from .errors import MisuseError
 from .optional import require
@@ -98,6 +102,45 @@ class Recording:
         """
         return build_module_tree(self.data, step=step)
 
+    def op_table(
+        self, step: int | None = None, *, by: GroupedBy = "module", phase: str | None = None
+    ) -> OpTable:
+        """What the ops of one step cost, the most expensive first; its `recorded` is False without ops.
+
+        Args:
+            step: its number; None for the last complete one.
+            by: `"module"`, `"call"` (a forward with its backward and recompute) or `"op"` (ops of one name).
+            phase: forward, backward, recompute or optimizer, to leave all other ops out.
+
+        Raises:
+            ValueError: there is no such step, or `by` or `phase` is something else.
+        """
+        return build_op_table(self.data, step=step, by=by, phase=phase)
+
+    def memory_table(self, step: int | None = None, *, ops: bool = False) -> MemoryTable:
+        """What the modules save for backward and their calls allocate; its `recorded` is False without ops.
+
+        Args:
+            step: its number; None for the last complete one.
+            ops: whether each row says which of its ops save.
+
+        Raises:
+            ValueError: there is no such step.
+        """
+        return build_memory_table(self.data, step=step, ops=ops)
+
+    def paths(self, step: int | None = None, *, phase: str | None = None) -> OpPaths:
+        """Which op ran in which module, in order; its `recorded` is False without ops.
+
+        Args:
+            step: its number; None for the last complete one.
+            phase: forward, backward, recompute or optimizer, to leave all other ops out.
+
+        Raises:
+            ValueError: there is no such step, or no such phase.
+        """
+        return build_op_paths(self.data, step=step, phase=phase)
+
     def write(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Writes the recording as a folder.
 
@@ -175,6 +218,7 @@ class LiveRecording(Recording):
                 steps=self._options.steps,
                 backward_times=self._options.backward_times,
                 values=self._options.values,
+                ops=self._options.ops,
                 strict=self._options.strict,
             )
             recorder.start()
@@ -225,6 +269,7 @@ class RecordOptions:
     steps: StepRange
     backward_times: bool
     values: PathFilter | None  # None: no values
+    ops: bool
     overwrite: bool
     strict: bool
     max_bytes: int
@@ -235,6 +280,7 @@ class RecordOptions:
         return {
             "steps": str(self.steps),
             "backward_times": self.backward_times,
+            "ops": self.ops,
             "values": None if self.values is None else STATS,
             **{name: patterns for name, patterns in chosen.items() if patterns is not None},
         }
@@ -256,6 +302,7 @@ def record(
     values: str | None = STATS,
     include: Patterns = None,
     exclude: Patterns = None,
+    ops: bool = False,
     steps: "str | range | slice | None" = None,
     backward_times: bool = False,
     overwrite: bool = False,
@@ -307,6 +354,7 @@ def record(
         steps=to_step_range(steps),
         backward_times=backward_times,
         values=chosen,
+        ops=ops,
         overwrite=overwrite,
         strict=strict,
         max_bytes=max_bytes,

@@ -3,10 +3,11 @@
 Checked on torch 2.13.0 (CPU). `modtrace doctor` prints `check_all()`.
 """
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -471,3 +472,143 @@ DisableTorchFunction: Any = torch._C.DisableTorchFunction
 
 #: While `torch.jit.trace` runs, what it has traced so far; reading a shape would become part of it.
 tracing_state: Callable[[], Any] = torch._C._get_tracing_state
+
+
+# Ops.
+
+
+def callable_of(func: Any) -> Any:
+    """What runs an op: of an `OpOverload` the C++ function behind it, which its `__call__` calls. Saves 0.3 us."""
+    call = getattr(func, "_op", None) if type(func) is torch._ops.OpOverload else None
+    return func if call is None else call
+
+
+def is_random_op(func: Any) -> bool:
+    """Whether an op draws from a generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+
+
+# What a graph keeps for backward. `_raw_saved_x` of a node is what it has saved as x, still packed: reading it runs
+# no hook. What it gives points into the node's own memory: keep none of it longer than the node.
+
+_RAW_SAVED = "_raw_saved_"
+_CUSTOM_SAVED = ("_raw_saved_tensors",)
+_ALREADY_FREED = "already been freed"  # some nodes say so after backward; others have empty variables then
+_HIDING_NODES = ("CopySlices",)  # holds the node of an in-place op on a view, and shows none of it
+_SavedVariable: type | tuple[()] = getattr(torch._C._autograd, "SavedTensor", ())
+_SelectiveContext: Any = getattr(torch.utils.checkpoint, "_CachedTorchDispatchMode", ())
+
+
+def saved_variables(node: Any) -> tuple[list[Any], bool]:
+    """What a node has saved, still packed, and whether it may have saved more that torch does not show."""
+    kind: Any = type(node)
+    names = _CUSTOM_SAVED if issubclass(kind, _CustomFunctionNode) else _saved_names(kind)
+    found: list[Any] = []
+    is_unknown = names is None
+    for name in names or ():
+        try:
+            value = getattr(node, name)
+            found.extend(value if isinstance(value, (list, tuple)) else [value])
+        except Exception as error:
+            is_unknown |= _ALREADY_FREED not in str(error)
+    return found, is_unknown
+
+
+@functools.cache  # torch's own classes: they live anyway
+def _saved_names(kind: type) -> tuple[str, ...] | None:
+    """The attributes with what nodes of a kind have saved; None: torch shows nothing of such nodes (C++ extensions)."""
+    shown = getattr(getattr(torch._C, "_functions", None), kind.__name__, None)
+    if shown is not kind or kind.__name__ in _HIDING_NODES:
+        return None
+    return tuple(name for name in dir(kind) if name.startswith(_RAW_SAVED))
+
+
+def is_saved_variable(value: Any) -> bool:
+    """Whether it is a tensor as a graph saves it."""
+    return issubclass(type(value), _SavedVariable)  # `isinstance` would run a `__class__` of the user's
+
+
+def packed_content(saved: Any) -> tuple[Any, Any]:
+    """What a saved variable holds, and the hook that would unpack it; without a hook it holds a tensor or None."""
+    return saved.data, saved.unpack_hook
+
+
+def checkpoint_of_hook(unpack_hook: Any) -> Any:
+    """The region (`_CheckpointFrame`) whose non-reentrant checkpoint has packed a tensor; None: another hook has.
+
+    What it packs is a placeholder without memory.
+    """
+    code = getattr(unpack_hook, "__code__", None)
+    if code is None or code.co_filename != _CHECKPOINT_FILE:
+        return None
+    return _captured(unpack_hook, "frame")
+
+
+def held_by_checkpoint(region: Any) -> tuple[list[Any], bool]:
+    """What a non-reentrant checkpoint keeps for the recompute of a region, and whether it may keep more.
+
+    Raises:
+        AttributeError: another version of torch (2.13) keeps it elsewhere.
+
+    Those are its arguments as saved variables, its keyword arguments, those of a `functools.partial`, the outputs
+    that a selective checkpoint keeps, and what a recompute has brought back for a backward that took only a part.
+    Not the state of the random generators.
+    """
+    again = region.recompute_fn
+    held = [*region.saved_args, _captured(again, "kwargs"), *_bound_arguments(_captured(again, "fn"))]
+    held += [tensor for each in region.recomputed.values() for tensor in each.values()]
+    context = _captured(again, "recompute_context")
+    if isinstance(context, _SelectiveContext):
+        wrapped = torch.utils._pytree.tree_leaves(list(context.storage.values()))
+        return held + [getattr(each, "val", None) for each in wrapped], False
+    return held, not isinstance(context, nullcontext)
+
+
+def held_by_custom_function(node: Any) -> list[Any]:
+    """What lies on the `ctx` of a custom Function; of a reentrant checkpoint what the user has given it."""
+    own: dict[str, Any] = vars(node)
+    if not is_reentrant_checkpoint(node):
+        return [own]
+    return [own.get("inputs"), *_bound_arguments(own.get("run_function"))]
+
+
+def _bound_arguments(function: Any) -> list[Any]:
+    return [function.args, function.keywords] if isinstance(function, functools.partial) else []
+
+
+def _captured(function: Any, name: str) -> Any:
+    """A variable that a function has from the one around it; None if it has none of that name, or it is not set."""
+    names = function.__code__.co_freevars
+    try:
+        return function.__closure__[names.index(name)].cell_contents if name in names else None
+    except ValueError:
+        return None
+
+
+def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """A number that no other living storage has, and its size in bytes.
+
+    Raises:
+        Exception: the tensor has no storage of its own (sparse, functorch's ...).
+    """
+    storage = tensor.untyped_storage()
+    return storage._cdata, storage.nbytes()
+
+
+#: How many dispatch modes stand on the stack of this thread. 30 ns.
+count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+
+
+def leave_dispatch_mode(mode: Any) -> None:
+    """Takes a dispatch mode off the stack of this thread, wherever in it it stands.
+
+    A mode that a user has entered since and not left stands above ours, and `__exit__` takes off what is on top.
+    """
+    size = count_dispatch_modes
+    above: list[Any] = []
+    while size() and torch._C._get_dispatch_stack_at(size() - 1) is not mode:
+        above.append(torch._C._pop_torch_dispatch_stack())
+    if size():
+        mode.__exit__(None, None, None)
+    for each in reversed(above):
+        torch._C._push_on_torch_dispatch_stack(each)

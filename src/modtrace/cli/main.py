@@ -12,6 +12,9 @@ from ..errors import ModtraceError
 COMMANDS = {
     "record": "Runs a Python script and records its models.",
     "show": "Shows the module tree of a recording with the times and values of one step.",
+    "ops": "Shows what the ops of one step cost, by module, by call or by name.",
+    "memory": "Shows which modules keep memory for the backward of one step.",
+    "paths": "Shows which op ran in which module, in order.",
     "nonfinite": "Finds where NaN and infinite values came up first.",
     "doctor": "Tells what works on this installation.",
 }

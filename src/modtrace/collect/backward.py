@@ -304,13 +304,17 @@ class BackwardWatcher:
             return None
         return owner.call_of(backward.inside._sequence_nr())
 
+    def has_one_owner(self, log: ThreadLog) -> bool:
+        """Whether every graph that is known was built by this thread."""
+        return not any(each.spans for each in self._tracker.logs if each is not log)
+
     def owner(self, log: ThreadLog, task: int, node: Any) -> ThreadLog | None:
         """The log of the thread that built the graph now running; None if that cannot be known.
 
         Sequence numbers count per thread: where several threads have graphs, only what the graph itself
         holds can tell whose the numbers are.
         """
-        if not any(each.spans for each in self._tracker.logs if each is not log):
+        if self.has_one_owner(log):
             return log
         number = node._sequence_nr()
         own = log.span_of(number)

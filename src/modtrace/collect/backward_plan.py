@@ -88,7 +88,7 @@ def find_moves(graph: Graph, owner: "ThreadLog", extra: Collection[int] = ()) ->
     The engine runs nodes in descending sequence number, so the calls that the sorted nodes were made in are
     the calls in the order of their backward.
     """
-    segments, of_segment, index = _calls_of(owner, graph.numbers)
+    segments, of_segment, index = calls_of_nodes(owner, graph.numbers)
     changed = np.empty(len(index), bool)
     changed[:1] = True
     own = _made_in_segment(graph.numbers, segments, of_segment)
@@ -138,7 +138,7 @@ def find_adding_nodes(
 def _calls_by_node(graph: Graph, owner: "ThreadLog | None") -> list[CallRef | None]:
     if owner is None:
         return [None] * len(graph.nodes)
-    segments, of_segment, index = _calls_of(owner, graph.numbers)
+    segments, of_segment, index = calls_of_nodes(owner, graph.numbers)
     found = zip(of_segment.tolist(), index.tolist(), strict=True)
     return [None if (at := segments[of]) is None or call < 0 else CallRef(at, call) for of, call in found]
 
@@ -174,7 +174,7 @@ def _walk(roots: list[Any]) -> tuple[list[Any], list[int], Edges]:
     return list(edges), numbers, edges
 
 
-def _calls_of(owner: "ThreadLog", numbers: Ints) -> tuple[list[Segment | None], Ints, Ints]:
+def calls_of_nodes(owner: "ThreadLog", numbers: Ints) -> tuple[list[Segment | None], Ints, Ints]:
     """Segments, and for each node in descending order which of them it was made in, and in which call there."""
     segments: list[Segment | None] = [None]
     of_segment = np.zeros(len(numbers), np.int64)

@@ -144,14 +144,19 @@ def _nth_of_forwards(step: Ints, module_id: Ints, phase: npt.NDArray[np.int8]) -
     """For each forward call how many of its module came before it in its step; -1 for other phases."""
     nth = np.full(len(step), -1, np.int32)
     forward = np.flatnonzero(phase == _PHASE_CODE[FORWARD])
-    if not len(forward):
-        return nth
-    key = (step[forward] - step[forward].min()) * (int(module_id.max()) + 1) + module_id[forward]
-    order = np.argsort(key, kind="stable")
-    ordered = key[order]
-    first = np.concatenate([[True], ordered[1:] != ordered[:-1]])
-    position = np.arange(len(order))
-    nth[forward[order]] = position - np.maximum.accumulate(np.where(first, position, 0))
+    nth[forward] = count_before(step[forward], module_id[forward])
+    return nth
+
+
+def count_before(one: Ints, other: Ints) -> npt.NDArray[np.int32]:
+    """For each row how many before it have the same two numbers."""
+    nth = np.zeros(len(one), np.int32)
+    if len(one):
+        order = np.lexsort((other, one))  # stable
+        changes = (np.diff(one[order]) != 0) | (np.diff(other[order]) != 0)
+        first = np.concatenate([[True], changes])
+        position = np.arange(len(order))
+        nth[order] = position - np.maximum.accumulate(np.where(first, position, 0))
     return nth
 
 

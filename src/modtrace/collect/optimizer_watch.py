@@ -38,6 +38,10 @@ class OptimizerWatch:
             handle.remove()
         self._handles = []
 
+    def has_begun(self) -> bool:
+        """Whether an optimizer has begun to step on this thread and may not have ended. 0.1 us."""
+        return bool(self._starts) and bool(self._starts.get(threading.get_ident()))
+
     def is_stepping(self, frame: FrameType | None) -> bool:
         """Whether an optimizer steps on this thread, in whose frames we are."""
         starts = self._starts.get(threading.get_ident())

@@ -20,6 +20,9 @@ from .backward import Backward
 from .call_rows import NthMemory, call_columns, intervals_of, optimizer_columns
 from .measured import Measured, free_rows
 from .names import roots_of
+from .op_batches import OpBatch
+from .op_mode import OpKeeper
+from .op_recorder import OpRecorder
 from .segments import Segment
 from .steps import Step, StepFinder
 from .value_rows import SiteIds, value_columns
@@ -43,10 +46,11 @@ class Recorder:
         steps: StepRange = ALL_STEPS,
         backward_times: bool = False,
         values: PathFilter | None = None,
+        ops: bool = False,
         strict: bool = False,
     ) -> None:
-        self.wants_backward_events = backward_times
-        self.wants_additions = False
+        self.wants_backward_events = backward_times or ops
+        self.wants_additions = ops
         self._sink = sink
         self._roots = roots_of(model)
         self._selected = steps
@@ -55,6 +59,9 @@ class Recorder:
         self._taps: ValueTaps | None = None  # while they work
         self._tap: ValueTaps | None = None  # what stands in the tracker's list
         self._sites = SiteIds()
+        self._wants_ops = ops
+        self._ops: OpRecorder | None = None
+        self._early_ops: list[OpBatch] = []  # that ran while no step was open
         self._tracker: scopes.ScopeTracker | None = None
         self._finder = StepFinder()
         self._memory = NthMemory()
@@ -94,12 +101,17 @@ class Recorder:
         self._roots = []
         if self._values is not None:
             self._start_taps(self._tracker, self._values)
+        if self._wants_ops:
+            self._ops = OpRecorder(self._tracker, self._ops_failed)
+            self._ops.start(is_wanted=self._may_be_selected())
         atexit.register(self.stop)  # a block never left, and no thread of ours alive when Python goes down
 
     def _leave(self) -> None:
         """Hears and times nothing any more."""
         if self._tracker is not None:
             self._tracker.taps[:] = [tap for tap in self._tracker.taps if tap is not self._tap]
+        if self._ops is not None:
+            self._ops.stop()
         scopes.release(self)
         atexit.unregister(self.stop)
         self._active = False
@@ -121,7 +133,8 @@ class Recorder:
         if error is not None:
             self._note_end(error)
         with self._lock:
-            self._finder.finish(time.perf_counter_ns())
+            self._take_ops(self._finder.current)
+            self._finder.finish(time.perf_counter_ns(), self._early_ops)
         self.flush(force=True)
         unmatched_patterns = self._stop_taps()
         self._sink.close()
@@ -135,6 +148,7 @@ class Recorder:
             return
         self._check_active("step()")
         with self._lock:
+            self._take_ops(self._finder.current)
             self._finder.end_step()
             self._settle()
 
@@ -168,21 +182,35 @@ class Recorder:
                 f"{what} outside of its `with record(...)` block: nothing is being recorded there."
             )
 
+    def add_op_keeper(self, keeper: OpKeeper) -> None:
+        """Has somebody see every op with its tensors from now on; only where ops are recorded."""
+        assert self._ops is not None
+        self._ops.mode.keepers.append(keeper)
+
     # The tracker's side.
 
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
         with self._lock:
             segment.holders += 1
+            self._take_ops(self._finder.current)
             step = self._running[segment] = self._finder.enter(segment, in_step, time.perf_counter_ns())
+            step.ops += self._early_ops
+            self._early_ops = []
             self._settle()
-            if self._taps is not None and self._may_be_selected(step):
+            if self._taps is None and self._ops is None:
+                return
+            is_wanted = self._may_be_selected(step)
+            if self._taps is not None and is_wanted:
                 self._taps.open(segment)
+            if self._ops is not None:
+                self._ops.want(is_wanted)
 
     def segment_closed(self, segment: Segment) -> None:
         with self._lock:
             if self._taps is not None:
                 self._taps.close(segment)
             step = self._running.pop(segment, None)
+            self._take_ops(step)
             segment.pack()  # it waits to be written: lists take four times the memory
             if step is not None:
                 step.touch(int(segment.times[-1]))
@@ -196,21 +224,25 @@ class Recorder:
 
     def backward_began(self, backward: Backward) -> None:
         with self._lock:
+            self._take_ops(self._finder.current)
             self._finder.backward_began(backward)
 
     def backward_ended(self, backward: Backward) -> None:
         with self._lock:
             step = self._finder.backward_ended(backward)
+            self._take_ops(step)
             if self._taps is not None:
                 _add(step, self._taps.take_backward(backward))
 
     def optimizer_began(self, start_ns: int) -> None:
         with self._lock:
+            self._take_ops(self._finder.current)
             self._finder.optimizer_began(start_ns)
 
     def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
         with self._lock:
             step = self._finder.optimizer_ended(start_ns, end_ns, thread)
+            self._take_ops(step)
             if self._taps is not None:
                 _add(step, self._taps.take_optimizer(thread))
 
@@ -237,6 +269,8 @@ class Recorder:
         self._is_forked = True
         if self._taps is not None:
             self._taps.abandon()
+        if self._ops is not None:
+            self._ops.abandon()
         self._sink.abandon()
 
     # Writing.
@@ -255,6 +289,7 @@ class Recorder:
             if step.number in self._selected:
                 self._ready.append(step)
                 self._ready_samples += sum(len(measured.sites) for measured in step.values)
+                self._ready_samples += sum(len(batch) for batch in step.ops)
             else:
                 _let_go(step)
         if self._ready:
@@ -278,14 +313,17 @@ class Recorder:
         if tracker is None:
             return
         batches = call_columns(steps, self._memory, with_backward=self.wants_backward_events)
-        optimizers = optimizer_columns(
-            steps, tracker.take_ids(sum(len(step.optimizer_steps) for step in steps))
-        )
+        optimizer_count = sum(len(step.optimizer_steps) for step in steps)
+        first_id = tracker.take_ids(optimizer_count)
+        optimizers = optimizer_columns(steps, first_id)
         self._names_revision, modules = tracker.names.rows_since(self._names_revision)
         if modules:
             self._sink.write("modules", {name: [row[name] for row in modules] for name in modules[0]})
         for columns in (*batches, *([optimizers] if optimizers else [])):
             self._sink.write("calls", columns)
+        if self._ops is not None:
+            for table, columns in self._ops.tables.of(steps, range(first_id, first_id + optimizer_count)).items():
+                self._sink.write(table, columns)
         step_rows = _step_columns(steps) if steps else None
         try:
             self._write_values(steps)
@@ -313,6 +351,20 @@ class Recorder:
             self._sink.write("values", columns)
         _free_values(steps)
 
+    # Ops.
+
+    def _take_ops(self, step: Step | None) -> None:
+        """What has run since the last time belongs to a step; None: to the one that begins next."""
+        batch = None if self._ops is None else self._ops.take()
+        if batch is not None:
+            (self._early_ops if step is None else step.ops).append(batch)
+
+    def _ops_failed(self, error: Exception, where: str) -> None:
+        """Notes once that ops cannot be recorded, and records none any more; calls are recorded on."""
+        if self._strict:
+            raise error
+        self._note_failure(error, where, "ops", "records no more ops; the run and the recording of calls go on")
+
     # Values.
 
     def _start_taps(self, tracker: scopes.ScopeTracker, values: PathFilter) -> None:
@@ -339,16 +391,17 @@ class Recorder:
             return
         taps.abandon()  # it stays in the tracker's list, which a hook may just be going through
         taps.stop()
+        self._note_failure(error, where, "values", "measures no more values; the run and the recording of calls go on")
+
+    def _note_failure(self, error: Exception, where: str, what: str, then: str) -> None:
         said = f"{type(error).__name__}: {_first_line(error)}"
         with self._writing:
-            self._sink.mark(
-                f"values are incomplete from step {self.steps_ended}: modtrace failed at {where}: {said}"
-            )
+            self._sink.mark(f"{what} are incomplete from step {self.steps_ended}: modtrace failed at {where}: {said}")
         warnings.warn(
-            f"{where}: modtrace met an internal error and measures no more values; the run and the recording of "
-            f"calls go on ({said}). Please report it; record(strict=True) raises it.",
+            f"{where}: modtrace met an internal error and {then} ({said}). Please report it; "
+            "record(strict=True) raises it.",
             ModtraceWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
 
     def _stop_taps(self) -> str | None:
@@ -392,6 +445,7 @@ def _free_values(steps: list[Step]) -> None:
 
 def _let_go(step: Step) -> None:
     _free_values([step])
+    step.ops = []
     for segment in step.segments:
         segment.holders -= 1
 

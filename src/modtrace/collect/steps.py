@@ -2,6 +2,7 @@
 
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,9 +37,7 @@ class Step:
     stepped: bool = False  # an optimizer has stepped
     evidence: list[GradientEvidence] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)  # what was measured in it, and belongs to no segment
-    intervals: list[tuple[int, int, int]] = field(
-        default_factory=list
-    )  # thread, start_ns, end_ns of measuring
+    ops: list[Any] = field(default_factory=list)  # batches of those that ran in it
     folded: Counter[int] = field(default_factory=Counter)  # forward calls by module_id, of segments let go
     restart: int | None = None  # segments from here on may be the next step's
 
@@ -201,10 +200,12 @@ class StepFinder:
         self._close(self._eval, settled=True)
         self._close(self._train, settled=True)
 
-    def finish(self, now_ns: int) -> None:
-        """Nothing more will run. Scalars that no step came for get one of their own."""
-        if self._early_scalars:
-            self._open(False, now_ns)
+    def finish(self, now_ns: int, early_ops: Sequence[Any] = ()) -> None:
+        """Nothing more will run. Scalars and ops that no step came for get one of their own."""
+        if self._early_scalars or early_ops:
+            step = self._open(False, early_ops[0].start_ns if early_ops else now_ns)
+            step.ops += early_ops
+            step.touch(now_ns)
         self._close(self._eval, settled=True)
         self._close(self._train, settled=True)
         for step in self._pending:
@@ -304,6 +305,8 @@ class StepFinder:
         self._close(step, settled=True)
         new = self._open(True, start_ns)
         new.segments = moved
+        new.ops = [batch for batch in step.ops if batch.start_ns >= start_ns]
+        step.ops = [batch for batch in step.ops if batch.start_ns < start_ns]
         for segment in moved:
             new.entered.add(segment.named.module_id)
             new.add_root(segment)
@@ -325,4 +328,5 @@ def _append(first: Step, step: Step) -> None:
     first.stepped |= step.stepped
     first.evidence += step.evidence
     first.values += step.values
+    first.ops += step.ops
     first.touch(step.end_ns)

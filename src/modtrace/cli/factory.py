@@ -1,0 +1,152 @@
+"""Makes the model that `module:factory` on the command line means."""
+
+import difflib
+import importlib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import click
+
+from ..optional import require
+
+_FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_WANTED = "it must return (model, args, kwargs), (model, args) or (model,)"
+_LEFT_OUT: tuple[Any, ...] = (None, (), {})  # what stands for the part of a result that is not there
+_NAMED = 5  # names that are told where none is near
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model, and what it is called with."""
+
+    model: Any  # a torch.nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+def is_factory(text: str) -> bool:
+    """Whether the text has the form `package.module:function`."""
+    return _FACTORY.fullmatch(text) is not None
+
+
+def load_factory(text: str) -> LoadedModel:
+    """Imports the module of `module:factory`, from the current directory too, and calls the factory.
+
+    Raises:
+        click.ClickException: there is no such module or function, one of them raises, or what the function
+            returns is not a model with its arguments.
+        MissingLibraryError: torch is not installed.
+    """
+    if not is_factory(text):
+        raise click.ClickException(f"{text!r}: give MODULE:FACTORY, such as models.gpt:make_gpt")
+    torch = require("torch", f"calling {text}")
+    module_name, _, name = text.partition(":")
+    factory = _find_factory(text, _import(text, module_name), name)
+    return _check(text, _call(text, factory), torch.nn.Module)
+
+
+def call_model(text: str, loaded: LoadedModel) -> Any:
+    """What the model returns for its arguments.
+
+    Raises:
+        click.ClickException: it raises an exception.
+    """
+    try:
+        return loaded.model(*loaded.args, **loaded.kwargs)
+    except Exception as error:
+        raise click.ClickException(f"{text}: calling the model raised {_describe(error)}") from error
+
+
+def _import(text: str, name: str) -> ModuleType:
+    if not getattr(sys.flags, "safe_path", False) and os.getcwd() not in sys.path:  # -P, new in Python 3.11
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise click.ClickException(
+                f"{text}: there is no module {error.name!r} (looked from {os.getcwd()} and in sys.path)"
+            ) from error
+        raise click.ClickException(f"{text}: importing {name} raised {_describe(error)}") from error
+
+
+def _find_factory(text: str, module: ModuleType, name: str) -> Any:
+    try:
+        return getattr(module, name)
+    except AttributeError as error:
+        raise click.ClickException(
+            f"{text}: {module.__name__} has no {name!r}; {_describe_names(module, name)}"
+        ) from error
+
+
+def _describe_names(module: ModuleType, name: str) -> str:
+    """The names of the module that are near, or else some that may be factories."""
+    public = [each for each in vars(module) if not each.startswith("_")]
+    near = difflib.get_close_matches(name, public, n=_NAMED)
+    if near:
+        return f"the nearest names are: {', '.join(near)}"
+    own = [each for each in public if getattr(vars(module)[each], "__module__", None) == module.__name__]
+    return f"it has: {', '.join(own[:_NAMED]) or 'nothing of its own'}"
+
+
+def _call(text: str, factory: Any) -> Any:
+    if not callable(factory):
+        raise click.ClickException(
+            f"{text}: this is no function but {_name_type(factory)}. Give a function; {_WANTED}."
+        )
+    try:
+        return factory()
+    except (Exception, SystemExit) as error:
+        raise click.ClickException(f"{text}: the factory raised {_describe(error)}") from error
+
+
+def _check(text: str, made: Any, module_type: type) -> LoadedModel:
+    if not isinstance(made, tuple) or not 1 <= len(made) <= 3:
+        raise click.ClickException(f"{text}: the factory returned {_describe_value(made)}; {_WANTED}.")
+    model, args, kwargs = (*made, *_LEFT_OUT[len(made) :])
+    if not isinstance(model, module_type):
+        raise click.ClickException(f"{text}: the model is not a torch.nn.Module but {_name_type(model)}.")
+    if not isinstance(args, tuple | list):
+        raise click.ClickException(
+            f"{text}: args is not a tuple but {_name_type(args)}. Write (args,) for a single argument."
+        )
+    if not isinstance(kwargs, Mapping) or not all(isinstance(each, str) for each in kwargs):
+        raise click.ClickException(
+            f"{text}: kwargs is not a dict of names and values but {_name_type(kwargs)}."
+        )
+    return LoadedModel(model, tuple(args), dict(kwargs))
+
+
+def _describe_value(made: Any) -> str:
+    if isinstance(made, tuple):
+        return f"a tuple of {len(made)} values"
+    return "None" if made is None else _name_type(made)
+
+
+def _name_type(value: Any) -> str:
+    """The class of a value with its article: `a Tensor`, `an Embedding`."""
+    name = type(value).__name__
+    return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
+
+
+def _describe(error: BaseException) -> str:
+    """An exception in one line with the place where it was raised: `ValueError: boom (models.py:3)`."""
+    said = " ".join(str(error).split())
+    frames = [
+        each
+        for each in traceback.extract_tb(error.__traceback__)
+        if each.filename != __file__ and "importlib" not in each.filename
+    ]
+    place = f" ({_shorten(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}{': ' if said else ''}{said}{place}"
+
+
+def _shorten(file: str) -> str:
+    """The path of a file as seen from the current directory, if it lies below."""
+    return file.removeprefix(os.path.join(os.getcwd(), ""))

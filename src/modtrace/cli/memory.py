@@ -1,0 +1,28 @@
+"""`modtrace memory`: which modules keep memory for the backward of one step."""
+
+import click
+
+from ..analysis.memory_table import build_memory_table
+from ..views.memory_table import render_memory_table, render_memory_table_json
+from .output import find_terminal, print_text
+from .with_ops import open_with_ops, with_step
+
+
+@click.command()
+@click.argument("run")
+@click.option("--step", type=int, help="The step to show. Default: the last complete training step.")
+@click.option("--ops", is_flag=True, help="Below each module, which of its ops save how much.")
+@click.option("--top", type=click.IntRange(min=1), help="Modules to show. Default: all.")
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON, sizes in bytes.")
+def memory(run: str, step: int | None, ops: bool, top: int | None, as_json: bool) -> None:
+    """Shows what the modules of the recording RUN save for backward, and what their calls allocate.
+
+    The modules whose own ops save most come first.
+    """
+    data = open_with_ops(run)
+    table = with_step(lambda: build_memory_table(data, step=step, ops=ops))
+    if as_json:
+        print_text(render_memory_table_json(table, top=top))
+        return
+    terminal = find_terminal()
+    print_text(render_memory_table(table, top=top, width=terminal.width, color=terminal.color))

@@ -1,0 +1,37 @@
+"""`modtrace ops`: what the ops of one step cost."""
+
+import click
+
+from ..analysis.op_groups import GROUPED_BY, GroupedBy
+from ..analysis.op_table import build_op_table
+from ..recording.phase import PHASES
+from ..views.op_table import render_op_table, render_op_table_json
+from .output import find_terminal, print_text
+from .with_ops import open_with_ops, with_step
+
+
+@click.command()
+@click.argument("run")
+@click.option("--step", type=int, help="The step to show. Default: the last complete training step.")
+@click.option(
+    "--by",
+    type=click.Choice(GROUPED_BY),
+    default="module",
+    show_default=True,
+    help="What ops are summed up by; `op`: by name, `call`: each forward with its backward.",
+)
+@click.option("--phase", type=click.Choice(PHASES), help="Only ops of this phase. Default: all.")
+@click.option("--top", type=click.IntRange(min=1), help="Rows to show. Default: all.")
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON, times in nanoseconds.")
+def ops(run: str, step: int | None, by: GroupedBy, phase: str | None, top: int | None, as_json: bool) -> None:
+    """Shows what the ops of the recording RUN cost in one step: time, floating point operations, bytes.
+
+    A module counts with its own ops, without those of the modules inside it. The most expensive come first.
+    """
+    data = open_with_ops(run)
+    table = with_step(lambda: build_op_table(data, step=step, by=by, phase=phase))
+    if as_json:
+        print_text(render_op_table_json(table, top=top))
+        return
+    terminal = find_terminal()
+    print_text(render_op_table(table, top=top, width=terminal.width, color=terminal.color))

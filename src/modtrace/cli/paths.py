@@ -1,0 +1,53 @@
+"""`modtrace paths`: which op ran in which module, in order."""
+
+import os
+
+import click
+
+from ..analysis.op_paths import build_op_paths
+from ..recording.phase import PHASES
+from ..recording.protocols import RecordingData
+from ..views.op_paths import render_modules, render_op_paths, render_op_paths_json
+from .factory import LoadedModel, call_model, is_factory, load_factory
+from .output import find_terminal, print_text
+from .with_ops import open_with_ops, with_step
+
+
+@click.command()
+@click.argument("run", metavar="RUN|MODULE:FACTORY")
+@click.option("--step", type=int, help="The step to show. Default: the last complete training step.")
+@click.option("--phase", type=click.Choice(PHASES), help="Only ops of this phase. Default: all.")
+@click.option("--top", type=click.IntRange(min=1), help="Ops to show, from the first. Default: all.")
+@click.option("--modules", is_flag=True, help="The paths of the modules alone, repeats in a row once.")
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+def paths(
+    run: str, step: int | None, phase: str | None, top: int | None, modules: bool, as_json: bool
+) -> None:
+    """Shows which op ran in which module, in the order in which they ran.
+
+    RUN is a recording with ops. Or the model that MODULE:FACTORY makes is called once: FACTORY is a function
+    of the Python module that takes no arguments and returns (model, args, kwargs).
+    """
+    data = _find_data(run)
+    found = with_step(lambda: build_op_paths(data, step=step, phase=phase))
+    if as_json:
+        print_text(render_op_paths_json(found, top=top))
+    elif modules:
+        print_text(render_modules(found))
+    else:
+        terminal = find_terminal()
+        print_text(render_op_paths(found, top=top, width=terminal.width, color=terminal.color))
+
+
+def _find_data(run: str) -> RecordingData:
+    if is_factory(run) and not os.path.exists(run):
+        return _record_call(run, load_factory(run))
+    return open_with_ops(run)
+
+
+def _record_call(text: str, loaded: LoadedModel) -> RecordingData:
+    from ..face import record
+
+    with record(loaded.model, ops=True, values=None) as recording:
+        call_model(text, loaded)
+    return recording.data

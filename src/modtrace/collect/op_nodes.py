@@ -1,0 +1,95 @@
+"""Which autograd node an op has made or works for, and which forward op a backward op belongs to."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .joined_ops import JoinedOps
+from .op_mode import CUSTOM_NODE, FLAGS, GRAD_MODE, NODE, OP, PLAN, SEQUENCE, Place
+from .segments import Ints
+from .thread_log import ThreadLog
+
+NO_NODE = -1
+
+#: So many forward ops are remembered, of each thread, for backwards that may come in later steps.
+_KEPT = 200_000
+
+
+class NodesOfOps(NamedTuple):
+    """By op; NO_NODE: none, or not known."""
+
+    node: Ints  # that a forward op has made, or that a backward op works for
+    thread: npt.NDArray[np.int32]  # that numbered it
+    forward_op: Ints  # of a backward op: the one that made the node
+
+
+class _Made(NamedTuple):
+    """The nodes that ops of one thread have made, in order, with those ops."""
+
+    node: Ints
+    op: Ints
+    writes: npt.NDArray[np.bool_]
+
+
+class OpNodes:
+    """Follows the numbers of autograd nodes through the ops.
+
+    A node is numbered before its op reaches the dispatcher, so when it does the number that comes next has risen. One
+    more node is made after an op that writes into a view (`CopySlices`). The node of an autograd Function of the
+    user's is no op's: what runs inside runs without grad mode.
+    """
+
+    def __init__(self, thread: int, sequence: int) -> None:
+        """`sequence` is the number that the next node of the thread has."""
+        self._made: dict[int, _Made] = {}  # by thread
+        self._next: dict[int, int] = {thread: sequence}  # by thread: the number that came next at the last op
+
+    def of(self, found: JoinedOps, writes: npt.NDArray[np.bool_]) -> NodesOfOps:
+        """The nodes of ops.
+
+        Args:
+            writes: by number of plan, whether the op writes to an argument.
+        """
+        size = len(found.events)
+        nodes = NodesOfOps(np.full(size, NO_NODE), np.zeros(size, np.int32), np.full(size, NO_NODE))
+        for begin, end, place in found.threads():
+            rows = slice(begin, end)
+            nodes.thread[rows] = place.thread
+            self._follow(found.events[rows], place, nodes, rows, writes)
+        return nodes
+
+    def _follow(
+        self, events: Ints, place: Place, found: NodesOfOps, rows: slice, writes: npt.NDArray[np.bool_]
+    ) -> None:
+        coming = events[:, SEQUENCE]
+        before = np.concatenate([[self._next.get(place.thread, coming[0])], coming[:-1]])
+        self._next[place.thread] = int(coming[-1])
+        worked_for = events[:, NODE] != NO_NODE
+        has_made = (coming > before) & ((events[:, FLAGS] & GRAD_MODE) != 0) & ~worked_for
+        found.node[rows] = np.where(has_made, coming - 1, events[:, NODE])
+        if has_made.any():
+            made = events[has_made]
+            self._add(place.thread, _Made(made[:, SEQUENCE] - 1, made[:, OP], writes[made[:, PLAN]]))
+        if worked_for.any():
+            owner = place.where.number if type(place.where) is ThreadLog else place.thread
+            found.thread[rows] = owner
+            is_custom = (events[:, FLAGS] & CUSTOM_NODE) != 0
+            forward = np.where(is_custom, NO_NODE, self._find(owner, events[:, NODE]))
+            found.forward_op[rows] = np.where(worked_for, forward, NO_NODE)
+
+    def _add(self, thread: int, new: _Made) -> None:
+        known = self._made.get(thread)
+        if known is not None:
+            keep = 0 if len(known.node) < 2 * _KEPT else _KEPT
+            new = _Made(*(np.concatenate([old[keep:], late]) for old, late in zip(known, new, strict=True)))
+        self._made[thread] = new
+
+    def _find(self, thread: int, nodes: Ints) -> Ints:
+        made = self._made.get(thread)
+        if made is None:
+            return np.full(len(nodes), NO_NODE)
+        at = np.searchsorted(made.node, nodes, side="right") - 1
+        distance = nodes - made.node[at]  # `at` -1 is the last one, of a larger number
+        is_it = (at >= 0) & ((distance == 0) | ((distance == 1) & made.writes[at]))
+        return np.where(is_it, made.op[at], NO_NODE)

@@ -1,0 +1,42 @@
+"""What is said around a table of one step: its first lines, and what the table leaves out."""
+
+import shlex
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from ..analysis.steps import ShownStep
+from .columns import printable
+from .quantities import format_time
+
+NO_OPS_RECORDED = "no ops were recorded. Record with ops=True, or modtrace record --ops."
+
+
+def describe_head(command: Sequence[str], step: ShownStep | None, marks: Sequence[str]) -> list[Text]:
+    """The command line of the run, which step of how many is shown, and the marks of the recording."""
+    lines = [Text(printable(shlex.join(command)), "bold")] if command else []
+    return [*lines, Text(_describe_step(step)), *(Text(f"! {printable(mark)}", "yellow") for mark in marks)]
+
+
+def _describe_step(step: ShownStep | None) -> str:
+    if step is None:
+        return "nothing was recorded"
+    known = (
+        f"{step.count} steps recorded, {step.first} to {step.last}" if step.count > 1 else "1 step recorded"
+    )
+    if step.duration_ns is None:
+        return f"step {step.step}, whose end was not recorded; {known}"
+    measuring = f" without {format_time(step.overhead_ns)} of measuring" if step.overhead_ns else ""
+    return f"step {step.step} ({step.kind}), {format_time(step.duration_ns)}{measuring}; {known}"
+
+
+def describe_no_ops(*, recorded: bool, phase: str | None = None) -> Text:
+    """Why a table of ops has no rows."""
+    if not recorded:
+        return Text(NO_OPS_RECORDED)
+    return Text(f"no ops in this step{f' in phase {phase}' if phase else ''}")
+
+
+def count_more(hidden: int, what: str) -> str:
+    """How many lines a table would have beyond those it shows: `3 more rows`."""
+    return f"{hidden} more {what}{'' if hidden == 1 else 's'}"

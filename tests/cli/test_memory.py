@@ -1,0 +1,99 @@
+"""`modtrace memory`."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from builders import RecordingBuilder
+from modtrace.cli.main import main
+from modtrace.store.copy import write_recording
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["modtrace", "memory", *arguments])
+    with pytest.raises(SystemExit) as exit_info:
+        main()
+    assert isinstance(exit_info.value.code, int)
+    return exit_info.value.code
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    build = RecordingBuilder(argv=("train.py",), complete=True)
+    net = build.module("", "Net")
+    head = build.module("head", "Linear", parent=net)
+    build.step(0, 0, 8_000)
+    outer = build.call(net, 0, 5_000, nth=0)
+    call = build.call(head, 0, 3_000, parent=outer, nth=0, allocated_bytes=2_000, peak_bytes=9_000)
+    build.op(call, "aten.addmm.default", 0, 2_000, saved_bytes=3_000)
+    build.op(outer, "aten.relu.default", 4_000, 4_500, saved_bytes=1_000)
+    path = str(tmp_path / "run.modtrace")
+    write_recording(build.data(), path)
+    return path
+
+
+def test_shows_what_modules_save(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, folder) == 0
+    assert capsys.readouterr().out == (
+        "train.py\n"
+        "step 0 (train), 8.00us; 1 step recorded\n"
+        "\n"
+        "module  type    ops   saved      %  inside  fwd alloc  fwd peak\n"
+        "head    Linear    1  3.00kB  75.0%             2.00kB    9.00kB\n"
+        "Net     Net       1  1.00kB  25.0%  4.00kB\n"
+        "all               2  4.00kB\n"
+        "\n"
+        "saved: for backward, by a module's own ops; inside: with those of the modules inside it\n"
+        "alloc, peak: of the module's call with most, with what runs inside it\n"
+        "highest peak of a call: 9.00kB\n"
+    )
+
+
+def test_ops_stand_below_their_modules_when_asked_for(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, folder, "--ops", "--top", "1", "--step", "0") == 0
+    assert capsys.readouterr().out.splitlines()[4:8] == [
+        "head                   Linear    1  3.00kB  75.0%     2.00kB    9.00kB",
+        "   aten.addmm.default            1  3.00kB",
+        "all                              2  4.00kB",
+        "",
+    ]
+
+
+def test_json_is_the_table(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, folder, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(row["name"], row["saved"]["saved_bytes"]) for row in found["rows"]] == [
+        ("head", 3000),
+        ("Net", 1000),
+    ]
+    assert found["peak_bytes"] == 9000
+
+
+def test_step_that_does_not_exist_is_misuse(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, folder, "--step", "7") == 2
+    assert capsys.readouterr().err == (
+        "modtrace: error: Invalid value for --step: no step 7 in this recording; there are: 0."
+        " Try 'modtrace memory --help'.\n"
+    )
+
+
+def test_recording_without_ops_is_misuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "empty.modtrace")
+    write_recording(RecordingBuilder().data(), path)
+
+    assert run(monkeypatch, path) == 2
+    assert capsys.readouterr().err == (
+        f"modtrace: error: {path}: no ops were recorded. Record with ops=True, or modtrace record --ops.\n"
+    )

@@ -1,0 +1,127 @@
+"""`modtrace ops`."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from builders import RecordingBuilder
+from modtrace.cli.main import main
+from modtrace.store.copy import write_recording
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["modtrace", "ops", *arguments])
+    with pytest.raises(SystemExit) as exit_info:
+        main()
+    assert isinstance(exit_info.value.code, int)
+    return exit_info.value.code
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """A recording of two steps."""
+    build = RecordingBuilder(argv=("train.py",), complete=True)
+    net = build.module("", "Net")
+    head = build.module("head", "Linear", parent=net)
+    for step in range(2):
+        start_ns = 10_000 * step
+        build.step(step, start_ns, start_ns + 8_000)
+        outer = build.call(net, start_ns, start_ns + 5_000, nth=0)
+        call = build.call(head, start_ns, start_ns + 3_000, parent=outer, nth=0)
+        build.op(call, "aten.addmm.default", start_ns, start_ns + 2_000 + step, flops=4_000)
+        build.op(outer, "aten.relu.default", start_ns + 4_000, start_ns + 4_500)
+        build.op(build.backward(call, start_ns + 6_000, start_ns + 7_000), "aten.mm.default", 0, 500)
+    path = str(tmp_path / "run.modtrace")
+    write_recording(build.data(), path)
+    return path
+
+
+def test_shows_the_modules_of_the_last_step(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, folder) == 0
+    assert capsys.readouterr().out == (
+        "train.py\n"
+        "step 1 (train), 8.00us; 2 steps recorded, 0 to 1\n"
+        "\n"
+        "module  type    ops    time      %  forward  backward  flops  GFLOP/s\n"
+        "head    Linear    2  2.50us  83.3%   2.00us     500ns  4.00k     1.60\n"
+        "Net     Net       1   500ns  16.7%    500ns\n"
+        "all               3  3.00us          2.50us     500ns  4.00k     1.33\n"
+        "\n"
+        "of a module: its own ops, without those of the modules inside it\n"
+    )
+
+
+def test_options_reach_the_table(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--step", "0", "--by", "op", "--phase", "forward", "--top", "1")
+    assert run(monkeypatch, folder, *options) == 0
+    assert capsys.readouterr().out == (
+        "train.py\n"
+        "step 0 (train), 8.00us; 2 steps recorded, 0 to 1\n"
+        "\n"
+        "op                  most in  ops    time      %  flops  GFLOP/s\n"
+        "aten.addmm.default  head       1  2.00us  80.0%  4.00k     2.00\n"
+        "all                            2  2.50us         4.00k     1.60\n"
+        "\n"
+        "1 more row with 500ns\n"
+    )
+
+
+def test_json_is_the_table(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, folder, "--by", "call", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(row["name"], row["sums"]["together"]["ops"]) for row in found["rows"]] == [
+        ("head", 2),
+        ("Net", 1),
+    ]
+
+
+def test_recording_without_ops_is_misuse_and_says_how_to_get_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "calls.modtrace")
+    build = RecordingBuilder()
+    build.step(0, 0, 100)
+    build.call(build.module("", "Net"), 0, 10)
+    write_recording(build.data(), path)
+
+    assert run(monkeypatch, path) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        f"modtrace: error: {path}: no ops were recorded. Record with ops=True, or modtrace record --ops.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--step", "7"), "Invalid value for --step: no step 7 in this recording; there are: 0..1"),
+        (("--by", "type"), "'type' is not one of 'module', 'op', 'call'"),
+        (("--phase", "eval"), "'eval' is not one of 'forward', 'backward', 'recompute', 'optimizer'"),
+        (("--top", "0"), "Invalid value for '--top': 0 is not in the range x>=1"),
+    ],
+)
+def test_other_values_of_options_are_misuse(
+    folder: str,
+    options: tuple[str, ...],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, folder, *options) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_recording_that_is_not_there_is_misuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, str(tmp_path / "nowhere")) == 2
+    assert "nothing is there" in capsys.readouterr().err
