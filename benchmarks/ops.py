@@ -53,7 +53,7 @@ def column(case: str, *, quick: bool) -> Column:
         "": (title, "95 %"),
         **_cells(list(of_training), seconds),
         **_cells(list(of_forward), seconds),
-        **_torchlens_column(case, quick=quick),
+        "forward: torchlens": _torchlens_cells(case, quick=quick),
     }
 
 
@@ -67,16 +67,13 @@ def _cells(names: Sequence[str], seconds: Seconds) -> Column:
     return column
 
 
-def _torchlens_column(case: str, *, quick: bool) -> Column:
-    """The rows whose ratio is to the plain forward of the other process."""
-    names = ["forward: plain after torchlens", "forward: torchlens"]
+def _torchlens_cells(case: str, *, quick: bool) -> tuple[str, str]:
     if find_spec("torchlens") is None:
-        return dict.fromkeys(names, NOT_INSTALLED)
+        return NOT_INSTALLED
     command = [sys.executable, str(TORCHLENS_SCRIPT), case, *(["--quick"] if quick else [])]
     printed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     seconds = {name: np.array(each) for name, each in json.loads(printed).items()}
-    cells_of = _cells(["forward: plain", *names], seconds)
-    return {name: cells_of[name] for name in names}
+    return _cells(list(seconds), seconds)["forward: torchlens"]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .collect.module_tracker import ModTracker, ModuleTracker
     from .errors import ModtraceError, ModtraceWarning
     from .face import LiveRecording, Recording, open_recording, record
+    from .recording.op_options import Ops
 
 __version__ = "0.1.0"
 
@@ -19,6 +20,7 @@ _HOMES = {
     "ModuleTracker": "collect.module_tracker",
     "ModtraceError": "errors",
     "ModtraceWarning": "errors",
+    "Ops": "recording.op_options",
     "Recording": "face",
     "open_recording": "face",
     "record": "face",
@@ -31,6 +33,7 @@ __all__ = [
     "ModtraceWarning",
     "ModulePathTracer",
     "ModuleTracker",
+    "Ops",
     "Recording",
     "__version__",
     "open_recording",

@@ -4,7 +4,7 @@ import os
 import re
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from .errors import MisuseError
 from .optional import require
 from .recording.memory import MemoryRecording
 from .recording.meta import RunMeta
+from .recording.op_options import Ops, to_ops
 from .recording.path_pattern import PathFilter, to_path_filter
 from .recording.protocols import RecordingData, Sink
 from .recording.step_range import StepRange, to_step_range
@@ -269,7 +270,7 @@ class RecordOptions:
     steps: StepRange
     backward_times: bool
     values: PathFilter | None  # None: no values
-    ops: bool
+    ops: Ops | None  # None: no ops
     overwrite: bool
     strict: bool
     max_bytes: int
@@ -280,7 +281,7 @@ class RecordOptions:
         return {
             "steps": str(self.steps),
             "backward_times": self.backward_times,
-            "ops": self.ops,
+            "ops": None if self.ops is None else asdict(self.ops),
             "values": None if self.values is None else STATS,
             **{name: patterns for name, patterns in chosen.items() if patterns is not None},
         }
@@ -302,7 +303,7 @@ def record(
     values: str | None = STATS,
     include: Patterns = None,
     exclude: Patterns = None,
-    ops: bool = False,
+    ops: "bool | Ops" = False,
     steps: "str | range | slice | None" = None,
     backward_times: bool = False,
     overwrite: bool = False,
@@ -327,6 +328,9 @@ def record(
             within one part and `**` crosses dots; a compiled regular expression, which is searched; a list of
             those; None for all. A parameter is meant by its own path and by its module's.
         exclude: the same for what is left out although it is included.
+        ops: record every operator too: forward, backward, recompute and optimizer, with the tensors it reads and
+            returns and what it costs; with `values="stats"` what it returns is measured as well. `Ops(...)` chooses
+            what else is kept. Of ops on other threads of the user's nothing is seen.
         steps: which steps to keep, `"START:STOP[:EVERY]"`, a range or a slice; None for all.
         backward_times: also take when each call's backward begins and ends (about 10 us per call).
         overwrite: replace a recording that is at `to`.
@@ -354,7 +358,7 @@ def record(
         steps=to_step_range(steps),
         backward_times=backward_times,
         values=chosen,
-        ops=ops,
+        ops=to_ops(ops),
         overwrite=overwrite,
         strict=strict,
         max_bytes=max_bytes,

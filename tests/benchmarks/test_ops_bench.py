@@ -42,16 +42,13 @@ def test_quick_run_prints_every_row() -> None:
         "forward: modtrace, ops",
         "forward: torchview",
         "forward: torchviz",
-        "forward: plain after torchlens",
         "forward: torchlens",
     ]
-    for row, peer in zip(rows[-4:], ("torchview", "torchviz", "torchlens", "torchlens"), strict=True):
+    for row, peer in zip(rows[-3:], ("torchview", "torchviz", "torchlens"), strict=True):
         assert row.count("not installed") == (0 if find_spec(peer) else 2)
 
 
 def test_row_that_records_fewer_ops_than_ran_is_an_error() -> None:
     done = run("-c", RECORDS_LESS)
     assert done.returncode == 1
-    assert re.search(
-        r"RuntimeError: only \d+ |RuntimeError: .* ops ran: the benchmark times something else", done.stderr
-    )
+    assert "ops ran: the benchmark times something else" in done.stderr

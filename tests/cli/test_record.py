@@ -137,6 +137,7 @@ def test_options_reach_the_recording(tmp_path):
     assert rec.meta.options == {
         "steps": "1:4:2",
         "backward_times": True,
+        "ops": None,
         "values": "stats",
         "include": ["re:^0$"],
         "exclude": ["1"],

@@ -25,7 +25,7 @@ _KIND_OF_ROLE = {
 }
 _NO_KIND = -1
 _NO_ROWS: Rows = np.empty(0, np.int64)
-_COLUMNS = ["phase", "site_id", "call_id", "order"]
+_COLUMNS = ["phase", "site_id", "call_id", "op_id", "order"]
 _STATISTICS = ["count", "min", "max", "sum", "sumsq", "nan_count", "inf_count"]
 
 
@@ -43,10 +43,10 @@ class StepValues:
 
 
 def read_values(values: pa.Table, sites: pa.Table, step: int | None) -> StepValues:
-    """The rows of a step that have statistics."""
+    """The rows of a step that have statistics, without those of single ops."""
     kept = column_of(values, "step") == step if step is not None else np.zeros(values.num_rows, bool)
     table = values.select([*_COLUMNS, *_STATISTICS]).filter(pa.array(kept))
-    table = table.filter(pc.is_valid(table["count"]))
+    table = table.filter(pc.and_(pc.is_valid(table["count"]), pc.is_null(table["op_id"])))
     # One more at the end, for ids that are not there: index -1.
     module = np.append(column_of(sites, "module_id"), -1)
     kind = np.array([_KIND_OF_ROLE.get(role, _NO_KIND) for role in [*sites["role"].to_pylist(), None]])

@@ -51,6 +51,7 @@ class _RecordCommand(click.Command):
     help="Measure these alone: a glob over the path of a module or parameter (** crosses dots), or re:EXPRESSION.",
 )
 @click.option("--exclude", metavar="PATTERN", multiple=True, help="Do not measure these.")
+@click.option("--ops", is_flag=True, help="Every operator too, with its tensors and what it costs.")
 @click.option("--backward-times", is_flag=True, help="Also when each call's backward begins and ends.")
 @click.option("--overwrite", is_flag=True, help="Replace a recording that is there.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")
@@ -62,6 +63,7 @@ def record(
     values: str,
     include: tuple[str, ...],
     exclude: tuple[str, ...],
+    ops: bool,
     backward_times: bool,
     overwrite: bool,
     quiet: bool,
@@ -79,6 +81,7 @@ def record(
         "values": None if values == "none" else values,
         "include": include or None,
         "exclude": exclude or None,
+        "ops": ops,
         "backward_times": backward_times,
         "overwrite": overwrite,
     }

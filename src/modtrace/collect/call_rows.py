@@ -1,5 +1,6 @@
 """Turns the segments, backwards and optimizer steps of ended steps into the columns of the `calls` table."""
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -
     backwards = [(step.number, each) for step in steps for each in step.backwards if len(each.calls)]
     if backwards and with_backward:
         batches.append(_backward_calls(backwards, memory))
-    if any(step.values for step in steps):
+    if any(step.values or any(batch.measured for batch in step.ops) for step in steps):
         intervals = intervals_of(steps)
         for columns in batches:
             columns["overhead_ns"] = _overheads(columns, intervals)
@@ -61,7 +62,8 @@ def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -
 def intervals_of(steps: list[Step]) -> Ints:
     """`[3, intervals]`: thread, begin and end of the time spent measuring in these steps."""
     parts = []
-    for measured in (each for step in steps for each in step.values):
+    of_ops = (batch.measured for step in steps for batch in step.ops if batch.measured is not None)
+    for measured in chain((each for step in steps for each in step.values), of_ops):
         begin_end = np.array(measured.intervals, np.int64).reshape(-1, 2).T
         parts.append(np.concatenate([np.full((1, begin_end.shape[1]), measured.thread), begin_end]))
     return np.concatenate(parts, axis=1) if parts else np.zeros((3, 0), np.int64)

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -184,7 +184,14 @@ class MeasuredParameters:
 Measured = MeasuredOutputs | MeasuredGradients | MeasuredParameters
 
 
-def free_rows(measured: Iterable[Measured]) -> None:
+class HasSites(Protocol):
+    """Something with measurements, each with what it is of."""
+
+    sites: list[Any]
+    intervals: list[int]
+
+
+def free_rows(measured: Iterable[HasSites]) -> None:
     """Lets other tensors have the rows of what is written, or not wanted."""
     taken: dict[Rows, dict[int, None]] = {}
     for each in measured:

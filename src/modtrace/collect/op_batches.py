@@ -6,7 +6,9 @@ import numpy as np
 
 from .backward_plan import calls_of_nodes
 from .op_args import Arguments
+from .op_leaves import Leaf
 from .op_mode import EVENT_WIDTH, NODE, START_NS, OpMode, Place
+from .op_values import MeasuredOps
 from .segments import Ints, Segment
 from .thread_log import ThreadLog
 
@@ -14,7 +16,18 @@ from .thread_log import ThreadLog
 class OpBatch:
     """Ops, and the tensors that were met with them."""
 
-    __slots__ = ("arguments", "events", "first_tensor", "owners", "places", "start_ns", "tensors", "used")
+    __slots__ = (
+        "arguments",
+        "events",
+        "first_tensor",
+        "leaves",
+        "measured",
+        "owners",
+        "places",
+        "start_ns",
+        "tensors",
+        "used",
+    )
 
     def __init__(self, mode: OpMode) -> None:
         """Takes what has run since the last batch."""
@@ -23,6 +36,8 @@ class OpBatch:
         self.arguments: list[Arguments] = mode.texts.take()  # what their numbers mean
         self.start_ns = self.events[START_NS]
         self.owners = self._find_owners()
+        self.leaves: list[Leaf] = []
+        self.measured: MeasuredOps | None = None
 
     def __len__(self) -> int:
         return len(self.events) // EVENT_WIDTH
@@ -39,7 +54,7 @@ class OpBatch:
             if type(place.where) is ThreadLog:
                 ran = self.events[begin * EVENT_WIDTH + NODE : end * EVENT_WIDTH : EVENT_WIDTH]
                 nodes.setdefault(place.where, []).extend(ran)
-        return {log: _owners_of(log, np.array(ran, np.int64)) for log, ran in nodes.items()}
+        return {log: owners_of(log, np.array(ran, np.int64)) for log, ran in nodes.items()}
 
 
 class NodeOwners:
@@ -53,7 +68,7 @@ class NodeOwners:
         self.index = index  # of the call in its segment; -1: none
 
 
-def _owners_of(log: ThreadLog, nodes: Ints) -> NodeOwners:
+def owners_of(log: ThreadLog, nodes: Ints) -> NodeOwners:
     """Of nodes in any order; one that is no node (it accumulates a leaf's gradient) is nobody's."""
     ascending, at = np.unique(nodes, return_inverse=True)
     segments, of_segment, index = calls_of_nodes(log, ascending[::-1])

@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 
 class OpKeeper(Protocol):
-    """Who wants to have the tensors themselves: to prove the recording, or to measure them."""
+    """Who wants to have the tensors themselves: to prove the recording."""
 
     def begins(self, op: int, plan: OpPlan, args: Any, kwargs: Any) -> None:
         """An op is about to run, and all it reads has its number."""
@@ -84,7 +84,10 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
         self.events: list[int] = []  # EVENT_WIDTH numbers for each op since they were last taken
         self.places: list[Place] = []
         self.next = 0  # the number of the next op
-        self.keepers: list[OpKeeper] = []
+        # Who is told of tensors; see `OpKeeper`. Lists of their own: one that is empty costs nothing.
+        self.before: list[Callable[[int, OpPlan, Any, Any], None]] = []
+        self.after: list[Callable[[int, OpPlan, Any], None]] = []
+        self.met: list[Callable[[int, torch.Tensor, ThreadLog], None]] = []
         self.is_off = False  # it only passes on
         self.has_failed = False
         self._tracker = tracker
@@ -106,6 +109,12 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
     def _should_skip_dynamo(cls) -> bool:
         """With True torch wraps `__torch_dispatch__`, for 1.3 us an op; ours is kept from Dynamo by its own mark."""
         return False
+
+    def add_keeper(self, keeper: OpKeeper) -> None:
+        """Has somebody see every op with its tensors from now on."""
+        self.before.append(keeper.begins)
+        self.after.append(keeper.ended)
+        self.met.append(keeper.met)
 
     def take(self) -> tuple[list[int], list[Place]]:
         """The ops since this was last called."""
@@ -145,8 +154,8 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
             if ids.leaves:
                 self._tell_leaves(log)
             at, node, flags = self._place(log)
-            for keeper in self.keepers:
-                keeper.begins(op, plan, args, kwargs or {})
+            for tell in self.before:
+                tell(op, plan, args, kwargs or {})
         except Exception as error:
             self._fail(error, plan)
             return plan.call(*args, **kwargs) if kwargs else plan.call(*args)
@@ -177,8 +186,8 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
             self.events += (
                 op, plan.index, arguments, uses, ids.next, start, end, at, sequence, flags, live, ids.live_bytes, node
             )  # fmt: skip
-            for keeper in self.keepers:
-                keeper.ended(op, plan, output)
+            for hear in self.after:
+                hear(op, plan, output)
         except Exception as error:
             self._fail(error, plan)
         return output
@@ -290,9 +299,9 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
 
     def _tell_leaves(self, log: "ThreadLog") -> None:
         leaves, self.ids.leaves = self.ids.leaves, []
-        for keeper in self.keepers:
+        for tell in self.met:
             for number, tensor in leaves:
-                keeper.met(number, tensor, log)
+                tell(number, tensor, log)
 
     def _fail(self, error: Exception, plan: OpPlan) -> None:
         self.is_off = self.has_failed = True

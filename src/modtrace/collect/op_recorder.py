@@ -3,21 +3,39 @@
 import threading
 from collections.abc import Callable
 
+from ..recording.op_options import Ops
 from ..torch_internals import count_dispatch_modes, keep_out_of_dynamo, leave_dispatch_mode, sequence_nr
+from .backward import Backward
 from .op_batches import OpBatch
+from .op_leaves import OpLeaves
 from .op_mode import OpMode
 from .op_nodes import OpNodes
 from .op_rows import OpTables
+from .op_savings import OpSavings, Savings
+from .op_values import OpValues
 from .scopes import ScopeTracker
 
 
 class OpRecorder:
     """The ops of one recording."""
 
-    def __init__(self, tracker: ScopeTracker, failed: Callable[[Exception, str], None]) -> None:
+    def __init__(
+        self,
+        tracker: ScopeTracker,
+        options: Ops,
+        *,
+        with_values: bool,
+        failed: Callable[[Exception, str], None],
+        values_failed: Callable[[Exception, str], None],
+    ) -> None:
+        self._tracker = tracker
         self.mode = OpMode(tracker, failed)
+        thread = tracker.log.number
+        self.tables = OpTables(self.mode, OpNodes(thread, sequence_nr()))
+        self.values = OpValues(self.mode, thread, values_failed) if with_values else None
+        self._leaves = OpLeaves(tracker)
+        self._savings = OpSavings(tracker, self._leaves, failed) if options.saved else None
         self._thread = -1
-        self.tables = OpTables(self.mode, OpNodes(tracker.log.number, sequence_nr()))
         self._is_entered = False
         self._modes_below = 0
 
@@ -27,11 +45,20 @@ class OpRecorder:
         self._modes_below = count_dispatch_modes()
         self._thread = threading.get_ident()
         self.mode.is_off = True
+        self.mode.met.append(self._leaves.name)
+        if self.values is not None:
+            self.mode.met.append(self.values.met)
+            self.mode.after.append(self.values.ended)
+        self._leaves.start()
+        if self._savings is not None:
+            self._tracker.taps.append(self._savings)
         self.want(is_wanted)
 
     def stop(self) -> None:
         """Sees no more."""
         self.mode.is_off = True
+        self._leaves.stop()
+        self._tracker.taps[:] = [tap for tap in self._tracker.taps if tap is not self._savings]
         if self._is_entered:
             self._is_entered = False
             leave_dispatch_mode(self.mode)
@@ -65,4 +92,12 @@ class OpRecorder:
 
     def take(self) -> OpBatch | None:
         """The ops that have run since, with what was met with them; None: none has."""
-        return OpBatch(self.mode) if self.mode.events else None
+        if not self.mode.events:
+            return None
+        batch = OpBatch(self.mode)
+        batch.leaves = self._leaves.take()
+        return batch
+
+    def take_savings(self, backward: Backward) -> Savings | None:
+        """What a backward that has ended had found kept for it; None: nobody looked."""
+        return None if self._savings is None else self._savings.take(backward)

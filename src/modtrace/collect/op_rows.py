@@ -1,7 +1,7 @@
 """Turns the ops of ended steps into the columns of the tables `ops`, `tensors` and `uses`."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +15,30 @@ from .op_args import Arguments
 from .op_batches import OpBatch
 from .op_calls import OpCalls
 from .op_flops import OpFlops
-from .op_mode import ACCUMULATES, ADDING, END_NS, FLAGS, NOT_ADDING, OP, PLAN, RAISED, START_NS, OpMode
-from .op_nodes import OpNodes
+from .op_mode import ACCUMULATES, ADDING, END_NS, FLAGS, NODE, NOT_ADDING, OP, PLAN, RAISED, START_NS, OpMode
+from .op_nodes import NodesOfOps, OpNodes
+from .op_savings import UNKNOWN as UNKNOWN_SAVING
+from .op_savings import Savings
 from .segments import Ints
 from .steps import Step
 from .tensor_ids import REQUIRES_GRAD, TensorIds
+from .value_rows import SiteIds
 
 #: So many different sets of arguments are remembered with their texts.
 _KEPT = 32768
 
 Columns = dict[str, Any]
+
+
+class OpRows(NamedTuple):
+    """The rows of the ops of ended steps, and what other tables need of them."""
+
+    tables: dict[str, Columns]
+    events: Ints
+    calls: OpCalls
+    nth: npt.NDArray[np.int32]
+    names: Sequence[str]  # by number of plan
+    savings: Sequence[Savings]
 
 
 class OpTables:
@@ -36,26 +50,29 @@ class OpTables:
         self._flops = OpFlops()
         self._texts: dict[Arguments, tuple[str, tuple[str, ...]]] = {}
 
-    def of(self, steps: Sequence[Step], optimizer_ids: Sequence[int]) -> dict[str, Columns]:
-        """The columns of each table; only tables with rows are there.
+    def of(self, steps: Sequence[Step], optimizer_ids: Sequence[int], sites: SiteIds) -> "OpRows | None":
+        """The rows of ended steps; None if they have none.
 
         Args:
             optimizer_ids: the call ids of the optimizer steps in these steps, in order.
+            sites: where leaves have theirs.
         """
         batches: list[OpBatch] = [batch for step in steps for batch in step.ops]
         if not batches:
-            return {}
+            return None
         found = JoinedOps(batches)
         texts = [self._texts_of(each) for each in found.arguments]
+        savings = [each for step in steps for each in step.savings]
         calls = OpCalls(found, steps, optimizer_ids)
         counts = [sum(map(len, step.ops)) for step in steps]
         step = np.repeat(np.array([each.number for each in steps], np.int32), counts)
         tables = {
-            "ops": self._op_columns(found, step, calls, [template for template, _ in texts]),
+            "ops": self._op_columns(found, step, calls, [template for template, _ in texts], savings),
             "uses": _use_columns(found, [slots for _, slots in texts]),
-            "tensors": _tensor_columns(found, self._mode.ids),
+            "tensors": _tensor_columns(found, self._mode.ids, _leaf_sites(found, sites)),
         }
-        return {table: columns for table, columns in tables.items() if len(next(iter(columns.values())))}
+        names = [each.name for each in self._mode.plans]
+        return OpRows(tables, found.events, calls, tables["ops"]["nth"], names, savings)
 
     def _texts_of(self, arguments: Arguments) -> tuple[str, tuple[str, ...]]:
         texts = self._texts.get(arguments)
@@ -71,6 +88,7 @@ class OpTables:
         step: npt.NDArray[np.int32],
         calls: OpCalls,
         templates: Sequence[str],
+        savings: Sequence[Savings],
     ) -> Columns:
         events, plans = found.events, self._mode.plans
         plan = events[:, PLAN]
@@ -95,6 +113,7 @@ class OpTables:
             "flops": _null(self._flops.of(found, plans, self._mode.ids.geometries)),
             "bytes_read": np.where(is_view, 0, found.sum_of_uses(sizes)),
             "bytes_written": np.where(is_view, 0, found.sum_of_outputs(sizes)),
+            "saved_bytes": _null(_saved_bytes(nodes, events, savings)),
             "raised": (events[:, FLAGS] & RAISED) != 0,
             "accumulation": _accumulation(events, [each.name for each in plans]),
         }
@@ -108,7 +127,7 @@ def _use_columns(found: JoinedOps, slots: Sequence[tuple[str, ...]]) -> Columns:
     }
 
 
-def _tensor_columns(found: JoinedOps, ids: TensorIds) -> Columns:
+def _tensor_columns(found: JoinedOps, ids: TensorIds, site: npt.NDArray[np.int32]) -> Columns:
     rows, geometries = found.tensors, ids.geometries
     storage, version, offset, geometry, device, producer, slot, bits = rows.T
     known, place = np.unique(geometry, return_inverse=True)
@@ -116,6 +135,7 @@ def _tensor_columns(found: JoinedOps, ids: TensorIds) -> Columns:
     at = place.tolist()
     return {
         "tensor_id": found.tensor_ids,
+        "site_id": _null(site),
         "shape": [shown[each].shape for each in at],
         "stride": [shown[each].stride or () for each in at],
         "offset": offset,
@@ -130,6 +150,32 @@ def _tensor_columns(found: JoinedOps, ids: TensorIds) -> Columns:
         "producer_op": _null(producer),
         "slot": [ids.slots[each] for each in slot.tolist()],
     }
+
+
+def _leaf_sites(found: JoinedOps, sites: SiteIds) -> npt.NDArray[np.int32]:
+    """The site of each tensor that no op has made; -1: an op has."""
+    site = np.full(len(found.tensors), -1, np.int32)
+    leaves = [leaf for batch in found.batches for leaf in batch.leaves]
+    if leaves:
+        owners = [-1 if leaf.owner is None else leaf.owner.module_id for leaf in leaves]
+        ids = sites.get(owners, [-1] * len(leaves), [(leaf.role, leaf.slot, None, -1) for leaf in leaves])
+        order = np.argsort(found.tensor_ids, kind="stable")
+        wanted = np.array([leaf.tensor_id for leaf in leaves], np.int64)
+        at = np.minimum(np.searchsorted(found.tensor_ids[order], wanted), len(order) - 1)
+        is_there = found.tensor_ids[order][at] == wanted
+        site[order[at[is_there]]] = ids[is_there]
+    return site
+
+
+def _saved_bytes(nodes: NodesOfOps, events: Ints, savings: Sequence[Savings]) -> Ints:
+    """What is kept for the backward of each op; 0 if there is none, UNKNOWN_SAVING if nobody has looked."""
+    has_node = (nodes.node >= 0) & (events[:, NODE] < 0)
+    saved = np.where(has_node, UNKNOWN_SAVING, 0)
+    for each in savings:
+        at = np.minimum(np.searchsorted(each.node, nodes.node), len(each.node) - 1)
+        is_kept = has_node & (nodes.thread == each.thread) & (each.node[at] == nodes.node) & (saved < 0)
+        saved[is_kept] = each.size_bytes[at[is_kept]]
+    return saved
 
 
 def _place_key(step: npt.NDArray[np.int32], calls: OpCalls) -> Ints:

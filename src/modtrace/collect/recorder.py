@@ -4,13 +4,14 @@ import atexit
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..errors import MisuseError, ModtraceWarning
+from ..recording.op_options import Ops
 from ..recording.path_pattern import PathFilter, describe_unmatched, unmatched
 from ..recording.protocols import Sink
 from ..recording.step_range import ALL_STEPS, StepRange
@@ -21,11 +22,12 @@ from .call_rows import NthMemory, call_columns, intervals_of, optimizer_columns
 from .measured import Measured, free_rows
 from .names import roots_of
 from .op_batches import OpBatch
+from .op_call_costs import CallTable, add_costs, op_sites
 from .op_mode import OpKeeper
 from .op_recorder import OpRecorder
 from .segments import Segment
 from .steps import Step, StepFinder
-from .value_rows import SiteIds, value_columns
+from .value_rows import OpSites, SiteIds, value_columns
 from .values import ValueTaps
 
 #: Rows of ended steps go to the sink this long after the first of them ended, or with the next step's end.
@@ -46,11 +48,11 @@ class Recorder:
         steps: StepRange = ALL_STEPS,
         backward_times: bool = False,
         values: PathFilter | None = None,
-        ops: bool = False,
+        ops: Ops | None = None,
         strict: bool = False,
     ) -> None:
-        self.wants_backward_events = backward_times or ops
-        self.wants_additions = ops
+        self.wants_backward_events = backward_times or ops is not None
+        self.wants_additions = ops is not None
         self._sink = sink
         self._roots = roots_of(model)
         self._selected = steps
@@ -59,7 +61,7 @@ class Recorder:
         self._taps: ValueTaps | None = None  # while they work
         self._tap: ValueTaps | None = None  # what stands in the tracker's list
         self._sites = SiteIds()
-        self._wants_ops = ops
+        self._wanted_ops = ops
         self._ops: OpRecorder | None = None
         self._early_ops: list[OpBatch] = []  # that ran while no step was open
         self._tracker: scopes.ScopeTracker | None = None
@@ -101,8 +103,14 @@ class Recorder:
         self._roots = []
         if self._values is not None:
             self._start_taps(self._tracker, self._values)
-        if self._wants_ops:
-            self._ops = OpRecorder(self._tracker, self._ops_failed)
+        if self._wanted_ops is not None:
+            self._ops = OpRecorder(
+                self._tracker,
+                self._wanted_ops,
+                with_values=self._values is not None,
+                failed=self._ops_failed,
+                values_failed=self._values_failed,
+            )
             self._ops.start(is_wanted=self._may_be_selected())
         atexit.register(self.stop)  # a block never left, and no thread of ours alive when Python goes down
 
@@ -185,7 +193,7 @@ class Recorder:
     def add_op_keeper(self, keeper: OpKeeper) -> None:
         """Has somebody see every op with its tensors from now on; only where ops are recorded."""
         assert self._ops is not None
-        self._ops.mode.keepers.append(keeper)
+        self._ops.mode.add_keeper(keeper)
 
     # The tracker's side.
 
@@ -231,6 +239,9 @@ class Recorder:
         with self._lock:
             step = self._finder.backward_ended(backward)
             self._take_ops(step)
+            if self._ops is not None:
+                savings = self._ops.take_savings(backward)
+                step.savings += [] if savings is None else [savings]
             if self._taps is not None:
                 _add(step, self._taps.take_backward(backward))
 
@@ -319,14 +330,13 @@ class Recorder:
         self._names_revision, modules = tracker.names.rows_since(self._names_revision)
         if modules:
             self._sink.write("modules", {name: [row[name] for row in modules] for name in modules[0]})
-        for columns in (*batches, *([optimizers] if optimizers else [])):
+        batches += [optimizers] if optimizers else []
+        sites = self._write_ops(steps, batches, range(first_id, first_id + optimizer_count))
+        for columns in batches:
             self._sink.write("calls", columns)
-        if self._ops is not None:
-            for table, columns in self._ops.tables.of(steps, range(first_id, first_id + optimizer_count)).items():
-                self._sink.write(table, columns)
         step_rows = _step_columns(steps) if steps else None
         try:
-            self._write_values(steps)
+            self._write_values(steps, sites)
         except Exception as error:
             _free_values(steps)
             self._values_failed(error, "while writing values")
@@ -342,8 +352,23 @@ class Recorder:
         if steps or force:
             self._sink.end_step(time.perf_counter_ns(), force=True)
 
-    def _write_values(self, steps: list[Step]) -> None:
-        columns = value_columns(steps, self._sites, self._memory)
+    def _write_ops(
+        self, steps: list[Step], calls: list[dict[str, Any]], optimizer_ids: Sequence[int]
+    ) -> OpSites | None:
+        """Writes what ops have left, and adds what they cost to the columns of calls."""
+        rows = None if self._ops is None else self._ops.tables.of(steps, optimizer_ids, self._sites)
+        if rows is None:
+            return None
+        for name, columns in rows.tables.items():
+            if len(next(iter(columns.values()))):
+                self._sink.write(name, columns)
+        table = CallTable(calls) if calls else None
+        if table is not None:
+            add_costs(table, rows)
+        return op_sites(table, rows)
+
+    def _write_values(self, steps: list[Step], ops: OpSites | None) -> None:
+        columns = value_columns(steps, self._sites, self._memory, ops)
         new_sites = self._sites.take_new()
         if new_sites is not None:
             self._sink.write("sites", new_sites)
@@ -356,14 +381,20 @@ class Recorder:
     def _take_ops(self, step: Step | None) -> None:
         """What has run since the last time belongs to a step; None: to the one that begins next."""
         batch = None if self._ops is None else self._ops.take()
-        if batch is not None:
-            (self._early_ops if step is None else step.ops).append(batch)
+        if batch is None or self._ops is None:
+            return
+        (self._early_ops if step is None else step.ops).append(batch)
+        measured = None if self._ops.values is None else self._ops.values.take()
+        if measured is not None:
+            batch.measured = measured
 
     def _ops_failed(self, error: Exception, where: str) -> None:
         """Notes once that ops cannot be recorded, and records none any more; calls are recorded on."""
         if self._strict:
             raise error
-        self._note_failure(error, where, "ops", "records no more ops; the run and the recording of calls go on")
+        self._note_failure(
+            error, where, "ops", "records no more ops; the run and the recording of calls go on"
+        )
 
     # Values.
 
@@ -391,12 +422,16 @@ class Recorder:
             return
         taps.abandon()  # it stays in the tracker's list, which a hook may just be going through
         taps.stop()
-        self._note_failure(error, where, "values", "measures no more values; the run and the recording of calls go on")
+        self._note_failure(
+            error, where, "values", "measures no more values; the run and the recording of calls go on"
+        )
 
     def _note_failure(self, error: Exception, where: str, what: str, then: str) -> None:
         said = f"{type(error).__name__}: {_first_line(error)}"
         with self._writing:
-            self._sink.mark(f"{what} are incomplete from step {self.steps_ended}: modtrace failed at {where}: {said}")
+            self._sink.mark(
+                f"{what} are incomplete from step {self.steps_ended}: modtrace failed at {where}: {said}"
+            )
         warnings.warn(
             f"{where}: modtrace met an internal error and {then} ({said}). Please report it; "
             "record(strict=True) raises it.",
@@ -438,14 +473,17 @@ def _add(step: Step, measured: Measured | None) -> None:
 
 
 def _free_values(steps: list[Step]) -> None:
-    free_rows(measured for step in steps for measured in step.values)
+    of_ops = (batch.measured for step in steps for batch in step.ops)
+    free_rows(
+        [*(each for step in steps for each in step.values), *(each for each in of_ops if each is not None)]
+    )
     for step in steps:
         step.values = []
 
 
 def _let_go(step: Step) -> None:
     _free_values([step])
-    step.ops = []
+    step.ops, step.savings = [], []
     for segment in step.segments:
         segment.holders -= 1
 

@@ -38,6 +38,7 @@ class Step:
     evidence: list[GradientEvidence] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)  # what was measured in it, and belongs to no segment
     ops: list[Any] = field(default_factory=list)  # batches of those that ran in it
+    savings: list[Any] = field(default_factory=list)  # what its backwards found kept for them
     folded: Counter[int] = field(default_factory=Counter)  # forward calls by module_id, of segments let go
     restart: int | None = None  # segments from here on may be the next step's
 
@@ -329,4 +330,5 @@ def _append(first: Step, step: Step) -> None:
     first.evidence += step.evidence
     first.values += step.values
     first.ops += step.ops
+    first.savings += step.savings
     first.touch(step.end_ns)

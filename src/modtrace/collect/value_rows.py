@@ -11,9 +11,11 @@ import numpy.typing as npt
 from ..measure.measurer import Measurement
 from ..measure.rows import Rows
 from ..recording.phase import BACKWARD, OPTIMIZER, PHASES
-from ..recording.role import GRAD_OUTPUT, OUTPUT
+from ..recording.role import GRAD_OUTPUT, OP_OUTPUT, OUTPUT
 from .call_rows import NthMemory
 from .measured import Measured, MeasuredGradients, MeasuredOutputs, MeasuredParameters
+from .op_leaves import Leaf
+from .op_values import MeasuredOps
 from .segments import Ints, Segment
 from .steps import Step
 
@@ -26,7 +28,8 @@ _STATISTICS = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count")
 _WHOLE = {"count", "nan_count", "inf_count"}
 _NULL_IF_EMPTY = {"min", "max"}
 
-_Site = tuple[int, int, tuple[str, str]]  # module_id, nth, role and slot; -1 for null
+_Named = tuple[str, str, str | None, int]  # role, slot, op and its n-th; None and -1 where no op is meant
+_Site = tuple[int, int, _Named]  # module_id, nth; -1 for null
 
 
 class SiteIds:
@@ -37,9 +40,9 @@ class SiteIds:
         self._written = 0
 
     def get(
-        self, module_ids: Iterable[int], nths: Iterable[int], named: Iterable[tuple[str, str]]
+        self, module_ids: Iterable[int], nths: Iterable[int], named: Iterable[_Named]
     ) -> npt.NDArray[np.int32]:
-        """The ids of sites, new ones for those that have not been met; `named` are role and slot."""
+        """The ids of sites, new ones for those that have not been met."""
         ids = self._ids
         sites = zip(module_ids, nths, named, strict=True)
         return np.array([ids.setdefault(site, len(ids)) for site in sites], np.int32)
@@ -51,20 +54,33 @@ class SiteIds:
             return None
         new = list(self._ids)[first:]
         module_id, nth, named = (list(column) for column in zip(*new, strict=True))
-        role, slot = (list(column) for column in zip(*named, strict=True))
+        role, slot, op, op_nth = (list(column) for column in zip(*named, strict=True))
         return {
             "site_id": np.arange(first, self._written, dtype=np.int32),
             "module_id": _null_below_zero(module_id, np.int32),
             "nth": _null_below_zero(nth, np.int32),
             "role": role,
             "slot": slot,
+            "op": op,
+            "op_nth": _null_below_zero(op_nth, np.int32),
         }
 
 
-def value_columns(steps: Iterable[Step], sites: SiteIds, memory: NthMemory) -> Columns | None:
-    """The rows of ended steps; None if there are none. To be called when their calls have been numbered."""
+def value_columns(
+    steps: Iterable[Step], sites: SiteIds, memory: NthMemory, ops: "OpSites | None" = None
+) -> Columns | None:
+    """The rows of ended steps; None if there are none. To be called when their calls have been numbered.
+
+    Args:
+        ops: what is known of their ops; None: none were recorded.
+    """
     calls = _CallsOfSegments(memory)
     parts = [_read(measured, step.number or 0, calls) for step in steps for measured in step.values]
+    if ops is not None:
+        batches = [
+            (step.number or 0, batch) for step in steps for batch in step.ops if batch.measured is not None
+        ]
+        parts += [_read_ops(batch.measured, batch.leaves, number, ops) for number, batch in batches]
     parts = [part for part in parts if part.samples]
     if not parts:
         return None
@@ -75,20 +91,20 @@ def value_columns(steps: Iterable[Step], sites: SiteIds, memory: NthMemory) -> C
     )  # stable: sites of one tensor stay
     samples = [samples[at] for at in order.tolist()]
     step = step[order]
-    module_id, nth, call_id, phase = (
+    module_id, nth, call_id, phase, op_id = (
         np.concatenate(each)[order]
         for each in zip(
-            *((part.module_id, part.nth, part.call_id, part.phase) for part in parts), strict=True
+            *((part.module_id, part.nth, part.call_id, part.phase, part.op_id) for part in parts), strict=True
         )
     )
-    roles = list(chain.from_iterable(part.roles for part in parts))
-    slots = list(chain.from_iterable(part.slots for part in parts))
-    named = [(roles[at], slots[at]) for at in order.tolist()]
+    names = list(chain.from_iterable(part.named for part in parts))
+    named = [names[at] for at in order.tolist()]
     return {
         "step": step,
-        "phase": phase,
+        "phase": np.ma.masked_array(phase, phase < 0),
         "site_id": sites.get(module_id.tolist(), nth.tolist(), named),
         "call_id": np.ma.masked_array(call_id, call_id < 0),
+        "op_id": np.ma.masked_array(op_id, op_id < 0),
         "order": _orders(step, np.array([id(each) for each in samples])),
         "shape": [each.shape for each in samples],
         "dtype": [_word(each.dtype) for each in samples],
@@ -103,12 +119,24 @@ class _Part(NamedTuple):
 
     step: int
     samples: Sequence[Measurement]
-    roles: Sequence[str]
-    slots: Sequence[str]
+    named: Sequence[_Named]
     phase: npt.NDArray[np.int8]
     module_id: Ints
     nth: Ints
     call_id: Ints
+    op_id: Ints
+
+
+class OpSites(NamedTuple):
+    """Where ops ran, by op; -1 where it is not known."""
+
+    op_id: Ints  # ascending
+    name: Sequence[str]
+    nth: npt.NDArray[np.int32]  # of its name within the call
+    phase: npt.NDArray[np.int8]
+    call_id: Ints
+    module_id: Ints
+    call_nth: Ints
 
 
 def _read(measured: Measured, step: int, calls: "_CallsOfSegments") -> _Part:
@@ -122,7 +150,8 @@ def _read(measured: Measured, step: int, calls: "_CallsOfSegments") -> _Part:
 def _read_outputs(measured: MeasuredOutputs, step: int, calls: "_CallsOfSegments") -> _Part:
     samples, events, slots = _columns(measured.sites, 3)
     phase = np.full(len(samples), _PHASE_CODE[measured.segment.phase], np.int8)
-    return _Part(step, samples, [OUTPUT] * len(samples), slots, phase, *calls.find(measured.segment, events))
+    named = [(OUTPUT, slot, None, -1) for slot in slots]
+    return _Part(step, samples, named, phase, *calls.find(measured.segment, events), _none(samples))
 
 
 def _read_gradients(measured: MeasuredGradients, step: int, calls: "_CallsOfSegments") -> _Part:
@@ -136,15 +165,39 @@ def _read_gradients(measured: MeasuredGradients, step: int, calls: "_CallsOfSegm
         here = np.flatnonzero(keys == id(segment))
         found[:, here] = calls.find(segment, [events[at] for at in here.tolist()])
     phase = np.full(len(samples), _PHASE_CODE[BACKWARD], np.int8)
-    return _Part(step, samples, [GRAD_OUTPUT] * len(samples), slots, phase, *found)
+    named = [(GRAD_OUTPUT, slot, None, -1) for slot in slots]
+    return _Part(step, samples, named, phase, found[0], found[1], found[2], _none(samples))
 
 
 def _read_parameters(measured: MeasuredParameters, step: int) -> _Part:
     samples, roles, slots, owners = _columns(measured.sites, 4)
     module_id = np.array([-1 if owner is None else owner.module_id for owner in owners], np.int64)
     phase = np.full(len(samples), _PHASE_CODE[OPTIMIZER], np.int8)
-    none = np.full(len(samples), -1, np.int64)
-    return _Part(step, samples, roles, slots, phase, module_id, none, none)
+    named = [(role, slot, None, -1) for role, slot in zip(roles, slots, strict=True)]
+    return _Part(step, samples, named, phase, module_id, *(_none(samples) for _ in range(3)))
+
+
+def _read_ops(measured: MeasuredOps, leaves: Sequence[Leaf], step: int, ops: OpSites) -> _Part:
+    """What ops returned, and the leaves that they were the first to read."""
+    samples, op_ids, wheres = _columns(measured.sites, 3)
+    by_number = {leaf.tensor_id: leaf for leaf in leaves}
+    at = np.searchsorted(ops.op_id, np.array(op_ids, np.int64))
+    module_id, nth = ops.module_id[at].copy(), ops.call_nth[at].copy()
+    named: list[_Named] = []
+    for row, (op, where) in enumerate(zip(at.tolist(), wheres, strict=True)):
+        leaf = by_number.get(where)
+        if leaf is None:
+            named.append((OP_OUTPUT, where, ops.name[op], int(ops.nth[op])))
+        else:
+            named.append((leaf.role, leaf.slot, None, -1))
+            module_id[row], nth[row] = -1 if leaf.owner is None else leaf.owner.module_id, -1
+    return _Part(
+        step, samples, named, ops.phase[at], module_id, nth, ops.call_id[at], np.array(op_ids, np.int64)
+    )
+
+
+def _none(samples: Sequence[Measurement]) -> Ints:
+    return np.full(len(samples), -1, np.int64)
 
 
 def _columns(sites: Sequence[tuple[Any, ...]], width: int) -> list[tuple[Any, ...]]:

@@ -1,6 +1,10 @@
 """What a tensor is at its site; the other roles of the schema have no rows yet."""
 
+INPUT = "input"
 OUTPUT = "output"
 GRAD_OUTPUT = "grad_output"
 PARAMETER = "parameter"
 PARAMETER_GRAD = "parameter_grad"
+BUFFER = "buffer"
+OP_OUTPUT = "op_output"
+LEAF = "leaf"

@@ -165,7 +165,7 @@ def read_statistics(values: pa.Table) -> StatColumns:
 
 
 def first_nonfinite_row(values: pa.Table) -> int | None:
-    """The index of the first row, by step and order, of a tensor with NaN or infinite elements; None without.
+    """The index of the first row, by step and order, of a module's tensor with NaN or infinite elements; None without.
 
     Reads four columns of the `values` table a batch at a time: of a memory-mapped one, only their pages.
     """
@@ -185,11 +185,17 @@ def nonfinite_rows(values: pa.Table, step: int) -> npt.NDArray[np.int64]:
 
 
 def _scan_nonfinite(values: pa.Table) -> Iterator[tuple[int, npt.NDArray[np.int64], Any, Any]]:
-    """For each batch its first row's index, the non-finite rows in it, and its columns step and order."""
+    """For each batch its first row's index, the non-finite rows in it, and its columns step and order.
+
+    Rows of single ops are left out: what is not finite there may be meant so, the `-inf` of a mask.
+    """
     offset = 0
-    for batch in values.select(["step", "order", "nan_count", "inf_count"]).to_batches():
-        step, order, nan_count, inf_count = (to_numpy(column) for column in batch.columns)
-        yield offset, np.flatnonzero((nan_count | inf_count) > 0), step, order
+    for batch in values.select(["step", "order", "nan_count", "inf_count", "op_id"]).to_batches():
+        step, order, nan_count, inf_count = (to_numpy(column) for column in batch.columns[:4])
+        rows = np.flatnonzero((nan_count | inf_count) > 0)
+        if len(rows):
+            rows = rows[to_numpy(batch.column("op_id"), -1)[rows] < 0]
+        yield offset, rows, step, order
         offset += batch.num_rows
 
 

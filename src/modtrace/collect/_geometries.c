@@ -1,0 +1,159 @@
+/* Numbers for what tensors show: shape, stride, dtype, layout, and whether conjugated or negated.
+
+   A dictionary of `Geometry` decides. In front of it stands a table of plain numbers, for which no Python object is
+   made or hashed. */
+
+#include "_tensor_ids.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { CONJ = 1, NEG = 2, SMALLEST = 64 };
+
+/* What a tensor shows, as Python objects; all owned. */
+typedef struct {
+    PyObject *shape, *stride, *dtype;
+} Shape;
+
+static void release(Shape *shape) {
+    Py_CLEAR(shape->shape);
+    Py_CLEAR(shape->stride);
+    Py_CLEAR(shape->dtype);
+}
+
+static int look(const State *state, PyObject *tensor, Shape *found) {
+    found->shape = PyObject_GetAttr(tensor, state->names[SHAPE]);
+    found->stride = found->shape == NULL ? NULL : call_method(tensor, state->names[STRIDE]);
+    found->dtype = found->stride == NULL ? NULL : PyObject_GetAttr(tensor, state->names[DTYPE]);
+    if (found->dtype != NULL) return 0;
+    release(found);
+    return -1;
+}
+
+/* Appends a tuple of plain integers. 0: it is none (sizes of nested and of fake tensors are objects), or too long. */
+static int append_numbers(GeometryKey *key, PyObject *tuple) {
+    if (!PyTuple_Check(tuple)) return 0;
+    Py_ssize_t size = PyTuple_Size(tuple);
+    if (size > MOST_DIMENSIONS) return 0;
+    for (Py_ssize_t at = 0; at < size; at++) {
+        PyObject *item = PyTuple_GetItem(tuple, at);
+        if (!PyLong_CheckExact(item)) return 0;
+        int64_t number = key->numbers[key->size++] = PyLong_AsLongLong(item);
+        if (number == -1 && PyErr_Occurred()) return PyErr_Clear(), 0;
+    }
+    return 1;
+}
+
+static uint64_t hash_of(const GeometryKey *key) {
+    uint64_t hash = (uint64_t)(uintptr_t)key->dtype + (uint64_t)key->flags;
+    for (int at = 0; at < key->size; at++) {
+        hash = (hash ^ (uint64_t)key->numbers[at]) * UINT64_C(0x9E3779B97F4A7C15);
+        hash ^= hash >> 29;
+    }
+    return hash;
+}
+
+/* 0: it cannot be said in plain numbers. */
+static int make_key(const Shape *shape, int flags, GeometryKey *key) {
+    key->dtype = shape->dtype;
+    key->flags = flags;
+    key->size = 0;
+    if (!append_numbers(key, shape->shape)) return 0;
+    int dimensions = key->size;
+    if (!append_numbers(key, shape->stride) || key->size != 2 * dimensions) return 0;
+    key->hash = hash_of(key);
+    return 1;
+}
+
+static int are_same(const GeometryKey *one, const GeometryKey *other) {
+    return one->hash == other->hash && one->dtype == other->dtype && one->flags == other->flags &&
+           one->size == other->size && memcmp(one->numbers, other->numbers, one->size * sizeof *one->numbers) == 0;
+}
+
+/* Where a key stands, or would. */
+static GeometryKey *place_of(const Geometries *self, const GeometryKey *key) {
+    size_t at = (size_t)key->hash & (self->capacity - 1);
+    while (self->places[at].number >= 0 && !are_same(&self->places[at], key)) at = (at + 1) & (self->capacity - 1);
+    return &self->places[at];
+}
+
+static int grow(Geometries *self) {
+    Geometries grown = *self;
+    grown.capacity = self->capacity ? 2 * self->capacity : SMALLEST;
+    grown.places = malloc(grown.capacity * sizeof *grown.places);
+    if (grown.places == NULL) return PyErr_NoMemory(), -1;
+    for (size_t at = 0; at < grown.capacity; at++) grown.places[at].number = -1;
+    for (size_t at = 0; at < self->capacity; at++)
+        if (self->places[at].number >= 0) *place_of(&grown, &self->places[at]) = self->places[at];
+    free(self->places);
+    *self = grown;
+    return 0;
+}
+
+static int64_t insert(Geometries *self, const GeometryKey *key, int64_t number) {
+    if (number < 0 || (2 * self->count >= self->capacity && grow(self) < 0)) return -1;
+    GeometryKey *place = place_of(self, key);
+    if (place->number < 0) self->count++;
+    *place = *key;
+    place->number = number;
+    return number;
+}
+
+/* A tensor's flags, once there may be any; -1 with an exception. */
+static int flags_of(const Geometries *self, const State *state, PyObject *tensor) {
+    if (!self->has_complex) return 0;
+    int conj = to_truth(call_method(tensor, state->names[IS_CONJ]));
+    if (conj < 0) return -1;
+    int neg = to_truth(call_method(tensor, state->names[IS_NEG]));
+    return neg < 0 ? -1 : (conj ? CONJ : 0) | (neg ? NEG : 0);
+}
+
+static int notice_complex(Geometries *self, const State *state, PyObject *dtype) {
+    int is_complex = self->has_complex ? 1 : to_truth(PyObject_GetAttr(dtype, state->names[IS_COMPLEX]));
+    if (is_complex > 0) self->has_complex = 1;
+    return is_complex;
+}
+
+/* What decides: the number of a Geometry. `stride` may be None. */
+static int64_t number_of(Geometries *self, const State *state, PyObject *tensor, const Shape *shape, int flags) {
+    PyObject *layout = PyObject_GetAttr(tensor, state->names[LAYOUT]);
+    if (layout == NULL) return -1;
+    PyObject *conj = flags & CONJ ? Py_True : Py_False, *neg = flags & NEG ? Py_True : Py_False;
+    PyObject *geometry = PyObject_CallFunctionObjArgs(self->make, shape->shape, shape->stride, shape->dtype, layout, conj,
+                                                      neg, NULL);
+    Py_DECREF(layout);
+    if (geometry == NULL) return -1;
+    int64_t number = number_in(self->numbers, self->all, geometry);
+    Py_DECREF(geometry);
+    return number;
+}
+
+static int64_t add_geometry(Geometries *self, const State *state, PyObject *tensor, const Shape *shape) {
+    if (notice_complex(self, state, shape->dtype) < 0) return -1;
+    int flags = flags_of(self, state, tensor);
+    if (flags < 0) return -1;
+    int64_t number = number_of(self, state, tensor, shape, flags);
+    GeometryKey key;
+    return make_key(shape, flags, &key) ? insert(self, &key, number) : number;
+}
+
+int64_t find_geometry(Geometries *self, const State *state, PyObject *tensor) {
+    Shape shape;
+    GeometryKey key;
+    int flags = flags_of(self, state, tensor);
+    if (flags < 0 || look(state, tensor, &shape) < 0) return -1;
+    int64_t number = -1;
+    if (self->capacity > 0 && make_key(&shape, flags, &key)) number = place_of(self, &key)->number;
+    if (number < 0) number = add_geometry(self, state, tensor, &shape);
+    release(&shape);
+    return number;
+}
+
+int64_t find_geometry_without_stride(Geometries *self, const State *state, PyObject *tensor) {
+    Shape shape = {PyObject_GetAttr(tensor, state->names[SHAPE]), NULL, PyObject_GetAttr(tensor, state->names[DTYPE])};
+    Py_INCREF(Py_None);
+    shape.stride = Py_None;
+    int64_t number = -1;
+    if (shape.shape != NULL && shape.dtype != NULL) number = number_of(self, state, tensor, &shape, 0);
+    release(&shape);
+    return number;
+}

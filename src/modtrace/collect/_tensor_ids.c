@@ -1,0 +1,421 @@
+/* Numbers for tensors: what the class in tensor_ids.py does, faster. That class is the specification.
+
+   Whatever may run Python code comes first in each function, and only then anything changes: an exception leaves
+   everything as it was, and a storage that dies meanwhile takes nothing away that is in use. */
+
+#include "_tensor_ids.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { NO_STORAGE = -1, NO_OP = -1 };
+
+/* Numbers of a tensor's row, and its bits. */
+enum { ROW_STORAGE, ROW_VERSION, ROW_OFFSET, ROW_GEOMETRY, ROW_DEVICE, ROW_PRODUCER, ROW_SLOT, ROW_BITS, ROW_WIDTH };
+enum { BIT_REQUIRES_GRAD = 1, BIT_FRESH = 2, BIT_UNREAD = 4 }; /* UNREAD: not asked yet; it is not handed over */
+
+/* What a tensor shows, as far as it is needed to find it. */
+typedef struct {
+    PyObject *stored; /* owned: while it is held, its storage stays where it is */
+    int64_t offset, geometry;
+} Sight;
+
+static int look(TensorIds *self, PyObject *tensor, Sight *sight) {
+    PyObject **names = self->state->names;
+    sight->stored = call_method(tensor, names[UNTYPED_STORAGE]);
+    if (sight->stored == NULL) return -1;
+    sight->geometry = find_geometry(&self->geometries, self->state, tensor);
+    sight->offset = sight->geometry < 0 ? -1 : to_int64(call_method(tensor, names[STORAGE_OFFSET]));
+    if (sight->geometry >= 0 && !(sight->offset == -1 && PyErr_Occurred())) return 0;
+    Py_DECREF(sight->stored);
+    return -1;
+}
+
+int64_t number_in(PyObject *numbers, PyObject *list, PyObject *value) {
+    PyObject *known = PyDict_GetItemWithError(numbers, value); /* borrowed */
+    if (known != NULL) return PyLong_AsLongLong(known);
+    if (PyErr_Occurred()) return -1;
+    Py_ssize_t number = PyList_Size(list);
+    PyObject *wrapped = PyLong_FromSsize_t(number);
+    int failed = wrapped == NULL || PyList_Append(list, value) < 0 || PyDict_SetItem(numbers, value, wrapped) < 0;
+    Py_XDECREF(wrapped);
+    return failed ? -1 : number;
+}
+
+static int64_t device_of(TensorIds *self, PyObject *tensor) {
+    PyObject *device = PyObject_GetAttr(tensor, self->state->names[DEVICE]);
+    if (device == NULL) return -1;
+    int64_t number = number_in(self->device_numbers, self->devices, device);
+    Py_DECREF(device);
+    return number;
+}
+
+static int64_t slot_of(TensorIds *self, PyObject *slot) {
+    if (PyUnicode_Check(slot) && PyUnicode_GetLength(slot) == 0) return 0;
+    return number_in(self->slot_numbers, self->slots, slot);
+}
+
+static Storage *meet_storage(TensorIds *self, PyObject *tensor, PyObject *stored, int is_made) {
+    Storage *storage = find_storage(&self->storages, stored);
+    if (storage != NULL) return storage;
+    int64_t device = device_of(self, tensor);
+    if (device < 0) return NULL;
+    int64_t size = is_made ? to_int64(call_method(stored, self->state->names[NBYTES])) : 0;
+    if (size < 0) return NULL;
+    return add_storage(&self->storages, stored, device, size);
+}
+
+/* ---- Columns. */
+
+int column_reserve(Column *column, Py_ssize_t more) {
+    if (column->count + more <= column->capacity) return 0;
+    Py_ssize_t capacity = column->capacity ? 2 * column->capacity : 1024;
+    int64_t *items = realloc(column->items, (size_t)capacity * sizeof *items);
+    if (items == NULL) return PyErr_NoMemory(), -1;
+    column->items = items;
+    column->capacity = capacity;
+    return 0;
+}
+
+PyObject *column_to_array(const Column *column) {
+    PyObject *module = PyImport_ImportModule("array");
+    PyObject *type = module == NULL ? NULL : PyObject_GetAttrString(module, "array");
+    Py_ssize_t size = column->count * (Py_ssize_t)sizeof *column->items;
+    PyObject *array = NULL;
+    if (type != NULL) array = PyObject_CallFunction(type, "sy#", "q", (const char *)column->items, size);
+    Py_XDECREF(type);
+    Py_XDECREF(module);
+    return array;
+}
+
+static void append_use(TensorIds *self, int64_t tensor, int64_t geometry) {
+    int64_t *use = self->used.items + self->used.count;
+    use[0] = tensor;
+    use[1] = geometry;
+    self->used.count += 2;
+}
+
+/* Rooms for a row and a use, so that neither can fail later. */
+static int reserve(TensorIds *self) {
+    return column_reserve(&self->rows, ROW_WIDTH) < 0 || column_reserve(&self->used, 2) < 0 ? -1 : 0;
+}
+
+static void append_row(TensorIds *self, const int64_t row[ROW_WIDTH]) {
+    memcpy(self->rows.items + self->rows.count, row, ROW_WIDTH * sizeof *row);
+    self->rows.count += ROW_WIDTH;
+    self->next++;
+}
+
+/* Adds a tensor, for which there is room: its number, or -1 with MemoryError. */
+static int64_t add_tensor(TensorIds *self, Storage *storage, PyObject *tensor, const Sight *sight, int64_t producer,
+                          int64_t slot, int64_t bits) {
+    Shown shown = {tensor, sight->offset, sight->geometry, self->next};
+    if (remember_shown(storage, shown) < 0) return -1;
+    append_row(self, (int64_t[ROW_WIDTH]){storage->number, storage->version, sight->offset, sight->geometry,
+                                          storage->device, producer, slot, bits});
+    return shown.tensor;
+}
+
+/* ---- Reading. */
+
+static int64_t *bits_of(TensorIds *self, int64_t tensor) {
+    return tensor < self->first ? NULL : &self->rows.items[(tensor - self->first) * ROW_WIDTH + ROW_BITS];
+}
+
+/* An op's output gets its gradient's node only after the op: it is asked when it is first read. */
+static int ask_if_unread(TensorIds *self, PyObject *tensor, int64_t number) {
+    int64_t *bits = bits_of(self, number);
+    if (bits == NULL || !(*bits & BIT_UNREAD)) return 0;
+    int requires_grad = to_truth(PyObject_GetAttr(tensor, self->state->names[REQUIRES_GRAD]));
+    if (requires_grad < 0) return -1;
+    bits = bits_of(self, number);
+    if (bits != NULL) *bits = (*bits & ~(int64_t)BIT_UNREAD) | (requires_grad ? BIT_REQUIRES_GRAD : 0);
+    return 0;
+}
+
+static int append_leaf(TensorIds *self, PyObject *tensor, int64_t number) {
+    PyObject *leaf = Py_BuildValue("LO", (long long)number, tensor);
+    int failed = leaf == NULL || PyList_Append(self->leaves, leaf) < 0;
+    Py_XDECREF(leaf);
+    return failed ? -1 : 0;
+}
+
+/* A tensor that nothing known shows the same as: its number, or -1 with an exception. */
+static int64_t meet_new(TensorIds *self, PyObject *tensor, const Sight *sight) {
+    int requires_grad = to_truth(PyObject_GetAttr(tensor, self->state->names[REQUIRES_GRAD]));
+    if (requires_grad < 0) return -1;
+    Storage *storage = meet_storage(self, tensor, sight->stored, 0);
+    if (storage == NULL || reserve(self) < 0) return -1;
+    int64_t writer = storage->writer;
+    int64_t number = add_tensor(self, storage, tensor, sight, writer, 0, requires_grad ? BIT_REQUIRES_GRAD : 0);
+    if (number >= 0 && writer == NO_OP && append_leaf(self, tensor, number) < 0) return -1;
+    return number;
+}
+
+/* A tensor that is not the first of its storage. */
+static int64_t meet(TensorIds *self, PyObject *tensor, const Sight *sight, Storage *storage) {
+    const Shown *known = storage == NULL ? NULL : find_shown(storage, tensor, sight->offset, sight->geometry);
+    if (known == NULL) return meet_new(self, tensor, sight);
+    int64_t number = known->tensor;
+    if (known->object != tensor) { /* autograd has saved that, and made a tensor of it again */
+        Shown shown = {tensor, sight->offset, sight->geometry, number};
+        if (remember_shown(storage, shown) < 0) return -1;
+    }
+    return number;
+}
+
+static int64_t number_of(TensorIds *self, PyObject *tensor, const Sight *sight) {
+    Storage *storage = find_storage(&self->storages, sight->stored);
+    if (storage != NULL && storage->first.object == tensor && storage->first.geometry == sight->geometry &&
+        storage->first.offset == sight->offset)
+        return storage->first.tensor;
+    return meet(self, tensor, sight, storage);
+}
+
+int read_tensor(TensorIds *self, PyObject *tensor) {
+    Sight sight;
+    if (look(self, tensor, &sight) < 0) return -1;
+    int64_t number = number_of(self, tensor, &sight);
+    Py_DECREF(sight.stored);
+    if (number < 0 || ask_if_unread(self, tensor, number) < 0 || reserve(self) < 0) return -1;
+    append_use(self, number, sight.geometry);
+    return 0;
+}
+
+static PyObject *ids_read(PyObject *self, PyObject *tensor) {
+    if (read_tensor((TensorIds *)self, tensor) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* ---- Writing and making. */
+
+static PyObject *wrong_count(const char *name, Py_ssize_t wanted, Py_ssize_t given) {
+    return PyErr_Format(PyExc_TypeError, "TensorIds.%s() takes %zd arguments, not %zd", name, wanted, given);
+}
+
+static PyObject *ids_write(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    TensorIds *self = (TensorIds *)object;
+    if (count != 2) return wrong_count("write", 2, count);
+    int64_t op = PyLong_AsLongLong(args[1]);
+    if (op == -1 && PyErr_Occurred()) return NULL;
+    PyObject *stored = call_method(args[0], self->state->names[UNTYPED_STORAGE]);
+    if (stored == NULL) return NULL;
+    Storage *storage = meet_storage(self, args[0], stored, 0);
+    if (storage != NULL) note_write(storage, op);
+    Py_DECREF(stored);
+    if (storage == NULL) return NULL;
+    Py_RETURN_NONE;
+}
+
+static int is_among(PyObject *tensor, PyObject *given) {
+    PyObject *iterator = PyObject_GetIter(given), *each;
+    if (iterator == NULL) return -1;
+    int is_found = 0;
+    while (!is_found && (each = PyIter_Next(iterator)) != NULL) {
+        is_found = each == tensor;
+        Py_DECREF(each);
+    }
+    Py_DECREF(iterator);
+    return PyErr_Occurred() ? -1 : is_found;
+}
+
+/* Whether an op that has not written returns a tensor that it was given; -1 with an exception. */
+static int is_passed_on(TensorIds *self, PyObject *tensor, PyObject *stored, int64_t op, PyObject *given) {
+    Storage *storage = find_storage(&self->storages, stored);
+    return storage == NULL || storage->writer == op ? 0 : is_among(tensor, given);
+}
+
+static int make_new(TensorIds *self, PyObject *tensor, const Sight *sight, int64_t op, int64_t slot) {
+    int64_t bits = BIT_UNREAD;
+    if (find_storage(&self->storages, sight->stored) == NULL) bits |= BIT_FRESH;
+    Storage *storage = meet_storage(self, tensor, sight->stored, 1);
+    if (storage == NULL || reserve(self) < 0) return -1;
+    return add_tensor(self, storage, tensor, sight, op, slot, bits) < 0 ? -1 : 0;
+}
+
+static PyObject *ids_make(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    TensorIds *self = (TensorIds *)object;
+    if (count != 4) return wrong_count("make", 4, count);
+    int64_t op = PyLong_AsLongLong(args[1]);
+    if (op == -1 && PyErr_Occurred()) return NULL;
+    Sight sight;
+    if (look(self, args[0], &sight) < 0) return NULL;
+    int64_t slot = slot_of(self, args[2]);
+    int done = slot < 0 ? -1 : is_passed_on(self, args[0], sight.stored, op, args[3]);
+    if (done == 0) done = make_new(self, args[0], &sight, op, slot);
+    Py_DECREF(sight.stored);
+    if (done < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+int note_without_storage(TensorIds *self, PyObject *tensor, int64_t op, PyObject *slot_text) {
+    int64_t geometry = find_geometry_without_stride(&self->geometries, self->state, tensor);
+    int64_t device = geometry < 0 ? -1 : device_of(self, tensor);
+    int64_t slot = device < 0 ? -1 : slot_of(self, slot_text);
+    int requires_grad = slot < 0 ? -1 : to_truth(PyObject_GetAttr(tensor, self->state->names[REQUIRES_GRAD]));
+    if (requires_grad < 0 || reserve(self) < 0) return -1;
+    if (op == NO_OP) append_use(self, self->next, geometry);
+    append_row(self, (int64_t[ROW_WIDTH]){NO_STORAGE, 0, 0, geometry, device, op, slot,
+                                          requires_grad ? BIT_REQUIRES_GRAD : 0});
+    return 0;
+}
+
+static PyObject *ids_note_without_storage(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    if (count != 3) return wrong_count("note_without_storage", 3, count);
+    int64_t op = PyLong_AsLongLong(args[1]);
+    if (op == -1 && PyErr_Occurred()) return NULL;
+    if (note_without_storage((TensorIds *)self, args[0], op, args[2]) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* ---- Taking and forgetting. */
+
+static PyObject *rows_to_array(const TensorIds *self) {
+    for (Py_ssize_t at = ROW_BITS; at < self->rows.count; at += ROW_WIDTH) self->rows.items[at] &= ~(int64_t)BIT_UNREAD;
+    return column_to_array(&self->rows);
+}
+
+static PyObject *ids_take(PyObject *object, PyObject *Py_UNUSED(none)) {
+    TensorIds *self = (TensorIds *)object;
+    PyObject *used = column_to_array(&self->used);
+    PyObject *rows = used == NULL ? NULL : rows_to_array(self);
+    PyObject *taken = rows == NULL ? NULL : Py_BuildValue("OOL", rows, used, (long long)self->first);
+    Py_XDECREF(rows);
+    Py_XDECREF(used);
+    if (taken == NULL) return NULL;
+    self->rows.count = self->used.count = 0;
+    self->first = self->next;
+    return taken;
+}
+
+static PyObject *ids_forget(PyObject *self, PyObject *Py_UNUSED(none)) {
+    forget_storages(&((TensorIds *)self)->storages);
+    Py_RETURN_NONE;
+}
+
+/* ---- The type. */
+
+static PyObject *ids_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"geometry", NULL};
+    PyObject *geometry;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:TensorIds", names, &geometry)) return NULL;
+    TensorIds *self = (TensorIds *)PyType_GenericAlloc(type, 0);
+    if (self == NULL) return NULL;
+    self->state = PyType_GetModuleState(type);
+    self->storages.type = self->state == NULL ? NULL : self->state->storage_type;
+    Py_INCREF(geometry);
+    self->geometries.make = geometry;
+    self->geometries.all = PyList_New(0);
+    self->geometries.numbers = PyDict_New();
+    self->leaves = PyList_New(0);
+    self->devices = PyList_New(0);
+    self->device_numbers = PyDict_New();
+    self->slots = Py_BuildValue("[s]", "");
+    self->slot_numbers = Py_BuildValue("{si}", "", 0);
+    if (!PyErr_Occurred()) return (PyObject *)self;
+    Py_DECREF(self);
+    return NULL;
+}
+
+/* References of storages are not visited: they lead to nothing that could lead back here. No circle goes through this
+   without going through a list or a dictionary, which Python clears. */
+static int ids_traverse(PyObject *object, visitproc visit, void *arg) {
+    TensorIds *self = (TensorIds *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->geometries.make);
+    Py_VISIT(self->geometries.all);
+    Py_VISIT(self->geometries.numbers);
+    Py_VISIT(self->leaves);
+    Py_VISIT(self->devices);
+    Py_VISIT(self->device_numbers);
+    Py_VISIT(self->slots);
+    Py_VISIT(self->slot_numbers);
+    return 0;
+}
+
+static void ids_dealloc(PyObject *object) {
+    TensorIds *self = (TensorIds *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    forget_storages(&self->storages);
+    Py_XDECREF(self->geometries.make);
+    Py_XDECREF(self->geometries.all);
+    Py_XDECREF(self->geometries.numbers);
+    Py_XDECREF(self->leaves);
+    Py_XDECREF(self->devices);
+    Py_XDECREF(self->device_numbers);
+    Py_XDECREF(self->slots);
+    Py_XDECREF(self->slot_numbers);
+    free(self->geometries.places);
+    free(self->rows.items);
+    free(self->used.items);
+    PyObject_GC_Del(object);
+    Py_DECREF(type);
+}
+
+static PyObject *shared(PyObject *object) {
+    Py_INCREF(object);
+    return object;
+}
+
+#define GETTER(name, value) \
+    static PyObject *get_##name(PyObject *object, void *Py_UNUSED(closure)) { \
+        TensorIds *self = (TensorIds *)object; \
+        return value; \
+    }
+
+GETTER(used_count, PyLong_FromSsize_t(self->used.count))
+GETTER(live_bytes, PyLong_FromLongLong(self->storages.live_bytes))
+GETTER(next, PyLong_FromLongLong(self->next))
+GETTER(leaves, shared(self->leaves))
+GETTER(geometries, shared(self->geometries.all))
+GETTER(devices, shared(self->devices))
+GETTER(slots, shared(self->slots))
+
+static int set_leaves(PyObject *object, PyObject *value, void *Py_UNUSED(closure)) {
+    TensorIds *self = (TensorIds *)object;
+    if (value == NULL || !PyList_Check(value)) {
+        PyErr_SetString(PyExc_TypeError, "TensorIds.leaves: give a list");
+        return -1;
+    }
+    PyObject *before = self->leaves;
+    self->leaves = shared(value);
+    Py_DECREF(before);
+    return 0;
+}
+
+static PyGetSetDef attributes[] = {
+    {"used_count", get_used_count, NULL, "How many numbers there are of uses since they were last taken.", NULL},
+    {"live_bytes", get_live_bytes, NULL, "Of the storages that ops have made and that live.", NULL},
+    {"next", get_next, NULL, "The number of the next tensor.", NULL},
+    {"leaves", get_leaves, set_leaves, "Tensors that no op has made, with their numbers.", NULL},
+    {"geometries", get_geometries, NULL, "By number.", NULL},
+    {"devices", get_devices, NULL, "By number.", NULL},
+    {"slots", get_slots, NULL, "By number.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+#define FAST(function) (PyCFunction)(void (*)(void))function
+
+static PyMethodDef methods[] = {
+    {"take", ids_take, METH_NOARGS, "Rows and uses since this was last called, and the tensor of the first row."},
+    {"forget", ids_forget, METH_NOARGS, "Whatever comes now is met for the first time."},
+    {"read", ids_read, METH_O, "read(tensor): an op reads a tensor."},
+    {"write", FAST(ids_write), METH_FASTCALL, "write(tensor, op): an op has written to a tensor that it was given."},
+    {"make", FAST(ids_make), METH_FASTCALL, "make(tensor, op, slot, given): an op returns a tensor."},
+    {"note_without_storage", FAST(ids_note_without_storage), METH_FASTCALL,
+     "note_without_storage(tensor, op, slot): a tensor that has no storage."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "TensorIds(geometry): numbers for tensors; `geometry` is the class Geometry."},
+    {Py_tp_new, ids_new},
+    {Py_tp_dealloc, ids_dealloc},
+    {Py_tp_traverse, ids_traverse},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, attributes},
+    {0, NULL},
+};
+
+PyType_Spec ids_spec = {"modtrace.collect._tensor_ids.TensorIds", sizeof(TensorIds), 0,
+                        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};

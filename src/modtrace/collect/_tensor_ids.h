@@ -1,0 +1,164 @@
+/* What the parts of the extension `_tensor_ids` know of each other. */
+
+#ifndef MODTRACE_TENSOR_IDS_H
+#define MODTRACE_TENSOR_IDS_H
+
+#define Py_LIMITED_API 0x030A0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+
+/* Names of attributes and methods of tensors, made once: `names[SHAPE]`. */
+enum { DEVICE, DTYPE, IS_COMPLEX, IS_CONJ, IS_NEG, LAYOUT, NBYTES, REQUIRES_GRAD, SHAPE, STORAGE_OFFSET, STRIDE,
+       UNTYPED_STORAGE, NAMES };
+
+/* What the module holds. Types of the module hold the module, and their instances hold them: it lives long enough. */
+typedef struct {
+    PyObject *names[NAMES];
+    PyTypeObject *storage_type, *ids_type, *reader_type;
+} State;
+
+/* ---- Numbers one behind the other. */
+
+typedef struct {
+    int64_t *items;
+    Py_ssize_t count, capacity;
+} Column;
+
+/* Makes room for some more numbers. -1 with MemoryError. */
+int column_reserve(Column *column, Py_ssize_t more);
+
+/* A new `array.array("q")` of the numbers. */
+PyObject *column_to_array(const Column *column);
+
+/* ---- Storages. */
+
+typedef struct Storages Storages;
+
+/* What one tensor object shows of its storage. Its address alone is kept: nothing here keeps a tensor alive. */
+typedef struct {
+    const void *object; /* NULL: none */
+    int64_t offset, geometry, tensor;
+} Shown;
+
+/* One storage while it lives, with the tensors that are known to show its present version. It is a Python object, for
+   it is itself the callback of the weak reference that tells of the storage's death. */
+typedef struct {
+    PyObject_HEAD
+    Storages *owner;  /* borrowed; NULL: forgotten */
+    const void *key;  /* the address of the storage's Python object */
+    PyObject *ref;    /* owned; it owns this, and the owner breaks the circle */
+    int64_t number, device, version, writer;
+    int64_t size_bytes; /* if an op has made it */
+    Shown first;        /* the first tensor, which is the only one most often */
+    Shown *others;      /* OBJECTS_KEPT of them; NULL: none yet */
+    int other_count;
+} Storage;
+
+typedef struct {
+    const void *key; /* NULL: free */
+    Storage *storage; /* owned by its reference */
+} StoragePlace;
+
+/* Storages by the address of their Python object: open addressing, at most half full. */
+struct Storages {
+    PyTypeObject *type; /* borrowed from the module's state */
+    StoragePlace *places;
+    size_t capacity, count; /* capacity: a power of two */
+    int64_t live_bytes, next;
+};
+
+extern PyType_Spec storage_spec;
+
+Storage *find_storage(const Storages *self, const void *key);
+
+/* The storage of a Python object that is not known yet; borrowed. Runs Python code. NULL with an exception. */
+Storage *add_storage(Storages *self, PyObject *stored, int64_t device, int64_t size_bytes);
+
+void forget_storages(Storages *self);
+
+/* The first tensor of a storage that shows just this, if need be one that is another object; NULL: none. */
+const Shown *find_shown(const Storage *self, const void *object, int64_t offset, int64_t geometry);
+
+/* Remembers a tensor for this version of its storage. -1 with MemoryError, and nothing has changed. */
+int remember_shown(Storage *self, Shown shown);
+
+void note_write(Storage *self, int64_t op);
+
+/* ---- Geometries. */
+
+enum { MOST_DIMENSIONS = 12 };
+
+/* Shape, stride and dtype as plain numbers. */
+typedef struct {
+    const void *dtype;   /* borrowed: dtypes live as long as torch */
+    uint64_t hash;
+    int64_t number;      /* -1: this place is free */
+    int32_t flags, size; /* conj and neg; how many numbers */
+    int64_t numbers[2 * MOST_DIMENSIONS];
+} GeometryKey;
+
+typedef struct {
+    PyObject *make;    /* owned: the class Geometry */
+    PyObject *all;     /* owned list: Geometry by number */
+    PyObject *numbers; /* owned dict: their numbers */
+    GeometryKey *places;
+    size_t capacity, count;
+    int has_complex; /* only then may a tensor be a conjugated or negated view */
+} Geometries;
+
+/* The number of what a tensor shows; -1 with an exception. */
+int64_t find_geometry(Geometries *self, const State *state, PyObject *tensor);
+
+/* The same for a tensor that has no strides. */
+int64_t find_geometry_without_stride(Geometries *self, const State *state, PyObject *tensor);
+
+/* ---- Tensors. */
+
+typedef struct {
+    PyObject_HEAD
+    State *state;
+    Column rows, used;
+    int64_t first, next; /* the tensor of the first row; the next tensor */
+    Storages storages;
+    Geometries geometries;
+    PyObject *leaves, *devices, *slots;         /* owned lists */
+    PyObject *device_numbers, *slot_numbers;    /* owned dicts */
+} TensorIds;
+
+extern PyType_Spec ids_spec;
+
+/* Notes that an op reads a tensor. -1 with an exception, and nothing has changed. */
+int read_tensor(TensorIds *self, PyObject *tensor);
+
+int note_without_storage(TensorIds *self, PyObject *tensor, int64_t op, PyObject *slot);
+
+/* ---- Arguments of ops. */
+
+extern PyType_Spec reader_spec;
+
+/* ---- Small helpers. */
+
+/* tensor.name(), and tensor.name() or tensor.name as a number: -1 with an exception. */
+static inline PyObject *call_method(PyObject *object, PyObject *name) {
+    return PyObject_CallMethodObjArgs(object, name, NULL);
+}
+
+static inline int64_t to_int64(PyObject *stolen) {
+    if (stolen == NULL) return -1;
+    int64_t number = PyLong_AsLongLong(stolen);
+    Py_DECREF(stolen);
+    return number;
+}
+
+static inline int to_truth(PyObject *stolen) {
+    if (stolen == NULL) return -1;
+    int truth = PyObject_IsTrue(stolen);
+    Py_DECREF(stolen);
+    return truth;
+}
+
+/* The number of a value in a list without repeats, where it is added if it is new. -1 with an exception. */
+int64_t number_in(PyObject *numbers, PyObject *list, PyObject *value);
+
+#endif

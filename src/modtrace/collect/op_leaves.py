@@ -1,0 +1,112 @@
+"""Names the tensors that ops read and no op has made: parameters, buffers, inputs of the model, constants."""
+
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ..recording.role import BUFFER, INPUT, LEAF, PARAMETER
+from ..torch_internals import DisableTorchFunction, call_kwargs
+from .names import NamedModule
+from .slots import find_slots
+
+if TYPE_CHECKING:
+    from .scopes import ScopeTracker
+    from .thread_log import ThreadLog
+
+
+class Leaf(NamedTuple):
+    """What a tensor is, and whose."""
+
+    tensor_id: int
+    role: str
+    slot: str  # of a parameter or buffer its name in the module, of an input its place among the arguments
+    owner: NamedModule | None
+
+
+class _Input(NamedTuple):
+    ref: "weakref.ref[torch.Tensor]"
+    slot: str
+    owner: NamedModule | None
+
+
+class OpLeaves:
+    """Names leaves as they are met."""
+
+    def __init__(self, tracker: "ScopeTracker") -> None:
+        self.found: list[Leaf] = []
+        self._tracker = tracker
+        self._inputs: dict[int, _Input] = {}  # by `id`, of the outermost calls since the last backward
+        self._has_learnt = False
+        self._enter = self._entering  # bound once
+
+    def start(self) -> None:
+        """Looks at what outermost calls are given."""
+        self._tracker.entering.append(self._enter)
+
+    def stop(self) -> None:
+        """Looks no more."""
+        self._tracker.entering[:] = [hear for hear in self._tracker.entering if hear is not self._enter]
+        self._inputs = {}
+
+    def take(self) -> list[Leaf]:
+        """The leaves met since this was last called."""
+        found, self.found = self.found, []
+        self._has_learnt = False  # once in a while: what nobody owns is never found
+        return found
+
+    def alive_inputs(self) -> list[torch.Tensor]:
+        """Those tensors that the last calls were given and that their user keeps."""
+        inputs = (each.ref() for each in self._inputs.values())
+        return [tensor for tensor in inputs if tensor is not None]
+
+    def forget_inputs(self) -> None:
+        """Their backward has run."""
+        self._inputs = {}
+
+    def name(self, tensor_id: int, tensor: torch.Tensor, log: "ThreadLog") -> None:
+        """Notes what a tensor is that is read now."""
+        self.found.append(Leaf(tensor_id, *self._describe(tensor, log)))
+
+    def _describe(self, tensor: torch.Tensor, log: "ThreadLog") -> tuple[str, str, NamedModule | None]:
+        if isinstance(tensor, nn.Parameter):
+            owners = self._tracker.names.owners_of(tensor)
+            if not owners and not self._has_learnt:
+                owners, self._has_learnt = self._tracker.names.owners_of(tensor, learn=True), True
+            if owners:
+                return PARAMETER, owners[0].name, owners[0].module
+        for module, named in _modules_around(log):
+            for name, buffer in module._buffers.items():
+                if buffer is tensor:
+                    return BUFFER, name, named
+        known = self._inputs.get(id(tensor))
+        if known is not None and known.ref() is tensor:
+            return INPUT, known.slot, known.owner
+        return LEAF, "", log.place.named
+
+    def _entering(self, log: "ThreadLog", module: nn.Module, args: Any) -> None:
+        if log.place.above is not None or log.segment is None or log.segment.task >= 0:
+            return
+        try:
+            kwargs = call_kwargs(sys._getframe(2)) or {}
+            with DisableTorchFunction():
+                self._note((*find_slots(args), *find_slots(kwargs)), log.place.named)
+        except Exception as error:
+            self._tracker.fail(error, module)
+
+    def _note(self, slots: Any, owner: NamedModule | None) -> None:
+        for slot, tensor, _ in slots:
+            if tensor is not None and not isinstance(tensor, nn.Parameter):
+                self._inputs[id(tensor)] = _Input(weakref.ref(tensor), slot, owner)
+
+
+def _modules_around(log: "ThreadLog") -> Iterator[tuple[nn.Module, NamedModule]]:
+    """The modules whose calls run on a thread, innermost first."""
+    for place in log.place.upwards():
+        named = place.named
+        module = named.ref() if named is not None and named.ref is not None else None
+        if module is not None and named is not None:
+            yield module, named

@@ -1,0 +1,100 @@
+"""What each backward finds kept for it, by autograd node and by module call."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..torch_internals import DisableTorchFunction
+from .backward import Backward
+from .backward_plan import root_nodes
+from .op_batches import NodeOwners, owners_of
+from .op_leaves import OpLeaves
+from .saved import charge, saved_in_graph, storages_of
+from .segments import Ints
+
+if TYPE_CHECKING:
+    from .scopes import ScopeTracker
+
+UNKNOWN = -1
+
+
+class Savings:
+    """What the graph of one backward keeps."""
+
+    __slots__ = ("node", "owners", "size_bytes", "thread")
+
+    def __init__(self, thread: int, charges: dict[int, int | None], owners: NodeOwners, node: Ints) -> None:
+        self.thread = thread  # that has made the nodes
+        self.node = node  # ascending
+        self.size_bytes: Ints = np.array([_known(charges[each]) for each in node.tolist()], np.int64)
+        self.owners = owners
+
+
+class OpSavings:
+    """Looks through the graph when a backward begins; a tap of the tracker's."""
+
+    def __init__(
+        self, tracker: "ScopeTracker", leaves: OpLeaves, failed: Callable[[Exception, str], None]
+    ) -> None:
+        self._tracker = tracker
+        self._failed = failed
+        self._is_off = False
+        self._leaves = leaves
+        self._found: dict[Backward, Savings] = {}
+
+    def abandon(self) -> None:
+        """Looks no more."""
+        self._is_off = True
+
+    def take(self, backward: Backward) -> Savings | None:
+        """What was found when a backward began."""
+        self._leaves.forget_inputs()
+        return self._found.pop(backward, None)
+
+    def backward_begins(self, backward: Backward, outputs: Any) -> None:
+        """The graph below these outputs is whole still."""
+        if self._is_off:
+            return
+        try:
+            self._look(backward, outputs)
+        except Exception as error:
+            self._is_off = True
+            self._failed(error, "what a graph keeps for backward")
+
+    def _look(self, backward: Backward, outputs: Any) -> None:
+        with DisableTorchFunction():
+            roots = root_nodes((outputs,) if isinstance(outputs, torch.Tensor) else outputs)
+        owner = self._tracker.backwards.owner(backward.log, backward.task, roots[0]) if roots else None
+        if owner is None:
+            return
+        charges = charge(saved_in_graph(roots), storages_of(self._alive_anyway()))
+        node = np.array(sorted(charges), np.int64)
+        self._found[backward] = Savings(owner.number, charges, owners_of(owner, node), node)
+
+    def _alive_anyway(self) -> Iterable[torch.Tensor]:
+        """Parameters, buffers, and inputs that the user keeps."""
+        yield from self._leaves.alive_inputs()
+        for named in list(self._tracker.names.modules):
+            module = named.ref() if named.ref is not None else None
+            if module is not None:
+                yield from _held(module._parameters)
+                yield from _held(module._buffers)
+
+    def returned(self, log: Any, place: Any, output: Any) -> None:
+        """Of no interest."""
+
+    def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
+        """Of no interest."""
+
+    def optimizer_ended(self, optimizer: Any, has_closure: bool) -> None:
+        """Of no interest."""
+
+
+def _held(tensors: Any) -> Iterator[torch.Tensor]:
+    return (each for _, each in tensors.items() if each is not None)
+
+
+def _known(size: int | None) -> int:
+    return UNKNOWN if size is None else size
