@@ -599,6 +599,17 @@ def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
 count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
+def leave_function_mode(mode: Any) -> None:
+    """Takes a function mode off the stack of this thread, wherever in it it stands."""
+    above: list[Any] = []
+    while has_function_modes() and torch._C._get_function_stack_at(has_function_modes() - 1) is not mode:
+        above.append(torch._C._pop_torch_function_stack())
+    if has_function_modes():
+        mode.__exit__(None, None, None)
+    for each in reversed(above):
+        torch._C._push_on_torch_function_stack(each)
+
+
 def leave_dispatch_mode(mode: Any) -> None:
     """Takes a dispatch mode off the stack of this thread, wherever in it it stands.
 
@@ -612,3 +623,54 @@ def leave_dispatch_mode(mode: Any) -> None:
         mode.__exit__(None, None, None)
     for each in reversed(above):
         torch._C._push_on_torch_dispatch_stack(each)
+
+
+# Replay.
+
+
+def schema_arguments(func: Any) -> list[tuple[str, bool, bool]] | None:
+    """Of each argument of an op: its name, whether it is given by name alone, and whether the op says it writes to it.
+
+    None: it has no schema (a higher-order operator).
+    """
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return None
+    return [
+        (each.name, each.kwarg_only, each.alias_info is not None and each.alias_info.is_write)
+        for each in schema.arguments
+    ]
+
+
+def negated_view(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of the storage whose elements read as their negatives: what `x.conj().imag` is."""
+    negated: torch.Tensor = getattr(torch, "_neg_view")(tensor)  # noqa: B009 (unknown to mypy)
+    return negated
+
+
+def has_own_dispatch(kind: type) -> bool:
+    """Whether a class of tensors answers to ops in Python."""
+    return getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
+
+
+def hooks_and_modes() -> dict[str, Any]:
+    """What torch holds for the whole process and a recording must give back; compares by equality."""
+    module, optimizer = torch.nn.modules.module, torch.optim.optimizer
+    hooks = {
+        f"{holder.__name__}.{name}": [*vars(holder)[name]]
+        for holder in (module, optimizer)
+        for name in sorted(vars(holder))
+        if name.startswith("_global_") and isinstance(vars(holder)[name], dict)
+    }
+    doors = [getattr(each, "_engine_run_backward", None) for each in BackwardDoor._HOLDERS]
+    return {
+        **hooks,
+        "the door to the autograd engine": doors,
+        "the number of dispatch modes": count_dispatch_modes(),
+        "the number of function modes": has_function_modes(),
+    }
+
+
+#: What a module or a tensor holds hooks in.
+MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
+TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")

@@ -17,17 +17,9 @@ class OpBatch:
     """Ops, and the tensors that were met with them."""
 
     __slots__ = (
-        "arguments",
-        "events",
-        "first_tensor",
-        "leaves",
-        "measured",
-        "owners",
-        "places",
-        "start_ns",
-        "tensors",
-        "used",
-    )
+        "arguments", "events", "first_tensor", "leaves", "measured", "owners", "places", "python_names", "sources",
+        "start_ns", "tensors", "used",
+    )  # fmt: skip
 
     def __init__(self, mode: OpMode) -> None:
         """Takes what has run since the last batch."""
@@ -37,6 +29,8 @@ class OpBatch:
         self.start_ns = self.events[START_NS]
         self.owners = self._find_owners()
         self.leaves: list[Leaf] = []
+        self.sources: dict[int, str] = {}  # by op, as far as asked for
+        self.python_names: dict[int, str] = {}
         self.measured: MeasuredOps | None = None
 
     def __len__(self) -> int:

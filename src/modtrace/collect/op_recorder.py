@@ -4,12 +4,19 @@ import threading
 from collections.abc import Callable
 
 from ..recording.op_options import Ops
-from ..torch_internals import count_dispatch_modes, keep_out_of_dynamo, leave_dispatch_mode, sequence_nr
+from ..torch_internals import (
+    count_dispatch_modes,
+    keep_out_of_dynamo,
+    leave_dispatch_mode,
+    leave_function_mode,
+    sequence_nr,
+)
 from .backward import Backward
 from .op_batches import OpBatch
 from .op_leaves import OpLeaves
 from .op_mode import OpMode
 from .op_nodes import OpNodes
+from .op_origins import PythonNames, SourceLines
 from .op_rows import OpTables
 from .op_savings import OpSavings, Savings
 from .op_values import OpValues
@@ -33,6 +40,8 @@ class OpRecorder:
         thread = tracker.log.number
         self.tables = OpTables(self.mode, OpNodes(thread, sequence_nr()))
         self.values = OpValues(self.mode, thread, values_failed) if with_values else None
+        self._sources = SourceLines() if options.source else None
+        self._python_names = PythonNames() if options.python_names else None
         self._leaves = OpLeaves(tracker)
         self._savings = OpSavings(tracker, self._leaves, failed) if options.saved else None
         self._thread = -1
@@ -49,6 +58,10 @@ class OpRecorder:
         if self.values is not None:
             self.mode.met.append(self.values.met)
             self.mode.after.append(self.values.ended)
+        if self._sources is not None:
+            self.mode.before.append(self._sources.begins)
+        if self._python_names is not None:
+            self.mode.before.append(self._python_names.begins)
         self._leaves.start()
         if self._savings is not None:
             self._tracker.taps.append(self._savings)
@@ -61,7 +74,12 @@ class OpRecorder:
         self._tracker.taps[:] = [tap for tap in self._tracker.taps if tap is not self._savings]
         if self._is_entered:
             self._is_entered = False
-            leave_dispatch_mode(self.mode)
+            self._leave()
+
+    def _leave(self) -> None:
+        leave_dispatch_mode(self.mode)
+        if self._python_names is not None:
+            leave_function_mode(self._python_names)
 
     def abandon(self) -> None:
         """Sees no more: this process is a fork."""
@@ -83,8 +101,10 @@ class OpRecorder:
         ):
             if is_wanted:
                 self.mode.__enter__()  # type: ignore[no-untyped-call]
+                if self._python_names is not None:
+                    self._python_names.__enter__()  # type: ignore[no-untyped-call]
             else:
-                leave_dispatch_mode(self.mode)
+                self._leave()
             self._is_entered = is_wanted
         if is_wanted:
             self.mode.ids.forget()
@@ -96,6 +116,10 @@ class OpRecorder:
             return None
         batch = OpBatch(self.mode)
         batch.leaves = self._leaves.take()
+        if self._sources is not None:
+            batch.sources = self._sources.take()
+        if self._python_names is not None:
+            batch.python_names = self._python_names.take()
         return batch
 
     def take_savings(self, backward: Backward) -> Savings | None:

@@ -115,8 +115,22 @@ class OpTables:
             "bytes_written": np.where(is_view, 0, found.sum_of_outputs(sizes)),
             "saved_bytes": _null(_saved_bytes(nodes, events, savings)),
             "raised": (events[:, FLAGS] & RAISED) != 0,
+            **_origin_columns(found, nodes.forward_op),
             "accumulation": _accumulation(events, [each.name for each in plans]),
         }
+
+
+def _origin_columns(found: JoinedOps, forward_op: Ints) -> Columns:
+    """Where in Python ops come from, if that was asked for; a backward op from where its forward op does."""
+    columns: Columns = {}
+    for name, column in (("sources", "source"), ("python_names", "python_name")):
+        known: dict[int, str] = {}
+        for batch in found.batches:
+            known.update(getattr(batch, name))
+        if known:
+            ops = zip(found.events[:, OP].tolist(), forward_op.tolist(), strict=True)
+            columns[column] = [known.get(op, known.get(forward)) for op, forward in ops]
+    return columns
 
 
 def _use_columns(found: JoinedOps, slots: Sequence[tuple[str, ...]]) -> Columns:

@@ -194,7 +194,7 @@ def _scan_nonfinite(values: pa.Table) -> Iterator[tuple[int, npt.NDArray[np.int6
         step, order, nan_count, inf_count = (to_numpy(column) for column in batch.columns[:4])
         rows = np.flatnonzero((nan_count | inf_count) > 0)
         if len(rows):
-            rows = rows[to_numpy(batch.column("op_id"), -1)[rows] < 0]
+            rows = rows[to_numpy(batch.column("op_id"), null=-1)[rows] < 0]
         yield offset, rows, step, order
         offset += batch.num_rows
 

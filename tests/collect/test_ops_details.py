@@ -1,0 +1,213 @@
+"""What is known of single ops: leaves by name, costs by call, what is kept for backward, lines and Python names."""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import modtrace
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.register_buffer("shift", torch.ones(8))
+
+    def forward(self, x, *, scale):
+        return F.gelu(self.norm(self.first(x))) * scale["by"] + self.shift
+
+
+def recorded(steps=1, **options):
+    """One or more training steps of a Net."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with modtrace.record(model, strict=True, **{"ops": True, "values": None, **options}) as rec:
+        for _ in range(steps):
+            x, by = torch.randn(3, 4), torch.ones(1)
+            model(x, scale={"by": by}).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return rec
+
+
+def rows(rec, table):
+    return rec.table(table).to_pylist()
+
+
+def leaves(rec):
+    """Path of the module, role and slot of every tensor that has a site."""
+    sites = {row["site_id"]: row for row in rows(rec, "sites")}
+    paths = {row["module_id"]: row["path"] for row in rows(rec, "modules")}
+    found = [sites[row["site_id"]] for row in rows(rec, "tensors") if row["site_id"] is not None]
+    return [(paths.get(site["module_id"]), site["role"], site["slot"]) for site in found]
+
+
+def test_parameters_buffers_and_inputs_are_named_where_they_are_read_first():
+    assert leaves(recorded()) == [
+        ("first", "parameter", "weight"),
+        ("first", "parameter", "bias"),
+        ("norm", "buffer", "num_batches_tracked"),
+        ("norm", "parameter", "weight"),
+        ("norm", "parameter", "bias"),
+        ("norm", "buffer", "running_mean"),
+        ("norm", "buffer", "running_var"),
+        ("", "buffer", "shift"),
+    ]
+
+
+def test_input_that_was_made_before_the_recording_has_its_place_among_the_arguments():
+    model, x, by = Net(), torch.randn(3, 4), torch.ones(1)
+    with modtrace.record(model, ops=True, values=None, strict=True) as rec:
+        model(x, scale={"by": by})
+    assert [each for each in leaves(rec) if each[1] == "input"] == [
+        ("", "input", "[0]"),
+        ("", "input", "['scale']['by']"),
+    ]
+
+
+def test_tensor_that_nobody_owns_is_a_leaf_of_the_module_that_reads_it():
+    constant = torch.ones(4)
+
+    class Adds(nn.Module):
+        def forward(self, x):
+            return x + constant
+
+    model, x = nn.Sequential(Adds()), torch.ones(4)
+    with modtrace.record(model, ops=True, values=None, strict=True) as rec:
+        model(x)
+    assert leaves(rec) == [("", "input", "[0]"), ("0", "leaf", "")]
+
+
+def test_calls_have_the_costs_of_all_that_runs_in_them():
+    rec = recorded()
+    paths = {row["module_id"]: row["path"] for row in rows(rec, "modules")}
+    forward = {paths[row["module_id"]]: row for row in rows(rec, "calls") if row["phase"] == "forward"}
+    backward = {paths[row["module_id"]]: row for row in rows(rec, "calls") if row["phase"] == "backward"}
+    assert forward["first"]["flops"] == forward[""]["flops"] == 2 * 3 * 4 * 8
+    assert backward["first"]["flops"] == 2 * 3 * 4 * 8  # the input needs no gradient
+    assert forward["first"]["allocated_bytes"] == forward["first"]["peak_bytes"] == 3 * 8 * 4
+    # what norm returns, and the mean and the deviation that it keeps
+    assert forward["norm"]["allocated_bytes"] == 3 * 8 * 4 + 2 * 8 * 4
+    # of first and norm, gelu, the product and the sum
+    assert forward[""]["allocated_bytes"] == 5 * 3 * 8 * 4 + 2 * 8 * 4
+    # of these five at most four live at once: nobody needs what gelu returns once it is scaled
+    assert forward[""]["peak_bytes"] == 4 * 3 * 8 * 4 + 2 * 8 * 4
+
+
+def test_what_is_kept_for_backward_is_charged_to_the_op_and_the_call_that_keep_it():
+    rec = recorded()
+    saved = {row["name"]: row["saved_bytes"] for row in rows(rec, "ops") if row["saved_bytes"]}
+    # the user keeps the inputs of addmm and mul anyway
+    assert saved == {
+        "aten.native_batch_norm.default": 3 * 8 * 4 + 2 * 8 * 4,
+        "aten.gelu.default": 3 * 8 * 4,
+    }
+    paths = {row["module_id"]: row["path"] for row in rows(rec, "modules")}
+    calls = {
+        paths[row["module_id"]]: row["saved_bytes"] for row in rows(rec, "calls") if row["phase"] == "forward"
+    }
+    assert calls == {"": 256, "first": 0, "norm": 160}
+
+
+def test_without_saved_nothing_is_said_of_ops_that_have_a_node():
+    rec = recorded(ops=modtrace.Ops(saved=False))
+    saved = {row["name"]: row["saved_bytes"] for row in rows(rec, "ops") if row["phase"] == "forward"}
+    assert saved["aten.gelu.default"] is None
+    assert saved["aten.empty.memory_format"] == 0
+
+
+def test_every_output_of_an_op_and_every_leaf_is_measured_once():
+    rec = recorded(values="stats")
+    sites = {row["site_id"]: row for row in rows(rec, "sites")}
+    names = {row["op_id"]: row["name"] for row in rows(rec, "ops")}
+    measured = [
+        (names[row["op_id"]], sites[row["site_id"]]["role"], sites[row["site_id"]]["slot"], row["numel"])
+        for row in rows(rec, "values")
+        if row["op_id"] is not None and row["phase"] == "forward"
+    ]
+    assert measured == [
+        ("aten.t.default", "parameter", "weight", 32),
+        ("aten.addmm.default", "parameter", "bias", 8),
+        ("aten.addmm.default", "op_output", "", 24),
+        ("aten.add_.Tensor", "buffer", "num_batches_tracked", 1),
+        ("aten.add_.Tensor", "op_output", "", 1),
+        ("aten.empty.memory_format", "op_output", "", 0),
+        ("aten.native_batch_norm.default", "parameter", "weight", 8),
+        ("aten.native_batch_norm.default", "parameter", "bias", 8),
+        ("aten.native_batch_norm.default", "buffer", "running_mean", 8),
+        ("aten.native_batch_norm.default", "buffer", "running_var", 8),
+        ("aten.native_batch_norm.default", "op_output", "[0]", 24),
+        ("aten.native_batch_norm.default", "op_output", "[1]", 8),
+        ("aten.native_batch_norm.default", "op_output", "[2]", 8),
+        ("aten.gelu.default", "op_output", "", 24),
+        ("aten.mul.Tensor", "op_output", "", 24),
+        ("aten.add.Tensor", "buffer", "shift", 8),
+        ("aten.add.Tensor", "op_output", "", 24),
+    ]
+
+
+def test_leaves_are_named_and_measured_in_every_step():
+    rec = recorded(steps=2, values="stats")
+    sites = {row["site_id"]: row for row in rows(rec, "sites")}
+    weights = [
+        (row["step"], row["min"])
+        for row in rows(rec, "values")
+        if sites[row["site_id"]]["slot"] == "weight" and row["op_id"] is not None and row["numel"] == 32
+    ]
+    assert [step for step, _ in weights] == [0, 1]
+    assert weights[0][1] != weights[1][1]
+
+
+def test_memory_that_nothing_was_written_to_is_not_measured():
+    class Empty(nn.Module):
+        def forward(self, x):
+            return torch.empty_like(x).fill_(1.0)
+
+    model = Empty()
+    with modtrace.record(model, ops=True, strict=True) as rec:
+        model(torch.ones(3))
+    names = {row["op_id"]: row["name"] for row in rows(rec, "ops")}
+    notes = {names[row["op_id"]]: row["note"] for row in rows(rec, "values") if row["op_id"] is not None}
+    assert notes["aten.empty_like.default"] == "not measured: nothing has been written to it yet"
+    assert notes["aten.fill_.Scalar"] is None
+
+
+def test_ops_do_not_change_what_modules_are_said_to_have_returned():
+    with_ops, without = recorded(values="stats"), recorded(values="stats", ops=False)
+    wanted = ["path", "call", "role", "slot", "phase", "numel", "min", "max", "sum", "sumsq"]
+    frame = with_ops.frame("values")
+    assert frame[frame["op_id"].isna()][wanted].to_csv(index=False) == without.frame("values")[wanted].to_csv(
+        index=False
+    )
+
+
+def test_source_line_and_python_name_of_forward_ops_are_those_of_their_backward_ops():
+    rec = recorded(ops=modtrace.Ops(source=True, python_names=True))
+    line = next(
+        at
+        for at, text in enumerate(Path(__file__).read_text().splitlines(), start=1)
+        if "F.gelu(self" in text
+    )
+    known = {row["name"]: (row["source"], row["python_name"]) for row in rows(rec, "ops")}
+    assert known["aten.addmm.default"] == (f"{__file__}:{line}", "linear")
+    assert known["aten.gelu.default"] == (f"{__file__}:{line}", "gelu")
+    assert known["aten.gelu_backward.default"] == (f"{__file__}:{line}", "gelu")
+    assert known["aten.native_batch_norm_backward.default"] == (f"{__file__}:{line}", "batch_norm")
+
+
+def test_source_and_python_names_are_absent_where_nobody_asked():
+    assert {(row["source"], row["python_name"]) for row in rows(recorded(), "ops")} == {(None, None)}
+
+
+def test_something_else_for_ops_is_refused():
+    with_text = "ops='all': give True, False or modtrace.Ops(...)"
+    try:
+        modtrace.record(Net(), ops="all")
+    except ValueError as error:
+        assert str(error) == with_text
+    else:
+        raise AssertionError("nothing was raised")
