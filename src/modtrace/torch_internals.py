@@ -477,6 +477,16 @@ tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 # Ops.
 
 
+def _no_hooks(ignore_is_tracing: bool) -> None:
+    return None
+
+
+#: The hooks that pack and unpack what autograd saves now (`saved_tensors_hooks`), or None. 60 ns.
+saved_tensors_hooks: Callable[[bool], Any] = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", _no_hooks
+)
+
+
 def callable_of(func: Any) -> Any:
     """What runs an op: of an `OpOverload` the C++ function behind it, which its `__call__` calls. Saves 0.3 us."""
     call = getattr(func, "_op", None) if type(func) is torch._ops.OpOverload else None
@@ -655,7 +665,7 @@ def has_own_dispatch(kind: type) -> bool:
 
 def hooks_and_modes() -> dict[str, Any]:
     """What torch holds for the whole process and a recording must give back; compares by equality."""
-    module, optimizer = torch.nn.modules.module, torch.optim.optimizer
+    module, optimizer = torch.nn.modules.module, sys.modules[torch.optim.Optimizer.__module__]
     hooks = {
         f"{holder.__name__}.{name}": [*vars(holder)[name]]
         for holder in (module, optimizer)
@@ -672,5 +682,11 @@ def hooks_and_modes() -> dict[str, Any]:
 
 
 #: What a module or a tensor holds hooks in.
-MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks")
+MODULE_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_state_dict_hooks",
+)
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")

@@ -211,3 +211,19 @@ def test_something_else_for_ops_is_refused():
         assert str(error) == with_text
     else:
         raise AssertionError("nothing was raised")
+
+
+def test_ops_of_hooks_that_pack_what_is_saved_do_not_take_the_node_of_the_op():
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU())
+    with modtrace.record(model, ops=True, values=None, strict=True) as rec:
+        with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept * 1, lambda kept: kept * 1):
+            out = model(torch.ones(2, 4))
+        out.sum().backward()
+    found = rows(rec, "ops")
+    names = {row["op_id"]: row["name"] for row in found}
+    joined = {row["name"]: names.get(row["forward_op_id"]) for row in found if row["phase"] == "backward"}
+    assert joined["aten.gelu_backward.default"] == "aten.gelu.default"
+    assert joined["aten.mm.default"] == "aten.addmm.default"
+    saved = {row["name"]: row["saved_bytes"] for row in found if row["phase"] == "forward"}
+    assert saved["aten.gelu.default"] is None  # a hook has packed it
+    assert saved["aten.mul.Tensor"] == 0

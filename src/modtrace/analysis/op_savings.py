@@ -19,7 +19,7 @@ class Savings:
     ops: int = 0
     saved_bytes: int = 0  # in every phase but recompute
     recompute_bytes: int = 0  # in recompute: kept only until the backward of that block has run
-    unknown: int = 0  # ops of which it is not known
+    unknown: int = 0  # ops of which it is not known, without recompute: what that keeps is gone in a moment
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def _sum_columns(ops: StepOps, group: Rows, groups: int) -> Mapping[str, Column]
         "ops": np.ones(len(ops), np.int64),
         "saved_bytes": np.where(is_recompute, 0, known),
         "recompute_bytes": np.where(is_recompute, known, 0),
-        "unknown": ops.saved_bytes < 0,
+        "unknown": (ops.saved_bytes < 0) & ~is_recompute,
     }
     return {name: sum_by(group, each, groups) for name, each in columns.items()}
 

@@ -13,6 +13,7 @@ from ..torch_internals import (
     current_node,
     graph_task_id,
     is_custom_function,
+    saved_tensors_hooks,
     sequence_nr,
 )
 from .op_args import FLOAT, TENSOR, TRUTH, ArgumentTexts
@@ -36,6 +37,7 @@ GRAD_MODE = 2
 ADDING = 4  # the engine adds gradients that meet ...
 NOT_ADDING = 8  # ... or not; neither: it cannot be told
 CUSTOM_NODE = 16  # a backward op of an autograd Function of the user's
+PACKS = 64  # hooks pack what autograd saves: ops of theirs may run between an op's node and the op
 ACCUMULATES = 32  # the engine brings the gradient of a leaf to it
 
 NO_NODE = -1
@@ -205,7 +207,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
         """
         where, backward, node, flags = log.segment, None, NO_NODE, 0
         if torch.is_grad_enabled():
-            flags = GRAD_MODE
+            flags = GRAD_MODE | PACKS if saved_tensors_hooks(True) is not None else GRAD_MODE
         task = graph_task_id()
         at = len(log.places) - 1
         if where is None or log.task != task:

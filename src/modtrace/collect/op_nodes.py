@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .joined_ops import JoinedOps
-from .op_mode import CUSTOM_NODE, FLAGS, GRAD_MODE, NODE, OP, PLAN, SEQUENCE, Place
+from .op_mode import CUSTOM_NODE, FLAGS, GRAD_MODE, NODE, OP, PACKS, PLAN, SEQUENCE, Place
 from .segments import Ints
 from .thread_log import ThreadLog
 
@@ -66,7 +66,11 @@ class OpNodes:
         before = np.concatenate([[self._next.get(place.thread, coming[0])], coming[:-1]])
         self._next[place.thread] = int(coming[-1])
         worked_for = events[:, NODE] != NO_NODE
-        has_made = (coming > before) & ((events[:, FLAGS] & GRAD_MODE) != 0) & ~worked_for
+        with_grad = ((events[:, FLAGS] & GRAD_MODE) != 0) & ~worked_for
+        has_made = (coming > before) & with_grad
+        packs = with_grad & ((events[:, FLAGS] & PACKS) != 0)
+        if packs.any():
+            _claim_packed(has_made, packs, coming, int(before[0]))
         found.node[rows] = np.where(has_made, coming - 1, events[:, NODE])
         if has_made.any():
             made = events[has_made]
@@ -93,3 +97,21 @@ class OpNodes:
         distance = nodes - made.node[at]  # `at` -1 is the last one, of a larger number
         is_it = (at >= 0) & ((distance == 0) | ((distance == 1) & made.writes[at]))
         return np.where(is_it, made.op[at], NO_NODE)
+
+
+def _claim_packed(
+    has_made: npt.NDArray[np.bool_], packs: npt.NDArray[np.bool_], coming: Ints, first: int
+) -> None:
+    """Gives nodes to ops before which hooks have run ops of their own, to pack what the node saves.
+
+    Args:
+        has_made: whether each op is known to have made a node; changed in place.
+        packs: whether hooks pack what each op saves.
+        first: the number that the next node had before the first op.
+    """
+    claimed = first - 1  # the last node that an op has made
+    for at in range(len(coming)):
+        if not has_made[at] and packs[at] and coming[at] - 1 > claimed:
+            has_made[at] = True
+        if has_made[at]:
+            claimed = int(coming[at]) - 1
