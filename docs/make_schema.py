@@ -16,8 +16,8 @@ Ids are per rank. Times are those of `time.perf_counter_ns`; `meta.json` anchors
 `phase` is a word out of forward, backward, recompute, optimizer. Null means unknown, or that the column does
 not apply to the row.
 
-This version fills `modules`, `calls`, `scalars` and `steps`. The other tables are there and have no rows; what
-is said of them, and of columns marked "with ops" or "later", is where later versions will put things.
+`ops`, `tensors` and `uses` have rows where ops are recorded (`record(ops=True)`), and so have columns that are marked
+"with ops"; what is marked "later" is where later versions will put things.
 """
 
 

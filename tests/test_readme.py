@@ -62,7 +62,7 @@ def test_python_leaves_a_recording_that_the_command_shows(tmp_path: Path) -> Non
 
 def test_first_commands_give_such_a_tree(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text((PROJECT / "examples" / "train_gpt.py").read_text())
-    record, show = (line.split()[1:] for line in console_lines() if line.startswith("modtrace "))
+    record, show = [line.split()[1:] for line in console_lines() if line.startswith("modtrace ")][:2]
     small = ["--steps", "2", "--layers", "4", "--width", "16", "--context", "8", "--batch", "2"]
     run_modtrace(*record, *small, cwd=tmp_path)
     shown = run_modtrace(*show, cwd=tmp_path)

@@ -1,6 +1,7 @@
 """The example knows the module of each node of ResNet-18, and its model is torchvision's, name by name."""
 
 import importlib
+import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -175,3 +176,11 @@ def test_script_prints_its_table() -> None:
         "fc                     fc                     fc",
         "output                 -                      -",
     ]
+
+
+def test_recorded_forward_runs_through_the_modules_of_the_graph_in_its_order(example: Any, model: nn.Module) -> None:
+    traced = [path for name, path, _ in example.rows_of(model) if name not in ("x", "output")]
+    model.train()
+    with example.modtrace.record(model, ops=True, values=None, strict=True) as rec:
+        model(torch.ones(2, 3, 32, 32))
+    assert rec.paths(phase="forward").modules() == tuple(path for path, _ in itertools.groupby(traced))

@@ -262,7 +262,7 @@ class Recorder:
         if self._broken:
             return
         self._broken = True
-        said = f"{type(error).__name__}: {_first_line(error)}"
+        said = _describe(error)
         text = f"incomplete from step {self.steps_ended}: modtrace failed at {where}: {said}"
         with self._writing:
             self._sink.mark(text)
@@ -392,8 +392,16 @@ class Recorder:
         """Notes once that ops cannot be recorded, and records none any more; calls are recorded on."""
         if self._strict:
             raise error
-        self._note_failure(
-            error, where, "ops", "records no more ops; the run and the recording of calls go on"
+        said = _describe(error)
+        with self._writing:
+            self._sink.mark(
+                f"ops are incomplete from step {self.steps_ended}: modtrace failed at {where}: {said}"
+            )
+        warnings.warn(
+            f"{where}: modtrace met an internal error and records no more ops; the run and the recording of calls go on "
+            f"({said}). Please report it; record(strict=True) raises it.",
+            ModtraceWarning,
+            stacklevel=2,
         )
 
     # Values.
@@ -422,21 +430,16 @@ class Recorder:
             return
         taps.abandon()  # it stays in the tracker's list, which a hook may just be going through
         taps.stop()
-        self._note_failure(
-            error, where, "values", "measures no more values; the run and the recording of calls go on"
-        )
-
-    def _note_failure(self, error: Exception, where: str, what: str, then: str) -> None:
-        said = f"{type(error).__name__}: {_first_line(error)}"
+        said = _describe(error)
         with self._writing:
             self._sink.mark(
-                f"{what} are incomplete from step {self.steps_ended}: modtrace failed at {where}: {said}"
+                f"values are incomplete from step {self.steps_ended}: modtrace failed at {where}: {said}"
             )
         warnings.warn(
-            f"{where}: modtrace met an internal error and {then} ({said}). Please report it; "
-            "record(strict=True) raises it.",
+            f"{where}: modtrace met an internal error and measures no more values; the run and the recording of "
+            f"calls go on ({said}). Please report it; record(strict=True) raises it.",
             ModtraceWarning,
-            stacklevel=3,
+            stacklevel=2,
         )
 
     def _stop_taps(self) -> str | None:
@@ -461,6 +464,10 @@ class Recorder:
         said = _first_line(error)
         text = f"the run ended by {name}" + (f": {said}" if said else "")
         self._sink.mark(f"{text}; complete to step {self.steps_ended - 1}" if self.steps_ended else text)
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_first_line(error)}"
 
 
 def _first_line(error: BaseException) -> str:

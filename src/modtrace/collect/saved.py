@@ -210,7 +210,7 @@ def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The tensors with memory of their own that a tensor is made of.
 
     Raises:
-        TypeError: a subclass runs its ops itself, and does not say what it holds.
+        LookupError: a subclass runs its ops itself, and does not say what it holds.
     """
     kind = type(tensor)
     if kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
@@ -218,6 +218,6 @@ def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         return
     flatten = getattr(kind, "__tensor_flatten__", None)
     if flatten is None:
-        raise TypeError(f"{kind.__name__} does not say which tensors it holds: give it `__tensor_flatten__`")
+        raise LookupError(f"{kind.__name__} does not say which tensors it holds: give it `__tensor_flatten__`")
     for name in flatten(tensor)[0]:
         yield from _parts(getattr(tensor, name))

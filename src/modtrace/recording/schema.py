@@ -57,30 +57,32 @@ table calls                       one execution of one module in one phase
     device_end_ns   int64?        later
     raised          bool          it ended by an exception (the early stop of a recompute is none)
     compiled        bool          it ran as a compiled region: what is inside is not seen
-    flops           int64?        with ops
-    allocated_bytes int64?        with ops
-    peak_bytes      int64?        with ops
-    saved_bytes     int64?        with ops: saved for backward
+    flops           int64?        with ops, as the next three: of the call and of those inside it; null if an
+                                  op's are unknown
+    allocated_bytes int64?        storages that its ops have made
+    peak_bytes      int64?        most that lived of those at once, above what lived when its first op began;
+                                  null if it ran no op
+    saved_bytes     int64?        kept for its backward; null if it is unknown of an op
 
 table ops                         one operator as the dispatcher saw it
     op_id           int64
     step            int32
-    call_id         int64?
-    phase           phase?
+    call_id         int64?        row of `calls`: in backward that of the call's backward; null outside of calls
+    phase           phase?        null outside of modules, backward and optimizers
     name            word          aten.addmm.default
     nth             int32         of its name within the call, from 0
     args            word          JSON template, `$slot` for tensors
-    sequence_nr     int64?
-    sequence_thread int32?
-    forward_op_id   int64?
+    sequence_nr     int64?        autograd node that it has made, or, in backward, that it works for
+    sequence_thread int32?        whose thread counts that number
+    forward_op_id   int64?        in backward: the op that made the node
     thread          int32
-    is_view         bool
+    is_view         bool          it returned views, and copied nothing
     start_ns        int64
     end_ns          int64?
-    flops           int64?
-    bytes_read      int64?
-    bytes_written   int64?
-    saved_bytes     int64?
+    flops           int64?        as torch.utils.flop_counter counts: a multiply-add is 2; null if unknown
+    bytes_read      int64?        of the tensors it was given; a view reads and writes nothing
+    bytes_written   int64?        of the tensors it returned
+    saved_bytes     int64?        kept for its backward alone, each storage once; null if unknown
     raised          bool
     accumulation    bool?         an addition made by the engine where gradients meet
     source          word?         file:line, on request
@@ -88,7 +90,7 @@ table ops                         one operator as the dispatcher saw it
 
 table tensors                     one tensor as an op or a call produced or first read it
     tensor_id       int64
-    site_id         int32?        of a leaf
+    site_id         int32?        of a parameter, buffer, input or constant: what is read and no op has made
     shape           list<int64>
     stride          list<int64>
     offset          int64
@@ -97,17 +99,17 @@ table tensors                     one tensor as an op or a call produced or firs
     dtype           word
     device          word
     layout          word
-    requires_grad   bool
-    storage         int64?
-    version         int64?
-    producer_op     int64?
-    producer_call   int64?
-    slot            string
+    requires_grad   bool          as the first op that reads it finds it
+    storage         int64?        tensors that share memory share it; null if it has none (sparse)
+    version         int64?        how often the storage had been written to
+    producer_op     int64?        that returned it, or else wrote to its storage last; null if none was seen
+    producer_call   int64?        later
+    slot            string        of the op's output; "" if it returns one tensor
 
 table uses                        who read which tensor
     consumer_op     int64?
-    consumer_call   int64?
-    slot            string
+    consumer_call   int64?        later
+    slot            string        argument: `mat1`, `tensors[0]`
     tensor_id       int64
 
 table values                      the statistics of one tensor at one site, step and phase: a stat row
@@ -115,7 +117,7 @@ table values                      the statistics of one tensor at one site, step
     phase           phase?
     site_id         int32
     call_id         int64?        the call that returned it; of a gradient the forward call; null for parameters
-    op_id           int64?
+    op_id           int64?        of what an op returned, or of a leaf the op that read it first
     order           int64         of the measurement within the step; sites that share one tensor share it
     shape           list<int64>
     dtype           word

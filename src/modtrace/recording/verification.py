@@ -1,0 +1,61 @@
+"""What a proof of a recording has found: `modtrace.verify` gives it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing that was proved, or not."""
+
+    name: str
+    passed: bool
+    why: str  # what was looked at; of a check that failed its first fault
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What was proved of the recording of one model."""
+
+    model: str  # the class of the model, or what the user has called it
+    checks: tuple[Check, ...]
+    exempt: Mapping[str, int] = field(default_factory=dict)  # by rule: parents that need not change their child
+    unchecked: tuple[tuple[str, str], ...] = ()  # what could not be checked, and why
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check has passed; what is unchecked counts for nothing here."""
+        return all(check.passed for check in self.checks)
+
+    def check(self, name: str) -> Check:
+        """The check of a name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for check in self.checks:
+            if check.name == name:
+                return check
+        raise KeyError(name)
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """The lines of its table: how it went (ok, FAILED, exempt or unchecked), what, and the details."""
+        rows = [("ok" if each.passed else "FAILED", each.name, each.why) for each in self.checks]
+        rows += [("exempt", rule, str(count)) for rule, count in self.exempt.items()]
+        return rows + [("unchecked", what, why) for what, why in self.unchecked]
+
+    @property
+    def headline(self) -> str:
+        """The result in one line."""
+        failed = [each.name for each in self.checks if not each.passed]
+        result = f"FAILED: {', '.join(failed)}" if failed else "its recording is proved"
+        return f"{self.model}: {result}"
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+        lines = [f"{state:{widths[0]}}  {what:{widths[1]}}  {why}".rstrip() for state, what, why in rows]
+        return "\n".join([self.headline, *lines])
