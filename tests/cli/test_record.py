@@ -96,6 +96,18 @@ def test_a_traceback_is_that_of_the_script_alone(tmp_path):
     assert "! the run ended by ValueError: boom; complete to step 3" in shown.stdout
 
 
+def test_an_op_that_raises_is_marked_and_its_traceback_has_no_frame_of_ours(tmp_path):
+    script = TRAIN + "model(torch.ones(2, 5))\n"
+    done = run(tmp_path, "record", "-q", "--ops", "train.py", script=script, check=1)
+    plain = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-4:] == plain.stderr.splitlines()[-4:]
+    assert "modtrace" not in done.stderr
+    rows = modtrace.open_recording(tmp_path / "train.modtrace").table("ops").to_pylist()
+    assert [row["name"] for row in rows if row["raised"]] == ["aten.addmm.default"]
+    last = run(tmp_path, "paths", "train.modtrace", "--step", "5").stdout.splitlines()[-1]
+    assert last.split() == ["aten.addmm.default", "0", "Linear", "forward", "raised"]
+
+
 def test_a_script_that_is_no_python_says_so_as_python_does(tmp_path):
     done = run(tmp_path, "record", "-q", "train.py", script="def broken(:\n", check=1)
     assert f'File "{tmp_path}/train.py", line 1' in done.stderr

@@ -26,6 +26,7 @@ class OpPath(NamedTuple):
     root: str | None  # the name of the root; None: it ran in no module
     type: str | None
     phase: str | None  # None outside of all calls
+    raised: bool = False  # it ended by an exception
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +78,12 @@ def _build_rows(ops: StepOps) -> tuple[OpPath, ...]:
     order = np.lexsort((ops.op_id, ops.start_ns))
     nth = _call_numbers(ops)
     names = _name_calls(ops, nth)
-    columns = (ops.name, ops.nth, ops.where, nth, ops.phase)
+    columns = (ops.name, ops.nth, ops.where, nth, ops.phase, ops.raised)
     return tuple(
-        _to_path(ops, names[where, call], op, op_nth, call, phase)
-        for op, op_nth, where, call, phase in zip(*(each[order].tolist() for each in columns), strict=True)
+        _to_path(ops, names[where, call], op, op_nth, call, phase)._replace(raised=bool(raised))
+        for op, op_nth, where, call, phase, raised in zip(
+            *(each[order].tolist() for each in columns), strict=True
+        )
     )
 
 

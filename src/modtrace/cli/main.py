@@ -16,6 +16,7 @@ COMMANDS = {
     "memory": "Shows which modules keep memory for the backward of one step.",
     "paths": "Shows which op ran in which module, in order.",
     "nonfinite": "Finds where NaN and infinite values came up first.",
+    "verify": "Proves a recording of a model: runs all of it again, bit by bit.",
     "doctor": "Tells what works on this installation.",
 }
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import click
 
+_OURS = str(Path(__file__).parent.parent) + os.sep
+
 
 @dataclass(frozen=True)
 class Program:
@@ -151,7 +153,17 @@ def _show(error: BaseException, namespace: dict[str, Any]) -> None:
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals is not namespace:
         trace = trace.tb_next
+    _leave_out_ours(trace)
     sys.excepthook(type(error), error.with_traceback(trace), trace)
+
+
+def _leave_out_ours(trace: TracebackType | None) -> None:
+    """Takes our frames out of a traceback: an op that is recorded runs below one."""
+    while trace is not None:
+        inner = trace.tb_next
+        while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_OURS):
+            inner = inner.tb_next
+        trace.tb_next = trace = inner
 
 
 def _die_of_interrupt() -> None:

@@ -63,6 +63,7 @@ def _columns(paths: OpPaths, rows: Sequence[OpPath]) -> list[Column]:
         Column("module", [_name_cell(row) for row in rows], right=False),
         _words("type", [row.type for row in rows]),
         _words("phase", [row.phase for row in rows]),
+        Column("", [Text("raised" if row.raised else "", "bold red") for row in rows], right=False),
     ]
     if _has_several_roots(paths):
         columns.insert(1, _words("root", [row.root for row in rows]))
