@@ -163,7 +163,8 @@ def _leave_out_ours(trace: TracebackType | None) -> None:
         inner = trace.tb_next
         while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_OURS):
             inner = inner.tb_next
-        trace.tb_next = trace = inner
+        trace.tb_next = inner
+        trace = inner
 
 
 def _die_of_interrupt() -> None:

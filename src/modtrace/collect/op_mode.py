@@ -112,6 +112,11 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
         """With True torch wraps `__torch_dispatch__`, for 1.3 us an op; ours is kept from Dynamo by its own mark."""
         return False
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether the last op ran in a module's call or in a backward."""
+        return self._where is not None
+
     def add_keeper(self, keeper: OpKeeper) -> None:
         """Has somebody see every op with its tensors from now on."""
         self.before.append(keeper.begins)

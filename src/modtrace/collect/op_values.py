@@ -1,8 +1,9 @@
 """Measures what ops return, and what they read that no op has made."""
 
 import time
+import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -26,6 +27,14 @@ class MeasuredOps:
         self.intervals: list[int] = []  # start_ns, end_ns, start_ns, ... of measuring
 
 
+class _Known(NamedTuple):
+    """A tensor that was measured when an op returned it. While it is known `torch.utils.swap_tensors` refuses it."""
+
+    ref: "weakref.ref[torch.Tensor]"
+    version: int
+    found: Measurement
+
+
 class OpValues:
     """Measures for one recorder. Inside a dispatch mode no function mode hears of it."""
 
@@ -35,14 +44,23 @@ class OpValues:
         self._failed = failed
         self._measurer = Measurer()
         self._measured = MeasuredOps(thread)
+        self._latest: dict[int, _Known] = {}  # of this batch, by `id` of the tensor
         self._is_off = False
 
     def take(self) -> MeasuredOps | None:
         """What has been measured since this was last called."""
+        self._latest = {}
         if not self._measured.sites:
             return None
         measured, self._measured = self._measured, MeasuredOps(self._thread)
         return measured
+
+    def find(self, tensor: torch.Tensor) -> Measurement | None:
+        """What was measured of a tensor when an op has returned it, if nobody has written to it since."""
+        known = self._latest.get(id(tensor))
+        if known is None or known.ref() is not tensor or known.version != self._measurer.version_of(tensor):
+            return None
+        return known.found
 
     def ended(self, op: int, plan: OpPlan, output: Any) -> None:
         """An op has returned: measures that, unless it is a view."""
@@ -65,6 +83,10 @@ class OpValues:
             found = self._measurer.measure(tensor) if is_initialized else _uninitialized(tensor)
             found.start_ns = start_ns
             self._measured.sites.append((found, op, where))
+            if self._mode.is_inside and type(tensor) is torch.Tensor and type(where) is str:
+                version = self._measurer.version_of(tensor)
+                if version is not None:
+                    self._latest[id(tensor)] = _Known(weakref.ref(tensor), version, found)
             self._measured.intervals += (start_ns, time.perf_counter_ns())
         except Exception as error:
             self._is_off = True

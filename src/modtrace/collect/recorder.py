@@ -111,6 +111,8 @@ class Recorder:
                 failed=self._ops_failed,
                 values_failed=self._values_failed,
             )
+            if self._taps is not None and self._ops.values is not None:
+                self._taps.measured_by_ops = self._ops.values.find
             self._ops.start(is_wanted=self._may_be_selected())
         atexit.register(self.stop)  # a block never left, and no thread of ours alive when Python goes down
 
@@ -200,7 +202,7 @@ class Recorder:
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
         with self._lock:
             segment.holders += 1
-            self._take_ops(self._finder.current)
+            self._take_ops(self._step_around(segment.outer))
             step = self._running[segment] = self._finder.enter(segment, in_step, time.perf_counter_ns())
             step.ops += self._early_ops
             self._early_ops = []
@@ -232,7 +234,7 @@ class Recorder:
 
     def backward_began(self, backward: Backward) -> None:
         with self._lock:
-            self._take_ops(self._finder.current)
+            self._take_ops(self._step_around(backward.segment))
             self._finder.backward_began(backward)
 
     def backward_ended(self, backward: Backward) -> None:
@@ -378,6 +380,11 @@ class Recorder:
 
     # Ops.
 
+    def _step_around(self, segment: Segment | None) -> Step | None:
+        """The step of what runs around something that begins."""
+        step = None if segment is None else self._running.get(segment)
+        return self._finder.current if step is None else step
+
     def _take_ops(self, step: Step | None) -> None:
         """What has run since the last time belongs to a step; None: to the one that begins next."""
         batch = None if self._ops is None else self._ops.take()
@@ -398,8 +405,8 @@ class Recorder:
                 f"ops are incomplete from step {self.steps_ended}: modtrace failed at {where}: {said}"
             )
         warnings.warn(
-            f"{where}: modtrace met an internal error and records no more ops; the run and the recording of calls go on "
-            f"({said}). Please report it; record(strict=True) raises it.",
+            f"{where}: modtrace met an internal error and records no more ops; the run and the recording of "
+            f"calls go on ({said}). Please report it; record(strict=True) raises it.",
             ModtraceWarning,
             stacklevel=2,
         )

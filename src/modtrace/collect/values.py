@@ -58,6 +58,7 @@ class ValueTaps:
         self._wants_parameters = wants_parameters  # whether what is measured now may be kept
         self._failed = failed
         self._measurer = Measurer()
+        self.measured_by_ops: Callable[[torch.Tensor], Measurement | None] | None = None
         self._on_gradient = self._measure_gradient  # bound once: a hook for each tensor refers to it
         self._running: dict[Segment, MeasuredOutputs] = {}
         self._closed: dict[Segment, MeasuredOutputs] = {}
@@ -208,9 +209,7 @@ class ValueTaps:
                 return
             found = tap.output  # a tensor that has become part of a graph since
         else:
-            start_ns = time.perf_counter_ns()
-            found = self._measurer.measure(tensor)
-            found.start_ns = start_ns
+            found = self._measure(tensor, time.perf_counter_ns())
             measured.sites.append((found, event, slot))
         tap = GradientTap(measured.segment, event, slot, self._on_gradient)
         tap.output, tap.version = found, version
@@ -218,6 +217,14 @@ class ValueTaps:
             tap.ref = weakref.ref(tensor)
         measured.known[id(tensor)] = tap
         self._watch_gradient(measured, tap, tensor)
+
+    def _measure(self, tensor: torch.Tensor, start_ns: int) -> Measurement:
+        """Measures a tensor, unless the op that made it has just been measured."""
+        found = None if self.measured_by_ops is None else self.measured_by_ops(tensor)
+        if found is None:
+            found = self._measurer.measure(tensor)
+            found.start_ns = start_ns
+        return found
 
     @staticmethod
     def _watch_gradient(measured: MeasuredOutputs, tap: GradientTap, tensor: torch.Tensor) -> None:
@@ -251,8 +258,7 @@ class ValueTaps:
         version = self._measurer.version_of(gradient)
         if measured.is_last(gradient, version):
             return measured.sites[-1][0]
-        found = self._measurer.measure(gradient)
-        found.start_ns = start_ns
+        found = self._measure(gradient, start_ns)
         measured.last, measured.last_version = weakref.ref(gradient), version
         return found
 
