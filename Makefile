@@ -32,7 +32,7 @@ help:  ## list the targets
 
 env: $(STAMP)  ## make .venv with everything that development needs
 
-$(STAMP): pyproject.toml constraints.txt setup.py src/modtrace/measure/_native.c
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/modtrace/*/_*.c src/modtrace/*/_*.h)
 	@$(PYTHON) -c "$$PYTHON_IS_NEW_ENOUGH"
 	@echo 'making $(VENV) (a few minutes the first time)'
 	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)

@@ -1,4 +1,4 @@
-"""Builds the compiled kernel where there is a C compiler; without it numpy measures, about three times slower."""
+"""Builds what is compiled where there is a C compiler; without it values and ops are recorded more slowly."""
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -7,6 +7,8 @@ _FLAGS = {
     "unix": ["-O3", "-std=gnu11", "-ffp-contract=off"],  # off: every processor is to give the same bits
     "msvc": ["/O2", "/fp:precise"],
 }
+
+_TENSOR_IDS = ("_tensor_ids_module", "_tensor_ids", "_argument_reader", "_geometries", "_storages")
 
 
 class BuildWithFlags(build_ext):
@@ -25,6 +27,13 @@ setup(
             ["src/modtrace/measure/_native.c"],
             py_limited_api=True,
             optional=True,
-        )
+        ),
+        Extension(
+            "modtrace.collect._tensor_ids",
+            [f"src/modtrace/collect/{name}.c" for name in _TENSOR_IDS],
+            depends=["src/modtrace/collect/_exchange.h", "src/modtrace/collect/_tensor_ids.h"],
+            py_limited_api=True,
+            optional=True,
+        ),
     ],
 )

@@ -19,14 +19,16 @@ def test_diagnosis_is_three_tables() -> None:
         ),
         torch_problem=None,
         kernel="compiled",
+        tensor_ids="Python: slower",
         programs=(Finding("dot", False, "graphs as pictures (Graphviz)"),),
     )
     assert render_diagnosis(diagnosis) == (
-        "python  3.11.7\n"
-        "torch   2.13.0\n"
-        "pandas  not installed\n"
-        "CUDA    not available\n"
-        "kernel  compiled\n"
+        "python      3.11.7\n"
+        "torch       2.13.0\n"
+        "pandas      not installed\n"
+        "CUDA        not available\n"
+        "kernel      compiled\n"
+        "tensor ids  Python: slower\n"
         "\n"
         "name of torch           what is lost without it\n"
         "torch._C._one  found    everything\n"
@@ -52,6 +54,7 @@ def test_missing_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert diagnosis.torch_problem is not None and "torch" in diagnosis.torch_problem
     assert diagnosis.cuda.startswith("unknown (ModuleNotFoundError: ")
     assert diagnosis.kernel.startswith("unknown (ModuleNotFoundError: ")
+    assert diagnosis.tensor_ids.startswith("unknown (ModuleNotFoundError: ")
     assert "names of torch: not looked for, because ModuleNotFoundError: " in render_diagnosis(diagnosis)
 
 
@@ -69,5 +72,13 @@ def test_doctor_gives_json_and_exit_code_0(
         main()
     assert exit_info.value.code == 0
     found = json.loads(capsys.readouterr().out)
-    assert list(found) == ["versions", "cuda", "kernel", "torch_names", "torch_problem", "programs"]
+    assert list(found) == [
+        "versions",
+        "cuda",
+        "kernel",
+        "tensor_ids",
+        "torch_names",
+        "torch_problem",
+        "programs",
+    ]
     assert found["versions"]["modtrace"] == "0.1.0"

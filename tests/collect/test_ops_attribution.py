@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import modtrace
-from collect.test_ops_truth import NOBODY, Program, TrueOp, said_ops, true_ops
+import zoo
+from collect.test_ops_truth import Program, TrueOp, said_ops, true_ops
 from helpers.architectures import ARCHITECTURES
 from zoo import TiedGPT
 
@@ -56,7 +57,7 @@ def assert_all_as_true(make: Any, program: Program, *, told: float = 0.9) -> tup
 
 def assert_forward_ops(account: Any, said: Any, told: float) -> None:
     true = {number: account.forward_op(number) for number in account.node_of}
-    known = {number: None if op == NOBODY else op for number, op in true.items() if op is not None}
+    known = {number: op for number, op in true.items() if op is not None}
     assert {number: said.forward_ops[number] for number in known} == known
     assert len(known) >= told * len(true)
 
@@ -143,3 +144,62 @@ def test_ops_of_an_lstm():
         return F.cross_entropy(model(torch.randn(5, 2, 4)), torch.tensor([1, 2]))
 
     assert_all_as_true(Recurrent, train_once(loss_of))
+
+
+def mean_square(model: nn.Module) -> torch.Tensor:
+    return model(torch.randn(3, 4)).square().mean()
+
+
+@pytest.mark.parametrize("make", [zoo.Twice, zoo.Recursive, zoo.TwoParents], ids=lambda make: make.__name__)
+def test_ops_of_modules_that_are_called_several_times(make):
+    assert_all_as_true(make, train_once(mean_square))
+
+
+def test_ops_of_accumulated_batches_with_evaluation_between():
+    def program(model, watch):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        watch(optimizer)
+        for _ in range(2):
+            for _ in range(2):
+                (mean_square(model) / 2).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+            with torch.no_grad():
+                mean_square(model)
+
+    assert_all_as_true(zoo.Twice, program)
+
+
+def test_ops_of_optimizers_that_step_inside_of_the_backward():
+    def program(model, watch):
+        optimizers = {each: torch.optim.SGD([each], lr=0.1) for each in model.parameters()}
+
+        def step(parameter):
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        for parameter, optimizer in optimizers.items():
+            watch(optimizer)
+            parameter.register_post_accumulate_grad_hook(step)
+        for _ in range(2):
+            mean_square(model).backward()
+
+    ops, _ = assert_all_as_true(zoo.Twice, program)
+    assert sum(op.phase == "optimizer" for op in ops) == 4
+
+
+def test_ops_of_two_losses_that_share_a_graph():
+    def program(model, watch):
+        hidden = model(torch.randn(3, 4))
+        hidden.sum().backward(retain_graph=True)
+        hidden.square().sum().backward()
+
+    assert_all_as_true(zoo.Twice, program)
+
+
+def test_ops_of_a_backward_to_chosen_inputs():
+    def program(model, watch):
+        x = torch.randn(3, 4, requires_grad=True)
+        model(x).sum().backward(inputs=[x, *model.parameters()][:2])
+
+    assert_all_as_true(zoo.Twice, program)

@@ -1,4 +1,4 @@
-"""An account of every op that knows nothing of modtrace, for other tests to compare with, and the proof that it is right.
+"""An account of every op that knows nothing of modtrace, for other tests to compare with, and the proof of it.
 
 It is made in a run of its own, by a dispatch mode that asks `helpers.truth`: hooks on each module keep a stack, a
 function mode walks the graph and writes on each node the module call that made it. Which op made a node is told by
@@ -25,9 +25,6 @@ _NODE_NAMES = {
     "copybackwards": "copy",
     "torch::autograd::copyslices": "copyslices",
 }
-
-#: The node is no op's: autograd made it anew, of a view whose base has been written to.
-NOBODY = -1
 
 
 class TrueOp(NamedTuple):
@@ -98,13 +95,11 @@ class TrueOps(Comparison):
             self._made[label, stem].add(number)
 
     def forward_op(self, number: int) -> int | None:
-        """The op that has made the node which a backward op works for; NOBODY; or None: cannot be told."""
+        """The op that has made the node which a backward op works for; None: cannot be told."""
         if number not in self.node_of:
             return None
         label, stem, sequence = self.node_of[number]
         made, ops = sorted(self._made[label, stem]), self._differentiated[label, stem]
-        if stem == "asstrided" and not ops:
-            return NOBODY
         if len(made) != len(ops) or sequence not in made:
             return None
         return ops[made.index(sequence)]

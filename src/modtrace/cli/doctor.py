@@ -34,6 +34,7 @@ class Diagnosis:
     versions: dict[str, str | None]  # None: not installed
     cuda: str
     kernel: str  # what measures values in main memory
+    tensor_ids: str  # what tells the tensors of ops apart
     torch_names: tuple[Finding, ...]  # private names of torch
     torch_problem: str | None  # why they could not be looked for
     programs: tuple[Finding, ...]
@@ -56,7 +57,16 @@ def diagnose() -> Diagnosis:
     return Diagnosis(
         versions={"python": platform.python_version(), **{each: _version(each) for each in _LIBRARIES}},
         cuda=_describe_cuda(),
-        kernel=_describe_kernel(),
+        kernel=_describe_compiled(
+            "modtrace.measure.native",
+            "measure_into",
+            "numpy: no C compiler was there at installation, so measuring values takes three times as long",
+        ),
+        tensor_ids=_describe_compiled(
+            "modtrace.collect.tensor_ids",
+            "compiled",
+            "Python: no C compiler was there at installation, so recording ops takes twice as long",
+        ),
         torch_names=names,
         torch_problem=problem,
         programs=tuple(Finding(name, shutil.which(name) is not None, use) for name, use in _PROGRAMS.items()),
@@ -89,21 +99,22 @@ def _describe_cuda() -> str:
         return f"unknown ({type(error).__name__}: {error})"
 
 
-def _describe_kernel() -> str:
+def _describe_compiled(module: str, name: str, without: str) -> str:
+    """Whether a module has found its compiled part, which is None otherwise."""
     try:
-        native = importlib.import_module("modtrace.measure.native")
+        found = getattr(importlib.import_module(module), name)
     except Exception as error:  # it imports torch
         return f"unknown ({type(error).__name__}: {error})"
-    if native.measure_into is not None:
-        return "compiled"
-    return "numpy: no C compiler was there at installation, so measuring values takes three times as long"
+    return without if found is None else "compiled"
 
 
 def render_diagnosis(diagnosis: Diagnosis, *, color: bool = False) -> str:
     """The diagnosis as three small tables."""
-    versions = Column("", [Text(each) for each in [*diagnosis.versions, "CUDA", "kernel"]], right=False)
+    versions = Column(
+        "", [Text(each) for each in [*diagnosis.versions, "CUDA", "kernel", "tensor ids"]], right=False
+    )
     values = [*(each or "not installed" for each in diagnosis.versions.values())]
-    values += [diagnosis.cuda, diagnosis.kernel]
+    values += [diagnosis.cuda, diagnosis.kernel, diagnosis.tensor_ids]
     found = Column("", [Text(printable(each)) for each in values], right=False)
     return "\n".join(
         [

@@ -44,7 +44,7 @@ static int append_numbers(GeometryKey *key, PyObject *tuple) {
 }
 
 static uint64_t hash_of(const GeometryKey *key) {
-    uint64_t hash = (uint64_t)(uintptr_t)key->dtype + (uint64_t)key->flags;
+    uint64_t hash = key->dtype + (uint64_t)key->flags;
     for (int at = 0; at < key->size; at++) {
         hash = (hash ^ (uint64_t)key->numbers[at]) * UINT64_C(0x9E3779B97F4A7C15);
         hash ^= hash >> 29;
@@ -54,7 +54,7 @@ static uint64_t hash_of(const GeometryKey *key) {
 
 /* 0: it cannot be said in plain numbers. */
 static int make_key(const Shape *shape, int flags, GeometryKey *key) {
-    key->dtype = shape->dtype;
+    key->dtype = (uint64_t)(uintptr_t)shape->dtype;
     key->flags = flags;
     key->size = 0;
     if (!append_numbers(key, shape->shape)) return 0;
@@ -136,16 +136,60 @@ static int64_t add_geometry(Geometries *self, const State *state, PyObject *tens
     return make_key(shape, flags, &key) ? insert(self, &key, number) : number;
 }
 
-int64_t find_geometry(Geometries *self, const State *state, PyObject *tensor) {
+/* Whether a tensor is of a class whose attributes say what torch itself knows. */
+static int may_exchange(const Geometries *self, PyObject *tensor) {
+    if (self->exchange == NULL) return 0;
+    for (Py_ssize_t at = 0; at < PyTuple_Size(self->exchanging); at++)
+        if ((PyObject *)Py_TYPE(tensor) == PyTuple_GetItem(self->exchanging, at)) return 1;
+    return 0;
+}
+
+/* The key of a tensor in one call. 0: attributes have to be asked. */
+static int exchange_key(Geometries *self, PyObject *tensor, int flags, GeometryKey *key, const void **data) {
+    Exchanged found;
+    if (!may_exchange(self, tensor)) return 0;
+    if (self->exchange(tensor, &found) < 0) {
+        PyErr_Clear();
+        self->exchange = NULL; /* an exception in torch takes long: not every time */
+        return 0;
+    }
+    if (found.dimensions > MOST_DIMENSIONS) return 0;
+    *data = found.data;
+    key->dtype = found.dtype_code | (uint64_t)found.dtype_bits << 8 | (uint64_t)found.dtype_lanes << 16;
+    key->flags = flags;
+    key->size = 2 * found.dimensions;
+    for (int at = 0; at < found.dimensions; at++) {
+        key->numbers[at] = found.shape[at];
+        key->numbers[found.dimensions + at] = found.strides[at];
+    }
+    key->hash = hash_of(key);
+    return 1;
+}
+
+static int64_t find_by_key(const Geometries *self, const GeometryKey *key) {
+    return self->capacity > 0 ? place_of(self, key)->number : -1;
+}
+
+static int64_t find_by_attributes(Geometries *self, const State *state, PyObject *tensor, int flags) {
     Shape shape;
     GeometryKey key;
-    int flags = flags_of(self, state, tensor);
-    if (flags < 0 || look(state, tensor, &shape) < 0) return -1;
-    int64_t number = -1;
-    if (self->capacity > 0 && make_key(&shape, flags, &key)) number = place_of(self, &key)->number;
+    if (look(state, tensor, &shape) < 0) return -1;
+    int64_t number = make_key(&shape, flags, &key) ? find_by_key(self, &key) : -1;
     if (number < 0) number = add_geometry(self, state, tensor, &shape);
     release(&shape);
     return number;
+}
+
+int64_t find_geometry(Geometries *self, const State *state, PyObject *tensor, const void **data) {
+    GeometryKey key;
+    *data = NULL;
+    int had_complex = self->has_complex, flags = flags_of(self, state, tensor);
+    if (flags < 0) return -1;
+    if (!exchange_key(self, tensor, flags, &key, data)) return find_by_attributes(self, state, tensor, flags);
+    int64_t number = find_by_key(self, &key);
+    if (number >= 0) return number;
+    number = find_by_attributes(self, state, tensor, flags);
+    return self->has_complex == had_complex ? insert(self, &key, number) : number; /* else `flags` are not known yet */
 }
 
 int64_t find_geometry_without_stride(Geometries *self, const State *state, PyObject *tensor) {

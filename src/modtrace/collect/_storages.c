@@ -5,7 +5,6 @@
 
 #include "_tensor_ids.h"
 #include <stdlib.h>
-#include <string.h>
 
 /* Tensors that are remembered for one version of a storage beside the first. */
 enum { OBJECTS_KEPT = 64, SMALLEST = 64 };
@@ -80,9 +79,8 @@ void forget_storages(Storages *self) {
 }
 
 static Storage *new_storage(const Storages *self, PyObject *stored) {
-    Storage *storage = PyObject_New(Storage, self->type);
+    Storage *storage = (Storage *)PyType_GenericAlloc(self->type, 0); /* all of it is 0 */
     if (storage == NULL) return NULL;
-    memset((char *)storage + offsetof(Storage, owner), 0, sizeof *storage - offsetof(Storage, owner));
     storage->key = stored;
     storage->writer = -1;
     storage->ref = PyWeakref_NewRef(stored, (PyObject *)storage);
@@ -91,7 +89,7 @@ static Storage *new_storage(const Storages *self, PyObject *stored) {
     return held;
 }
 
-Storage *add_storage(Storages *self, PyObject *stored, int64_t device, int64_t size_bytes) {
+Storage *add_storage(Storages *self, PyObject *stored, int64_t device, int is_made, int64_t size_bytes) {
     Storage *storage = new_storage(self, stored);
     if (storage == NULL) return NULL;
     if (2 * self->count >= self->capacity && grow(self) < 0) return release(storage), NULL;
@@ -102,6 +100,7 @@ Storage *add_storage(Storages *self, PyObject *stored, int64_t device, int64_t s
     storage->owner = self;
     storage->number = self->next++;
     storage->device = device;
+    storage->is_made = is_made;
     storage->size_bytes = size_bytes;
     self->live_bytes += size_bytes;
     return storage;
@@ -111,10 +110,10 @@ static int shows(const Shown *shown, int64_t offset, int64_t geometry) {
     return shown->object != NULL && shown->offset == offset && shown->geometry == geometry;
 }
 
-const Shown *find_shown(const Storage *self, const void *object, int64_t offset, int64_t geometry) {
+Shown *find_shown(const Storage *self, const void *object, int64_t offset, int64_t geometry) {
     for (int at = 0; at < self->other_count; at++)
         if (self->others[at].object == object && shows(&self->others[at], offset, geometry)) return &self->others[at];
-    if (shows(&self->first, offset, geometry)) return &self->first;
+    if (shows(&self->first, offset, geometry)) return (Shown *)&self->first;
     for (int at = 0; at < self->other_count; at++)
         if (shows(&self->others[at], offset, geometry)) return &self->others[at];
     return NULL;
@@ -122,9 +121,9 @@ const Shown *find_shown(const Storage *self, const void *object, int64_t offset,
 
 /* The place of one more object; that of the object itself, if it is there. */
 static Shown *place_among_others(Storage *self, const void *object) {
-    if (self->other_count >= OBJECTS_KEPT) self->other_count = 0;
     for (int at = 0; at < self->other_count; at++)
         if (self->others[at].object == object) return &self->others[at];
+    if (self->other_count >= OBJECTS_KEPT) self->other_count = 0;
     return &self->others[self->other_count++];
 }
 

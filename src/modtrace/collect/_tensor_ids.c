@@ -13,21 +13,26 @@ enum { NO_STORAGE = -1, NO_OP = -1 };
 enum { ROW_STORAGE, ROW_VERSION, ROW_OFFSET, ROW_GEOMETRY, ROW_DEVICE, ROW_PRODUCER, ROW_SLOT, ROW_BITS, ROW_WIDTH };
 enum { BIT_REQUIRES_GRAD = 1, BIT_FRESH = 2, BIT_UNREAD = 4 }; /* UNREAD: not asked yet; it is not handed over */
 
-/* What a tensor shows, as far as it is needed to find it. */
+/* What a tensor shows. */
 typedef struct {
     PyObject *stored; /* owned: while it is held, its storage stays where it is */
-    int64_t offset, geometry;
+    const void *data; /* NULL: not known */
+    int64_t geometry, offset;
 } Sight;
 
+/* All of it but the offset. */
 static int look(TensorIds *self, PyObject *tensor, Sight *sight) {
-    PyObject **names = self->state->names;
-    sight->stored = call_method(tensor, names[UNTYPED_STORAGE]);
+    sight->stored = call_method(tensor, self->state->names[UNTYPED_STORAGE]);
     if (sight->stored == NULL) return -1;
-    sight->geometry = find_geometry(&self->geometries, self->state, tensor);
-    sight->offset = sight->geometry < 0 ? -1 : to_int64(call_method(tensor, names[STORAGE_OFFSET]));
-    if (sight->geometry >= 0 && !(sight->offset == -1 && PyErr_Occurred())) return 0;
+    sight->geometry = find_geometry(&self->geometries, self->state, tensor, &sight->data);
+    if (sight->geometry >= 0) return 0;
     Py_DECREF(sight->stored);
     return -1;
+}
+
+static int look_for_offset(TensorIds *self, PyObject *tensor, Sight *sight) {
+    sight->offset = to_int64(call_method(tensor, self->state->names[STORAGE_OFFSET]));
+    return sight->offset == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
 int64_t number_in(PyObject *numbers, PyObject *list, PyObject *value) {
@@ -61,7 +66,7 @@ static Storage *meet_storage(TensorIds *self, PyObject *tensor, PyObject *stored
     if (device < 0) return NULL;
     int64_t size = is_made ? to_int64(call_method(stored, self->state->names[NBYTES])) : 0;
     if (size < 0) return NULL;
-    return add_storage(&self->storages, stored, device, size);
+    return add_storage(&self->storages, stored, device, is_made, size);
 }
 
 /* ---- Columns. */
@@ -80,8 +85,9 @@ PyObject *column_to_array(const Column *column) {
     PyObject *module = PyImport_ImportModule("array");
     PyObject *type = module == NULL ? NULL : PyObject_GetAttrString(module, "array");
     Py_ssize_t size = column->count * (Py_ssize_t)sizeof *column->items;
+    const char *bytes = size == 0 ? "" : (const char *)column->items; /* before the first there is no memory */
     PyObject *array = NULL;
-    if (type != NULL) array = PyObject_CallFunction(type, "sy#", "q", (const char *)column->items, size);
+    if (type != NULL) array = PyObject_CallFunction(type, "sy#", "q", bytes, size);
     Py_XDECREF(type);
     Py_XDECREF(module);
     return array;
@@ -108,7 +114,7 @@ static void append_row(TensorIds *self, const int64_t row[ROW_WIDTH]) {
 /* Adds a tensor, for which there is room: its number, or -1 with MemoryError. */
 static int64_t add_tensor(TensorIds *self, Storage *storage, PyObject *tensor, const Sight *sight, int64_t producer,
                           int64_t slot, int64_t bits) {
-    Shown shown = {tensor, sight->offset, sight->geometry, self->next};
+    Shown shown = {tensor, sight->data, sight->offset, sight->geometry, self->next};
     if (remember_shown(storage, shown) < 0) return -1;
     append_row(self, (int64_t[ROW_WIDTH]){storage->number, storage->version, sight->offset, sight->geometry,
                                           storage->device, producer, slot, bits});
@@ -146,29 +152,34 @@ static int64_t meet_new(TensorIds *self, PyObject *tensor, const Sight *sight) {
     Storage *storage = meet_storage(self, tensor, sight->stored, 0);
     if (storage == NULL || reserve(self) < 0) return -1;
     int64_t writer = storage->writer;
+    int is_made = storage->is_made;
     int64_t number = add_tensor(self, storage, tensor, sight, writer, 0, requires_grad ? BIT_REQUIRES_GRAD : 0);
-    if (number >= 0 && writer == NO_OP && append_leaf(self, tensor, number) < 0) return -1;
+    if (number >= 0 && !is_made && append_leaf(self, tensor, number) < 0) return -1;
     return number;
 }
 
-/* A tensor that is not the first of its storage. */
-static int64_t meet(TensorIds *self, PyObject *tensor, const Sight *sight, Storage *storage) {
-    const Shown *known = storage == NULL ? NULL : find_shown(storage, tensor, sight->offset, sight->geometry);
-    if (known == NULL) return meet_new(self, tensor, sight);
-    int64_t number = known->tensor;
-    if (known->object != tensor) { /* autograd has saved that, and made a tensor of it again */
-        Shown shown = {tensor, sight->offset, sight->geometry, number};
-        if (remember_shown(storage, shown) < 0) return -1;
-    }
-    return number;
-}
-
-static int64_t number_of(TensorIds *self, PyObject *tensor, const Sight *sight) {
+/* A tensor that is not quickly found. */
+static int64_t meet(TensorIds *self, PyObject *tensor, Sight *sight) {
+    if (look_for_offset(self, tensor, sight) < 0) return -1;
     Storage *storage = find_storage(&self->storages, sight->stored);
+    Shown *known = storage == NULL ? NULL : find_shown(storage, tensor, sight->offset, sight->geometry);
+    if (known == NULL) return meet_new(self, tensor, sight);
+    if (known->object == tensor) {
+        known->data = sight->data; /* the storage has moved */
+        return known->tensor;
+    }
+    /* autograd has saved that, and made a tensor of it again */
+    Shown shown = {tensor, sight->data, sight->offset, sight->geometry, known->tensor};
+    return remember_shown(storage, shown) < 0 ? -1 : shown.tensor;
+}
+
+/* Of one storage, the same geometry at the same address has the same offset. */
+static int64_t number_of(TensorIds *self, PyObject *tensor, Sight *sight) {
+    const Storage *storage = find_storage(&self->storages, sight->stored);
     if (storage != NULL && storage->first.object == tensor && storage->first.geometry == sight->geometry &&
-        storage->first.offset == sight->offset)
+        storage->first.data == sight->data && sight->data != NULL)
         return storage->first.tensor;
-    return meet(self, tensor, sight, storage);
+    return meet(self, tensor, sight);
 }
 
 int read_tensor(TensorIds *self, PyObject *tensor) {
@@ -241,6 +252,7 @@ static PyObject *ids_make(PyObject *object, PyObject *const *args, Py_ssize_t co
     if (look(self, args[0], &sight) < 0) return NULL;
     int64_t slot = slot_of(self, args[2]);
     int done = slot < 0 ? -1 : is_passed_on(self, args[0], sight.stored, op, args[3]);
+    if (done == 0) done = look_for_offset(self, args[0], &sight);
     if (done == 0) done = make_new(self, args[0], &sight, op, slot);
     Py_DECREF(sight.stored);
     if (done < 0) return NULL;
@@ -294,16 +306,37 @@ static PyObject *ids_forget(PyObject *self, PyObject *Py_UNUSED(none)) {
 
 /* ---- The type. */
 
+static PyObject *shared(PyObject *object) {
+    Py_INCREF(object);
+    return object;
+}
+
+/* None, or a capsule: what it holds of use is in `into`. -1 with TypeError. */
+static int use_exchange(PyObject *capsule, ExchangeFunction *into) {
+    if (capsule == Py_None) return 0;
+    const ExchangeTable *table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+    if (table == NULL) return -1;
+    if (table->major == 1) *into = table->look;
+    return 0;
+}
+
 static PyObject *ids_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"geometry", NULL};
-    PyObject *geometry;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O:TensorIds", names, &geometry)) return NULL;
-    TensorIds *self = (TensorIds *)PyType_GenericAlloc(type, 0);
+    static char *names[] = {"geometry", "exchange", "exchanging", NULL};
+    PyObject *geometry, *exchange, *exchanging;
+    ExchangeFunction function = NULL;
+    State *state = PyType_GetModuleState(type);
+    if (state == NULL ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "OOO!:TensorIds", names, &geometry, &exchange, &PyTuple_Type,
+                                     &exchanging) ||
+        use_exchange(exchange, &function) < 0)
+        return NULL;
+    TensorIds *self = (TensorIds *)PyType_GenericAlloc(type, 0); /* all of it is 0 */
     if (self == NULL) return NULL;
-    self->state = PyType_GetModuleState(type);
-    self->storages.type = self->state == NULL ? NULL : self->state->storage_type;
-    Py_INCREF(geometry);
-    self->geometries.make = geometry;
+    self->state = state;
+    self->storages.type = (PyTypeObject *)shared((PyObject *)state->storage_type);
+    self->geometries.exchange = function;
+    self->geometries.exchanging = shared(exchanging);
+    self->geometries.make = shared(geometry);
     self->geometries.all = PyList_New(0);
     self->geometries.numbers = PyDict_New();
     self->leaves = PyList_New(0);
@@ -321,6 +354,8 @@ static PyObject *ids_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
 static int ids_traverse(PyObject *object, visitproc visit, void *arg) {
     TensorIds *self = (TensorIds *)object;
     Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->storages.type);
+    Py_VISIT(self->geometries.exchanging);
     Py_VISIT(self->geometries.make);
     Py_VISIT(self->geometries.all);
     Py_VISIT(self->geometries.numbers);
@@ -337,6 +372,8 @@ static void ids_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
     forget_storages(&self->storages);
+    Py_XDECREF(self->storages.type);
+    Py_XDECREF(self->geometries.exchanging);
     Py_XDECREF(self->geometries.make);
     Py_XDECREF(self->geometries.all);
     Py_XDECREF(self->geometries.numbers);
@@ -350,11 +387,6 @@ static void ids_dealloc(PyObject *object) {
     free(self->used.items);
     PyObject_GC_Del(object);
     Py_DECREF(type);
-}
-
-static PyObject *shared(PyObject *object) {
-    Py_INCREF(object);
-    return object;
 }
 
 #define GETTER(name, value) \
@@ -387,7 +419,7 @@ static PyGetSetDef attributes[] = {
     {"used_count", get_used_count, NULL, "How many numbers there are of uses since they were last taken.", NULL},
     {"live_bytes", get_live_bytes, NULL, "Of the storages that ops have made and that live.", NULL},
     {"next", get_next, NULL, "The number of the next tensor.", NULL},
-    {"leaves", get_leaves, set_leaves, "Tensors that no op has made, with their numbers.", NULL},
+    {"leaves", get_leaves, set_leaves, "Tensors whose storages no op has made, with their numbers.", NULL},
     {"geometries", get_geometries, NULL, "By number.", NULL},
     {"devices", get_devices, NULL, "By number.", NULL},
     {"slots", get_slots, NULL, "By number.", NULL},
@@ -408,7 +440,8 @@ static PyMethodDef methods[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "TensorIds(geometry): numbers for tensors; `geometry` is the class Geometry."},
+    {Py_tp_doc, "TensorIds(geometry, exchange, exchanging): numbers for tensors; the class Geometry, torch's capsule for DLPack's "
+                "exchange or None, and the classes of tensors that it may be asked of."},
     {Py_tp_new, ids_new},
     {Py_tp_dealloc, ids_dealloc},
     {Py_tp_traverse, ids_traverse},

@@ -8,6 +8,8 @@
 #include <Python.h>
 #include <stdint.h>
 
+#include "_exchange.h"
+
 /* Names of attributes and methods of tensors, made once: `names[SHAPE]`. */
 enum { DEVICE, DTYPE, IS_COMPLEX, IS_CONJ, IS_NEG, LAYOUT, NBYTES, REQUIRES_GRAD, SHAPE, STORAGE_OFFSET, STRIDE,
        UNTYPED_STORAGE, NAMES };
@@ -38,6 +40,7 @@ typedef struct Storages Storages;
 /* What one tensor object shows of its storage. Its address alone is kept: nothing here keeps a tensor alive. */
 typedef struct {
     const void *object; /* NULL: none */
+    const void *data;   /* where its first element lies; NULL: not known */
     int64_t offset, geometry, tensor;
 } Shown;
 
@@ -50,6 +53,7 @@ typedef struct {
     PyObject *ref;    /* owned; it owns this, and the owner breaks the circle */
     int64_t number, device, version, writer;
     int64_t size_bytes; /* if an op has made it */
+    int is_made;        /* an op has */
     Shown first;        /* the first tensor, which is the only one most often */
     Shown *others;      /* OBJECTS_KEPT of them; NULL: none yet */
     int other_count;
@@ -62,7 +66,7 @@ typedef struct {
 
 /* Storages by the address of their Python object: open addressing, at most half full. */
 struct Storages {
-    PyTypeObject *type; /* borrowed from the module's state */
+    PyTypeObject *type; /* owned by whoever has this */
     StoragePlace *places;
     size_t capacity, count; /* capacity: a power of two */
     int64_t live_bytes, next;
@@ -73,12 +77,12 @@ extern PyType_Spec storage_spec;
 Storage *find_storage(const Storages *self, const void *key);
 
 /* The storage of a Python object that is not known yet; borrowed. Runs Python code. NULL with an exception. */
-Storage *add_storage(Storages *self, PyObject *stored, int64_t device, int64_t size_bytes);
+Storage *add_storage(Storages *self, PyObject *stored, int64_t device, int is_made, int64_t size_bytes);
 
 void forget_storages(Storages *self);
 
 /* The first tensor of a storage that shows just this, if need be one that is another object; NULL: none. */
-const Shown *find_shown(const Storage *self, const void *object, int64_t offset, int64_t geometry);
+Shown *find_shown(const Storage *self, const void *object, int64_t offset, int64_t geometry);
 
 /* Remembers a tensor for this version of its storage. -1 with MemoryError, and nothing has changed. */
 int remember_shown(Storage *self, Shown shown);
@@ -91,7 +95,7 @@ enum { MOST_DIMENSIONS = 12 };
 
 /* Shape, stride and dtype as plain numbers. */
 typedef struct {
-    const void *dtype;   /* borrowed: dtypes live as long as torch */
+    uint64_t dtype;      /* the address of the dtype, or what it is in DLPack: two names for the same */
     uint64_t hash;
     int64_t number;      /* -1: this place is free */
     int32_t flags, size; /* conj and neg; how many numbers */
@@ -102,13 +106,15 @@ typedef struct {
     PyObject *make;    /* owned: the class Geometry */
     PyObject *all;     /* owned list: Geometry by number */
     PyObject *numbers; /* owned dict: their numbers */
+    ExchangeFunction exchange; /* NULL: there is none, or it has refused a tensor (of the device `meta`) */
+    PyObject *exchanging;      /* owned tuple: the classes whose instances it may be asked of */
     GeometryKey *places;
     size_t capacity, count;
     int has_complex; /* only then may a tensor be a conjugated or negated view */
 } Geometries;
 
-/* The number of what a tensor shows; -1 with an exception. */
-int64_t find_geometry(Geometries *self, const State *state, PyObject *tensor);
+/* The number of what a tensor shows; -1 with an exception. `data` is where its first element lies; NULL: not known. */
+int64_t find_geometry(Geometries *self, const State *state, PyObject *tensor, const void **data);
 
 /* The same for a tensor that has no strides. */
 int64_t find_geometry_without_stride(Geometries *self, const State *state, PyObject *tensor);

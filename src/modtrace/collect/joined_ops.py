@@ -1,7 +1,7 @@
 """Batches of ops one behind the other, with what each of them used and returned."""
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -108,8 +108,8 @@ class JoinedOps:
         return allocated
 
 
-def _joined(parts: Sequence[list[int]]) -> Ints:
-    return np.array([*chain.from_iterable(parts)], np.int64)
+def _joined(parts: Sequence[Sequence[int]]) -> Ints:
+    return np.concatenate([np.asarray(part, np.int64) for part in parts])
 
 
 def _are_alike(one: Place, other: Place) -> bool:

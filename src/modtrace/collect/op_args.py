@@ -60,22 +60,19 @@ class ArgumentTexts:
 
     def __init__(self) -> None:
         self.known: list[Arguments] = []  # by number
-        self._numbers: dict[tuple[Any, ...], int] = {}
+        self.numbers: dict[tuple[Any, ...], int] = {}  # by what an `ArgumentReader` has found
 
-    def number_of(self, plan: OpPlan, positional: int, given: list[Any]) -> int:
-        """The number of one op's arguments. 0.3 us."""
-        key = (plan.index, positional, *given)
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = len(self.known)
-            self.known.append(Arguments(plan, positional, key[2:]))
+    def add(self, plan: OpPlan, key: tuple[Any, ...]) -> int:
+        """The number of one op's arguments that has none yet."""
+        number = self.numbers[key] = len(self.known)
+        self.known.append(Arguments(plan, key[1], key[2:]))
         return number
 
     def take(self) -> list[Arguments]:
         """What the numbers given until now mean; they may be given anew from now on, if they have become many."""
         known = self.known
         if len(known) > _KEPT:
-            self.known, self._numbers = [], {}
+            self.known, self.numbers = [], {}
         return known
 
 

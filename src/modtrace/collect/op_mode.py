@@ -16,9 +16,10 @@ from ..torch_internals import (
     saved_tensors_hooks,
     sequence_nr,
 )
-from .op_args import FLOAT, TENSOR, TRUTH, ArgumentTexts
+from .argument_reader import new_reader
+from .op_args import ArgumentTexts
 from .op_plans import OpPlan
-from .tensor_ids import NO_OP, TensorIds
+from .tensor_ids import new_tensor_ids
 from .where import Where
 
 if TYPE_CHECKING:
@@ -65,11 +66,6 @@ class OpKeeper(Protocol):
         """A tensor is about to be read that no op has made: a parameter, a buffer, an input, a constant."""
 
 
-_PLAIN = frozenset(
-    (int, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-)
-
-
 class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_subclass__
     """Notes each op in columns. Never raises by itself; what an op raises goes on.
 
@@ -80,7 +76,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
 
     def __init__(self, tracker: "ScopeTracker", failed: Callable[[Exception, str], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.ids = TensorIds()
+        self.ids = new_tensor_ids()
         self.texts = ArgumentTexts()
         self.plans: list[OpPlan] = []
         self.events: list[int] = []  # EVENT_WIDTH numbers for each op since they were last taken
@@ -92,9 +88,10 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
         self.met: list[Callable[[int, torch.Tensor, ThreadLog], None]] = []
         self.is_off = False  # it only passes on
         self.has_failed = False
+        self._reader = new_reader(self.ids)
         self._tracker = tracker
         self._failed = failed
-        self._plan_of: dict[Any, OpPlan] = {}
+        self._plan_of: dict[int, OpPlan] = {}  # by `id` of the op
         self._where: Any = self  # no op has run yet
         self._backward: Any = None
         self._log: Any = None
@@ -131,7 +128,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
         return events, places
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        plan = self._plan_of.get(func)
+        plan = self._plan_of.get(id(func))  # the hash of an op runs Python code; the plan holds the op
         if plan is None:
             plan = self._add_plan(func)
         if self.is_off:
@@ -140,23 +137,10 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
         self.next = op + 1
         ids = self.ids
         try:
-            given: list[Any] = []
-            for arg in args:
-                if isinstance(arg, torch.Tensor):
-                    try:
-                        ids.read(arg)
-                    except (RuntimeError, NotImplementedError):
-                        ids.note_without_storage(arg, NO_OP, "")
-                    given.append(TENSOR)
-                elif arg.__class__ in _PLAIN:
-                    given.append(arg)
-                else:
-                    self._read_other(arg, given)
-            if kwargs:
-                for name, arg in kwargs.items():
-                    given.append(name)
-                    self._read_other(arg, given)
-            arguments = self.texts.number_of(plan, len(args), given)
+            key = self._reader.read(plan.index, args, kwargs)
+            arguments = self.texts.numbers.get(key)
+            if arguments is None:
+                arguments = self.texts.add(plan, key)
             log = self._tracker.log
             if ids.leaves:
                 self._tell_leaves(log)
@@ -166,7 +150,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
         except Exception as error:
             self._fail(error, plan)
             return plan.call(*args, **kwargs) if kwargs else plan.call(*args)
-        uses, live, sequence = len(ids.used), ids.live_bytes, sequence_nr()
+        uses, live, sequence = ids.used_count, ids.live_bytes, sequence_nr()
         start = time.perf_counter_ns()
         try:
             output = plan.call(*args, **kwargs) if kwargs else plan.call(*args)
@@ -200,7 +184,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
         return output
 
     def _add_plan(self, func: Any) -> OpPlan:
-        plan = self._plan_of[func] = OpPlan(func, len(self.plans))
+        plan = self._plan_of[id(func)] = OpPlan(func, len(self.plans))
         self.plans.append(plan)
         return plan
 
@@ -249,33 +233,6 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
             return _without_tensor(found), backward, number if is_its_own else NO_NODE, more
         more = _adding_flags(backward.is_adding(number))
         return log, backward, number, more | CUSTOM_NODE if is_custom_function(node) else more
-
-    def _read_other(self, arg: Any, given: list[Any]) -> None:
-        """Any argument but a plain one: what is left of it without its tensors."""
-        if isinstance(arg, torch.Tensor):
-            try:
-                self.ids.read(arg)
-            except (RuntimeError, NotImplementedError):
-                self.ids.note_without_storage(arg, NO_OP, "")
-            given.append(TENSOR)
-        elif arg.__class__ is float:
-            given += (
-                FLOAT,
-                arg if arg == arg and arg != 0.0 else repr(arg),
-            )  # NaN is no key, and 0.0 is -0.0
-        elif arg.__class__ is bool:
-            given += (TRUTH, arg)
-        elif arg.__class__ in _PLAIN:
-            given.append(arg)
-        elif isinstance(arg, (list, tuple)):
-            inner: list[Any] = []
-            for each in arg:
-                self._read_other(each, inner)
-            given.append(tuple(inner))
-        elif isinstance(arg, dict):
-            self._read_other([*arg.items()], given)
-        else:
-            given.append(f"<{type(arg).__name__}>")
 
     def _write(self, plan: OpPlan, args: Any, kwargs: Any, op: int) -> None:
         if plan.is_changing_view:

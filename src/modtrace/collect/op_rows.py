@@ -21,7 +21,7 @@ from .op_savings import UNKNOWN as UNKNOWN_SAVING
 from .op_savings import Savings
 from .segments import Ints
 from .steps import Step
-from .tensor_ids import REQUIRES_GRAD, TensorIds
+from .tensor_ids import REQUIRES_GRAD, AnyTensorIds
 from .value_rows import SiteIds
 
 #: So many different sets of arguments are remembered with their texts.
@@ -141,7 +141,7 @@ def _use_columns(found: JoinedOps, slots: Sequence[tuple[str, ...]]) -> Columns:
     }
 
 
-def _tensor_columns(found: JoinedOps, ids: TensorIds, site: npt.NDArray[np.int32]) -> Columns:
+def _tensor_columns(found: JoinedOps, ids: AnyTensorIds, site: npt.NDArray[np.int32]) -> Columns:
     rows, geometries = found.tensors, ids.geometries
     storage, version, offset, geometry, device, producer, slot, bits = rows.T
     known, place = np.unique(geometry, return_inverse=True)

@@ -1,25 +1,36 @@
 """Tells tensors apart: by storage, by how often that was written to, and by what each tensor shows of it."""
 
 import math
-import weakref
+from array import array
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
-NO_STORAGE = -1
-NO_OP = -1
+from .known_storage import NO_OP, KnownStorage, StorageRef
 
-#: Numbers that a tensor's row has in `TensorIds.rows`, one behind the other.
+if TYPE_CHECKING:
+    from ._tensor_ids import TensorIds as CompiledTensorIds
+
+#: The same class in C. None: not compiled; reading and making tensors takes two to three times as long.
+compiled: "type[CompiledTensorIds] | None"
+
+try:
+    from ._tensor_ids import TensorIds as compiled
+except ImportError:
+    compiled = None
+
+__all__ = ["NO_OP", "AnyTensorIds", "Geometry", "TensorIds", "new_tensor_ids"]
+
+NO_STORAGE = -1
+
+#: Numbers that a tensor's row has in the rows of `TensorIds.take`, one behind the other.
 ROW_WIDTH = 8
 STORAGE, VERSION, OFFSET, GEOMETRY, DEVICE, PRODUCER, SLOT, BITS = range(ROW_WIDTH)
 
 # Bits.
 REQUIRES_GRAD = 1
 FRESH = 2  # its storage is met with it
-
-#: Python objects of tensors that are remembered for one version of a storage.
-_OBJECTS_KEPT = 64
 
 _COMPLEX = frozenset(
     each for each in vars(torch).values() if isinstance(each, torch.dtype) and each.is_complex
@@ -42,36 +53,6 @@ class Geometry(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class _Storage:
-    """One storage while it lives, with the tensors that are known to show its present version."""
-
-    __slots__ = (
-        "device", "geometry", "number", "object", "offset", "others", "ref", "size_bytes", "tensor", "version",
-        "writer",
-    )  # fmt: skip
-
-    def __init__(self, number: int, device: int, size_bytes: int) -> None:
-        self.number = number
-        self.device = device
-        self.size_bytes = size_bytes  # if an op has made it
-        self.version = (
-            0  # how often it has been written to: torch's own count misses `.data`, fused optimizers ...
-        )
-        self.writer = NO_OP  # the op that wrote to it last
-        # The first tensor, which is the only one most often: its `id`, what it shows, and its number.
-        self.object = self.offset = self.geometry = self.tensor = -1
-        self.others: dict[int, tuple[int, int, int]] | None = None  # by `id`: offset, geometry, number
-        self.ref: Any = None
-
-
-class _StorageRef(weakref.ref[Any]):
-    """A weak reference that knows under what its storage is known."""
-
-    __slots__ = ("key",)
-
-    key: int
-
-
 class TensorIds:
     """Numbers for tensors; keeps none of them alive.
 
@@ -84,16 +65,14 @@ class TensorIds:
     """
 
     def __init__(self) -> None:
-        self.rows: list[int] = []  # ROW_WIDTH numbers for each tensor met since they were last taken
-        self.used: list[int] = []  # tensor and geometry, for each use of one since they were last taken
-        self.leaves: list[
-            tuple[int, torch.Tensor]
-        ] = []  # that no op has made; whoever reads takes them at once
+        #: Tensors that no op has made, with their numbers; whoever reads takes them at once.
+        self.leaves: list[tuple[int, torch.Tensor]] = []
         self.live_bytes = 0  # of the storages that ops have made and that live
-        self.next = 0  # the number of the next tensor
         self.geometries: list[Geometry] = []  # by number
         self.devices: list[torch.device] = []
         self.slots: list[str] = [""]
+        self._rows: list[int] = []  # ROW_WIDTH numbers for each tensor met since they were last taken
+        self._used: list[int] = []  # tensor and geometry, for each use of one since they were last taken
         self._first = 0  # the tensor of the first row
         self._numbers: dict[Any, int] = {}  # of geometries
         self._devices: dict[torch.device, int] = {}
@@ -101,14 +80,24 @@ class TensorIds:
         self._has_complex = False  # only then may a tensor be a conjugated or negated view
         self._unread: set[int] = set()
         self._next_storage = 0
-        self._storages: dict[int, _Storage] = {}  # by `id` of the storage object, while it lives
+        self._storages: dict[int, KnownStorage] = {}  # by `id` of the storage object, while it lives
         self._gone = self._remove  # bound once
 
-    def take(self) -> tuple[list[int], list[int], int]:
+    @property
+    def next(self) -> int:
+        """The number of the next tensor."""
+        return self._first + len(self._rows) // ROW_WIDTH
+
+    @property
+    def used_count(self) -> int:
+        """How many numbers there are of uses since they were last taken."""
+        return len(self._used)
+
+    def take(self) -> "tuple[array[int], array[int], int]":
         """Rows and uses since this was last called, and the tensor of the first row."""
-        rows, used, first = self.rows, self.used, self._first
-        self.rows, self.used, self._first = [], [], self.next
+        rows, used, first, following = array("q", self._rows), array("q", self._used), self._first, self.next
         self._unread.clear()
+        self._rows, self._used, self._first = [], [], following
         return rows, used, first
 
     def forget(self) -> None:
@@ -118,45 +107,43 @@ class TensorIds:
 
     def read(self, tensor: torch.Tensor) -> None:
         """An op reads a tensor: notes the use. 0.6 us for one that is known."""
+        stored = tensor.untyped_storage()
         geometry = self._numbers.get((tensor.shape, tensor.stride(), tensor.dtype))
         if geometry is None:
             geometry = self._find_geometry(tensor)
-        storage = self._storages.get(id(tensor.untyped_storage()))
-        if storage is None:
-            number = self._meet(tensor, self._add_storage(tensor, made=False), geometry)
-        elif (
-            storage.object == id(tensor)
+        storage = self._storages.get(id(stored))
+        if (
+            storage is not None
+            and storage.object == id(tensor)
             and storage.geometry == geometry
             and storage.offset == tensor.storage_offset()
         ):
             number = storage.tensor
         else:
-            number = self._meet(tensor, storage, geometry)
+            number = self._meet(tensor, stored, geometry)
         if number in self._unread:  # an op's output gets its gradient's node only after the op
+            self._rows[(number - self._first) * ROW_WIDTH + BITS] |= tensor.requires_grad
             self._unread.discard(number)
-            self.rows[(number - self._first) * ROW_WIDTH + BITS] |= tensor.requires_grad
-        self.used += (number, geometry)
+        self._used += (number, geometry)
 
     def write(self, tensor: torch.Tensor, op: int) -> None:
         """An op has written to a tensor that it was given."""
-        storage = self._storages.get(id(tensor.untyped_storage()))
+        stored = tensor.untyped_storage()
+        storage = self._storages.get(id(stored))
         if storage is None:
-            storage = self._add_storage(tensor, made=False)
-        if storage.writer != op:  # one op writes once, through however many tensors
-            storage.version += 1
-            storage.writer = op
-            storage.object = -1
-            storage.others = None
+            storage = self._add_storage(tensor, stored, made=False)
+        storage.note_write(op)
 
     def make(self, tensor: torch.Tensor, op: int, slot: str, given: Iterable[Any]) -> None:
         """An op returns a tensor: a new one, unless the op was given it and has not written."""
+        stored = tensor.untyped_storage()
         geometry = self._numbers.get((tensor.shape, tensor.stride(), tensor.dtype))
         if geometry is None:
             geometry = self._find_geometry(tensor)
-        storage = self._storages.get(id(tensor.untyped_storage()))
+        storage = self._storages.get(id(stored))
         bits = 0
         if storage is None:
-            storage, bits = self._add_storage(tensor, made=True), FRESH
+            storage, bits = self._add_storage(tensor, stored, made=True), FRESH
         elif storage.writer != op and any(each is tensor for each in given):
             return
         self._unread.add(self._add(tensor, storage, geometry, op, slot, bits))
@@ -164,47 +151,43 @@ class TensorIds:
     def note_without_storage(self, tensor: torch.Tensor, op: int, slot: str) -> None:
         """A tensor that has no storage (sparse, mkldnn): each time another one."""
         geometry = self._number_of(Geometry(tensor.shape, None, tensor.dtype, tensor.layout, False, False))
-        device = self._device(tensor)
-        self.rows += (NO_STORAGE, 0, 0, geometry, device, op, self._slot(slot), tensor.requires_grad)
+        row = (NO_STORAGE, 0, 0, geometry, self._device(tensor), op, self._slot(slot), tensor.requires_grad)
         if op == NO_OP:
-            self.used += (self.next, geometry)
-        self.next += 1
+            self._used += (self.next, geometry)
+        self._rows += row
 
-    def _meet(self, tensor: torch.Tensor, storage: _Storage, geometry: int) -> int:
+    def _meet(self, tensor: torch.Tensor, stored: Any, geometry: int) -> int:
         """A tensor object that was not seen first of its storage."""
+        storage = self._storages.get(id(stored))
+        if storage is None:
+            storage = self._add_storage(tensor, stored, made=False)
         offset = int(tensor.storage_offset())
-        if storage.others is not None:
-            known = storage.others.get(id(tensor))
-            if known is not None and known[0] == offset and known[1] == geometry:
-                return known[2]
-        number = _find_same(storage, offset, geometry)
-        if number is not None:  # autograd has saved that, and made a tensor of it again
-            _remember(storage, id(tensor), offset, geometry, number)
+        number = storage.find(id(tensor), offset, geometry)
+        if number is not None:  # autograd may have saved that, and made a tensor of it again
+            storage.remember(id(tensor), offset, geometry, number)
             return number
         number = self._add(tensor, storage, geometry, storage.writer, "", tensor.requires_grad)
-        if storage.writer == NO_OP:
+        if not storage.is_made:
             self.leaves.append((number, tensor))
         return number
 
     def _add(
-        self, tensor: torch.Tensor, storage: _Storage, geometry: int, producer: int, slot: str, bits: int
+        self, tensor: torch.Tensor, storage: KnownStorage, geometry: int, producer: int, slot: str, bits: int
     ) -> int:
         number, offset = self.next, int(tensor.storage_offset())
-        self.rows += (
+        self._rows += (
             storage.number, storage.version, offset, geometry, storage.device, producer, self._slot(slot), bits
         )  # fmt: skip
-        self.next = number + 1
-        _remember(storage, id(tensor), offset, geometry, number)
+        storage.remember(id(tensor), offset, geometry, number)
         return number
 
-    def _add_storage(self, tensor: torch.Tensor, *, made: bool) -> _Storage:
-        stored = tensor.untyped_storage()
-        key = id(stored)
+    def _add_storage(self, tensor: torch.Tensor, stored: Any, *, made: bool) -> KnownStorage:
+        ref = StorageRef(stored, self._gone)
+        ref.key = key = id(stored)
         size = stored.nbytes() if made else 0
-        storage = self._storages[key] = _Storage(self._next_storage, self._device(tensor), size)
-        storage.ref = _StorageRef(stored, self._gone)
-        storage.ref.key = key
+        storage = KnownStorage(self._next_storage, self._device(tensor), size, ref, is_made=made)
         self._next_storage += 1
+        self._storages[key] = storage  # an interrupt does not get between this and the next line
         self.live_bytes += size
         return storage
 
@@ -253,20 +236,12 @@ class TensorIds:
         return number
 
 
-def _find_same(storage: _Storage, offset: int, geometry: int) -> int | None:
-    """The first tensor of a storage that shows just this."""
-    if storage.object != -1 and storage.offset == offset and storage.geometry == geometry:
-        return storage.tensor
-    for known in (storage.others or {}).values():
-        if known[0] == offset and known[1] == geometry:
-            return known[2]
-    return None
+AnyTensorIds: TypeAlias = "TensorIds | CompiledTensorIds"
 
 
-def _remember(storage: _Storage, key: int, offset: int, geometry: int, number: int) -> None:
-    if storage.object in (-1, key):
-        storage.object, storage.offset, storage.geometry, storage.tensor = key, offset, geometry, number
-        return
-    if storage.others is None or len(storage.others) >= _OBJECTS_KEPT:
-        storage.others = {}
-    storage.others[key] = (offset, geometry, number)
+def new_tensor_ids() -> AnyTensorIds:
+    """The compiled ones, where there are: setup.py builds them if it finds a C compiler."""
+    if compiled is None:
+        return TensorIds()
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    return compiled(Geometry, exchange, (torch.Tensor, torch.nn.Parameter))

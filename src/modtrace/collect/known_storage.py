@@ -1,0 +1,74 @@
+"""One storage while it lives, with the tensors that are known to show its present version."""
+
+import weakref
+from typing import Any
+
+#: No op has written to it, or made it.
+NO_OP = -1
+
+#: Python objects of tensors that are remembered for one version of a storage.
+_OBJECTS_KEPT = 64
+
+_NONE = -1
+
+
+class KnownStorage:
+    """A storage, and for each tensor object that shows it: what that shows, and its number."""
+
+    __slots__ = (
+        "device", "geometry", "is_made", "number", "object", "offset", "others", "ref", "size_bytes", "tensor", "version",
+        "writer",
+    )  # fmt: skip
+
+    def __init__(
+        self, number: int, device: int, size_bytes: int, ref: "StorageRef", *, is_made: bool
+    ) -> None:
+        self.is_made = is_made  # an op has made it
+        self.number = number
+        self.device = device
+        self.size_bytes = size_bytes  # if an op has made it
+        self.ref = ref
+        #: How often it has been written to: torch's own count misses `.data`, fused optimizers ...
+        self.version = 0
+        self.writer = NO_OP  # the op that wrote to it last
+        # The first tensor, which is the only one most often: its `id`, what it shows, and its number.
+        self.object = self.offset = self.geometry = self.tensor = _NONE
+        self.others: dict[int, tuple[int, int, int]] | None = None  # by `id`: offset, geometry, number
+
+    def find(self, key: int, offset: int, geometry: int) -> int | None:
+        """The tensor object's number, or that of the first object that shows just the same."""
+        others = self.others or {}
+        known = others.get(key)
+        if known is not None and known[0] == offset and known[1] == geometry:
+            return known[2]
+        if self.object != _NONE and self.offset == offset and self.geometry == geometry:
+            return self.tensor
+        for known in others.values():
+            if known[0] == offset and known[1] == geometry:
+                return known[2]
+        return None
+
+    def remember(self, key: int, offset: int, geometry: int, number: int) -> None:
+        """The tensor object of that `id` shows this."""
+        if self.object in (_NONE, key):
+            self.object, self.offset, self.geometry, self.tensor = key, offset, geometry, number
+            return
+        if self.others is None or (len(self.others) >= _OBJECTS_KEPT and key not in self.others):
+            self.others = {}
+        self.others[key] = (offset, geometry, number)
+
+    def note_write(self, op: int) -> None:
+        """An op writes to it; it does so once, through however many tensors."""
+        if self.writer != op:
+            self.version += 1
+            self.writer = op
+            self.object = _NONE
+            self.others = None
+
+
+class StorageRef(weakref.ref[Any]):
+    """A weak reference that knows under what its storage is known."""
+
+    __slots__ = ("key",)
+
+    key: int
