@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "collect": _GROUND | {"recording", "measure", "torch_internals"},
     "store": _GROUND | {"recording"},
     "analysis": _GROUND | {"recording"},
-    "replay": _GROUND | {"recording", "measure", "collect", "store"},
+    "replay": _GROUND | {"recording", "measure", "collect", "store", "torch_internals"},
     "views": _GROUND | {"recording", "analysis"},
     "face": _ENGINE,
     "tensor_tracker": _ENGINE | {"face"},

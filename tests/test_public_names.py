@@ -24,6 +24,7 @@ PUBLIC = [
     "__version__",
     "open_recording",
     "record",
+    "verify",
 ]
 
 # Put before a program: importing torch fails as where it is not installed, and a trace of the attempt is left.

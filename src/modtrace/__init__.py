@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .errors import ModtraceError, ModtraceWarning
     from .face import LiveRecording, Recording, open_recording, record
     from .recording.op_options import Ops
+    from .replay.verify import verify
 
 __version__ = "0.1.0"
 
@@ -24,6 +25,7 @@ _HOMES = {
     "Recording": "face",
     "open_recording": "face",
     "record": "face",
+    "verify": "replay.verify",
 }
 
 __all__ = [
@@ -38,13 +40,14 @@ __all__ = [
     "__version__",
     "open_recording",
     "record",
+    "verify",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'modtrace' has no attribute {name!r}")
-    if _HOMES[name].startswith("collect."):
+    if _HOMES[name].startswith(("collect.", "replay.")):
         import_module(".optional", __name__).require("torch", f"modtrace.{name}")
     value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
     globals()[name] = value

@@ -620,6 +620,19 @@ def leave_function_mode(mode: Any) -> None:
         torch._C._push_on_torch_function_stack(each)
 
 
+#: What torch keeps of whether a mode is on, beside the stack.
+_MODE_FLAGS = (
+    "_is_in_torch_dispatch_mode",
+    "_is_in_non_infra_torch_dispatch_mode",
+    "_is_in_any_mode_without_ignore_compile_internals",
+)
+
+
+def is_dispatch_mode_on(mode: Any) -> bool:
+    """Whether a dispatch mode stands on the stack of this thread."""
+    return any(torch._C._get_dispatch_stack_at(at) is mode for at in range(count_dispatch_modes()))
+
+
 def leave_dispatch_mode(mode: Any) -> None:
     """Takes a dispatch mode off the stack of this thread, wherever in it it stands.
 
@@ -628,11 +641,18 @@ def leave_dispatch_mode(mode: Any) -> None:
     size = count_dispatch_modes
     above: list[Any] = []
     while size() and torch._C._get_dispatch_stack_at(size() - 1) is not mode:
-        above.append(torch._C._pop_torch_dispatch_stack())
+        above.append(torch._C._pop_torch_dispatch_stack(None))
+    flags = vars(torch.utils._python_dispatch)
+    before = {name: flags[name] for name in _MODE_FLAGS if name in flags}
     if size():
         mode.__exit__(None, None, None)
     for each in reversed(above):
         torch._C._push_on_torch_dispatch_stack(each)
+    if above:
+        # `__exit__` says what it was when ours came, and a mode of the user's is on now.
+        flags.update(before)
+        tell: Any = flags.get("set_is_in_mode_without_ignore_compile_internals", lambda is_on: None)
+        tell(before.get(_MODE_FLAGS[-1], True))
 
 
 # Replay.

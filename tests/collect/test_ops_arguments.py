@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import pytest
 import torch
 import torch.nn.functional as F
 
@@ -35,9 +34,6 @@ def test_numbers_are_written_as_what_they_are():
     ]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="1 and 1+0j are one key of ArgumentTexts: the second op is shown as the first"
-)
 def test_complex_number_that_equals_an_integer_is_shown_as_complex():
     def run():
         z = torch.ones(2, dtype=torch.complex64)

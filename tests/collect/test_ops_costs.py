@@ -67,9 +67,6 @@ def test_costs_of(run, op, flops, read, written):
     assert row["is_view"] is False
 
 
-@pytest.mark.xfail(
-    strict=True, reason="only what an op returns counts as written; those on lists return nothing"
-)
 def test_op_on_a_list_in_place_writes_its_list():
     row = one(lambda: torch._foreach_add_([x(4), x(2)], 1.0), "_foreach_add_.Scalar")
     assert (row["bytes_read"], row["bytes_written"]) == (24, 24)

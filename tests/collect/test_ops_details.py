@@ -20,11 +20,11 @@ class Net(nn.Module):
         return F.gelu(self.norm(self.first(x))) * scale["by"] + self.shift
 
 
-def recorded(steps=1, **options):
+def recorded(steps=1, foreach=False, **options):
     """One or more training steps of a Net."""
     torch.manual_seed(0)
     model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=foreach)
     with modtrace.record(model, strict=True, **{"ops": True, "values": None, **options}) as rec:
         for _ in range(steps):
             x, by = torch.randn(3, 4), torch.ones(1)
@@ -47,7 +47,8 @@ def leaves(rec):
 
 
 def test_parameters_buffers_and_inputs_are_named_where_they_are_read_first():
-    assert leaves(recorded()) == [
+    found = leaves(recorded())
+    assert [*dict.fromkeys(found)] == [
         ("first", "parameter", "weight"),
         ("first", "parameter", "bias"),
         ("norm", "buffer", "num_batches_tracked"),
@@ -57,6 +58,7 @@ def test_parameters_buffers_and_inputs_are_named_where_they_are_read_first():
         ("norm", "buffer", "running_var"),
         ("", "buffer", "shift"),
     ]
+    assert found.count(("first", "parameter", "weight")) == 2  # and what the optimizer has made of it
 
 
 def test_input_that_was_made_before_the_recording_has_its_place_among_the_arguments():
@@ -150,16 +152,23 @@ def test_every_output_of_an_op_and_every_leaf_is_measured_once():
     ]
 
 
-def test_leaves_are_named_and_measured_in_every_step():
-    rec = recorded(steps=2, values="stats")
-    sites = {row["site_id"]: row for row in rows(rec, "sites")}
-    weights = [
-        (row["step"], row["min"])
-        for row in rows(rec, "values")
-        if sites[row["site_id"]]["slot"] == "weight" and row["op_id"] is not None and row["numel"] == 32
-    ]
-    assert [step for step, _ in weights] == [0, 1]
-    assert weights[0][1] != weights[1][1]
+def test_parameter_that_an_optimizer_wrote_to_is_the_same_parameter_and_is_measured_again():
+    for foreach in (False, True):
+        rec = recorded(steps=2, values="stats", foreach=foreach)
+        sites = {row["site_id"]: row for row in rows(rec, "sites")}
+        versions = [
+            row["version"]
+            for row in rows(rec, "tensors")
+            if row["site_id"] is not None
+            and sites[row["site_id"]]["slot"] == "weight"
+            and row["shape"] == [8, 4]
+        ]
+        assert versions == ([0, 1] if foreach else [0, 1, 2])  # what nobody reads any more has no row
+        read = [row for row in rows(rec, "values") if row["op_id"] is not None and row["numel"] == 32]
+        weights = [row["step"] for row in read if sites[row["site_id"]]["slot"] == "weight"]
+        written = [row["step"] for row in read if row["phase"] == "optimizer"]
+        # An op that returns what it has written to is measured then; one on lists returns nothing.
+        assert (weights, written) == (([0, 1], []) if foreach else ([0], [0, 1]))
 
 
 def test_memory_that_nothing_was_written_to_is_not_measured():

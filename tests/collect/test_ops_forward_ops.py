@@ -55,7 +55,7 @@ def test_backward_of_a_custom_function_has_no_forward_op():
 
     assert forward_ops(run) == [
         ("expand", "sum"),
-        ("mul.Tensor", "mul.Tensor"),
+        ("mul.Tensor", None),  # two nodes were made since the last op, and it is not known which is whose
         ("mul.Tensor", None),
         ("detach", None),
     ]
@@ -110,7 +110,6 @@ def test_view_of_what_was_written_to_does_not_take_the_node_of_the_next_op():
     assert found[6:8] == [("mul.Tensor", "mul_.Tensor"), ("mul.Tensor", "mul.Tensor")]
 
 
-@pytest.mark.xfail(strict=True, reason=WRONG_NODE)
 def test_detach_of_what_is_saved_does_not_take_the_node_of_a_view():
     def run():
         (leaf() * 1).view(2, 1).relu_().sum().backward()
@@ -118,7 +117,6 @@ def test_detach_of_what_is_saved_does_not_take_the_node_of_a_view():
     assert "detach" not in {forward for _, forward in forward_ops(run)}
 
 
-@pytest.mark.xfail(strict=True, reason=WRONG_NODE)
 def test_op_that_cannot_be_differentiated_has_no_node():
     def run(rec):
         torch.gt(Tripled.apply(leaf()), 0)
@@ -160,7 +158,6 @@ def test_additions_of_the_engine_are_told_from_those_of_users():
     ]
 
 
-@pytest.mark.xfail(strict=True, reason="any addition while AccumulateGrad runs is taken for its own")
 def test_additions_in_hooks_of_a_leaf_are_not_the_engines():
     def run(rec):
         x = leaf()

@@ -20,11 +20,6 @@ from modtrace.collect import scopes
 FLAGS = ("_is_in_torch_dispatch_mode", "_is_in_any_mode_without_ignore_compile_internals")
 
 
-ABOVE = pytest.mark.xfail(
-    strict=True, raises=TypeError, reason="torch's _pop_torch_dispatch_stack is called without its argument"
-)
-
-
 @pytest.fixture
 def tidy() -> Iterator[None]:
     """No mode is left on the stack, nor a recording that could not be left, whatever became of the test."""
@@ -39,7 +34,6 @@ def tidy() -> Iterator[None]:
         scopes.release(listener)
 
 
-@ABOVE
 def test_mode_entered_inside_and_left_after_sees_the_same_and_stays(tidy):
     model, mode, rec = nn.Linear(2, 2), SeesOps(), recording()
     rec.__enter__()
@@ -67,7 +61,6 @@ def test_mode_left_after_the_recording_leaves_torchs_flags_as_they_were(tidy):
     assert {name: getattr(python_dispatch, name) for name in FLAGS} == flags
 
 
-@ABOVE
 def test_recordings_that_are_left_in_the_order_of_their_beginning_see_what_ran_in_them(tidy):
     model, first, second = nn.Linear(2, 2), recording(), recording()
     first.__enter__()
@@ -80,7 +73,6 @@ def test_recordings_that_are_left_in_the_order_of_their_beginning_see_what_ran_i
     assert _get_current_dispatch_mode_stack() == []
 
 
-@pytest.mark.xfail(strict=True, reason="torch takes off whatever mode is on top: ours, and the user's stays")
 def test_mode_entered_before_and_left_inside_leaves_ours_on(tidy):
     model, mode, rec = nn.Linear(2, 2), SeesOps(), recording()
     mode.__enter__()

@@ -178,9 +178,6 @@ def test_ops_of_the_recording_thread_are_recorded_alone_with_its_number():
 # Ops without any module.
 
 
-@pytest.mark.xfail(
-    strict=True, reason="what ran before the first step is put behind it, in a step of its own"
-)
 def test_training_without_modules_is_in_order_and_its_backward_is_joined():
     def run(rec):
         (torch.ones(2, requires_grad=True) * 2).sum().backward()
@@ -193,9 +190,6 @@ def test_training_without_modules_is_in_order_and_its_backward_is_joined():
 
 
 # A batch is taken while an op runs.
-
-
-CUT = pytest.mark.xfail(strict=True, reason="ops taken while one runs part that op from what it has read")
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +211,6 @@ def running_ops():
     library._destroy()
 
 
-@CUT
 @pytest.mark.parametrize("name", ["runs_a_module", "waits_for_a_thread"])
 def test_modules_that_begin_a_step_while_an_op_runs_do_not_part_it_from_what_it_reads(name, running_ops):
     def run(rec):

@@ -20,18 +20,12 @@ def test_tensor_that_is_set_to_another_ones_memory_is_that_one():
         "0 ones.default()",
         "1 zeros.default()",
         "2 set_.source_Tensor(self=1, source=0)",
-        "3 mul.Tensor(self=0)",
+        "3 mul.Tensor(self=2)",
         "4 mul_.Tensor(self=0)",
         "5 mul.Tensor(self=4)",
     ]
 
 
-MADE_IS_NO_LEAF = pytest.mark.xfail(
-    strict=True, reason="what shows an op's storage in a way that was not seen before is taken for a leaf"
-)
-
-
-@MADE_IS_NO_LEAF
 def test_tensor_that_is_set_to_show_memory_otherwise_is_made_by_that():
     def run():
         x, y = torch.ones(4), torch.zeros(2)
@@ -46,7 +40,6 @@ def test_tensor_that_is_set_to_show_memory_otherwise_is_made_by_that():
     ]
 
 
-@MADE_IS_NO_LEAF
 def test_tensor_that_is_turned_in_place_is_made_by_that():
     def run():
         x = torch.ones(2, 3)
@@ -64,7 +57,6 @@ def test_tensor_that_is_turned_in_place_is_made_by_that():
     ]
 
 
-@MADE_IS_NO_LEAF
 @pytest.mark.parametrize("split", [lambda x: x.unbind(), lambda x: [x[at] for at in range(len(x))]])
 def test_every_one_of_a_hundred_views_has_its_op(split):
     tensors = edges(lambda: torch.stack(list(split(torch.ones(100)))))[-1]

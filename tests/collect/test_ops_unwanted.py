@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -112,9 +111,6 @@ def test_workers_that_load_data_work_as_ever():
     assert "aten.full.default" not in {row["name"] for row in op_rows(rec)}
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the mode is put on only where nothing stands above, and nobody is told"
-)
 def test_selected_step_is_recorded_under_a_mode_that_was_entered_before_it():
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -150,7 +146,6 @@ def test_mode_of_the_users_sees_on_when_the_step_that_is_selected_has_ended():
     assert on_stack[0] == 1  # it could not be taken off from below, and only passes on
 
 
-@pytest.mark.xfail(strict=True, reason="once it only passes on it is not tried again to take it off")
 def test_our_mode_is_off_in_the_step_after_the_users_was_left():
     rec = modtrace.record(strict=True, ops=True, values=None, steps="0:1")
     assert train_under_a_mode(rec)[1] == [1, 0]

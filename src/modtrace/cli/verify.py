@@ -13,7 +13,9 @@ EXIT_FOUND = 1
 
 @click.command()
 @click.argument("factory")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the random order and the perturbations.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Of the random order and the perturbations."
+)
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
 def verify(factory: str, seed: int, as_json: bool) -> int:
     """Proves a recording of the model that FACTORY (module:function) makes.
@@ -30,6 +32,10 @@ def verify(factory: str, seed: int, as_json: bool) -> int:
         call_model(factory, loaded)  # says so if it is the model that raises
         raise
     found = replace(found, model=f"{factory} ({found.model})")
-    text = render_verification_json(found) if as_json else render_verification(found, color=find_terminal().color)
+    text = (
+        render_verification_json(found)
+        if as_json
+        else render_verification(found, color=find_terminal().color)
+    )
     print_text(text)
     return 0 if found.ok else EXIT_FOUND

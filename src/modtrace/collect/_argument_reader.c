@@ -115,6 +115,7 @@ static int append_dict(ArgumentReader *self, PyObject *dict, Items *into) {
 }
 
 static int append_class(PyObject *arg, Items *into) {
+    if (PyComplex_CheckExact(arg)) return append_owned(into, PyObject_Repr(arg)); /* 1 + 0j would be 1 */
     PyObject *name = PyObject_GetAttrString((PyObject *)Py_TYPE(arg), "__name__");
     if (name == NULL) return -1;
     PyObject *text = PyUnicode_FromFormat("<%U>", name);

@@ -193,7 +193,12 @@ int64_t find_geometry(Geometries *self, const State *state, PyObject *tensor, co
 }
 
 int64_t find_geometry_without_stride(Geometries *self, const State *state, PyObject *tensor) {
-    Shape shape = {PyObject_GetAttr(tensor, state->names[SHAPE]), NULL, PyObject_GetAttr(tensor, state->names[DTYPE])};
+    PyObject *size = PyObject_GetAttr(tensor, state->names[SHAPE]);
+    if (size == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) { /* a parameter of a lazy module has none yet */
+        PyErr_Clear();
+        size = PyTuple_New(0);
+    }
+    Shape shape = {size, NULL, PyObject_GetAttr(tensor, state->names[DTYPE])};
     Py_INCREF(Py_None);
     shape.stride = Py_None;
     int64_t number = -1;

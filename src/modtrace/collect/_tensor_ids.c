@@ -237,9 +237,13 @@ static int is_passed_on(TensorIds *self, PyObject *tensor, PyObject *stored, int
 
 static int make_new(TensorIds *self, PyObject *tensor, const Sight *sight, int64_t op, int64_t slot) {
     int64_t bits = BIT_UNREAD;
-    if (find_storage(&self->storages, sight->stored) == NULL) bits |= BIT_FRESH;
+    int is_fresh = find_storage(&self->storages, sight->stored) == NULL;
     Storage *storage = meet_storage(self, tensor, sight->stored, 1);
     if (storage == NULL || reserve(self) < 0) return -1;
+    if (is_fresh) {
+        bits |= BIT_FRESH;
+        storage->writer = op;
+    }
     return add_tensor(self, storage, tensor, sight, op, slot, bits) < 0 ? -1 : 0;
 }
 

@@ -20,9 +20,7 @@ except ImportError:
     compiled = None
 
 #: What is kept as it is. Exactly these: an enum that is an int is none.
-_PLAIN = frozenset(
-    (int, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-)
+_PLAIN = frozenset((int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
 
 
 class ArgumentReader:
@@ -69,6 +67,8 @@ class ArgumentReader:
     def _read_other(self, arg: Any) -> Any:
         if isinstance(arg, dict):
             arg = [*arg.items()]
+        if arg.__class__ is complex:
+            return repr(arg)  # 1 + 0j would be 1
         if not isinstance(arg, (list, tuple)):
             return f"<{type(arg).__name__}>"
         inner: list[Any] = []

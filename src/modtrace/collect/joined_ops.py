@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from .op_args import Arguments
 from .op_batches import OpBatch
-from .op_mode import ARGUMENTS, EVENT_WIDTH, OP, TENSORS, USES, Place
+from .op_mode import ARGUMENTS, EVENT_WIDTH, OP, PLAN, TENSORS, USES, Place
 from .segments import Ints
 from .tensor_ids import BITS, FRESH, GEOMETRY, PRODUCER, ROW_WIDTH
 from .thread_log import ThreadLog
@@ -99,6 +99,18 @@ class JoinedOps:
         first, last = np.searchsorted(self.op_of_tensor, [op, op + 1]).tolist()
         returned = self.tensors[first:last, GEOMETRY][self.is_output[first:last]].tolist()
         return given, returned
+
+    def first_use(self, op: int) -> int:
+        """The first tensor that the op at a place was given; -1: none."""
+        count = int(self.use_counts[op])
+        return int(self.used[int(self.use_ends[op]) - count, 0]) if count else -1
+
+    def is_view(self, tensor: int, is_view_plan: Sequence[bool]) -> bool:
+        """Whether a tensor that was met with these ops was returned by one that returns views."""
+        at = int(np.searchsorted(self.tensor_ids, tensor))
+        if at >= len(self.tensor_ids) or self.tensor_ids[at] != tensor or not self.is_output[at]:
+            return False
+        return is_view_plan[int(self.events[self.op_of_tensor[at], PLAN])]
 
     def has_allocated(self) -> npt.NDArray[np.bool_]:
         """Whether each op has returned a tensor with a storage of its own."""

@@ -16,8 +16,8 @@ class KnownStorage:
     """A storage, and for each tensor object that shows it: what that shows, and its number."""
 
     __slots__ = (
-        "device", "geometry", "is_made", "number", "object", "offset", "others", "ref", "size_bytes", "tensor", "version",
-        "writer",
+        "device", "geometry", "is_made", "number", "object", "offset", "others", "ref", "size_bytes", "tensor",
+        "version", "writer",
     )  # fmt: skip
 
     def __init__(

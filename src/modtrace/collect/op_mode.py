@@ -86,6 +86,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
         self.before: list[Callable[[int, OpPlan, Any, Any], None]] = []
         self.after: list[Callable[[int, OpPlan, Any], None]] = []
         self.met: list[Callable[[int, torch.Tensor, ThreadLog], None]] = []
+        self.is_running = False  # an op has been begun and not been noted yet
         self.is_off = False  # it only passes on
         self.has_failed = False
         self._reader = new_reader(self.ids)
@@ -135,6 +136,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
             return plan.call(*args, **kwargs) if kwargs else plan.call(*args)
         op = self.next
         self.next = op + 1
+        self.is_running = True
         ids = self.ids
         try:
             key = self._reader.read(plan.index, args, kwargs)
@@ -159,6 +161,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
             self.events += (
                 op, plan.index, arguments, uses, ids.next, start, end, at, sequence, flags | RAISED, live, live, node
             )  # fmt: skip
+            self.is_running = False
             raise
         end = time.perf_counter_ns()
         try:
@@ -169,7 +172,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
                     self._write_tensor(tensor, op)
             if isinstance(output, torch.Tensor):
                 try:
-                    ids.make(output, op, "", args)
+                    ids.make(output, op, "", () if plan.is_changing_view else args)
                 except (RuntimeError, NotImplementedError):
                     ids.note_without_storage(output, op, "")
             elif output is not None:
@@ -177,6 +180,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
             self.events += (
                 op, plan.index, arguments, uses, ids.next, start, end, at, sequence, flags, live, ids.live_bytes, node
             )  # fmt: skip
+            self.is_running = False
             for hear in self.after:
                 hear(op, plan, output)
         except Exception as error:
@@ -269,6 +273,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
 
     def _fail(self, error: Exception, plan: OpPlan) -> None:
         self.is_off = self.has_failed = True
+        self.is_running = False
         self._failed(error, f"the op {plan.name}")
 
 

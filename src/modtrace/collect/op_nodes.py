@@ -1,5 +1,6 @@
 """Which autograd node an op has made or works for, and which forward op a backward op belongs to."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ class NodesOfOps(NamedTuple):
     node: Ints  # that a forward op has made, or that a backward op works for
     thread: npt.NDArray[np.int32]  # that numbered it
     forward_op: Ints  # of a backward op: the one that made the node
+    is_unclear: npt.NDArray[np.bool_]  # a forward op that may have made one, too
 
 
 class _Made(NamedTuple):
@@ -45,33 +47,56 @@ class OpNodes:
         self._made: dict[int, _Made] = {}  # by thread
         self._next: dict[int, int] = {thread: sequence}  # by thread: the number that came next at the last op
 
-    def of(self, found: JoinedOps, writes: npt.NDArray[np.bool_]) -> NodesOfOps:
+    def of(
+        self,
+        found: JoinedOps,
+        writes: npt.NDArray[np.bool_],
+        differentiable: npt.NDArray[np.bool_],
+        writes_into_view: Callable[[int], bool],
+    ) -> NodesOfOps:
         """The nodes of ops.
 
         Args:
             writes: by number of plan, whether the op writes to an argument.
+            differentiable: by op, whether it may make a node at all.
+            writes_into_view: whether the op of a row writes into a view: then a node or two come after it.
         """
         size = len(found.events)
-        nodes = NodesOfOps(np.full(size, NO_NODE), np.zeros(size, np.int32), np.full(size, NO_NODE))
+        none = np.full(size, NO_NODE)
+        nodes = NodesOfOps(none, np.zeros(size, np.int32), none.copy(), np.zeros(size, bool))
         for begin, end, place in found.threads():
             rows = slice(begin, end)
             nodes.thread[rows] = place.thread
-            self._follow(found.events[rows], place, nodes, rows, writes)
+            self._follow(
+                found.events[rows], place, nodes, rows, writes, differentiable[rows], writes_into_view
+            )
         return nodes
 
     def _follow(
-        self, events: Ints, place: Place, found: NodesOfOps, rows: slice, writes: npt.NDArray[np.bool_]
+        self,
+        events: Ints,
+        place: Place,
+        found: NodesOfOps,
+        rows: slice,
+        writes: npt.NDArray[np.bool_],
+        differentiable: npt.NDArray[np.bool_],
+        writes_into_view: Callable[[int], bool],
     ) -> None:
         coming = events[:, SEQUENCE]
         before = np.concatenate([[self._next.get(place.thread, coming[0])], coming[:-1]])
         self._next[place.thread] = int(coming[-1])
         worked_for = events[:, NODE] != NO_NODE
         with_grad = ((events[:, FLAGS] & GRAD_MODE) != 0) & ~worked_for
-        has_made = (coming > before) & with_grad
+        # Where more than one number has come there is more to it: a view that was made anew, a `CopySlices`.
+        has_made = (coming == before + 1) & with_grad & differentiable
+        may_follow = (coming > before + 1) & (coming <= before + 3) & with_grad & differentiable
+        for at in np.flatnonzero(may_follow).tolist():
+            has_made[at] = writes_into_view(rows.start + at - 1)
         packs = with_grad & ((events[:, FLAGS] & PACKS) != 0)
         if packs.any():
             _claim_packed(has_made, packs, coming, int(before[0]))
         found.node[rows] = np.where(has_made, coming - 1, events[:, NODE])
+        found.is_unclear[rows] = (coming > before) & with_grad & differentiable & ~has_made
         if has_made.any():
             made = events[has_made]
             self._add(place.thread, _Made(made[:, SEQUENCE] - 1, made[:, OP], writes[made[:, PLAN]]))

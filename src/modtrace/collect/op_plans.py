@@ -21,6 +21,9 @@ _UNDECLARED_WRITES = {
 _WRITES_ANYHOW = ("aten.resize_", "aten.resize_as_", "aten._resize_output_")
 
 
+#: Ops that never make an autograd node, whatever they return.
+_NEVER_DIFFERENTIABLE = {"aten.detach", "aten.lift_fresh", "aten._local_scalar_dense"}
+
 #: Ops that return whatever was in the memory before.
 _UNINITIALIZED = {
     "aten.empty", "aten.empty_like", "aten.empty_strided", "aten.empty_permuted", "aten.new_empty",
@@ -39,8 +42,8 @@ class OpPlan:
     """One operator: how its arguments are read while it runs. Made once, when it is first seen."""
 
     __slots__ = (
-        "argument_names", "call", "func", "index", "is_changing_view", "is_collective", "is_random", "is_uninitialized",
-        "is_view", "name", "writes", "written",
+        "argument_names", "call", "func", "index", "is_changing_view", "is_collective", "is_differentiable",
+        "is_random", "is_uninitialized", "is_view", "name", "writes", "written",
     )  # fmt: skip
 
     def __init__(self, func: Any, index: int) -> None:
@@ -56,6 +59,7 @@ class OpPlan:
         self.is_changing_view = _is_changing_view(
             func, self.name
         )  # `t_`: it writes to the tensor, not to its storage
+        self.is_differentiable = base_name(self.name) not in _NEVER_DIFFERENTIABLE
         self.is_uninitialized = base_name(self.name) in _UNINITIALIZED
         self.is_view = schema is not None and any(_is_alias(each) for each in schema.returns)
         self.written = tuple(_written_arguments(self.name, arguments))

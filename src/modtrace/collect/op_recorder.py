@@ -6,6 +6,7 @@ from collections.abc import Callable
 from ..recording.op_options import Ops
 from ..torch_internals import (
     count_dispatch_modes,
+    is_dispatch_mode_on,
     keep_out_of_dynamo,
     leave_dispatch_mode,
     leave_function_mode,
@@ -33,17 +34,24 @@ class OpRecorder:
         *,
         with_values: bool,
         failed: Callable[[Exception, str], None],
+        missed: Callable[[], None],
         values_failed: Callable[[Exception, str], None],
     ) -> None:
         self._tracker = tracker
         self.mode = OpMode(tracker, failed)
         thread = tracker.log.number
         self.tables = OpTables(self.mode, OpNodes(thread, sequence_nr()))
-        self.values = OpValues(self.mode, thread, values_failed) if with_values else None
+        self.values = (
+            OpValues(self.mode, thread, is_stepping=tracker.optimizers.has_begun, failed=values_failed)
+            if with_values
+            else None
+        )
         self._sources = SourceLines() if options.source else None
         self._python_names = PythonNames() if options.python_names else None
         self._leaves = OpLeaves(tracker)
         self._savings = OpSavings(tracker, self._leaves, failed) if options.saved else None
+        self._missed = missed
+        self._has_missed = False
         self._thread = -1
         self._is_entered = False
         self._modes_below = 0
@@ -91,14 +99,10 @@ class OpRecorder:
         A mode costs 3 us an op even if it only passes on, so it is taken off; unless it stands below one of the user's,
         who takes off what is on top.
         """
-        if is_wanted is not self.mode.is_off or self.mode.has_failed:
+        if self.mode.has_failed or self.mode.is_running or threading.get_ident() != self._thread:
             return
         depth = count_dispatch_modes() - self._is_entered
-        if (
-            threading.get_ident() == self._thread
-            and depth == self._modes_below
-            and is_wanted is not self._is_entered
-        ):
+        if depth == self._modes_below and is_wanted is not self._is_entered:
             if is_wanted:
                 self.mode.__enter__()  # type: ignore[no-untyped-call]
                 if self._python_names is not None:
@@ -106,14 +110,22 @@ class OpRecorder:
             else:
                 self._leave()
             self._is_entered = is_wanted
-        if is_wanted:
+        elif is_wanted and not (self._is_entered and is_dispatch_mode_on(self.mode)):
+            self._miss()
+        if is_wanted and self.mode.is_off:
             self.mode.ids.forget()
         self.mode.is_off = not is_wanted
 
+    def _miss(self) -> None:
+        """Our mode cannot be on now."""
+        if not self._has_missed:
+            self._has_missed = True
+            self._missed()
+
     def take(self) -> OpBatch | None:
         """The ops that have run since, with what was met with them; None: none has."""
-        if not self.mode.events:
-            return None
+        if not self.mode.events or (self.mode.is_running and self._is_entered):
+            return None  # the op that runs is not to be parted from what it was given
         batch = OpBatch(self.mode)
         batch.leaves = self._leaves.take()
         if self._sources is not None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import torch
 
 from ..recording.arrays import from_numpy, from_strings
+from ..recording.role import BUFFER, LEAF, PARAMETER
 from .call_rows import count_before
 from .joined_ops import JoinedOps
 from .op_args import Arguments
@@ -21,13 +22,15 @@ from .op_savings import UNKNOWN as UNKNOWN_SAVING
 from .op_savings import Savings
 from .segments import Ints
 from .steps import Step
-from .tensor_ids import REQUIRES_GRAD, AnyTensorIds
+from .tensor_ids import GEOMETRY, OFFSET, REQUIRES_GRAD, STORAGE, VERSION, AnyTensorIds
 from .value_rows import SiteIds
 
 #: So many different sets of arguments are remembered with their texts.
 _KEPT = 32768
 
 Columns = dict[str, Any]
+
+_WHERE = [STORAGE, OFFSET, GEOMETRY]
 
 
 class OpRows(NamedTuple):
@@ -49,6 +52,9 @@ class OpTables:
         self._nodes = nodes
         self._flops = OpFlops()
         self._texts: dict[Arguments, tuple[str, tuple[str, ...]]] = {}
+        self._kept: dict[
+            tuple[int, ...], int
+        ] = {}  # sites of parameters and buffers, by what they show of which storage
 
     def of(self, steps: Sequence[Step], optimizer_ids: Sequence[int], sites: SiteIds) -> "OpRows | None":
         """The rows of ended steps; None if they have none.
@@ -69,7 +75,7 @@ class OpTables:
         tables = {
             "ops": self._op_columns(found, step, calls, [template for template, _ in texts], savings),
             "uses": _use_columns(found, [slots for _, slots in texts]),
-            "tensors": _tensor_columns(found, self._mode.ids, _leaf_sites(found, sites)),
+            "tensors": _tensor_columns(found, self._mode.ids, self._leaf_sites(found, sites)),
         }
         names = [each.name for each in self._mode.plans]
         return OpRows(tables, found.events, calls, tables["ops"]["nth"], names, savings)
@@ -82,6 +88,64 @@ class OpTables:
             texts = self._texts[arguments] = arguments.texts()
         return texts
 
+    def _leaf_sites(self, found: JoinedOps, sites: SiteIds) -> npt.NDArray[np.int32]:
+        """The site of each tensor whose memory no op has made; -1: an op has.
+
+        What an optimizer has written to is the same parameter still.
+        """
+        site = np.full(len(found.tensors), -1, np.int32)
+        leaves = [leaf for batch in found.batches for leaf in batch.leaves]
+        owners = [-1 if leaf.owner is None else leaf.owner.module_id for leaf in leaves]
+        ids = sites.get(
+            owners, [-1] * len(leaves), [(leaf.role, leaf.slot, None, -1) for leaf in leaves]
+        ).tolist()
+        places = {number: at for at, number in enumerate(found.tensor_ids.tolist())} if leaves else {}
+        for leaf, site_id in zip(leaves, ids, strict=True):
+            at = places.get(leaf.tensor_id)
+            if at is not None:
+                where = tuple(found.tensors[at, _WHERE].tolist())
+                site[at] = self._kept.get(where, site_id) if leaf.role == LEAF else site_id
+                if leaf.role in (PARAMETER, BUFFER):
+                    self._kept[where] = site_id
+        is_view = np.array([each.is_view for each in self._mode.plans], bool)[
+            found.events[found.op_of_tensor, PLAN]
+        ]
+        for at in np.flatnonzero(
+            (site < 0) & ~(found.is_output & is_view) & (found.tensors[:, VERSION] > 0)
+        ).tolist():
+            site[at] = self._kept.get(tuple(found.tensors[at, _WHERE].tolist()), -1)
+        return site
+
+    def _are_differentiable(self, found: JoinedOps) -> npt.NDArray[np.bool_]:
+        """Whether each op may have made an autograd node: it returns numbers, or writes to what it is given."""
+        plans, geometries = self._mode.plans, self._mode.ids.geometries
+        plan = found.events[:, PLAN]
+        has_numbers = np.array(
+            [each.dtype.is_floating_point or each.dtype.is_complex for each in geometries], bool
+        )
+        returns = np.zeros(len(plan), bool)
+        returns[found.op_of_tensor[found.is_output & has_numbers[found.tensors[:, GEOMETRY]]]] = True
+        may = np.array([each.is_differentiable for each in plans], bool)
+        writes = np.array([each.writes for each in plans], bool)
+        found_differentiable: npt.NDArray[np.bool_] = may[plan] & (returns | writes[plan])
+        return found_differentiable
+
+    def _written_bytes(self, found: JoinedOps, sizes: Ints) -> Ints:
+        """Of ops that return nothing: what they write to (`_foreach_add_`)."""
+        written = np.zeros(len(found.events), np.int64)
+        plans = self._mode.plans
+        writes = np.array([each.writes for each in plans], bool)[found.events[:, PLAN]]
+        returns = np.zeros(len(found.events), bool)
+        returns[found.op_of_tensor[found.is_output]] = True
+        for op in np.flatnonzero(writes & ~returns).tolist():
+            arguments = found.arguments[found.argument[op]]
+            _, slots = self._texts_of(arguments)
+            names = tuple(each.name for each in arguments.plan.written)
+            given, _ = found.geometries_of(op)
+            is_written = [slot.partition("[")[0] in names for slot in slots]
+            written[op] = sum(int(sizes[each]) for each, yes in zip(given, is_written, strict=True) if yes)
+        return written
+
     def _op_columns(
         self,
         found: JoinedOps,
@@ -92,7 +156,13 @@ class OpTables:
     ) -> Columns:
         events, plans = found.events, self._mode.plans
         plan = events[:, PLAN]
-        nodes = self._nodes.of(found, np.array([each.writes for each in plans], bool))
+        writes = np.array([each.writes for each in plans], bool)
+        is_view_plan = [each.is_view for each in plans]
+
+        def writes_into_view(op: int) -> bool:
+            return op >= 0 and bool(writes[plan[op]]) and found.is_view(found.first_use(op), is_view_plan)
+
+        nodes = self._nodes.of(found, writes, self._are_differentiable(found), writes_into_view)
         sizes = np.array([each.size_bytes for each in self._mode.ids.geometries], np.int64)
         is_view = np.array([each.is_view for each in plans], bool)[plan] & ~found.has_allocated()
         return {
@@ -112,11 +182,13 @@ class OpTables:
             "end_ns": events[:, END_NS],
             "flops": _null(self._flops.of(found, plans, self._mode.ids.geometries)),
             "bytes_read": np.where(is_view, 0, found.sum_of_uses(sizes)),
-            "bytes_written": np.where(is_view, 0, found.sum_of_outputs(sizes)),
+            "bytes_written": np.where(
+                is_view, 0, found.sum_of_outputs(sizes) + self._written_bytes(found, sizes)
+            ),
             "saved_bytes": _null(_saved_bytes(nodes, events, savings)),
             "raised": (events[:, FLAGS] & RAISED) != 0,
             **_origin_columns(found, nodes.forward_op),
-            "accumulation": _accumulation(events, [each.name for each in plans]),
+            "accumulation": _accumulation(found, [each.name for each in plans]),
         }
 
 
@@ -147,11 +219,12 @@ def _tensor_columns(found: JoinedOps, ids: AnyTensorIds, site: npt.NDArray[np.in
     known, place = np.unique(geometry, return_inverse=True)
     shown = [geometries[at] for at in known.tolist()]
     at = place.tolist()
+    shapes, strides = [_whole(each.shape) for each in shown], [_whole(each.stride or ()) for each in shown]
     return {
         "tensor_id": found.tensor_ids,
         "site_id": _null(site),
-        "shape": [shown[each].shape for each in at],
-        "stride": [shown[each].stride or () for each in at],
+        "shape": [shapes[each] for each in at],
+        "stride": [strides[each] for each in at],
         "offset": offset,
         "conj": np.array([each.conj for each in shown], bool)[place],
         "neg": np.array([each.neg for each in shown], bool)[place],
@@ -166,25 +239,10 @@ def _tensor_columns(found: JoinedOps, ids: AnyTensorIds, site: npt.NDArray[np.in
     }
 
 
-def _leaf_sites(found: JoinedOps, sites: SiteIds) -> npt.NDArray[np.int32]:
-    """The site of each tensor that no op has made; -1: an op has."""
-    site = np.full(len(found.tensors), -1, np.int32)
-    leaves = [leaf for batch in found.batches for leaf in batch.leaves]
-    if leaves:
-        owners = [-1 if leaf.owner is None else leaf.owner.module_id for leaf in leaves]
-        ids = sites.get(owners, [-1] * len(leaves), [(leaf.role, leaf.slot, None, -1) for leaf in leaves])
-        order = np.argsort(found.tensor_ids, kind="stable")
-        wanted = np.array([leaf.tensor_id for leaf in leaves], np.int64)
-        at = np.minimum(np.searchsorted(found.tensor_ids[order], wanted), len(order) - 1)
-        is_there = found.tensor_ids[order][at] == wanted
-        site[order[at[is_there]]] = ids[is_there]
-    return site
-
-
 def _saved_bytes(nodes: NodesOfOps, events: Ints, savings: Sequence[Savings]) -> Ints:
     """What is kept for the backward of each op; 0 if there is none, UNKNOWN_SAVING if nobody has looked."""
     has_node = (nodes.node >= 0) & (events[:, NODE] < 0)
-    saved = np.where(has_node, UNKNOWN_SAVING, 0)
+    saved = np.where(has_node | nodes.is_unclear, UNKNOWN_SAVING, 0)
     for each in savings:
         at = np.minimum(np.searchsorted(each.node, nodes.node), len(each.node) - 1)
         is_kept = has_node & (nodes.thread == each.thread) & (each.node[at] == nodes.node) & (saved < 0)
@@ -199,13 +257,21 @@ def _place_key(step: npt.NDArray[np.int32], calls: OpCalls) -> Ints:
     return key
 
 
-def _accumulation(events: Ints, names: Sequence[str]) -> Any:
+def _accumulation(found: JoinedOps, names: Sequence[str]) -> Any:
     """Whether the engine has added gradients that meet; masked: not known."""
-    flags = events[:, FLAGS]
-    is_addition = np.array([name.startswith("aten.add") for name in names], bool)
+    flags = found.events[:, FLAGS]
+    is_addition = np.array([name in ("aten.add.Tensor", "aten.add_.Tensor") for name in names], bool)
     accumulates = (flags & ACCUMULATES) != 0
-    adds = ((flags & ADDING) != 0) | (accumulates & is_addition[events[:, PLAN]])
+    of_tensors = is_addition[found.events[:, PLAN]] & (
+        found.use_counts == 2
+    )  # a hook of the user's may add a number
+    adds = ((flags & ADDING) != 0) | (accumulates & of_tensors)
     return np.ma.masked_array(adds, ((flags & (ADDING | NOT_ADDING)) == 0) & ~accumulates)
+
+
+def _whole(sizes: Sequence[Any]) -> tuple[int, ...]:
+    """Sizes as integers; -1 for one that is a symbol: the length that differs in a nested tensor."""
+    return tuple(size if isinstance(size, int) else -1 for size in sizes)
 
 
 def _null(values: Any) -> Any:

@@ -38,8 +38,16 @@ class _Known(NamedTuple):
 class OpValues:
     """Measures for one recorder. Inside a dispatch mode no function mode hears of it."""
 
-    def __init__(self, mode: OpMode, thread: int, failed: Callable[[Exception, str], None]) -> None:
+    def __init__(
+        self,
+        mode: OpMode,
+        thread: int,
+        *,
+        is_stepping: Callable[[], bool],
+        failed: Callable[[Exception, str], None],
+    ) -> None:
         self._mode = mode
+        self._is_stepping = is_stepping  # whether an optimizer may be at work
         self._thread = thread
         self._failed = failed
         self._measurer = Measurer()
@@ -73,8 +81,8 @@ class OpValues:
                 self._measure(tensor, op, slot)
 
     def met(self, tensor_id: int, tensor: torch.Tensor, log: "ThreadLog") -> None:
-        """An op is about to read a tensor that none has made."""
-        if not self._is_off:
+        """An op is about to read a tensor that none has made. What an optimizer reads is measured when it begins."""
+        if not self._is_off and not self._is_stepping():
             self._measure(tensor, self._mode.next - 1, tensor_id)
 
     def _measure(self, tensor: torch.Tensor, op: int, where: str | int, is_initialized: bool = True) -> None:

@@ -109,6 +109,7 @@ class Recorder:
                 self._wanted_ops,
                 with_values=self._values is not None,
                 failed=self._ops_failed,
+                missed=self._ops_missed,
                 values_failed=self._values_failed,
             )
             if self._taps is not None and self._ops.values is not None:
@@ -390,10 +391,22 @@ class Recorder:
         batch = None if self._ops is None else self._ops.take()
         if batch is None or self._ops is None:
             return
-        (self._early_ops if step is None else step.ops).append(batch)
+        if step is None:
+            self._early_ops.append(batch)
+        else:
+            step.ops += [*self._early_ops, batch]
+            self._early_ops = []
         measured = None if self._ops.values is None else self._ops.values.take()
         if measured is not None:
             batch.measured = measured
+
+    def _ops_missed(self) -> None:
+        """Notes once that ops run unseen: torch has taken our mode off, or it cannot stand below the user's."""
+        with self._writing:
+            self._sink.mark(
+                f"ops are missing from step {self.steps_ended}: a dispatch mode of yours was on when record() was "
+                "entered, or when a step to keep began, and was left later"
+            )
 
     def _ops_failed(self, error: Exception, where: str) -> None:
         """Notes once that ops cannot be recorded, and records none any more; calls are recorded on."""

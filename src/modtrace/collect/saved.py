@@ -218,6 +218,8 @@ def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         return
     flatten = getattr(kind, "__tensor_flatten__", None)
     if flatten is None:
-        raise LookupError(f"{kind.__name__} does not say which tensors it holds: give it `__tensor_flatten__`")
+        raise LookupError(
+            f"{kind.__name__} does not say which tensors it holds: give it `__tensor_flatten__`"
+        )
     for name in flatten(tensor)[0]:
         yield from _parts(getattr(tensor, name))

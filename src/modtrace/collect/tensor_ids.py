@@ -50,7 +50,8 @@ class Geometry(NamedTuple):
     @property
     def size_bytes(self) -> int:
         """What its elements take."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        sizes = [size for size in self.shape if isinstance(size, int)]  # of a nested tensor one is a symbol
+        return math.prod(sizes) * self.dtype.itemsize if len(sizes) == len(self.shape) else 0
 
 
 class TensorIds:
@@ -144,13 +145,18 @@ class TensorIds:
         bits = 0
         if storage is None:
             storage, bits = self._add_storage(tensor, stored, made=True), FRESH
+            storage.writer = op
         elif storage.writer != op and any(each is tensor for each in given):
             return
         self._unread.add(self._add(tensor, storage, geometry, op, slot, bits))
 
     def note_without_storage(self, tensor: torch.Tensor, op: int, slot: str) -> None:
         """A tensor that has no storage (sparse, mkldnn): each time another one."""
-        geometry = self._number_of(Geometry(tensor.shape, None, tensor.dtype, tensor.layout, False, False))
+        try:
+            shape = tensor.shape
+        except RuntimeError:  # a parameter of a lazy module has none yet
+            shape = torch.Size()
+        geometry = self._number_of(Geometry(shape, None, tensor.dtype, tensor.layout, False, False))
         row = (NO_STORAGE, 0, 0, geometry, self._device(tensor), op, self._slot(slot), tensor.requires_grad)
         if op == NO_OP:
             self._used += (self.next, geometry)

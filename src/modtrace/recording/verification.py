@@ -19,7 +19,9 @@ class Verification:
 
     model: str  # the class of the model, or what the user has called it
     checks: tuple[Check, ...]
-    exempt: Mapping[str, int] = field(default_factory=dict)  # by rule: parents that need not change their child
+    exempt: Mapping[str, int] = field(
+        default_factory=dict
+    )  # by rule: parents that need not change their child
     unchecked: tuple[tuple[str, str], ...] = ()  # what could not be checked, and why
 
     @property

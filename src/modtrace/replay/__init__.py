@@ -1,0 +1,1 @@
+"""Proves a recording by running what it holds once more: a recording plus torch."""

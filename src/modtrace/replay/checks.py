@@ -1,0 +1,175 @@
+"""The checks of a recording: each gives a `Check` that names its first fault."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from ..recording.protocols import RecordingData
+from ..recording.verification import Check
+from .kept_ops import OpKeep
+from .left_behind import differences
+from .model_run import Results
+from .orders import random_order
+from .perturbing import Perturber
+from .recorded_graph import RecordedGraph
+from .replayer import Replayer, ReplayFault
+
+
+def check_op_count(graph: RecordedGraph, counted: Sequence[str], marks: Sequence[str]) -> Check:
+    """Whether the recording holds the ops that another mode has counted, in that order."""
+    recorded = list(graph.ops.values())
+    if marks:
+        return _failed("op count", f"the recording is not complete: {marks[0]}")
+    for at, (op, name) in enumerate(zip(recorded, counted, strict=False)):
+        if op.name != name:
+            return _failed("op count", f"the {at + 1}. op that ran is {name}, recorded there is {op}")
+    if len(recorded) != len(counted):
+        more = (
+            f"; the first that is missing is {counted[len(recorded)]}" if len(recorded) < len(counted) else ""
+        )
+        return _failed("op count", f"{len(counted)} ops ran, {len(recorded)} are recorded{more}")
+    return Check(name="op count", passed=True, why=f"{len(counted)} ops, as another counter has seen them")
+
+
+def check_replay_in_order(graph: RecordedGraph, keep: OpKeep) -> Check:
+    """Whether all ops, run again in the order in which they ran, give the same bits."""
+    return _replay("replay in order", graph, keep, list(graph.ops), copy_writes=False)
+
+
+def check_replay_in_random_order(
+    graph: RecordedGraph, keep: OpKeep, seed: int, perturber: Perturber
+) -> Check:
+    """The same in an order that only has what an op reads made before it; meanwhile perturbs what each op reads."""
+    order = random_order(graph.parents(), seed)
+    name = "replay in random order"
+    if len(order) < len(graph.ops):
+        stuck = next(op for number, op in graph.ops.items() if number not in set(order))
+        return _failed(name, f"{stuck} is recorded as its own ancestor")
+    return _replay(name, graph, keep, order, copy_writes=True, perturber=perturber)
+
+
+def _replay(
+    name: str,
+    graph: RecordedGraph,
+    keep: OpKeep,
+    order: Sequence[int],
+    *,
+    copy_writes: bool,
+    perturber: Perturber | None = None,
+) -> Check:
+    replayer = Replayer(graph, keep, copy_writes=copy_writes)
+    ran = 0
+    try:
+        for number in order:
+            ran += _replay_one(replayer, graph, keep, number, perturber)
+    except ReplayFault as fault:
+        return _failed(name, str(fault))
+    skipped = f", {len(order) - ran} as recorded: see unchecked" if ran < len(order) else ""
+    return Check(name=name, passed=True, why=f"{ran} ops gave the same bits again{skipped}")
+
+
+def _replay_one(
+    replayer: Replayer, graph: RecordedGraph, keep: OpKeep, number: int, perturber: Perturber | None
+) -> bool:
+    """Runs one op; False: it cannot run again, and what it left is taken as recorded."""
+    op, kept = graph.ops[number], keep.ops.get(number)
+    if kept is None:
+        raise ReplayFault(f"{op} is recorded, and no such op ran")
+    if kept.obstacle is not None or not kept.has_returned:
+        replayer.skip(op, kept)
+        replayer.release(op)
+        return False
+    if len(op.reads) != len(kept.template.arguments):
+        raise ReplayFault(
+            f"{op} was given {len(kept.template.arguments)} tensors, recorded are {len(op.reads)}"
+        )
+    inputs = replayer.inputs(op)
+    replayer.run(op, kept, inputs)
+    if perturber is not None:
+        perturber.check(op, kept, inputs)
+    replayer.release(op)
+    return True
+
+
+def check_perturbation(perturber: Perturber, was_completed: bool) -> Check:
+    """Whether everything that ops read has changed what they give, or is exempt by a rule."""
+    if perturber.fault is not None:
+        return _failed("perturbation", perturber.fault)
+    exempt = sum(perturber.exempt.values())
+    why = f"{perturber.checked} tensors change what their op gives, {exempt} are exempt by rule"
+    return Check(
+        name="perturbation", passed=True, why=why if was_completed else f"{why}; the replay broke off"
+    )
+
+
+def check_undeclared_writes(graph: RecordedGraph, keep: OpKeep) -> Check:
+    """Whether no op has changed a tensor of which the recorder does not know that it writes to it."""
+    for number, kept in keep.ops.items():
+        op = graph.ops.get(number)
+        if kept.undeclared and op is not None:
+            slots = [op.reads[at].slot for at in kept.undeclared if at < len(op.reads)]
+            return _failed(
+                "undeclared writes", f"{op} has changed its {', '.join(slots)}, recorded as only read"
+            )
+    return Check(
+        name="undeclared writes", passed=True, why="no op has changed what it is recorded to read only"
+    )
+
+
+def check_equal(name: str, expected: Mapping[str, bytes], found: Mapping[str, bytes]) -> Check:
+    """Whether a recorded run has computed the same bits as the plain one."""
+    for each in {**expected, **found}:
+        if each not in found or each not in expected:
+            side = "recorded" if each in found else "unrecorded"
+            return _failed(name, f"{each} is there in the {side} run only")
+        if expected[each] != found[each]:
+            return _failed(name, f"{each} has other bits than in the unrecorded run")
+    return Check(
+        name=name, passed=True, why=f"{len(found)} tensors are bit by bit those of an unrecorded run"
+    )
+
+
+def check_paths(model: nn.Module, data: RecordingData) -> Check:
+    """Whether every recorded path leads to a module of the recorded class, and every op to a recorded call."""
+    modules = {row["module_id"]: row for row in data.table("modules").to_pylist()}
+    calls = {row["call_id"]: row["module_id"] for row in data.table("calls").to_pylist()}
+    own = {path: type(each).__name__ for path, each in model.named_modules(remove_duplicate=False)}
+    ours = {row["module_id"] for row in modules.values() if row["type"] == own[""] and not row["raw_path"]}
+    for row in modules.values():
+        fault = _path_fault(row["raw_path"], row["type"], own) if row["root_id"] in ours else None
+        if fault is not None:
+            return _failed("paths", fault)
+    for op in data.table("ops").select(["op_id", "name", "call_id"]).to_pylist():
+        if op["call_id"] is not None and op["call_id"] not in calls:
+            return _failed(
+                "paths", f"op {op['op_id']} ({op['name']}) is of call {op['call_id']}, which is not recorded"
+            )
+    missing = next((each for each in calls.values() if each is not None and each not in modules), None)
+    if missing is not None:
+        return _failed("paths", f"a call is of module {missing}, which is not recorded")
+    return Check(name="paths", passed=True, why=f"{len(modules)} modules are where their paths lead")
+
+
+def _path_fault(path: str, kind: str, own: Mapping[str, str]) -> str | None:
+    if "(" in path:  # it is registered nowhere: only where it was called can be looked for
+        parent = path.partition("(")[0].rstrip(".")
+        return None if parent in own else f"{path!r} is recorded in {parent!r}, which the model does not have"
+    if path not in own:
+        return f"the model has no module {path!r}, which is recorded as a {kind}"
+    return None if own[path] == kind else f"the module {path!r} is a {own[path]}, recorded as a {kind}"
+
+
+def check_nothing_left(plain: Results, recorded: Results) -> Check:
+    """Whether torch, the model and the generators are as an unrecorded run leaves them."""
+    found = [*differences(plain.surroundings, recorded.surroundings), *recorded.changes]
+    if plain.generators is not None and recorded.generators is not None:
+        found += [f"the generator of {name}" for name in recorded.generators.differing(plain.generators)]
+    if found:
+        return _failed("nothing left behind", f"{found[0]} is not what an unrecorded run leaves")
+    return Check(
+        name="nothing left behind", passed=True, why="hooks, modes, generators and the model are as before"
+    )
+
+
+def _failed(name: str, why: str) -> Check:
+    return Check(name=name, passed=False, why=why)

@@ -1,0 +1,79 @@
+"""The random generators of a process: their states, taken and put back."""
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .contents import aside
+
+
+class GeneratorStates:
+    """The states of torch's default generators at one moment."""
+
+    def __init__(self, cpu: torch.Tensor, cuda: list[torch.Tensor]) -> None:
+        self._cpu = cpu
+        self._cuda = cuda
+
+    @classmethod
+    def now(cls) -> "GeneratorStates":
+        """The present states."""
+        with aside():
+            cuda = torch.cuda.get_rng_state_all() if _uses_cuda() else []
+            return cls(torch.get_rng_state(), cuda)
+
+    def put_back(self) -> None:
+        """Makes the generators go on from here."""
+        with aside():
+            torch.set_rng_state(self._cpu)
+            if self._cuda:
+                torch.cuda.set_rng_state_all(self._cuda)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, GeneratorStates) or len(self._cuda) != len(other._cuda):
+            return False
+        pairs = zip([self._cpu, *self._cuda], [other._cpu, *other._cuda], strict=True)
+        return all(torch.equal(one, another) for one, another in pairs)
+
+    __hash__ = None  # type: ignore[assignment]  # states are compared, not looked up
+
+
+class AllGenerators:
+    """The states of torch's generators, of Python's and of numpy's, if it is in use."""
+
+    def __init__(self) -> None:
+        self.torch = GeneratorStates.now()
+        self.python = random.getstate()
+        numpy: Any = sys.modules.get("numpy")
+        self._numpy = numpy.random.get_state() if numpy else None
+
+    def put_back(self) -> None:
+        """Makes all of them go on from here."""
+        self.torch.put_back()
+        random.setstate(self.python)
+        numpy: Any = sys.modules.get("numpy")
+        if numpy and self._numpy is not None:
+            numpy.random.set_state(self._numpy)
+
+    def differing(self, other: "AllGenerators") -> list[str]:
+        """The names of the generators that stand elsewhere."""
+        found = [] if self.torch == other.torch else ["torch"]
+        found += [] if self.python == other.python else ["random"]
+        return found + ([] if repr(self._numpy) == repr(other._numpy) else ["numpy.random"])
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Whatever is drawn inside, afterwards all generators stand where they stood."""
+    before = AllGenerators()
+    try:
+        yield
+    finally:
+        before.put_back()
+
+
+def _uses_cuda() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -1,0 +1,236 @@
+"""Keeps what tables cannot hold of ops while they are recorded: functions, arguments, fingerprints, leaves."""
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ..collect.op_mode import tensors_in
+from ..collect.op_plans import OpPlan, base_name
+from ..torch_internals import has_own_dispatch, is_functorch_tensor, schema_arguments
+from .contents import alias_of, aside, copy_storage, digest
+from .generators import GeneratorStates
+from .templates import Template
+
+if TYPE_CHECKING:
+    from ..collect.thread_log import ThreadLog
+
+#: Namespaces of ops that mean nothing, or something else, when they run a second time.
+_NOT_AGAIN = {
+    "profiler": "it is a mark for the profiler",
+    "c10d": "it talks to other processes",
+    "_c10d_functional": "it talks to other processes",
+}
+
+
+#: Ops that leave parts of what they return unwritten, with the slots.
+_PARTLY_UNWRITTEN = {
+    "mkldnn_rnn_layer": ("[3]",),  # its workspace
+    "_ctc_loss": ("[1]",),
+    "resize_": ("",),
+    "resize_as_": ("",),
+    "_resize_output_": ("",),
+}
+
+
+class KeptOutput(NamedTuple):
+    """A tensor that an op has returned."""
+
+    slot: str
+    digest: bytes | None  # None: it has no bytes to read
+    content: torch.Tensor | None  # of memory that nobody has written to: what was found in it
+
+
+@dataclass
+class KeptOp:
+    """One op as it ran."""
+
+    number: int
+    plan: OpPlan
+    template: Template
+    grad_mode: bool
+    generators: GeneratorStates | None  # before it ran; None: it draws no number
+    obstacle: str | None  # why it cannot run again
+    written: tuple[int, ...]  # the tensors among its arguments that share memory with one it writes to
+    has_returned: bool = False
+    outputs: list[KeptOutput] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)  # numbers that it has returned
+    written_digests: dict[int, bytes | None] = field(default_factory=dict)  # of those tensors, afterwards
+    storages: dict[int | str, torch.UntypedStorage] = field(
+        default_factory=dict
+    )  # what it left, if it cannot run
+    undeclared: tuple[int, ...] = ()  # arguments that it has changed, of which the recorder knows nothing
+
+    @property
+    def name(self) -> str:
+        """What it is called: `aten.addmm.default`."""
+        return self.plan.name
+
+
+class _Given(NamedTuple):
+    """A tensor that an op is given."""
+
+    alias: torch.Tensor  # shows what it shows before the op
+    digest: bytes | None
+
+    @classmethod
+    def now(cls, tensor: torch.Tensor) -> "_Given":
+        return cls(alias_of(tensor), _try_digest(tensor))
+
+
+class OpKeep:
+    """Sees every op of a recording, and every leaf. Implements `OpKeeper`."""
+
+    def __init__(self) -> None:
+        self.ops: dict[int, KeptOp] = {}
+        self.leaves: dict[
+            int, torch.UntypedStorage
+        ] = {}  # by tensor id: the storage as it was when it was met
+        self._met: dict[int, tuple[weakref.ref[Any], torch.UntypedStorage]] = {}
+        self._running: dict[int, list[_Given | None]] = {}
+
+    def begins(self, op: int, plan: OpPlan, args: Any, kwargs: Any) -> None:
+        """Keeps the arguments, and fingerprints of all tensors among them."""
+        template = Template(args, kwargs)
+        tensors = template.forget_tensors()
+        obstacle = _obstacle(plan, template, tensors)
+        written = () if obstacle else _written(plan, template, tensors)
+        generators = GeneratorStates.now() if plan.is_random else None
+        kept = KeptOp(op, plan, template, torch.is_grad_enabled(), generators, obstacle, written)
+        self.ops[op] = kept
+        with aside():
+            self._running[op] = [_Given.now(each) if _is_plain(each) else None for each in tensors]
+
+    def ended(self, op: int, plan: OpPlan, output: Any) -> None:
+        """Keeps fingerprints of what it has returned and written to, and looks for what else it has changed."""
+        kept, before = self.ops[op], self._running.pop(op)
+        returned = list(tensors_in(output, ""))
+        kept.has_returned = True
+        kept.values = list(numbers_in(output))
+        kept.obstacle = kept.obstacle or _first_obstacle(each for each, _ in returned)
+        with aside():
+            kept.outputs = [_to_output(kept, each, slot) for each, slot in returned if _is_plain(each)]
+            after = [None if each is None else _try_digest(each.alias) for each in before]
+            changed = [at for at, each in enumerate(before) if each is not None and each.digest != after[at]]
+            if kept.obstacle is not None:
+                kept.storages = _storages(before, changed, returned)
+        kept.written_digests = {at: after[at] for at in kept.written}
+        known = _known_written(kept, before)
+        kept.undeclared = tuple(at for at in changed if at not in known)
+
+    def met(self, tensor_id: int, tensor: torch.Tensor, log: "ThreadLog") -> None:
+        """Keeps the content of a leaf, once for all tensors that show one storage."""
+        if not _is_plain(tensor):
+            return
+        with aside():
+            storage = tensor.untyped_storage()
+            known = self._met.get(id(storage))
+            if known is None or known[0]() is not storage:
+                known = self._met[id(storage)] = (weakref.ref(storage), copy_storage(tensor))
+        self.leaves[tensor_id] = known[1]
+
+
+def uninitialised(name: str) -> tuple[str, ...] | None:
+    """The slots that an op returns without writing to them; None: it writes to all that it returns."""
+    base = base_name(name).removeprefix("aten.")
+    if base.removeprefix("new_").startswith("empty"):
+        return ("",)
+    return _PARTLY_UNWRITTEN.get(base)
+
+
+def _obstacle(plan: OpPlan, template: Template, tensors: list[torch.Tensor]) -> str | None:
+    """Why an op cannot run again, as far as it can be told from what it is given."""
+    if schema_arguments(plan.func) is None:
+        return "it is a higher-order operator, which calls functions of Python"
+    again = _NOT_AGAIN.get(plan.name.split(".")[0].split("::")[0])
+    return again or template.obstacle or _first_obstacle(tensors)
+
+
+def _first_obstacle(tensors: Iterable[torch.Tensor]) -> str | None:
+    return next(filter(None, map(_why_not_plain, tensors)), None)
+
+
+def _why_not_plain(tensor: torch.Tensor) -> str | None:
+    """Why a tensor cannot be made again from a storage; None: it can."""
+    if has_own_dispatch(type(tensor)):
+        return f"it works with a {type(tensor).__name__}, a tensor that answers in Python"
+    if tensor.layout is not torch.strided:
+        return f"it works with a tensor of layout {str(tensor.layout).removeprefix('torch.')}, which has no storage"
+    if tensor.is_nested or tensor.is_quantized or is_functorch_tensor(tensor):
+        return "it works with a nested, quantised or transformed tensor, which is more than its storage"
+    return "it works with a meta tensor, which has no content" if tensor.is_meta else None
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return _why_not_plain(tensor) is None
+
+
+def _try_digest(tensor: torch.Tensor) -> bytes | None:
+    try:
+        return digest(tensor)
+    except RuntimeError:  # its storage has been taken away (`resize_(0)`), or is too small by now
+        return None
+
+
+def _declared_writes(plan: OpPlan) -> frozenset[int | str]:
+    """Positions and names of the arguments that an op writes to: by its schema, or known to the recorder."""
+    arguments = enumerate(schema_arguments(plan.func) or [])
+    declared = {name if by_name else at for at, (name, by_name, writes) in arguments if writes}
+    return frozenset({*declared, *_known_keys(plan)})
+
+
+def _known_keys(plan: OpPlan) -> set[int | str]:
+    """The same as far as the recorder knows."""
+    return {each.key for each in plan.written} | {each.name for each in plan.written}
+
+
+def _written(plan: OpPlan, template: Template, tensors: list[torch.Tensor]) -> tuple[int, ...]:
+    if plan.is_changing_view:  # it changes what the tensor shows, not the memory behind it
+        return ()
+    declared = _declared_writes(plan)
+    return _sharing(tensors, [at for at, each in enumerate(template.arguments) if each in declared])
+
+
+def _known_written(kept: KeptOp, given: "list[_Given | None]") -> tuple[int, ...]:
+    """The arguments that change as far as the recorder knows."""
+    if not kept.plan.writes or kept.plan.is_changing_view:
+        return ()
+    known = _known_keys(kept.plan)
+    tensors = [None if each is None else each.alias for each in given]
+    return _sharing(tensors, [at for at, each in enumerate(kept.template.arguments) if each in known])
+
+
+def _sharing(tensors: Sequence[torch.Tensor | None], some: list[int]) -> tuple[int, ...]:
+    """Those of the tensors that share memory with some of them."""
+    if not some:
+        return ()
+    storages = [None if each is None else id(each.untyped_storage()) for each in tensors]
+    shared = {storages[at] for at in some} - {None}
+    return tuple(at for at, storage in enumerate(storages) if storage in shared)
+
+
+def _to_output(kept: KeptOp, tensor: torch.Tensor, slot: str) -> KeptOutput:
+    is_uninitialised = slot in (uninitialised(kept.name) or ())
+    return KeptOutput(slot, _try_digest(tensor), tensor.clone() if is_uninitialised else None)
+
+
+def _storages(
+    given: "list[_Given | None]", changed: list[int], returned: list[tuple[torch.Tensor, str]]
+) -> dict[int | str, torch.UntypedStorage]:
+    """What an op has left in memory: in what it was given, by place, and in what it returns, by slot."""
+    of_given: list[tuple[int | str, torch.Tensor]] = [
+        (at, each.alias) for at, each in enumerate(given) if each is not None and at in changed
+    ]
+    of_returned = [(slot, tensor) for tensor, slot in returned if _is_plain(tensor)]
+    return {key: copy_storage(tensor) for key, tensor in (*of_given, *of_returned)}
+
+
+def numbers_in(output: Any) -> Iterator[Any]:
+    """The numbers that an op has returned beside tensors."""
+    if isinstance(output, (bool, int, float, complex)):
+        yield output
+    elif isinstance(output, (list, tuple)):
+        for each in output:
+            yield from numbers_in(each)

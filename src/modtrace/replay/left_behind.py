@@ -1,0 +1,39 @@
+"""Looks for what a recording has left behind: in torch, on the model, in the process."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..collect import scopes
+from ..torch_internals import MODULE_HOOKS, TENSOR_HOOKS, hooks_and_modes
+
+
+def look_around(model: nn.Module) -> dict[str, Any]:
+    """What a recording must leave as an unrecorded run leaves it; by name, to be compared."""
+    found: dict[str, Any] = {
+        **hooks_and_modes(),
+        "the tracker of the process": id(scopes.current()),
+        "grad mode": torch.is_grad_enabled(),
+        "the default dtype": torch.get_default_dtype(),
+    }
+    for path, module in model.named_modules():
+        found[f"hooks on the module {path!r}"] = _hooks(module, MODULE_HOOKS)
+        found[f"the mode (training or not) of the module {path!r}"] = module.training
+    for path, parameter in model.named_parameters():
+        found[f"hooks on the parameter {path!r}"] = _hooks(parameter, TENSOR_HOOKS)
+    return found
+
+
+def differences(plain: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
+    """The names of what is not alike."""
+    return [name for name in {**plain, **recorded} if plain.get(name) != recorded.get(name)]
+
+
+def _hooks(owner: Any, names: tuple[str, ...]) -> list[str]:
+    """What hooks are called: the model's own, put on in its first call, have other numbers in the next run."""
+    found = [hook for name in names for hook in (getattr(owner, name, None) or {}).values()]
+    return [
+        f"{getattr(each, '__module__', '')}.{getattr(each, '__qualname__', type(each))}" for each in found
+    ]

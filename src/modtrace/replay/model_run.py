@@ -1,0 +1,109 @@
+"""Calls a model and runs the backward of what it returns, as a user does; keeps fingerprints of the results."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..collect.slots import Slot, find_slots
+from ..torch_internals import DisableTorchFunction
+from .contents import aside, digest
+from .generators import AllGenerators
+from .left_behind import look_around
+from .model_state import ModelState, copy_arguments
+
+#: What stands for the bits of a tensor that has none to read.
+_NO_BITS = b""
+
+
+@dataclass
+class Results:
+    """What one run has computed: fingerprints by name."""
+
+    outputs: dict[str, bytes] = field(default_factory=dict)  # and buffers afterwards
+    gradients: dict[str, bytes] = field(default_factory=dict)
+    generators: AllGenerators | None = None  # where they stand afterwards
+    surroundings: dict[str, Any] = field(default_factory=dict)  # what it has left around it
+    unchecked: list[tuple[str, str]] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)  # what is not as it was once all was put back
+
+
+def run_model(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Results:
+    """One forward and backward; whatever happens, the model is left as it was.
+
+    Args:
+        around: what is entered around the run.
+    """
+    state = ModelState(model, args, kwargs)
+    results = Results()
+    try:
+        state.clear_gradients()
+        own_args, own_kwargs, why_not = copy_arguments(args, kwargs)
+        if why_not is not None:
+            results.unchecked.append(("a copy of the arguments for each run", why_not))
+        with around():
+            output = model(*own_args, **own_kwargs)
+            _run_backward(output, results)
+        results.surroundings = look_around(model)
+        _keep_results(model, output, (own_args, own_kwargs), results)
+        del output
+    finally:
+        state.put_back()
+    results.changes = state.differences()
+    return results
+
+
+def _run_backward(output: Any, results: Results) -> None:
+    """From the loss, if the output has one, else from the sum of all its tensors that require a gradient."""
+    with DisableTorchFunction():
+        found = find_slots(output)
+    targets = _targets(output, found)
+    if not targets:
+        results.unchecked.append(("backward", "no output with real numbers requires a gradient"))
+        return
+    torch.autograd.backward(targets, [torch.ones_like(each) for each in targets])
+
+
+def _targets(output: Any, found: Sequence[Slot]) -> list[torch.Tensor]:
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, torch.Tensor) and loss.requires_grad:
+        return [loss]
+    tensors = {id(each.tensor): each.tensor for each in found if each.tensor is not None}
+    return [each for each in tensors.values() if each.requires_grad and _is_real(each)]
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.layout is torch.strided
+
+
+def _keep_results(model: nn.Module, output: Any, given: Any, results: Results) -> None:
+    results.generators = AllGenerators()
+    with aside():
+        for slot in find_slots(output):
+            if slot.tensor is not None:
+                results.outputs[f"output{slot.slot}"] = _bits(slot.tensor)
+        for name, buffer in model.named_buffers():
+            results.outputs[f"buffer {name}"] = _bits(buffer)
+        for name, parameter in model.named_parameters():
+            results.gradients[name] = _bits(parameter.grad)
+        for slot in find_slots(given):
+            if slot.tensor is not None and slot.tensor.is_leaf and slot.tensor.requires_grad:
+                results.gradients[f"argument {slot.slot}"] = _bits(slot.tensor.grad)
+
+
+def _bits(tensor: torch.Tensor | None) -> bytes:
+    if tensor is None:
+        return b"none"
+    try:
+        dense = tensor.to_dense() if tensor.layout is not torch.strided else tensor
+        return digest(dense) or _NO_BITS
+    except (RuntimeError, NotImplementedError):
+        return _NO_BITS

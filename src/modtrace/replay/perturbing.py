@@ -1,0 +1,88 @@
+"""Checks of each tensor that an op reads whether other content in its place changes what the op gives."""
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+
+import torch
+
+from ..collect.op_mode import tensors_in
+from .contents import digest
+from .exemptions import SAME_AS_CHECKED, exemption, make_case
+from .kept_ops import KeptOp, numbers_in, uninitialised
+from .perturbations import perturbed
+from .recorded_graph import RecordedOp
+from .replayer import call_op, own_memory
+
+#: Of ops with the same arguments and shapes so many are checked.
+CHECKED_OF_A_KIND = 3
+
+_Answer = tuple[Hashable, ...]
+
+
+class Perturber:
+    """Counts what it has checked; `fault` says of the first tensor that changes nothing where it should."""
+
+    def __init__(self, seed: int) -> None:
+        self.checked = 0  # tensors that change what their op gives
+        self.exempt: Counter[str] = Counter()
+        self.fault: str | None = None
+        self._seed = seed
+        self._seen: Counter[Hashable] = Counter()
+
+    def check(self, op: RecordedOp, kept: KeptOp, inputs: Sequence[torch.Tensor]) -> None:
+        """Tries all tensors that an op reads, one after the other."""
+        kind = (kept.name, kept.template.key(), *((each.shape, each.stride(), each.dtype) for each in inputs))
+        self._seen[kind] += 1
+        if self._seen[kind] > CHECKED_OF_A_KIND:
+            self.exempt[SAME_AS_CHECKED] += len(inputs)
+            return
+        if not inputs:
+            return
+        expected, outputs = _answer(kept, own_memory(inputs, kept.written))
+        for at in range(len(inputs)):
+            if self._changes_something(kept, at, inputs, expected):
+                self.checked += 1
+            else:
+                self._exempt(op, kept, at, inputs, outputs)
+
+    def _changes_something(
+        self, kept: KeptOp, at: int, inputs: Sequence[torch.Tensor], expected: _Answer
+    ) -> bool:
+        others = [each for place, each in enumerate(inputs) if place != at]
+        seed = self._seed + kept.number
+        for other in perturbed(inputs[at], kept.name, kept.template.scalars(), others, seed):
+            tensors = own_memory(inputs, [each for each in kept.written if each != at])
+            tensors[at] = other
+            try:
+                if _answer(kept, tensors)[0] != expected:
+                    return True
+            except (RuntimeError, IndexError, ValueError):
+                return True  # it has looked at the content: the recorded one it takes
+        return False
+
+    def _exempt(
+        self,
+        op: RecordedOp,
+        kept: KeptOp,
+        at: int,
+        inputs: Sequence[torch.Tensor],
+        outputs: list[torch.Tensor],
+    ) -> None:
+        rule = exemption(make_case(kept, at, inputs, outputs))
+        if rule is not None:
+            self.exempt[rule] += 1
+        elif self.fault is None:
+            read = op.reads[at]
+            self.fault = (
+                f"{op}: whatever stands in its {read.slot} (tensor {read.tensor.tensor_id}), it gives the same, "
+                "and no rule says why"
+            )
+
+
+def _answer(kept: KeptOp, tensors: list[torch.Tensor]) -> tuple[_Answer, list[torch.Tensor]]:
+    """What an op gives, to be compared, and the tensors that it returns."""
+    output = call_op(kept, tensors)
+    unwritten = uninitialised(kept.name) or ()
+    returned = [tensor for tensor, slot in tensors_in(output, "") if slot not in unwritten]
+    left = [*returned, *(tensors[at] for at in kept.written)]
+    return (*map(digest, left), *map(repr, numbers_in(output))), returned

@@ -1,0 +1,148 @@
+"""The ops of a recording with what each of them reads and makes, as its tables say."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..recording.protocols import RecordingData
+
+#: A storage in one state: its number, and how often it had been written to.
+Content = tuple[int, int]
+
+
+class TensorRow(NamedTuple):
+    """A row of `tensors`."""
+
+    tensor_id: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    conj: bool
+    neg: bool
+    dtype: str
+    storage: int | None  # None: it has none
+    version: int | None
+    producer: int | None  # None: no op has made it
+    slot: str
+
+    @property
+    def content(self) -> Content | None:
+        """What it shows; None if it has no storage."""
+        return None if self.storage is None or self.version is None else (self.storage, self.version)
+
+
+class Read(NamedTuple):
+    """A tensor that an op reads."""
+
+    slot: str
+    tensor: TensorRow
+
+
+@dataclass
+class RecordedOp:
+    """A row of `ops` with its tensors."""
+
+    number: int
+    name: str
+    place: str  # `layers.0, forward`
+    reads: list[Read] = field(default_factory=list)
+    makes: list[TensorRow] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"op {self.number} ({self.name} in {self.place})"
+
+    def made_at(self, slot: str) -> TensorRow | None:
+        """What it has returned at a slot; None: what it was given."""
+        return next((each for each in self.makes if each.slot == slot), None)
+
+
+@dataclass(frozen=True)
+class RecordedGraph:
+    """All ops in the order in which they ran."""
+
+    ops: dict[int, RecordedOp]
+
+    def parents(self) -> dict[int, set[int]]:
+        """For each op the ops that made what it reads."""
+        return {
+            number: {read.tensor.producer for read in op.reads if read.tensor.producer is not None}
+            for number, op in self.ops.items()
+        }
+
+    def makers(self) -> dict[int, "RecordedOp"]:
+        """For each storage that was met first as something an op returned that op."""
+        read = (each.tensor for op in self.ops.values() for each in op.reads)
+        made = (each for op in self.ops.values() for each in op.makes)
+        first: dict[int, TensorRow] = {}
+        for row in sorted({*read, *made}, key=lambda each: each.tensor_id):
+            if row.storage is not None:
+                first.setdefault(row.storage, row)
+        producers = {storage: row.producer for storage, row in first.items()}
+        return {
+            storage: self.ops[op] for storage, op in producers.items() if op is not None and op in self.ops
+        }
+
+    def readers(self) -> dict[Content, int]:
+        """How often each content is read."""
+        counts: dict[Content, int] = defaultdict(int)
+        for op in self.ops.values():
+            for read in op.reads:
+                if read.tensor.content is not None:
+                    counts[read.tensor.content] += 1
+        return counts
+
+
+def read_graph(data: RecordingData) -> RecordedGraph:
+    """The graph of a whole recording."""
+    places = _Places(data)
+    ops = {
+        row["op_id"]: RecordedOp(row["op_id"], row["name"], places.of(row["call_id"], row["phase"]))
+        for row in _rows(data, "ops", "op_id", "name", "call_id", "phase")
+    }
+    tensors = {row[0]: row for row in map(_to_tensor, data.table("tensors").to_pylist())}
+    for tensor in sorted(tensors.values(), key=lambda each: each.tensor_id):
+        if tensor.producer in ops:
+            ops[tensor.producer].makes.append(tensor)
+    for use in _rows(data, "uses", "consumer_op", "slot", "tensor_id"):
+        if use["consumer_op"] in ops and use["tensor_id"] in tensors:
+            ops[use["consumer_op"]].reads.append(Read(use["slot"], tensors[use["tensor_id"]]))
+    return RecordedGraph(dict(sorted(ops.items())))
+
+
+def _rows(data: RecordingData, table: str, *columns: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = data.table(table).select(columns).to_pylist()
+    return found
+
+
+def _to_tensor(row: dict[str, Any]) -> TensorRow:
+    return TensorRow(
+        tensor_id=row["tensor_id"],
+        shape=tuple(row["shape"]),
+        stride=tuple(row["stride"]),
+        offset=row["offset"],
+        conj=row["conj"],
+        neg=row["neg"],
+        dtype=row["dtype"],
+        storage=row["storage"],
+        version=row["version"],
+        producer=row["producer_op"],
+        slot=row["slot"],
+    )
+
+
+class _Places:
+    """What the calls are called."""
+
+    def __init__(self, data: RecordingData) -> None:
+        modules = {
+            row["module_id"]: row for row in _rows(data, "modules", "module_id", "path", "name", "type")
+        }
+        self._names: dict[int, str] = {}
+        for call in _rows(data, "calls", "call_id", "module_id", "nth"):
+            module = modules.get(call["module_id"], {})
+            name = module.get("path") or module.get("name") or module.get("type") or "the optimizer"
+            self._names[call["call_id"]] = f"{name}@{call['nth']}" if call["nth"] else name
+
+    def of(self, call_id: int | None, phase: str | None) -> str:
+        name = "no module" if call_id is None else self._names.get(call_id, f"unknown call {call_id}")
+        return f"{name}, {phase}" if phase else name

@@ -1,0 +1,222 @@
+"""Runs recorded ops again, one by one, on the contents that earlier ones have left."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+
+from ..collect.op_mode import tensors_in
+from .contents import alias_of, copy_of, digest, same_value, tensor_in
+from .generators import GeneratorStates
+from .kept_ops import KeptOp, OpKeep, numbers_in, uninitialised
+from .recorded_graph import Content, RecordedGraph, RecordedOp, TensorRow
+
+
+class ReplayFault(Exception):
+    """What is recorded does not give what was computed; says at which op, and what was expected."""
+
+
+class Outcome(NamedTuple):
+    """What an op has left."""
+
+    output: Any
+    inputs: list[torch.Tensor]  # what it was given, in the shapes it had then
+
+
+class Replayer:
+    """The contents of all storages that are still to be read, and how to run the next op on them.
+
+    Args:
+        copy_writes: an op writes to copies of what it is given, so that ops may run in any order that has parents
+            before children. Without, memory is written to as when the ops were recorded.
+    """
+
+    def __init__(self, graph: RecordedGraph, keep: OpKeep, *, copy_writes: bool) -> None:
+        self._graph = graph
+        self._keep = keep
+        self._copy_writes = copy_writes
+        self._storage_makers = graph.makers()
+        self._left = graph.readers()  # how often each content will still be read
+        self._contents: dict[Content, torch.UntypedStorage] = {}
+        self._makers: dict[
+            Content, RecordedOp
+        ] = {}  # of those that came into being as an output of their own
+
+    def inputs(self, op: RecordedOp) -> list[torch.Tensor]:
+        """What an op reads.
+
+        Raises:
+            ReplayFault: something that it reads is not there, or is too small.
+        """
+        return [self._tensor(op, read.slot, read.tensor) for read in op.reads]
+
+    def run(self, op: RecordedOp, kept: KeptOp, inputs: Sequence[torch.Tensor]) -> Outcome:
+        """Runs an op, keeps what it makes for later ones, and compares that with what was recorded.
+
+        Raises:
+            ReplayFault: it is not the same.
+        """
+        given = own_memory(inputs, kept.written) if self._copy_writes else list(inputs)
+        shown = [alias_of(each) for each in given]
+        try:
+            output = call_op(kept, given)
+        except Exception as error:
+            said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            raise ReplayFault(f"{op} does not run again on what is recorded: {said}") from error
+        outcome = Outcome(output, shown)
+        returned = {slot: tensor for tensor, slot in tensors_in(output, "")}
+        _put_uninitialised(kept, returned)
+        _compare(op, kept, outcome, returned)
+        self._check_new(op)
+        storages = {slot: tensor.untyped_storage() for slot, tensor in returned.items()}
+        self._remember(op, storages, [each.untyped_storage() for each in shown])
+        return outcome
+
+    def skip(self, op: RecordedOp, kept: KeptOp) -> None:
+        """Takes what an op left that cannot run again, as it was recorded."""
+        returned = {slot: copy_of(each) for slot, each in kept.storages.items() if isinstance(slot, str)}
+        given = [copy_of(kept.storages[at]) if at in kept.storages else None for at in range(len(op.reads))]
+        self._remember(op, returned, given)
+
+    def release(self, op: RecordedOp) -> None:
+        """Lets go what no later op reads."""
+        for content in (read.tensor.content for read in op.reads):
+            if content is not None:
+                self._left[content] -= 1
+                if self._left[content] <= 0:
+                    self._contents.pop(content, None)
+
+    def _tensor(self, op: RecordedOp, slot: str, row: TensorRow) -> torch.Tensor:
+        content = row.content
+        if content is None:
+            raise ReplayFault(f"{op}: its {slot} has no storage in the recording")
+        maker = self._storage_makers.get(content[0])
+        if row.producer is None and maker is not None:
+            raise ReplayFault(
+                f"{op}: its {slot} is recorded as made by no op, and {maker} made its storage {content[0]}"
+            )
+        storage = self._contents.get(content)
+        if storage is None and row.producer is None and row.tensor_id in self._keep.leaves:
+            storage = self._contents[content] = copy_of(self._keep.leaves[row.tensor_id])
+        if storage is None:
+            raise ReplayFault(f"{op}: its {slot} is recorded as {_describe_missing(row)}")
+        try:
+            dtype: torch.dtype = getattr(torch, row.dtype)
+            return tensor_in(storage, dtype, row.offset, row.shape, row.stride, conj=row.conj, neg=row.neg)
+        except RuntimeError as error:
+            raise ReplayFault(
+                f"{op}: its {slot} does not fit its recorded storage {content[0]}: {error}"
+            ) from error
+
+    def _check_new(self, op: RecordedOp) -> None:
+        """Finds out whether what an op has made is recorded as something that another one has made."""
+        known = {read.tensor.storage for read in op.reads}
+        for row in op.makes:
+            if row.content is None or row.storage in known or self._makers.setdefault(row.content, op) is op:
+                continue
+            raise ReplayFault(
+                f"{op}: its output{row.slot and ' '}{row.slot} is recorded as storage {row.storage} in version "
+                f"{row.version}, which {self._makers[row.content]} has made"
+            )
+
+    def _remember(
+        self,
+        op: RecordedOp,
+        returned: Mapping[Any, torch.UntypedStorage],
+        given: Sequence[torch.UntypedStorage | None],
+    ) -> None:
+        """Keeps the contents that an op has made by its rows: of storages it was given, or it returned."""
+        of_given = {read.tensor.storage: stored for read, stored in zip(op.reads, given, strict=False)}
+        for row in op.makes:
+            if row.content is None:
+                continue
+            storage = of_given.get(row.storage) or returned.get(row.slot)
+            if storage is not None and row.content not in self._contents and self._left.get(row.content):
+                self._contents[row.content] = storage
+
+
+def call_op(kept: KeptOp, tensors: Sequence[torch.Tensor]) -> Any:
+    """Runs an op with other tensors, in the grad mode and with the random numbers of when it was recorded."""
+    args, kwargs = kept.template.fill(tensors)
+    if kept.generators is not None:
+        GeneratorStates.put_back(kept.generators)
+    mode: AbstractContextManager[Any] = torch.set_grad_enabled(kept.grad_mode)
+    with mode, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what an op has to say it has said when it was recorded
+        return kept.plan.func(*args, **kwargs)
+
+
+def own_memory(tensors: Sequence[torch.Tensor], which: Sequence[int]) -> list[torch.Tensor]:
+    """The tensors, some of them on copies of their storages; those that share one share the copy."""
+    copies: dict[int, torch.UntypedStorage] = {}
+    found = list(tensors)
+    for at in which:
+        found[at] = moved(tensors[at], _copied(tensors[at], copies))
+    return found
+
+
+def moved(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    """A tensor as it is, on another storage."""
+    conj, neg = tensor.is_conj(), tensor.is_neg()
+    return tensor_in(
+        storage, tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride(), conj=conj, neg=neg
+    )
+
+
+def _copied(tensor: torch.Tensor, copies: dict[int, torch.UntypedStorage]) -> torch.UntypedStorage:
+    storage = tensor.untyped_storage()
+    key = storage.data_ptr() if storage.nbytes() else id(storage)
+    if key not in copies:
+        copies[key] = copy_of(storage)
+    return copies[key]
+
+
+def _put_uninitialised(kept: KeptOp, returned: Mapping[str, torch.Tensor]) -> None:
+    """Fills memory that an op leaves unwritten with what was found there when it was recorded."""
+    for each in kept.outputs:
+        if each.content is not None and each.slot in returned:
+            returned[each.slot].copy_(each.content)
+
+
+def _compare(op: RecordedOp, kept: KeptOp, outcome: Outcome, returned: Mapping[str, torch.Tensor]) -> None:
+    for each in kept.outputs:
+        tensor = returned.get(each.slot)
+        where = f"{op}: its output{each.slot and ' '}{each.slot}"
+        if tensor is None:
+            raise ReplayFault(f"{where} is missing when it runs again")
+        row = op.made_at(each.slot)
+        if (
+            row is not None
+            and uninitialised(kept.name) is None
+            and _geometry(tensor) != _recorded_geometry(row)
+        ):
+            raise ReplayFault(f"{where} has {_geometry(tensor)}, recorded is {_recorded_geometry(row)}")
+        if each.digest is not None and digest(tensor) != each.digest:
+            raise ReplayFault(f"{where} has other bits than it had when it was recorded")
+    for at, expected in kept.written_digests.items():
+        if expected is not None and digest(outcome.inputs[at]) != expected:
+            raise ReplayFault(f"{op} leaves other bits in its {op.reads[at].slot} than when it was recorded")
+    values = list(numbers_in(outcome.output))
+    if not all(same_value(one, other) for one, other in zip(values, kept.values, strict=False)):
+        raise ReplayFault(f"{op} gives {values}, recorded is {kept.values}")
+
+
+def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.storage_offset(),
+        str(tensor.dtype).removeprefix("torch."),
+    )
+
+
+def _recorded_geometry(row: TensorRow) -> tuple[Any, ...]:
+    return row.shape, row.stride, row.offset, row.dtype
+
+
+def _describe_missing(row: TensorRow) -> str:
+    if row.producer is None:
+        return f"made by no op (storage {row.storage} in version {row.version}), and no such leaf was met"
+    return f"storage {row.storage} in version {row.version}, which its recorded parent op {row.producer} has not made"

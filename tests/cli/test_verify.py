@@ -1,0 +1,90 @@
+"""`modtrace verify`."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from modtrace.cli.main import main
+from modtrace.collect.op_plans import OpPlan
+
+SOURCE = """
+import torch
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)), (torch.ones(2, 4),)
+
+def no_model():
+    return 3
+
+def fails():
+    return nn.Linear(4, 4), (torch.ones(2, 5),)
+"""
+
+
+@pytest.fixture(autouse=True)
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "models_to_verify.py").write_text(SOURCE)
+    torch.manual_seed(0)
+    yield
+    sys.modules.pop("models_to_verify", None)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["modtrace", "verify", *arguments])
+    with pytest.raises(SystemExit) as exit_info:
+        main()
+    assert isinstance(exit_info.value.code, int)
+    return exit_info.value.code
+
+
+def test_proved_recording_is_shown_and_exits_with_0(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "models_to_verify:make") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "models_to_verify:make (Sequential): its recording is proved"
+    assert [line[:8].strip() for line in lines[1:10]] == ["ok"] * 9
+
+
+def test_fault_exits_with_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from modtrace.collect import op_mode
+
+    class Blind(OpPlan):
+        def __init__(self, func: object, index: int) -> None:
+            super().__init__(func, index)
+            self.writes = False
+
+    monkeypatch.setattr(op_mode, "OpPlan", Blind)
+    assert run(monkeypatch, "models_to_verify:make") == 1
+    out = capsys.readouterr().out
+    assert out.startswith("models_to_verify:make (Sequential): FAILED: ")
+    assert "(aten.relu_.default in 1, forward) has changed its self, recorded as only read" in out
+
+
+def test_json_is_given(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "models_to_verify:make", "--json", "--seed", "7") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], found["unchecked"]) == (True, [])
+    assert [each["name"] for each in found["checks"]][:2] == ["op count", "replay in order"]
+
+
+@pytest.mark.parametrize(
+    ("factory", "expected"),
+    [
+        ("models_to_verify:no_model", "the factory returned an int; it must return (model, args, kwargs)"),
+        ("models_to_verify:fails", "calling the model raised RuntimeError: "),
+        ("models_to_verify", "'models_to_verify': give MODULE:FACTORY"),
+    ],
+)
+def test_what_is_no_factory_of_a_model_that_runs_is_misuse(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], factory: str, expected: str
+) -> None:
+    assert run(monkeypatch, factory) == 2
+    assert expected in capsys.readouterr().err
