@@ -14,7 +14,7 @@ from .thread_log import ThreadLog
 NO_NODE = -1
 
 #: So many forward ops are remembered, of each thread, for backwards that may come in later steps.
-_KEPT = 200_000
+_KEPT = 20_000
 
 
 class NodesOfOps(NamedTuple):
