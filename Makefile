@@ -8,6 +8,8 @@ TORCH_ARGS ?=
 ARGS ?=
 # A part of the tests: make test TESTS=tests/store
 TESTS ?=
+# Processes that run all the tests beside each other
+WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -50,7 +52,7 @@ demo: env  ## train a small GPT under the recorder and show what ran inside (ARG
 	$(BIN)/modtrace show demo.modtrace
 
 test: check  ## run the checks, then the tests (TESTS=tests/store)
-	$(BIN)/python -m pytest -m 'not soak and not zoo' $(TESTS)
+	$(BIN)/python -m pytest -m 'not soak and not zoo' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
 
 check: env  ## lint, format, types, layers
 	$(BIN)/ruff check $(CHECKED)
