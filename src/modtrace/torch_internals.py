@@ -628,6 +628,14 @@ _MODE_FLAGS = (
 )
 
 
+#: Where a mode keeps what those were when it was entered.
+_SAVED_FLAGS = (
+    "old_dispatch_mode_flags",
+    "old_non_infra_dispatch_mode_flags",
+    "old_without_ignore_compile_internals_dispatch_mode_flags",
+)
+
+
 def is_dispatch_mode_on(mode: Any) -> bool:
     """Whether a dispatch mode stands on the stack of this thread."""
     return any(torch._C._get_dispatch_stack_at(at) is mode for at in range(count_dispatch_modes()))
@@ -642,6 +650,10 @@ def leave_dispatch_mode(mode: Any) -> None:
     above: list[Any] = []
     while size() and torch._C._get_dispatch_stack_at(size() - 1) is not mode:
         above.append(torch._C._pop_torch_dispatch_stack(None))
+    for name in _SAVED_FLAGS if above else ():  # it has saved that ours was on, and will put that back
+        ours, theirs = getattr(mode, name, None), getattr(above[-1], name, None)
+        if ours and theirs:
+            theirs[-1] = ours[-1]
     flags = vars(torch.utils._python_dispatch)
     before = {name: flags[name] for name in _MODE_FLAGS if name in flags}
     if size():

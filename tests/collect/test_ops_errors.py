@@ -75,12 +75,7 @@ def test_exception_in_an_op_is_the_users_own_and_marks_the_op_and_its_calls(kind
     "kind",
     [
         ValueError,
-        pytest.param(
-            KeyboardInterrupt,
-            marks=pytest.mark.xfail(
-                strict=True, reason="no hook tells of it, and ops ask for the call without a look"
-            ),
-        ),
+        KeyboardInterrupt,
     ],
 )
 def test_op_after_an_exception_is_outside_of_the_calls_that_it_ended(kind):

@@ -48,9 +48,6 @@ def test_mode_entered_inside_and_left_after_sees_the_same_and_stays(tidy):
     assert mode.seen == LINEAR * 2
 
 
-@pytest.mark.xfail(
-    strict=True, reason="leaving in another order puts back what the flags were at another time"
-)
 def test_mode_left_after_the_recording_leaves_torchs_flags_as_they_were(tidy):
     flags = {name: getattr(python_dispatch, name) for name in FLAGS}
     mode, rec = SeesOps(), recording()

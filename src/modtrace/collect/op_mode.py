@@ -1,7 +1,9 @@
 """The dispatch mode that sees every operator: what it reads, writes and returns, when, and where."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -13,6 +15,7 @@ from ..torch_internals import (
     current_node,
     graph_task_id,
     is_custom_function,
+    is_in_module_call,
     saved_tensors_hooks,
     sequence_nr,
 )
@@ -207,11 +210,22 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
             where, backward, node, more = self._look_around(log, task, flags)
             flags |= more
         else:
+            if sys._getframe(2).f_code not in log.place.codes and not log.pinned:
+                where = self._look_at_frames(log, sys._getframe(2))
+                at = len(log.places) - 1
             flags |= NOT_ADDING
         if where is not self._where or backward is not self._backward or log is not self._log:
             self._where, self._backward, self._log = where, backward, log
             self.places.append(Place(len(self.events) // EVENT_WIDTH, where, backward, log.number))
         return at, node, flags
+
+    def _look_at_frames(self, log: "ThreadLog", frame: FrameType) -> Any:
+        """What runs, at the first op of a function in calls of this place: no hook tells of a KeyboardInterrupt."""
+        if is_in_module_call(frame):
+            log.place.codes.add(frame.f_code)
+        else:
+            self._tracker.close_dead_calls(log, frame)
+        return log.segment
 
     def _look_around(self, log: "ThreadLog", task: int, flags: int) -> tuple[Any, Any, int, int]:
         """Where an op runs that runs outside of modules, or in a backward; the node; and more flags."""

@@ -1,7 +1,7 @@
 """The tree of callers: where each module has been reached, so that entering it again is one look-up."""
 
 from collections.abc import Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Optional
 
 from torch import nn
@@ -18,7 +18,18 @@ class Place(dict[int, "Place"]):
     same time says that the module is known and that it was reached this way before.
     """
 
-    __slots__ = ("above", "compiled", "index", "is_scope", "key", "named", "outermost", "owners", "seen_as")
+    __slots__ = (
+        "above",
+        "codes",
+        "compiled",
+        "index",
+        "is_scope",
+        "key",
+        "named",
+        "outermost",
+        "owners",
+        "seen_as",
+    )
 
     def __init__(self, key: int, named: NamedModule | None, above: Optional["Place"], index: int) -> None:
         self.key = key  # id of the module; -1 for an outermost place, so that leaving it takes the slow way
@@ -26,6 +37,7 @@ class Place(dict[int, "Place"]):
         self.named = named
         self.above = above
         self.index = index
+        self.codes: set[CodeType] = set()  # functions that were seen to run ops inside of its calls
         self.compiled = False  # its calls run as compiled regions
         self.is_scope = False  # a stretch of code that the user named, no module
         self.seen_as: tuple[NamedModule, str] | None = (
