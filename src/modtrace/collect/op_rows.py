@@ -52,9 +52,10 @@ class OpTables:
         self._nodes = nodes
         self._flops = OpFlops()
         self._texts: dict[Arguments, tuple[str, tuple[str, ...]]] = {}
-        self._kept: dict[
-            tuple[int, ...], int
-        ] = {}  # sites of parameters and buffers, by what they show of which storage
+        #: Sites of parameters and buffers, by what they show of which storage.
+        self._kept: dict[tuple[int, ...], int] = {}
+        self._sizes = np.zeros(0, np.int64)  # by number of geometry, in bytes ...
+        self._has_numbers = np.zeros(0, bool)  # ... and whether it is of floating-point or complex numbers
 
     def of(self, steps: Sequence[Step], optimizer_ids: Sequence[int], sites: SiteIds) -> "OpRows | None":
         """The rows of ended steps; None if they have none.
@@ -67,6 +68,7 @@ class OpTables:
         if not batches:
             return None
         found = JoinedOps(batches)
+        self._learn_geometries()
         texts = [self._texts_of(each) for each in found.arguments]
         savings = [each for step in steps for each in step.savings]
         calls = OpCalls(found, steps, optimizer_ids)
@@ -99,32 +101,37 @@ class OpTables:
         ids = sites.get(
             owners, [-1] * len(leaves), [(leaf.role, leaf.slot, None, -1) for leaf in leaves]
         ).tolist()
+        wheres = [*map(tuple, found.tensors[:, _WHERE].tolist())]
         places = {number: at for at, number in enumerate(found.tensor_ids.tolist())} if leaves else {}
         for leaf, site_id in zip(leaves, ids, strict=True):
             at = places.get(leaf.tensor_id)
             if at is not None:
-                where = tuple(found.tensors[at, _WHERE].tolist())
-                site[at] = self._kept.get(where, site_id) if leaf.role == LEAF else site_id
+                site[at] = self._kept.get(wheres[at], site_id) if leaf.role == LEAF else site_id
                 if leaf.role in (PARAMETER, BUFFER):
-                    self._kept[where] = site_id
+                    self._kept[wheres[at]] = site_id
         is_view = np.array([each.is_view for each in self._mode.plans], bool)[
             found.events[found.op_of_tensor, PLAN]
         ]
-        for at in np.flatnonzero(
-            (site < 0) & ~(found.is_output & is_view) & (found.tensors[:, VERSION] > 0)
-        ).tolist():
-            site[at] = self._kept.get(tuple(found.tensors[at, _WHERE].tolist()), -1)
+        is_written = (site < 0) & ~(found.is_output & is_view) & (found.tensors[:, VERSION] > 0)
+        for at in np.flatnonzero(is_written).tolist():
+            site[at] = self._kept.get(wheres[at], -1)
         return site
+
+    def _learn_geometries(self) -> None:
+        """What is asked of geometries, once for each."""
+        new = self._mode.ids.geometries[len(self._sizes) :]
+        if new:
+            self._sizes = np.append(self._sizes, [each.size_bytes for each in new])
+            numbers = [each.dtype.is_floating_point or each.dtype.is_complex for each in new]
+            self._has_numbers = np.append(self._has_numbers, numbers)
 
     def _are_differentiable(self, found: JoinedOps) -> npt.NDArray[np.bool_]:
         """Whether each op may have made an autograd node: it returns numbers, or writes to what it is given."""
-        plans, geometries = self._mode.plans, self._mode.ids.geometries
+        plans = self._mode.plans
         plan = found.events[:, PLAN]
-        has_numbers = np.array(
-            [each.dtype.is_floating_point or each.dtype.is_complex for each in geometries], bool
-        )
+        has_numbers = self._has_numbers[found.tensors[:, GEOMETRY]]
         returns = np.zeros(len(plan), bool)
-        returns[found.op_of_tensor[found.is_output & has_numbers[found.tensors[:, GEOMETRY]]]] = True
+        returns[found.op_of_tensor[found.is_output & has_numbers]] = True
         may = np.array([each.is_differentiable for each in plans], bool)
         writes = np.array([each.writes for each in plans], bool)
         found_differentiable: npt.NDArray[np.bool_] = may[plan] & (returns | writes[plan])
@@ -163,7 +170,7 @@ class OpTables:
             return op >= 0 and bool(writes[plan[op]]) and found.is_view(found.first_use(op), is_view_plan)
 
         nodes = self._nodes.of(found, writes, self._are_differentiable(found), writes_into_view)
-        sizes = np.array([each.size_bytes for each in self._mode.ids.geometries], np.int64)
+        sizes = self._sizes
         is_view = np.array([each.is_view for each in plans], bool)[plan] & ~found.has_allocated()
         return {
             "op_id": events[:, OP],
