@@ -36,6 +36,9 @@ def training_rows(step: Counted) -> dict[str, Row]:
         "torch DebugMode": Row(slow, _debugged),
         "torch DebugMode, modules too": Row(slow, partial(_debugged, record_nn_module=True)),
         "modtrace, calls alone": Row(step, partial(_recorded, ops=False, values=None)),
+        "modtrace, ops, shapes and edges": Row(
+            step, partial(_recorded, ops=modtrace.Ops(saved=False), values=None)
+        ),
         "modtrace, ops": Row(step, partial(_recorded, ops=True, values=None)),
         "modtrace, ops and values": Row(step, partial(_recorded, ops=True)),
     }

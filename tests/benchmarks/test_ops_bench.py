@@ -36,6 +36,7 @@ def test_quick_run_prints_every_row() -> None:
         "torch DebugMode",
         "torch DebugMode, modules too",
         "modtrace, calls alone",
+        "modtrace, ops, shapes and edges",
         "modtrace, ops",
         "modtrace, ops and values",
         "forward: plain",
