@@ -178,7 +178,9 @@ def test_script_prints_its_table() -> None:
     ]
 
 
-def test_recorded_forward_runs_through_the_modules_of_the_graph_in_its_order(example: Any, model: nn.Module) -> None:
+def test_recorded_forward_runs_through_the_modules_of_the_graph_in_its_order(
+    example: Any, model: nn.Module
+) -> None:
     traced = [path for name, path, _ in example.rows_of(model) if name not in ("x", "output")]
     model.train()
     with example.modtrace.record(model, ops=True, values=None, strict=True) as rec:

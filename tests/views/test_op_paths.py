@@ -63,7 +63,7 @@ def test_json_has_the_rows_and_the_modules() -> None:
             "root": "Net",
             "type": "Conv2d",
             "phase": "forward",
-                "raised": False,
+            "raised": False,
         }
     ]
     assert found["modules"] == ["conv1", "relu", "conv1", ""]
