@@ -12,13 +12,23 @@ from .quantities import format_time
 NO_OPS_RECORDED = "no ops were recorded. Record with ops=True, or modtrace record --ops."
 
 
-def describe_head(command: Sequence[str], step: ShownStep | None, marks: Sequence[str]) -> list[Text]:
-    """The command line of the run, which step of how many is shown, and the marks of the recording."""
+def describe_head(
+    command: Sequence[str], step: ShownStep | None, marks: Sequence[str], *, missing: str = ""
+) -> list[Text]:
+    """The command line of the run, which step of how many is shown, and the marks of the recording.
+
+    Args:
+        missing: what is to be said of a step that is there.
+    """
     lines = [Text(printable(shlex.join(command)), "bold")] if command else []
-    return [*lines, Text(_describe_step(step)), *(Text(f"! {printable(mark)}", "yellow") for mark in marks)]
+    return [
+        *lines,
+        Text(_describe_step(step, missing)),
+        *(Text(f"! {printable(mark)}", "yellow") for mark in marks),
+    ]
 
 
-def _describe_step(step: ShownStep | None) -> str:
+def _describe_step(step: ShownStep | None, missing: str) -> str:
     if step is None:
         return "nothing was recorded"
     known = (
@@ -27,7 +37,8 @@ def _describe_step(step: ShownStep | None) -> str:
     if step.duration_ns is None:
         return f"step {step.step}, whose end was not recorded; {known}"
     measuring = f" without {format_time(step.overhead_ns)} of measuring" if step.overhead_ns else ""
-    return f"step {step.step} ({step.kind}), {format_time(step.duration_ns)}{measuring}; {known}"
+    nothing = f", {missing}" if missing else ""
+    return f"step {step.step} ({step.kind}), {format_time(step.duration_ns)}{measuring}{nothing}; {known}"
 
 
 def describe_no_ops(*, recorded: bool, phase: str | None = None) -> Text:

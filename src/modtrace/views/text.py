@@ -1,7 +1,6 @@
 """The module tree as text for a terminal."""
 
 import math
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -14,6 +13,7 @@ from ..analysis.times import PhaseTimes
 from ..analysis.type_table import TypeTimes, build_type_table
 from ..analysis.value_summary import SlotValues, ValueSummary
 from .columns import Column, printable, render_columns, render_lines
+from .headline import describe_head
 from .lines import TreeLine, draw_lines
 from .quantities import format_count, format_share, format_time
 from .value_columns import (
@@ -75,23 +75,8 @@ def _render_table(columns: Sequence[Column], width: int | None, color: bool) -> 
 
 
 def _headline(tree: ModuleTree) -> list[Text]:
-    lines = [Text(printable(shlex.join(tree.command)), "bold")] if tree.command else []
-    lines.append(Text(_describe_step(tree)))
-    return lines + [Text(f"! {printable(mark)}", "yellow") for mark in tree.marks]
-
-
-def _describe_step(tree: ModuleTree) -> str:
-    step = tree.step
-    if step is None:
-        return "nothing was recorded"
-    known = (
-        f"{step.count} steps recorded, {step.first} to {step.last}" if step.count > 1 else "1 step recorded"
-    )
-    if step.duration_ns is None:
-        return f"step {step.step}, whose end was not recorded; {known}"
-    nothing = "" if tree.roots else ", no module was called"
-    measuring = f" without {format_time(step.overhead_ns)} of measuring" if step.overhead_ns else ""
-    return f"step {step.step} ({step.kind}), {format_time(step.duration_ns)}{measuring}{nothing}; {known}"
+    missing = "" if tree.roots else "no module was called"
+    return describe_head(tree.command, tree.step, tree.marks, missing=missing)
 
 
 def _sort(roots: Sequence[ModuleNode], sort: SortKey) -> Sequence[ModuleNode]:
