@@ -174,12 +174,10 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
                 for tensor, _ in tensors_in(output, ""):
                     self._write_tensor(tensor, op)
             if isinstance(output, torch.Tensor):
-                try:
-                    ids.make(output, op, "", () if plan.is_changing_view else args)
-                except (RuntimeError, NotImplementedError):
-                    ids.note_without_storage(output, op, "")
+                self._make(output, op, "", () if plan.is_changing_view else args)
             elif output is not None:
-                self._make_all(output, op, args)
+                for tensor, slot in tensors_in(output, ""):
+                    self._make(tensor, op, slot, args)
             self.events += (
                 op, plan.index, arguments, uses, ids.next, start, end, at, sequence, flags, live, ids.live_bytes, node
             )  # fmt: skip
@@ -269,15 +267,14 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
     def _write_tensor(self, tensor: torch.Tensor, op: int) -> None:
         try:
             self.ids.write(tensor, op)
-        except (RuntimeError, NotImplementedError):
+        except RuntimeError:
             return  # it has no storage: every time it is met it is another tensor
 
-    def _make_all(self, output: Any, op: int, given: Any) -> None:
-        for tensor, slot in tensors_in(output, ""):
-            try:
-                self.ids.make(tensor, op, slot, given)
-            except (RuntimeError, NotImplementedError):
-                self.ids.note_without_storage(tensor, op, slot)
+    def _make(self, tensor: torch.Tensor, op: int, slot: str, given: Any) -> None:
+        try:
+            self.ids.make(tensor, op, slot, given)
+        except RuntimeError:  # it has no storage; NotImplementedError is one, too
+            self.ids.note_without_storage(tensor, op, slot)
 
     def _tell_leaves(self, log: "ThreadLog") -> None:
         leaves, self.ids.leaves = self.ids.leaves, []
