@@ -13,6 +13,7 @@ from collect.test_ops_lifetimes import small_step
 from collect.test_ops_tensors import op_rows
 from helpers.user_modes import SeesOps
 from modtrace.collect.op_mode import OpMode
+from modtrace.collect.saved import saved_in_graph
 
 
 def ours_on_the_stack() -> int:
@@ -149,3 +150,19 @@ def test_mode_of_the_users_sees_on_when_the_step_that_is_selected_has_ended():
 def test_our_mode_is_off_in_the_step_after_the_users_was_left():
     rec = modtrace.record(strict=True, ops=True, values=None, steps="0:1")
     assert train_under_a_mode(rec)[1] == [1, 0]
+
+
+def test_graph_of_a_step_that_is_not_kept_is_not_looked_through(monkeypatch):
+    looked = []
+
+    def look(roots):
+        looked.append(len(roots))
+        return saved_in_graph(roots)
+
+    monkeypatch.setattr("modtrace.collect.op_savings.saved_in_graph", look)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with modtrace.record(model, strict=True, ops=True, values=None, steps="1:2"):
+        for _ in range(4):
+            small_step(model, optimizer)
+    assert looked == [1]

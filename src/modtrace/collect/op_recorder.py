@@ -49,12 +49,17 @@ class OpRecorder:
         self._sources = SourceLines() if options.source else None
         self._python_names = PythonNames() if options.python_names else None
         self._leaves = OpLeaves(tracker)
-        self._savings = OpSavings(tracker, self._leaves, failed) if options.saved else None
+        self._savings: OpSavings | None = None
         self._missed = missed
         self._has_missed = False
+        if options.saved:
+            self._savings = OpSavings(tracker, self._leaves, is_wanted=self._is_recording, failed=failed)
         self._thread = -1
         self._is_entered = False
         self._modes_below = 0
+
+    def _is_recording(self) -> bool:
+        return not self.mode.is_off
 
     def start(self, *, is_wanted: bool) -> None:
         """Sees ops from now on, on this thread."""

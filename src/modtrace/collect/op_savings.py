@@ -36,17 +36,19 @@ class OpSavings:
     """Looks through the graph when a backward begins; a tap of the tracker's."""
 
     def __init__(
-        self, tracker: "ScopeTracker", leaves: OpLeaves, failed: Callable[[Exception, str], None]
+        self,
+        tracker: "ScopeTracker",
+        leaves: OpLeaves,
+        *,
+        is_wanted: Callable[[], bool],
+        failed: Callable[[Exception, str], None],
     ) -> None:
         self._tracker = tracker
+        self._is_wanted = is_wanted  # whether ops are recorded now
         self._failed = failed
-        self._is_off = False
+        self._has_failed = False
         self._leaves = leaves
         self._found: dict[Backward, Savings] = {}
-
-    def abandon(self) -> None:
-        """Looks no more."""
-        self._is_off = True
 
     def take(self, backward: Backward) -> Savings | None:
         """What was found when a backward began."""
@@ -55,12 +57,12 @@ class OpSavings:
 
     def backward_begins(self, backward: Backward, outputs: Any) -> None:
         """The graph below these outputs is whole still."""
-        if self._is_off:
+        if self._has_failed or not self._is_wanted():
             return
         try:
             self._look(backward, outputs)
         except Exception as error:
-            self._is_off = True
+            self._has_failed = True
             self._failed(error, "what a graph keeps for backward")
 
     def _look(self, backward: Backward, outputs: Any) -> None:
