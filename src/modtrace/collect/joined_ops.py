@@ -105,12 +105,12 @@ class JoinedOps:
         count = int(self.use_counts[op])
         return int(self.used[int(self.use_ends[op]) - count, 0]) if count else -1
 
-    def is_view(self, tensor: int, is_view_plan: Sequence[bool]) -> bool:
+    def is_view(self, tensor: int, is_view_plan: npt.NDArray[np.bool_]) -> bool:
         """Whether a tensor that was met with these ops was returned by one that returns views."""
         at = int(np.searchsorted(self.tensor_ids, tensor))
         if at >= len(self.tensor_ids) or self.tensor_ids[at] != tensor or not self.is_output[at]:
             return False
-        return is_view_plan[int(self.events[self.op_of_tensor[at], PLAN])]
+        return bool(is_view_plan[self.events[self.op_of_tensor[at], PLAN]])
 
     def has_allocated(self) -> npt.NDArray[np.bool_]:
         """Whether each op has returned a tensor with a storage of its own."""

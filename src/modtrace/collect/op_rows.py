@@ -44,6 +44,14 @@ class OpRows(NamedTuple):
     savings: Sequence[Savings]
 
 
+class _PlanFacts(NamedTuple):
+    """What is known of ops, by number of plan."""
+
+    writes: npt.NDArray[np.bool_]
+    is_view: npt.NDArray[np.bool_]
+    is_differentiable: npt.NDArray[np.bool_]
+
+
 class OpTables:
     """Makes rows of ops; remembers from step to step what they have in common."""
 
@@ -54,6 +62,7 @@ class OpTables:
         self._texts: dict[Arguments, tuple[str, tuple[str, ...]]] = {}
         #: Sites of parameters and buffers, by what they show of which storage.
         self._kept: dict[tuple[int, ...], int] = {}
+        self._plans = _PlanFacts(*(np.zeros(0, bool) for _ in range(3)))
         self._sizes = np.zeros(0, np.int64)  # by number of geometry, in bytes ...
         self._has_numbers = np.zeros(0, bool)  # ... and whether it is of floating-point or complex numbers
 
@@ -68,7 +77,7 @@ class OpTables:
         if not batches:
             return None
         found = JoinedOps(batches)
-        self._learn_geometries()
+        self._learn()
         texts = [self._texts_of(each) for each in found.arguments]
         savings = [each for step in steps for each in step.savings]
         calls = OpCalls(found, steps, optimizer_ids)
@@ -109,16 +118,21 @@ class OpTables:
                 site[at] = self._kept.get(wheres[at], site_id) if leaf.role == LEAF else site_id
                 if leaf.role in (PARAMETER, BUFFER):
                     self._kept[wheres[at]] = site_id
-        is_view = np.array([each.is_view for each in self._mode.plans], bool)[
-            found.events[found.op_of_tensor, PLAN]
-        ]
+        is_view = self._plans.is_view[found.events[found.op_of_tensor, PLAN]]
         is_written = (site < 0) & ~(found.is_output & is_view) & (found.tensors[:, VERSION] > 0)
         for at in np.flatnonzero(is_written).tolist():
             site[at] = self._kept.get(wheres[at], -1)
         return site
 
-    def _learn_geometries(self) -> None:
-        """What is asked of geometries, once for each."""
+    def _learn(self) -> None:
+        """What is asked of plans and geometries, once for each."""
+        plans = self._mode.plans
+        if len(plans) > len(self._plans.writes):
+            self._plans = _PlanFacts(
+                np.array([each.writes for each in plans], bool),
+                np.array([each.is_view for each in plans], bool),
+                np.array([each.is_differentiable for each in plans], bool),
+            )
         new = self._mode.ids.geometries[len(self._sizes) :]
         if new:
             self._sizes = np.append(self._sizes, [each.size_bytes for each in new])
@@ -127,21 +141,19 @@ class OpTables:
 
     def _are_differentiable(self, found: JoinedOps) -> npt.NDArray[np.bool_]:
         """Whether each op may have made an autograd node: it returns numbers, or writes to what it is given."""
-        plans = self._mode.plans
         plan = found.events[:, PLAN]
         has_numbers = self._has_numbers[found.tensors[:, GEOMETRY]]
         returns = np.zeros(len(plan), bool)
         returns[found.op_of_tensor[found.is_output & has_numbers]] = True
-        may = np.array([each.is_differentiable for each in plans], bool)
-        writes = np.array([each.writes for each in plans], bool)
-        found_differentiable: npt.NDArray[np.bool_] = may[plan] & (returns | writes[plan])
-        return found_differentiable
+        are: npt.NDArray[np.bool_] = self._plans.is_differentiable[plan] & (
+            returns | self._plans.writes[plan]
+        )
+        return are
 
     def _written_bytes(self, found: JoinedOps, sizes: Ints) -> Ints:
         """Of ops that return nothing: what they write to (`_foreach_add_`)."""
         written = np.zeros(len(found.events), np.int64)
-        plans = self._mode.plans
-        writes = np.array([each.writes for each in plans], bool)[found.events[:, PLAN]]
+        writes = self._plans.writes[found.events[:, PLAN]]
         returns = np.zeros(len(found.events), bool)
         returns[found.op_of_tensor[found.is_output]] = True
         for op in np.flatnonzero(writes & ~returns).tolist():
@@ -161,17 +173,17 @@ class OpTables:
         templates: Sequence[str],
         savings: Sequence[Savings],
     ) -> Columns:
-        events, plans = found.events, self._mode.plans
+        events, plans, known = found.events, self._mode.plans, self._plans
         plan = events[:, PLAN]
-        writes = np.array([each.writes for each in plans], bool)
-        is_view_plan = [each.is_view for each in plans]
 
         def writes_into_view(op: int) -> bool:
-            return op >= 0 and bool(writes[plan[op]]) and found.is_view(found.first_use(op), is_view_plan)
+            return (
+                op >= 0 and bool(known.writes[plan[op]]) and found.is_view(found.first_use(op), known.is_view)
+            )
 
-        nodes = self._nodes.of(found, writes, self._are_differentiable(found), writes_into_view)
+        nodes = self._nodes.of(found, known.writes, self._are_differentiable(found), writes_into_view)
         sizes = self._sizes
-        is_view = np.array([each.is_view for each in plans], bool)[plan] & ~found.has_allocated()
+        is_view = known.is_view[plan] & ~found.has_allocated()
         return {
             "op_id": events[:, OP],
             "step": step,
