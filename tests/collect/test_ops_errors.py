@@ -141,3 +141,22 @@ def test_exception_in_a_backward_marks_the_op():
     assert [(row["name"], row["phase"]) for row in op_rows(rec) if row["raised"]] == [
         ("modtrace_errors.stop.default", "backward")
     ]
+
+
+def test_failure_while_rows_of_ops_are_written_leaves_the_calls(monkeypatch):
+    def fail(self, *args):
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr("modtrace.collect.op_rows.OpTables.of", fail)
+    model = nn.Linear(2, 2)
+    with (
+        pytest.warns(modtrace.ModtraceWarning, match="records no more ops") as warned,
+        modtrace.record(model, ops=True, values=None) as rec,
+    ):
+        model(torch.ones(1, 2))
+        model(torch.ones(1, 2))
+    assert len(warned) == 1
+    assert rec.table("calls").num_rows == 2
+    assert rec.meta.marks == (
+        "ops are incomplete from step 2: modtrace failed at while writing ops: ZeroDivisionError: on purpose",
+    )

@@ -95,8 +95,8 @@ class OpRecorder:
             leave_function_mode(self._python_names)
 
     def abandon(self) -> None:
-        """Sees no more: this process is a fork."""
-        self.mode.is_off = True
+        """Sees no more: this process is a fork, or writing has failed on another thread. The mode stays on."""
+        self.mode.is_off = self.mode.has_failed = True
 
     def want(self, is_wanted: bool) -> None:
         """Whether what runs from now on is to be seen.

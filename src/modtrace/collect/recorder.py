@@ -64,6 +64,8 @@ class Recorder:
         self._wanted_ops = ops
         self._ops: OpRecorder | None = None
         self._early_ops: list[OpBatch] = []  # that ran while no step was open
+        self._cannot_write_ops = False
+        self._late_mark: str | None = None  # to be written with the next rows
         self._tracker: scopes.ScopeTracker | None = None
         self._finder = StepFinder()
         self._memory = NthMemory()
@@ -326,6 +328,9 @@ class Recorder:
         tracker = self._tracker
         if tracker is None:
             return
+        if self._late_mark is not None:
+            self._sink.mark(self._late_mark)
+            self._late_mark = None
         batches = call_columns(steps, self._memory, with_backward=self.wants_backward_events)
         optimizer_count = sum(len(step.optimizer_steps) for step in steps)
         first_id = tracker.take_ids(optimizer_count)
@@ -334,7 +339,13 @@ class Recorder:
         if modules:
             self._sink.write("modules", {name: [row[name] for row in modules] for name in modules[0]})
         batches += [optimizers] if optimizers else []
-        sites = self._write_ops(steps, batches, range(first_id, first_id + optimizer_count))
+        try:
+            sites = self._write_ops(steps, batches, range(first_id, first_id + optimizer_count))
+        except Exception as error:
+            sites, self._cannot_write_ops = None, True
+            if self._ops is not None:
+                self._ops.abandon()
+            self._ops_failed(error, "while writing ops")
         for columns in batches:
             self._sink.write("calls", columns)
         step_rows = _step_columns(steps) if steps else None
@@ -359,7 +370,9 @@ class Recorder:
         self, steps: list[Step], calls: list[dict[str, Any]], optimizer_ids: Sequence[int]
     ) -> OpSites | None:
         """Writes what ops have left, and adds what they cost to the columns of calls."""
-        rows = None if self._ops is None else self._ops.tables.of(steps, optimizer_ids, self._sites)
+        if self._ops is None or self._cannot_write_ops:
+            return None
+        rows = self._ops.tables.of(steps, optimizer_ids, self._sites)
         if rows is None:
             return None
         for name, columns in rows.tables.items():
@@ -401,12 +414,14 @@ class Recorder:
             batch.measured = measured
 
     def _ops_missed(self) -> None:
-        """Notes once that ops run unseen: torch has taken our mode off, or it cannot stand below the user's."""
-        with self._writing:
-            self._sink.mark(
-                f"ops are missing from step {self.steps_ended}: a dispatch mode of yours was on when record() was "
-                "entered, or when a step to keep began, and was left later"
-            )
+        """Notes once that ops run unseen: torch has taken our mode off, or it cannot stand below the user's.
+
+        Called with the lock over what the tracker tells, so that the sink has to wait.
+        """
+        self._late_mark = (
+            f"ops are missing from step {self.steps_ended}: a dispatch mode of yours was on when record() was entered, "
+            "or when a step to keep began, and was left later"
+        )
 
     def _ops_failed(self, error: Exception, where: str) -> None:
         """Notes once that ops cannot be recorded, and records none any more; calls are recorded on."""
