@@ -2,6 +2,7 @@
 
 import gc
 import tracemalloc
+import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -129,3 +130,13 @@ def test_memory_of_ours_grows_by_less_than_a_step_takes(tmp_path):
                 sizes.append(allocated_by_us())
         tracemalloc.stop()
     assert sizes[1] - sizes[0] < 150 * 512  # the numbers of one step's ops alone take ten times that
+
+
+def test_nothing_is_called_when_a_storage_dies_after_the_recording():
+    # CPython 3.11 may crash where an object dies that two garbage weak references with callbacks know.
+    model = nn.Linear(4, 4)
+    storages = [each.untyped_storage() for each in model.parameters()]
+    with modtrace.record(model, ops=True, strict=True):
+        model(torch.ones(2, 4)).sum().backward()
+        assert all(weakref.getweakrefs(each) for each in storages)
+    assert not any(weakref.getweakrefs(each) for each in storages)

@@ -88,7 +88,7 @@ def test_recording_that_broke_off_is_not_proved(seeded, monkeypatch):
     monkeypatch.setattr(op_rows.OpTables, "of", fail)
     faults = failed(nn.Linear(4, 4), torch.randn(2, 4))
     assert faults["op count"] == (
-        "the recording is not complete: incomplete from step 1: modtrace failed at while writing rows: "
+        "the recording is not complete: ops are incomplete from step 1: modtrace failed at while writing ops: "
         "RuntimeError: out of order"
     )
 

@@ -88,6 +88,7 @@ class OpRecorder:
         if self._is_entered:
             self._is_entered = False
             self._leave()
+        self.mode.ids.forget()  # no weak reference of ours outlives this: see ModuleNames.settle
 
     def _leave(self) -> None:
         leave_dispatch_mode(self.mode)
