@@ -1,0 +1,109 @@
+"""`modtrace timeline`: when what ran, as a trace for ui.perfetto.dev or chrome://tracing."""
+
+import json
+import os
+import sys
+
+import click
+
+from ..analysis.step_ops import has_ops
+from ..analysis.timeline import Timeline, build_timeline
+from ..recording.protocols import RecordingData
+from ..recording.step_range import StepRange, to_step_range
+from ..views.headline import NO_OPS_RECORDED
+from ..views.perfetto import NO_BACKWARD_TIMES, count_events, iterate_perfetto, write_perfetto
+from ..views.sizes import format_bytes
+from .output import print_text
+
+_STDOUT = "-"
+
+
+@click.command()
+@click.argument("run")
+@click.option(
+    "-o", "--output", "path", metavar="FILE", help="Where to write; - for standard output, the default."
+)
+@click.option("--step", type=int, help="The only step to show.")
+@click.option("--steps", "wanted", metavar="START:STOP[:EVERY]", help="Which steps to show. Default: all.")
+@click.option("--ops/--no-ops", default=None, help="With the ops or without. Default: with, if recorded.")
+@click.option("--op-flows", is_flag=True, help="Arrows from forward ops to those of their backward too.")
+@click.option("--json", "as_json", is_flag=True, help="With -o FILE: what was written, as JSON.")
+def timeline(
+    run: str,
+    path: str | None,
+    step: int | None,
+    wanted: str | None,
+    ops: bool | None,
+    op_flows: bool,
+    as_json: bool,
+) -> None:
+    """Writes when what ran in the recording RUN, as a trace for ui.perfetto.dev or chrome://tracing.
+
+    Lanes for the steps, forward, recompute, backward and optimizer of each thread, in which spans nest as
+    modules do; arrows lead from each forward to its backward and to its recompute.
+    """
+    from ..face import open_recording
+
+    _check_output(path, as_json)
+    data = open_recording(run).data
+    _check_ops(run, data, ops, op_flows)
+    found = _build(data, step, wanted, ops is not False, op_flows)
+    if path is None or path == _STDOUT:
+        for piece in iterate_perfetto(found):
+            print_text(piece)
+    else:
+        write_perfetto(found, path)
+        print_text(_render_written_json(found, path) if as_json else _describe_written(found, path))
+    _tell_missing(found)
+
+
+def _check_output(path: str | None, as_json: bool) -> None:
+    if path is None and not as_json and sys.stdout.isatty():
+        raise click.UsageError("give -o FILE, or -o - to print the trace.")
+
+
+def _check_ops(run: str, data: RecordingData, ops: bool | None, op_flows: bool) -> None:
+    if op_flows and ops is False:
+        raise click.UsageError("--op-flows are arrows between ops: leave --no-ops out.")
+    if (ops or op_flows) and not has_ops(data):
+        raise click.ClickException(f"{run}: {NO_OPS_RECORDED}")
+
+
+def _build(data: RecordingData, step: int | None, wanted: str | None, ops: bool, op_flows: bool) -> Timeline:
+    if step is not None and wanted is not None:
+        raise click.UsageError("give --step or --steps, not both.")
+    try:
+        steps = to_step_range(wanted) if step is None else StepRange(step, step + 1)
+        return build_timeline(data, steps=steps, ops=ops, op_flows=op_flows)
+    except ValueError as error:
+        option = "--steps" if step is None else "--step"
+        raise click.BadParameter(str(error), param_hint=option) from error
+
+
+def _describe_written(found: Timeline, path: str) -> str:
+    steps = "1 step" if len(found.steps) == 1 else f"{len(found.steps)} steps"
+    size = format_bytes(_size_bytes(path))
+    what = f"{path}: {count_events(found):,} events of {steps}, {size}."
+    return f"{what} Open it at ui.perfetto.dev or chrome://tracing.\n"
+
+
+def _render_written_json(found: Timeline, path: str) -> str:
+    told = {
+        "path": path,
+        "events": count_events(found),
+        "steps": found.steps,
+        "size_bytes": _size_bytes(path),
+    }
+    return json.dumps({**told, "missing": NO_BACKWARD_TIMES if found.lacks_backward else None}) + "\n"
+
+
+def _size_bytes(path: str) -> int:
+    return os.path.getsize(path) if os.path.isfile(path) else 0
+
+
+def _tell_missing(found: Timeline) -> None:
+    """On standard error, so that it is seen beside a trace on standard output."""
+    if not found.steps:
+        click.echo("nothing was recorded: the trace has no spans.", err=True)
+    if found.lacks_backward:
+        click.echo(NO_BACKWARD_TIMES, err=True)
