@@ -40,6 +40,7 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/modtrace/*/_*.c
 	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@$(PIP) -c constraints.txt $(TORCH_ARGS) torch
 	@$(PIP) -c constraints.txt -e '.[dev]'
+	@$(PIP) -c constraints.txt --no-deps --upgrade --target $(VENV)/model-explorer ai-edge-model-explorer
 	@touch $@
 
 $(BENCH_STAMP): $(STAMP)

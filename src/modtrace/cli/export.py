@@ -1,0 +1,81 @@
+"""`modtrace export`: writes a recording in a format that other programs read."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from ..errors import ModtraceError
+from ..recording.phase import PHASES
+from ..recording.protocols import RecordingData
+from ..views.sizes import format_bytes
+from .export_formats import FORMATS, ExportFormat, ExportOptions, check_options, find_format
+from .output import print_text
+from .with_ops import open_with_ops
+
+_ABOUT = "\n".join(f"  {name}: {each.about}" for name, each in FORMATS.items())
+
+
+@click.command(epilog=f"\b\nFormats:\n{_ABOUT}")
+@click.argument("run")
+@click.option("--format", "name", type=click.Choice(list(FORMATS)), help="Default: what PATH ends in.")
+@click.option(
+    "-o", "--output", "path", type=click.Path(path_type=Path), required=True, help="Where to write."
+)
+@click.option("--step", type=int, help="The step to export, where the format shows one.")
+@click.option("--depth", type=click.IntRange(min=0), help="Levels of modules, where the format folds them.")
+@click.option("--phase", type=click.Choice(PHASES), help="The phase to export, where the format shows one.")
+@click.option("--json", "as_json", is_flag=True, help="Say as JSON what was written.")
+def export(
+    run: str,
+    name: str | None,
+    path: Path,
+    step: int | None,
+    depth: int | None,
+    phase: str | None,
+    as_json: bool,
+) -> None:
+    """Writes the recording RUN in a format that other programs read.
+
+    A file that is there is replaced. Folders are replaced only in parts: of `parquet` this run's part, of `csv`
+    the tables; a folder of other things is left alone.
+    """
+    name = find_format(name, path)
+    options = ExportOptions(step=step, depth=depth, phase=phase)
+    check_options(name, options)
+    data, write = _open(run, FORMATS[name]), FORMATS[name].load_writer()
+    with _errors_told(path):
+        files = write(data, path, options)
+        sizes = {each: each.stat().st_size for each in files or [path]}
+    print_text((_render_json if as_json else _render)(name, path, sizes))
+
+
+def _open(run: str, format: ExportFormat) -> RecordingData:
+    from ..face import open_recording
+
+    return open_with_ops(run) if format.needs_ops else open_recording(run).data
+
+
+def _render(name: str, path: Path, sizes: dict[Path, int]) -> str:
+    files = f"{len(sizes)} files, " if len(sizes) > 1 else ""
+    return f"wrote {path} ({name}, {files}{format_bytes(sum(sizes.values()))})\n"
+
+
+def _render_json(name: str, path: Path, sizes: dict[Path, int]) -> str:
+    files = [{"path": str(file), "size_bytes": size} for file, size in sizes.items()]
+    return json.dumps({"format": name, "path": str(path), "files": files}) + "\n"
+
+
+@contextmanager
+def _errors_told(path: Path) -> Iterator[None]:
+    """Turns what the system says of the output path into one line."""
+    try:
+        yield
+    except ModtraceError:  # some are OSErrors too
+        raise
+    except OSError as error:
+        raise click.ClickException(
+            f"{path}: cannot be written: {error.strerror or error}. Give another path."
+        ) from error

@@ -1,0 +1,97 @@
+"""The formats of `modtrace export`: a format is added as one entry of `FORMATS`."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from ..recording.protocols import RecordingData
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Which part of the recording is exported; None is all that the format holds, or what it shows by default."""
+
+    step: int | None = None
+    depth: int | None = None  # levels of modules
+    phase: str | None = None
+
+
+#: Writes the export to a path, wholly or not at all; returns the files of a folder, or None where the path is a file.
+Writer = Callable[[RecordingData, Path, ExportOptions], Sequence[Path] | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportFormat:
+    """What a format is called for, and who writes it."""
+
+    writer: str  # `module:function` of a `Writer`, imported when it is called
+    suffixes: tuple[str, ...]  # of paths that mean this format
+    about: str  # ends the sentence `parquet: ...`
+    needs_ops: bool = False
+    takes: frozenset[str] = frozenset()  # names of `ExportOptions` that it heeds
+
+    def load_writer(self) -> Writer:
+        """The function that writes it."""
+        module, _, name = self.writer.partition(":")
+        writer: Writer = getattr(importlib.import_module(module), name)
+        return writer
+
+
+FORMATS: dict[str, ExportFormat] = {
+    "parquet": ExportFormat(
+        writer="modtrace.cli.export_tables:write_parquet",
+        suffixes=(".parquet",),
+        about="a folder that DuckDB, Polars and pandas query, many runs and ranks together",
+    ),
+    "csv": ExportFormat(
+        writer="modtrace.cli.export_tables:write_csv",
+        suffixes=(".csv",),
+        about="a folder with a CSV file for each table",
+    ),
+    "trace": ExportFormat(
+        writer="modtrace.cli.export_trace:write_trace",
+        suffixes=(".trace.json", ".perfetto.json"),
+        about="when what ran, for ui.perfetto.dev and Chrome",
+        takes=frozenset({"step"}),
+    ),
+    "model-explorer": ExportFormat(
+        writer="modtrace.cli.export_graphs:write_model_explorer",
+        suffixes=(".json",),
+        about="the graph of one step with its numbers, for Google's Model Explorer",
+        takes=frozenset({"step", "depth", "phase"}),
+    ),
+    "graphml": ExportFormat(
+        writer="modtrace.cli.export_graphs:write_graphml",
+        suffixes=(".graphml",),
+        about="the graph of one step, for networkx, igraph, Gephi and yEd",
+        takes=frozenset({"step", "depth", "phase"}),
+    ),
+}
+
+
+def find_format(name: str | None, path: Path) -> str:
+    """The name of the format that is asked for, or else that the suffix of the path means.
+
+    Raises:
+        click.UsageError: the suffix means none.
+    """
+    if name is not None:
+        return name
+    for known, each in FORMATS.items():
+        if path.name.lower().endswith(each.suffixes):
+            return known
+    raise click.UsageError(f"{path}: its name tells no format. Give --format, one of: {', '.join(FORMATS)}")
+
+
+def check_options(name: str, options: ExportOptions) -> None:
+    """Says no to options that the format cannot heed.
+
+    Raises:
+        click.UsageError: one is given.
+    """
+    for option in ("step", "depth", "phase"):
+        if getattr(options, option) is not None and option not in FORMATS[name].takes:
+            raise click.UsageError(f"--{option}: {name} holds the whole recording. Leave the option out.")

@@ -1,0 +1,22 @@
+"""Exports whole tables for `modtrace export`."""
+
+from pathlib import Path
+
+from ..recording.protocols import RecordingData
+from ..store.csv_tables import write_csv as write_tables
+from ..store.parquet import write_parquet as write_rank
+from ..store.ranks import open_ranks
+from ..store.reader import FolderReader
+from .export_formats import ExportOptions
+
+
+def write_parquet(data: RecordingData, path: Path, options: ExportOptions) -> list[Path]:
+    """All ranks of the recording, each with its own files."""
+    if not isinstance(data, FolderReader):
+        return write_rank(data, path)
+    return [file for each in open_ranks(data) for file in write_rank(each.data, path, name=each.name)]
+
+
+def write_csv(data: RecordingData, path: Path, options: ExportOptions) -> list[Path]:
+    """The rank that the recording is opened at."""
+    return write_tables(data, path)

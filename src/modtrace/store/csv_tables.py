@@ -1,0 +1,82 @@
+"""Writes a recording as CSV files, one a table: lists as JSON text, bytes as hexadecimal digits."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
+
+from ..recording.protocols import RecordingData
+from .export_folder import staged
+from .export_tables import RUNS, export_names, export_tables, slices
+
+
+def write_csv(data: RecordingData, path: str | os.PathLike[str]) -> list[Path]:
+    """Writes `path/<table>.csv` for every table, and `path/runs.csv`, which comes last.
+
+    A field is empty where a value is unknown; texts stand in quotes, so that an empty one is `""`. In lists of
+    numbers "NaN", "Infinity" and "-Infinity" stand for what JSON has no numbers for.
+
+    Args:
+        data: the recording.
+        path: a folder; an export that is there is replaced, parents that are missing are made.
+
+    Returns:
+        The files.
+
+    Raises:
+        RecordingExistsError: something else is at `path`.
+        RecordingError: it cannot be written, or a table cannot be read.
+    """
+    known = [_file_of(each) for each in export_names()]
+    with staged(Path(path), name="csv", last=Path(_file_of(RUNS)), known=known) as to:
+        for name, table in export_tables(data):
+            _write_file(table, to / _file_of(name))
+    return [Path(path, each) for each in known]
+
+
+def _file_of(table: str) -> str:
+    return f"{table}.csv"
+
+
+def _write_file(table: pa.Table, file: Path) -> None:
+    schema = pa.schema([(each.name, _plain_type(each.type)) for each in table.schema])
+    with csv.CSVWriter(str(file), schema) as writer:
+        for piece in slices(table):
+            writer.write_table(
+                pa.Table.from_arrays([_to_plain(each) for each in piece.columns], schema=schema)
+            )
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """What CSV has for a type."""
+    is_text = pa.types.is_dictionary(kind) or pa.types.is_list(kind) or pa.types.is_binary(kind)
+    return pa.string() if is_text else kind
+
+
+def _to_plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if pa.types.is_list(column.type):
+        return _to_json(column)
+    if pa.types.is_binary(column.type):
+        return _of_each(column, lambda value: value.hex())
+    return column.cast(_plain_type(column.type))
+
+
+def _to_json(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Each list as JSON text."""
+    if pa.types.is_string(column.type.value_type):
+        return _of_each(column, lambda value: json.dumps(value, ensure_ascii=False))
+    joined = pc.binary_join(column.cast(pa.list_(pa.string())), ", ")
+    if pa.types.is_floating(column.type.value_type):
+        joined = pc.replace_substring_regex(joined, "nan", '"NaN"')
+        joined = pc.replace_substring_regex(joined, "(-?)inf", r'"\1Infinity"')
+    return pc.binary_join_element_wise("[", joined, "]", "")
+
+
+def _of_each(column: pa.ChunkedArray, to_text: Callable[[Any], str]) -> pa.ChunkedArray:
+    texts = [None if each is None else to_text(each) for each in column.to_pylist()]
+    return pa.chunked_array([pa.array(texts, pa.string())])

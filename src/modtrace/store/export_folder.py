@@ -1,0 +1,82 @@
+"""Puts the files of an export into a folder: they are written beside it first, so a failure leaves it as it was."""
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ..errors import ModtraceError, RecordingError, RecordingExistsError
+from .layout import describe_content
+
+
+@contextmanager
+def staged(path: Path, *, name: str, last: Path, known: Sequence[str]) -> Iterator[Path]:
+    """Gives an empty folder; the files that the block writes there come to the same places in `path`.
+
+    Args:
+        path: the folder of the export; it is made if it is missing. Other files in it stay.
+        name: tells this export from others that may write into the same folder.
+        last: the file, relative to `path`, that says that all others are there. An older one is taken away
+            before the first of the others is replaced, and the new one comes last.
+        known: what stands at the top of such an export. A folder of other things is left alone.
+
+    Raises:
+        RecordingExistsError: something else is at `path`.
+        RecordingError: it cannot be written.
+    """
+    with _errors_told(path):
+        _check(path, known)
+        is_new = not path.exists()
+        path.mkdir(parents=True, exist_ok=True)
+        staging = path / f".{name}.tmp"
+        try:
+            _delete(staging)  # of an export that was killed
+            staging.mkdir()
+            yield staging
+            _put_in_place(staging, path, last)
+        finally:
+            _delete(staging)
+            if is_new:
+                with suppress(OSError):  # not empty: what was to come is there
+                    path.rmdir()
+
+
+@contextmanager
+def _errors_told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ModtraceError:  # RecordingExistsError is an OSError too
+        raise
+    except OSError as error:
+        raise RecordingError(
+            f"{path}: cannot write the export here: {error.strerror or error}. Give another path."
+        ) from error
+
+
+def _check(path: Path, known: Sequence[str]) -> None:
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise RecordingExistsError(
+            f"{path}: a file is here already, and the export is a folder. Give another path."
+        )
+    seen = {each.name for each in path.iterdir() if not each.name.startswith(".")}
+    if seen and known[-1] not in seen and not seen <= set(known):
+        raise RecordingExistsError(
+            f"{path}: a folder that is no export is here already ({describe_content(path)}). "
+            "Give another path."
+        )
+
+
+def _put_in_place(staging: Path, path: Path, last: Path) -> None:
+    files = [each.relative_to(staging) for each in sorted(staging.rglob("*")) if each.is_file()]
+    for file in files:
+        (path / file).parent.mkdir(parents=True, exist_ok=True)
+    (path / last).unlink(missing_ok=True)
+    for file in sorted(files, key=last.__eq__):
+        os.replace(staging / file, path / file)
+
+
+def _delete(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,56 @@
+"""Finds all ranks of a recording, each with what tells it from the others."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..errors import RecordingError
+from ..recording.meta import RunMeta
+from .layout import is_rank_folder, rank_folders
+from .reader import FolderReader
+
+_UNNAMED = "unnamed"
+_ATTEMPT = ".attempt-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOfRun:
+    """One rank of one run: ids in tables are unique within it."""
+
+    run: str  # the run id; that of an elastic restart ends in `.attempt-1`, for its ids begin again
+    rank: int
+
+    @classmethod
+    def of_meta(cls, meta: RunMeta) -> "RankOfRun":
+        """What the meta says; a run without an id is called `unnamed`."""
+        return cls(run=meta.run_id or _UNNAMED, rank=meta.rank)
+
+
+class RankData(NamedTuple):
+    """A rank, and its recording."""
+
+    name: RankOfRun
+    data: FolderReader
+
+
+def open_ranks(reader: FolderReader) -> list[RankData]:
+    """All ranks of the recording that a reader is of; that one alone where its path names the rank's folder.
+
+    Raises:
+        RecordingError: one of them cannot be read.
+    """
+    if is_rank_folder(reader.path.absolute()):
+        return [_named(reader)]
+    try:
+        folders = rank_folders(reader.path)
+    except OSError as error:
+        raise RecordingError(
+            f"{reader.path}: cannot be read: {error.strerror or error}. Check that you may read it."
+        ) from error
+    return [_named(FolderReader(each)) for each in folders]
+
+
+def _named(reader: FolderReader) -> RankData:
+    """The names come from the folder: a meta that is damaged knows no rank."""
+    rank, _, attempt = reader.folder.name.partition(_ATTEMPT)
+    run = RankOfRun.of_meta(reader.meta).run + (f"{_ATTEMPT}{attempt}" if attempt else "")
+    return RankData(RankOfRun(run=run, rank=int(rank.rpartition("-")[2])), reader)
