@@ -1,7 +1,8 @@
 """The ops of one step as columns, each with the place in the module tree at which it ran."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -109,6 +110,13 @@ class StepOps:
 
     def __len__(self) -> int:
         return len(self.op_id)
+
+    def take(self, rows: Rows) -> "StepOps":
+        """Some of the ops."""
+        columns: dict[str, Any] = {
+            name: each[rows] for name, each in vars(self).items() if isinstance(each, np.ndarray)
+        }
+        return replace(self, **columns)
 
 
 def read_step_ops(data: RecordingData, *, step: int | None, phase: str | None = None) -> StepOps:

@@ -1,0 +1,47 @@
+"""Leaves view ops out of a graph: what reads a view reads what it is a view of."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from .calls import Rows
+from .graph import NONE, Edges, Graph, Nodes
+
+
+def without_views(graph: Graph) -> Graph:
+    """The same graph without the ops that only return views of what they read; nothing is lost but their nodes."""
+    nodes, edges = graph.nodes, graph.edges
+    base = _find_bases(graph)
+    kept = np.flatnonzero(base == np.arange(len(nodes)))
+    new = np.full(len(nodes) + 1, NONE, np.int64)
+    new[kept] = np.arange(len(kept))
+    target_kept = new[edges.target] >= 0
+    remaining = edges.take(np.flatnonzero(target_kept))
+    twin = np.append(new, NONE)[nodes.repeats[kept]]
+    return replace(
+        graph,
+        nodes=_renumber(nodes.take(kept), twin),
+        edges=_join(remaining, base, new),
+        tensors=replace(graph.tensors, producer=new[np.append(base, NONE)[graph.tensors.producer]]),
+    )
+
+
+def _find_bases(graph: Graph) -> Rows:
+    """What each node is a view of, through other views; itself if it is none."""
+    nodes, edges = graph.nodes, graph.edges
+    base = np.arange(len(nodes))
+    into = np.flatnonzero(nodes.is_view[edges.target])[::-1]
+    base[edges.target[into]] = edges.source[into]  # the first argument comes last here, and stays
+    while True:
+        further = base[base]
+        if np.array_equal(further, base):
+            return base
+        base = further
+
+
+def _join(edges: Edges, base: Rows, new: Rows) -> Edges:
+    return replace(edges, source=new[base[edges.source]], target=new[edges.target])
+
+
+def _renumber(nodes: Nodes, twin: Rows) -> Nodes:
+    return replace(nodes, repeats=twin)

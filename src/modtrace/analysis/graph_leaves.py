@@ -1,0 +1,102 @@
+"""The leaves of a graph: tensors that ops read and that no op of the graph has made."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ..recording import role
+from ..recording.module_path import join
+from ..recording.protocols import RecordingData
+from .calls import Column, RowFinder, Rows, column_of
+from .graph import BUFFER, CONSTANT, EARLIER, INPUT, LAYER_KINDS, NODE_KINDS, NONE, PARAMETER, PHASE, Tensors
+from .graph_layers import LayerTree, common_layer
+from .graph_reads import Reads
+
+_KIND_OF_ROLE = {role.PARAMETER: PARAMETER, role.BUFFER: BUFFER, role.INPUT: INPUT, role.LEAF: CONSTANT}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Leaves:
+    """Leaves as columns."""
+
+    tensor: Rows
+    kind: Column  # codes of NODE_KINDS
+    name: list[str]  # of a parameter or buffer its path; of an input its place among the arguments
+    site: Column  # site_id; -1 for none
+    reader: Rows  # the read that came first
+
+
+def find_leaves(
+    data: RecordingData, reads: Reads, tensors: Tensors, made_by: Column, start_ns: Column
+) -> Leaves:
+    """The leaves that ops read.
+
+    Args:
+        made_by: of each tensor the id of the op that made it, also of one that is not in the graph; -1 for none.
+        start_ns: of the ops that `reads` names.
+    """
+    by_time = np.argsort(start_ns[reads.op], kind="stable")
+    by_time = by_time[tensors.producer[reads.tensor[by_time]] < 0]
+    tensor, first = np.unique(reads.tensor[by_time], return_index=True)
+    site = column_of(tensors.table, "site_id")[tensor]
+    kinds, names = _name_sites(data)
+    at = RowFinder(column_of(data.table("sites"), "site_id"))(site).tolist()
+    earlier = _name_ops(data, np.where(site < 0, made_by[tensor], NONE))
+    unnamed = [(EARLIER, name) if name else (CONSTANT, CONSTANT) for name in earlier]
+    found = [(kinds[row], names[row]) if row >= 0 else other for row, other in zip(at, unnamed, strict=True)]
+    return Leaves(
+        tensor=tensor,
+        kind=np.array([NODE_KINDS.index(kind) for kind, _ in found], np.int8),
+        name=[name for _, name in found],
+        site=site,
+        reader=by_time[first],
+    )
+
+
+def _name_ops(data: RecordingData, op_id: Column) -> list[str | None]:
+    """The names of ops; None for -1."""
+    ops = data.table("ops")
+    rows = RowFinder(column_of(ops, "op_id"))(op_id)
+    known = ops["name"].take(pa.array(np.maximum(rows, 0))).to_pylist() if ops.num_rows else [""] * len(rows)
+    names = [name if row >= 0 else EARLIER for name, row in zip(known, rows.tolist(), strict=True)]
+    return [name if op >= 0 else None for name, op in zip(names, op_id.tolist(), strict=True)]
+
+
+def _name_sites(data: RecordingData) -> tuple[list[str], list[str]]:
+    """The kind of leaf and the name of each row of `sites`."""
+    sites = data.table("sites").select(["module_id", "role", "slot"]).to_pylist()
+    paths = {row["module_id"]: row["path"] for row in data.table("modules").to_pylist()}
+    kinds = [_KIND_OF_ROLE.get(row["role"], CONSTANT) for row in sites]
+    names = []
+    for row, kind in zip(sites, kinds, strict=True):
+        path = paths.get(row["module_id"], "") if kind in (PARAMETER, BUFFER) else ""
+        names.append(join(path, row["slot"]) or kind)
+    return kinds, names
+
+
+def place_leaves(leaves: Leaves, reads: Reads, layer_of_op: Rows, tree: LayerTree) -> Rows:
+    """The layer of each leaf: the innermost that holds all ops that read it in the phase of the first of them.
+
+    An input lies in no module.
+    """
+    phase = np.append(outermost_phase(tree), NONE)
+    first_phase = phase[layer_of_op[reads.op[leaves.reader]]]
+    leaf_of = np.full(int(reads.tensor.max(initial=-1)) + 1, NONE, np.int64)
+    leaf_of[leaves.tensor] = np.arange(len(leaves.tensor))
+    leaf, layer = leaf_of[reads.tensor], layer_of_op[reads.op]
+    kept = (leaf >= 0) & (phase[layer] == first_phase[leaf])
+    low = np.full(len(leaves.tensor), len(tree.parent), np.int64)
+    high = np.full(len(leaves.tensor), NONE, np.int64)
+    np.minimum.at(low, leaf[kept], layer[kept])
+    np.maximum.at(high, leaf[kept], layer[kept])
+    around = common_layer(low, high, tree.parent, tree.last)
+    is_input = leaves.kind == NODE_KINDS.index(INPUT)
+    return np.where(is_input, first_phase, around)
+
+
+def outermost_phase(tree: LayerTree) -> Rows:
+    """The layer of the phase that each layer lies in."""
+    is_phase = tree.kind == LAYER_KINDS.index(PHASE)
+    found = np.maximum.accumulate(np.where(is_phase, np.arange(len(is_phase)), NONE))
+    return np.asarray(found)

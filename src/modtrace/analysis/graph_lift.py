@@ -1,0 +1,67 @@
+"""Lifts the edges of a graph to what is visible of it."""
+
+import numpy as np
+
+from .calls import Column, Rows
+from .graph import DATA, NEXT, NONE, Graph
+from .graph_items import Items
+from .graph_view import ViewEdge
+
+
+class LiftedEdges:
+    """Edges between items, each pair once, in the order of time."""
+
+    def __init__(self, graph: Graph, items: Items, order: Column) -> None:
+        edges = graph.edges
+        source, target = items.of_node[edges.source], items.of_node[edges.target]
+        tensor = items.tensor_of_edge
+        through = np.flatnonzero((tensor >= 0) & (source != target))
+        straight = np.flatnonzero((tensor < 0) & (source != target))
+        into, out_of = (
+            np.stack([source[through], tensor[through]]),
+            np.stack([tensor[through], target[through]]),
+        )
+        pairs = np.concatenate([into, np.stack([source, target])[:, straight], out_of], axis=1)
+        edge = np.concatenate([through, straight, through])
+        is_into = np.arange(len(edge)) < len(through)
+        size = int(pairs.max(initial=0)) + 1
+        _, first, which = np.unique(pairs[0] * size + pairs[1], return_index=True, return_inverse=True)
+        by_time = np.lexsort((~is_into[first], edge[first]))
+        first = first[by_time]
+        self._graph = graph
+        self.source, self.target = pairs[0][first], pairs[1][first]
+        self.edge, self.count = edge[first], np.bincount(which.reshape(-1))[by_time]
+        self.is_into_tensor = is_into[first]
+        begin, end = _times(order, self.source), _times(order, self.target)
+        self.is_loop = (begin >= end) & (begin >= 0) & (end >= 0)
+
+    def to_view(self, number: Column) -> tuple[ViewEdge, ...]:
+        """The edges; `number` is that of the visible node of each item."""
+        graph, edges = self._graph, self._graph.edges
+        shapes, dtypes, slots = graph.tensors.shapes, graph.tensors.dtypes, edges.slots
+        kind = DATA if graph.has_ops else NEXT
+        columns = (
+            number[self.source], number[self.target], edges.tensor[self.edge], edges.slot[self.edge],
+            self.count, edges.time_ns[self.edge], self.is_loop, self.is_into_tensor,
+        )  # fmt: skip
+        return tuple(
+            ViewEdge(
+                source,
+                target,
+                kind,
+                "" if is_into or slot < 0 else slots[slot],
+                shapes[tensor] if tensor >= 0 else None,
+                dtypes[tensor] if tensor >= 0 else None,
+                count,
+                time_ns,
+                is_loop,
+            )
+            for source, target, tensor, slot, count, time_ns, is_loop, is_into in zip(
+                *(each.tolist() for each in columns), strict=True
+            )
+        )
+
+
+def _times(order: Column, items: Rows) -> Column:
+    """When each item comes; NONE for tensors, which come right behind what makes them."""
+    return np.append(order, NONE)[np.minimum(items, len(order))]

@@ -1,0 +1,77 @@
+"""Tells which layers of a graph are the same inside: modules, ops, shapes, and the edges between them."""
+
+from collections.abc import Hashable
+
+import numpy as np
+
+from .calls import Column, Rows
+from .graph import NONE, Graph
+from .graph_layers import common_layer, group_children
+
+
+def sign_layers(graph: Graph) -> list[int]:
+    """A number for each layer; two are alike inside if their numbers are the same."""
+    layers = graph.layers
+    codes = _sign_nodes(graph)
+    own_first = np.searchsorted(graph.nodes.layer, np.arange(len(layers)), side="left").tolist()
+    own_end = np.searchsorted(graph.nodes.layer, np.arange(len(layers)), side="right").tolist()
+    edges, edge_first = _edges_by_layer(graph)
+    children = group_children(layers.parent)
+    places = [layers.places[each] for each in layers.place.tolist()]
+    known: dict[Hashable, int] = {}
+    signatures = [NONE] * len(layers)
+    for at in range(len(layers) - 1, -1, -1):
+        inside = tuple((places[each].label, signatures[each]) for each in children.get(at, ()))
+        signature = (
+            places[at].type,
+            int(layers.kind[at]),
+            inside,
+            codes[own_first[at] : own_end[at]].tobytes(),
+            edges[edge_first[at] : edge_first[at + 1]].tobytes(),
+        )
+        signatures[at] = known.setdefault(signature, len(known))
+    return signatures
+
+
+def _sign_nodes(graph: Graph) -> Column:
+    """A number for each node: what it is, what it is called and what it returns."""
+    nodes = graph.nodes
+    short: dict[str, int] = {}
+    names = np.array([short.setdefault(_short(each), len(short)) for each in nodes.names], np.int64)
+    shapes: dict[Hashable, int] = {}
+    described = zip(graph.tensors.shapes, graph.tensors.dtypes, strict=True)
+    shape = np.array([*(shapes.setdefault(each, len(shapes)) for each in described), NONE], np.int64)
+    columns = np.stack([nodes.kind.astype(np.int64), names[nodes.name], shape[nodes.tensor]])
+    return number_columns(columns)
+
+
+def _short(name: str) -> str:
+    """Of a parameter's path its last part; ops and others keep their names."""
+    return name if name.startswith("aten.") else name.rpartition(".")[2]
+
+
+def number_columns(columns: Column) -> Column:
+    """A number for each column of a matrix of integers that are not large; equal columns get equal ones."""
+    key = np.zeros(columns.shape[1], np.int64)
+    for row in columns:
+        _, key = np.unique(key * (int(row.max(initial=0)) + 2) + row + 1, return_inverse=True)
+        key = key.reshape(-1).astype(np.int64)
+    return key
+
+
+def _edges_by_layer(graph: Graph) -> tuple[Column, Rows]:
+    """The edges of the innermost layer that holds both ends: where they begin and end in it, and the slot.
+
+    Returns:
+        the edges as rows, those of one layer together, and where each layer's begin.
+    """
+    edges, layers = graph.edges, graph.layers
+    one, other = graph.nodes.layer[edges.source], graph.nodes.layer[edges.target]
+    layer = common_layer(np.minimum(one, other), np.maximum(one, other), layers.parent, layers.last)
+    kept = np.flatnonzero(layer >= 0)
+    layer = layer[kept]
+    begin = graph.first_node[layer] if len(layers) else layer
+    rows = np.stack([edges.source[kept] - begin, edges.target[kept] - begin, edges.slot[kept]], axis=1)
+    order = np.lexsort((rows[:, 2], rows[:, 0], rows[:, 1], layer))
+    starts = np.searchsorted(layer[order], np.arange(len(layers) + 1))
+    return np.ascontiguousarray(rows[order]), starts
