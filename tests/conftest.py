@@ -6,8 +6,19 @@ import warnings
 
 import pytest
 
+import golden
+
 # On a busy machine the threads of OpenMP wait for each other: tests took up to ten times as long with two.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--update-golden", action="store_true", help="write the golden files anew; read them then")
+
+
+def pytest_configure(config):
+    if config.getoption("--update-golden"):
+        golden.is_updating = True
 
 
 def _state():
