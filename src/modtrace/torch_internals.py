@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -722,3 +722,23 @@ MODULE_HOOKS = (
     "_state_dict_hooks",
 )
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """How often autograd has seen a tensor written to; None if it does not count (one made in inference mode)."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        return None
+
+
+def set_version(tensor: torch.Tensor, version: int | None) -> None:
+    """Makes autograd take a tensor whose content has been put back for one that was not written to (2.13).
+
+    Without it, or without `_unsafe_set_version_counter`: a graph that holds the tensor refuses to go backward.
+    """
+    set_counters: Any = getattr(torch._C._autograd, "_unsafe_set_version_counter", None)
+    if set_counters is None or version is None or version_of(tensor) in (None, version):
+        return
+    with suppress(RuntimeError, TypeError):  # it is private: what it takes has changed before
+        set_counters((tensor,), (version,))

@@ -41,6 +41,8 @@ def edges(run: Callable[[], object]) -> list[str]:
 
     given: dict[int, list[str]] = {row["op_id"]: [] for row in rows}
     for use in rec.table("uses").to_pylist():
+        if use["consumer_op"] is None:
+            continue  # an outermost call returns it
         given[use["consumer_op"]].append(f"{use['slot']}={source(use['tensor_id'])}")
     return [
         f"{number} {row['name'].removeprefix('aten.')}({', '.join(given[row['op_id']])})"

@@ -182,19 +182,32 @@ static int64_t number_of(TensorIds *self, PyObject *tensor, Sight *sight) {
     return meet(self, tensor, sight);
 }
 
-int read_tensor(TensorIds *self, PyObject *tensor) {
+/* The number of a tensor, with room for a use of it; -1 with an exception. */
+static int64_t identify(TensorIds *self, PyObject *tensor, int64_t *geometry) {
     Sight sight;
     if (look(self, tensor, &sight) < 0) return -1;
     int64_t number = number_of(self, tensor, &sight);
     Py_DECREF(sight.stored);
     if (number < 0 || ask_if_unread(self, tensor, number) < 0 || reserve(self) < 0) return -1;
-    append_use(self, number, sight.geometry);
+    *geometry = sight.geometry;
+    return number;
+}
+
+int read_tensor(TensorIds *self, PyObject *tensor) {
+    int64_t geometry, number = identify(self, tensor, &geometry);
+    if (number < 0) return -1;
+    append_use(self, number, geometry);
     return 0;
 }
 
 static PyObject *ids_read(PyObject *self, PyObject *tensor) {
     if (read_tensor((TensorIds *)self, tensor) < 0) return NULL;
     Py_RETURN_NONE;
+}
+
+static PyObject *ids_identify(PyObject *self, PyObject *tensor) {
+    int64_t geometry, number = identify((TensorIds *)self, tensor, &geometry);
+    return number < 0 ? NULL : PyLong_FromLongLong(number);
 }
 
 /* ---- Writing and making. */
@@ -436,6 +449,7 @@ static PyMethodDef methods[] = {
     {"take", ids_take, METH_NOARGS, "Rows and uses since this was last called, and the tensor of the first row."},
     {"forget", ids_forget, METH_NOARGS, "Whatever comes now is met for the first time."},
     {"read", ids_read, METH_O, "read(tensor): an op reads a tensor."},
+    {"identify", ids_identify, METH_O, "identify(tensor): the number of a tensor that no op reads now."},
     {"write", FAST(ids_write), METH_FASTCALL, "write(tensor, op): an op has written to a tensor that it was given."},
     {"make", FAST(ids_make), METH_FASTCALL, "make(tensor, op, slot, given): an op returns a tensor."},
     {"note_without_storage", FAST(ids_note_without_storage), METH_FASTCALL,

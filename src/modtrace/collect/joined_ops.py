@@ -10,7 +10,7 @@ from .op_args import Arguments
 from .op_batches import OpBatch
 from .op_mode import ARGUMENTS, EVENT_WIDTH, OP, PLAN, TENSORS, USES, Place
 from .segments import Ints
-from .tensor_ids import BITS, FRESH, GEOMETRY, PRODUCER, ROW_WIDTH
+from .tensor_ids import BITS, FRESH, GEOMETRY, NO_OP, PRODUCER, ROW_WIDTH
 from .thread_log import ThreadLog
 
 _GEOMETRY_OF_USE = 1
@@ -35,12 +35,11 @@ class JoinedOps:
         self.use_counts: Ints = slots[self.argument]  # of each op
         self.used: Ints = self._join_uses()  # tensor and geometry
         self.use_ends: Ints = np.cumsum(self.use_counts)
-        #: For each tensor the op while which it was met, and whether that one has returned it.
-        self.op_of_tensor: Ints = np.minimum(
-            np.searchsorted(self.events[:, TENSORS], self.tensor_ids, side="right"), len(self.events) - 1
-        )
-        self.is_output: npt.NDArray[np.bool_] = (
-            self.tensors[:, PRODUCER] == self.events[self.op_of_tensor, OP]
+        met_at = np.searchsorted(self.events[:, TENSORS], self.tensor_ids, side="right")
+        #: For each tensor the op while which it was met, if there is one, and whether that one has returned it.
+        self.op_of_tensor: Ints = np.minimum(met_at, len(self.events) - 1)
+        self.is_output: npt.NDArray[np.bool_] = (met_at < len(self.events)) & (
+            self.tensors[:, PRODUCER] == np.append(self.events[:, OP], NO_OP)[met_at]
         )
 
     def _join_arguments(self) -> tuple[list[Arguments], Ints]:
@@ -64,7 +63,7 @@ class JoinedOps:
         if self.use_counts.sum() == len(used):
             return used
         shifts = np.repeat([*accumulate(lengths, initial=0)][:-1], [len(batch) for batch in self.batches])
-        ends = self.events[:, USES] + shifts
+        ends = self.events[:, USES] // 2 + shifts
         rows = np.repeat(ends - np.cumsum(self.use_counts), self.use_counts)
         return used[rows + np.arange(len(rows))]
 

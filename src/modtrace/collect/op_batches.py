@@ -8,25 +8,27 @@ from .backward_plan import calls_of_nodes
 from .op_args import Arguments
 from .op_leaves import Leaf
 from .op_mode import EVENT_WIDTH, NODE, START_NS, OpMode, Place
+from .op_returns import Returned
 from .op_values import MeasuredOps
 from .segments import Ints, Segment
 from .thread_log import ThreadLog
 
 
 class OpBatch:
-    """Ops, and the tensors that were met with them."""
+    """Ops, and the tensors that were met with them; no op at all where calls returned what none had made."""
 
     __slots__ = (
-        "arguments", "events", "first_tensor", "leaves", "measured", "owners", "places", "python_names", "sources",
-        "start_ns", "tensors", "used",
+        "arguments", "events", "first_tensor", "leaves", "measured", "owners", "places", "python_names", "returned",
+        "sources", "start_ns", "tensors", "used",
     )  # fmt: skip
 
-    def __init__(self, mode: OpMode) -> None:
-        """Takes what has run since the last batch."""
+    def __init__(self, mode: OpMode, returned: Sequence[Returned]) -> None:
+        """Takes what has run since the last batch, and what outermost calls have returned."""
         self.events, self.places = mode.take()
         self.tensors, self.used, self.first_tensor = mode.ids.take()
         self.arguments: list[Arguments] = mode.texts.take()  # what their numbers mean
-        self.start_ns = self.events[START_NS]
+        self.returned = returned
+        self.start_ns = self.events[START_NS] if self.events else int(returned[0].segment.times[0])
         self.owners = self._find_owners()
         self.leaves: list[Leaf] = []
         self.sources: dict[int, str] = {}  # by op, as far as asked for
@@ -39,6 +41,8 @@ class OpBatch:
     def runs(self) -> list[tuple[int, int, Place]]:
         """The ops that ran at one place, one after the other: where they begin and end in this batch."""
         begins = [place.first for place in self.places]
+        if not begins:
+            return []
         return list(zip(begins, [*begins[1:], len(self)], self.places, strict=True))
 
     def _find_owners(self) -> "dict[ThreadLog, NodeOwners]":

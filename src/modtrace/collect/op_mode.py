@@ -66,7 +66,10 @@ class OpKeeper(Protocol):
         """It has returned."""
 
     def met(self, tensor_id: int, tensor: torch.Tensor, log: "ThreadLog") -> None:
-        """A tensor is about to be read that no op has made: a parameter, a buffer, an input, a constant."""
+        """A tensor is about to be read that no op has made: a parameter, a buffer, an input, a constant.
+
+        Or an outermost call has returned it: then no op runs.
+        """
 
 
 class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_subclass__
@@ -131,6 +134,19 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
         self._where = self  # the next one says again where it is
         return events, places
 
+    def tell_leaves(self, log: "ThreadLog") -> None:
+        """Tells of the leaves that have been met since the last time."""
+        leaves, self.ids.leaves = self.ids.leaves, []
+        for tell in self.met:
+            for number, tensor in leaves:
+                tell(number, tensor, log)
+
+    def fail(self, error: Exception, where: str) -> None:
+        """Something of ours has failed: no more ops are noted."""
+        self.is_off = self.has_failed = True
+        self.is_running = False
+        self._failed(error, where)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         plan = self._plan_of.get(id(func))  # the hash of an op runs Python code; the plan holds the op
         if plan is None:
@@ -148,12 +164,12 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
                 arguments = self.texts.add(plan, key)
             log = self._tracker.log
             if ids.leaves:
-                self._tell_leaves(log)
+                self.tell_leaves(log)
             at, node, flags = self._place(log)
             for tell in self.before:
                 tell(op, plan, args, kwargs or {})
         except Exception as error:
-            self._fail(error, plan)
+            self.fail(error, f"the op {plan.name}")
             return plan.call(*args, **kwargs) if kwargs else plan.call(*args)
         uses, live, sequence = ids.used_count, ids.live_bytes, sequence_nr()
         start = time.perf_counter_ns()
@@ -185,7 +201,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
             for hear in self.after:
                 hear(op, plan, output)
         except Exception as error:
-            self._fail(error, plan)
+            self.fail(error, f"the op {plan.name}")
         return output
 
     def _add_plan(self, func: Any) -> OpPlan:
@@ -275,17 +291,6 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_
             self.ids.make(tensor, op, slot, given)
         except RuntimeError:  # it has no storage; NotImplementedError is one, too
             self.ids.note_without_storage(tensor, op, slot)
-
-    def _tell_leaves(self, log: "ThreadLog") -> None:
-        leaves, self.ids.leaves = self.ids.leaves, []
-        for tell in self.met:
-            for number, tensor in leaves:
-                tell(number, tensor, log)
-
-    def _fail(self, error: Exception, plan: OpPlan) -> None:
-        self.is_off = self.has_failed = True
-        self.is_running = False
-        self._failed(error, f"the op {plan.name}")
 
 
 def tensors_in(value: Any, slot: str) -> Iterator[tuple[torch.Tensor, str]]:

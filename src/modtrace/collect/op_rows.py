@@ -18,6 +18,7 @@ from .op_calls import OpCalls
 from .op_flops import OpFlops
 from .op_mode import ACCUMULATES, ADDING, END_NS, FLAGS, NODE, NOT_ADDING, OP, PLAN, RAISED, START_NS, OpMode
 from .op_nodes import NodesOfOps, OpNodes
+from .op_returns import Returned
 from .op_savings import UNKNOWN as UNKNOWN_SAVING
 from .op_savings import Savings
 from .segments import Ints
@@ -85,7 +86,7 @@ class OpTables:
         step = np.repeat(np.array([each.number for each in steps], np.int32), counts)
         tables = {
             "ops": self._op_columns(found, step, calls, [template for template, _ in texts], savings),
-            "uses": _use_columns(found, [slots for _, slots in texts]),
+            "uses": _use_columns(found, [slots for _, slots in texts], _returned(steps)),
             "tensors": _tensor_columns(found, self._mode.ids, self._leaf_sites(found, sites)),
         }
         names = [each.name for each in self._mode.plans]
@@ -118,8 +119,9 @@ class OpTables:
                 site[at] = self._kept.get(wheres[at], site_id) if leaf.role == LEAF else site_id
                 if leaf.role in (PARAMETER, BUFFER):
                     self._kept[wheres[at]] = site_id
-        is_view = self._plans.is_view[found.events[found.op_of_tensor, PLAN]]
-        is_written = (site < 0) & ~(found.is_output & is_view) & (found.tensors[:, VERSION] > 0)
+        is_view = found.is_output.copy()
+        is_view[is_view] = self._plans.is_view[found.events[found.op_of_tensor[is_view], PLAN]]
+        is_written = (site < 0) & ~is_view & (found.tensors[:, VERSION] > 0)
         for at in np.flatnonzero(is_written).tolist():
             site[at] = self._kept.get(wheres[at], -1)
         return site
@@ -224,12 +226,24 @@ def _origin_columns(found: JoinedOps, forward_op: Ints) -> Columns:
     return columns
 
 
-def _use_columns(found: JoinedOps, slots: Sequence[tuple[str, ...]]) -> Columns:
+def _use_columns(found: JoinedOps, slots: Sequence[tuple[str, ...]], returned: Sequence[Returned]) -> Columns:
+    """What ops read, and behind it what outermost calls return."""
+    ops = np.repeat(found.events[:, OP], found.use_counts)
+    calls = np.array([each.segment.first_id for each in returned], np.int64)
+    given = [slot for at in found.argument.tolist() for slot in slots[at]]
     return {
-        "consumer_op": np.repeat(found.events[:, OP], found.use_counts),
-        "slot": [slot for at in found.argument.tolist() for slot in slots[at]],
-        "tensor_id": found.used[:, 0],
+        "consumer_op": _null(np.concatenate([ops, np.full(len(calls), -1, np.int64)])),
+        "consumer_call": _null(np.concatenate([np.full(len(ops), -1, np.int64), calls])),
+        "slot": given + [each.slot for each in returned],
+        "tensor_id": np.append(found.used[:, 0], np.array([each.tensor_id for each in returned], np.int64)),
     }
+
+
+def _returned(steps: Sequence[Step]) -> list[Returned]:
+    """What the outermost calls of ended steps have returned, of those whose rows are written."""
+    written = {segment for step in steps for segment in step.segments if segment.is_closed}
+    found = (each for step in steps for batch in step.ops for each in batch.returned)
+    return [each for each in found if each.segment in written]
 
 
 def _tensor_columns(found: JoinedOps, ids: AnyTensorIds, site: npt.NDArray[np.int32]) -> Columns:

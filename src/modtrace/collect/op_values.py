@@ -10,6 +10,7 @@ import torch
 from ..measure.measurer import Measurement, Measurer
 from .op_mode import OpMode, tensors_in
 from .op_plans import OpPlan
+from .tensor_ids import NO_OP
 
 if TYPE_CHECKING:
     from .thread_log import ThreadLog
@@ -23,6 +24,7 @@ class MeasuredOps:
     def __init__(self, thread: int) -> None:
         self.thread = thread
         #: With the op, and the slot of its output; of a leaf with the op that reads it first, and the tensor's number.
+        #: NO_OP: an outermost call has returned the leaf before any op has read it.
         self.sites: list[tuple[Measurement, int, str | int]] = []
         self.intervals: list[int] = []  # start_ns, end_ns, start_ns, ... of measuring
 
@@ -81,9 +83,9 @@ class OpValues:
                 self._measure(tensor, op, slot)
 
     def met(self, tensor_id: int, tensor: torch.Tensor, log: "ThreadLog") -> None:
-        """An op is about to read a tensor that none has made. What an optimizer reads is measured when it begins."""
+        """A tensor comes by that no op has made. What an optimizer reads is measured when it begins."""
         if not self._is_off and not self._is_stepping():
-            self._measure(tensor, self._mode.next - 1, tensor_id)
+            self._measure(tensor, self._mode.next - 1 if self._mode.is_running else NO_OP, tensor_id)
 
     def _measure(self, tensor: torch.Tensor, op: int, where: str | int, is_initialized: bool = True) -> None:
         try:

@@ -94,6 +94,9 @@ class Tap(Protocol):
 Entering = Callable[[ThreadLog, nn.Module, Any], None]
 Leaving = Callable[[ThreadLog, nn.Module, Any, Any, Any], None]
 
+#: Who hears of what an outermost call of a module has returned, just before its segment is closed.
+Returning = Callable[[ThreadLog, Any], None]
+
 
 class ScopeTracker:
     """The one tracker of the process, shared by all recorders; made when the first comes, gone with the last."""
@@ -108,6 +111,7 @@ class ScopeTracker:
         self.taps: list[Tap] = []
         self.entering: list[Entering] = []
         self.leaving: list[Leaving] = []
+        self.returning: list[Returning] = []
         self.strict_for: list[Listener] = []  # who wants internal errors raised
         self._next_id = 0
         self._threads = threading.local()  # itself, not a subclass: reading from one takes twice as long
@@ -357,6 +361,9 @@ class ScopeTracker:
             for tap in self.taps:
                 tap.returned(log, place, output)
         if place.above is None:
+            if not raised and not place.is_scope:
+                for hear in self.returning:
+                    hear(log, output)
             self.close_segment(log, output)
         else:
             log.place = place.above

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..measure.measurer import Measurement
 from ..measure.rows import Rows
-from ..recording.phase import BACKWARD, OPTIMIZER, PHASES
+from ..recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
 from ..recording.role import GRAD_OUTPUT, OP_OUTPUT, OUTPUT
 from .call_rows import NthMemory
 from .measured import Measured, MeasuredGradients, MeasuredOutputs, MeasuredParameters
@@ -18,6 +18,7 @@ from .op_leaves import Leaf
 from .op_values import MeasuredOps
 from .segments import Ints, Segment
 from .steps import Step
+from .tensor_ids import NO_OP
 
 Columns = dict[str, Any]
 
@@ -178,11 +179,13 @@ def _read_parameters(measured: MeasuredParameters, step: int) -> _Part:
 
 
 def _read_ops(measured: MeasuredOps, leaves: Sequence[Leaf], step: int, ops: OpSites) -> _Part:
-    """What ops returned, and the leaves that they were the first to read."""
+    """What ops returned, and the leaves that they were the first to read; leaves that calls returned have no op."""
     samples, op_ids, wheres = _columns(measured.sites, 3)
     by_number = {leaf.tensor_id: leaf for leaf in leaves}
-    at = np.searchsorted(ops.op_id, np.array(op_ids, np.int64))
-    module_id, nth = ops.module_id[at].copy(), ops.call_nth[at].copy()
+    op_id = np.array(op_ids, np.int64)
+    at = np.where(op_id == NO_OP, len(ops.op_id), np.searchsorted(ops.op_id, op_id))
+    phase = np.append(ops.phase, np.int8(_PHASE_CODE[FORWARD]))[at]
+    module_id, nth, call_id = (np.append(each, -1)[at] for each in (ops.module_id, ops.call_nth, ops.call_id))
     named: list[_Named] = []
     for row, (op, where) in enumerate(zip(at.tolist(), wheres, strict=True)):
         leaf = by_number.get(where)
@@ -191,9 +194,7 @@ def _read_ops(measured: MeasuredOps, leaves: Sequence[Leaf], step: int, ops: OpS
         else:
             named.append((leaf.role, leaf.slot, None, -1))
             module_id[row], nth[row] = -1 if leaf.owner is None else leaf.owner.module_id, -1
-    return _Part(
-        step, samples, named, ops.phase[at], module_id, nth, ops.call_id[at], np.array(op_ids, np.int64)
-    )
+    return _Part(step, samples, named, phase, module_id, nth, call_id, op_id)
 
 
 def _none(samples: Sequence[Measurement]) -> Ints:

@@ -99,7 +99,7 @@ table tensors                     one tensor as an op or a call produced or firs
     dtype           word
     device          word
     layout          word
-    requires_grad   bool          as the first op that reads it finds it
+    requires_grad   bool          as the first op that reads it, or the call that returns it, finds it
     storage         int64?        tensors that share memory share it; null if it has none (sparse)
     version         int64?        how often the storage had been written to
     producer_op     int64?        that returned it, or else wrote to its storage last; null if none was seen
@@ -108,7 +108,8 @@ table tensors                     one tensor as an op or a call produced or firs
 
 table uses                        who read which tensor
     consumer_op     int64?
-    consumer_call   int64?        later
+    consumer_call   int64?        an outermost forward call that returns it; its consumer_op is null, its slot
+                                  `output` with the key path: `output.logits`
     slot            string        argument: `mat1`, `tensors[0]`
     tensor_id       int64
 

@@ -2,7 +2,7 @@
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,13 +42,19 @@ class GeneratorStates:
 
 
 class AllGenerators:
-    """The states of torch's generators, of Python's and of numpy's, if it is in use."""
+    """The states of torch's generators, of Python's and of numpy's, if it is in use.
 
-    def __init__(self) -> None:
+    Args:
+        held: objects; the `torch.Generator`s among them are put back too.
+    """
+
+    def __init__(self, held: Iterable[Any] = ()) -> None:
         self.torch = GeneratorStates.now()
         self.python = random.getstate()
         numpy: Any = sys.modules.get("numpy")
         self._numpy = numpy.random.get_state() if numpy else None
+        with aside():
+            self._held = [(each, each.get_state()) for each in held if type(each) is torch.Generator]
 
     def put_back(self) -> None:
         """Makes all of them go on from here."""
@@ -57,6 +63,9 @@ class AllGenerators:
         numpy: Any = sys.modules.get("numpy")
         if numpy and self._numpy is not None:
             numpy.random.set_state(self._numpy)
+        with aside():
+            for generator, state in self._held:
+                generator.set_state(state)
 
     def differing(self, other: "AllGenerators") -> list[str]:
         """The names of the generators that stand elsewhere."""

@@ -1,0 +1,170 @@
+"""Records one call of a model, and leaves the model, its arguments and the process as they were."""
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedBuffer, is_lazy
+
+from ..collect.environment import describe_run
+from ..collect.recorder import Recorder
+from ..errors import ModtraceWarning
+from ..recording.memory import MemoryRecording
+from ..recording.op_options import Ops
+from ..recording.path_pattern import to_path_filter
+from ..recording.protocols import RecordingData
+from ..torch_internals import is_compiled
+from .failing_place import find_failing_place
+from .model_state import ModelState, copy_arguments
+from .random_inputs import make_inputs
+from .write_guard import WriteGuard
+
+__all__ = ["OneCall", "make_inputs", "record_call", "try_call"]
+
+_NO_LIMIT = 2**62  # bytes: a graph needs every row
+_VALUES = (None, "stats")
+
+
+@dataclass(frozen=True)
+class OneCall:
+    """A recording of one call."""
+
+    data: RecordingData  # to where the model raised, if it did
+    error: Exception | None  # what it raised, with a note that says in which module and op
+
+
+def record_call(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    values: str | None = None,
+) -> RecordingData:
+    """The recording of one call, with every op; what it returns is dropped.
+
+    Raises:
+        TypeError, ValueError: as `try_call`.
+        Exception: the model's own. A note (Python 3.11) says in which module and op it was raised.
+    """
+    call = try_call(model, args, kwargs, values=values)
+    if call.error is not None:
+        raise call.error
+    return call.data
+
+
+def try_call(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    values: str | None = None,
+) -> OneCall:
+    """The same for a model that may raise. Nothing changes, also on an interrupt, which is raised at once.
+
+    Put back are: parameters, buffers, gradients, attributes of modules, the arguments with what containers hold, random
+    generators, the grad mode. Containers and caches among the arguments are copied for the call. Parameters are
+    copied only when an op is about to write to them; all are where a part of the model is compiled. A model with lazy
+    parameters is copied for the call. Of `DistributedDataParallel` what it wraps is called, so that no other
+    process is waited for.
+
+    Args:
+        model: called in the mode (training or not) and the grad mode it is in.
+        args: what it is called with.
+        kwargs: and by name.
+        values: "stats" measures every tensor; None measures none.
+
+    Raises:
+        TypeError: `model` is no module, `args` no tuple or list, or `kwargs` no dict.
+        ValueError: `values` is something else, or the model has lazy parameters and cannot be copied.
+    """
+    kwargs = {} if kwargs is None else kwargs
+    _check_arguments(model, args, kwargs, values)
+    model = _to_call(model)
+    data = MemoryRecording(describe_run({"ops": True, "values": values}), max_bytes=_NO_LIMIT)
+    state = ModelState(model, args, kwargs, clones_parameters=_may_write_unseen(model))
+    error: Exception | None = None
+    try:
+        state.clear_gradients()
+        own_args, own_kwargs, _ = copy_arguments(args, kwargs)
+        with WriteGuard(state.about_to_write), _recording(data, model, values):
+            model(*own_args, **own_kwargs)
+    except Exception as raised:
+        error = raised
+    finally:
+        state.put_back()
+    if error is not None:
+        _add_note(error, data)
+    return OneCall(data, error)
+
+
+def _check_arguments(model: object, args: object, kwargs: object, values: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model={model!r}: give a torch.nn.Module, not a {type(model).__name__}")
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"args=...: give a tuple, (x,) for one argument, not a {type(args).__name__}")
+    if not isinstance(kwargs, Mapping):
+        raise TypeError(f"kwargs=...: give a dict of names and values, not a {type(kwargs).__name__}")
+    if values not in _VALUES:
+        raise ValueError(f'values={values!r}: give "stats" or None')
+
+
+def _to_call(model: nn.Module) -> nn.Module:
+    """What is called instead of the model so that nothing of it changes; most often the model."""
+    while isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
+    lazy = next((name for name, each in _tensors_of(model) if is_lazy(each)), None)
+    if lazy is None:
+        return model
+    blanks = {id(each): _blank(each) for each in model.buffers() if is_lazy(each)}
+    try:
+        return copy.deepcopy(model, blanks)
+    except Exception as error:
+        raise ValueError(
+            f"{lazy}: this parameter has no shape yet, and the model cannot be copied "
+            f"({type(error).__name__}: {error}). Call the model once."
+        ) from error
+
+
+def _tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _blank(buffer: torch.Tensor) -> torch.Tensor:
+    """Another lazy buffer; torch (2.13) copies lazy parameters, and refuses to copy these."""
+    make: Any = UninitializedBuffer  # torch's stub does not know its arguments
+    blank: torch.Tensor = make(dtype=buffer.dtype, device=buffer.device)
+    return blank
+
+
+def _may_write_unseen(model: nn.Module) -> bool:
+    """Whether ops of the model may run past the dispatcher."""
+    return any(is_compiled(each) for each in model.modules())
+
+
+@contextmanager
+def _recording(data: MemoryRecording, model: nn.Module, values: str | None) -> Iterator[None]:
+    chosen = None if values is None else to_path_filter()
+    error: BaseException | None = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModtraceWarning)  # the mark in the recording says the same
+        recorder = Recorder(data, model, values=chosen, ops=Ops(saved=False))
+        recorder.start()
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            recorder.stop(error)
+
+
+def _add_note(error: Exception, data: RecordingData) -> None:
+    place = find_failing_place(data)
+    if place is not None and hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(f"modtrace: raised in {place}")

@@ -1,0 +1,115 @@
+"""What one tensor is before a run, to be put back after it."""
+
+from typing import Any
+
+import torch
+
+from ..torch_internals import TENSOR_HOOKS, set_version, version_of
+from .contents import alias_of, aside, digest
+
+
+class TensorState:
+    """Content, memory, gradient, version and hooks of one tensor.
+
+    Args:
+        tensor: of any kind; what cannot be copied is not put back.
+        with_content: copies the content now. Without, `keep` is to be called before something writes to it.
+    """
+
+    def __init__(self, tensor: torch.Tensor, *, with_content: bool) -> None:
+        self.tensor = tensor
+        self._grad = tensor.grad if tensor.is_leaf else None
+        self._requires_grad = tensor.requires_grad
+        self._version = version_of(tensor)
+        self._hooks = {name: dict(getattr(tensor, name, None) or {}) for name in TENSOR_HOOKS}
+        with aside():
+            self._alias = _try_alias(tensor)
+        self._content: torch.Tensor | None = None
+        if with_content:
+            self.keep()
+
+    def keep(self) -> None:
+        """Copies the content, which is what it was still."""
+        if self._alias is not None and self._content is None:
+            with aside():
+                self._content = _try_clone(self._alias)
+
+    def is_as_it_was(self) -> bool:
+        """Whether it shows the same memory, and that holds the same bits."""
+        with aside():
+            return not self._has_moved() and self._has_its_bits()
+
+    def put_back(self) -> None:
+        """Makes it what it was."""
+        with aside():
+            if self._alias is not None and self._has_moved():
+                self.tensor.data = self._alias
+            if self._content is not None and self._alias is not None and not self._has_its_bits():
+                _once(self._alias).copy_(self._content)
+        if self.tensor.is_leaf:
+            self._put_back_leaf()  # a gradient fits what it is the gradient of, which must be itself again
+        set_version(self.tensor, self._version)
+
+    def _put_back_leaf(self) -> None:
+        self.tensor.grad = self._grad
+        if self.tensor.requires_grad is not self._requires_grad:
+            self.tensor.requires_grad_(self._requires_grad)
+        for name, hooks in self._hooks.items():
+            now: Any = getattr(self.tensor, name, None)
+            if now is not None and dict(now) != hooks:
+                now.clear()
+                now.update(hooks)
+
+    def _has_moved(self) -> bool:
+        before = self._alias
+        if before is None or before.layout is not torch.strided:
+            return False
+        return _geometry(self.tensor) != _geometry(before) or not _share_storage(self.tensor, before)
+
+    def _has_its_bits(self) -> bool:
+        if self._content is None or self._alias is None:
+            return True
+        return _same_bits(_once(self._alias), self._content)
+
+
+def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device
+
+
+def _share_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
+    try:
+        return one.untyped_storage() is other.untyped_storage()
+    except RuntimeError:  # neither has one
+        return True
+
+
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of an expanded tensor once: nothing can be written to it else."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return tensor
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _try_alias(tensor: torch.Tensor) -> torch.Tensor | None:
+    try:
+        return alias_of(tensor)
+    except (RuntimeError, ValueError, NotImplementedError):  # a lazy parameter
+        return None
+
+
+def _try_clone(tensor: torch.Tensor) -> torch.Tensor | None:
+    try:
+        return _once(tensor).clone()
+    except (RuntimeError, NotImplementedError):  # a tensor of a kind that has no copies
+        return None
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.layout is not torch.strided or one.is_quantized or one.is_nested:
+        return True
+    return digest(one) == digest(other)
