@@ -1,0 +1,126 @@
+"""`modtrace export` of graphs: to Model Explorer and GraphML."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import networkx
+import pytest
+
+from builders import RecordingBuilder
+from modtrace.cli.main import main
+from modtrace.store.copy import write_recording
+
+Export = Callable[..., tuple[int, str]]
+
+NUMBERS = ["time_us", "flops", "bytes", "saved_bytes", "rms", "nonfinite"]
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current directory holds `run.modtrace`: two steps of a net, the second with a backward."""
+    monkeypatch.chdir(tmp_path)
+    build = RecordingBuilder(argv=("train.py",), complete=True)
+    net = build.module("", "Net")
+    head = build.module("head", "Linear", parent=net)
+    weight = build.tensor([4, 4], site=build.site(head, "parameter", "weight"))
+    for step in (0, 1):
+        build.step(step, 1000 * step, 1000 * step + 900)
+        outer = build.call(net, 1000 * step, 1000 * step + 400, nth=0)
+        inner = build.call(head, 1000 * step + 10, 1000 * step + 300, parent=outer, nth=0)
+        linear = build.op(inner, "aten.mm.default", 1000 * step + 20, 1000 * step + 30, flops=8)
+        build.use(weight, op=linear)
+        made = build.tensor([2, 4], producer=linear)
+        build.use(made, op=build.op(outer, "aten.relu.default", 1000 * step + 310, 1000 * step + 320))
+    back = build.backward(outer, 1500, 1800, nth=0)
+    build.use(made, op=build.op(back, "aten.mm.default", 1600, 1610, forward=linear))
+    write_recording(build.data(), "run.modtrace")
+
+
+@pytest.fixture
+def export(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Export:
+    """Runs `modtrace export run.modtrace` with more arguments; gives its exit code and all that it said."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["modtrace", "export", "run.modtrace", *arguments])
+        with pytest.raises(SystemExit) as exit_info:
+            main()
+        assert isinstance(exit_info.value.code, int)
+        return exit_info.value.code, "".join(capsys.readouterr())
+
+    return run
+
+
+def ids_in(path: str) -> list[str]:
+    return [each["id"] for each in json.loads(Path(path).read_text())["graphs"][0]["nodes"]]
+
+
+def test_graph_for_model_explorer_comes_with_its_numbers(export: Export) -> None:
+    code, printed = export("-o", "net.json", "--json")
+    assert code == 0
+    files = ["net.json", *(f"net.{each}.json" for each in NUMBERS)]
+    assert [each["path"] for each in json.loads(printed)["files"]] == files
+    assert sorted(os.listdir()) == sorted([*files, "run.modtrace"])
+    assert ids_in("net.json") == [
+        "parameter:head.weight",
+        "forward/Net/head/aten.mm.default",
+        "forward/Net/aten.relu.default",
+        "backward/Net/aten.mm.default",
+    ]
+    flops = json.loads(Path("net.flops.json").read_text())["net"]["results"]
+    assert flops["forward/Net/head/aten.mm.default"] == {"value": 8}
+
+
+def test_step_phase_and_depth_are_heeded(export: Export) -> None:
+    assert export("-o", "first.json", "--step", "0")[0] == 0
+    assert ids_in("first.json") == [
+        "parameter:head.weight",
+        "forward/Net/head/aten.mm.default",
+        "forward/Net/aten.relu.default",
+    ]
+    assert export("-o", "shallow.json", "--depth", "1")[0] == 0
+    assert ids_in("shallow.json")[0] == "forward/Net/head"
+    assert export("-o", "forward.graphml", "--phase", "forward")[0] == 0
+    assert set(networkx.read_graphml("forward.graphml")) == {
+        "parameter:head.weight",
+        "forward/Net/head/aten.mm.default",
+        "forward/Net/aten.relu.default",
+    }
+
+
+def test_graphml_is_one_file(export: Export) -> None:
+    code, printed = export("-o", "net.graphml")
+    assert (code, printed.split(",")[0]) == (0, "wrote net.graphml (graphml")
+    edges = list(networkx.read_graphml("net.graphml").edges)
+    assert ("forward/Net/head/aten.mm.default", "backward/Net/aten.mm.default") in edges
+
+
+@pytest.mark.parametrize("name", ["net.json", "net.graphml"])
+def test_step_that_is_not_there_is_misuse(name: str, export: Export) -> None:
+    code, printed = export("-o", name, "--step", "7")
+    assert code == 2
+    assert "Invalid value for --step: no step 7" in printed and printed.count("\n") == 1
+    assert not os.path.exists(name)
+
+
+@pytest.mark.parametrize("name", ["net.json", "net.graphml"])
+def test_path_that_cannot_be_written_is_one_line(name: str, export: Export) -> None:
+    code, printed = export("-o", f"gone/{name}")
+    assert code == 2
+    assert printed == (
+        f"modtrace: error: gone/{name}: cannot be written: No such file or directory. Give another path.\n"
+    )
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_what_is_no_file_gets_the_graph_alone(export: Export) -> None:
+    os.mkfifo("pipe")
+    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert export("-o", "pipe", "--format", "model-explorer")[0] == 0
+        assert json.loads(os.read(reader, 1_000_000))["label"] == "pipe"
+    finally:
+        os.close(reader)
+    assert sorted(os.listdir()) == ["pipe", "run.modtrace"]
