@@ -38,7 +38,10 @@ class TypedRecording:
         fields, rows = schema(name), self._rows.get(name, ())
         if not rows:
             return fields.empty_table()
-        columns = {each: [row[each] for row in rows] for each in rows[0]}
+        columns = {
+            each: [row.get(each) for row in rows]
+            for each in dict.fromkeys(each for row in rows for each in row)
+        }
         return pa.Table.from_batches([to_batch(name, columns)])
 
 

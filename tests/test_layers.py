@@ -39,12 +39,13 @@ MAY_IMPORT = {
     "analysis": _GROUND | {"recording"},
     "replay": _GROUND | {"recording", "measure", "collect", "store", "torch_internals"},
     "views": _GROUND | {"recording", "analysis"},
-    "face": _ENGINE,
+    "model_graph": _ENGINE,
+    "face": _ENGINE | {"model_graph"},
     "tensor_tracker": _ENGINE | {"face"},
-    "cli": _ENGINE | {"face", "__init__"},
-    "integrations": _ENGINE | {"face", "__init__"},
+    "cli": _ENGINE | {"face", "model_graph", "__init__"},
+    "integrations": _ENGINE | {"face", "model_graph", "__init__"},
     "__main__": {"cli"},
-    "__init__": _ENGINE | {"face"},
+    "__init__": _ENGINE | {"face", "model_graph"},
 }
 MAY_IMPORT_TORCH = {"torch_internals", "measure", "collect", "replay", "integrations"}
 NEVER_AT_IMPORT = {"pandas", "matplotlib", "triton", "transformers"}

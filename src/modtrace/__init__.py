@@ -8,29 +8,36 @@ if TYPE_CHECKING:
     from .collect.module_tracker import ModTracker, ModuleTracker
     from .errors import ModtraceError, ModtraceWarning
     from .face import LiveRecording, Recording, open_recording, record
+    from .model_graph import ModelGraph, graph
     from .recording.op_options import Ops
     from .replay.verify import verify
+    from .views.dot_style import GraphStyle
 
 __version__ = "0.1.0"
 
 #: Public names and where they live. They are loaded when first asked for: `import modtrace` stays light.
 _HOMES = {
+    "GraphStyle": "views.dot_style",
     "LiveRecording": "face",
     "ModTracker": "collect.module_tracker",
+    "ModelGraph": "model_graph",
     "ModulePathTracer": "collect.fx_paths",
     "ModuleTracker": "collect.module_tracker",
     "ModtraceError": "errors",
     "ModtraceWarning": "errors",
     "Ops": "recording.op_options",
     "Recording": "face",
+    "graph": "model_graph",
     "open_recording": "face",
     "record": "face",
     "verify": "replay.verify",
 }
 
 __all__ = [
+    "GraphStyle",
     "LiveRecording",
     "ModTracker",
+    "ModelGraph",
     "ModtraceError",
     "ModtraceWarning",
     "ModulePathTracer",
@@ -38,6 +45,7 @@ __all__ = [
     "Ops",
     "Recording",
     "__version__",
+    "graph",
     "open_recording",
     "record",
     "verify",

@@ -17,8 +17,10 @@ from .analysis.nonfinite import NonFinite, find_first_nonfinite
 from .analysis.op_groups import GroupedBy
 from .analysis.op_paths import OpPaths, build_op_paths
 from .analysis.op_table import OpTable, build_op_table
+from .analysis.timeline import build_timeline
 from .analysis.value_table import build_value_table
 from .errors import MisuseError
+from .model_graph import ModelGraph, graph_of
 from .optional import require
 from .recording.memory import MemoryRecording
 from .recording.meta import RunMeta
@@ -29,6 +31,7 @@ from .recording.step_range import StepRange, to_step_range
 from .store.copy import write_recording
 from .store.reader import FolderReader
 from .store.writer import FolderWriter
+from .views.perfetto import write_perfetto
 from .views.text import render_module_tree
 
 if TYPE_CHECKING:
@@ -141,6 +144,40 @@ class Recording:
             ValueError: there is no such step, or no such phase.
         """
         return build_op_paths(self.data, step=step, phase=phase)
+
+    def graph(self, step: int | None = None) -> ModelGraph:
+        """The execution graph of one step; without ops its nodes are calls, in the order in which they began.
+
+        Args:
+            step: its number; None for the last complete one.
+
+        Raises:
+            ValueError: there is no such step.
+        """
+        return graph_of(self.data, step)
+
+    def write_timeline(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        steps: "str | range | slice | None" = None,
+        ops: bool = True,
+        op_flows: bool = False,
+    ) -> None:
+        """Writes when what ran as a trace in Chrome's format, which ui.perfetto.dev shows; see docs/timeline.md.
+
+        Args:
+            path: a file; one that is there is replaced.
+            steps: which, `"START:STOP[:EVERY]"`, a range or a slice; None for all.
+            ops: whether ops are shown inside of their calls, where they were recorded.
+            op_flows: whether arrows lead from each op to its backward too, not only from calls.
+
+        Raises:
+            ValueError: `steps` holds no step of the recording.
+            ModtraceError: the file cannot be written.
+        """
+        timeline = build_timeline(self.data, steps=to_step_range(steps), ops=ops, op_flows=op_flows)
+        write_perfetto(timeline, path)
 
     def write(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Writes the recording as a folder.

@@ -10,7 +10,7 @@ from typing import Any
 import dacite
 
 from helpers.programs import load_model_explorer
-from helpers.typed_views import typed_box, typed_edge, typed_node, typed_view
+from helpers.typed_records import typed_box, typed_edge, typed_node, typed_view
 from modtrace.analysis.graph_view import GraphView
 from modtrace.views.model_explorer import render_model_explorer
 from modtrace.views.model_explorer_data import iterate_node_data

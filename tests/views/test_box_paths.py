@@ -1,6 +1,6 @@
 """Names for boxes: labels with slashes between them, each name once."""
 
-from helpers.typed_views import typed_box
+from helpers.typed_records import typed_box
 from modtrace.views.box_paths import name_boxes
 
 

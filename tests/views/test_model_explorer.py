@@ -11,7 +11,7 @@ import pytest
 from golden import assert_golden
 from helpers.explorer_json import EDGES, NET, NODES, PHASES, fill, find_unknown, load_graph
 from helpers.programs import load_model_explorer
-from helpers.typed_views import typed_edge, typed_node, typed_view
+from helpers.typed_records import typed_edge, typed_node, typed_view
 from modtrace.errors import ModtraceError
 from modtrace.views.model_explorer import (
     iterate_model_explorer,

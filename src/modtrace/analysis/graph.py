@@ -172,7 +172,7 @@ class Graph:
     command: tuple[str, ...]
     marks: tuple[str, ...]
     step: ShownStep | None  # None: nothing was recorded
-    has_ops: bool  # some step of the recording has ops; else nodes are calls, and edges say what ran next
+    has_ops: bool  # False: the step has none; nodes are calls, and edges say what ran next
     layers: Layers
     nodes: Nodes
     edges: Edges

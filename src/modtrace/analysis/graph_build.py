@@ -12,11 +12,11 @@ from ..recording.schema import schema
 from .calls import Column, RowFinder, Rows, column_of
 from .graph import CALL, NODE_KINDS, NONE, OP, OUTPUT, Edges, Graph, Layers, Nodes, Numbers, Tensors
 from .graph_layers import LayerTree, build_layers
-from .graph_leaves import Leaves, find_leaves, outermost_phase, place_leaves
+from .graph_leaves import Leaves, Readers, find_leaves, outermost_phase
 from .graph_numbers import Measured, empty_numbers, join_numbers, numbers_of_layers, read_measured
 from .graph_parts import WHOLE, Part
 from .graph_reads import Reads, read_uses
-from .step_ops import StepOps, read_step_ops, word_codes
+from .step_ops import PlacedCalls, StepOps, read_step_ops, word_codes
 
 _OP, _CALL, _OUTPUT = (NODE_KINDS.index(each) for each in (OP, CALL, OUTPUT))
 # Of what happens at one time: a leaf is there before the op that reads it, an output after it.
@@ -36,11 +36,12 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
         ValueError: the recording has no such step.
     """
     ops = read_step_ops(data, step=step)
-    if ops.recorded:
+    has_ops = len(ops) > 0
+    if has_ops:
         ops = ops.take(np.flatnonzero(_has_tensors(data, ops) & part.of_ops(ops)))
-    tree = build_layers(ops.placed, _kept_calls(ops, part), ops.phase)
+    tree = build_layers(ops.placed, _kept_calls(ops, part, has_ops), ops.phase, ops.start_ns)
     measured = read_measured(data, ops.step.step if ops.step else None)
-    draft, edges, tensors = _build_ops(data, ops, tree, measured) if ops.recorded else _build_calls(ops, tree)
+    draft, edges, tensors = _build_ops(data, ops, tree, measured) if has_ops else _build_calls(ops, tree)
     order = np.lexsort((np.arange(len(draft.layer)), draft.when, draft.time_ns))
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
@@ -52,7 +53,7 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
         command=data.meta.argv,
         marks=data.meta.marks,
         step=ops.step,
-        has_ops=ops.recorded,
+        has_ops=has_ops or not len(tree.call),
         layers=_to_layers(ops, tree, nodes, measured),
         nodes=nodes,
         edges=_sort_edges(edges, new, nodes),
@@ -110,11 +111,11 @@ class _Draft:
         )
 
 
-def _kept_calls(ops: StepOps, part: Part) -> Column:
+def _kept_calls(ops: StepOps, part: Part, has_ops: bool) -> Column:
     """The calls that ops ran in, with all around them; without ops those of the step."""
     calls = ops.placed.calls
     kept = np.zeros(len(calls), bool)
-    if ops.recorded:
+    if has_ops:
         waiting = np.unique(ops.call[ops.call >= 0])
     else:
         places = np.array([*part.has_places([each.path for each in ops.placed.places]), part.paths is None])
@@ -140,15 +141,40 @@ def _build_ops(
     every = data.table("tensors")
     row = RowFinder(column_of(every, "tensor_id"))(tensors.tensor_id)
     made_by = column_of(every, "producer_op")[row]
-    leaves = find_leaves(data, reads, tensors, made_by, ops.start_ns)
+    reads = _without_strays(reads, tensors)
     layer = _layers_of_ops(ops, tree)
-    reader = reads.op[leaves.reader]
+    leaves = find_leaves(data, _readers(reads, ops, layer, tree), tensors, made_by, tree)
     parts = (
         _draft_ops(data, ops, layer, tensors, measured),
-        _draft_leaves(leaves, place_leaves(leaves, reads, layer, tree), ops, reader, measured),
+        _draft_leaves(leaves, measured),
         _draft_outputs(reads, ops, tree),
     )
     return _join(parts), _join_edges(reads, ops, leaves, tensors, len(parts[0].layer)), tensors
+
+
+def _without_strays(reads: Reads, tensors: Tensors) -> Reads:
+    """The same without outputs that nothing in the graph has made or reads, and that are none of the model's."""
+    is_read = np.zeros(len(tensors), bool)
+    is_read[reads.tensor] = True
+    known = (tensors.producer >= 0) | is_read | (column_of(tensors.table, "site_id") >= 0)
+    kept = known[reads.returned]
+    return replace(reads, call=reads.call[kept], returned=reads.returned[kept], place=reads.place[kept])
+
+
+def _readers(reads: Reads, ops: StepOps, layer: Rows, tree: LayerTree) -> Readers:
+    around = outermost_phase(tree)[tree.of_call[reads.call]]
+    return Readers(
+        tensor=np.concatenate([reads.tensor, reads.returned]),
+        layer=np.concatenate([layer[reads.op], around]),
+        time_ns=np.concatenate([ops.start_ns[reads.op], _ends(ops.placed)[reads.call]]),
+        op_count=len(reads.op),
+    )
+
+
+def _ends(placed: PlacedCalls) -> Column:
+    """When calls ended, or began if that is not known."""
+    calls = placed.calls
+    return np.asarray(calls.start_ns + calls.duration_ns + calls.overhead_ns)
 
 
 def _layers_of_ops(ops: StepOps, tree: LayerTree) -> Rows:
@@ -219,14 +245,14 @@ def _op_keys(ops: StepOps, call: Rows) -> Column:
     return np.where(call >= 0, (call * len(ops.names) + ops.name) * highest + ops.nth, NONE)
 
 
-def _draft_leaves(leaves: Leaves, layer: Rows, ops: StepOps, reader: Rows, measured: Measured) -> _Draft:
+def _draft_leaves(leaves: Leaves, measured: Measured) -> _Draft:
     size = len(leaves.tensor)
     names = tuple(dict.fromkeys(leaves.name))
     codes = {name: code for code, name in enumerate(names)}
-    sited = measured.take(~measured.is_op_output & (measured.call_id < 0))
+    sited = measured.take(~measured.is_op_output & (measured.call_id < 0)).first_at_sites()
     nonfinite, count, sumsq = sited.sum_at(RowFinder(leaves.site)(sited.site), size)
     return _Draft(
-        layer=layer,
+        layer=leaves.layer,
         kind=leaves.kind,
         name=np.array([codes[each] for each in leaves.name], np.int64),
         nth=np.zeros(size, np.int32),
@@ -236,7 +262,7 @@ def _draft_leaves(leaves: Leaves, layer: Rows, ops: StepOps, reader: Rows, measu
         args=np.full(size, NONE, np.int64),
         is_view=np.zeros(size, bool),
         repeats=np.full(size, NONE, np.int64),
-        time_ns=ops.start_ns[reader],
+        time_ns=leaves.time_ns,
         when=np.full(size, _BEFORE, np.int8),
         raised=np.zeros(size, bool),
         numbers=replace(empty_numbers(size), nonfinite=nonfinite, measured=count, sumsq=sumsq),
@@ -249,7 +275,6 @@ def _draft_outputs(reads: Reads, ops: StepOps, tree: LayerTree) -> _Draft:
     size = len(reads.call)
     calls = ops.placed.calls
     around = outermost_phase(tree)
-    end_ns = calls.start_ns + calls.duration_ns + calls.overhead_ns
     return _Draft(
         layer=around[tree.of_call[reads.call]],
         kind=np.full(size, _OUTPUT, np.int8),
@@ -261,7 +286,7 @@ def _draft_outputs(reads: Reads, ops: StepOps, tree: LayerTree) -> _Draft:
         args=np.full(size, NONE, np.int64),
         is_view=np.zeros(size, bool),
         repeats=np.full(size, NONE, np.int64),
-        time_ns=end_ns[reads.call],
+        time_ns=_ends(ops.placed)[reads.call],
         when=np.full(size, _AFTER, np.int8),
         raised=np.zeros(size, bool),
         numbers=empty_numbers(size),
@@ -305,14 +330,12 @@ def _join_edges(reads: Reads, ops: StepOps, leaves: Leaves, tensors: Tensors, op
     source = np.concatenate([maker[reads.tensor], maker[reads.returned]])
     target = np.concatenate([reads.op, output])
     known = source >= 0  # what a model returns may be something that no op has read or made
-    calls = ops.placed.calls
-    end_ns = calls.start_ns + calls.duration_ns + calls.overhead_ns
     return Edges(
         source=source[known],
         target=target[known],
         tensor=np.concatenate([reads.tensor, reads.returned])[known],
         slot=np.concatenate([reads.slot, reads.place])[known],
-        time_ns=np.concatenate([ops.start_ns[reads.op], end_ns[reads.call]])[known],
+        time_ns=np.concatenate([ops.start_ns[reads.op], _ends(ops.placed)[reads.call]])[known],
         slots=reads.slots,
     )
 

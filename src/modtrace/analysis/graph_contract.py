@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from .calls import Rows
-from .graph import NONE, Edges, Graph, Nodes
+from .graph import LEAF_KINDS, NODE_KINDS, NONE, Edges, Graph, Nodes
 
 
 def without_views(graph: Graph) -> Graph:
@@ -18,11 +18,13 @@ def without_views(graph: Graph) -> Graph:
     target_kept = new[edges.target] >= 0
     remaining = edges.take(np.flatnonzero(target_kept))
     twin = np.append(new, NONE)[nodes.repeats[kept]]
+    is_leaf = np.append(np.isin(nodes.kind, [NODE_KINDS.index(each) for each in LEAF_KINDS]), True)
+    maker = np.append(base, NONE)[graph.tensors.producer]
     return replace(
         graph,
         nodes=_renumber(nodes.take(kept), twin),
         edges=_join(remaining, base, new),
-        tensors=replace(graph.tensors, producer=new[np.append(base, NONE)[graph.tensors.producer]]),
+        tensors=replace(graph.tensors, producer=np.where(is_leaf[maker], NONE, new[maker])),
     )
 
 

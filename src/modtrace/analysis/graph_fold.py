@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .calls import Column, Rows
-from .graph import LAYER_KINDS, LEAF_KINDS, MODULE, NODE_KINDS, NONE, Graph
+from .graph import LAYER_KINDS, MODULE, NONE, Graph
 from .graph_layers import group_children
 from .graph_signatures import sign_layers
 
@@ -37,8 +37,7 @@ class Folding:
 def fold_graph(graph: Graph) -> Folding:
     """Runs of sibling layers whose insides are the same: ops, shapes, names and edges.
 
-    A run is folded only if nothing of the graph runs between its layers: then no edge leads from one of them to
-    another through what lies outside.
+    A run is folded only if no way leads from one of its layers through what lies outside to another of them.
     """
     layer, node = np.arange(len(graph.layers)), np.arange(len(graph.nodes))
     runs = []
@@ -111,32 +110,33 @@ def _number(graph: Graph, layer: int) -> int | None:
 
 
 class _Crossing:
-    """The edges that lead into and out of layers."""
+    """The edges that lead out of layers."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        nodes, edges = graph.nodes, graph.edges
-        is_leaf = np.isin(nodes.kind, [NODE_KINDS.index(each) for each in LEAF_KINDS])
-        self._source, self._target = edges.source, edges.target
-        self._by_source = np.argsort(edges.source, kind="stable")
-        self._by_target = np.argsort(edges.target, kind="stable")
-        self._sources, self._targets = edges.source[self._by_source], edges.target[self._by_target]
-        self._time = np.where(is_leaf, NONE, nodes.order)  # a leaf is there before all
+        self._target = graph.edges.target
+        self._by_source = np.argsort(graph.edges.source, kind="stable")
+        self._sources = graph.edges.source[self._by_source]
 
     def is_closed(self, run: Run) -> bool:
         """Whether nothing outside lies on a way from one of the layers to another."""
         first = min(int(self._graph.first_node[each]) for each in run.layers)
         end = max(int(self._graph.end_node[each]) for each in run.layers)
-        times = self._graph.nodes.order[first:end]
-        if not len(times):
-            return True
-        sources = self._source[self._edges(self._by_target, self._targets, first, end)]
-        targets = self._target[self._edges(self._by_source, self._sources, first, end)]
-        before = self._time[sources[(sources < first) | (sources >= end)]]
-        after = self._time[targets[(targets < first) | (targets >= end)]]
-        return bool((before < times.min()).all() and (after > times.max()).all())
+        order = self._graph.nodes.order
+        latest = int(order[first:end].max(initial=NONE))
+        met: set[int] = set()
+        reached = self._target[self._edges(first, end)]
+        while len(reached):
+            if met and bool(((reached >= first) & (reached < end)).any()):
+                return False
+            outside = (reached < first) | (reached >= end)
+            new = {*reached[outside & (order[reached] < latest)].tolist()} - met
+            met |= new
+            edges = [self._edges(each, each + 1) for each in new]
+            reached = self._target[np.concatenate(edges)] if edges else reached[:0]
+        return True
 
-    @staticmethod
-    def _edges(order: Rows, ends: Rows, first: int, end: int) -> Rows:
-        """The edges that end at one of the nodes from `first` to before `end`."""
-        return order[np.searchsorted(ends, first) : np.searchsorted(ends, end)]
+    def _edges(self, first: int, end: int) -> Rows:
+        """The edges from the nodes from `first` to before `end`."""
+        begin, behind = np.searchsorted(self._sources, [first, end])
+        return self._by_source[begin:behind]

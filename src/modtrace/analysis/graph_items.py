@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .calls import Column, Rows
-from .graph import LEAF_KINDS, NODE_KINDS, NONE, Graph
+from .calls import Column, Rows, column_of
+from .graph import LEAF_KINDS, NODE_KINDS, NONE, Graph, Tensors
 from .graph_fold import Folding
+from .graph_signatures import number_columns
 
 _LEAVES = [NODE_KINDS.index(each) for each in LEAF_KINDS]
 
@@ -53,9 +54,7 @@ class Items:
         edges, tensors = self.graph.edges, self.graph.tensors
         if not len(tensors):
             return np.full(len(edges), NONE, np.int64)
-        producer = tensors.producer[edges.tensor]
-        slots = max(len(tensors.slots), 1)
-        key = np.where(producer >= 0, self.node_for[producer] * slots + tensors.slot[edges.tensor], NONE)
+        key = _name_tensors(tensors, self.node_for)[edges.tensor]
         is_inside = self.of_node[edges.source] == self.of_node[edges.target]
         distinct, number = np.unique(np.where(is_inside, NONE, key), return_inverse=True)
         has_none = len(distinct) > 0 and distinct[0] == NONE
@@ -72,6 +71,28 @@ class Items:
         source, target = (self.of_node[each[reads]] for each in (graph.edges.source, graph.edges.target))
         np.minimum.at(times, source, times[target] - 1)
         return times
+
+
+def _name_tensors(tensors: Tensors, node_for: Rows) -> Rows:
+    """A number for each tensor that an op has made, the same for those that correspond in folded layers.
+
+    What an op makes is told apart by its slot, and ops that name none (`_foreach_add_`) by what memory it shows.
+    """
+    made = np.flatnonzero(tensors.producer >= 0)
+    producer, slot = tensors.producer[made], tensors.slot[made].astype(np.int64)
+    storage = column_of(tensors.table, "storage")[made].astype(np.int64)
+    storage = np.where(storage >= 0, storage, -2 - made)
+    place = number_columns(np.stack([producer, slot]))
+    memory = number_columns(np.stack([place, storage - storage.min(initial=0)]))
+    _, first, which = np.unique(memory, return_index=True, return_inverse=True)
+    order = np.lexsort((first, place[first]))
+    begins = np.searchsorted(place[first][order], place[first])
+    rank = np.empty(len(first), np.int64)
+    rank[order] = np.arange(len(first))
+    rank -= begins
+    key = np.full(len(tensors), NONE, np.int64)
+    key[made] = number_columns(np.stack([node_for[producer], slot, rank[which.reshape(-1)]]))
+    return key
 
 
 def _has_none_inside(graph: Graph) -> Column:

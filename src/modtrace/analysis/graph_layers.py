@@ -47,18 +47,21 @@ class _Layer:
     children: list[int] = field(default_factory=list)
 
 
-def build_layers(placed: PlacedCalls, kept: Column, phases: Column) -> LayerTree:
-    """The layers of the calls that are `kept`.
+def build_layers(placed: PlacedCalls, kept: Column, phase: Column, start_ns: Column) -> LayerTree:
+    """The layers of the calls that are `kept`, and of the phases in which ops ran.
 
     Args:
-        phases: codes of phases that have a layer also where no call ran in them.
+        phase: of each op the code of its phase; NONE for none.
+        start_ns: of each op.
     """
     growing = _Growing(placed)
     for level in placed.levels:
         for row in level[kept[level]].tolist():
             growing.add_call(row)
-    for phase in sorted(set(phases.tolist()) - {NONE}):
-        growing.phase_layer(phase)
+    for code in range(len(PHASES)):
+        begun = start_ns[phase == code]
+        if len(begun):
+            growing.begin_phase(code, int(begun.min()))
     return growing.to_tree()
 
 
@@ -93,6 +96,11 @@ class _Growing:
             around = self._container(around, each, phase)
         kind = OPTIMIZER_STEP if phase == _OPTIMIZER and where < 0 else MODULE
         self._of_call[row] = self._add(kind, phase, around, where, row, self._start_ns[row])
+
+    def begin_phase(self, phase: int, start_ns: int) -> None:
+        """An op ran in a phase, perhaps outside of all calls."""
+        layer = self._layers[self.phase_layer(phase)]
+        layer.start_ns = min(layer.start_ns, start_ns)
 
     def phase_layer(self, phase: int) -> int:
         """The layer of a phase."""

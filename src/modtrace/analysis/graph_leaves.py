@@ -1,6 +1,7 @@
-"""The leaves of a graph: tensors that ops read and that no op of the graph has made."""
+"""The leaves of a graph: tensors that are read and that no op of the graph has made."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,6 @@ from ..recording.protocols import RecordingData
 from .calls import Column, RowFinder, Rows, column_of
 from .graph import BUFFER, CONSTANT, EARLIER, INPUT, LAYER_KINDS, NODE_KINDS, NONE, PARAMETER, PHASE, Tensors
 from .graph_layers import LayerTree, common_layer
-from .graph_reads import Reads
 
 _KIND_OF_ROLE = {role.PARAMETER: PARAMETER, role.BUFFER: BUFFER, role.INPUT: INPUT, role.LEAF: CONSTANT}
 
@@ -24,33 +24,45 @@ class Leaves:
     kind: Column  # codes of NODE_KINDS
     name: list[str]  # of a parameter or buffer its path; of an input its place among the arguments
     site: Column  # site_id; -1 for none
-    reader: Rows  # the read that came first
+    time_ns: Column  # when it was first read
+    layer: Rows
+
+
+class Readers(NamedTuple):
+    """Who reads tensors: first ops, then outputs."""
+
+    tensor: Rows
+    layer: Rows
+    time_ns: Column
+    op_count: int  # of them are ops
 
 
 def find_leaves(
-    data: RecordingData, reads: Reads, tensors: Tensors, made_by: Column, start_ns: Column
+    data: RecordingData, readers: Readers, tensors: Tensors, made_by: Column, tree: LayerTree
 ) -> Leaves:
-    """The leaves that ops read.
+    """The leaves that ops read or that are returned.
 
     Args:
         made_by: of each tensor the id of the op that made it, also of one that is not in the graph; -1 for none.
-        start_ns: of the ops that `reads` names.
     """
-    by_time = np.argsort(start_ns[reads.op], kind="stable")
-    by_time = by_time[tensors.producer[reads.tensor[by_time]] < 0]
-    tensor, first = np.unique(reads.tensor[by_time], return_index=True)
+    by_time = np.argsort(readers.time_ns, kind="stable")
+    by_time = by_time[tensors.producer[readers.tensor[by_time]] < 0]
+    tensor, first = np.unique(readers.tensor[by_time], return_index=True)
     site = column_of(tensors.table, "site_id")[tensor]
     kinds, names = _name_sites(data)
     at = RowFinder(column_of(data.table("sites"), "site_id"))(site).tolist()
     earlier = _name_ops(data, np.where(site < 0, made_by[tensor], NONE))
     unnamed = [(EARLIER, name) if name else (CONSTANT, CONSTANT) for name in earlier]
     found = [(kinds[row], names[row]) if row >= 0 else other for row, other in zip(at, unnamed, strict=True)]
+    kind = np.array([NODE_KINDS.index(each) for each, _ in found], np.int8)
+    reader = by_time[first]
     return Leaves(
         tensor=tensor,
-        kind=np.array([NODE_KINDS.index(kind) for kind, _ in found], np.int8),
+        kind=kind,
         name=[name for _, name in found],
         site=site,
-        reader=by_time[first],
+        time_ns=readers.time_ns[reader],
+        layer=_place(tensor, kind, readers, readers.layer[reader], tree),
     )
 
 
@@ -75,24 +87,30 @@ def _name_sites(data: RecordingData) -> tuple[list[str], list[str]]:
     return kinds, names
 
 
-def place_leaves(leaves: Leaves, reads: Reads, layer_of_op: Rows, tree: LayerTree) -> Rows:
+def _place(tensor: Rows, kind: Column, readers: Readers, first: Rows, tree: LayerTree) -> Rows:
     """The layer of each leaf: the innermost that holds all ops that read it in the phase of the first of them.
 
-    An input lies in no module.
+    An input lies in no module, nor does what is only returned.
+
+    Args:
+        first: the layer of who reads it first.
     """
     phase = np.append(outermost_phase(tree), NONE)
-    first_phase = phase[layer_of_op[reads.op[leaves.reader]]]
-    leaf_of = np.full(int(reads.tensor.max(initial=-1)) + 1, NONE, np.int64)
-    leaf_of[leaves.tensor] = np.arange(len(leaves.tensor))
-    leaf, layer = leaf_of[reads.tensor], layer_of_op[reads.op]
-    kept = (leaf >= 0) & (phase[layer] == first_phase[leaf])
-    low = np.full(len(leaves.tensor), len(tree.parent), np.int64)
-    high = np.full(len(leaves.tensor), NONE, np.int64)
+    leaf_of = np.full(int(readers.tensor.max(initial=-1)) + 1, NONE, np.int64)
+    leaf_of[tensor] = np.arange(len(tensor))
+    leaf, layer = leaf_of[readers.tensor], readers.layer
+    first_phase = phase[np.append(first, NONE)[leaf]]
+    kept = (leaf >= 0) & (phase[layer] == first_phase)
+    is_read = np.zeros(len(tensor), bool)
+    is_op = kept & (np.arange(len(kept)) < readers.op_count)
+    is_read[leaf[is_op]] = True
+    kept = is_op | (kept & ~np.append(is_read, True)[leaf])
+    low = np.full(len(tensor), len(tree.parent), np.int64)
+    high = np.full(len(tensor), NONE, np.int64)
     np.minimum.at(low, leaf[kept], layer[kept])
     np.maximum.at(high, leaf[kept], layer[kept])
     around = common_layer(low, high, tree.parent, tree.last)
-    is_input = leaves.kind == NODE_KINDS.index(INPUT)
-    return np.where(is_input, first_phase, around)
+    return np.where(kind == NODE_KINDS.index(INPUT), phase[first], around)
 
 
 def outermost_phase(tree: LayerTree) -> Rows:

@@ -39,10 +39,12 @@ class LiftedEdges:
         """The edges; `number` is that of the visible node of each item."""
         graph, edges = self._graph, self._graph.edges
         shapes, dtypes, slots = graph.tensors.shapes, graph.tensors.dtypes, edges.slots
+        outputs = graph.tensors.slots
+        made_as = np.append(graph.tensors.slot, NONE)[edges.tensor[self.edge]]
         kind = DATA if graph.has_ops else NEXT
         columns = (
             number[self.source], number[self.target], edges.tensor[self.edge], edges.slot[self.edge],
-            self.count, edges.time_ns[self.edge], self.is_loop, self.is_into_tensor,
+            self.count, edges.time_ns[self.edge], self.is_loop, self.is_into_tensor, made_as,
         )  # fmt: skip
         return tuple(
             ViewEdge(
@@ -55,8 +57,9 @@ class LiftedEdges:
                 count,
                 time_ns,
                 is_loop,
+                outputs[made] if tensor >= 0 and made >= 0 else "",
             )
-            for source, target, tensor, slot, count, time_ns, is_loop, is_into in zip(
+            for source, target, tensor, slot, count, time_ns, is_loop, is_into, made in zip(
                 *(each.tolist() for each in columns), strict=True
             )
         )

@@ -38,12 +38,15 @@ class Measured:
         known = rows >= 0
         at = rows[known]
         counts = np.bincount(at, minlength=size)
-        sums = [
-            np.bincount(at, weights=column[known], minlength=size)
-            for column in (self.nonfinite, self.count, self.sumsq)
-        ]
+        sums = [sum_at(at, column[known], size) for column in (self.nonfinite, self.count, self.sumsq)]
         nonfinite, measured, sumsq = (np.where(counts > 0, each, -1) for each in sums)
-        return nonfinite.astype(np.int64), measured.astype(np.int64), sumsq
+        return nonfinite, measured, sumsq
+
+    def first_at_sites(self) -> "Measured":
+        """One row for each site: that of the op that read it first, or else the first there is."""
+        order = np.argsort(self.op_id < 0, kind="stable")
+        _, first = np.unique(self.site[order], return_index=True)
+        return self.take(order[first])
 
 
 def read_measured(data: RecordingData, step: int | None) -> Measured:
@@ -116,21 +119,28 @@ def _sum_inside(column: Column, of_node: Rows, tree: LayerTree) -> Column:
     """Sums over all that is inside of each layer; -1 where one is not known."""
     inside = of_node >= 0
     layer, values = of_node[inside], column[inside]
-    totals = _to_totals(np.bincount(layer, np.maximum(values, 0), minlength=len(tree.parent)), tree)
-    unknown = _to_totals(np.bincount(layer, values < 0, minlength=len(tree.parent)), tree)
-    return np.where(unknown > 0, NONE, totals).astype(np.int64)
+    totals = _to_totals(sum_at(layer, np.maximum(values, 0), len(tree.parent)), tree)
+    unknown = _to_totals(sum_at(layer, values < 0, len(tree.parent)), tree)
+    return np.where(unknown > 0, NONE, totals)
+
+
+def sum_at(rows: Rows, values: Column, size: int) -> Column:
+    """The sum of the values at each of `size` rows; exact for integers, which a sum in float64 is not."""
+    total = np.zeros(size, np.float64 if values.dtype.kind == "f" else np.int64)
+    np.add.at(total, rows, values)
+    return total
 
 
 def _to_totals(own: Column, tree: LayerTree) -> Column:
     """Of each layer what it and all inside of it have: they stand behind it, up to its last."""
-    before = np.concatenate([[0.0], np.cumsum(own)])
+    before = np.concatenate([[0], np.cumsum(own)])
     return np.asarray(before[tree.last + 1] - before[: len(own)])
 
 
 def _durations(tree: LayerTree, calls: Calls, of_node: Rows, durations: Column) -> Column:
     """The time of each call; without a call, or without its end, that of what is inside."""
     inside = of_node >= 0
-    own = np.bincount(of_node[inside], durations[inside], minlength=len(tree.parent)).tolist()
+    own = sum_at(of_node[inside], durations[inside], len(tree.parent)).tolist()
     call = tree.call
     is_known = (call >= 0) & calls.ended[call] if len(calls) else call >= 0
     own_known = np.where(is_known, calls.duration_ns[call], 0).tolist() if len(calls) else own
@@ -140,7 +150,7 @@ def _durations(tree: LayerTree, calls: Calls, of_node: Rows, durations: Column) 
             own[at] = own_known[at]
         if tree.parent[at] >= 0:
             own[tree.parent[at]] += own[at]
-    return np.array(own, np.float64).astype(np.int64)
+    return np.array(own, np.int64)
 
 
 def _layers_of(measured: Measured, tree: LayerTree, calls: Calls) -> Rows:
@@ -148,9 +158,11 @@ def _layers_of(measured: Measured, tree: LayerTree, calls: Calls) -> Rows:
     call = RowFinder(calls.call_id)(measured.call_id)
     if not len(calls):
         return call
-    layer = np.where(call >= 0, tree.of_call[call], NONE)
+    at = np.append(tree.call, NONE)[tree.of_call]
+    stands_for = np.where(at == np.arange(len(calls)), tree.of_call, NONE)  # a wrapper, not what it wraps
+    layer = np.where(call >= 0, stands_for[call], NONE)
     backward = np.full(len(calls) + 1, NONE, np.int64)
-    is_backward = (calls.phase == PHASES.index(BACKWARD)) & (calls.repeats >= 0) & (tree.of_call >= 0)
+    is_backward = (calls.phase == PHASES.index(BACKWARD)) & (calls.repeats >= 0) & (stands_for >= 0)
     rows = np.flatnonzero(is_backward)
-    backward[calls.repeats[rows]] = tree.of_call[rows]
+    backward[calls.repeats[rows]] = stands_for[rows]
     return np.where(measured.is_gradient, backward[call], layer)

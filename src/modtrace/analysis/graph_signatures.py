@@ -5,8 +5,11 @@ from collections.abc import Hashable
 import numpy as np
 
 from .calls import Column, Rows
-from .graph import NONE, Graph
+from .graph import BUFFER, NODE_KINDS, NONE, PARAMETER, Graph
 from .graph_layers import common_layer, group_children
+
+#: What is called by its path; in two layers that are alike the last part of it is the same.
+_OWNED = [NODE_KINDS.index(PARAMETER), NODE_KINDS.index(BUFFER)]
 
 
 def sign_layers(graph: Graph) -> list[int]:
@@ -34,20 +37,23 @@ def sign_layers(graph: Graph) -> list[int]:
 
 
 def _sign_nodes(graph: Graph) -> Column:
-    """A number for each node: what it is, what it is called and what it returns."""
+    """A number for each node: what it is, what it is called, what it is told and what it returns."""
     nodes = graph.nodes
-    short: dict[str, int] = {}
-    names = np.array([short.setdefault(_short(each), len(short)) for each in nodes.names], np.int64)
+    codes: dict[str, int] = {}
+    full = np.array([codes.setdefault(each, len(codes)) for each in nodes.names], np.int64)
+    short = np.array(
+        [codes.setdefault(each.rpartition(".")[2], len(codes)) for each in nodes.names], np.int64
+    )
     shapes: dict[Hashable, int] = {}
     described = zip(graph.tensors.shapes, graph.tensors.dtypes, strict=True)
     shape = np.array([*(shapes.setdefault(each, len(shapes)) for each in described), NONE], np.int64)
-    columns = np.stack([nodes.kind.astype(np.int64), names[nodes.name], shape[nodes.tensor]])
+    name = (
+        np.where(np.isin(nodes.kind, _OWNED), short[nodes.name], full[nodes.name])
+        if len(nodes)
+        else nodes.name
+    )
+    columns = np.stack([nodes.kind.astype(np.int64), name, shape[nodes.tensor], nodes.args])
     return number_columns(columns)
-
-
-def _short(name: str) -> str:
-    """Of a parameter's path its last part; ops and others keep their names."""
-    return name if name.startswith("aten.") else name.rpartition(".")[2]
 
 
 def number_columns(columns: Column) -> Column:

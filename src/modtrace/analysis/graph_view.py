@@ -81,6 +81,7 @@ class ViewEdge(NamedTuple):
     reads: int  # edges of the graph that it stands for
     time_ns: int  # when the target first read it
     is_loop: bool  # from one folded layer to the next: the target stands before the source
+    output: str = ""  # which of several things that the source returns
 
 
 @dataclass(frozen=True)

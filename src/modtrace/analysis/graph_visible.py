@@ -1,20 +1,22 @@
 """Makes a view of a graph: what is visible as boxes, nodes and edges."""
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ..recording.phase import PHASES
 from .calls import Column, Rows
-from .graph import LAYER_KINDS, LEAF_KINDS, NODE_KINDS, NONE, OP, PHASE, TENSOR, Graph, LayerPlace, Numbers
+from .graph import EARLIER, LAYER_KINDS, NODE_KINDS, NONE, OP, PHASE, TENSOR, Graph, LayerPlace, Numbers
 from .graph_items import Items, Seen
 from .graph_keys import layer_keys, name_layers, node_keys
 from .graph_lift import LiftedEdges
+from .graph_numbers import sum_at
 from .graph_view import LAYER, GraphView, ViewBox, ViewNode
 
 _PHASE, _OP = LAYER_KINDS.index(PHASE), NODE_KINDS.index(OP)
-_IS_LEAF = [each in LEAF_KINDS for each in NODE_KINDS]
+_IS_NAMED_AS_OP = [each in (OP, EARLIER) for each in NODE_KINDS]
 
 
 def build_view(graph: Graph, seen: Seen) -> GraphView:
@@ -51,6 +53,10 @@ class _Visible:
         self._layer_repeats = np.bincount(items.layer_for, minlength=len(inside))
         self._names, self._labels = name_layers(graph, seen.folding)
         self._layer_numbers = _sum_numbers(graph.layers.numbers, items.layer_for)
+
+    @cached_property
+    def _node_keys(self) -> list[str]:
+        return node_keys(self._graph, self._layer_keys)
 
     def in_order(self) -> Rows:
         """The items that are nodes of the view, by time; a tensor stands behind what makes it."""
@@ -169,7 +175,7 @@ class _Visible:
         layers, tensors = graph.layers, graph.tensors
         repeats = np.bincount(self._items.node_for, minlength=len(nodes))
         sums = _sum_numbers(nodes.numbers, self._items.node_for).take(rows)
-        keys = node_keys(graph, self._layer_keys)
+        keys = self._node_keys
         twin = np.append(self._items.of_node, NONE)[nodes.repeats[rows]]
         places = [*(layers.places[each] for each in layers.place.tolist()), None]
         nth = [*layers.nth.tolist(), NONE]
@@ -205,7 +211,7 @@ class _Visible:
             call = nth[layer]
             yield ViewNode._make((
                 keys[row], NODE_KINDS[kind], nodes.names[name],
-                _below(nodes.names[name], place) if _IS_LEAF[kind] else labels[name],
+                labels[name] if _IS_NAMED_AS_OP[kind] else _below(nodes.names[name], place),
                 "", place.path if place else None, place.root if place else None, None if call < 0 else call,
                 PHASES[phase] if phase >= 0 else None, box, count, count if kind == _OP else 0,
                 tensors.shapes[tensor] if tensor >= 0 else None, tensors.dtypes[tensor] if tensor >= 0 else None,
@@ -217,8 +223,9 @@ class _Visible:
         tensor = int(edges.tensor[self._edge[item]])
         slot = tensors.slots[int(tensors.slot[tensor])] if tensors.slot[tensor] >= 0 else ""
         name = slot or "tensor"
+        producer = int(self._items.node_for[tensors.producer[tensor]])
         return maker._replace(
-            key=f"{maker.key}:{name}", kind=TENSOR, name=name, label=name, type="", ops=0,
+            key=f"{self._node_keys[producer]}:{name}", kind=TENSOR, name=name, label=name, type="", ops=0,
             shape=tensors.shapes[tensor], dtype=tensors.dtypes[tensor], args="", duration_ns=0, flops=0, bytes_read=0,
             bytes_written=0, saved_bytes=0, nonfinite=None, rms=None, twin=NONE, first=tensor,
         )  # fmt: skip
@@ -248,8 +255,8 @@ def _sum_numbers(numbers: Numbers, onto: Rows) -> Numbers:
         return numbers
     sums: dict[str, Column] = {}
     for name, column in vars(numbers).items():
-        total = np.bincount(onto, np.maximum(column, 0), minlength=len(onto))
-        unknown = np.bincount(onto, column < 0, minlength=len(onto))
+        total = sum_at(onto, np.maximum(column, 0), len(onto))
+        unknown = sum_at(onto, column < 0, len(onto))
         count = np.bincount(onto, minlength=len(onto))
         is_measure = name in ("nonfinite", "measured", "sumsq")
         missing = unknown == count if is_measure else unknown > 0

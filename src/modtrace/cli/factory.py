@@ -6,7 +6,8 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -57,8 +58,19 @@ def call_model(text: str, loaded: LoadedModel) -> Any:
     Raises:
         click.ClickException: it raises an exception.
     """
-    try:
+    with errors_of_call(text):
         return loaded.model(*loaded.args, **loaded.kwargs)
+
+
+@contextmanager
+def errors_of_call(text: str) -> Iterator[None]:
+    """Inside, what the model of the factory `text` raises becomes one line.
+
+    Raises:
+        click.ClickException: the block raises an exception.
+    """
+    try:
+        yield
     except Exception as error:
         raise click.ClickException(f"{text}: calling the model raised {_describe(error)}") from error
 

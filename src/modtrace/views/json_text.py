@@ -35,6 +35,11 @@ def _to_json(value: Any) -> Any:
         return {name: _to_json(getattr(value, name)) for name in names}
     if isinstance(value, tuple):
         return [_to_json(each) for each in value]
+    return to_json_number(value)
+
+
+def to_json_number(value: Any) -> Any:
+    """A number as JSON can hold it: a text for one that is not finite, as `render_module_tree_json` says."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value

@@ -1,0 +1,191 @@
+"""`modtrace graph`: draws the execution graph of one step, or of a model that is called once."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from ..model_graph import ModelGraph, graph_of
+from ..recording.phase import PHASES
+from ..recording.protocols import RecordingData
+from ..views.graph_text import NO_OPS_IN_GRAPH, describe_counts, render_graph_json
+from ..views.sizes import format_bytes
+from .factory import errors_of_call, is_factory, load_factory
+from .output import print_text
+
+#: Who writes a picture or file, by the end of its name.
+_WRITERS: dict[str, Callable[..., None]] = {
+    ".svg": ModelGraph.write_svg,
+    ".png": ModelGraph.write_png,
+    ".dot": ModelGraph.write_dot,
+    ".gv": ModelGraph.write_dot,
+    ".graphml": ModelGraph.write_graphml,
+    ".json": ModelGraph.write_model_explorer,
+}
+_DRAWN = frozenset({".svg", ".png", ".dot", ".gv"})
+
+#: With more nodes a picture can hardly be read; where no depth is asked for, a smaller one is chosen.
+_READABLE = 250
+
+
+@click.command()
+@click.argument("run", metavar="RUN|MODULE:FACTORY")
+@click.option(
+    "-o",
+    "--output",
+    "path",
+    type=click.Path(path_type=Path),
+    help=f"Where to write; {', '.join(_WRITERS)} (Model Explorer). Default: only say what is in it.",
+)
+@click.option("--step", type=int, help="The step to show. Default: the last complete training step.")
+@click.option(
+    "--depth",
+    type=click.IntRange(min=0),
+    help="Levels below the roots. Default: as many as can be read.",
+)
+@click.option(
+    "--collapse", multiple=True, metavar="PATH", help="Modules to show as single nodes: a glob over paths."
+)
+@click.option(
+    "--fold/--no-fold",
+    default=True,
+    show_default=True,
+    help="Show modules that are alike once.",
+)
+@click.option(
+    "--phase", type=click.Choice(PHASES), multiple=True, help="Only ops of this phase. Default: all."
+)
+@click.option("--path", "modules", metavar="PATH", help="Only ops in these modules: a glob over paths.")
+@click.option("--op", multiple=True, metavar="NAME", help="Only ops of these names: a glob, such as '*mm'.")
+@click.option(
+    "--color", metavar="NUMBER", help="Colour nodes by time, flops, bytes, saved, rms or nonfinite."
+)
+@click.option("--views", is_flag=True, help="Show ops that only return views too: view, t, detach.")
+@click.option("--tensors", is_flag=True, help="Show what ops return as nodes of their own.")
+@click.option("--dpi", type=click.IntRange(min=10, max=1200), default=96, show_default=True, help="Of a PNG.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Nodes, edges and boxes, or what was written, as JSON.",
+)
+def graph(
+    run: str,
+    path: Path | None,
+    step: int | None,
+    depth: int | None,
+    collapse: tuple[str, ...],
+    fold: bool,
+    phase: tuple[str, ...],
+    modules: str | None,
+    op: tuple[str, ...],
+    color: str | None,
+    views: bool,
+    tensors: bool,
+    dpi: int,
+    as_json: bool,
+) -> None:
+    """Draws what ran in one step: modules, ops, parameters, and who reads what whom has made.
+
+    RUN is a recording; without ops in it the calls are drawn in order. Or the model that MODULE:FACTORY makes is
+    called once: FACTORY is a function of the Python module that takes no arguments and returns (model, args, kwargs).
+    """
+    writer = _find_writer(path)
+    shown = _choose(_load(run, step), collapse, phase, modules, op, views, tensors)
+    shown = shown.fold() if fold else shown
+    shown, note = _at_depth(shown, depth, is_drawn=path is not None and path.suffix.lower() in _DRAWN)
+    if path is None or writer is None:
+        print_text(render_graph_json(shown.view) if as_json else str(shown))
+        return
+    _write(writer, shown, path, color, dpi)
+    _tell(shown, path, note, as_json)
+
+
+def _find_writer(path: Path | None) -> Callable[..., None] | None:
+    if path is None:
+        return None
+    if path.suffix.lower() not in _WRITERS:
+        raise click.BadParameter(
+            f"{path}: its name tells no format; it may end in {', '.join(_WRITERS)}", param_hint="--output"
+        )
+    return _WRITERS[path.suffix.lower()]
+
+
+def _load(run: str, step: int | None) -> ModelGraph:
+    from ..face import open_recording
+
+    try:
+        if is_factory(run) and not os.path.exists(run):
+            return graph_of(_record(run), step)
+        return graph_of(open_recording(run).data, step)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--step") from error
+
+
+def _record(text: str) -> RecordingData:
+    from ..replay.one_call import record_call
+
+    loaded = load_factory(text)
+    with errors_of_call(text):
+        return record_call(loaded.model, loaded.args, loaded.kwargs)
+
+
+def _choose(
+    whole: ModelGraph,
+    collapse: tuple[str, ...],
+    phase: tuple[str, ...],
+    modules: str | None,
+    op: tuple[str, ...],
+    views: bool,
+    tensors: bool,
+) -> ModelGraph:
+    try:
+        if phase or modules is not None or op:
+            whole = whole.filter(phase=phase or None, path=modules, op=op or None)
+        whole = whole if views else whole.without_views()
+        whole = whole.collapse(*collapse) if collapse else whole
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    return whole.with_tensors() if tensors else whole
+
+
+def _at_depth(whole: ModelGraph, depth: int | None, *, is_drawn: bool) -> tuple[ModelGraph, str]:
+    """The graph at the depth asked for, or else at the deepest that can be read, and what is to be said of that."""
+    if depth is not None:
+        return whole.collapse(depth=depth), ""
+    size = len(whole.nodes)
+    if not is_drawn or size <= _READABLE:
+        return whole, ""
+    deepest = int(whole.columns.layers.depth.max(initial=0))
+    shown, chosen = whole, deepest + 1
+    while chosen > 1 and len(shown.nodes) > _READABLE:
+        chosen -= 1
+        shown = whole.collapse(depth=chosen)
+    return shown, f"at depth {chosen}: the whole graph has {size} nodes; choose with --depth\n"
+
+
+def _write(writer: Callable[..., None], shown: ModelGraph, path: Path, color: str | None, dpi: int) -> None:
+    options: dict[str, object] = {}
+    if path.suffix.lower() in _DRAWN:
+        options["color"] = color
+    elif color is not None:
+        raise click.BadParameter(f"{path.suffix} has no colours", param_hint="--color")
+    if path.suffix.lower() == ".png":
+        options["dpi"] = dpi
+    try:
+        writer(shown, path, **options)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--color") from error
+
+
+def _tell(shown: ModelGraph, path: Path, note: str, as_json: bool) -> None:
+    size = path.stat().st_size
+    if as_json:
+        told = {"path": str(path), "size_bytes": size, "nodes": len(shown.nodes), "edges": len(shown.edges)}
+        print_text(json.dumps(told) + "\n")
+        return
+    if shown.view.step is not None and not shown.view.has_ops:
+        note += f"{NO_OPS_IN_GRAPH}\n"
+    print_text(f"{note}{path}: {describe_counts(shown.view)} ({format_bytes(size)})\n")

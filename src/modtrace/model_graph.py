@@ -1,0 +1,364 @@
+"""The graph that users hold: what is to be seen of it is chosen step by step, then drawn or written."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .analysis.graph import LAYER_KINDS, PHASE, Graph
+from .analysis.graph_build import build_graph
+from .analysis.graph_contract import without_views
+from .analysis.graph_fold import fold_graph
+from .analysis.graph_items import Seen, close_below
+from .analysis.graph_parts import WHOLE, Part
+from .analysis.graph_view import GraphView, ViewBox, ViewEdge, ViewNode
+from .analysis.graph_visible import build_view
+from .errors import ModtraceError
+from .optional import require
+from .recording.path_pattern import to_path_filter
+from .recording.protocols import RecordingData
+from .store.reader import FolderReader
+
+if TYPE_CHECKING:
+    from .analysis.layout import Layout
+    from .views.dot_style import GraphStyle
+
+_PHASE = LAYER_KINDS.index(PHASE)
+_Path = str | os.PathLike[str]
+
+#: A notebook draws no more nodes than this by itself: `dot` takes seconds for more.
+_DRAWN_UNASKED = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Choice:
+    """What is to be seen; the layers that are closed are numbers of the graph."""
+
+    part: Part = WHOLE
+    step: int | None = None
+    views: bool = True
+    tensors: bool = False
+    folded: bool = False
+    closed: tuple[int, ...] = ()
+
+
+class ModelGraph:
+    """The execution graph of one step. It does not change: every method that chooses gives another one.
+
+        rec.graph().collapse(depth=2).fold().write_svg("model.svg")
+
+    `nodes`, `edges` and `boxes` are what is visible, as records that a `GraphStyle` is given too.
+    """
+
+    def __init__(self, data: RecordingData, choice: _Choice, graph: Graph) -> None:
+        self._data = data
+        self._choice = choice
+        self._graph = graph
+
+    @property
+    def nodes(self) -> tuple[ViewNode, ...]:
+        """Ops, leaves, outputs and closed layers, in the order of time."""
+        return self.view.nodes
+
+    @property
+    def edges(self) -> tuple[ViewEdge, ...]:
+        """Which node reads what another one has made, in the order of time."""
+        return self.view.edges
+
+    @property
+    def boxes(self) -> tuple[ViewBox, ...]:
+        """Layers that are open, those around first."""
+        return self.view.boxes
+
+    @property
+    def columns(self) -> Graph:
+        """All of the graph as columns, whatever is collapsed or folded."""
+        return self._graph
+
+    @cached_property
+    def view(self) -> GraphView:
+        """What is visible; what a layout or an export takes."""
+        choice, graph = self._choice, self._graph
+        closed = np.zeros(len(graph.layers), bool)
+        closed[list(choice.closed)] = True
+        folding = fold_graph(graph) if choice.folded else None
+        return build_view(graph, Seen(closed=closed, folding=folding, tensors=choice.tensors))
+
+    # Choosing what is visible.
+
+    def collapse(self, *paths: Any, depth: int | None = None) -> "ModelGraph":
+        """Shows modules as single nodes, with the edges that lead into them and out.
+
+        Args:
+            paths: which modules: globs over whole paths (`blocks.*.attn`), or compiled regular expressions; "" is
+                the root.
+            depth: those that lie so many levels below a root; 0 shows the roots alone.
+
+        Raises:
+            ValueError: `depth` is negative, nothing is given, or a pattern matches no module.
+        """
+        if depth is None and not paths:
+            raise ValueError("collapse(): give depth=..., or the paths of modules")
+        chosen = set(self._choice.closed)
+        if depth is not None:
+            chosen.update(np.flatnonzero(close_below(self._graph, depth)).tolist())
+        chosen.update(self._layers_of(paths, "collapse"))
+        return self._with(closed=tuple(sorted(chosen)))
+
+    def expand(self, *paths: Any) -> "ModelGraph":
+        """Opens modules that were collapsed, and what is around them; without arguments all of them.
+
+        Raises:
+            ValueError: a pattern matches no module.
+        """
+        if not paths:
+            return self._with(closed=())
+        parent = self._graph.layers.parent.tolist()
+        opened: set[int] = set()
+        for layer in self._layers_of(paths, "expand"):
+            while layer >= 0 and layer not in opened:
+                opened.add(layer)
+                layer = parent[layer]
+        return self._with(closed=tuple(each for each in self._choice.closed if each not in opened))
+
+    def fold(self) -> "ModelGraph":
+        """Shows siblings that are the same inside and numbered (`layers.0` to `layers.31`) as one, `×32`.
+
+        Times, operations and bytes are then sums over all of them.
+        """
+        return self._with(folded=True)
+
+    def unfold(self) -> "ModelGraph":
+        """Shows each of them again."""
+        return self._with(folded=False)
+
+    def with_tensors(self) -> "ModelGraph":
+        """Shows what ops return as nodes of their own, between the op that made it and those that read it."""
+        return self._with(tensors=True)
+
+    def without_views(self) -> "ModelGraph":
+        """Leaves out ops that only return views (`view`, `t`, `detach`): who reads a view reads what it shows."""
+        return self._rebuilt(views=False)
+
+    def filter(
+        self,
+        *,
+        phase: str | Sequence[str] | None = None,
+        path: Any = None,
+        op: str | Sequence[str] | None = None,
+    ) -> "ModelGraph":
+        """A part of the step: what its ops read of what others have made are leaves. Modules are open again.
+
+        Args:
+            phase: forward, backward, recompute or optimizer, or several of them.
+            path: the modules that ops run in: patterns as `collapse` takes.
+            op: globs over names of ops, with or without namespace and overload: `*mm`, `aten.add_*`.
+
+        Raises:
+            ValueError: there is no such phase, a pattern cannot be read, or no op is left by `path` or `op`.
+        """
+        before = self._choice.part
+        part = Part(
+            phases=before.phases if phase is None else _to_tuple(phase),
+            paths=before.paths if path is None else to_path_filter(path),
+            ops=before.ops if op is None else _to_tuple(op),
+        )
+        found = self._rebuilt(part=part)
+        if not len(found.columns.nodes) and (path is not None or op is not None):
+            asked = ", ".join(
+                f"{name}={each!r}" for name, each in (("path", path), ("op", op)) if each is not None
+            )
+            raise ValueError(f"filter({asked}): no op of this step is meant")
+        return found
+
+    def _with(self, **changes: Any) -> "ModelGraph":
+        return ModelGraph(self._data, replace(self._choice, **changes), self._graph)
+
+    def _rebuilt(self, **changes: Any) -> "ModelGraph":
+        choice = replace(self._choice, **changes)
+        if "part" in changes:
+            choice = replace(choice, closed=())
+        return ModelGraph(self._data, choice, _build(self._data, choice))
+
+    def _layers_of(self, paths: Sequence[Any], what: str) -> Iterator[int]:
+        layers = self._graph.layers
+        found = [each.path for each in layers.places]
+        for path in paths:
+            chosen = to_path_filter(path)
+            places = {at for at, each in enumerate(found) if each is not None and chosen.selects(each)}
+            if not places:
+                raise ValueError(f"{what}({path!r}): no module of this graph has such a path")
+            of_layer = zip(layers.place.tolist(), layers.kind.tolist(), strict=True)
+            yield from (at for at, (place, kind) in enumerate(of_layer) if place in places and kind != _PHASE)
+
+    # Showing it.
+
+    def layout(self) -> "Layout":
+        """Where everything that is visible stands, in execution order."""
+        from .analysis.layout import lay_out
+
+        return lay_out(self.view)
+
+    def render_dot(self, *, style: "GraphStyle | None" = None, color: str | None = None) -> str:
+        """The text of the picture in graphviz' language.
+
+        Args:
+            style: how nodes, boxes and edges look; None for the style that comes with modtrace.
+            color: colours the nodes by a number: time, flops, bytes, saved, rms, nonfinite, or a field of `ViewNode`.
+
+        Raises:
+            ValueError: there is no such number.
+        """
+        from .views.dot import render_dot
+
+        return render_dot(self.view, style=style, overlay=color)
+
+    def render_svg(self, *, style: "GraphStyle | None" = None, color: str | None = None) -> str:
+        """The picture as SVG; arguments and errors are those of `write_svg`."""
+        from .views.dot_run import render_svg
+
+        return render_svg(self.view, style=style, overlay=color)
+
+    def write_dot(self, path: _Path, *, style: "GraphStyle | None" = None, color: str | None = None) -> None:
+        """Writes the text of the picture in graphviz' language; arguments as of `render_dot`.
+
+        Raises:
+            ModtraceError: the file cannot be written.
+        """
+        from .views.dot_run import write_dot
+
+        write_dot(self.view, path, style=style, overlay=color)
+
+    def write_svg(self, path: _Path, *, style: "GraphStyle | None" = None, color: str | None = None) -> None:
+        """Draws the picture; arguments as of `render_dot`.
+
+        Raises:
+            ModtraceError: the program `dot` (Graphviz) is missing or fails, or the file cannot be written.
+        """
+        from .views.dot_run import write_svg
+
+        write_svg(self.view, path, style=style, overlay=color)
+
+    def write_png(
+        self,
+        path: _Path,
+        *,
+        style: "GraphStyle | None" = None,
+        color: str | None = None,
+        dpi: int = 96,
+    ) -> None:
+        """Draws the picture with `dpi` pixels an inch; arguments and errors as of `write_svg`."""
+        from .views.dot_run import write_png
+
+        write_png(self.view, path, style=style, overlay=color, dpi=dpi)
+
+    def write_graphml(self, path: _Path) -> None:
+        """Writes what is visible as GraphML.
+
+        Raises:
+            ModtraceError: the file cannot be written.
+        """
+        from .views.graphml import write_graphml
+
+        write_graphml(self.view, path)
+
+    def write_model_explorer(self, path: _Path) -> None:
+        """Writes what is visible for Google's Model Explorer; layers that are open can be opened and closed there.
+
+        Raises:
+            ModtraceError: the file cannot be written.
+        """
+        from .views.model_explorer import write_model_explorer
+
+        write_model_explorer(self.view, path)
+
+    def __str__(self) -> str:
+        from .views.graph_text import render_graph
+
+        return render_graph(self.view)
+
+    def __repr__(self) -> str:
+        return f"<ModelGraph: {len(self.nodes)} nodes, {len(self.edges)} edges>"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """What a notebook shows: the picture, or the text where it cannot be drawn."""
+        text = str(self)
+        if len(self.nodes) > _DRAWN_UNASKED:
+            return {
+                "text/plain": f"{text}(too large to be drawn unasked: collapse(depth=...), or write_svg)\n"
+            }
+        try:
+            return {"image/svg+xml": self.render_svg(), "text/plain": text}
+        except ModtraceError as error:
+            return {"text/plain": f"{text}({error})\n"}
+
+
+def graph_of(data: RecordingData, step: int | None = None) -> ModelGraph:
+    """The graph of one step of a recording.
+
+    Raises:
+        ValueError: there is no such step.
+    """
+    choice = _Choice(step=step)
+    return ModelGraph(data, choice, _build(data, choice))
+
+
+def graph(
+    subject: Any,
+    /,
+    *args: Any,
+    input_shapes: Sequence[Any] | None = None,
+    **kwargs: Any,
+) -> ModelGraph:
+    """The execution graph of a model that is called once, or of a recording.
+
+        modtrace.graph(model, images).collapse(depth=2).write_svg("model.svg")
+        modtrace.graph(model, input_shapes=[(1, 3, 224, 224)])
+        modtrace.graph("run.modtrace", step=3)
+
+    The model is left as it was: its parameters, buffers, gradients, mode, device and hooks, the generators of random
+    numbers, and the arguments. It runs in the caller's grad mode.
+
+    Args:
+        subject: a `torch.nn.Module`, a `Recording`, or the path of one.
+        args: what the model is called with.
+        input_shapes: instead of `args`: a shape, or `(shape, dtype)`, for each argument; random numbers are given.
+        kwargs: what the model is called with; of a recording `step=`.
+
+    Raises:
+        TypeError: `subject` is something else, or both arguments and `input_shapes` are given.
+        ValueError: a shape cannot be read, or the recording has no such step.
+        MissingLibraryError: torch is not installed, and `subject` is a model.
+    """
+    if isinstance(subject, (str, os.PathLike)) or (hasattr(subject, "data") and not callable(subject)):
+        return _graph_of_recording(subject, args, input_shapes, kwargs)
+    require("torch", "modtrace.graph() of a model")
+    from .replay.one_call import make_inputs, record_call
+
+    if input_shapes is not None:
+        if args:
+            raise TypeError("graph(): give the arguments of the model or input_shapes, not both")
+        args = make_inputs(subject, input_shapes)
+    return graph_of(record_call(subject, args, kwargs))
+
+
+def _graph_of_recording(
+    subject: Any, args: Sequence[Any], input_shapes: object, options: dict[str, Any]
+) -> ModelGraph:
+    step = options.pop("step", None)
+    if args or options or input_shapes is not None:
+        raise TypeError("graph(): a recording is not called; only step= can be given with it")
+    data = FolderReader(subject) if isinstance(subject, (str, os.PathLike)) else subject.data
+    return graph_of(data, step)
+
+
+def _build(data: RecordingData, choice: _Choice) -> Graph:
+    graph = build_graph(data, step=choice.step, part=choice.part)
+    return graph if choice.views else without_views(graph)
+
+
+def _to_tuple(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
