@@ -14,6 +14,7 @@ from .graph_keys import layer_keys, name_layers, node_keys
 from .graph_lift import LiftedEdges
 from .graph_numbers import sum_at
 from .graph_view import LAYER, GraphView, ViewBox, ViewNode
+from .pausing import without_collection
 
 _PHASE, _OP = LAYER_KINDS.index(PHASE), NODE_KINDS.index(OP)
 _IS_NAMED_AS_OP = [each in (OP, EARLIER) for each in NODE_KINDS]
@@ -21,7 +22,11 @@ _IS_NAMED_AS_OP = [each in (OP, EARLIER) for each in NODE_KINDS]
 
 def build_view(graph: Graph, seen: Seen) -> GraphView:
     """The boxes, nodes and edges that are visible; edges that stay inside a closed layer are left out."""
-    visible = _Visible(graph, seen)
+    with without_collection():
+        return _build(_Visible(graph, seen), graph)
+
+
+def _build(visible: "_Visible", graph: Graph) -> GraphView:
     items = visible.in_order()
     number = np.full(int(items.max(initial=0)) + 1, NONE, np.int64)
     number[items] = np.arange(len(items))
