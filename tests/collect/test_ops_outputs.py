@@ -47,6 +47,12 @@ class Rows:
             return "nobody's"
         return self.modules[module_id]["name"] or self.modules[module_id]["path"]
 
+    def of_calls(self, word: str) -> list[dict[str, Any]]:
+        """The uses by calls at slots that begin with `input` or `output`."""
+        found = [use for use in self.uses if use["consumer_call"] is not None]
+        assert all(use["consumer_op"] is None for use in found)
+        return [use for use in found if use["slot"].startswith(word)]
+
     def source(self, tensor_id: int) -> str:
         """`addmm`, the op that made a tensor; or `input [0] of Linear`, what it is if none has."""
         row = self.tensors[tensor_id]
@@ -58,17 +64,20 @@ class Rows:
         return f"{site['role']} {site['slot']} of {self.path(site['module_id'])}"
 
 
-def outputs(rec: modtrace.Recording) -> list[str]:
-    """A line for each tensor that was returned: `0 Linear@1 output: addmm`, with the step before it."""
+def at_roots(rec: modtrace.Recording, word: str) -> list[str]:
+    """A line for each tensor that was returned: `0 Linear@1 output: addmm`, with the step before it; or was given."""
     rows = Rows(rec)
     lines = []
-    for use in rows.uses:
-        if use["consumer_call"] is not None:
-            assert use["consumer_op"] is None
-            call = rows.calls[use["consumer_call"]]
-            where = f"{call['step']} {rows.path(call['module_id'])}@{call['nth']}"
-            lines.append(f"{where} {use['slot']}: {rows.source(use['tensor_id'])}")
+    for use in rows.of_calls(word):
+        call = rows.calls[use["consumer_call"]]
+        where = f"{call['step']} {rows.path(call['module_id'])}@{call['nth']}"
+        lines.append(f"{where} {use['slot']}: {rows.source(use['tensor_id'])}")
     return lines
+
+
+def outputs(rec: modtrace.Recording) -> list[str]:
+    """Of the tensors that were returned."""
+    return at_roots(rec, "output")
 
 
 class Returns(nn.Module):
@@ -134,7 +143,7 @@ def test_one_tensor_at_two_slots_is_one_tensor():
 
     model = Returns(run)
     rows = Rows(recorded(lambda: model(torch.ones(2, 3))))
-    numbers = [use["tensor_id"] for use in rows.uses if use["consumer_call"] is not None]
+    numbers = [use["tensor_id"] for use in rows.of_calls("output")]
     assert numbers[0] == numbers[1]
     assert len({*numbers}) == 3
     assert len({rows.tensors[each]["storage"] for each in numbers}) == 1
@@ -184,7 +193,7 @@ def test_tensors_without_storage_are_there_without_the_op_that_made_them():
 
     model = Returns(run)
     rows = Rows(recorded(lambda: model(torch.ones(2, 3))))
-    first, second = (rows.tensors[use["tensor_id"]] for use in rows.uses if use["consumer_call"] is not None)
+    first, second = (rows.tensors[use["tensor_id"]] for use in rows.of_calls("output"))
     assert first is second
     assert (first["layout"], first["shape"], first["storage"]) == ("sparse_coo", [2, 3], None)
 
@@ -250,8 +259,9 @@ def test_compiled_call_returns_a_leaf_of_its_own_that_the_loss_reads():
     rec = recorded(lambda: model(torch.ones(2)).sum(), values="stats")
     rows = Rows(rec)
     assert outputs(rec) == ["0 OptimizedModule@0 output: leaf  of OptimizedModule"]
-    assert len({use["tensor_id"] for use in rows.uses}) == 1
-    assert [use["consumer_op"] is None for use in rows.uses] == [False, True]
+    uses = [use for use in rows.uses if use["slot"] != "input[0]"]
+    assert len({use["tensor_id"] for use in uses}) == 1
+    assert [use["consumer_op"] is None for use in uses] == [False, True]
 
 
 def test_steps_that_are_not_kept_have_none():
@@ -259,7 +269,7 @@ def test_steps_that_are_not_kept_have_none():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     rec = recorded(lambda: [small_step(model, optimizer) for _ in range(4)], steps="1:3")
     assert outputs(rec) == ["1 Linear@0 output: addmm", "2 Linear@0 output: addmm"]
-    assert len(rec.table("uses").filter(rec.table("uses")["consumer_call"].is_valid())) == 2
+    assert len(Rows(rec).of_calls("output")) == 2
 
 
 def test_without_ops_nothing_is_noted():
@@ -318,12 +328,15 @@ def test_modes_of_the_users_see_nothing_of_it(mode_type):
 
 
 def test_failure_of_ours_ends_ops_and_not_the_run(monkeypatch):
-    from modtrace.collect import op_returns
+    from modtrace.collect import op_boundary
 
-    def fail(output):
+    def find(value):
+        if type(value) is tuple:
+            return find_slots(value)
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr(op_returns, "find_slots", fail)
+    find_slots = op_boundary.find_slots
+    monkeypatch.setattr(op_boundary, "find_slots", find)
     model = nn.Linear(3, 3)
     warns = pytest.warns(modtrace.ModtraceWarning, match=r"what Linear returned: .* records no more ops")
     with warns, modtrace.record(ops=True, values=None) as rec:
@@ -371,42 +384,3 @@ def test_without_a_compiler_it_is_the_same(monkeypatch):
     monkeypatch.setattr(tensor_ids, "compiled", None)
     assert lines() == expected
     assert [line.split(": ")[1] for line in expected] == ["input [0] of Returns", "addmm", "unknown"]
-
-
-# What goes in.
-
-
-def test_whatever_a_root_is_given_and_an_op_reads_is_an_input_with_its_slot():
-    def run(model, x, more, *, name, rest):
-        return model.layer(x) + more["a"][0] + name + rest[1].logits
-
-    model = Returns(run)
-    given = [torch.full((2, 3), float(each)) for each in range(4)]
-    rec = recorded(lambda: model(given[0], {"a": [given[1]]}, name=given[2], rest=(None, Answer(given[3]))))
-    rows = Rows(rec)
-    inputs = {rows.source(use["tensor_id"]) for use in rows.uses if "input" in rows.source(use["tensor_id"])}
-    assert inputs == {
-        "input [0] of Returns",
-        "input [1]['a'][0] of Returns",
-        "input ['name'] of Returns",
-        "input ['rest'][1].logits of Returns",
-    }
-
-
-def test_targets_and_constants_are_leaves_of_where_they_are_read():
-    """A target given to a loss module is its input; to a function it belongs to nobody."""
-    model = Returns(lambda model, x: model.layer(x) + torch.from_numpy(np.ones(3, np.float32)))
-    x, target, other = torch.ones(2, 3), torch.zeros(2, 3), torch.zeros(2, 3)
-
-    def run():
-        nn.MSELoss()(model(x), target)
-        nn.functional.mse_loss(model(x), other)
-
-    rows = Rows(recorded(run))
-    sources = [rows.source(each) for each in dict.fromkeys(use["tensor_id"] for use in rows.uses)]
-    assert [each for each in sources if "leaf" in each] == [
-        "leaf  of Returns",
-        "leaf  of Returns",
-        "leaf  of nobody's",
-    ]
-    assert "input [1] of MSELoss" in sources

@@ -16,6 +16,7 @@ from modtrace.collect.tensor_ids import (
     FRESH,
     GEOMETRY,
     NO_OP,
+    NO_TENSOR,
     OFFSET,
     PRODUCER,
     REQUIRES_GRAD,
@@ -63,6 +64,41 @@ def test_a_leaf_is_met_when_it_is_first_read(ids):
     assert ids.devices == [torch.device("cpu")]
     assert [(number, tensor is x) for number, tensor in ids.leaves] == [(0, True)]
     assert ids.next == 1
+
+
+def test_what_is_known_is_found_and_what_would_be_a_leaf_is_not_met(ids):
+    x, y = torch.ones(4), torch.ones(4)
+    ids.read(x)
+    ids.make(y, 3, "", ())
+    ids.leaves = []
+    assert [ids.find(each) for each in (x, y, torch.ones(4), x[:2])] == [0, 1, NO_TENSOR, NO_TENSOR]
+    assert (ids.next, ids.leaves, taken(ids)[1]) == (2, [], [(0, 0)])
+
+
+def test_unknown_view_of_what_an_op_has_made_is_met_when_it_is_looked_for(ids):
+    x = torch.ones(4)
+    ids.make(x, 3, "[0]", ())
+    ids.write(x, 5)
+    view = x[1:]
+    assert [ids.find(view), ids.find(view), ids.find(x)] == [1, 1, 2]
+    ids.read(view)
+    rows, used = taken(ids)
+    assert rows[1:] == [(0, 1, 1, 1, 0, 5, 0, 0), (0, 1, 0, 0, 0, 5, 0, 0)]
+    assert (used, ids.leaves) == ([(1, 1)], [])
+
+
+def test_what_is_found_is_asked_for_its_gradient_when_it_is_read(ids):
+    x = torch.ones(2)
+    ids.make(x, 3, "", ())
+    assert ids.find(x) == 0
+    ids.read(x.requires_grad_())
+    assert [row[BITS] for row in taken(ids)[0]] == [FRESH | REQUIRES_GRAD]
+
+
+def test_what_has_no_storage_is_not_found(ids):
+    with pytest.raises(RuntimeError):
+        ids.find(torch.ones(2).to_sparse())
+    assert (taken(ids), ids.next) == (([], []), 0)
 
 
 def test_leaves_are_taken_by_putting_a_new_list(ids):
@@ -368,7 +404,9 @@ def test_no_reference_is_left_over(ids):
     before = [sys.getrefcount(each) for each in watched]
     for op in range(500):
         ids.read(x)
+        ids.find(x)
         ids.write(x, op)
+        ids.find(x)
         ids.make(x, op, slot, shape_holder)
     ids.take()
     after = [sys.getrefcount(each) for each in watched]
@@ -385,6 +423,7 @@ def test_an_error_in_the_middle_leaves_everything_as_it_was(ids):
     x = torch.ones(2).as_subclass(Broken)
     with pytest.raises(KeyboardInterrupt):
         ids.read(x)
+    assert ids.find(x) == NO_TENSOR
     assert (taken(ids), ids.next, ids.leaves) == (([], []), 0, [])
     y = torch.ones(2)
     assert tensors_read(ids, y) == [0]
@@ -395,6 +434,8 @@ def test_wrong_arguments_are_told(ids):
         ids.make(torch.ones(2), 0)
     with pytest.raises(AttributeError):
         ids.read(3)
+    with pytest.raises(AttributeError):
+        ids.find(3)
     assert taken(ids) == ([], [])
 
 

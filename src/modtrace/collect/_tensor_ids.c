@@ -210,6 +210,26 @@ static PyObject *ids_identify(PyObject *self, PyObject *tensor) {
     return number < 0 ? NULL : PyLong_FromLongLong(number);
 }
 
+/* The number of a tensor, unless meeting it would make it a leaf: -1. It is -1 with an exception, too. */
+static int64_t find_tensor(TensorIds *self, PyObject *tensor) {
+    Sight sight;
+    int64_t number = -1;
+    if (look(self, tensor, &sight) < 0) return -1;
+    if (look_for_offset(self, tensor, &sight) == 0) {
+        const Storage *storage = find_storage(&self->storages, sight.stored);
+        const Shown *known = storage == NULL ? NULL : find_shown(storage, tensor, sight.offset, sight.geometry);
+        if (known != NULL) number = known->tensor;
+        else if (storage != NULL && storage->is_made) number = meet_new(self, tensor, &sight);
+    }
+    Py_DECREF(sight.stored);
+    return number;
+}
+
+static PyObject *ids_find(PyObject *self, PyObject *tensor) {
+    int64_t number = find_tensor((TensorIds *)self, tensor);
+    return number < 0 && PyErr_Occurred() ? NULL : PyLong_FromLongLong(number);
+}
+
 /* ---- Writing and making. */
 
 static PyObject *wrong_count(const char *name, Py_ssize_t wanted, Py_ssize_t given) {
@@ -450,6 +470,7 @@ static PyMethodDef methods[] = {
     {"forget", ids_forget, METH_NOARGS, "Whatever comes now is met for the first time."},
     {"read", ids_read, METH_O, "read(tensor): an op reads a tensor."},
     {"identify", ids_identify, METH_O, "identify(tensor): the number of a tensor that no op reads now."},
+    {"find", ids_find, METH_O, "find(tensor): its number; -1 if meeting it would make it a leaf."},
     {"write", FAST(ids_write), METH_FASTCALL, "write(tensor, op): an op has written to a tensor that it was given."},
     {"make", FAST(ids_make), METH_FASTCALL, "make(tensor, op, slot, given): an op returns a tensor."},
     {"note_without_storage", FAST(ids_note_without_storage), METH_FASTCALL,

@@ -6,29 +6,29 @@ import numpy as np
 
 from .backward_plan import calls_of_nodes
 from .op_args import Arguments
+from .op_boundary import AtRoot
 from .op_leaves import Leaf
 from .op_mode import EVENT_WIDTH, NODE, START_NS, OpMode, Place
-from .op_returns import Returned
 from .op_values import MeasuredOps
 from .segments import Ints, Segment
 from .thread_log import ThreadLog
 
 
 class OpBatch:
-    """Ops, and the tensors that were met with them; no op at all where calls returned what none had made."""
+    """Ops, and the tensors that were met with them; maybe none, but what outermost calls were given and returned."""
 
     __slots__ = (
-        "arguments", "events", "first_tensor", "leaves", "measured", "owners", "places", "python_names", "returned",
+        "arguments", "at_roots", "events", "first_tensor", "leaves", "measured", "owners", "places", "python_names",
         "sources", "start_ns", "tensors", "used",
     )  # fmt: skip
 
-    def __init__(self, mode: OpMode, returned: Sequence[Returned]) -> None:
-        """Takes what has run since the last batch, and what outermost calls have returned."""
+    def __init__(self, mode: OpMode, at_roots: Sequence[AtRoot]) -> None:
+        """Takes what has run since the last batch, and what outermost calls were given and returned."""
         self.events, self.places = mode.take()
         self.tensors, self.used, self.first_tensor = mode.ids.take()
         self.arguments: list[Arguments] = mode.texts.take()  # what their numbers mean
-        self.returned = returned
-        self.start_ns = self.events[START_NS] if self.events else int(returned[0].segment.times[0])
+        self.at_roots = at_roots
+        self.start_ns = self.events[START_NS] if self.events else int(at_roots[0].segment.times[0])
         self.owners = self._find_owners()
         self.leaves: list[Leaf] = []
         self.sources: dict[int, str] = {}  # by op, as far as asked for

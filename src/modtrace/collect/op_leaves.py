@@ -1,17 +1,14 @@
 """Names the tensors that ops read and no op has made: parameters, buffers, inputs of the model, constants."""
 
-import sys
 import weakref
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
 
 from ..recording.role import BUFFER, INPUT, LEAF, PARAMETER
-from ..torch_internals import DisableTorchFunction, call_kwargs
 from .names import NamedModule
-from .slots import find_slots
 
 if TYPE_CHECKING:
     from .scopes import ScopeTracker
@@ -41,16 +38,6 @@ class OpLeaves:
         self._tracker = tracker
         self._inputs: dict[int, _Input] = {}  # by `id`, of the outermost calls since the last backward
         self._has_learnt = False
-        self._enter = self._entering  # bound once
-
-    def start(self) -> None:
-        """Looks at what outermost calls are given."""
-        self._tracker.entering.append(self._enter)
-
-    def stop(self) -> None:
-        """Looks no more."""
-        self._tracker.entering[:] = [hear for hear in self._tracker.entering if hear is not self._enter]
-        self._inputs = {}
 
     def take(self) -> list[Leaf]:
         """The leaves met since this was last called."""
@@ -58,13 +45,18 @@ class OpLeaves:
         self._has_learnt = False  # once in a while: what nobody owns is never found
         return found
 
+    def note_inputs(self, given: Iterable[tuple[str, torch.Tensor]], owner: NamedModule | None) -> None:
+        """An outermost call of a module begins, and is given tensors at these slots."""
+        for slot, tensor in given:
+            self._inputs[id(tensor)] = _Input(weakref.ref(tensor), slot, owner)
+
     def alive_inputs(self) -> list[torch.Tensor]:
         """Those tensors that the last calls were given and that their user keeps."""
         inputs = (each.ref() for each in self._inputs.values())
         return [tensor for tensor in inputs if tensor is not None]
 
     def forget_inputs(self) -> None:
-        """Their backward has run."""
+        """Their backward has run, or nobody records any more."""
         self._inputs = {}
 
     def name(self, tensor_id: int, tensor: torch.Tensor, log: "ThreadLog") -> None:
@@ -86,21 +78,6 @@ class OpLeaves:
         if known is not None and known.ref() is tensor:
             return INPUT, known.slot, known.owner
         return LEAF, "", log.place.named
-
-    def _entering(self, log: "ThreadLog", module: nn.Module, args: Any) -> None:
-        if log.place.above is not None or log.segment is None or log.segment.task >= 0:
-            return
-        try:
-            kwargs = call_kwargs(sys._getframe(2)) or {}
-            with DisableTorchFunction():
-                self._note((*find_slots(args), *find_slots(kwargs)), log.place.named)
-        except Exception as error:
-            self._tracker.fail(error, module)
-
-    def _note(self, slots: Any, owner: NamedModule | None) -> None:
-        for slot, tensor, _ in slots:
-            if tensor is not None and not isinstance(tensor, nn.Parameter):
-                self._inputs[id(tensor)] = _Input(weakref.ref(tensor), slot, owner)
 
 
 def _modules_around(log: "ThreadLog") -> Iterator[tuple[nn.Module, NamedModule]]:

@@ -14,11 +14,11 @@ from ..torch_internals import (
 )
 from .backward import Backward
 from .op_batches import OpBatch
+from .op_boundary import OpBoundary
 from .op_leaves import OpLeaves
 from .op_mode import OpMode
 from .op_nodes import OpNodes
 from .op_origins import PythonNames, SourceLines
-from .op_returns import OpReturns
 from .op_rows import OpTables
 from .op_savings import OpSavings, Savings
 from .op_values import OpValues
@@ -50,7 +50,7 @@ class OpRecorder:
         self._sources = SourceLines() if options.source else None
         self._python_names = PythonNames() if options.python_names else None
         self._leaves = OpLeaves(tracker)
-        self._returns = OpReturns(tracker, self.mode)
+        self._boundary = OpBoundary(tracker, self.mode, self._leaves)
         self._savings: OpSavings | None = None
         self._missed = missed
         self._has_missed = False
@@ -77,8 +77,7 @@ class OpRecorder:
             self.mode.before.append(self._sources.begins)
         if self._python_names is not None:
             self.mode.before.append(self._python_names.begins)
-        self._leaves.start()
-        self._returns.start()
+        self._boundary.start()
         if self._savings is not None:
             self._tracker.taps.append(self._savings)
         self.want(is_wanted)
@@ -86,8 +85,8 @@ class OpRecorder:
     def stop(self) -> None:
         """Sees no more."""
         self.mode.is_off = True
-        self._leaves.stop()
-        self._returns.stop()
+        self._boundary.stop()
+        self._leaves.forget_inputs()
         self._tracker.taps[:] = [tap for tap in self._tracker.taps if tap is not self._savings]
         if self._is_entered:
             self._is_entered = False
@@ -133,10 +132,10 @@ class OpRecorder:
             self._missed()
 
     def take(self) -> OpBatch | None:
-        """The ops that have run since, with what was met with them; None: none has, and no call has returned."""
-        if not (self.mode.events or self._returns.found) or (self.mode.is_running and self._is_entered):
+        """The ops that have run since, with what was met with them; None: none has, and no call was noted."""
+        if not (self.mode.events or self._boundary.found) or (self.mode.is_running and self._is_entered):
             return None  # the op that runs is not to be parted from what it was given
-        batch = OpBatch(self.mode, self._returns.take())
+        batch = OpBatch(self.mode, self._boundary.take())
         batch.leaves = self._leaves.take()
         if self._sources is not None:
             batch.sources = self._sources.take()

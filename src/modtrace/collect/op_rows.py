@@ -14,11 +14,11 @@ from .call_rows import count_before
 from .joined_ops import JoinedOps
 from .op_args import Arguments
 from .op_batches import OpBatch
+from .op_boundary import AtRoot
 from .op_calls import OpCalls
 from .op_flops import OpFlops
 from .op_mode import ACCUMULATES, ADDING, END_NS, FLAGS, NODE, NOT_ADDING, OP, PLAN, RAISED, START_NS, OpMode
 from .op_nodes import NodesOfOps, OpNodes
-from .op_returns import Returned
 from .op_savings import UNKNOWN as UNKNOWN_SAVING
 from .op_savings import Savings
 from .segments import Ints
@@ -86,7 +86,7 @@ class OpTables:
         step = np.repeat(np.array([each.number for each in steps], np.int32), counts)
         tables = {
             "ops": self._op_columns(found, step, calls, [template for template, _ in texts], savings),
-            "uses": _use_columns(found, [slots for _, slots in texts], _returned(steps)),
+            "uses": _use_columns(found, [slots for _, slots in texts], _at_roots(steps)),
             "tensors": _tensor_columns(found, self._mode.ids, self._leaf_sites(found, sites)),
         }
         names = [each.name for each in self._mode.plans]
@@ -226,23 +226,23 @@ def _origin_columns(found: JoinedOps, forward_op: Ints) -> Columns:
     return columns
 
 
-def _use_columns(found: JoinedOps, slots: Sequence[tuple[str, ...]], returned: Sequence[Returned]) -> Columns:
-    """What ops read, and behind it what outermost calls return."""
+def _use_columns(found: JoinedOps, slots: Sequence[tuple[str, ...]], at_roots: Sequence[AtRoot]) -> Columns:
+    """What ops read, and behind it what outermost calls are given and return."""
     ops = np.repeat(found.events[:, OP], found.use_counts)
-    calls = np.array([each.segment.first_id for each in returned], np.int64)
+    calls = np.array([each.segment.first_id for each in at_roots], np.int64)
     given = [slot for at in found.argument.tolist() for slot in slots[at]]
     return {
         "consumer_op": _null(np.concatenate([ops, np.full(len(calls), -1, np.int64)])),
         "consumer_call": _null(np.concatenate([np.full(len(ops), -1, np.int64), calls])),
-        "slot": given + [each.slot for each in returned],
-        "tensor_id": np.append(found.used[:, 0], np.array([each.tensor_id for each in returned], np.int64)),
+        "slot": given + [each.slot for each in at_roots],
+        "tensor_id": np.append(found.used[:, 0], np.array([each.tensor_id for each in at_roots], np.int64)),
     }
 
 
-def _returned(steps: Sequence[Step]) -> list[Returned]:
-    """What the outermost calls of ended steps have returned, of those whose rows are written."""
+def _at_roots(steps: Sequence[Step]) -> list[AtRoot]:
+    """What the outermost calls of ended steps were given and returned, of those whose rows are written."""
     written = {segment for step in steps for segment in step.segments if segment.is_closed}
-    found = (each for step in steps for batch in step.ops for each in batch.returned)
+    found = (each for step in steps for batch in step.ops for each in batch.at_roots)
     return [each for each in found if each.segment in written]
 
 

@@ -20,9 +20,12 @@ try:
 except ImportError:
     compiled = None
 
-__all__ = ["NO_OP", "RETURNED", "AnyTensorIds", "Geometry", "TensorIds", "new_tensor_ids"]
+__all__ = ["NO_OP", "NO_TENSOR", "RETURNED", "AnyTensorIds", "Geometry", "TensorIds", "new_tensor_ids"]
 
 NO_STORAGE = -1
+
+#: In place of the number of a tensor that is not known, and would be a leaf.
+NO_TENSOR = -1
 
 #: In place of the op that makes a tensor without storage: a call returns it, and no op reads it.
 RETURNED = -2
@@ -116,6 +119,23 @@ class TensorIds:
     def identify(self, tensor: torch.Tensor) -> int:
         """The number of a tensor that no op reads now: a call returns it."""
         return self._identify(tensor)[0]
+
+    def find(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor that a call is given; NO_TENSOR if meeting it would make it a leaf.
+
+        Whether what an op has returned requires a gradient, the op that reads it first is left to ask.
+        """
+        stored = tensor.untyped_storage()
+        geometry = self._numbers.get((tensor.shape, tensor.stride(), tensor.dtype))
+        if geometry is None:
+            geometry = self._find_geometry(tensor)
+        storage = self._storages.get(id(stored))
+        if storage is None:
+            return NO_TENSOR
+        number = storage.find(id(tensor), int(tensor.storage_offset()), geometry)
+        if number is None and storage.is_made:
+            number = self._add(tensor, storage, geometry, storage.writer, "", tensor.requires_grad)
+        return NO_TENSOR if number is None else number
 
     def _identify(self, tensor: torch.Tensor) -> tuple[int, int]:
         stored = tensor.untyped_storage()

@@ -1,9 +1,10 @@
 """What one thread is in the middle of."""
 
 import weakref
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ..torch_internals import sequence_nr
+from ..torch_internals import call_kwargs, sequence_nr
 from .places import Place
 from .segments import BackwardSpan, CallRef, Segment
 
@@ -56,6 +57,10 @@ class ThreadLog:
     def is_in_module(self) -> bool:
         """Whether more runs on the thread than code that the user has named."""
         return self.segment is not None and not self.segment.is_stretch
+
+    def kwargs_of(self, call_frame: FrameType) -> dict[str, Any]:
+        """The keyword arguments of the call that begins; in this frame torch runs its hooks."""
+        return call_kwargs(call_frame) or {} if self.given_kwargs is None else self.given_kwargs
 
     def push(self, segment: Segment) -> None:
         """Makes a new segment the one that the hooks append to."""

@@ -2,12 +2,11 @@
 
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-from ..torch_internals import call_kwargs, keep_out_of_dynamo
+from ..torch_internals import keep_out_of_dynamo
 from .heard import Heard
 from .thread_log import ThreadLog
 
@@ -113,7 +112,7 @@ class UserHooks:
             return  # it is not followed: a graph module of torch.compile's, or a tracker that has failed
         for hook in self._hooks[PRE_FW]:
             if hook.with_kwargs:
-                hook.call(module, args, _kwargs_of(log, sys._getframe(2)))
+                hook.call(module, args, log.kwargs_of(sys._getframe(2)))
             else:
                 hook.call(module, args)
 
@@ -146,8 +145,3 @@ def _put_in(listed: list[Any], what: Any, was: bool, wanted: bool) -> None:
         listed.append(what)
     elif was and not wanted:
         listed.remove(what)
-
-
-def _kwargs_of(log: ThreadLog, call_frame: FrameType) -> dict[str, Any]:
-    """The keyword arguments of the call that begins."""
-    return call_kwargs(call_frame) or {} if log.given_kwargs is None else log.given_kwargs

@@ -108,8 +108,10 @@ table tensors                     one tensor as an op or a call produced or firs
 
 table uses                        who read which tensor
     consumer_op     int64?
-    consumer_call   int64?        an outermost forward call that returns it; its consumer_op is null, its slot
-                                  `output` with the key path: `output.logits`
+    consumer_call   int64?        an outermost forward call that is given it or returns it; its consumer_op is null,
+                                  its slot `input` or `output` with the key path: `input['ids']`, `output.logits`.
+                                  Of what it is given only what an op has made, or read before: of any other the
+                                  site says that it is an input
     slot            string        argument: `mat1`, `tensors[0]`
     tensor_id       int64
 
