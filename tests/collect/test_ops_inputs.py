@@ -425,3 +425,36 @@ def test_without_a_compiler_it_is_the_same(monkeypatch):
         "input[3]: leaf  of nobody's",
         "input['named'][0]: view",
     ]
+
+
+# Parameters of a model that is made while ops are recorded.
+
+
+def test_parameters_that_ops_have_made_are_named_and_stay_so_when_an_optimizer_writes_them():
+    with modtrace.record(ops=True, strict=True) as rec:
+        model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            model(torch.ones(4, 2)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    sites = {row["site_id"]: (row["role"], row["slot"]) for row in rec.table("sites").to_pylist()}
+    paths = {row["module_id"]: row["path"] for row in rec.table("modules").to_pylist()}
+    owners = {row["site_id"]: paths.get(row["module_id"]) for row in rec.table("sites").to_pylist()}
+    tensors = {row["tensor_id"]: row["site_id"] for row in rec.table("tensors").to_pylist()}
+    ops = {row["op_id"]: row for row in rec.table("ops").to_pylist()}
+    for step in range(2):
+        read = {
+            (owners[tensors[use["tensor_id"]]], *sites[tensors[use["tensor_id"]]])
+            for use in rec.table("uses").to_pylist()
+            if use["consumer_op"] is not None
+            and (ops[use["consumer_op"]]["step"], ops[use["consumer_op"]]["phase"]) == (step, "forward")
+            and tensors[use["tensor_id"]] is not None
+        }
+        assert read >= {
+            ("0", "parameter", "weight"),
+            ("0", "parameter", "bias"),
+            ("1", "parameter", "weight"),
+            ("1", "parameter", "bias"),
+        }
+        assert ("1", "buffer", "running_mean") in read

@@ -90,7 +90,8 @@ table ops                         one operator as the dispatcher saw it
 
 table tensors                     one tensor as an op or a call produced or first read it
     tensor_id       int64
-    site_id         int32?        of a parameter, buffer, input or constant: what is read and no op has made
+    site_id         int32?        of what is read and no op has made: parameter, buffer, input, constant; of a
+                                  parameter or buffer also where ops have made or written it
     shape           list<int64>
     stride          list<int64>
     offset          int64
