@@ -95,7 +95,8 @@ class ModelGraph:
         Args:
             paths: which modules: globs over whole paths (`blocks.*.attn`), or compiled regular expressions; "" is
                 the root.
-            depth: those that lie so many levels below a root; 0 shows the roots alone.
+            depth: those that lie so many levels below a root; 0 shows the roots alone. Optimizer steps are single
+                nodes at every depth.
 
         Raises:
             ValueError: `depth` is negative, nothing is given, or a pattern matches no module.

@@ -27,7 +27,7 @@ def test_leaves_are_named_by_what_they_are():
     graph = graph_of(build.data())
     boxes = [*(each.key for each in graph.boxes), None]
     assert [(each.kind, each.name, each.label, boxes[each.box]) for each in graph.nodes[:-1]] == [
-        (INPUT, "[0]['x']", "[0]['x']", None),
+        (INPUT, "[0]['x']", "input[0]['x']", None),
         ("parameter", "head.weight", "weight", "forward/Net/head"),
         ("buffer", "head.running_mean", "running_mean", "forward/Net/head"),
         (CONSTANT, "constant", "constant", "forward/Net/head"),
@@ -115,3 +115,13 @@ def test_op_that_raised_is_there_with_what_it_read():
     assert edge_lines(graph) == ["input:[0] -> forward/Net/aten.mm.default (self)"]
     assert [each.raised for each in (*graph.nodes, *graph.boxes)] == [False, True, True]
     assert (graph.nodes[1].shape, graph.nodes[1].flops, graph.boxes[0].flops) == (None, None, None)
+
+
+def test_what_a_root_was_given_is_its_input_although_an_op_of_an_earlier_step_has_made_it():
+    build, net, outer = begin_net()
+    batch = build.tensor([2], producer=build.op(None, "aten.stack.default", 910, 920))
+    build.step(1, 1000, 2000)
+    call = build.call(net, 1000, 1900)
+    build.use(batch, call=call, slot="input['ids']")
+    run_op(build, call, "aten.neg.default", 1010, batch)
+    assert edge_lines(graph_of(build.data(), 1)) == ["input:['ids'] -> forward/Net/aten.neg.default ([0])"]

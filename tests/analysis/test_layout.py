@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.layout_svg import render_layout
-from helpers.typed_views import box, edge, node, view
+from helpers.typed_layouts import box, edge, node, view
 from modtrace.analysis.graph import PARAMETER, PHASE
 from modtrace.analysis.graph_view import GraphView, ViewBox, ViewEdge, ViewNode
 from modtrace.analysis.layout import Layout, Rectangles, lay_out

@@ -143,7 +143,8 @@ def _build_ops(
     made_by = column_of(every, "producer_op")[row]
     reads = _without_strays(reads, tensors)
     layer = _layers_of_ops(ops, tree)
-    leaves = find_leaves(data, _readers(reads, ops, layer, tree), tensors, made_by, tree)
+    readers, given = _readers(reads, ops, layer, tree), _name_given(reads)
+    leaves = find_leaves(data, readers, tensors, made_by, given, tree)
     parts = (
         _draft_ops(data, ops, layer, tensors, measured),
         _draft_leaves(leaves, measured),
@@ -169,6 +170,13 @@ def _readers(reads: Reads, ops: StepOps, layer: Rows, tree: LayerTree) -> Reader
         time_ns=np.concatenate([ops.start_ns[reads.op], _ends(ops.placed)[reads.call]]),
         op_count=len(reads.op),
     )
+
+
+def _name_given(reads: Reads) -> dict[int, str]:
+    """Where each tensor that a root was given is among its arguments: `[0]`."""
+    slots = [each.removeprefix("input") for each in reads.slots]
+    given = zip(reads.given[::-1].tolist(), reads.given_as[::-1].tolist(), strict=True)
+    return {tensor: slots[slot] for tensor, slot in given}  # of several the first
 
 
 def _ends(placed: PlacedCalls) -> Column:
@@ -290,7 +298,7 @@ def _draft_outputs(reads: Reads, ops: StepOps, tree: LayerTree) -> _Draft:
         when=np.full(size, _AFTER, np.int8),
         raised=np.zeros(size, bool),
         numbers=empty_numbers(size),
-        names=reads.places,
+        names=reads.slots,
     )
 
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from .calls import Column, Rows, column_of
-from .graph import LEAF_KINDS, NODE_KINDS, NONE, Graph, Tensors
+from .graph import LAYER_KINDS, LEAF_KINDS, NODE_KINDS, NONE, OPTIMIZER_STEP, Graph, Tensors
 from .graph_fold import Folding
 from .graph_signatures import number_columns
 
+_OPTIMIZER_STEP = LAYER_KINDS.index(OPTIMIZER_STEP)
 _LEAVES = [NODE_KINDS.index(each) for each in LEAF_KINDS]
 
 
@@ -22,14 +23,14 @@ class Seen:
 
 
 def close_below(graph: Graph, depth: int) -> Column:
-    """The layers that lie `depth` below a root, and all inside of them.
+    """The layers that lie `depth` below a root, and all inside of them; optimizer steps always.
 
     Raises:
         ValueError: `depth` is negative.
     """
     if depth < 0:
         raise ValueError(f"depth={depth!r}: give 0 to see the roots alone, or more")
-    return np.asarray(graph.layers.depth >= depth)
+    return np.asarray((graph.layers.depth >= depth) | (graph.layers.kind == _OPTIMIZER_STEP))
 
 
 class Items:

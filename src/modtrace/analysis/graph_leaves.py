@@ -1,5 +1,6 @@
 """The leaves of a graph: tensors that are read and that no op of the graph has made."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,12 +39,18 @@ class Readers(NamedTuple):
 
 
 def find_leaves(
-    data: RecordingData, readers: Readers, tensors: Tensors, made_by: Column, tree: LayerTree
+    data: RecordingData,
+    readers: Readers,
+    tensors: Tensors,
+    made_by: Column,
+    given: Mapping[int, str],
+    tree: LayerTree,
 ) -> Leaves:
     """The leaves that ops read or that are returned.
 
     Args:
         made_by: of each tensor the id of the op that made it, also of one that is not in the graph; -1 for none.
+        given: where tensors are among the arguments of a root, by tensor.
     """
     by_time = np.argsort(readers.time_ns, kind="stable")
     by_time = by_time[tensors.producer[readers.tensor[by_time]] < 0]
@@ -53,7 +60,10 @@ def find_leaves(
     at = RowFinder(column_of(data.table("sites"), "site_id"))(site).tolist()
     earlier = _name_ops(data, np.where(site < 0, made_by[tensor], NONE))
     unnamed = [(EARLIER, name) if name else (CONSTANT, CONSTANT) for name in earlier]
-    found = [(kinds[row], names[row]) if row >= 0 else other for row, other in zip(at, unnamed, strict=True)]
+    found = [
+        (kinds[row], names[row]) if row >= 0 else (INPUT, given[each]) if each in given else other
+        for row, other, each in zip(at, unnamed, tensor.tolist(), strict=True)
+    ]
     kind = np.array([NODE_KINDS.index(each) for each, _ in found], np.int8)
     reader = by_time[first]
     return Leaves(

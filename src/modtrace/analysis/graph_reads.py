@@ -10,6 +10,9 @@ from .calls import Column, RowFinder, Rows, column_of
 from .graph import NONE, Tensors
 from .step_ops import word_codes
 
+#: What the slots of what calls are given begin with; those of what they return begin with `output`.
+_GIVEN = "input"
+
 #: Columns of `tensors` that a graph keeps.
 _KEPT = (
     "shape", "stride", "offset", "dtype", "device", "layout", "requires_grad", "storage", "version", "site_id",
@@ -26,8 +29,9 @@ class Reads:
     slots: tuple[str, ...]
     call: Rows  # of what calls return: the call,
     returned: Rows  # the tensor,
-    place: Column  # and where it is in the output: codes of `places`
-    places: tuple[str, ...]
+    place: Column  # and where it is in the output: codes of `slots`
+    given: Rows  # of what calls are given: the tensor,
+    given_as: Column  # and where it is among the arguments: codes of `slots`
 
 
 def read_uses(data: RecordingData, op_id: Column, call_id: Column) -> tuple[Reads, Tensors]:
@@ -46,7 +50,8 @@ def read_uses(data: RecordingData, op_id: Column, call_id: Column) -> tuple[Read
     rows = np.flatnonzero(is_wanted)
     number = np.cumsum(is_wanted) - 1
     slot, slots = word_or_text_codes(uses["slot"].take(pa.array(kept)))
-    by_op, by_call = np.flatnonzero(op[kept] >= 0), np.flatnonzero(op[kept] < 0)
+    is_given = np.array([each.startswith(_GIVEN) for each in slots] + [False])[slot] & (op[kept] < 0)
+    by_op, by_call = np.flatnonzero(op[kept] >= 0), np.flatnonzero((op[kept] < 0) & ~is_given)
     tensor = number[read]
     reads = Reads(
         op=op[kept][by_op],
@@ -56,7 +61,8 @@ def read_uses(data: RecordingData, op_id: Column, call_id: Column) -> tuple[Read
         call=call[kept][by_call],
         returned=tensor[by_call],
         place=slot[by_call],
-        places=slots,
+        given=tensor[is_given],
+        given_as=slot[is_given],
     )
     return reads, _to_tensors(tensors.take(pa.array(rows)), producer[rows], ids[rows])
 

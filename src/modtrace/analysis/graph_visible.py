@@ -8,7 +8,19 @@ import numpy as np
 
 from ..recording.phase import PHASES
 from .calls import Column, Rows
-from .graph import EARLIER, LAYER_KINDS, NODE_KINDS, NONE, OP, PHASE, TENSOR, Graph, LayerPlace, Numbers
+from .graph import (
+    EARLIER,
+    INPUT,
+    LAYER_KINDS,
+    NODE_KINDS,
+    NONE,
+    OP,
+    PHASE,
+    TENSOR,
+    Graph,
+    LayerPlace,
+    Numbers,
+)
 from .graph_items import Items, Seen
 from .graph_keys import layer_keys, name_layers, node_keys
 from .graph_lift import LiftedEdges
@@ -16,7 +28,7 @@ from .graph_numbers import sum_at
 from .graph_view import LAYER, GraphView, ViewBox, ViewNode
 from .pausing import without_collection
 
-_PHASE, _OP = LAYER_KINDS.index(PHASE), NODE_KINDS.index(OP)
+_PHASE, _OP, _INPUT = LAYER_KINDS.index(PHASE), NODE_KINDS.index(OP), NODE_KINDS.index(INPUT)
 _IS_NAMED_AS_OP = [each in (OP, EARLIER) for each in NODE_KINDS]
 
 
@@ -216,7 +228,7 @@ class _Visible:
             call = nth[layer]
             yield ViewNode._make((
                 keys[row], NODE_KINDS[kind], nodes.names[name],
-                labels[name] if _IS_NAMED_AS_OP[kind] else _below(nodes.names[name], place),
+                labels[name] if _IS_NAMED_AS_OP[kind] else _label(kind, nodes.names[name], place),
                 "", place.path if place else None, place.root if place else None, None if call < 0 else call,
                 PHASES[phase] if phase >= 0 else None, box, count, count if kind == _OP else 0,
                 tensors.shapes[tensor] if tensor >= 0 else None, tensors.dtypes[tensor] if tensor >= 0 else None,
@@ -246,6 +258,11 @@ def _numbers_of(items: Rows, number: Rows) -> list[int]:
 def _below(name: str, place: LayerPlace | None) -> str:
     """The path of a parameter as seen from the module in which it is shown: `weight`."""
     return name.removeprefix(f"{place.path}.") if place and place.path else name
+
+
+def _label(kind: int, name: str, place: LayerPlace | None) -> str:
+    """What a leaf or an output is shown as: `weight`, `input[0]`."""
+    return f"input{name}" if kind == _INPUT else _below(name, place)
 
 
 def _shorten(name: str) -> str:
