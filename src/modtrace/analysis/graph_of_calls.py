@@ -1,0 +1,64 @@
+"""The nodes and edges of a step without ops: calls, in the order in which they began."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..recording.schema import schema
+from .graph import CALL, NODE_KINDS, NONE, Edges, Tensors
+from .graph_drafts import AT, Draft
+from .graph_layers import LayerTree
+from .graph_numbers import empty_numbers
+from .step_ops import StepOps
+
+_CALL = NODE_KINDS.index(CALL)
+
+
+def graph_of_calls(ops: StepOps, tree: LayerTree) -> tuple[Draft, Edges, Tensors]:
+    """A node for each call that has no other inside, and an edge to the one that began next."""
+    rows = np.flatnonzero((tree.call >= 0) & (tree.last == np.arange(len(tree.parent))))
+    calls, call = ops.placed.calls, tree.call[rows]
+    types = tuple(dict.fromkeys(each.type or each.name for each in tree.places))
+    codes = {name: code for code, name in enumerate(types)}
+    of_place = np.array([codes[each.type or each.name] for each in tree.places], np.int64)
+    unknown = np.full(len(rows), NONE, np.int64)
+    draft = Draft(
+        layer=rows,
+        kind=np.full(len(rows), _CALL, np.int8),
+        name=of_place[tree.place[rows]],
+        nth=np.zeros(len(rows), np.int32),
+        phase=tree.phase[rows],
+        op_id=unknown,
+        tensor=unknown,
+        args=unknown,
+        is_view=np.zeros(len(rows), bool),
+        repeats=unknown,
+        time_ns=calls.start_ns[call],
+        when=np.full(len(rows), AT, np.int8),
+        raised=calls.raised[call].astype(bool),
+        numbers=replace(empty_numbers(len(rows)), duration_ns=calls.duration_ns[call]),
+        names=types,
+    )
+    return draft, _next_edges(draft, tree), _no_tensors()
+
+
+def _next_edges(draft: Draft, tree: LayerTree) -> Edges:
+    """Joins the calls of one phase in the order in which they began."""
+    order = np.lexsort((draft.time_ns, draft.phase))
+    same = draft.phase[order][1:] == draft.phase[order][:-1]
+    source, target = order[:-1][same], order[1:][same]
+    return Edges(
+        source=source,
+        target=target,
+        tensor=np.full(len(source), NONE, np.int64),
+        slot=np.full(len(source), NONE, np.int64),
+        time_ns=draft.time_ns[target],
+        slots=(),
+    )
+
+
+def _no_tensors() -> Tensors:
+    nothing = np.zeros(0, np.int64)
+    return Tensors(
+        tensor_id=nothing, producer=nothing, slot=nothing, table=schema("tensors").empty_table(), slots=()
+    )
