@@ -1,0 +1,75 @@
+"""Writes texts and attributes in graphviz' language, so that every name comes out as it is."""
+
+import html
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
+from itertools import zip_longest
+from typing import Any
+
+#: What graphviz would take for an entity, and what XML cannot hold.
+_RARE = re.compile("&(?=#?\\w+;)|[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+_ESCAPES = {"&": "&amp;", "\t": " ", "\r": ""}
+_NOT_XML = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+_WORD = re.compile(r"[A-Za-z_]\w*\Z", re.ASCII)
+
+
+class Html(str):
+    """A text in graphviz' HTML-like language, given as it is; `escape_html` escapes the names in it."""
+
+    __slots__ = ()
+
+
+def quote(value: Any) -> str:
+    """A value as graphviz reads it: `"conv1"`, `"0.5"`, `"true"`; an `Html` stays what it is."""
+    if isinstance(value, Html):
+        return f"<{value}>"
+    if isinstance(value, bool):
+        return '"true"' if value else '"false"'
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    # Asked for every node: looking is much faster than replacing.
+    return f'"{text}"' if text.isprintable() and "&" not in text else f'"{_RARE.sub(_escape, text)}"'
+
+
+def _escape(found: re.Match[str]) -> str:
+    character = found[0]
+    return _ESCAPES.get(character, f"\\\\u{ord(character):04x}")
+
+
+def escape_html(text: str) -> str:
+    """A text as part of an `Html`; a line break is one there too."""
+    if not text.isprintable():
+        text = _NOT_XML.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\t", " "))
+    return html.escape(text).replace("\n", "<br/>")
+
+
+def to_html(label: object) -> Html:
+    """A label as `Html`, whether it is one already or plain text."""
+    return label if isinstance(label, Html) else Html(escape_html(str(label)))
+
+
+def stack(lines: Sequence[str], grounds: Sequence[str | None] = ()) -> Html:
+    """Lines, or tables, of `Html` below each other; `grounds` are the colours that they stand on."""
+    cells = [_cell(line, ground) for line, ground in zip_longest(lines, grounds)]
+    return Html(f'<table border="0" cellspacing="0" cellpadding="1">{"".join(cells)}</table>')
+
+
+def _cell(line: str, ground: str | None) -> str:
+    attribute = f' bgcolor="{ground}"' if ground else ""
+    return f"<tr><td{attribute}>{line}</td></tr>"
+
+
+def render_attributes(attributes: Mapping[str, Any]) -> str:
+    """Attributes in brackets, behind a blank: ` [label="conv1" shape="box"]`; those that are None are left out."""
+    listed = [
+        # A tooltip is hardly ever there twice.
+        f"tooltip={quote(value)}" if name == "tooltip" else _attribute(name, value)
+        for name, value in attributes.items()
+        if value is not None
+    ]
+    return f" [{' '.join(listed)}]" if listed else ""
+
+
+@lru_cache(16384, typed=True)
+def _attribute(name: str, value: Hashable) -> str:
+    return f"{name if _WORD.match(name) else quote(name)}={quote(value)}"
