@@ -95,8 +95,8 @@ class ModelGraph:
         Args:
             paths: which modules: globs over whole paths (`blocks.*.attn`), or compiled regular expressions; "" is
                 the root.
-            depth: those that lie so many levels below a root; 0 shows the roots alone. Optimizer steps are single
-                nodes at every depth.
+            depth: those that lie so many levels below a root; 0 shows the roots alone. Modules that hold no other, and
+                optimizer steps, are single nodes too, until `depth` is more than the levels there are.
 
         Raises:
             ValueError: `depth` is negative, nothing is given, or a pattern matches no module.

@@ -118,7 +118,7 @@ def test_op_that_raised_is_there_with_what_it_read():
 
 
 def test_what_a_root_was_given_is_its_input_although_an_op_of_an_earlier_step_has_made_it():
-    build, net, outer = begin_net()
+    build, net, _outer = begin_net()
     batch = build.tensor([2], producer=build.op(None, "aten.stack.default", 910, 920))
     build.step(1, 1000, 2000)
     call = build.call(net, 1000, 1900)

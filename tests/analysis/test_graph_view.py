@@ -46,9 +46,12 @@ def closed_layer(graph: ModelGraph, layer: int, closed: set[int]) -> int | None:
 
 
 def expected_edges(graph: ModelGraph, depth: int) -> Counter[tuple[tuple[bool, int], tuple[bool, int]]]:
-    """How often each thing reads another one, when the layers from `depth` on are closed."""
+    """How often each thing reads another one, when the layers from `depth` on and those that hold none are closed."""
     columns = graph.columns
-    closed = set(np.flatnonzero(columns.layers.depth >= depth).tolist())
+    depths, holds_none = columns.layers.depth, ~np.isin(np.arange(len(columns.layers)), columns.layers.parent)
+    closed = set(np.flatnonzero((depths >= depth) | (holds_none & (depths > 0))).tolist())
+    if depth > depths.max(initial=0):
+        closed = set()
 
     def stands_for(node: int) -> tuple[bool, int]:
         layer = closed_layer(graph, int(columns.nodes.layer[node]), closed)

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..recording.phase import FORWARD, PHASES
 from ..recording.protocols import RecordingData
 from .calls import Column, Rows, column_of
-from .graph import NONE, Edges, Graph, Layers, Nodes
+from .graph import CONTAINER, LAYER_KINDS, NONE, Edges, Graph, Layers, Nodes
 from .graph_layers import LayerTree, build_layers
 from .graph_numbers import Measured, numbers_of_layers, read_measured
 from .graph_of_calls import graph_of_calls
@@ -96,6 +97,7 @@ def _to_layers(ops: StepOps, tree: LayerTree, nodes: Nodes, measured: Measured) 
         nth = np.where(is_call, placed.column("nth")[placed.origin[at]], NONE)
         repeats = np.where(is_call & (calls.repeats[at] >= 0), tree.of_call[calls.repeats[at]], NONE)
         raised = is_call & calls.raised[at].astype(bool)
+    repeats = np.where(is_call, repeats, _find_containers(tree))
     return Layers(
         parent=tree.parent,
         last=tree.last,
@@ -111,3 +113,17 @@ def _to_layers(ops: StepOps, tree: LayerTree, nodes: Nodes, measured: Measured) 
         numbers=numbers_of_layers(tree, calls, nodes.layer, nodes.numbers, measured),
         places=tree.places,
     )
+
+
+def _find_containers(tree: LayerTree) -> Rows:
+    """The layer of the forward at the place of each container in another phase, the first of several."""
+    keys = [(place.root, place.path) for place in tree.places]
+    is_forward = tree.phase == PHASES.index(FORWARD)
+    first: dict[tuple[str | None, str | None], int] = {}
+    for row in np.flatnonzero(is_forward).tolist():
+        first.setdefault(keys[tree.place[row]], row)
+    is_wanted = (tree.kind == LAYER_KINDS.index(CONTAINER)) & ~is_forward
+    found = np.full(len(is_forward), NONE, np.int64)
+    for row in np.flatnonzero(is_wanted).tolist():
+        found[row] = first.get(keys[tree.place[row]], NONE)
+    return found

@@ -23,14 +23,21 @@ class Seen:
 
 
 def close_below(graph: Graph, depth: int) -> Column:
-    """The layers that lie `depth` below a root, and all inside of them; optimizer steps always.
+    """The layers that lie `depth` below a root, and all inside of them; innermost ones and optimizer steps too.
+
+    None, if no layer lies so deep.
 
     Raises:
         ValueError: `depth` is negative.
     """
     if depth < 0:
         raise ValueError(f"depth={depth!r}: give 0 to see the roots alone, or more")
-    return np.asarray((graph.layers.depth >= depth) | (graph.layers.kind == _OPTIMIZER_STEP))
+    layers = graph.layers
+    if depth > layers.depth.max(initial=0):
+        return np.zeros(len(layers), bool)
+    has_none_inside = (layers.last == np.arange(len(layers))) & (layers.depth > 0)
+    is_step = layers.kind == _OPTIMIZER_STEP
+    return np.asarray((layers.depth >= depth) | is_step | has_none_inside)
 
 
 class Items:
@@ -61,6 +68,11 @@ class Items:
         has_none = len(distinct) > 0 and distinct[0] == NONE
         number = number.reshape(-1) - has_none
         return np.where(number >= 0, self.first_tensor + number, NONE)
+
+    def phase_of(self, items: Rows) -> Column:
+        """The phase of layers and nodes; that of tensors is not asked for."""
+        phases = np.concatenate([self.graph.layers.phase, self.graph.nodes.phase, [NONE]])
+        return np.asarray(phases[np.minimum(items, self.first_tensor)])
 
     def order(self) -> Column:
         """When each layer and node comes; a leaf before all that reads it. Those that are not there come last."""

@@ -33,7 +33,9 @@ class LiftedEdges:
         self.edge, self.count = edge[first], np.bincount(which.reshape(-1))[by_time]
         self.is_into_tensor = is_into[first]
         begin, end = _times(order, self.source), _times(order, self.target)
-        self.is_loop = (begin >= end) & (begin >= 0) & (end >= 0)
+        is_back = (begin >= end) & (begin >= 0) & (end >= 0)
+        phases = items.phase_of(self.source), items.phase_of(self.target)
+        self.is_loop = is_back & ((phases[0] == phases[1]) | (phases[0] < 0) | (phases[1] < 0))
 
     def to_view(self, number: Column) -> tuple[ViewEdge, ...]:
         """The edges; `number` is that of the visible node of each item."""

@@ -18,6 +18,7 @@ from .step_ops import StepOps
 def graph_of_ops(
     data: RecordingData, ops: StepOps, tree: LayerTree, measured: Measured
 ) -> tuple[Draft, Edges, Tensors]:
+    """A node for each op, for what it reads of what none of them has made, and for what roots return."""
     calls = ops.placed.calls
     reads, tensors = read_uses(data, ops.op_id, calls.call_id[tree.of_call >= 0])
     reads = replace(reads, call=np.flatnonzero(tree.of_call >= 0)[reads.call])
@@ -33,7 +34,7 @@ def graph_of_ops(
         draft_leaves(leaves, measured),
         draft_outputs(reads, ops, tree),
     )
-    return join_drafts(parts), join_edges(reads, ops, leaves, tensors, len(parts[0].layer)), tensors
+    return join_drafts(parts), _join_edges(reads, ops, leaves, tensors, len(parts[0].layer)), tensors
 
 
 def _without_strays(reads: Reads, tensors: Tensors) -> Reads:
@@ -67,7 +68,7 @@ def _layers_of_ops(ops: StepOps, tree: LayerTree) -> Rows:
     return np.where(ops.call >= 0, tree.of_call[ops.call], by_phase) if len(tree.of_call) else by_phase
 
 
-def join_edges(reads: Reads, ops: StepOps, leaves: Leaves, tensors: Tensors, op_count: int) -> Edges:
+def _join_edges(reads: Reads, ops: StepOps, leaves: Leaves, tensors: Tensors, op_count: int) -> Edges:
     """From what made each tensor, or is it, to what reads it; outputs stand behind ops and leaves."""
     maker = tensors.producer.copy()
     maker[leaves.tensor] = op_count + np.arange(len(leaves.tensor))

@@ -3,14 +3,13 @@
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 from ..analysis.graph_view import GraphView
 from ..errors import MissingLibraryError, ModtraceError
 from .dot import render_dot
 from .dot_style import GraphStyle
 from .dot_svg import tidy_svg
-from .whole_file import write_pieces
+from .whole_file import write_content, write_pieces
 
 _Path = str | os.PathLike[str]
 
@@ -89,7 +88,7 @@ def write_png(
     if dpi <= 0:
         raise ValueError(f"dpi={dpi!r}: give the pixels of an inch, 96 for a screen or 300 for print")
     drawn = _draw(view, "png", f"-Gdpi={dpi}", style=style, overlay=overlay, patience_s=_PATIENCE_S)
-    _write_bytes(drawn, Path(os.path.realpath(path)))
+    write_content(drawn, path)
 
 
 def _draw(
@@ -139,17 +138,3 @@ def _run_dot(text: str, options: list[str], nodes: int, patience_s: float) -> by
             f"Look at what the style gives, and at the text that write_dot() writes. {_HOW_TO_SHRINK}"
         )
     return done.stdout
-
-
-def _write_bytes(content: bytes, path: Path) -> None:
-    """Writes a file wholly or not at all."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        beside.write_bytes(content)
-        os.replace(beside, path)
-    except OSError as error:
-        raise ModtraceError(
-            f"{path}: cannot be written: {error.strerror or error}. Give another path."
-        ) from error
-    finally:
-        beside.unlink(missing_ok=True)

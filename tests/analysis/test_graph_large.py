@@ -1,0 +1,118 @@
+"""Graphs of 200,000 ops, 5,000 modules deep, and of 5,000 calls are built and shown like small ones."""
+
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from helpers.large_graphs import record_blocks, record_calls, record_chain, record_nested
+from helpers.typed_graphs import box_lines, edge_lines
+from modtrace.analysis.layout import Layout
+from modtrace.model_graph import ModelGraph, graph_of
+
+#: Frames: far less than anything here is long or deep.
+_SHALLOW = 300
+
+
+@pytest.fixture(autouse=True)
+def no_recursion() -> Iterator[None]:
+    """Whatever calls itself for each of many fails."""
+    before = sys.getrecursionlimit()
+    frames, frame = 0, sys._getframe()
+    while frame is not None:
+        frames, frame = frames + 1, frame.f_back
+    sys.setrecursionlimit(frames + _SHALLOW)
+    yield
+    sys.setrecursionlimit(before)
+
+
+def test_chain_of_5000_ops():
+    graph = graph_of(record_chain(5_000))
+    assert repr(graph) == "<ModelGraph: 5002 nodes, 5001 edges>"
+    assert all(each.target == each.source + 1 for each in graph.edges)
+    assert_drawn(graph)
+    assert edge_lines(graph.collapse(depth=0)) == [
+        "input:[0] -> forward/Net (self)",
+        "forward/Net -> forward/output:output (output)",
+    ]
+
+
+def test_modules_5000_deep():
+    graph = graph_of(record_nested(5_000))
+    assert repr(graph) == "<ModelGraph: 5002 nodes, 5001 edges>"
+    assert [each.box for each in graph.boxes] == list(range(-1, 4_999))
+    assert [each.depth for each in graph.boxes] == list(range(5_000))
+    assert_drawn(graph)
+    assert_inside(graph, graph.layout())
+    assert repr(graph.fold()) == repr(graph)  # none of them has a sibling
+    assert len(graph.collapse(depth=4_000).boxes) == 4_000
+    assert repr(graph.collapse(depth=0).expand("m.m")) == "<ModelGraph: 6 nodes, 5 edges>"
+
+
+def test_5000_calls_of_one_module():
+    graph = graph_of(record_calls(5_000))
+    assert repr(graph) == "<ModelGraph: 5002 nodes, 5001 edges>"
+    assert [each.key for each in graph.boxes[-2:]] == ["forward/Net/layer@4998", "forward/Net/layer@4999"]
+    assert_drawn(graph)
+    assert repr(graph.collapse("layer")) == "<ModelGraph: 5002 nodes, 5001 edges>"
+    assert repr(graph.fold()) == repr(graph)  # a call of a module is not numbered
+
+
+def test_200000_ops():
+    graph = graph_of(record_blocks(2_000, 100))
+    skips = 1_999 * 25
+    both = 1_999  # the first op of a block reads the end of the one before twice
+    assert len(graph.columns.edges) == 200_001 + skips
+    assert repr(graph) == f"<ModelGraph: 200002 nodes, {200_001 + skips - both} edges>"
+    assert len(graph.boxes) == 2 + 2_000 * 6
+    assert sum(each.flops or 0 for each in graph.nodes) == 512 * 200_000
+    assert_inside(graph, graph.layout())
+    assert graph.render_dot().count("\n") > 400_000
+
+
+def test_200000_ops_are_seen_at_any_depth():
+    graph = graph_of(record_blocks(2_000, 100))
+    root = graph.collapse(depth=0)
+    assert repr(root) == "<ModelGraph: 3 nodes, 2 edges>"
+    assert root.nodes[1].flops == 512 * 200_000
+    blocks = graph.collapse("blocks.*")
+    assert repr(blocks) == "<ModelGraph: 2002 nodes, 2001 edges>"
+    assert {(each.ops, each.flops) for each in blocks.nodes[1:-1]} == {(100, 51_200)}
+    assert_drawn(blocks)
+    folded = graph.fold()
+    assert box_lines(folded) == [
+        "forward/Net",
+        "  forward/Net/blocks",
+        "    forward/Net/blocks.0 ×2000",
+        "      forward/Net/blocks.0.0 ×10000",
+    ]
+    assert len(folded.nodes) == 22
+    assert_drawn(folded)
+    assert len(graph.filter(path="blocks.7.**").nodes) == 1 + 100  # the first of them is what they read
+
+
+def assert_drawn(graph: ModelGraph) -> None:
+    """Every node is in the picture, and stands below what it reads unless it is folded."""
+    text = graph.render_dot()
+    assert all(f"n{at} " in text for at in (0, len(graph.nodes) // 2, len(graph.nodes) - 1))
+    layout = graph.layout()
+    assert len(layout.nodes) == len(graph.nodes)
+    assert len(layout.first_point) == len(graph.edges) + 1
+    straight = [(each.source, each.target) for each in graph.edges if not each.is_loop]
+    source, target = np.array(straight).T
+    assert (layout.nodes.y[source] < layout.nodes.y[target]).all()
+
+
+def assert_inside(graph: ModelGraph, layout: Layout) -> None:
+    """Every node stands in its box."""
+    boxes = np.array([each.box for each in graph.nodes])
+    [inside] = np.nonzero(boxes >= 0)
+    around = boxes[inside]
+    node, box = layout.nodes, layout.boxes
+    for low, size, begin, extent in (
+        (node.x, node.width, box.x, box.width),
+        (node.y, node.height, box.y, box.height),
+    ):
+        assert (low[inside] >= begin[around]).all()
+        assert (low[inside] + size[inside] <= begin[around] + extent[around]).all()
