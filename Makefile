@@ -72,6 +72,8 @@ bench: env $(BENCH_STAMP)  ## print the cost of recording beside plain runs, PyT
 	$(BIN)/python benchmarks/scopes.py
 	$(BIN)/python benchmarks/values.py
 	$(BIN)/python benchmarks/ops.py
+	$(BIN)/python benchmarks/graph.py
+	$(BIN)/python benchmarks/layout.py
 	@if [ -f benchmarks/open_large.py ]; then $(BIN)/python benchmarks/open_large.py; fi
 
 soak: env  ## run the long tests

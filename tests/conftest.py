@@ -13,7 +13,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--update-golden", action="store_true", help="write the golden files anew; read them then")
+    parser.addoption(
+        "--update-golden", action="store_true", help="write the golden files anew; read them then"
+    )
 
 
 def pytest_configure(config):

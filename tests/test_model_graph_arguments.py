@@ -43,7 +43,6 @@ def test_tensor_given_by_name_is_an_input_of_that_name():
     ]
 
 
-@pytest.mark.xfail(strict=True, reason="it is named by the last place at which it is given")
 def test_tensor_given_at_several_places_is_named_by_the_first():
     given = torch.ones(3, 1, 4)
     graph = modtrace.graph(make_case("attention").model, given, given, given)

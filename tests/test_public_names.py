@@ -13,8 +13,10 @@ from builders import RecordingBuilder
 from modtrace.store.copy import write_recording
 
 PUBLIC = [
+    "GraphStyle",
     "LiveRecording",
     "ModTracker",
+    "ModelGraph",
     "ModtraceError",
     "ModtraceWarning",
     "ModulePathTracer",
@@ -22,6 +24,7 @@ PUBLIC = [
     "Ops",
     "Recording",
     "__version__",
+    "graph",
     "open_recording",
     "record",
     "verify",

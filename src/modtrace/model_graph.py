@@ -1,6 +1,7 @@
 """The graph that users hold: what is to be seen of it is chosen step by step, then drawn or written."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,6 +32,9 @@ _Path = str | os.PathLike[str]
 
 #: A notebook draws no more nodes than this by itself: `dot` takes seconds for more.
 _DRAWN_UNASKED = 400
+
+#: Characters of what is no model that an error shows.
+_SHOWN_OF_SUBJECT = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +105,8 @@ class ModelGraph:
         Raises:
             ValueError: `depth` is negative, nothing is given, or a pattern matches no module.
         """
+        if not isinstance(depth, int | None):
+            raise TypeError(f"collapse(depth={depth!r}): give a whole number")
         if depth is None and not paths:
             raise ValueError("collapse(): give depth=..., or the paths of modules")
         chosen = set(self._choice.closed)
@@ -163,9 +169,9 @@ class ModelGraph:
         """
         before = self._choice.part
         part = Part(
-            phases=before.phases if phase is None else _to_tuple(phase),
+            phases=before.phases if phase is None else _to_tuple("phase", phase),
             paths=before.paths if path is None else to_path_filter(path),
-            ops=before.ops if op is None else _to_tuple(op),
+            ops=before.ops if op is None else _to_tuple("op", op),
         )
         found = self._rebuilt(part=part)
         if not len(found.columns.nodes) and (path is not None or op is not None):
@@ -188,6 +194,8 @@ class ModelGraph:
         layers = self._graph.layers
         found = [each.path for each in layers.places]
         for path in paths:
+            if not isinstance(path, (str, re.Pattern)):
+                raise TypeError(f"{what}({path!r}): give globs over paths, or compiled regular expressions")
             chosen = to_path_filter(path)
             places = {at for at, each in enumerate(found) if each is not None and chosen.selects(each)}
             if not places:
@@ -334,8 +342,11 @@ def graph(
         ValueError: a shape cannot be read, or the recording has no such step.
         MissingLibraryError: torch is not installed, and `subject` is a model.
     """
-    if isinstance(subject, (str, os.PathLike)) or (hasattr(subject, "data") and not callable(subject)):
+    is_recording = hasattr(getattr(subject, "data", None), "table")
+    if isinstance(subject, (str, os.PathLike)) or (is_recording and not callable(subject)):
         return _graph_of_recording(subject, args, input_shapes, kwargs)
+    if not callable(subject):
+        raise TypeError(f"graph({_short(subject)}): give a torch.nn.Module, a recording, or the path of one")
     require("torch", "modtrace.graph() of a model")
     from .replay.one_call import make_inputs, record_call
 
@@ -361,5 +372,15 @@ def _build(data: RecordingData, choice: _Choice) -> Graph:
     return graph if choice.views else without_views(graph)
 
 
-def _to_tuple(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+def _to_tuple(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
+    found = (
+        (given,) if isinstance(given, str) else tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    )
+    if not all(isinstance(each, str) for each in found):
+        raise TypeError(f"filter({name}={given!r}): give a text, or several in a list")
+    return found
+
+
+def _short(subject: object) -> str:
+    text = repr(subject)
+    return text if len(text) <= _SHOWN_OF_SUBJECT else f"{text[:_SHOWN_OF_SUBJECT]}..."

@@ -54,7 +54,6 @@ def record_parts() -> RecordingBuilder:
     return build
 
 
-@pytest.mark.xfail(strict=True, reason="an edge from a tensor to an earlier op of a folded layer is no loop")
 def test_tensor_that_the_next_of_folded_layers_reads_has_a_loop():
     graph = graph_of(record_blocks().data()).fold().with_tensors()
     neg, relu = "forward/Net/blocks.0/aten.neg.default", "forward/Net/blocks.0/aten.relu.default"
@@ -69,9 +68,6 @@ def test_tensor_that_the_next_of_folded_layers_reads_has_a_loop():
     assert_lawful(graph)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="tensors that were views of several outputs of one op are all called `tensor`"
-)
 def test_tensors_without_their_views_are_told_apart():
     graph = graph_of(record_parts().data()).without_views().with_tensors()
     assert len(graph.nodes) == 1 + 1 + 2 + 1
@@ -110,9 +106,6 @@ def choose(graph: ModelGraph, part: dict[str, Any], depth: int | None, folded: b
     return graph.fold() if folded else graph
 
 
-@pytest.mark.xfail(
-    strict=True, reason="what `_foreach_add_` makes are tensors without a slot, which have one key"
-)
 def test_tensors_of_all_ops_are_told_apart(step: ModelGraph):
     assert_lawful(step.with_tensors())
 

@@ -1,6 +1,5 @@
 """The leaves and outputs of an execution graph: what they are called, and where they stand."""
 
-
 from builders import RecordingBuilder
 from helpers.typed_graphs import edge_lines, node_lines
 from helpers.typed_steps import begin_net, given_to, node, run_op

@@ -1,6 +1,5 @@
 """What the nodes and layers of an execution graph cost and hold."""
 
-
 from builders import RecordingBuilder
 from helpers.typed_steps import begin_net, given_to, run_op
 from modtrace.model_graph import graph_of

@@ -29,7 +29,7 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
         ValueError: the recording has no such step.
     """
     ops = read_step_ops(data, step=step)
-    has_ops = len(ops) > 0
+    has_ops = len(ops) > 0 or bool(data.meta.options.get("ops"))
     if has_ops:
         ops = ops.take(np.flatnonzero(_has_tensors(data, ops) & part.of_ops(ops)))
     tree = build_layers(ops.placed, _kept_calls(ops, part, has_ops), ops.phase, ops.start_ns)
@@ -62,15 +62,14 @@ def _has_tensors(data: RecordingData, ops: StepOps) -> Column:
 
 
 def _kept_calls(ops: StepOps, part: Part, has_ops: bool) -> Column:
-    """The calls that ops ran in, with all around them; without ops those of the step."""
-    calls = ops.placed.calls
-    kept = np.zeros(len(calls), bool)
+    """The calls that ops ran in, with all around them, and outermost ones; without ops those of the step."""
+    calls, where = ops.placed.calls, ops.placed.where
+    is_place = np.array([*part.has_places([each.path for each in ops.placed.places]), part.paths is None])
+    kept = calls.in_step.astype(bool) & part.has_phase(calls.phase) & is_place[np.maximum(where, -1)]
     if has_ops:
-        waiting = np.unique(ops.call[ops.call >= 0])
-    else:
-        places = np.array([*part.has_places([each.path for each in ops.placed.places]), part.paths is None])
-        at = places[np.maximum(ops.placed.where, -1)]
-        waiting = np.flatnonzero(calls.in_step.astype(bool) & part.has_phase(calls.phase) & at)
+        kept &= (calls.parent < 0) & (part.ops is None)
+        kept[ops.call[ops.call >= 0]] = True
+    waiting = np.flatnonzero(kept)
     while len(waiting):
         kept[waiting] = True
         above = calls.parent[waiting]

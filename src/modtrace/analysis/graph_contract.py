@@ -6,6 +6,7 @@ import numpy as np
 
 from .calls import Rows
 from .graph import LEAF_KINDS, NODE_KINDS, NONE, Edges, Graph, Nodes
+from .graph_layers import follow
 
 
 def without_views(graph: Graph) -> Graph:
@@ -24,8 +25,22 @@ def without_views(graph: Graph) -> Graph:
         graph,
         nodes=_renumber(nodes.take(kept), twin),
         edges=_join(remaining, base, new),
-        tensors=replace(graph.tensors, producer=np.where(is_leaf[maker], NONE, new[maker])),
+        tensors=replace(
+            graph.tensors,
+            producer=np.where(is_leaf[maker], NONE, new[maker]),
+            slot=graph.tensors.slot[_find_viewed(graph)],
+        ),
     )
+
+
+def _find_viewed(graph: Graph) -> Rows:
+    """For each tensor that a view op has made the one that it shows, through other views; itself for any other."""
+    edges, producer = graph.edges, graph.tensors.producer
+    read = np.full(len(graph.nodes) + 1, NONE, np.int64)  # by each view op; at the end by none
+    into = np.flatnonzero(graph.nodes.is_view[edges.target])[::-1]
+    read[edges.target[into]] = edges.tensor[into]
+    shown = np.where(read[producer] >= 0, read[producer], np.arange(len(producer)))
+    return follow(shown)
 
 
 def _find_bases(graph: Graph) -> Rows:
@@ -34,11 +49,7 @@ def _find_bases(graph: Graph) -> Rows:
     base = np.arange(len(nodes))
     into = np.flatnonzero(nodes.is_view[edges.target])[::-1]
     base[edges.target[into]] = edges.source[into]  # the first argument comes last here, and stays
-    while True:
-        further = base[base]
-        if np.array_equal(further, base):
-            return base
-        base = further
+    return follow(base)
 
 
 def _join(edges: Edges, base: Rows, new: Rows) -> Edges:

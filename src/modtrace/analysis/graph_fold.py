@@ -8,7 +8,7 @@ import numpy as np
 
 from .calls import Column, Rows
 from .graph import LAYER_KINDS, MODULE, NONE, Graph
-from .graph_layers import group_children
+from .graph_layers import follow, group_children
 from .graph_signatures import sign_layers
 
 _MODULE = LAYER_KINDS.index(MODULE)
@@ -47,16 +47,7 @@ def fold_graph(graph: Graph) -> Folding:
         runs.append(run)
         for each in run.layers:
             _map_onto(graph, run.first, each, layer, node)
-    return Folding(layer=_settle(layer), node=_settle(node), runs=tuple(runs))
-
-
-def _settle(stands_for: Rows) -> Rows:
-    """Runs may lie in runs: what stands for something may itself be stood for."""
-    while True:
-        further = stands_for[stands_for]
-        if np.array_equal(further, stands_for):
-            return stands_for
-        stands_for = further
+    return Folding(layer=follow(layer), node=follow(node), runs=tuple(runs))
 
 
 def _map_onto(graph: Graph, first: int, other: int, layer: Rows, node: Rows) -> None:

@@ -15,7 +15,7 @@ def layer_keys(graph: Graph) -> list[str]:
     rows = zip(
         layers.kind.tolist(), layers.phase.tolist(), layers.place.tolist(), layers.nth.tolist(), strict=True
     )
-    return _distinct(_layer_key(graph, *row) for row in rows)
+    return distinct(_layer_key(graph, *row) for row in rows)
 
 
 def _layer_key(graph: Graph, kind: int, phase: int, place: int, nth: int) -> str:
@@ -56,7 +56,7 @@ def node_keys(graph: Graph, layers: list[str]) -> list[str]:
         nodes.layer.tolist(), nodes.kind.tolist(), nodes.name.tolist(), nodes.nth.tolist(), strict=True
     )
     names = nodes.names
-    return _distinct(
+    return distinct(
         f"{kinds[kind]}{names[name]}"
         if is_leaf[kind]
         else f"{around[layer]}/{kinds[kind]}{names[name]}{f'#{nth}' if nth else ''}"
@@ -64,11 +64,11 @@ def node_keys(graph: Graph, layers: list[str]) -> list[str]:
     )
 
 
-def _distinct(keys: Iterable[str]) -> list[str]:
+def distinct(keys: Iterable[str]) -> list[str]:
     """The same, with a number behind those that were there before."""
     found: defaultdict[str, int] = defaultdict(int)
-    distinct = []
+    told_apart = []
     for key in keys:
         found[key] += 1
-        distinct.append(key if found[key] == 1 else f"{key}~{found[key]}")
-    return distinct
+        told_apart.append(key if found[key] == 1 else f"{key}~{found[key]}")
+    return told_apart

@@ -219,6 +219,15 @@ def common_layer(low: Rows, high: Rows, parent: Rows, last: Rows) -> Rows:
     return low
 
 
+def follow(leads_to: Rows) -> Rows:
+    """Where each ends that leads to another, which may lead on; what leads nowhere leads to itself."""
+    while True:
+        further = leads_to[leads_to]
+        if np.array_equal(further, leads_to):
+            return leads_to
+        leads_to = further
+
+
 def group_children(parent: Rows) -> dict[int, list[int]]:
     """The layers in each layer, in order; those in none under NONE."""
     children: dict[int, list[int]] = defaultdict(list)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .calls import Column, Rows
+from .calls import Column
 from .graph import DATA, NEXT, NONE, Graph
 from .graph_items import Items
 from .graph_view import ViewEdge
@@ -32,10 +32,10 @@ class LiftedEdges:
         self.source, self.target = pairs[0][first], pairs[1][first]
         self.edge, self.count = edge[first], np.bincount(which.reshape(-1))[by_time]
         self.is_into_tensor = is_into[first]
-        begin, end = _times(order, self.source), _times(order, self.target)
-        is_back = (begin >= end) & (begin >= 0) & (end >= 0)
-        phases = items.phase_of(self.source), items.phase_of(self.target)
-        self.is_loop = is_back & ((phases[0] == phases[1]) | (phases[0] < 0) | (phases[1] < 0))
+        maker, reader = source[self.edge], target[self.edge]
+        is_back = (order[maker] >= order[reader]) & ~self.is_into_tensor
+        made_in, read_in = items.phase_of(maker), items.phase_of(reader)
+        self.is_loop = is_back & ((made_in == read_in) | (made_in < 0) | (read_in < 0))
 
     def to_view(self, number: Column) -> tuple[ViewEdge, ...]:
         """The edges; `number` is that of the visible node of each item."""
@@ -65,8 +65,3 @@ class LiftedEdges:
                 *(each.tolist() for each in columns), strict=True
             )
         )
-
-
-def _times(order: Column, items: Rows) -> Column:
-    """When each item comes; NONE for tensors, which come right behind what makes them."""
-    return np.append(order, NONE)[np.minimum(items, len(order))]

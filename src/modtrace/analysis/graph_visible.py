@@ -22,7 +22,7 @@ from .graph import (
     Numbers,
 )
 from .graph_items import Items, Seen
-from .graph_keys import layer_keys, name_layers, node_keys
+from .graph_keys import distinct, layer_keys, name_layers, node_keys
 from .graph_lift import LiftedEdges
 from .graph_numbers import sum_at
 from .graph_view import LAYER, GraphView, ViewBox, ViewNode
@@ -162,6 +162,9 @@ class _Visible:
                 made.append(next(nodes))
             else:
                 made.append(self._tensor_node(item, made[number[self._maker[item]]]))
+        if self._maker:  # what `_foreach_add_` makes has no slots
+            keys = distinct(each.key for each in made)
+            made = [each._replace(key=key) for each, key in zip(made, keys, strict=True)]
         return tuple(made)
 
     def _layer_nodes(self, rows: Rows, number: Rows) -> Iterable[ViewNode]:

@@ -47,7 +47,7 @@ class OpLeaves:
 
     def note_inputs(self, given: Iterable[tuple[str, torch.Tensor]], owner: NamedModule | None) -> None:
         """An outermost call of a module begins, and is given tensors at these slots."""
-        for slot, tensor in given:
+        for slot, tensor in reversed([*given]):  # of several places the first
             self._inputs[id(tensor)] = _Input(weakref.ref(tensor), slot, owner)
 
     def alive_inputs(self) -> list[torch.Tensor]:
