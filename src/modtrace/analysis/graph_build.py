@@ -75,7 +75,7 @@ def _kept_calls(ops: StepOps, part: Part, has_ops: bool) -> Column:
         above = calls.parent[waiting]
         waiting = np.unique(above[above >= 0])
         waiting = waiting[~kept[waiting]]
-    return kept
+    return np.asarray(kept)
 
 
 def _sort_edges(edges: Edges, new: Rows, nodes: Nodes) -> Edges:
