@@ -10,6 +10,7 @@ import networkx
 import pytest
 
 from builders import RecordingBuilder
+from helpers.programs import needs_program
 from modtrace.cli.main import main
 from modtrace.store.copy import write_recording
 
@@ -124,3 +125,15 @@ def test_what_is_no_file_gets_the_graph_alone(export: Export) -> None:
     finally:
         os.close(reader)
     assert sorted(os.listdir()) == ["pipe", "run.modtrace"]
+
+
+def test_pictures_are_those_of_modtrace_graph(export: Export) -> None:
+    code, said = export("-o", "net.dot", "--depth", "1", "--phase", "forward")
+    assert code == 0, said
+    text = Path("net.dot").read_text()
+    assert "head" in text and "aten.mm.default" not in text
+    needs_program("dot")
+    assert export("-o", "net.svg")[0] == 0
+    assert Path("net.svg").read_text().startswith("<?xml")
+    assert export("-o", "net.png")[0] == 0
+    assert Path("net.png").read_bytes().startswith(b"\x89PNG")

@@ -69,6 +69,24 @@ FORMATS: dict[str, ExportFormat] = {
         about="the graph of one step, for networkx, igraph, Gephi and yEd",
         takes=frozenset({"step", "depth", "phase"}),
     ),
+    "svg": ExportFormat(
+        writer="modtrace.cli.export_graphs:write_svg",
+        suffixes=(".svg",),
+        about="a picture of the graph of one step, as modtrace graph draws it",
+        takes=frozenset({"step", "depth", "phase"}),
+    ),
+    "png": ExportFormat(
+        writer="modtrace.cli.export_graphs:write_png",
+        suffixes=(".png",),
+        about="the same as pixels",
+        takes=frozenset({"step", "depth", "phase"}),
+    ),
+    "dot": ExportFormat(
+        writer="modtrace.cli.export_graphs:write_dot",
+        suffixes=(".dot", ".gv"),
+        about="the same in the language of Graphviz",
+        takes=frozenset({"step", "depth", "phase"}),
+    ),
 }
 
 

@@ -14,6 +14,7 @@ from ..views.graph_text import NO_OPS_IN_GRAPH, describe_counts, render_graph_js
 from ..views.sizes import format_bytes
 from .factory import errors_of_call, is_factory, load_factory
 from .output import print_text
+from .readable import at_depth
 
 #: Who writes a picture or file, by the end of its name.
 _WRITERS: dict[str, Callable[..., None]] = {
@@ -25,9 +26,6 @@ _WRITERS: dict[str, Callable[..., None]] = {
     ".json": ModelGraph.write_model_explorer,
 }
 _DRAWN = frozenset({".svg", ".png", ".dot", ".gv"})
-
-#: With more nodes a picture can hardly be read; where no depth is asked for, a smaller one is chosen.
-_READABLE = 250
 
 
 @click.command()
@@ -95,7 +93,7 @@ def graph(
     writer = _find_writer(path)
     shown = _choose(_load(run, step), collapse, phase, modules, op, views, tensors)
     shown = shown.fold() if fold else shown
-    shown, note = _at_depth(shown, depth, is_drawn=path is not None and path.suffix.lower() in _DRAWN)
+    shown, note = at_depth(shown, depth, is_drawn=path is not None and path.suffix.lower() in _DRAWN)
     if path is None or writer is None:
         print_text(render_graph_json(shown.view) if as_json else str(shown))
         return
@@ -149,21 +147,6 @@ def _choose(
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     return whole.with_tensors() if tensors else whole
-
-
-def _at_depth(whole: ModelGraph, depth: int | None, *, is_drawn: bool) -> tuple[ModelGraph, str]:
-    """The graph at the depth asked for, or else at the deepest that can be read, and what is to be said of that."""
-    if depth is not None:
-        return whole.collapse(depth=depth), ""
-    size = len(whole.nodes)
-    if not is_drawn or size <= _READABLE:
-        return whole, ""
-    deepest = int(whole.columns.layers.depth.max(initial=0))
-    shown, chosen = whole, deepest + 1
-    while chosen > 1 and len(shown.nodes) > _READABLE:
-        chosen -= 1
-        shown = whole.collapse(depth=chosen)
-    return shown, f"at depth {chosen}: the whole graph has {size} nodes; choose with --depth\n"
 
 
 def _write(writer: Callable[..., None], shown: ModelGraph, path: Path, color: str | None, dpi: int) -> None:

@@ -1,0 +1,21 @@
+"""Chooses how deep a graph is drawn."""
+
+from ..model_graph import ModelGraph
+
+#: With more nodes a picture can hardly be read; where no depth is asked for, a smaller one is chosen.
+_READABLE = 250
+
+
+def at_depth(whole: ModelGraph, depth: int | None, *, is_drawn: bool) -> tuple[ModelGraph, str]:
+    """The graph at the depth asked for, or else at the deepest that can be read, and what is to be said of that."""
+    if depth is not None:
+        return whole.collapse(depth=depth), ""
+    size = len(whole.nodes)
+    if not is_drawn or size <= _READABLE:
+        return whole, ""
+    deepest = int(whole.columns.layers.depth.max(initial=0))
+    shown, chosen = whole, deepest + 1
+    while chosen > 1 and len(shown.nodes) > _READABLE:
+        chosen -= 1
+        shown = whole.collapse(depth=chosen)
+    return shown, f"at depth {chosen}: the whole graph has {size} nodes; choose with --depth\n"
