@@ -12,14 +12,15 @@ import numpy as np
 from .analysis.graph import LAYER_KINDS, PHASE, Graph
 from .analysis.graph_build import build_graph
 from .analysis.graph_contract import without_views
-from .analysis.graph_fold import fold_graph
+from .analysis.graph_fold import Folding, fold_graph
 from .analysis.graph_items import Seen, close_below
+from .analysis.graph_keys import name_layers
 from .analysis.graph_parts import WHOLE, Part
 from .analysis.graph_view import GraphView, ViewBox, ViewEdge, ViewNode
 from .analysis.graph_visible import build_view
 from .errors import ModtraceError
 from .optional import require
-from .recording.path_pattern import to_path_filter
+from .recording.path_pattern import PathFilter, to_path_filter
 from .recording.protocols import RecordingData
 from .store.reader import FolderReader
 
@@ -88,8 +89,11 @@ class ModelGraph:
         choice, graph = self._choice, self._graph
         closed = np.zeros(len(graph.layers), bool)
         closed[list(choice.closed)] = True
-        folding = fold_graph(graph) if choice.folded else None
-        return build_view(graph, Seen(closed=closed, folding=folding, tensors=choice.tensors))
+        return build_view(graph, Seen(closed=closed, folding=self._folding, tensors=choice.tensors))
+
+    @cached_property
+    def _folding(self) -> Folding | None:
+        return fold_graph(self._graph) if self._choice.folded else None
 
     # Choosing what is visible.
 
@@ -129,6 +133,9 @@ class ModelGraph:
             while layer >= 0 and layer not in opened:
                 opened.add(layer)
                 layer = parent[layer]
+        if self._folding is not None:
+            alike = np.isin(self._folding.layer, self._folding.layer[list(opened)])
+            opened.update(np.flatnonzero(alike).tolist())
         return self._with(closed=tuple(each for each in self._choice.closed if each not in opened))
 
     def fold(self) -> "ModelGraph":
@@ -159,6 +166,8 @@ class ModelGraph:
     ) -> "ModelGraph":
         """A part of the step: what its ops read of what others have made are leaves. Modules are open again.
 
+        What was asked for before of the same argument is forgotten.
+
         Args:
             phase: forward, backward, recompute or optimizer, or several of them.
             path: the modules that ops run in: patterns as `collapse` takes.
@@ -167,10 +176,12 @@ class ModelGraph:
         Raises:
             ValueError: there is no such phase, a pattern cannot be read, or no op is left by `path` or `op`.
         """
+        if op is not None and not self._graph.has_ops:
+            raise ValueError(f"filter(op={op!r}): no ops were recorded in this step")
         before = self._choice.part
         part = Part(
             phases=before.phases if phase is None else _to_tuple("phase", phase),
-            paths=before.paths if path is None else to_path_filter(path),
+            paths=before.paths if path is None else _read_filter(path, "filter"),
             ops=before.ops if op is None else _to_tuple("op", op),
         )
         found = self._rebuilt(part=part)
@@ -192,16 +203,20 @@ class ModelGraph:
 
     def _layers_of(self, paths: Sequence[Any], what: str) -> Iterator[int]:
         layers = self._graph.layers
-        found = [each.path for each in layers.places]
+        names, _ = name_layers(self._graph, self._folding)
+        rows = zip(layers.place.tolist(), layers.kind.tolist(), names, strict=True)
+        paths_of = [
+            () if kind == _PHASE or layers.places[place].path is None else (layers.places[place].path, name)
+            for place, kind, name in rows
+        ]
         for path in paths:
             if not isinstance(path, (str, re.Pattern)):
                 raise TypeError(f"{what}({path!r}): give globs over paths, or compiled regular expressions")
-            chosen = to_path_filter(path)
-            places = {at for at, each in enumerate(found) if each is not None and chosen.selects(each)}
-            if not places:
+            chosen = _read_filter(path, what)
+            found = [at for at, own in enumerate(paths_of) if own and chosen.selects(*own)]
+            if not found:
                 raise ValueError(f"{what}({path!r}): no module of this graph has such a path")
-            of_layer = zip(layers.place.tolist(), layers.kind.tolist(), strict=True)
-            yield from (at for at, (place, kind) in enumerate(of_layer) if place in places and kind != _PHASE)
+            yield from found
 
     # Showing it.
 
@@ -311,8 +326,11 @@ def graph_of(data: RecordingData, step: int | None = None) -> ModelGraph:
     Raises:
         ValueError: there is no such step.
     """
-    choice = _Choice(step=step)
-    return ModelGraph(data, choice, _build(data, choice))
+    graph = build_graph(data, step=step)
+    choice = _Choice(
+        step=graph.step.step if graph.step else step
+    )  # of a live recording the last step is another soon
+    return ModelGraph(data, choice, graph)
 
 
 def graph(
@@ -329,7 +347,8 @@ def graph(
         modtrace.graph("run.modtrace", step=3)
 
     The model is left as it was: its parameters, buffers, gradients, mode, device and hooks, the generators of random
-    numbers, and the arguments. It runs in the caller's grad mode.
+    numbers, and the arguments; but not what it does to other objects that it holds, such as a cache in an attribute.
+    It runs in the caller's grad mode, and a recording that runs meanwhile sees the call too.
 
     Args:
         subject: a `torch.nn.Module`, a `Recording`, or the path of one.
@@ -376,9 +395,16 @@ def _to_tuple(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
     found = (
         (given,) if isinstance(given, str) else tuple(given) if isinstance(given, (list, tuple)) else (given,)
     )
-    if not all(isinstance(each, str) for each in found):
+    if not found or not all(isinstance(each, str) for each in found):
         raise TypeError(f"filter({name}={given!r}): give a text, or several in a list")
     return found
+
+
+def _read_filter(path: Any, what: str) -> PathFilter:
+    try:
+        return to_path_filter(path)
+    except ValueError as error:
+        raise ValueError(f"{what}(): {str(error).removeprefix('include=')}") from error
 
 
 def _short(subject: object) -> str:

@@ -105,9 +105,9 @@ def test_two_roots_are_two_boxes():
     assert box_lines(graph) == ["forward/Net", "forward/Net#1"]
     assert edge_lines(graph) == [
         "constant:constant -> forward/Net/aten.relu.default ([0])",
-        "forward/Net/aten.relu.default -> forward/output:output (output)",
+        "forward/Net/aten.relu.default -> forward/output:Net/output (output)",
         "forward/Net/aten.relu.default -> forward/Net#1/aten.relu.default ([0])",
-        "forward/Net#1/aten.relu.default -> forward/output:output~2 (output)",
+        "forward/Net#1/aten.relu.default -> forward/output:Net#1/output (output)",
     ]
 
 

@@ -68,12 +68,11 @@ def run_program(actions: list[Action], *, before: int = 0, pace: int = 1) -> Typ
 
 
 def _record_step_before(build: RecordingBuilder, count: int) -> None:
-    other = build.module("", "Other") if count else 0
     build.step(0, 0, 1)
     for _ in range(count):
-        made = build.op(build.call(other, 0, 1), "aten.ones.default", 0, 1)
+        made = build.op(build.optimizer(0, 1), "aten.ones.default", 0, 1)
         build.tensor([1], producer=made)
-        build.site(other, "input", f"[{made}]")
+        build.site(None, "leaf", f"[{made}]")
 
 
 @dataclass

@@ -41,7 +41,7 @@ def ask_duckdb() -> list[tuple[Any, ...]]:
 
 
 def ask_polars() -> list[tuple[Any, ...]]:
-    [script] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    [script] = [each for each in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "polars" in each]
     names: dict[str, Any] = {}
     exec(script, names)
     return names["slowest"].select("run", "rank", "step", "module", "own_ms").rows()

@@ -97,7 +97,8 @@ class Nodes:
     order: Rows  # rank in time
     kind: Column  # codes of NODE_KINDS
     name: Column  # codes of `names`
-    nth: Column  # of its name within the call, from 0
+    nth: Column  # of its name within the call, from 0; of an output of its call
+    root: Column  # codes of `roots`: of a leaf or an output, where the recording has several roots; -1: no matter
     phase: Column  # codes of PHASES; -1 for none
     op_id: Column  # NONE where it is no op
     tensor: Rows  # row of `Graph.tensors` of a leaf, or of the first thing that an op returns; NONE for none
@@ -108,6 +109,7 @@ class Nodes:
     raised: Column
     numbers: Numbers
     names: tuple[str, ...]
+    roots: tuple[str, ...]
     argument_texts: tuple[str, ...]
 
     def take(self, rows: Rows) -> "Nodes":

@@ -29,6 +29,7 @@ class Draft:
     kind: Column
     name: Column
     nth: Column
+    root: list[str]  # "": no matter
     phase: Column
     op_id: Column
     tensor: Rows
@@ -44,12 +45,14 @@ class Draft:
 
     def to_nodes(self, rows: Rows, rank: Rows, new: Rows) -> Nodes:
         """The nodes in the order `rows`; `new` is where each row goes."""
+        codes = {root: at for at, root in enumerate(sorted({*self.root} - {""}))}
         return Nodes(
             layer=self.layer[rows],
             order=rank[rows],
             kind=self.kind[rows],
             name=self.name[rows],
             nth=self.nth[rows],
+            root=np.array([codes.get(each, NONE) for each in self.root], np.int64)[rows],
             phase=self.phase[rows],
             op_id=self.op_id[rows],
             tensor=self.tensor[rows],
@@ -60,6 +63,7 @@ class Draft:
             raised=self.raised[rows],
             numbers=self.numbers.take(rows),
             names=self.names,
+            roots=tuple(codes),
             argument_texts=self.argument_texts,
         )
 
@@ -77,6 +81,7 @@ def draft_ops(data: RecordingData, ops: StepOps, layer: Rows, tensors: Tensors, 
         kind=np.full(len(ops), _OP, np.int8),
         name=ops.name,
         nth=ops.nth,
+        root=[""] * len(ops),
         phase=ops.phase,
         op_id=ops.op_id,
         tensor=_first_returned(tensors, len(ops)),
@@ -136,6 +141,7 @@ def draft_leaves(leaves: Leaves, measured: Measured) -> Draft:
         kind=leaves.kind,
         name=np.array([codes[each] for each in leaves.name], np.int64),
         nth=np.zeros(size, np.int32),
+        root=leaves.root,
         phase=np.full(size, NONE, np.int8),
         op_id=np.full(size, NONE, np.int64),
         tensor=leaves.tensor,
@@ -154,12 +160,14 @@ def draft_outputs(reads: Reads, ops: StepOps, tree: LayerTree) -> Draft:
     """What calls return, and how it is called."""
     size = len(reads.call)
     calls = ops.placed.calls
+    nth = ops.placed.column("nth")[reads.call] if size else np.zeros(0, np.int32)
     around = outermost_phase(tree)
     return Draft(
         layer=around[tree.of_call[reads.call]],
         kind=np.full(size, _OUTPUT, np.int8),
         name=reads.place,
-        nth=np.zeros(size, np.int32),
+        nth=np.maximum(nth, 0).astype(np.int32),
+        root=_roots_of(reads.call, ops),
         phase=calls.phase[reads.call],
         op_id=np.full(size, NONE, np.int64),
         tensor=reads.returned,
@@ -172,6 +180,14 @@ def draft_outputs(reads: Reads, ops: StepOps, tree: LayerTree) -> Draft:
         numbers=empty_numbers(size),
         names=reads.slots,
     )
+
+
+def _roots_of(call: Rows, ops: StepOps) -> list[str]:
+    """The root of each call, where the recording has several; else ""."""
+    places = ops.placed.places
+    if len({each.root for each in places} - {None}) < 2:
+        return [""] * len(call)
+    return [places[where].root or "" if where >= 0 else "" for where in ops.placed.where[call].tolist()]
 
 
 def ends_of(placed: PlacedCalls) -> Column:
@@ -198,10 +214,12 @@ def join_drafts(parts: Sequence[Draft]) -> Draft:
     )
     joined = {name: np.concatenate([getattr(each, name) for each in parts]) for name in columns}
     starts = np.cumsum([0, *(len(each.names) for each in parts)])
+    root = [each for part in parts for each in part.root]
     name = np.concatenate([each.name + start for each, start in zip(parts, starts, strict=False)])
     return Draft(
         **joined,
         name=name,
+        root=root,
         numbers=join_numbers([each.numbers for each in parts]),
         names=tuple(name for each in parts for name in each.names),
         argument_texts=parts[0].argument_texts,

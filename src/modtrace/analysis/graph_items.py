@@ -51,7 +51,9 @@ class Items:
         self.layer_for = np.arange(self.first_node) if folding is None else folding.layer
         self.node_for = np.arange(len(graph.nodes)) if folding is None else folding.node
         closed = seen.closed if graph.has_ops else seen.closed | _has_none_inside(graph)
-        self.closed_at = _outermost_closed(graph.layers.parent, closed)
+        shown_closed = np.zeros(self.first_node, bool)
+        shown_closed[self.layer_for[closed]] = True  # one that is closed closes all that it is folded with
+        self.closed_at = _outermost_closed(graph.layers.parent, shown_closed)
         self.of_layer = np.append(self.closed_at[self.layer_for], NONE)
         layer = self.of_layer[graph.nodes.layer]
         self.of_node = np.where(layer >= 0, layer, self.first_node + self.node_for)

@@ -52,15 +52,14 @@ def node_keys(graph: Graph, layers: list[str]) -> list[str]:
     around = [*layers, "outside"]  # the layer -1
     is_leaf = [each in LEAF_KINDS for each in NODE_KINDS]
     kinds = [f"{each}:" if each != OP else "" for each in NODE_KINDS]
-    rows = zip(
-        nodes.layer.tolist(), nodes.kind.tolist(), nodes.name.tolist(), nodes.nth.tolist(), strict=True
-    )
+    columns = (nodes.layer, nodes.kind, nodes.root, nodes.name, nodes.nth)
+    roots = [*(f"{each}/" for each in nodes.roots), ""]  # the root -1
     names = nodes.names
     return distinct(
-        f"{kinds[kind]}{names[name]}"
+        f"{kinds[kind]}{roots[root]}{names[name]}"
         if is_leaf[kind]
-        else f"{around[layer]}/{kinds[kind]}{names[name]}{f'#{nth}' if nth else ''}"
-        for layer, kind, name, nth in rows
+        else f"{around[layer]}/{kinds[kind]}{roots[root]}{names[name]}{f'#{nth}' if nth > 0 else ''}"
+        for layer, kind, root, name, nth in zip(*(each.tolist() for each in columns), strict=True)
     )
 
 

@@ -24,6 +24,7 @@ class Leaves:
     tensor: Rows
     kind: Column  # codes of NODE_KINDS
     name: list[str]  # of a parameter or buffer its path; of an input its place among the arguments
+    root: list[str]  # whose it is, where the recording has several roots; else ""
     site: Column  # site_id; -1 for none
     time_ns: Column  # when it was first read
     layer: Rows
@@ -56,7 +57,7 @@ def find_leaves(
     by_time = by_time[tensors.producer[readers.tensor[by_time]] < 0]
     tensor, first = np.unique(readers.tensor[by_time], return_index=True)
     site = column_of(tensors.table, "site_id")[tensor]
-    kinds, names = _name_sites(data)
+    kinds, names, roots = _name_sites(data)
     at = RowFinder(column_of(data.table("sites"), "site_id"))(site).tolist()
     earlier = _name_ops(data, np.where(site < 0, made_by[tensor], NONE))
     unnamed = [(EARLIER, name) if name else (CONSTANT, CONSTANT) for name in earlier]
@@ -70,6 +71,7 @@ def find_leaves(
         tensor=tensor,
         kind=kind,
         name=[name for _, name in found],
+        root=[roots[row] if row >= 0 else "" for row in at],
         site=site,
         time_ns=readers.time_ns[reader],
         layer=_place(tensor, kind, readers, readers.layer[reader], tree),
@@ -85,16 +87,21 @@ def _name_ops(data: RecordingData, op_id: Column) -> list[str | None]:
     return [name if op >= 0 else None for name, op in zip(names, op_id.tolist(), strict=True)]
 
 
-def _name_sites(data: RecordingData) -> tuple[list[str], list[str]]:
-    """The kind of leaf and the name of each row of `sites`."""
+def _name_sites(data: RecordingData) -> tuple[list[str], list[str], list[str]]:
+    """The kind of leaf, the name and, where the recording has several, the root of each row of `sites`."""
     sites = data.table("sites").select(["module_id", "role", "slot"]).to_pylist()
-    paths = {row["module_id"]: row["path"] for row in data.table("modules").to_pylist()}
+    modules = {row["module_id"]: row for row in data.table("modules").to_pylist()}
+    paths = {number: row["path"] for number, row in modules.items()}
+    roots = {
+        number: row["name"] or row["type"] for number, row in modules.items() if row["parent_id"] is None
+    }
+    shown = {number: roots.get(row["root_id"], "") for number, row in modules.items() if len(roots) > 1}
     kinds = [_KIND_OF_ROLE.get(row["role"], CONSTANT) for row in sites]
     names = []
     for row, kind in zip(sites, kinds, strict=True):
         path = paths.get(row["module_id"], "") if kind in (PARAMETER, BUFFER) else ""
         names.append(join(path, row["slot"]) or kind)
-    return kinds, names
+    return kinds, names, [shown.get(row["module_id"], "") for row in sites]
 
 
 def _place(tensor: Rows, kind: Column, readers: Readers, first: Rows, tree: LayerTree) -> Rows:

@@ -27,6 +27,7 @@ def graph_of_calls(ops: StepOps, tree: LayerTree) -> tuple[Draft, Edges, Tensors
         kind=np.full(len(rows), _CALL, np.int8),
         name=of_place[tree.place[rows]],
         nth=np.zeros(len(rows), np.int32),
+        root=[""] * len(rows),
         phase=tree.phase[rows],
         op_id=unknown,
         tensor=unknown,

@@ -12,7 +12,7 @@ from ..recording.phase import PHASES
 from ..recording.protocols import RecordingData
 from ..views.sizes import format_bytes
 from .export_formats import FORMATS, ExportFormat, ExportOptions, check_options, find_format
-from .output import print_text
+from .output import tell
 from .with_ops import open_with_ops
 
 _ABOUT = "\n".join(f"  {name}: {each.about}" for name, each in FORMATS.items())
@@ -49,7 +49,7 @@ def export(
     with _errors_told(path):
         files = write(data, path, options)
         sizes = {each: each.stat().st_size for each in files or [path]}
-    print_text((_render_json if as_json else _render)(name, path, sizes))
+    tell((_render_json if as_json else _render)(name, path, sizes), path)
 
 
 def _open(run: str, format: ExportFormat) -> RecordingData:
@@ -60,7 +60,8 @@ def _open(run: str, format: ExportFormat) -> RecordingData:
 
 def _render(name: str, path: Path, sizes: dict[Path, int]) -> str:
     files = f"{len(sizes)} files, " if len(sizes) > 1 else ""
-    return f"wrote {path} ({name}, {files}{format_bytes(sum(sizes.values()))})\n"
+    size = format_bytes(sum(sizes.values())) if any(each.is_file() for each in sizes) else "no regular file"
+    return f"wrote {path} ({name}, {files}{size})\n"
 
 
 def _render_json(name: str, path: Path, sizes: dict[Path, int]) -> str:

@@ -19,6 +19,7 @@ from ..optional import require
 _FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _WANTED = "it must return (model, args, kwargs), (model, args) or (model,)"
 _LEFT_OUT: tuple[Any, ...] = (None, (), {})  # what stands for the part of a result that is not there
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _NAMED = 5  # names that are told where none is near
 
 
@@ -150,13 +151,12 @@ def _name_type(value: Any) -> str:
 def _describe(error: BaseException) -> str:
     """An exception in one line with the place where it was raised: `ValueError: boom (models.py:3)`."""
     said = " ".join(str(error).split())
-    frames = [
-        each
-        for each in traceback.extract_tb(error.__traceback__)
-        if each.filename != __file__ and "importlib" not in each.filename
-    ]
-    place = f" ({_shorten(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}{': ' if said else ''}{said}{place}"
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if "importlib" not in each.filename]
+    frames = [each for each in frames if not each.filename.startswith(_PACKAGE)]
+    own = [each for each in frames if f"{os.sep}site-packages{os.sep}" not in each.filename]
+    place = f" ({_shorten((own or frames)[-1].filename)}:{(own or frames)[-1].lineno})" if frames else ""
+    notes = "".join(f"; {each}" for each in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}{': ' if said else ''}{said}{place}{notes}"
 
 
 def _shorten(file: str) -> str:

@@ -10,10 +10,11 @@ import click
 from ..model_graph import ModelGraph, graph_of
 from ..recording.phase import PHASES
 from ..recording.protocols import RecordingData
+from ..views.columns import printable
 from ..views.graph_text import NO_OPS_IN_GRAPH, describe_counts, render_graph_json
 from ..views.sizes import format_bytes
 from .factory import errors_of_call, is_factory, load_factory
-from .output import print_text
+from .output import print_text, tell
 from .readable import at_depth
 
 #: Who writes a picture or file, by the end of its name.
@@ -94,6 +95,8 @@ def graph(
     shown = _choose(_load(run, step), collapse, phase, modules, op, views, tensors)
     shown = shown.fold() if fold else shown
     shown, note = at_depth(shown, depth, is_drawn=path is not None and path.suffix.lower() in _DRAWN)
+    if path is None and color is not None:
+        raise click.UsageError("--color is for pictures: give -o with a name that ends in .svg, .png or .dot")
     if path is None or writer is None:
         print_text(render_graph_json(shown.view) if as_json else str(shown))
         return
@@ -164,11 +167,14 @@ def _write(writer: Callable[..., None], shown: ModelGraph, path: Path, color: st
 
 
 def _tell(shown: ModelGraph, path: Path, note: str, as_json: bool) -> None:
-    size = path.stat().st_size
+    """Says what was written."""
+    size = path.stat().st_size if path.is_file() else None
     if as_json:
         told = {"path": str(path), "size_bytes": size, "nodes": len(shown.nodes), "edges": len(shown.edges)}
-        print_text(json.dumps(told) + "\n")
-        return
-    if shown.view.step is not None and not shown.view.has_ops:
-        note += f"{NO_OPS_IN_GRAPH}\n"
-    print_text(f"{note}{path}: {describe_counts(shown.view)} ({format_bytes(size)})\n")
+        note = json.dumps(told) + "\n"
+    else:
+        marks = "".join(f"! {printable(mark)}\n" for mark in shown.view.marks)
+        missing = f"{NO_OPS_IN_GRAPH}\n" if shown.view.step is not None and not shown.view.has_ops else ""
+        taken = "" if size is None else f" ({format_bytes(size)})"
+        note = f"{marks}{note}{missing}{path}: {describe_counts(shown.view)}{taken}\n"
+    tell(note, path)

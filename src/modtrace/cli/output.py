@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
@@ -21,6 +22,14 @@ def find_terminal() -> Terminal:
     if not sys.stdout.isatty():
         return Terminal(width=None, color=False)
     return Terminal(width=shutil.get_terminal_size().columns, color=not os.environ.get("NO_COLOR"))
+
+
+def tell(text: str, path: Path | str) -> None:
+    """Prints what was written to a path; on standard error if that is no file, and may be standard output."""
+    if os.path.isfile(path) or os.path.isdir(path):
+        print_text(text)
+    else:
+        click.echo(text, nl=False, err=True)
 
 
 def print_text(text: str) -> None:

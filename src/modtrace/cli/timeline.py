@@ -13,7 +13,7 @@ from ..recording.step_range import StepRange, to_step_range
 from ..views.headline import NO_OPS_RECORDED
 from ..views.perfetto import NO_BACKWARD_TIMES, count_events, iterate_perfetto, write_perfetto
 from ..views.sizes import format_bytes
-from .output import print_text
+from .output import print_text, tell
 
 _STDOUT = "-"
 
@@ -53,7 +53,7 @@ def timeline(
             print_text(piece)
     else:
         write_perfetto(found, path)
-        print_text(_render_written_json(found, path) if as_json else _describe_written(found, path))
+        tell(_render_written_json(found, path) if as_json else _describe_written(found, path), path)
     _tell_missing(found)
 
 

@@ -59,7 +59,7 @@ class OpBoundary:
         self._mode = mode
         self._leaves = leaves
         self._thread = -1
-        self._named: dict[int, weakref.ref[nn.Module]] = {}  # roots, by `id`
+        self._named: dict[int, tuple[weakref.ref[nn.Module], int, int]] = {}  # how roots were, by `id`
         self._enter, self._hear = self._entering, self._returning  # bound once
 
     def start(self) -> None:
@@ -114,12 +114,14 @@ class OpBoundary:
     def _name_owned(self, root: nn.Module) -> None:
         """Names the parameters and buffers that ops have made, of a model that was made while ops are recorded.
 
-        Once for each root: 2 us for a parameter. Those that no op has made are named when one reads them.
+        When a root is met, and again when modules have been met since, or its first parameter lies elsewhere
+        (`model.double()`): 2 us for a parameter. Those that no op has made are named when one reads them.
         """
-        known = self._named.get(id(root))
-        if known is not None and known() is root:
+        first = next(root.parameters(), None)
+        state = (weakref.ref(root), self._tracker.names.revision, 0 if first is None else _address(first))
+        if self._named.get(id(root)) == state:
             return
-        self._named[id(root)] = weakref.ref(root)
+        self._named[id(root)] = state
         with _aside([("", each) for each in (*root.parameters(), *root.buffers())]):
             for owner, name, tensor, role in self._owned_by(root):
                 number = self._find(tensor)
@@ -151,6 +153,10 @@ class OpBoundary:
         if segment is None or segment.task >= 0 or not self._is_seen():
             return
         try:
+            root = segment.named.ref() if segment.named.ref is not None else None
+            if root is not None:
+                with DisableTorchFunction():
+                    self._name_owned(root)  # modules have been met inside, or lazy ones made their parameters
             self._note_returned(log, segment, output)
         except Exception as error:
             self._mode.fail(error, f"what {segment.named.shown} returned")
@@ -176,6 +182,13 @@ class OpBoundary:
             number = ids.next
             ids.note_without_storage(tensor, RETURNED, "")
             return number
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except (RuntimeError, ValueError):  # it has no memory yet, or is a fake
+        return 0
 
 
 def _tensors_in(value: Any) -> list[tuple[str, torch.Tensor]]:

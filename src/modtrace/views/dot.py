@@ -33,7 +33,11 @@ def render_dot(view: GraphView, *, style: GraphStyle | None = None, overlay: str
     Raises:
         ValueError: there is no such number.
     """
-    return "".join(_Writer(view, style or GraphStyle(), choose_overlay(view, overlay)).lines())
+    if style is not None and not isinstance(style, GraphStyle):
+        raise TypeError(f"style={style!r}: give an object of GraphStyle or of a subclass: GraphStyle()")
+    chosen = style or GraphStyle()
+    chosen.look_at(view)
+    return "".join(_Writer(view, chosen, choose_overlay(view, overlay)).lines())
 
 
 class _Writer:

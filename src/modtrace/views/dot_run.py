@@ -3,9 +3,10 @@
 import os
 import shutil
 import subprocess
+import warnings
 
 from ..analysis.graph_view import GraphView
-from ..errors import MissingLibraryError, ModtraceError
+from ..errors import MissingLibraryError, ModtraceError, ModtraceWarning
 from .dot import render_dot
 from .dot_style import GraphStyle
 from .dot_svg import tidy_svg
@@ -136,5 +137,12 @@ def _run_dot(text: str, options: list[str], nodes: int, patience_s: float) -> by
         raise _DotFailed(
             f"dot failed with exit status {done.returncode} on a picture of {nodes} nodes: {said[:500]}. "
             f"Look at what the style gives, and at the text that write_dot() writes. {_HOW_TO_SHRINK}"
+        )
+    if b"Scaling" in done.stderr:
+        warnings.warn(
+            "the picture is smaller than was asked for: dot cannot draw so many pixels. "
+            "Give a smaller dpi, or write SVG.",
+            ModtraceWarning,
+            stacklevel=4,
         )
     return done.stdout

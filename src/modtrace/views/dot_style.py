@@ -82,10 +82,13 @@ class GraphStyle:
         self._has_phases = False
         self._tells_all = True
 
-    def graph(self, view: GraphView) -> Attributes:
-        """Of the whole picture; it is asked for first, so that a style can look at the view."""
+    def look_at(self, view: GraphView) -> None:
+        """What is drawn next; called before all else."""
         self._has_phases = len(view.phases) > 1
         self._tells_all = len(view.nodes) <= _MANY
+
+    def graph(self, view: GraphView) -> Attributes:
+        """Of the whole picture."""
         return {
             "fontname": self._font,
             "fontsize": 10,

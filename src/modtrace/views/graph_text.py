@@ -1,4 +1,4 @@
-"""A graph in a few lines of text: what is in it, and a tree of what is visible."""
+"""A graph in a few lines of text: which step it is of, and how much is visible."""
 
 import json
 from collections import Counter
@@ -24,13 +24,15 @@ def render_graph(view: GraphView) -> str:
     lines = describe_head(view.command, view.step, view.marks)
     if view.step is not None and not view.has_ops:
         lines.append(Text(NO_OPS_IN_GRAPH))
-    if view.nodes:
+    if view.step is not None:
         lines.append(Text(describe_counts(view)))
     return render_lines(lines, color=False)
 
 
 def describe_counts(view: GraphView) -> str:
     """How much is visible: `12 layers, 30 ops, 8 parameters; 61 edges`."""
+    if not view.nodes:
+        return "nothing ran in this part of the step" if view.step else "nothing was recorded"
     counts = Counter(each.kind for each in view.nodes)
     order = sorted(counts, key=lambda kind: (kind != LAYER, kind != "op", kind))
     parts = [
