@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -137,3 +138,13 @@ def test_pictures_are_those_of_modtrace_graph(export: Export) -> None:
     assert Path("net.svg").read_text().startswith("<?xml")
     assert export("-o", "net.png")[0] == 0
     assert Path("net.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_said_does_not_mix_with_what_goes_to_standard_output() -> None:
+    program = "from modtrace.cli.main import main; main()"
+    arguments = ["export", "run.modtrace", "--format", "graphml", "-o", "/dev/stdout"]
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("</graphml>\n")
+    assert done.stderr == "wrote /dev/stdout (graphml, no regular file)\n"

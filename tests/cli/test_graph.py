@@ -175,6 +175,7 @@ def test_model_that_raises_is_one_line_and_exit_code_2(models: None, graph: Grap
     assert line.startswith(
         "modtrace: error: models_of_graphs:make_wrong: calling the model raised RuntimeError: mat1 and mat2"
     )
+    assert "write_guard.py" not in line and line.endswith("at its op aten.addmm.default")
 
 
 @pytest.mark.parametrize(
