@@ -13,6 +13,7 @@ from .layout_lines import draw_lines
 from .layout_sizes import PADDING, TITLE_HEIGHT, Floats, default_size
 from .layout_tree import ItemTree, build_item_tree
 from .layout_work import Work
+from .pausing import without_collection
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,6 +61,11 @@ def lay_out(view: GraphView, *, size_of: Callable[[ViewNode], tuple[float, float
     Raises:
         ValueError: a node has a size that is not finite or not positive.
     """
+    with without_collection():
+        return _lay_out(view, size_of)
+
+
+def _lay_out(view: GraphView, size_of: Callable[[ViewNode], tuple[float, float]]) -> Layout:
     sizes = _read_sizes(view, size_of)
     tree = build_item_tree(view)
     work, is_mirrored = lay_out_levels(view, tree, sizes)
