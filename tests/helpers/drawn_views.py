@@ -3,62 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from modtrace.analysis.graph import DATA, MODULE, OP
+from helpers.typed_records import typed_box, typed_edge, typed_node, typed_view
 from modtrace.analysis.graph_view import LAYER, GraphView, ViewBox, ViewEdge, ViewNode
 
-_NODE = ViewNode(
-    key="",
-    kind=OP,
-    name="",
-    label="",
-    type="",
-    path=None,
-    root="Net",
-    call=0,
-    phase="forward",
-    box=-1,
-    repeats=1,
-    ops=1,
-    shape=None,
-    dtype=None,
-    args="",
-    start_ns=0,
-    duration_ns=0,
-    flops=None,
-    bytes_read=None,
-    bytes_written=None,
-    saved_bytes=None,
-    nonfinite=None,
-    rms=None,
-    raised=False,
-    twin=-1,
-    first=0,
-)
-_BOX = ViewBox(
-    key="",
-    kind=MODULE,
-    name="",
-    label="",
-    type="",
-    path=None,
-    root="Net",
-    call=0,
-    phase="forward",
-    box=-1,
-    depth=0,
-    repeats=1,
-    ops=0,
-    start_ns=0,
-    duration_ns=0,
-    flops=None,
-    bytes_read=None,
-    bytes_written=None,
-    saved_bytes=None,
-    nonfinite=None,
-    rms=None,
-    raised=False,
-    first=0,
-)
+_UNKNOWN = {"flops": None, "bytes_read": None, "bytes_written": None, "saved_bytes": None}
+_NODE = typed_node("", root="Net", call=0, phase="forward", **_UNKNOWN)
+_BOX = typed_box("", path=None, ops=0, **_UNKNOWN)
 
 
 def op(name: str, **fields: Any) -> ViewNode:
@@ -97,11 +47,10 @@ def phase_box(phase: str) -> ViewBox:
 
 
 def edge(source: int, target: int, **fields: Any) -> ViewEdge:
-    return ViewEdge(source, target, DATA, "", None, None, 1, 0, False)._replace(**fields)
+    return typed_edge(source, target, **fields)
 
 
 def view(
     nodes: Sequence[ViewNode], edges: Sequence[ViewEdge] = (), boxes: Sequence[ViewBox] = (), **fields: Any
 ) -> GraphView:
-    known: dict[str, Any] = {"command": (), "marks": (), "step": None, "has_ops": True, **fields}
-    return GraphView(boxes=tuple(boxes), nodes=tuple(nodes), edges=tuple(edges), **known)
+    return typed_view(boxes, nodes, edges, **({"command": (), "step": None} | fields))

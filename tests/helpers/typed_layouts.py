@@ -2,45 +2,34 @@
 
 from collections.abc import Sequence
 
-from modtrace.analysis.graph import DATA, MODULE, OP
+from helpers.typed_records import typed_box, typed_edge, typed_node, typed_view
+from modtrace.analysis.graph import MODULE, OP
 from modtrace.analysis.graph_view import GraphView, ViewBox, ViewEdge, ViewNode
+
+_UNKNOWN = {"flops": None, "bytes_read": None, "bytes_written": None, "saved_bytes": None}
 
 
 def node(
     name: str, *, box: int = -1, kind: str = OP, phase: str | None = "forward", twin: int = -1
 ) -> ViewNode:
     """A node with nothing known of it."""
-    return ViewNode(
-        key=name, kind=kind, name=name, label=name, type="", path=None, root=None, call=None, phase=phase, box=box,
-        repeats=1, ops=1, shape=None, dtype=None, args="", start_ns=0, duration_ns=0, flops=None, bytes_read=None,
-        bytes_written=None, saved_bytes=None, nonfinite=None, rms=None, raised=False, twin=twin, first=0,
-    )  # fmt: skip
+    return typed_node(name, name=name, label=name, box=box, kind=kind, phase=phase, twin=twin, **_UNKNOWN)
 
 
 def box(name: str, *, box: int = -1, kind: str = MODULE, phase: str = "forward") -> ViewBox:
     """A box with nothing known of it; boxes of one name are calls of one module."""
-    return ViewBox(
-        key=name, kind=kind, name=name, label=name, type="", path=name, root="", call=0, phase=phase, box=box,
-        depth=0, repeats=1, ops=1, start_ns=0, duration_ns=0, flops=None, bytes_read=None, bytes_written=None,
-        saved_bytes=None, nonfinite=None, rms=None, raised=False, first=0,
-    )  # fmt: skip
+    return typed_box(
+        name, name=name, label=name, path=name, root="", box=box, kind=kind, phase=phase, **_UNKNOWN
+    )
 
 
 def edge(source: int, target: int, *, is_loop: bool = False) -> ViewEdge:
     """An edge with nothing known of it."""
-    return ViewEdge(source, target, DATA, "", None, None, 1, 0, is_loop)
+    return typed_edge(source, target, is_loop=is_loop)
 
 
 def view(
     nodes: Sequence[ViewNode], edges: Sequence[ViewEdge] = (), boxes: Sequence[ViewBox] = ()
 ) -> GraphView:
     """A view of them."""
-    return GraphView(
-        command=(),
-        marks=(),
-        step=None,
-        has_ops=True,
-        boxes=tuple(boxes),
-        nodes=tuple(nodes),
-        edges=tuple(edges),
-    )
+    return typed_view(boxes, nodes, edges, command=(), step=None)

@@ -159,16 +159,16 @@ def test_op_that_makes_nothing_of_what_it_reads_is_named(seeded):
 
 
 def test_hook_that_is_left_behind_is_named(seeded, monkeypatch):
-    from modtrace.replay import recorded_run
+    from modtrace.replay import quiet_recorder
 
     model, left = nn.Linear(4, 4), []
 
-    class Leaving(recorded_run.Recorder):
+    class Leaving(quiet_recorder.Recorder):
         def stop(self, error=None):
             super().stop(error)
             left.append(model.register_forward_hook(lambda *given: None))
 
-    monkeypatch.setattr(recorded_run, "Recorder", Leaving)
+    monkeypatch.setattr(quiet_recorder, "Recorder", Leaving)
     faults = failed(model, torch.randn(2, 4))
     assert faults == {
         "nothing left behind": "hooks on the module '' is not what an unrecorded run leaves",

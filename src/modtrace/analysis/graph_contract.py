@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from .calls import Rows
-from .graph import LEAF_KINDS, NODE_KINDS, NONE, Edges, Graph, Nodes
+from .graph import LEAF_KINDS, NODE_KINDS, NONE, Graph
 from .graph_layers import follow
 
 
@@ -16,15 +16,13 @@ def without_views(graph: Graph) -> Graph:
     kept = np.flatnonzero(base == np.arange(len(nodes)))
     new = np.full(len(nodes) + 1, NONE, np.int64)
     new[kept] = np.arange(len(kept))
-    target_kept = new[edges.target] >= 0
-    remaining = edges.take(np.flatnonzero(target_kept))
-    twin = np.append(new, NONE)[nodes.repeats[kept]]
+    edges = edges.take(np.flatnonzero(new[edges.target] >= 0))
     is_leaf = np.append(np.isin(nodes.kind, [NODE_KINDS.index(each) for each in LEAF_KINDS]), True)
     maker = np.append(base, NONE)[graph.tensors.producer]
     return replace(
         graph,
-        nodes=_renumber(nodes.take(kept), twin),
-        edges=_join(remaining, base, new),
+        nodes=replace(nodes.take(kept), repeats=new[nodes.repeats[kept]]),
+        edges=replace(edges, source=new[base[edges.source]], target=new[edges.target]),
         tensors=replace(
             graph.tensors,
             producer=np.where(is_leaf[maker], NONE, new[maker]),
@@ -50,11 +48,3 @@ def _find_bases(graph: Graph) -> Rows:
     into = np.flatnonzero(nodes.is_view[edges.target])[::-1]
     base[edges.target[into]] = edges.source[into]  # the first argument comes last here, and stays
     return follow(base)
-
-
-def _join(edges: Edges, base: Rows, new: Rows) -> Edges:
-    return replace(edges, source=new[base[edges.source]], target=new[edges.target])
-
-
-def _renumber(nodes: Nodes, twin: Rows) -> Nodes:
-    return replace(nodes, repeats=twin)

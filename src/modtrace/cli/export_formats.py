@@ -40,6 +40,16 @@ class ExportFormat:
         return writer
 
 
+def _of_graph(name: str, *suffixes: str, about: str) -> ExportFormat:
+    """A format that `export_graphs.write_<name>` writes."""
+    return ExportFormat(
+        writer=f"modtrace.cli.export_graphs:write_{name}",
+        suffixes=suffixes,
+        about=about,
+        takes=frozenset({"step", "depth", "phase"}),
+    )
+
+
 FORMATS: dict[str, ExportFormat] = {
     "parquet": ExportFormat(
         writer="modtrace.cli.export_tables:write_parquet",
@@ -57,36 +67,15 @@ FORMATS: dict[str, ExportFormat] = {
         about="when what ran, for ui.perfetto.dev and Chrome",
         takes=frozenset({"step"}),
     ),
-    "model-explorer": ExportFormat(
-        writer="modtrace.cli.export_graphs:write_model_explorer",
-        suffixes=(".json",),
-        about="the graph of one step with its numbers, for Google's Model Explorer",
-        takes=frozenset({"step", "depth", "phase"}),
+    "model-explorer": _of_graph(
+        "model_explorer", ".json", about="the graph of one step with its numbers, for Google's Model Explorer"
     ),
-    "graphml": ExportFormat(
-        writer="modtrace.cli.export_graphs:write_graphml",
-        suffixes=(".graphml",),
-        about="the graph of one step, for networkx, igraph, Gephi and yEd",
-        takes=frozenset({"step", "depth", "phase"}),
+    "graphml": _of_graph(
+        "graphml", ".graphml", about="the graph of one step, for networkx, igraph, Gephi and yEd"
     ),
-    "svg": ExportFormat(
-        writer="modtrace.cli.export_graphs:write_svg",
-        suffixes=(".svg",),
-        about="a picture of the graph of one step, as modtrace graph draws it",
-        takes=frozenset({"step", "depth", "phase"}),
-    ),
-    "png": ExportFormat(
-        writer="modtrace.cli.export_graphs:write_png",
-        suffixes=(".png",),
-        about="the same as pixels",
-        takes=frozenset({"step", "depth", "phase"}),
-    ),
-    "dot": ExportFormat(
-        writer="modtrace.cli.export_graphs:write_dot",
-        suffixes=(".dot", ".gv"),
-        about="the same in the language of Graphviz",
-        takes=frozenset({"step", "depth", "phase"}),
-    ),
+    "svg": _of_graph("svg", ".svg", about="a picture of the graph of one step, as modtrace graph draws it"),
+    "png": _of_graph("png", ".png", about="the same as pixels"),
+    "dot": _of_graph("dot", ".dot", ".gv", about="the same in the language of Graphviz"),
 }
 
 

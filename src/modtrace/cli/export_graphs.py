@@ -2,20 +2,13 @@
 
 from pathlib import Path
 
-from ..analysis.graph_build import build_graph
-from ..analysis.graph_items import Seen, close_below
-from ..analysis.graph_parts import WHOLE, Part
 from ..analysis.graph_view import GraphView
-from ..analysis.graph_visible import build_view
 from ..model_graph import ModelGraph, graph_of
 from ..recording.protocols import RecordingData
 from ..views import graphml, model_explorer
 from .export_formats import ExportOptions
 from .readable import at_depth
 from .with_ops import with_step
-
-#: Deeper than any module lies.
-_ALL_LEVELS = 2**31
 
 
 def write_graphml(data: RecordingData, path: Path, options: ExportOptions) -> None:
@@ -49,13 +42,13 @@ def write_png(data: RecordingData, path: Path, options: ExportOptions) -> None:
 
 def _drawn(data: RecordingData, options: ExportOptions) -> ModelGraph:
     """What `modtrace graph` draws, too: alike modules folded, without view ops, at a depth that can be read."""
-    whole = with_step(lambda: graph_of(data, options.step))
-    part = whole if options.phase is None else whole.filter(phase=options.phase)
-    return at_depth(part.without_views().fold(), options.depth, is_drawn=True)[0]
+    return at_depth(_part(data, options).without_views().fold(), options.depth, is_drawn=True)[0]
 
 
 def _view(data: RecordingData, options: ExportOptions) -> GraphView:
-    part = WHOLE if options.phase is None else Part(phases=(options.phase,))
-    graph = with_step(lambda: build_graph(data, step=options.step, part=part))
-    depth = _ALL_LEVELS if options.depth is None else options.depth
-    return build_view(graph, Seen(closed=close_below(graph, depth)))
+    return at_depth(_part(data, options), options.depth, is_drawn=False)[0].view
+
+
+def _part(data: RecordingData, options: ExportOptions) -> ModelGraph:
+    whole = with_step(lambda: graph_of(data, options.step))
+    return whole if options.phase is None else whole.filter(phase=options.phase)

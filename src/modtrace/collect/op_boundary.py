@@ -118,7 +118,7 @@ class OpBoundary:
         (`model.double()`): 2 us for a parameter. Those that no op has made are named when one reads them.
         """
         first = next(root.parameters(), None)
-        state = (weakref.ref(root), self._tracker.names.revision, 0 if first is None else _address(first))
+        state = (weakref.ref(root), self._tracker.names.revision, 0 if first is None else _memory_of(first))
         if self._named.get(id(root)) == state:
             return
         self._named[id(root)] = state
@@ -184,10 +184,14 @@ class OpBoundary:
             return number
 
 
-def _address(tensor: torch.Tensor) -> int:
+def _memory_of(tensor: torch.Tensor) -> int:
+    """Tells one memory from the next; 0 where there is none."""
     try:
-        return tensor.data_ptr()
-    except (RuntimeError, ValueError):  # it has no memory yet, or is a fake
+        return id(tensor.untyped_storage())
+    except (
+        RuntimeError,
+        ValueError,
+    ):  # not yet (lazy), or not at all (NotImplementedError is a RuntimeError)
         return 0
 
 

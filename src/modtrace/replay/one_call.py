@@ -1,9 +1,7 @@
 """Records one call of a model, and leaves the model, its arguments and the process as they were."""
 
 import copy
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,22 +9,16 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, is_lazy
 
-from ..collect.environment import describe_run
-from ..collect.recorder import Recorder
-from ..errors import ModtraceWarning
-from ..recording.memory import MemoryRecording
-from ..recording.op_options import Ops
-from ..recording.path_pattern import to_path_filter
 from ..recording.protocols import RecordingData
 from ..torch_internals import is_compiled
 from .failing_place import find_failing_place
 from .model_state import ModelState, copy_arguments
+from .quiet_recorder import every_row, recording_ops
 from .random_inputs import make_inputs
 from .write_guard import WriteGuard
 
 __all__ = ["OneCall", "make_inputs", "record_call", "try_call"]
 
-_NO_LIMIT = 2**62  # bytes: a graph needs every row
 _VALUES = (None, "stats")
 
 
@@ -85,13 +77,13 @@ def try_call(
     kwargs = {} if kwargs is None else kwargs
     _check_arguments(model, args, kwargs, values)
     model = _to_call(model)
-    data = MemoryRecording(describe_run({"ops": True, "values": values}), max_bytes=_NO_LIMIT)
+    data = every_row(values)
     state = ModelState(model, args, kwargs, clones_parameters=_may_write_unseen(model))
     error: Exception | None = None
     try:
         state.clear_gradients()
         own_args, own_kwargs, _ = copy_arguments(args, kwargs)
-        with WriteGuard(state.about_to_write), _recording(data, model, values):
+        with WriteGuard(state.about_to_write), recording_ops(data, model, values=values):
             model(*own_args, **own_kwargs)
     except Exception as raised:
         error = raised
@@ -145,23 +137,6 @@ def _blank(buffer: torch.Tensor) -> torch.Tensor:
 def _may_write_unseen(model: nn.Module) -> bool:
     """Whether ops of the model may run past the dispatcher."""
     return any(is_compiled(each) for each in model.modules())
-
-
-@contextmanager
-def _recording(data: MemoryRecording, model: nn.Module, values: str | None) -> Iterator[None]:
-    chosen = None if values is None else to_path_filter()
-    error: BaseException | None = None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ModtraceWarning)  # the mark in the recording says the same
-        recorder = Recorder(data, model, values=chosen, ops=Ops(saved=False))
-        recorder.start()
-        try:
-            yield
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            recorder.stop(error)
 
 
 def _add_note(error: Exception, data: RecordingData) -> None:

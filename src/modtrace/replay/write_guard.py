@@ -4,36 +4,24 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..collect.op_mode import tensors_in
 from ..collect.op_plans import OpPlan
+from ..collect.unwrapped_mode import UnwrappedMode
 from ..torch_internals import keep_out_of_dynamo
 
 
-class WriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_subclass__
+class WriteGuard(UnwrappedMode):
     """A mode that stands below the recorder, and goes on when that has failed.
 
     It does not hear of what compiled code and other threads write.
     """
-
-    supports_higher_order_operators = True
 
     def __init__(self, about_to_write: Callable[[torch.Tensor], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         keep_out_of_dynamo(WriteGuard.__torch_dispatch__)
         self._tell = about_to_write
         self._plans: dict[int, OpPlan] = {}  # by `id` of the op, which the plan holds
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """With True compiled code stays compiled while the mode is on."""
-        return True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """With True torch wraps `__torch_dispatch__` and imports its compiler, which takes a second."""
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         plan = self._plans.get(id(func))

@@ -1,0 +1,49 @@
+"""A recorder of ops around one run of a model, whose warnings nobody hears: its marks say the same."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from ..collect.environment import describe_run
+from ..collect.op_mode import OpKeeper
+from ..collect.recorder import Recorder
+from ..errors import ModtraceWarning
+from ..recording.memory import MemoryRecording
+from ..recording.op_options import Ops
+from ..recording.path_pattern import to_path_filter
+
+_NO_LIMIT = 2**62  # bytes: a proof, as a graph, needs every row
+
+
+def every_row(values: str | None = None) -> MemoryRecording:
+    """A recording in memory that drops nothing."""
+    return MemoryRecording(describe_run({"ops": True, "values": values}), max_bytes=_NO_LIMIT)
+
+
+@contextmanager
+def recording_ops(
+    data: MemoryRecording, model: nn.Module, *, values: str | None = None, keeper: OpKeeper | None = None
+) -> Iterator[None]:
+    """Inside, what the model runs is recorded.
+
+    Args:
+        values: "stats" measures what is returned; None measures nothing.
+        keeper: is shown every op.
+    """
+    error: BaseException | None = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ModtraceWarning)
+        chosen = None if values is None else to_path_filter()
+        recorder = Recorder(data, model, values=chosen, ops=Ops(saved=False))
+        recorder.start()
+        try:
+            if keeper is not None:
+                recorder.add_op_keeper(keeper)
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            recorder.stop(error)
