@@ -116,7 +116,8 @@ class ModelGraph:
         chosen = set(self._choice.closed)
         if depth is not None:
             chosen.update(np.flatnonzero(close_below(self._graph, depth)).tolist())
-        chosen.update(self._layers_of(paths, "collapse"))
+        if paths:
+            chosen.update(self._layers_of(paths, "collapse"))
         return self._with(closed=tuple(sorted(chosen)))
 
     def expand(self, *paths: Any) -> "ModelGraph":
@@ -155,7 +156,9 @@ class ModelGraph:
 
     def without_views(self) -> "ModelGraph":
         """Leaves out ops that only return views (`view`, `t`, `detach`): who reads a view reads what it shows."""
-        return self._rebuilt(views=False)
+        if not self._choice.views:
+            return self
+        return ModelGraph(self._data, replace(self._choice, views=False), without_views(self._graph))
 
     def filter(
         self,
@@ -184,7 +187,7 @@ class ModelGraph:
             paths=before.paths if path is None else _read_filter(path, "filter"),
             ops=before.ops if op is None else _to_tuple("op", op),
         )
-        found = self._rebuilt(part=part)
+        found = self._rebuilt(part)
         if not len(found.columns.nodes) and (path is not None or op is not None):
             asked = ", ".join(
                 f"{name}={each!r}" for name, each in (("path", path), ("op", op)) if each is not None
@@ -193,12 +196,13 @@ class ModelGraph:
         return found
 
     def _with(self, **changes: Any) -> "ModelGraph":
-        return ModelGraph(self._data, replace(self._choice, **changes), self._graph)
+        made = ModelGraph(self._data, replace(self._choice, **changes), self._graph)
+        if "folded" not in changes and "_folding" in vars(self):
+            vars(made)["_folding"] = self._folding  # it hangs on the graph alone
+        return made
 
-    def _rebuilt(self, **changes: Any) -> "ModelGraph":
-        choice = replace(self._choice, **changes)
-        if "part" in changes:
-            choice = replace(choice, closed=())
+    def _rebuilt(self, part: Part) -> "ModelGraph":
+        choice = replace(self._choice, part=part, closed=())
         return ModelGraph(self._data, choice, _build(self._data, choice))
 
     def _layers_of(self, paths: Sequence[Any], what: str) -> Iterator[int]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .calls import Column, Rows
+from .calls import Rows
 from .graph import LAYER_KINDS, MODULE, NONE, Graph
 from .graph_layers import follow, group_children
 from .graph_signatures import sign_layers
@@ -28,10 +28,6 @@ class Folding:
     layer: Rows
     node: Rows
     runs: tuple[Run, ...]
-
-    def counts(self) -> Column:
-        """How many layers each layer stands for."""
-        return np.bincount(self.layer, minlength=len(self.layer))
 
 
 def fold_graph(graph: Graph) -> Folding:

@@ -35,9 +35,9 @@ def close_below(graph: Graph, depth: int) -> Column:
     layers = graph.layers
     if depth > layers.depth.max(initial=0):
         return np.zeros(len(layers), bool)
-    has_none_inside = (layers.last == np.arange(len(layers))) & (layers.depth > 0)
+    is_innermost = _has_none_inside(graph) & (layers.depth > 0)
     is_step = layers.kind == _OPTIMIZER_STEP
-    return np.asarray((layers.depth >= depth) | is_step | has_none_inside)
+    return np.asarray((layers.depth >= depth) | is_step | is_innermost)
 
 
 class Items:

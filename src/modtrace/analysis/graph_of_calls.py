@@ -40,10 +40,10 @@ def graph_of_calls(ops: StepOps, tree: LayerTree) -> tuple[Draft, Edges, Tensors
         numbers=replace(empty_numbers(len(rows)), duration_ns=calls.duration_ns[call]),
         names=types,
     )
-    return draft, _next_edges(draft, tree), _no_tensors()
+    return draft, _next_edges(draft), _no_tensors()
 
 
-def _next_edges(draft: Draft, tree: LayerTree) -> Edges:
+def _next_edges(draft: Draft) -> Edges:
     """Joins the calls of one phase in the order in which they began."""
     order = np.lexsort((draft.time_ns, draft.phase))
     same = draft.phase[order][1:] == draft.phase[order][:-1]

@@ -34,7 +34,7 @@ def graph_of_ops(
         draft_leaves(leaves, measured),
         draft_outputs(reads, ops, tree),
     )
-    return join_drafts(parts), _join_edges(reads, ops, leaves, tensors, len(parts[0].layer)), tensors
+    return join_drafts(parts), _join_edges(reads, readers, leaves, tensors, len(parts[0].layer)), tensors
 
 
 def _without_strays(reads: Reads, tensors: Tensors) -> Reads:
@@ -68,19 +68,19 @@ def _layers_of_ops(ops: StepOps, tree: LayerTree) -> Rows:
     return np.where(ops.call >= 0, tree.of_call[ops.call], by_phase) if len(tree.of_call) else by_phase
 
 
-def _join_edges(reads: Reads, ops: StepOps, leaves: Leaves, tensors: Tensors, op_count: int) -> Edges:
+def _join_edges(reads: Reads, readers: Readers, leaves: Leaves, tensors: Tensors, op_count: int) -> Edges:
     """From what made each tensor, or is it, to what reads it; outputs stand behind ops and leaves."""
     maker = tensors.producer.copy()
     maker[leaves.tensor] = op_count + np.arange(len(leaves.tensor))
     output = op_count + len(leaves.tensor) + np.arange(len(reads.call))
-    source = np.concatenate([maker[reads.tensor], maker[reads.returned]])
+    source = maker[readers.tensor]
     target = np.concatenate([reads.op, output])
     known = source >= 0  # what a model returns may be something that no op has read or made
     return Edges(
         source=source[known],
         target=target[known],
-        tensor=np.concatenate([reads.tensor, reads.returned])[known],
+        tensor=readers.tensor[known],
         slot=np.concatenate([reads.slot, reads.place])[known],
-        time_ns=np.concatenate([ops.start_ns[reads.op], ends_of(ops.placed)[reads.call]])[known],
+        time_ns=readers.time_ns[known],
         slots=reads.slots,
     )

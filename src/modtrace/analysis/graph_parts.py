@@ -25,11 +25,6 @@ class Part:
             if phase not in PHASES:
                 raise ValueError(f"no phase {phase!r}; there are: {', '.join(PHASES)}")
 
-    @property
-    def is_all(self) -> bool:
-        """Whether nothing is left out."""
-        return self.phases is None and self.paths is None and self.ops is None
-
     def has_phase(self, phase: Column) -> Column:
         """Which of these codes of PHASES are in it."""
         if self.phases is None:

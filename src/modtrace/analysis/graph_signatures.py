@@ -16,7 +16,7 @@ def sign_layers(graph: Graph) -> list[int]:
     """A number for each layer; two are alike inside if their numbers are the same."""
     layers = graph.layers
     codes = _sign_nodes(graph)
-    own_first = np.searchsorted(graph.nodes.layer, np.arange(len(layers)), side="left").tolist()
+    own_first = graph.first_node.tolist()
     own_end = np.searchsorted(graph.nodes.layer, np.arange(len(layers)), side="right").tolist()
     edges, edge_first = _edges_by_layer(graph)
     children = group_children(layers.parent)

@@ -279,10 +279,10 @@ def _sum_numbers(numbers: Numbers, onto: Rows) -> Numbers:
     if np.array_equal(onto, np.arange(len(onto))):
         return numbers
     sums: dict[str, Column] = {}
+    count = np.bincount(onto, minlength=len(onto))
     for name, column in vars(numbers).items():
         total = sum_at(onto, np.maximum(column, 0), len(onto))
         unknown = sum_at(onto, column < 0, len(onto))
-        count = np.bincount(onto, minlength=len(onto))
         is_measure = name in ("nonfinite", "measured", "sumsq")
         missing = unknown == count if is_measure else unknown > 0
         sums[name] = np.where(missing, NONE, total).astype(column.dtype)

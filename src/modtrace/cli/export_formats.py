@@ -99,6 +99,6 @@ def check_options(name: str, options: ExportOptions) -> None:
     Raises:
         click.UsageError: one is given.
     """
-    for option in ("step", "depth", "phase"):
-        if getattr(options, option) is not None and option not in FORMATS[name].takes:
+    for option, given in vars(options).items():
+        if given is not None and option not in FORMATS[name].takes:
             raise click.UsageError(f"--{option}: {name} holds the whole recording. Leave the option out.")

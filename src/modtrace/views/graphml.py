@@ -3,7 +3,6 @@
 Few of them read graphs that lie in nodes, so boxes are the attribute `box` of the nodes in them.
 """
 
-import math
 import os
 import re
 import shlex
@@ -13,6 +12,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from ..analysis.graph_view import GraphView
 from .box_paths import name_boxes
+from .json_text import to_json_number
 from .whole_file import write_pieces
 
 _HEAD = """<?xml version="1.0" encoding="UTF-8"?>
@@ -135,9 +135,7 @@ def _to_text(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, tuple):
         return str(list(value))
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return escape(_make_valid(str(value)), {"\r": "&#13;"})
+    return escape(_make_valid(str(to_json_number(value))), {"\r": "&#13;"})
 
 
 def _quote(text: str) -> str:
