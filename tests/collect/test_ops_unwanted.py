@@ -122,7 +122,7 @@ def test_selected_step_is_recorded_under_a_mode_that_was_entered_before_it():
             small_step(model, optimizer)
         small_step(model, optimizer)
     recorded = {row["step"] for row in op_rows(rec)}
-    assert recorded == {1} or rec.meta.marks != ()
+    assert recorded == {1} or "a dispatch mode of yours" in rec.meta.marks[0]
 
 
 def train_under_a_mode(rec: Any) -> tuple[SeesOps, list[int]]:

@@ -52,12 +52,13 @@ def test_model_and_arguments_are_as_they_were(seeded):
 
 
 def test_model_that_raises_is_as_it_was_and_raises(seeded):
-    model = Failing(ValueError("boom"))
+    model = nn.Sequential(nn.BatchNorm1d(4), Failing(ValueError("boom")))
+    model[1].first.weight.grad = given = torch.ones(4, 4)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=r"^boom$"):
         modtrace.verify(model, (torch.randn(2, 4),))
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
-    assert model.first.weight.grad is None
+    assert model[1].first.weight.grad is given and torch.equal(given, torch.ones(4, 4))
 
 
 def test_no_backward_runs_into_a_graph_of_the_users(seeded):

@@ -44,10 +44,6 @@ class Grouped:
     edge: list[int]
     read: list[int]  # the item that each comes from
 
-    def of(self, item: int) -> list[int]:
-        """The edges of one item."""
-        return self.edge[self.first[item] : self.first[item + 1]]
-
     def has(self, item: int) -> bool:
         """Whether an item has any."""
         return self.first[item + 1] > self.first[item]

@@ -94,9 +94,8 @@ class OpBoundary:
         try:
             kwargs = log.kwargs_of(sys._getframe(2))
             with DisableTorchFunction():
-                given = [each for each in _tensors_in(args) if not isinstance(each[1], nn.Parameter)]
-                if kwargs:
-                    given += [each for each in _tensors_in(kwargs) if not isinstance(each[1], nn.Parameter)]
+                found = _tensors_in(args) + _tensors_in(kwargs) if kwargs else _tensors_in(args)
+                given = [each for each in found if not isinstance(each[1], nn.Parameter)]
                 self._leaves.note_inputs(given, place.named)
                 if self._is_seen():
                     self._name_owned(module)

@@ -1,7 +1,7 @@
 """Names the tensors that ops read and no op has made: parameters, buffers, inputs of the model, constants."""
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -45,9 +45,9 @@ class OpLeaves:
         self._has_learnt = False  # once in a while: what nobody owns is never found
         return found
 
-    def note_inputs(self, given: Iterable[tuple[str, torch.Tensor]], owner: NamedModule | None) -> None:
+    def note_inputs(self, given: Sequence[tuple[str, torch.Tensor]], owner: NamedModule | None) -> None:
         """An outermost call of a module begins, and is given tensors at these slots."""
-        for slot, tensor in reversed([*given]):  # of several places the first
+        for slot, tensor in reversed(given):  # of several places the first
             self._inputs[id(tensor)] = _Input(weakref.ref(tensor), slot, owner)
 
     def alive_inputs(self) -> list[torch.Tensor]:

@@ -176,6 +176,7 @@ class OpTables:
         savings: Sequence[Savings],
     ) -> Columns:
         events, plans, known = found.events, self._mode.plans, self._plans
+        names = [each.name for each in plans]
         plan = events[:, PLAN]
 
         def writes_into_view(op: int) -> bool:
@@ -191,7 +192,7 @@ class OpTables:
             "step": step,
             "call_id": _null(calls.call_id),
             "phase": _null(calls.phase),
-            "name": _words(plan, [each.name for each in plans]),
+            "name": _words(plan, names),
             "nth": count_before(_place_key(step, calls), plan),
             "args": _words(found.argument, templates),
             "sequence_nr": _null(nodes.node),
@@ -209,7 +210,7 @@ class OpTables:
             "saved_bytes": _null(_saved_bytes(nodes, events, savings)),
             "raised": (events[:, FLAGS] & RAISED) != 0,
             **_origin_columns(found, nodes.forward_op),
-            "accumulation": _accumulation(found, [each.name for each in plans]),
+            "accumulation": _accumulation(found, names),
         }
 
 

@@ -96,7 +96,7 @@ def _once(tensor: torch.Tensor) -> torch.Tensor:
 def _try_alias(tensor: torch.Tensor) -> torch.Tensor | None:
     try:
         return alias_of(tensor)
-    except (RuntimeError, ValueError, NotImplementedError):  # a lazy parameter
+    except (RuntimeError, ValueError):  # a lazy parameter
         return None
 
 
