@@ -1,0 +1,174 @@
+"""Takes what a module returned apart, and makes the same structure again with something else for each tensor."""
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from enum import Enum
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+#: Deeper than this, and inside itself, a container stays as it is.
+_MAX_DEPTH = 100
+
+
+def rmap_tensor(value: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
+    """The same structure with `fn` of each tensor in it.
+
+    Tuples and named tuples, lists, dicts with their keys, and dataclasses are made anew, without running any code of
+    their classes; a dict of another class becomes a plain one, unless it is a dataclass too (a ModelOutput). All else
+    stays as it is: it is the very same object, with the tensors that it may hold.
+    """
+    return _map(value, fn, ())
+
+
+def _map(value: Any, fn: Callable[[torch.Tensor], Any], inside: tuple[int, ...]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return fn(value)
+    parts = _open(value, inside)
+    if parts is None:
+        return value
+    inside = (*inside, id(value))
+    keys = [_map(key, fn, inside) for key in parts.keys]
+    return parts.make(keys, [_map(each, fn, inside) for each in parts.values])
+
+
+class GradientTree:
+    """The structure of an output without its tensors: what their gradients are put into."""
+
+    __slots__ = ("_below",)
+
+    def __init__(self, output: Any, slot_of: Callable[[torch.Tensor], int | None]) -> None:
+        """
+        Args:
+            output: what a module returned.
+            slot_of: the place of a tensor's gradient among those that `fill` is given; None: it has none.
+        """
+        if type(output) in (tuple, list):
+            self._below = [_grow_member(each, slot_of) for each in output]
+        else:
+            self._below = [_grow(output, slot_of, ())]
+
+    def fill(self, gradients: Sequence[Any]) -> tuple[Any, ...]:
+        """The gradients as torch gives them to a backward hook, a tuple; with one part for any other structure."""
+        return tuple([_fill(each, gradients) for each in self._below])
+
+
+class _Slot(NamedTuple):
+    """Where a gradient goes."""
+
+    number: int | None
+
+
+class _Branch(NamedTuple):
+    """A container without what is in it."""
+
+    make: "_Make"
+    keys: list[Any]
+    below: list[Any]
+
+
+def _grow_member(value: Any, slot_of: Callable[[torch.Tensor], int | None]) -> Any:
+    """Of a plain tuple or list: what can have no gradient is None, as torch has it."""
+    is_part = isinstance(value, torch.Tensor) or _open(value, ()) is not None
+    return _grow(value, slot_of, ()) if is_part else None
+
+
+def _grow(value: Any, slot_of: Callable[[torch.Tensor], int | None], inside: tuple[int, ...]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _Slot(slot_of(value))
+    parts = _open(value, inside)
+    if parts is None:
+        return value if isinstance(value, _KEPT) else None  # nothing that could keep a tensor alive
+    inside = (*inside, id(value))
+    keys = [at if isinstance(key, torch.Tensor) else key for at, key in enumerate(parts.keys)]
+    return _Branch(parts.make, keys, [_grow(each, slot_of, inside) for each in parts.values])
+
+
+def _fill(tree: Any, gradients: Sequence[Any]) -> Any:
+    if isinstance(tree, _Slot):
+        return None if tree.number is None else gradients[tree.number]
+    if isinstance(tree, _Branch):
+        return tree.make(tree.keys, [_fill(each, gradients) for each in tree.below])
+    return tree
+
+
+#: What stays in the gradients of a structure beside the tensors.
+_KEPT = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, type(None))
+
+
+# Containers.
+
+_Make = Callable[[Sequence[Any], list[Any]], Any]
+
+
+class _Parts(NamedTuple):
+    keys: Sequence[Any]
+    values: Sequence[Any]
+    make: _Make  # the same kind of thing from other keys and values; it knows none of these
+
+
+def _open(value: Any, inside: tuple[int, ...]) -> _Parts | None:
+    """What a container holds; None: it is none, or not to be entered."""
+    kind = type(value)
+    if issubclass(kind, tuple):
+        found = _Parts((), tuple(tuple.__iter__(value)), partial(_make_tuple, kind))
+    elif issubclass(kind, list):
+        found = _Parts((), tuple(list.__iter__(value)), partial(_make_list, kind))
+    elif dataclasses.is_dataclass(kind) and not issubclass(kind, nn.Module):
+        found = _open_dataclass(value)
+    elif issubclass(kind, dict):
+        found = _Parts(list(dict.keys(value)), list(dict.values(value)), _make_dict)
+    else:
+        return None
+    return None if id(value) in inside or len(inside) >= _MAX_DEPTH else found
+
+
+def _open_dataclass(value: Any) -> _Parts:
+    attributes = {each.name: getattr(value, each.name, _UNSET) for each in dataclasses.fields(value)}
+    attributes.update(getattr(value, "__dict__", {}))
+    attributes = {name: each for name, each in attributes.items() if each is not _UNSET}
+    items = tuple(dict.keys(value)) if isinstance(value, dict) else ()
+    attributes.update({key: value[key] for key in items if key not in attributes})
+    return _Parts([*attributes], [*attributes.values()], partial(_make_dataclass, type(value), items))
+
+
+_UNSET = object()
+
+
+def _make_tuple(kind: type[Any], keys: Sequence[Any], values: list[Any]) -> Any:
+    if kind is tuple:
+        return tuple(values)
+    try:
+        return tuple.__new__(kind, values)
+    except TypeError:  # one made in C, as torch.return_types.max
+        return kind(values)
+
+
+def _make_list(kind: type[Any], keys: Sequence[Any], values: list[Any]) -> Any:
+    if kind is list:
+        return values
+    made = list.__new__(kind)
+    list.extend(made, values)
+    return made
+
+
+def _make_dict(keys: Sequence[Any], values: list[Any]) -> Any:
+    return dict(zip(keys, values, strict=True))
+
+
+def _make_dataclass(kind: type[Any], items: Sequence[Any], keys: Sequence[Any], values: list[Any]) -> Any:
+    """A dataclass past its `__init__`: that may check what it is given, and here it gets no tensors.
+
+    Args:
+        items: the keys that it has as a dict: a ModelOutput of transformers is both.
+    """
+    made: Any = kind.__new__(kind)  # type: ignore[call-overload]  # mypy takes it for that of `type`
+    for key, value in zip(keys, values, strict=True):
+        if key in items:
+            (OrderedDict if issubclass(kind, OrderedDict) else dict).__setitem__(made, key, value)
+        if isinstance(key, str):
+            object.__setattr__(made, key, value)
+    return made
