@@ -29,6 +29,19 @@ setup(
             optional=True,
         ),
         Extension(
+            "modtrace.measure._fingerprint",
+            ["src/modtrace/measure/_fingerprint.c"],
+            depends=["src/modtrace/measure/_fingerprint_loops.h"],
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
+            "modtrace.measure._spread",
+            ["src/modtrace/measure/_spread.c"],
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
             "modtrace.collect._tensor_ids",
             [f"src/modtrace/collect/{name}.c" for name in _TENSOR_IDS],
             depends=["src/modtrace/collect/_exchange.h", "src/modtrace/collect/_tensor_ids.h"],

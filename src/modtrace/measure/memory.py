@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .dtypes import Format, Raw
+from .dtypes import Format, Raw, format_of
 
 
 class Extent(NamedTuple):
@@ -49,6 +49,29 @@ def array_over(extent: Extent, form: Format) -> Raw:
     item = raw.itemsize * form.parts
     steps = (*(item * stride for stride in extent.strides), raw.itemsize)
     return _array(extent.address, raw, (*extent.shape, form.parts), steps)
+
+
+def logical_array(tensor: torch.Tensor) -> Raw | None:
+    """The raw elements of a strided CPU tensor in its own shape, in its order of dimensions, without a copy.
+
+    Complex numbers have an axis of two parts behind the others. Conjugate and negative bits are not applied. Nothing is
+    kept alive: what is read there must be read before the tensor is gone.
+
+    Returns:
+        None if the storage has been freed, or nothing can read the dtype.
+    """
+    form = format_of(tensor.dtype)
+    if form is None or not is_held(tensor):
+        return None
+    raw = np.dtype(form.raw)
+    shape = tuple(tensor.shape) if form.parts == 1 else (*tensor.shape, form.parts)
+    if not tensor.numel():
+        return np.empty(shape, raw)
+    if tensor.is_contiguous():
+        return _array(tensor.data_ptr(), raw, shape, None)
+    item = raw.itemsize * form.parts
+    steps = tuple(item * stride for stride in tensor.stride())
+    return _array(tensor.data_ptr(), raw, shape, steps if form.parts == 1 else (*steps, raw.itemsize))
 
 
 def is_held(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,189 @@
+"""The hash and the sketch of a tensor on a device, without waiting for it; recording/fingerprints.py defines them.
+
+Every element finds its own weight, and every bucket its elements: some forty kernels for a million of them, not written
+for speed yet. No two sums meet in one place, so that all runs give the same bits. To be called without modes, gradients
+or transforms. The first call for a device copies 0.6 MB of tables to it.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from ..recording import fingerprints as definition
+from ..recording.fingerprints import BLOCKS, LANES, SKETCH_SIZE, WORDS
+from .fingerprints import Shard, place_of, steps_in
+
+#: Elements at a time, with the zeros around them: what is made on the way takes no more than 100 times as many bytes.
+_PIECE = 2**20
+
+
+def hash_on_device(tensor: torch.Tensor, offset: int = 0, *, shard: Shard | None = None) -> torch.Tensor:
+    """The 64 bits of the hash of a strided tensor, as an int64 of its device.
+
+    Args:
+        tensor: any dtype that has elements of 1, 2, 4, 8 or 16 bytes.
+        offset: the index of its first element in a larger flat tensor; a complex number is two elements.
+        shard: where it lies in a larger tensor that is not flat; `offset` is added.
+    """
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for rows in _rows_of(tensor, offset, shard):
+        total = total + _hash_rows(rows)
+    return total
+
+
+def sketch_on_device(tensor: torch.Tensor, offset: int = 0, *, shard: Shard | None = None) -> torch.Tensor:
+    """The sketch of a strided tensor, non-finite elements counting as 0, as 64 float64 of its device.
+
+    All sums are float64.
+
+    Args:
+        tensor: any floating, complex, integer or boolean dtype that the device can convert.
+        offset: see `hash_on_device`.
+        shard: see `hash_on_device`.
+    """
+    total = torch.zeros(SKETCH_SIZE, dtype=torch.float64, device=tensor.device)
+    for rows in _rows_of(tensor, offset, shard):
+        total = total + _sketch_rows(rows)
+    return total
+
+
+class _Rows(NamedTuple):
+    """Elements, each row of which is consecutive in the flat tensor."""
+
+    elements: torch.Tensor  # [rows, length]
+    places: torch.Tensor  # [rows]: of the first element of each
+
+    @property
+    def blocks_of_row(self) -> int:
+        """How many of the sketch's blocks a row may touch."""
+        return (self.elements.shape[1] + 2 * LANES - 2) // LANES
+
+
+def _rows_of(tensor: torch.Tensor, offset: int, shard: Shard | None) -> Iterator[_Rows]:
+    parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    shape = tuple(parts.shape)
+    steps, start = (steps_in(shape), 0) if shard is None else place_of(shape, shard)
+    if parts.numel():
+        length = _length_of_rows(shape, steps)
+        blocks = (length + 2 * LANES - 2) // LANES
+        most = max(1, _PIECE * length // (LANES * blocks))
+        yield from _split(parts, steps, offset + start, most)
+
+
+def _split(parts: torch.Tensor, steps: Sequence[int], first: int, most: int) -> Iterator[_Rows]:
+    """Slices of at most so many elements: what is copied because of its strides is one of them at a time."""
+    if parts.numel() <= most:
+        yield _as_rows(parts, steps, first)
+        return
+    dim = next(dim for dim, size in enumerate(parts.shape) if size > 1)
+    size = parts.shape[dim]
+    several = max(1, most * size // parts.numel())
+    for at in range(0, size, several):
+        part = parts.narrow(dim, at, min(several, size - at))
+        yield from _split(part, steps, first + at * steps[dim], most)
+
+
+def _as_rows(parts: torch.Tensor, steps: Sequence[int], first: int) -> _Rows:
+    length = _length_of_rows(parts.shape, steps)
+    places = torch.full((), first, dtype=torch.int64, device=parts.device)
+    inside = 1
+    for size, step in reversed([*zip(parts.shape, steps, strict=True)]):
+        if inside < length:
+            inside *= size
+            continue
+        along = torch.arange(size, device=parts.device) * step
+        places = along.reshape(-1, *[1] * places.dim()) + places
+    return _Rows(parts.reshape(-1, length), places.reshape(-1))
+
+
+def _length_of_rows(shape: Sequence[int], steps: Sequence[int]) -> int:
+    length = 1
+    for size, step in zip(reversed(shape), reversed(steps), strict=True):
+        if size > 1 and step != length:
+            break
+        length *= size
+    return length
+
+
+def _hash_rows(rows: _Rows) -> torch.Tensor:
+    words, places = _words(rows)
+    weights = _tables(rows.places.device).weights[places % WORDS]
+    of_rows = _mix(definition.ROW_WEIGHT, places // WORDS) | 1
+    return (words * weights * of_rows).sum()
+
+
+def _words(rows: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    """What each element adds to its word, and the place of that; an element of 8 bytes is two words."""
+    size_bytes = rows.elements.element_size()
+    elements = rows.elements.contiguous()
+    elements = elements.as_strided(
+        elements.shape, (elements.shape[1], 1)
+    )  # of one element any stride is contiguous
+    along = torch.arange(elements.shape[1] * max(1, size_bytes // 4), device=elements.device)
+    if size_bytes >= 4:
+        places = rows.places[:, None] * (size_bytes // 4) + along
+        return elements.view(torch.int32).to(torch.int64), places
+    per_word, bits = 4 // size_bytes, 8 * size_bytes
+    places = rows.places[:, None] + along
+    numbers = elements.view(torch.int8 if size_bytes == 1 else torch.int16).to(torch.int64)
+    at = places % per_word
+    numbers = torch.where(at == per_word - 1, numbers, numbers & (1 << bits) - 1)  # the last one has the sign
+    return numbers << at * bits, places // per_word
+
+
+def _sketch_rows(rows: _Rows) -> torch.Tensor:
+    """Each bucket of each block takes its element from the row: what a scatter would do, without its races."""
+    tables, device = _tables(rows.places.device), rows.places.device
+    buckets = torch.arange(LANES, device=device)
+    block = rows.places[:, None] // LANES + torch.arange(rows.blocks_of_row, device=device)  # [rows, blocks]
+    chunk, of_chunk = block // BLOCKS, block % BLOCKS
+    swap = tables.swaps[of_chunk] ^ _mix(definition.CHUNK_SWAP, chunk) & LANES - 1
+    lane = buckets ^ swap[..., None]  # [rows, blocks, buckets]
+    negative = (
+        tables.signs[of_chunk][..., None] >> lane ^ _mix(definition.CHUNK_SIGNS, chunk)[..., None] >> buckets
+    )
+    found = _take(rows, (block * LANES - rows.places[:, None])[..., None] + lane)
+    return torch.where((negative & 1).to(torch.bool), -found, found).sum(dim=(0, 1))
+
+
+def _take(rows: _Rows, at: torch.Tensor) -> torch.Tensor:
+    """The finite numbers at these places of each row; 0 for others and outside of it."""
+    elements = rows.elements
+    if elements.is_floating_point() and elements.element_size() == 1:  # float8: few ops know it
+        elements = elements.to(torch.float32)
+    numbers = elements.to(torch.float64)
+    length = numbers.shape[1]
+    found = numbers.gather(1, at.clamp(0, length - 1).flatten(1)).view_as(at)
+    return torch.where((at >= 0) & (at < length) & found.isfinite(), found, 0.0)
+
+
+class _Tables(NamedTuple):
+    weights: torch.Tensor
+    signs: torch.Tensor
+    swaps: torch.Tensor
+
+
+@cache
+def _tables(device: torch.device) -> _Tables:
+    arrays = (definition.word_weights(), definition.block_signs(), definition.block_swaps())
+    return _Tables(*(torch.from_numpy(array.astype("int64")).to(device) for array in arrays))
+
+
+def _mix(tag: int, numbers: torch.Tensor) -> torch.Tensor:
+    """`definition.mix` with int64, which wraps as uint64 does."""
+    start, factors = definition.mix_start(tag), definition.MIX_FACTORS
+    bits = numbers * _signed(factors[0]) + _signed(start)
+    bits = (bits ^ _shift_right(bits, 30)) * _signed(factors[1])
+    bits = (bits ^ _shift_right(bits, 27)) * _signed(factors[2])
+    return bits ^ _shift_right(bits, 31)
+
+
+def _shift_right(bits: torch.Tensor, by: int) -> torch.Tensor:
+    """Without copies of the sign."""
+    return bits >> by & (1 << 64 - by) - 1
+
+
+def _signed(bits: int) -> int:
+    return bits - 2**64 if bits >> 63 else bits

@@ -1,0 +1,323 @@
+"""The hash and the sketch of numbers in CPU memory; recording/fingerprints.py says what they are.
+
+`array` is always one of raw elements, as `memory.logical_array` gives it: of any shape and strides, complex numbers
+with an axis of two parts behind the others. Elements are taken in row-major order, whatever the strides.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..recording import fingerprints as definition
+from ..recording.fingerprints import SKETCH_SIZE, Sketch, fold_rows, place_chunks
+from .dtypes import CHUNK, Floats, Format, Raw, Scratch, format_of
+
+try:
+    from ._fingerprint import fingerprint as compiled
+except ImportError:  # numpy takes 10 to 30 times as long, and gives the same hashes
+    compiled = None  # type: ignore[assignment]
+
+
+class Shard(NamedTuple):
+    """Where a block lies in a larger tensor: hashes and sketches of blocks that cover it add up to its own."""
+
+    global_shape: Sequence[int]  # both without the axis of parts
+    starts: Sequence[int]
+
+
+class Fingerprint(NamedTuple):
+    """Both, taken in one pass."""
+
+    hash: int
+    sketch: Sketch
+
+
+def hash_array(array: Raw, offset: int = 0, *, shard: Shard | None = None) -> int:
+    """The hash of all elements: 0 where there are none, and where all bytes are 0.
+
+    Args:
+        array: raw elements.
+        offset: the index of its first element in a larger flat tensor, in raw elements: parts, of complex numbers.
+        shard: where it lies in a larger tensor that is not flat; `offset` is added.
+    """
+    return _take(array, None, offset, shard).hash
+
+
+def sketch_array(array: Raw, form: Format, offset: int = 0, *, shard: Shard | None = None) -> Sketch:
+    """The sketch of all elements, non-finite ones counting as 0: 64 float64.
+
+    At most 64 numbers are added up in float32, in float64 where a float32 would overflow or the numbers are float64.
+    What float64 cannot hold makes the sketch infinite or NaN.
+
+    Args:
+        array: raw elements.
+        form: how they become numbers.
+        offset: see `hash_array`.
+        shard: see `hash_array`.
+    """
+    return _take(array, form, offset, shard, is_hashed=False).sketch
+
+
+def fingerprint_array(
+    array: Raw, form: Format, offset: int = 0, *, shard: Shard | None = None
+) -> Fingerprint:
+    """The hash and the sketch, for little more than the dearer of them; arguments as of `sketch_array`."""
+    return _take(array, form, offset, shard)
+
+
+class _Runs(NamedTuple):
+    """Where elements are in memory and in the flat tensor: a nest of loops, the inner one over neighbours in it."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]  # in memory, in bytes
+    steps: tuple[int, ...]  # in the flat tensor, in raw elements; the last one is 1
+    first: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether they are consecutive in the flat tensor."""
+        return self.steps == steps_in(self.sizes)
+
+
+class _Dimension(NamedTuple):
+    size: int
+    stride: int
+    step: int
+
+
+def _runs_of(array: Raw, offset: int, shard: Shard | None) -> _Runs:
+    """The fewest loops that go over the elements in row-major order.
+
+    Raises:
+        ValueError: the array does not fit where `shard` says it lies.
+    """
+    item = array.itemsize
+    if shard is None and array.flags.c_contiguous:
+        return _Runs((array.size,), (item,), (1,), offset)
+    shape, steps = array.shape, steps_in(array.shape)
+    if shard is not None:
+        steps, start = place_of(shape, shard)
+        offset += start
+    dims: list[_Dimension] = []
+    for dim in map(_Dimension, shape, array.strides, steps):
+        if dim.size == 1:
+            continue
+        outer = dims[-1] if dims else None
+        if outer and (outer.stride, outer.step) == (dim.stride * dim.size, dim.step * dim.size):
+            dims[-1] = _Dimension(outer.size * dim.size, dim.stride, dim.step)
+        else:
+            dims.append(dim)
+    if not dims or dims[-1].step != 1:
+        dims.append(_Dimension(1, item, 1))
+    sizes, strides, runs_steps = zip(*dims, strict=True)
+    return _Runs(sizes, strides, runs_steps, offset)
+
+
+def steps_in(shape: Sequence[int]) -> tuple[int, ...]:
+    """How far apart in the flat tensor neighbours along each dimension are."""
+    return tuple(accumulate(shape[:0:-1], int.__mul__, initial=1))[::-1] if shape else ()
+
+
+def place_of(shape: Sequence[int], shard: Shard) -> tuple[tuple[int, ...], int]:
+    """The steps of a block's dimensions in the larger tensor, and where its first element is."""
+    whole, starts = tuple(shard.global_shape), tuple(shard.starts)
+    if len(shape) == len(whole) + 1 and shape[-1] == 2:
+        whole, starts = (*whole, shape[-1]), (*starts, 0)  # complex: the axis of parts
+    inside = len(shape) == len(whole) == len(starts) and all(
+        0 <= start <= limit - size for start, size, limit in zip(starts, shape, whole, strict=True)
+    )
+    if not inside:
+        raise ValueError(
+            f"a block of shape {tuple(shape)!r} at {starts!r} does not lie inside of {whole!r}: "
+            f"give the place of its first element, and the shape of the tensor that it is of"
+        )
+    steps = steps_in(whole)
+    return steps, sum(start * step for start, step in zip(starts, steps, strict=True))
+
+
+_NO_SKETCH = np.zeros(SKETCH_SIZE)
+_NO_SKETCH.setflags(write=False)
+
+
+def _take(
+    array: Raw, form: Format | None, offset: int, shard: Shard | None, *, is_hashed: bool = True
+) -> Fingerprint:
+    runs = _runs_of(array, offset, shard)
+    if not array.size:
+        return Fingerprint(0, np.zeros(SKETCH_SIZE))
+    kind = -1 if form is None else _kind_of(form)
+    if compiled is None:
+        hashed = _hash_with_numpy(array, runs) if is_hashed else 0
+        return Fingerprint(hashed, _NO_SKETCH if form is None else _sketch_in_pieces(array, form, runs))
+    if form is None or kind >= 0:
+        return _take_compiled(array, runs, kind, is_hashed)
+    hashed = _take_compiled(array, runs, -1, True).hash if is_hashed else 0
+    return Fingerprint(hashed, _sketch_in_pieces(array, form, runs))
+
+
+def _take_compiled(array: Raw, runs: _Runs, kind: int, is_hashed: bool) -> Fingerprint:
+    tables = _tables()
+    sketch, address = _NO_SKETCH, 0
+    if kind >= 0:
+        sketch = np.empty(SKETCH_SIZE)
+        address = sketch.ctypes.data
+    hashed = compiled(
+        array.ctypes.data,
+        runs.sizes,
+        runs.strides,
+        runs.steps,
+        runs.first,
+        array.itemsize,
+        kind,
+        tables.weights if is_hashed else 0,
+        tables.signs,
+        tables.swaps,
+        address,
+    )
+    return Fingerprint(hashed, sketch)
+
+
+class _Tables(NamedTuple):
+    """Addresses of what the compiled kernel looks up, and the arrays there."""
+
+    weights: int
+    signs: int
+    swaps: int
+    arrays: tuple[Raw, ...]
+
+
+@cache
+def _tables() -> _Tables:
+    weights = definition.word_weights()
+    low = weights.astype(np.uint32).view(np.int32)
+    high = (weights - low.astype(np.int64).view(np.uint64)) >> np.uint64(32)
+    halves = np.stack([low, high.astype(np.uint32).view(np.int32)])
+    arrays = (halves, definition.block_signs(), definition.block_swaps())
+    weights_at, signs_at, swaps_at = (array.ctypes.data for array in arrays)
+    return _Tables(weights_at, signs_at, swaps_at, arrays)
+
+
+_FLOAT32, _BFLOAT16, _FLOAT16, _FLOAT64 = range(4)
+
+
+@cache
+def _kinds() -> dict[object, int]:
+    """The numbers by which the compiled kernel knows what it sketches: by decoder, or by type where there is none."""
+    kinds: dict[object, int] = {np.dtype(np.float32): _FLOAT32, np.dtype(np.float64): _FLOAT64}
+    for dtype, kind in ((torch.bfloat16, _BFLOAT16), (torch.float16, _FLOAT16)):
+        form = format_of(dtype)
+        if form is not None:
+            kinds[form.decode] = kind
+    return kinds
+
+
+def _kind_of(form: Format) -> int:
+    return _kinds().get(np.dtype(form.raw) if form.decode is None else form.decode, -1)
+
+
+# What the compiled kernel does not know, and everything where it is missing.
+
+
+def _pieces(array: Raw, runs: _Runs) -> Iterator[tuple[int, Raw]]:
+    """The elements in row-major order: at most CHUNK consecutive ones at a time, and the place of the first."""
+    place = runs.first
+    if not runs.is_whole:
+        blocks = np.lib.stride_tricks.as_strided(array, runs.sizes, runs.strides, writeable=False)
+        for outer in np.ndindex(runs.sizes[:-1]):
+            start = place + sum(at * step for at, step in zip(outer, runs.steps[:-1], strict=True))
+            for at in range(0, runs.sizes[-1], CHUNK):
+                yield start + at, np.ascontiguousarray(blocks[outer][at : at + CHUNK])
+        return
+    flags = ["external_loop", "buffered"]
+    with np.nditer(array, flags, [["readonly", "contig"]], order="C", buffersize=CHUNK) as found:  # type: ignore[call-overload]
+        for some in found:
+            for at in range(0, len(some), CHUNK):  # what needs no buffer comes in one piece
+                piece = some[at : at + CHUNK]
+                yield place, piece
+                place += len(piece)
+
+
+def _hash_with_numpy(array: Raw, runs: _Runs) -> int:
+    return sum(_hash_piece(piece, place) for place, piece in _pieces(array, runs)) % 2**64
+
+
+def _hash_piece(piece: Raw, place: int) -> int:
+    content = np.asarray(piece, piece.dtype.newbyteorder("<")).view(np.uint8)
+    word, lead = divmod(place * piece.itemsize, 4)
+    if lead or len(content) % 4:
+        content = np.pad(content, (lead, -(lead + len(content)) % 4))
+    words = content.view("<i4").astype(np.int64).view(np.uint64)
+    total = 0
+    while len(words):
+        row, at = divmod(word, definition.WORDS)
+        some = words[: definition.WORDS - at]
+        products = some * definition.word_weights()[at : at + len(some)]
+        total += int(np.add.reduce(products)) * int(definition.row_weight(row))
+        word, words = word + len(some), words[len(some) :]
+    return total
+
+
+def _sketch_in_pieces(array: Raw, form: Format, runs: _Runs) -> Sketch:
+    with np.errstate(all="ignore"):  # no handler of the user's hears of our overflows
+        sketch = _sum_pieces(array, form, runs, is_careful=False)
+        return sketch if np.isfinite(sketch).all() else _sum_pieces(array, form, runs, is_careful=True)
+
+
+def _sum_pieces(array: Raw, form: Format, runs: _Runs, *, is_careful: bool) -> Sketch:
+    total, scratch = np.zeros(SKETCH_SIZE), Scratch()
+    for place, piece in _pieces(array, runs):
+        numbers = _to_numbers(piece, form, scratch)
+        if is_careful:
+            numbers = np.where(np.isfinite(numbers), numbers.astype(np.float64), 0)
+        if compiled is None:
+            total += _sketch_piece(numbers, place)
+        else:
+            run = _Runs((len(numbers),), (numbers.itemsize,), (1,), place)
+            total += _take_compiled(numbers, run, _kinds()[numbers.dtype], False).sketch
+    return total
+
+
+def _to_numbers(piece: Raw, form: Format, scratch: Scratch) -> Floats:
+    """In their order, of which the decoders of 16-bit floats take no care."""
+    kind = _kind_of(form)
+    numbers: Floats = piece
+    if kind == _BFLOAT16:
+        numbers = (piece.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    elif kind == _FLOAT16:
+        numbers = piece.view(np.float16).astype(np.float32)
+    elif form.decode is not None:
+        numbers = form.decode(piece, scratch)
+    return numbers
+
+
+def _sketch_piece(numbers: Floats, place: int) -> Sketch:
+    total = np.zeros(SKETCH_SIZE)
+    lanes = definition.LANES
+    while len(numbers):
+        chunk, at = divmod(place, definition.CHUNK)
+        some = numbers[: definition.CHUNK - at]
+        padded = np.pad(some, (at % lanes, -(at + len(some)) % lanes)).reshape(-1, lanes)
+        blocks = slice(at // lanes, at // lanes + len(padded))
+        folded = fold_rows(_rows_of(padded * _signs(padded.dtype)[blocks], definition.block_swaps()[blocks]))
+        total += place_chunks(folded, np.array([chunk]))[0]
+        place, numbers = place + len(some), numbers[len(some) :]
+    return total
+
+
+def _rows_of(blocks: Floats, swaps: npt.NDArray[np.uint8]) -> Floats:
+    """The 64 rows that blocks are added to. Not by a product of matrices: the threads of a BLAS would wait for ours."""
+    order = np.argsort(swaps, kind="stable")
+    present, starts = np.unique(swaps[order], return_index=True)
+    rows = np.zeros((definition.LANES, definition.LANES), blocks.dtype)
+    rows[present] = np.add.reduceat(blocks[order], starts, axis=0)
+    return rows
+
+
+@cache
+def _signs(dtype: npt.DTypeLike) -> Floats:
+    return definition.signs_of_lanes().astype(dtype)

@@ -1,0 +1,236 @@
+"""What a tensor's hash and sketch are: two sums over its elements, fixed for ever, and what can be told from them.
+
+Both are linear in what they sum and depend on an element's place in the flat tensor alone, so those of parts add up.
+
+The hash is a sum of little-endian 32-bit words, each times the weight of its place, modulo 2^64: equal bytes at equal
+places give equal hashes, and unequal ones unequal hashes, but for a chance of 2^-32 at the worst.
+
+The sketch adds each number, with the sign of its place, to one of 64 buckets (M. Charikar, K. Chen, M. Farach-Colton,
+Finding Frequent Items in Data Streams, 2002). How far two sketches are apart is about how far the tensors are.
+"""
+
+import math
+from collections.abc import Iterable
+from functools import cache, lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+HASH_SIZE = 8  # bytes
+SKETCH_SIZE = 64
+
+LANES = 64  # consecutive elements: a block
+BLOCKS = 4096  # consecutive blocks: a chunk
+CHUNK = LANES * BLOCKS
+_BLOCKS_PER_GROUP = 16  # blocks that share the signs of their lanes, spread all over the chunk
+
+WORDS = 65536  # weights of words are products of one for the place in a row of so many, and one for the row
+
+#: Below this share of a tensor's norm a distance is mostly the rounding of float32 sums, and too large: say "less than
+#: that", and let the hashes tell whether there is any.
+SKETCH_FLOOR = 5e-7
+
+Bits = npt.NDArray[np.uint64]
+Integers = npt.NDArray[np.int64]
+Sketch = npt.NDArray[np.float64]
+
+#: Tags of `mix`: what its bits decide.
+BLOCK_ORDER, BLOCK_SIGN, LANE_SIGNS, CHUNK_SIGNS, CHUNK_SWAP, WORD_WEIGHT, ROW_WEIGHT = range(1, 8)
+MIX_FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+
+def mix(tag: int, numbers: npt.ArrayLike) -> Bits:
+    """64 pseudo-random bits for each number: those of one tag have nothing to do with those of another.
+
+    The finaliser of SplitMix64 (G. Steele, D. Lea, C. Flood, Fast Splittable Pseudorandom Number Generators, 2014).
+    """
+    first, second, third = map(np.uint64, MIX_FACTORS)
+    with np.errstate(over="ignore"):  # it is modulo 2^64; numpy warns of that for single numbers
+        bits = np.asarray(numbers).astype(np.uint64) * first + np.uint64(mix_start(tag))
+        bits = (bits ^ bits >> np.uint64(30)) * second
+        bits = (bits ^ bits >> np.uint64(27)) * third
+    return np.asarray(bits ^ bits >> np.uint64(31))
+
+
+def mix_start(tag: int) -> int:
+    """What `mix` begins with for a tag."""
+    return (tag * 0xD1342543DE82EF95 + 0x2545F4914F6CDD1D) % 2**64
+
+
+def bucket_and_sign(places: npt.ArrayLike) -> tuple[Integers, Integers]:
+    """To which of the 64 buckets of a sketch an element is added, and as +1 or -1 times itself.
+
+    This is the definition. Everything else is a faster way to it.
+
+    Args:
+        places: indices into the flat tensor, in row-major order.
+    """
+    place = np.asarray(places, np.int64)
+    chunk, block, lane = place // CHUNK, place // LANES % BLOCKS, place % LANES
+    group = block_groups()[block]
+    bucket = lane ^ group % LANES ^ chunk_swap(chunk)
+    signs = mix(BLOCK_SIGN, block) ^ _bit(mix(LANE_SIGNS, group), lane) ^ _bit(chunk_signs(chunk), bucket)
+    return bucket, 1 - 2 * (signs & np.uint64(1)).astype(np.int64)
+
+
+def hash_weight(places: npt.ArrayLike) -> Bits:
+    """What a word is multiplied with in the sum that is the hash. This is the definition.
+
+    Words are signed 32-bit integers, little-endian: two to an element of 8 bytes, and one to 2 of 2 or 4 of 1.
+
+    Args:
+        places: indices of words in the flat tensor.
+    """
+    place = np.asarray(places, np.int64)
+    with np.errstate(over="ignore"):
+        return np.asarray(word_weights()[place % WORDS] * row_weight(place // WORDS))
+
+
+def merge_hashes(hashes: Iterable[int]) -> int:
+    """The hash of a tensor from those of its parts, each taken at its offset, in any order."""
+    return sum(hashes) % 2**64
+
+
+def merge_sketches(sketches: Iterable[npt.ArrayLike]) -> Sketch:
+    """The sketch of a tensor from those of its parts, each taken at its offset."""
+    total = np.zeros(SKETCH_SIZE)
+    for sketch in sketches:
+        total += np.asarray(sketch, np.float64)
+    return total
+
+
+def hash_to_bytes(value: int) -> bytes:
+    """A hash as the `values` table holds it."""
+    return value.to_bytes(HASH_SIZE, "little")
+
+
+def hash_from_bytes(content: bytes) -> int:
+    """A hash from what the `values` table holds."""
+    return int.from_bytes(content, "little")
+
+
+def sketch_distance(
+    a: npt.ArrayLike,
+    b: npt.ArrayLike,
+    *,
+    count: int,
+    mean_a: float | None = None,
+    mean_b: float | None = None,
+) -> float:
+    """About the L2 distance of two tensors of one shape: within a factor of 1.2 in most cases (docs/fingerprints.md).
+
+    Finite means make it better, and exact where the tensors differ by a constant. NaN where a sketch has no finite
+    numbers. What is below `SKETCH_FLOOR` times the norm of the tensors is noise.
+
+    Args:
+        a: the sketch of one tensor, from its place 0 on.
+        b: that of the other one.
+        count: how many numbers each has; a complex one is two.
+        mean_a: the mean of those numbers, where all are finite.
+        mean_b: the same of the other tensor.
+    """
+    with np.errstate(invalid="ignore"):
+        difference = np.asarray(b, np.float64) - np.asarray(a, np.float64)
+    gap = 0.0 if mean_a is None or mean_b is None else mean_b - mean_a
+    if not gap or not math.isfinite(gap):
+        return float(np.linalg.norm(difference))
+    rest = difference - gap * sketch_of_ones(count)
+    return math.hypot(math.sqrt(count) * gap, float(np.linalg.norm(rest)))
+
+
+@lru_cache(1024)
+def sketch_of_ones(count: int) -> Sketch:
+    """The sketch of so many ones, which is the same for every tensor of that size; not to be written to."""
+    whole, rest = divmod(count, CHUNK)
+    total = np.zeros(SKETCH_SIZE)
+    sums = _sums_of_ones(BLOCKS * LANES)
+    for start in range(0, whole, BLOCKS):  # so many chunks at a time bound the memory
+        total += place_chunks(sums, np.arange(start, min(start + BLOCKS, whole))).sum(axis=0)
+    if rest:
+        total += place_chunks(_sums_of_ones(rest), np.array([whole]))[0]
+    total.setflags(write=False)
+    return total
+
+
+def _sums_of_ones(count: int) -> Sketch:
+    numbers = np.zeros((BLOCKS, LANES), np.int64)
+    numbers.reshape(-1)[:count] = 1
+    rows = np.zeros((LANES, LANES), np.int64)
+    np.add.at(rows, block_swaps(), numbers * signs_of_lanes())
+    return fold_rows(rows.astype(np.float64))
+
+
+# The definition as tables. A number in lane l of block q is added, with its sign, to place l of row
+# `block_swaps()[q]`; those rows are folded to 64 sums for the chunk, which get the signs and the buckets of the chunk.
+
+
+@cache
+def block_groups() -> Integers:
+    """The group of each block of a chunk: 16 blocks to each of 256, in a pseudo-random order."""
+    keys = mix(BLOCK_ORDER, np.arange(BLOCKS)) >> np.uint64(1) & np.uint64(2**62 - 1)
+    groups = np.empty(BLOCKS, np.int64)
+    groups[np.argsort(keys, stable=True)] = np.arange(BLOCKS) // _BLOCKS_PER_GROUP
+    return groups
+
+
+@cache
+def block_swaps() -> npt.NDArray[np.uint8]:
+    """By which number the lanes of each block of a chunk are swapped: lane l is for bucket `l ^ swap`."""
+    return (block_groups() % LANES).astype(np.uint8)
+
+
+@cache
+def block_signs() -> Bits:
+    """The signs of the lanes of each block of a chunk: bit l is 1 where lane l is negative."""
+    flipped = mix(BLOCK_SIGN, np.arange(BLOCKS)) & np.uint64(1)
+    signs: Bits = mix(LANE_SIGNS, block_groups()) ^ flipped * np.uint64(2**64 - 1)
+    return signs
+
+
+def signs_of_lanes() -> Integers:
+    """The same as +1 and -1: `[4096, 64]`."""
+    return 1 - 2 * _bit(block_signs()[:, None], np.arange(LANES)).astype(np.int64)
+
+
+def chunk_signs(chunks: npt.ArrayLike) -> Bits:
+    """The signs of the buckets in each chunk: bit b is 1 where bucket b is negative."""
+    return mix(CHUNK_SIGNS, chunks)
+
+
+def chunk_swap(chunks: npt.ArrayLike) -> Integers:
+    """By which number the buckets of each chunk are swapped."""
+    swaps: Integers = (mix(CHUNK_SWAP, chunks) % np.uint64(LANES)).astype(np.int64)
+    return swaps
+
+
+def fold_rows(rows: npt.NDArray[np.floating]) -> Sketch:
+    """The 64 sums of a chunk from its 64 rows: place l of row h counts for `l ^ h`."""
+    lanes = np.arange(LANES)
+    sums: Sketch = rows[lanes[:, None], lanes ^ lanes[:, None]].sum(axis=0, dtype=np.float64)
+    return sums
+
+
+def place_chunks(sums: Sketch, chunks: Integers) -> Sketch:
+    """What the 64 sums of a chunk are in the sketch, for each of several chunks: `[len(chunks), 64]`."""
+    lanes = np.arange(LANES)
+    negative = _bit(chunk_signs(chunks)[:, None], lanes).astype(bool)
+    placed: Sketch = sums[lanes ^ chunk_swap(chunks)[:, None]]
+    placed[negative] *= -1
+    return placed
+
+
+@cache
+def word_weights() -> Bits:
+    """The weights of the places in a row of words."""
+    weights: Bits = mix(WORD_WEIGHT, np.arange(WORDS)) | np.uint64(1)
+    return weights
+
+
+def row_weight(rows: npt.ArrayLike) -> Bits:
+    """The weights of rows of words."""
+    weights: Bits = mix(ROW_WEIGHT, rows) | np.uint64(1)
+    return weights
+
+
+def _bit(bits: Bits, at: npt.ArrayLike) -> Bits:
+    return np.asarray(bits >> np.asarray(at).astype(np.uint64) & np.uint64(1))
