@@ -1,17 +1,21 @@
 """Keeps a recording in memory, the newest rows of it when there are too many."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy.typing as npt
 import pyarrow as pa
 
 from ..errors import MisuseError
 from .arrays import to_numpy
 from .buffer import TableBuffer
-from .meta import RunMeta
+from .meta import Note, RunMeta
+from .raw_tensor import RawTensor
 from .schema import schema, schemas
+from .tensor_memory import TensorMemory
+from .tensor_options import TensorOptions
 from .words import share_dictionaries
 
 #: Small, and nothing else can be understood without them.
@@ -25,16 +29,24 @@ class MemoryRecording:
     """A recording without files: a `Sink` and the `RecordingData` of what it was given.
 
     When the rows take more than `max_bytes`, whole batches are dropped, those of the oldest steps first, and
-    a mark says so. What is needed to understand the rest (`NEVER_DROPPED`) is kept.
+    a mark says so. What is needed to understand the rest (`NEVER_DROPPED`) is kept. Whole tensors have a
+    bound of their own, that of `tensors`: the oldest are dropped.
     """
 
-    def __init__(self, meta: RunMeta | None = None, *, max_bytes: int = 256 * 2**20) -> None:
+    def __init__(
+        self,
+        meta: RunMeta | None = None,
+        *,
+        max_bytes: int = 256 * 2**20,
+        tensors: TensorOptions | None = None,
+    ) -> None:
         self._meta = meta if meta is not None else RunMeta()
         self._max_bytes = max_bytes
         self._tables = {name: _MemoryTable(name, max_bytes // _SEALED_PART_OF_MAX) for name in schemas()}
         self._last_step = -1  # the latest that a row named
         self._step = 0  # of rows that name none (tensors, uses)
         self._dropped: dict[str, int] = {}  # table -> last step of which rows were dropped
+        self._tensors = TensorMemory((tensors or TensorOptions()).max_bytes)
         self._marks: list[str] = list(self._meta.marks)
         self._closed = False
         self._abandoned = False
@@ -42,7 +54,7 @@ class MemoryRecording:
     @property
     def meta(self) -> RunMeta:
         """What is known about the run; its `marks` say what is missing."""
-        marks = (*self._marks, *self._dropped_mark())
+        marks = (*self._marks, *self._dropped_mark(), *self._tensors.marks)
         return replace(self._meta, marks=marks, complete=self._closed and not marks)
 
     @property
@@ -52,7 +64,11 @@ class MemoryRecording:
 
     @property
     def size_bytes(self) -> int:
-        """What the rows take."""
+        """What the rows and the whole tensors take."""
+        return self._rows_bytes + self._tensors.size_bytes
+
+    @property
+    def _rows_bytes(self) -> int:
         return sum(each.size_bytes for each in self._tables.values())
 
     def table(self, name: str) -> pa.Table:
@@ -63,6 +79,29 @@ class MemoryRecording:
         """
         schema(name)
         return self._tables[name].read()
+
+    def tensor(self, blob: str) -> RawTensor:
+        """The whole tensor of a reference that `put_tensor` gave.
+
+        Raises:
+            RecordingError: it is not here, or not any more.
+        """
+        return self._tensors.get(blob)
+
+    def put_tensor(
+        self, name: str, array: npt.NDArray[Any], dtype: str, shape: Sequence[int], *, step: int | None = None
+    ) -> str | None:
+        """Keeps a copy of a whole tensor; see `Sink.put_tensor`.
+
+        Raises:
+            ValueError: the array does not hold a tensor of this dtype and shape.
+            MisuseError: the recording has been closed.
+        """
+        if self._abandoned:
+            return None
+        if self._closed:
+            raise MisuseError(f"the tensor {name!r} comes after the recording was closed")
+        return self._tensors.put(name, array, dtype, shape, self._step if step is None else step)
 
     def write(self, table: str, columns: Mapping[str, Any]) -> None:
         """Takes a batch of rows of one table; see `Sink.write`.
@@ -78,7 +117,7 @@ class MemoryRecording:
         schema(table)
         self._last_step = max(self._last_step, self._tables[table].append(columns, self._step))
         self._step = max(self._step, self._last_step)
-        while self.size_bytes > self._max_bytes and self._drop_oldest():
+        while self._rows_bytes > self._max_bytes and self._drop_oldest():
             pass
 
     def end_step(self, now_ns: int, *, force: bool = False) -> None:
@@ -90,6 +129,10 @@ class MemoryRecording:
         if text not in self._marks:
             self._marks.append(text)
 
+    def note(self, note: Note) -> None:
+        """Notes what has happened and is no damage."""
+        self._meta = replace(self._meta, notes=(*self._meta.notes, note))
+
     def close(self) -> None:
         """Ends the recording; what it holds can still be read."""
         self._closed = True
@@ -97,6 +140,7 @@ class MemoryRecording:
     def abandon(self) -> None:
         """Drops all rows: this process is a fork, and the recording is its parent's."""
         self._abandoned = True
+        self._tensors.clear()
         self._tables = {name: _MemoryTable(name, 0) for name in schemas()}
 
     def _drop_oldest(self) -> bool:

@@ -2,16 +2,19 @@
 
 import os
 
+from ..errors import RecordingError
+from ..recording.blobs import is_reference, with_blobs
 from ..recording.protocols import RecordingData
 from ..recording.schema import schemas
 from .compact import LARGE_BATCH_ROWS
+from .reader import FolderReader
 from .writer import FolderWriter
 
 _NOT_CLOSED = "copied before the recording was closed"
 
 
 def write_recording(data: RecordingData, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Writes a copy of `data` to the folder `path`.
+    """Writes a copy of `data`, with its whole tensors, to the folder `path`.
 
     Args:
         data: the recording; one that lies in `path` itself may be given, with `overwrite`.
@@ -24,13 +27,46 @@ def write_recording(data: RecordingData, path: str | os.PathLike[str], *, overwr
     """
     meta = data.meta
     tables = {name: data.table(name) for name in schemas()}
+    if isinstance(data, FolderReader):
+        data.hold_tensors()
     writer = FolderWriter(path, meta, overwrite=overwrite, strict=True)
     try:
+        tensors = _TensorCopier(data, writer)
+        tables["values"] = with_blobs(tables["values"], tensors.copy)
         for name, table in tables.items():
             for batch in table.to_batches(max_chunksize=LARGE_BATCH_ROWS):
                 writer.write(name, dict(zip(table.column_names, batch.columns, strict=True)))
                 writer.end_step(0)  # writes when much has gathered
         if not meta.complete and not meta.marks:
             writer.mark(_NOT_CLOSED)
+        tensors.mark_missing()
     finally:
         writer.close()
+
+
+class _TensorCopier:
+    """Copies whole tensors one by one, and counts those that cannot be read."""
+
+    def __init__(self, data: RecordingData, writer: FolderWriter) -> None:
+        self._data = data
+        self._writer = writer
+        self._missing = 0
+        self._why = ""
+
+    def copy(self, blob: str, step: int) -> str | None:
+        """Returns the reference in the copy; None where there is none, and other texts as they are."""
+        if not is_reference(blob):
+            return blob
+        try:
+            raw = self._data.tensor(blob)
+        except RecordingError as error:
+            self._missing += 1
+            self._why = self._why or str(error)
+            return None
+        name = blob.partition(":")[2].partition(".")[2]  # it gets a new number
+        return self._writer.put_tensor(name, raw.to_numpy(), raw.dtype, raw.shape, step=step)
+
+    def mark_missing(self) -> None:
+        """Says in the copy what is missing."""
+        if self._missing:
+            self._writer.mark(f"{self._missing} whole tensors could not be copied: {self._why}")

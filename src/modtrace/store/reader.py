@@ -10,11 +10,13 @@ import pyarrow.compute as pc
 
 from ..errors import DamagedRecordingError, NotARecordingError, RecordingError, RecordingNotFoundError
 from ..recording.meta import RunMeta
+from ..recording.raw_tensor import RawTensor
 from ..recording.schema import schema
 from .header import Header, read_header
 from .layout import META, describe_content, is_rank_folder, rank_folders, table_file
 from .metafile import StoredMeta, read_meta
 from .read_stream import is_ended, read_stream
+from .read_tensors import TensorFiles
 
 
 class FolderReader:
@@ -47,6 +49,7 @@ class FolderReader:
             raise _unreadable(self.path, error) from error
         self._header = header
         self._tables: dict[str, tuple[_FileState, pa.Table]] = {}
+        self._tensors = TensorFiles(self.folder)
 
     @property
     def meta(self) -> RunMeta:
@@ -62,7 +65,7 @@ class FolderReader:
         elif ended is None:
             marks = (self._not_closed(),)
         else:
-            marks = tuple(self._cut_tables(ended))
+            marks = (*self._cut_tables(ended), *self._tensors.marks())
         return replace(meta, marks=(*meta.marks, *marks), complete=meta.complete and not marks)
 
     def table(self, name: str) -> pa.Table:
@@ -83,6 +86,19 @@ class FolderReader:
         except OSError as error:
             raise _unreadable(file, error) from error
         return self._tables[name][1]
+
+    def tensor(self, blob: str) -> RawTensor:
+        """The whole tensor of a reference in `values.blob`; its bytes are those of the file.
+
+        Raises:
+            RecordingError: it, or its file, is not there or cannot be read.
+            DamagedRecordingError: its file is cut in front of its end, or cannot be understood.
+        """
+        return self._tensors.get(blob)
+
+    def hold_tensors(self) -> None:
+        """Opens all files of whole tensors, which stay readable here when the recording is deleted."""
+        self._tensors.hold()
 
     def _read_meta_unless_final(self) -> StoredMeta:
         if self._stored.ended is None:

@@ -3,23 +3,26 @@
 import contextlib
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import MisuseError, ModtraceWarning, RecordingError
 from ..recording.buffer import TableBuffer
-from ..recording.meta import RunMeta
+from ..recording.meta import Note, RunMeta
 from ..recording.schema import schema, schemas
+from ..recording.tensor_options import TensorOptions
 from .compact import compact
 from .folder import create_rank_folder
 from .layout import table_file
 from .metafile import write_meta
 from .stream import TableStream
+from .tensor_shards import TensorShards
 
 _FLUSH_AFTER_NS = 200_000_000
 _FLUSH_BYTES = 16 * 2**20
@@ -31,7 +34,8 @@ _MOST_WORDS = 65_536  # of a table's dictionaries; beyond, they start anew and a
 class FolderWriter:
     """A `Sink` that writes a rank's part of the recording folder.
 
-    One thread at a time may call it. What `end_step` has written is the kernel's: it survives a kill.
+    One thread at a time may call it, except for `put_tensor`, which any may call. What `end_step` has written
+    is the kernel's: it survives a kill.
     `steps` is written last, so a step that stands there has all of its rows on disk. When the disk is full,
     or gone, writing stops for good, a mark and a warning say so, and the training goes on.
     """
@@ -44,6 +48,7 @@ class FolderWriter:
         overwrite: bool = False,
         new_attempt: bool = False,
         strict: bool = False,
+        tensors: TensorOptions | None = None,
     ) -> None:
         """Makes the folder, or this rank's part of it.
 
@@ -55,6 +60,7 @@ class FolderWriter:
             new_attempt: this rank may have been here before in the same run (an elastic restart): add
                 `.attempt-1`, ... to its folder then.
             strict: raise `RecordingError` when writing fails later.
+            tensors: how whole tensors are kept.
 
         Raises:
             RecordingExistsError: something is there already.
@@ -70,6 +76,8 @@ class FolderWriter:
         self.folder = folder.absolute()  # of this rank
         self._buffers = {name: TableBuffer(name) for name in sorted(schemas(), key="steps".__eq__)}
         self._streams: dict[str, TableStream] = {}
+        self._tensors = TensorShards(self.folder, tensors or TensorOptions())
+        self._told_of_tensors = False  # that no more are written
         self._ended: list[str] | None = None  # tables that have their end-of-stream marker, when closed
         self._last_step = -1  # the last one that stands in `steps` on disk
         self._flushed_ns: int | None = None
@@ -82,8 +90,13 @@ class FolderWriter:
 
     @property
     def size_bytes(self) -> int:
-        """What the tables take on disk."""
-        return sum(each.size_bytes for each in self._streams.values())
+        """What the tables and the whole tensors take on disk."""
+        return sum(each.size_bytes for each in self._streams.values()) + self._tensors.size_bytes
+
+    @property
+    def dropped_tensors(self) -> int:
+        """How many whole tensors were left out because too many waited to be written."""
+        return self._tensors.dropped.tensors
 
     def write(self, table: str, columns: Mapping[str, Any]) -> None:
         """Takes a batch of rows of one table; see `Sink.write`.
@@ -102,6 +115,26 @@ class FolderWriter:
         if table == "steps":
             self.steps += rows
 
+    def put_tensor(
+        self, name: str, array: npt.NDArray[Any], dtype: str, shape: Sequence[int], *, step: int | None = None
+    ) -> str | None:
+        """Takes a copy of a whole tensor, which is written later; see `Sink.put_tensor`.
+
+        Raises:
+            ValueError: the array does not hold a tensor of this dtype and shape.
+            MisuseError: the recording has been closed.
+        """
+        if self._state == _CLOSED:
+            raise MisuseError(f"{self.path}: the tensor {name!r} comes after the recording was closed")
+        if not self._is_open():
+            return None
+        return self._tensors.put(name, array, dtype, shape, self.steps if step is None else step)
+
+    def wait_for_tensors(self) -> None:
+        """Waits until all whole tensors so far are in their files: a `FolderReader` finds them then."""
+        if self._is_open():
+            self._tensors.wait()
+
     def end_step(self, now_ns: int, *, force: bool = False) -> None:
         """Writes the rows so far to the files if 200 ms have passed since the last time, or if they are many.
 
@@ -110,11 +143,12 @@ class FolderWriter:
             force: write them however recent the last time was.
 
         Raises:
-            RecordingError: they cannot be written (`strict` only).
+            RecordingError: they, or a whole tensor, cannot be written (`strict` only).
         """
         if self._is_open() and (force or self._is_due(now_ns)):
             self._flush()
             self._flushed_ns = now_ns
+        self._tell_of_tensors()
 
     def mark(self, text: str) -> None:
         """Notes in `meta.json` that something is missing or went wrong; once for each text."""
@@ -123,8 +157,14 @@ class FolderWriter:
         self._meta = replace(self._meta, marks=(*self._meta.marks, text), complete=False)
         self._save_meta()
 
+    def note(self, note: Note) -> None:
+        """Notes in `meta.json` what has happened and is no damage."""
+        if self._is_ours():
+            self._meta = replace(self._meta, notes=(*self._meta.notes, note))
+            self._save_meta()
+
     def close(self) -> None:
-        """Writes what is left and makes the files final; calling it again does nothing.
+        """Writes what is left, waits for the whole tensors and makes the files final; again it does nothing.
 
         Raises:
             RecordingError: what is left cannot be written (`strict` only); the files are final all the same.
@@ -135,13 +175,17 @@ class FolderWriter:
             if self._state == _OPEN:
                 self._flush()
         finally:
-            self._make_final()
+            try:
+                self._close_tensors()
+            finally:
+                self._make_final()
 
     def abandon(self) -> None:
         """Closes the files without writing: this process is a fork, and the recording is its parent's."""
         if self._state in (_OPEN, _STOPPED):
             for each in self._streams.values():
                 each.abandon()
+            self._tensors.abandon()
             self._drop_buffers()
         self._state = _ABANDONED
 
@@ -197,6 +241,33 @@ class FolderWriter:
         if self._strict:
             raise RecordingError(text) from error
         warnings.warn(f"{text} The run goes on; what was written before stays readable.", ModtraceWarning, 2)
+
+    def _close_tensors(self) -> None:
+        try:
+            self._tensors.close()
+        except BaseException:  # KeyboardInterrupt: the thread goes on for as long as the process lives
+            self.mark("whole tensors may be missing: the close was interrupted before all were written")
+            raise
+        dropped = self._tensors.dropped
+        if dropped.tensors:
+            self.mark(
+                f"{dropped.tensors} whole tensors ({dropped.size_bytes} bytes) were dropped from step "
+                f"{dropped.first_step} on: they came faster than they could be written"
+            )
+        self._tell_of_tensors()
+
+    def _tell_of_tensors(self) -> None:
+        """Says, once, that no more tensors are written."""
+        failure = self._tensors.failure
+        if failure is None or self._told_of_tensors or not self._is_ours():
+            return
+        self._told_of_tensors = True
+        where = f"{failure.why} ({failure.file}; the first that is missing is {failure.name})"
+        self.mark(f"whole tensors are incomplete from step {failure.step}: {where}")
+        text = f"{self.path}: no more whole tensors are written from step {failure.step} on: {where}."
+        if self._strict:
+            raise RecordingError(text) from failure.error
+        warnings.warn(f"{text} The run and the recording go on without them.", ModtraceWarning, 2)
 
     def _drop_buffers(self) -> None:
         self._buffers = {name: TableBuffer(name) for name in self._buffers}

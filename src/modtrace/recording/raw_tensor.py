@@ -1,0 +1,116 @@
+"""A whole tensor as it lies in a recording: its bytes, and what they mean."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import MissingLibraryError
+from ..optional import require
+
+_NUMPY_HAS = (
+    *("float64", "float32", "float16", "complex128", "complex64", "bool"),
+    *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
+)
+
+#: The numpy dtype of an element; for what numpy lacks, an unsigned integer of the same width.
+_ELEMENTS: dict[str, npt.DTypeLike] = {
+    **{name: np.dtype(name) for name in _NUMPY_HAS},
+    "bfloat16": np.dtype("uint16"),
+    "complex32": np.dtype("uint32"),
+    **{
+        name: np.dtype("uint8")
+        for name in (
+            *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+            "float4_e2m1fn_x2",
+        )
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RawTensor:
+    """A tensor's bytes in row-major order, with the name of its dtype (torch's, without `torch.`).
+
+    The bytes may be those of a file that is mapped into memory: they can be read only, and they stay
+    readable for as long as this object, or an array made of it, is kept.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+    def to_numpy(self) -> npt.NDArray[Any]:
+        """An array of the same elements, without a copy; it cannot be written to.
+
+        bfloat16, complex32 and the 8-bit floats, which numpy lacks, come as unsigned integers of the same
+        width: their raw bits. A dtype unknown here comes as bytes, with a last axis for those of an element.
+        """
+        element = _ELEMENTS.get(self.dtype)
+        if element is not None:
+            return np.frombuffer(self.data, element).reshape(self.shape)
+        size = itemsize_of(self.dtype, self.shape, self.data.nbytes)
+        return np.frombuffer(self.data, np.uint8).reshape(*self.shape, size)
+
+    def to_torch(self) -> Any:
+        """A `torch.Tensor` in memory of its own, with exactly these bits.
+
+        Raises:
+            MissingLibraryError: torch is not installed.
+            TypeError: the installed torch does not have the dtype.
+        """
+        torch = require("torch", "RawTensor.to_torch()")
+        dtype = getattr(torch, self.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(
+                f"torch {torch.__version__} has no dtype {self.dtype!r}. Use to_numpy(), which gives the bytes."
+            )
+        if not self.data.nbytes:
+            return torch.empty(self.shape, dtype=dtype, device="cpu")
+        own = torch.frombuffer(bytearray(self.data), dtype=torch.uint8)
+        return own.view(dtype).reshape(self.shape)
+
+
+def to_torch_if_there(raw: RawTensor) -> Any:
+    """The tensor as one of torch; as it is where torch is not installed."""
+    try:
+        return raw.to_torch()
+    except MissingLibraryError:
+        return raw
+
+
+def itemsize_of(dtype: str, shape: Sequence[int], size_bytes: int) -> int:
+    """Bytes of an element; of an unknown dtype those that the size says, 1 where there is no element."""
+    element = _ELEMENTS.get(dtype)
+    if element is not None:
+        return np.dtype(element).itemsize
+    return size_bytes // (math.prod(shape) or 1) or 1
+
+
+def check_raw(name: str, array: npt.NDArray[Any], dtype: str, shape: Sequence[int]) -> None:
+    """Says whether an array can hold a tensor's raw elements.
+
+    Raises:
+        ValueError: its bytes are too few or too many.
+    """
+    if array.nbytes != math.prod(shape) * itemsize_of(dtype, shape, array.nbytes):
+        raise ValueError(
+            f"{name}: {array.nbytes} bytes are no tensor of {dtype} and shape {tuple(shape)}. "
+            "Give an array of its raw elements."
+        )
+
+
+def copy_raw(array: npt.NDArray[Any], target: npt.NDArray[np.uint8]) -> None:
+    """Copies the elements of an array, whatever its strides, in row-major order into bytes."""
+    if array.flags.c_contiguous:
+        target[:] = array.reshape(-1).view(np.uint8)
+    elif array.size:
+        np.copyto(target.view(array.dtype).reshape(array.shape), array)
+
+
+def read_only(array: npt.NDArray[np.uint8]) -> memoryview:
+    """The bytes of an array as a view that cannot be written to."""
+    return array.data.toreadonly()

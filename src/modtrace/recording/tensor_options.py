@@ -1,0 +1,33 @@
+"""How much of whole tensors may wait in memory, and what happens when it is too much."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+WhenFull = Literal["block", "drop"]
+
+_LEAST_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorOptions:
+    """How whole tensors are kept.
+
+    In a folder they wait in a buffer of `max_bytes` until a thread has written them; when it is full, the
+    training waits ("block"), or the tensor is left out and counted ("drop"). A tensor larger than the buffer
+    goes through it in parts, or is left out. In memory, `max_bytes` of the newest are kept.
+    """
+
+    max_bytes: int = 256 * 2**20
+    when_full: WhenFull = "block"  # in a folder; in memory the oldest go
+    shard_bytes: int = 2**30  # a file of the folder that has so much is followed by another
+
+    def __post_init__(self) -> None:
+        _check("max_bytes", self.max_bytes)
+        _check("shard_bytes", self.shard_bytes)
+        if self.when_full not in get_args(WhenFull):
+            raise ValueError(f"TensorOptions(when_full={self.when_full!r}): give 'block' or 'drop'")
+
+
+def _check(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < _LEAST_BYTES:
+        raise ValueError(f"TensorOptions({name}={value!r}): give a number of bytes, {_LEAST_BYTES} or more")

@@ -1,0 +1,250 @@
+"""A file of whole tensors: safetensors, written from front to back, its header last."""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..recording.raw_tensor import itemsize_of
+
+_NAME = re.compile(r"tensors-(\d{5,})\.safetensors")
+
+#: In the header's `__metadata__`: where the data end, and, behind this word, the dtype of a tensor that
+#: safetensors has no name for.
+DATA_BYTES = "modtrace.data_bytes"
+DTYPE = "modtrace.dtype:"
+
+#: What safetensors 0.8 calls the dtypes of torch, in the words that its releases since 0.4 read.
+FORMAT_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "complex64": "C64",
+}
+
+#: Those that it lacks have one more axis; any other dtype has one of bytes.
+_PARTS = {"complex128": ("F64", 2), "complex32": ("F16", 2)}
+
+_LENGTH_BYTES = 8
+_MOST_VIEWS = 512  # of one `writev`, which takes 1,024
+
+
+class StoredTensor(NamedTuple):
+    """Where in a shard a tensor lies."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int  # in the file's data
+    stop: int
+
+
+def shard_file(folder: Path, number: int) -> Path:
+    """The n-th file of tensors in a rank's folder."""
+    return folder / f"tensors-{number:05d}.safetensors"
+
+
+def index_file(shard: Path) -> Path:
+    """What says where the tensors are while a shard has no header; deleted when it has one."""
+    return shard.with_suffix(".index.jsonl")
+
+
+def is_shard_name(name: str) -> bool:
+    """Whether it is the name of a file of tensors."""
+    return _NAME.fullmatch(name) is not None
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """All files of tensors that are in a rank's folder, in order."""
+    found = [each for each in folder.iterdir() if is_shard_name(each.name)]
+    return sorted(found, key=lambda each: (len(each.name), each.name))
+
+
+def header_bytes(name: str, dtype: str, shape: Sequence[int]) -> int:
+    """The most that a tensor takes of a header, wherever it lies."""
+    far = StoredTensor(dtype, tuple(shape), 10**15, 10**15)
+    entry = {name: _entry(far, 1), **_metadata(name, dtype)}
+    return len(json.dumps(entry))
+
+
+class ShardFile:
+    """The file while it is written; one thread uses it.
+
+    Beside it lies an index, to which a line is added for each tensor when all of its bytes are in the file:
+    what was written before the process was killed can be read.
+    """
+
+    def __init__(self, folder: Path, number: int, reserve_bytes: int) -> None:
+        """Makes the file with room for a header.
+
+        Raises:
+            OSError: it cannot be made, or there is no room for the header; no file is left.
+        """
+        self.number = number
+        self.path = shard_file(folder, number)
+        self._reserve_bytes = reserve_bytes + -reserve_bytes % 8
+        self._base = _LENGTH_BYTES + self._reserve_bytes
+        self._stored: dict[str, StoredTensor] = {}
+        self._whole_bytes = 0  # of whole tensors
+        self._written_bytes = 0
+        self._index = -1
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            self._index = _create(index_file(self.path))
+            _write_all(
+                self._fd, [self._reserve_bytes.to_bytes(_LENGTH_BYTES, "little"), b" " * self._reserve_bytes]
+            )
+        except BaseException:
+            self._delete()
+            raise
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes on disk, without a tensor that is there in part."""
+        return self._base + self._whole_bytes
+
+    def add(self, tensors: Sequence[tuple[str, str, tuple[int, ...], memoryview]]) -> None:
+        """Adds whole tensors: name, dtype, shape and bytes of each.
+
+        Raises:
+            OSError: they cannot be written; none of them is in the file.
+        """
+        self._rewind()
+        at, stored = self._whole_bytes, {}
+        for name, dtype, shape, view in tensors:
+            stored[name] = StoredTensor(dtype, shape, at, at + view.nbytes)
+            at += view.nbytes
+        self._append([view for *_, view in tensors])
+        self._note(stored)
+
+    def add_part(
+        self,
+        name: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        view: memoryview,
+        *,
+        is_first: bool,
+        is_last: bool,
+    ) -> None:
+        """Adds a part of a tensor behind the last one; a tensor whose last part never comes is forgotten.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if is_first:
+            self._rewind()
+        self._append([view])
+        if is_last:
+            self._note({name: StoredTensor(dtype, shape, self._whole_bytes, self._written_bytes)})
+
+    def finish(self) -> None:
+        """Writes the header into its place, closes the file and deletes the index.
+
+        Raises:
+            OSError: it cannot be written; the file is closed, and the index tells where the tensors are.
+        """
+        try:
+            self._rewind()
+            _pwrite_all(self._fd, self._header(), _LENGTH_BYTES)
+        except BaseException:
+            self.abandon()
+            raise
+        self.abandon()
+        with contextlib.suppress(OSError):  # it says the same as the header
+            index_file(self.path).unlink()
+
+    def abandon(self) -> None:
+        """Closes the files without writing."""
+        for each in (self._fd, self._index):
+            with contextlib.suppress(OSError):
+                os.close(each)
+
+    def _delete(self) -> None:
+        self.abandon()
+        for each in (self.path, index_file(self.path)):
+            with contextlib.suppress(OSError):
+                each.unlink(missing_ok=True)
+
+    def _append(self, views: list[memoryview]) -> None:
+        self._written_bytes += sum(each.nbytes for each in views)
+        _write_all(self._fd, views)
+
+    def _note(self, stored: dict[str, StoredTensor]) -> None:
+        lines = [json.dumps({"name": name, **each._asdict()}) + "\n" for name, each in stored.items()]
+        _write_all(self._index, ["".join(lines).encode()])
+        self._stored.update(stored)
+        self._whole_bytes = self._written_bytes
+
+    def _rewind(self) -> None:
+        """Takes away what is behind the last whole tensor."""
+        if self._written_bytes != self._whole_bytes:
+            os.ftruncate(self._fd, self._base + self._whole_bytes)
+            os.lseek(self._fd, self._base + self._whole_bytes, os.SEEK_SET)
+            self._written_bytes = self._whole_bytes
+
+    def _header(self) -> bytes:
+        metadata = {DATA_BYTES: str(self._whole_bytes)}
+        entries: dict[str, Any] = {"__metadata__": metadata}
+        for name, each in self._stored.items():
+            metadata.update(_metadata(name, each.dtype))
+            entries[name] = _entry(each, _size_of_element(each))
+        header = json.dumps(entries).encode().ljust(self._reserve_bytes)
+        if len(header) > self._reserve_bytes:
+            raise AssertionError(f"{self.path}: a header of {len(header)} bytes would lie over the tensors")
+        return header
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+
+
+def _write_all(fd: int, parts: Sequence[bytes | memoryview]) -> None:
+    """Writes all of the parts, many at once: between two calls the training's threads may hold the interpreter."""
+    left = [memoryview(each) for each in parts if len(each)]
+    while left:
+        written = os.writev(fd, left[:_MOST_VIEWS])
+        while left and written >= left[0].nbytes:
+            written -= left.pop(0).nbytes
+        if written:
+            left[0] = left[0][written:]
+
+
+def _pwrite_all(fd: int, data: bytes, at: int) -> None:
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(fd, left, at)
+        left, at = left[written:], at + written
+
+
+def _entry(stored: StoredTensor, element_bytes: int) -> dict[str, Any]:
+    dtype, shape = FORMAT_DTYPES.get(stored.dtype), stored.shape
+    if dtype is None:
+        dtype, parts = _PARTS.get(stored.dtype, ("U8", element_bytes))
+        shape = (*shape, parts)
+    return {"dtype": dtype, "shape": [*shape], "data_offsets": [stored.start, stored.stop]}
+
+
+def _size_of_element(stored: StoredTensor) -> int:
+    return itemsize_of(stored.dtype, stored.shape, stored.stop - stored.start)
+
+
+def _metadata(name: str, dtype: str) -> dict[str, str]:
+    return {} if dtype in FORMAT_DTYPES else {DTYPE + name: dtype}

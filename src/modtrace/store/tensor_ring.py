@@ -1,0 +1,159 @@
+"""The bytes of whole tensors on their way from the training's threads to the one that writes them."""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+_ALIGNMENT = 64
+_LEAST_BYTES = 512  # of a part: what describes it is about as large, and shall be bounded too
+_MOST_PARTS = 256  # that are written at once; their views fit into one `writev`
+_MOST_BYTES = 8 * 2**20
+
+
+class TensorPart(NamedTuple):
+    """A tensor, or a part of one that is larger than the ring."""
+
+    shard: int
+    reserve_bytes: int  # for the header of that shard
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    step: int
+    start: int  # position in the ring; positions count up for ever
+    size_bytes: int
+    is_first: bool = True
+    is_last: bool = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of its tensor."""
+        return self.is_first and self.is_last
+
+
+class TensorRing:
+    """A block of memory that is filled in a circle. One thread at a time puts in, another one takes out.
+
+    What is in it are the parts that were appended, from the oldest on: nothing else has to be undone when an
+    interrupt comes between any two lines of the one who puts in.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.size_bytes = max_bytes // _ALIGNMENT * _ALIGNMENT
+        self._memory: npt.NDArray[np.uint8] | None = None
+        self._parts: deque[TensorPart] = deque()
+        self._lock = threading.Lock()
+        self._room = threading.Event()
+        self._ready = threading.Event()
+        self._is_closed = False
+
+    def place(self, size_bytes: int) -> int | None:
+        """Where so many bytes can be put now; None while there is no room, or where there never is."""
+        taken = _taken(size_bytes)
+        if taken > self.size_bytes:
+            return None
+        with self._lock:
+            if not self._parts:
+                return 0
+            tail, last = self._parts[0].start, self._parts[-1]
+        start = last.start + _taken(last.size_bytes)
+        if start % self.size_bytes + taken > self.size_bytes:
+            start += -start % self.size_bytes  # a part lies in one piece
+        return start if start + taken - tail <= self.size_bytes else None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that was put in has been taken out, and its batch is done with."""
+        return not self._parts
+
+    def wait_for_room(self, timeout_s: float) -> None:
+        """Waits until something was taken out, or the time is over."""
+        self._ready.set()
+        self._room.wait(timeout_s)
+        self._room.clear()
+
+    def allocate(self) -> None:
+        """Takes the memory; the system gives its pages when they are first written to.
+
+        Raises:
+            MemoryError: there is not so much.
+        """
+        if self._memory is None:
+            self._memory = np.empty(self.size_bytes, np.uint8)
+
+    def view(self, position: int, size_bytes: int) -> npt.NDArray[np.uint8]:
+        """The bytes at a position."""
+        if self._memory is None:
+            raise AssertionError("allocate() was not called")
+        at = position % self.size_bytes
+        return self._memory[at : at + size_bytes]
+
+    def append(self, part: TensorPart) -> None:
+        """Hands a part over, whose bytes are in their place."""
+        with self._lock:
+            self._parts.append(part)
+        if not self._ready.is_set():
+            self._ready.set()
+
+    def close(self) -> None:
+        """Says that no more comes: `batches` ends when all has been taken."""
+        self._is_closed = True
+        self._ready.set()
+
+    def batches(self) -> Iterator[list[TensorPart]]:
+        """The parts in order, some at a time: whole tensors of one shard, or one part. Waits for them.
+
+        The memory of a batch may be filled again when the next one is asked for.
+        """
+        while True:
+            self._ready.clear()
+            batch = self._next_batch()
+            if batch:
+                yield batch
+                self._release(len(batch))
+            elif self._is_closed:
+                return
+            else:
+                self._ready.wait()
+
+    def abandon(self) -> None:
+        """Drops the memory and all parts, without a lock: in a fork nobody would release it."""
+        self._memory = None
+        self._parts = deque()
+
+    def _next_batch(self) -> list[TensorPart]:
+        batch: list[TensorPart] = []
+        size_bytes = 0
+        with self._lock:
+            for part in self._parts:
+                is_of_batch = part.is_whole and part.shard == batch[0].shard if batch else True
+                if not is_of_batch or len(batch) == _MOST_PARTS or (batch and size_bytes > _MOST_BYTES):
+                    break
+                batch.append(part)
+                size_bytes += part.size_bytes
+                if not part.is_whole:
+                    break
+        return batch
+
+    def _release(self, count: int) -> None:
+        with self._lock:
+            for _ in range(count):
+                self._parts.popleft()
+        self._room.set()
+
+
+def split(array: npt.NDArray[Any], most_bytes: int) -> Iterator[npt.NDArray[Any]]:
+    """The array in parts of at most so many bytes, in row-major order; itself where it fits."""
+    if array.nbytes <= most_bytes:
+        yield array
+        return
+    rows = most_bytes * len(array) // array.nbytes
+    for start in range(0, len(array), rows or 1):
+        yield from split(array[start : start + rows] if rows else array[start], most_bytes)
+
+
+def _taken(size_bytes: int) -> int:
+    return max(_LEAST_BYTES, size_bytes + -size_bytes % _ALIGNMENT)

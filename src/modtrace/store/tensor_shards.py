@@ -1,0 +1,246 @@
+"""Writes whole tensors to files beside the tables, on a thread of its own."""
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from ..recording.raw_tensor import check_raw, copy_raw
+from ..recording.tensor_options import TensorOptions
+from .shard_file import ShardFile, header_bytes, shard_file
+from .tensor_ring import TensorPart, TensorRing, split
+
+#: Room for the header of the first shard. One that is followed by another because its names were too many is
+#: followed by one with room for four times as many.
+_RESERVE_BYTES = 64 * 1024
+_MOST_RESERVE_BYTES = 16 * 2**20
+_HEADER_FRAME_BYTES = 256  # what a header takes without tensors
+
+_LOOK_AFTER_S = 1.0  # how long a signal may wait
+
+
+class WriteFailure(NamedTuple):
+    """Why no more tensors are written, and the first that is not in the files."""
+
+    name: str
+    step: int
+    file: str
+    why: str
+    error: BaseException
+
+
+class Dropped(NamedTuple):
+    """Tensors that were left out because there was no room."""
+
+    tensors: int = 0
+    size_bytes: int = 0
+    first_step: int = 0
+
+
+class _Plan(NamedTuple):
+    """Where the next tensor goes."""
+
+    number: int = 0
+    shard: int = 0
+    reserve_bytes: int = _RESERVE_BYTES
+    data_bytes: int = 0  # of the shard so far
+    header_bytes: int = _HEADER_FRAME_BYTES
+
+
+class TensorShards:
+    """The whole tensors of a rank. Any thread may put; the thread that writes is started by the first tensor.
+
+    A tensor is copied into a ring while `put` runs, and written later. When writing fails, no more tensors
+    are taken; what was written stays readable.
+    """
+
+    def __init__(self, folder: Path, options: TensorOptions) -> None:
+        self.failure: WriteFailure | None = None
+        self.dropped = Dropped()
+        self._folder = folder
+        self._options = options
+        self._ring = TensorRing(options.max_bytes)
+        self._plan = _Plan()
+        self._putting = threading.RLock()
+        self._is_putting = False
+        self._thread: threading.Thread | None = None
+        # A join() that is interrupted takes a thread that runs for one that has ended (CPython 3.11).
+        self._is_done = threading.Event()
+        self._file: ShardFile | None = None  # the thread's
+        self._finished_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """What the files take on disk so far."""
+        file = self._file
+        return self._finished_bytes + (0 if file is None else file.size_bytes)
+
+    def put(
+        self, name: str, array: npt.NDArray[Any], dtype: str, shape: Sequence[int], step: int
+    ) -> str | None:
+        """Takes a copy of a tensor; see `Sink.put_tensor`.
+
+        Raises:
+            ValueError: the array does not hold a tensor of this dtype and shape.
+        """
+        check_raw(name, array, dtype, shape)
+        if self.failure is not None or self._is_done.is_set():
+            return None
+        with self._putting:
+            if self._is_putting:  # a signal handler, or a destructor, in the middle of a `put` of this thread
+                self._drop(array.nbytes, step)
+                return None
+            try:
+                self._is_putting = True
+                return self._put(name, array, dtype, tuple(shape), step)
+            finally:
+                self._is_putting = False
+
+    def wait(self) -> None:
+        """Waits until what was put is in the files, or nothing is written any more."""
+        with self._putting:
+            while not self._ring.is_empty and self._is_written():
+                self._ring.wait_for_room(_LOOK_AFTER_S)
+
+    def close(self) -> None:
+        """Waits until all is written, and makes the files final."""
+        self._ring.close()
+        if self._thread is not None and self._thread.ident is not None:
+            while not self._is_done.is_set():  # a signal that another thread got does not end a wait
+                self._is_done.wait(_LOOK_AFTER_S)
+            self._thread.join()
+        self._ring.abandon()
+
+    def abandon(self) -> None:
+        """Closes the files without writing: this process is a fork, and its parent's thread is not in it."""
+        if self._file is not None:
+            self._file.abandon()
+        self._file = self._thread = None
+        self._ring.abandon()
+
+    def _put(
+        self, name: str, array: npt.NDArray[Any], dtype: str, shape: tuple[int, ...], step: int
+    ) -> str | None:
+        if (self._thread is None or self._thread.ident is None) and not self._start(name, step):
+            return None
+        if self._options.when_full == "drop" and self._ring.place(array.nbytes) is None:
+            self._drop(array.nbytes, step)
+            return None
+        plan, name = self._plan, _unique(self._plan.number, name)
+        plan = _with_tensor(plan, array.nbytes, header_bytes(name, dtype, shape), self._options.shard_bytes)
+        self._plan = plan
+        done = 0
+        for each in split(array, self._ring.size_bytes):
+            start = self._wait_for_place(each.nbytes)
+            if start is None:
+                return None
+            copy_raw(each, self._ring.view(start, each.nbytes))
+            first, done = done == 0, done + each.nbytes
+            self._ring.append(
+                TensorPart(
+                    *(plan.shard, plan.reserve_bytes, name, dtype, shape, step, start, each.nbytes),
+                    is_first=first,
+                    is_last=done == array.nbytes,
+                )
+            )
+        return f"{shard_file(self._folder, plan.shard).name}:{name}"
+
+    def _start(self, name: str, step: int) -> bool:
+        try:
+            self._ring.allocate()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="modtrace tensors", daemon=True)
+            self._thread.start()
+        except (MemoryError, RuntimeError) as error:  # RuntimeError: the system has no more threads
+            self._fail(name, step, error)
+        return self.failure is None
+
+    def _wait_for_place(self, size_bytes: int) -> int | None:
+        """Where so many bytes go, when there is room; None when nothing is written any more."""
+        while True:
+            start = self._ring.place(size_bytes)
+            if start is not None or not self._is_written():
+                return start
+            self._ring.wait_for_room(_LOOK_AFTER_S)
+
+    def _is_written(self) -> bool:
+        return self.failure is None and not self._is_done.is_set()
+
+    def _drop(self, size_bytes: int, step: int) -> None:
+        count, dropped_bytes, first_step = self.dropped
+        first_step = min(step, first_step) if count else step  # steps may overlap between threads
+        self.dropped = Dropped(count + 1, dropped_bytes + size_bytes, first_step)
+
+    # What follows runs on the thread that writes.
+
+    def _run(self) -> None:
+        try:
+            for batch in self._ring.batches():
+                self._write_unless_failed(batch)
+            with contextlib.suppress(Exception):  # the index that is left tells what is in the file
+                self._finish_file()
+        finally:
+            self._is_done.set()
+
+    def _write_unless_failed(self, batch: Sequence[TensorPart]) -> None:
+        if self.failure is None:
+            try:
+                self._write(batch)
+            except BaseException as error:
+                self._fail(batch[0].name, batch[0].step, error)
+
+    def _write(self, batch: Sequence[TensorPart]) -> None:
+        first = batch[0]
+        file = self._file_of(first)
+        if first.is_whole:
+            file.add([(each.name, each.dtype, each.shape, self._view(each)) for each in batch])
+            return
+        file.add_part(
+            *(first.name, first.dtype, first.shape, self._view(first)),
+            is_first=first.is_first,
+            is_last=first.is_last,
+        )
+
+    def _file_of(self, part: TensorPart) -> ShardFile:
+        if self._file is None or self._file.number != part.shard:
+            self._finish_file()
+            self._file = ShardFile(self._folder, part.shard, part.reserve_bytes)
+        return self._file
+
+    def _finish_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            self._finished_bytes += file.size_bytes
+            file.finish()
+
+    def _view(self, part: TensorPart) -> memoryview:
+        return self._ring.view(part.start, part.size_bytes).data
+
+    def _fail(self, name: str, step: int, error: BaseException) -> None:
+        if self.failure is None:
+            file = shard_file(self._folder, self._plan.shard) if self._file is None else self._file.path
+            why = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
+            self.failure = WriteFailure(name, step, file.name, why, error)
+
+
+def _unique(number: int, name: str) -> str:
+    """A name that no other tensor of the recording has, and that is text in JSON."""
+    return f"{number:06d}.{name.encode('utf-8', 'replace').decode()}"
+
+
+def _with_tensor(plan: _Plan, data_bytes: int, entry_bytes: int, shard_bytes: int) -> _Plan:
+    """The plan with one more tensor in it, in the next shard where this one is full."""
+    is_long = plan.header_bytes + entry_bytes > plan.reserve_bytes
+    is_full = plan.data_bytes > 0 and plan.data_bytes + data_bytes > shard_bytes
+    if is_long or is_full:
+        reserve_bytes = min(4 * plan.reserve_bytes, _MOST_RESERVE_BYTES) if is_long else plan.reserve_bytes
+        reserve_bytes = max(reserve_bytes, _HEADER_FRAME_BYTES + entry_bytes)
+        plan = _Plan(plan.number, plan.shard + (plan.number > 0), reserve_bytes)
+    return plan._replace(
+        number=plan.number + 1,
+        data_bytes=plan.data_bytes + data_bytes,
+        header_bytes=plan.header_bytes + entry_bytes,
+    )
