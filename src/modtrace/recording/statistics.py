@@ -64,7 +64,7 @@ class Stats:
 
     @cached_property
     def _columns(self) -> "StatColumns":
-        return _columns_of([self])
+        return columns_of([self])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +137,8 @@ class StatColumns:
             count=int(count.sum()),
             min=float(self.min[rows][filled].min()) if filled.any() else None,
             max=float(self.max[rows][filled].max()) if filled.any() else None,
-            sum=_add_up(self.sum[rows][filled].tolist()),
-            sumsq=_add_up(self.sumsq[rows][filled].tolist()),
+            sum=add_up(self.sum[rows][filled].tolist()),
+            sumsq=add_up(self.sumsq[rows][filled].tolist()),
             nan_count=int(self.nan_count[rows].sum()),
             inf_count=int(self.inf_count[rows].sum()),
         )
@@ -146,7 +146,7 @@ class StatColumns:
 
 def merge(many: Iterable[Stats]) -> Stats:
     """The statistics of all numbers together, whatever the order; of none, a count of 0."""
-    return _columns_of(list(many)).merge()
+    return columns_of(list(many)).merge()
 
 
 def read_statistics(values: pa.Table) -> StatColumns:
@@ -199,7 +199,7 @@ def _scan_nonfinite(values: pa.Table) -> Iterator[tuple[int, npt.NDArray[np.int6
         offset += batch.num_rows
 
 
-def _columns_of(many: Sequence[Stats]) -> StatColumns:
+def columns_of(many: Sequence[Stats]) -> StatColumns:
     columns: dict[str, Any] = {}
     for field in fields(Stats):
         kind = np.int64 if field.name in {"count", "nan_count", "inf_count"} else np.float64
@@ -214,7 +214,7 @@ def _divide(numbers: Numbers, count: Counts) -> Numbers:
     return quotient
 
 
-def _add_up(numbers: Sequence[float]) -> float:
+def add_up(numbers: Sequence[float]) -> float:
     """The sum, rounded once; NaN for an infinity of each sign, infinite only where no float can hold it."""
     special = [each for each in numbers if not math.isfinite(each)]
     if special:

@@ -1,0 +1,60 @@
+"""How an array of any shape and strides is walked in bounded pieces."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from .dtypes import Raw, Scratch
+
+Block = tuple[slice, ...]
+
+
+def blocks(shape: Sequence[int], most: int) -> Iterator[Block]:
+    """Slices that together are all of an array, each of at most so many elements, in row-major order.
+
+    Each is a run of elements in that order, too.
+    """
+    inner, axis = 1, len(shape)
+    while axis and inner * shape[axis - 1] <= most:
+        axis -= 1
+        inner *= shape[axis]
+    whole = tuple(slice(0, size) for size in shape[axis:])
+    if axis == 0:
+        yield whole
+        return
+    step = max(1, most // inner)
+    for place in product(*(range(size) for size in shape[: axis - 1])):
+        outer = tuple(slice(at, at + 1) for at in place)
+        for start in range(0, shape[axis - 1], step):
+            yield (*outer, slice(start, min(start + step, shape[axis - 1])), *whole)
+
+
+def in_row(array: Raw) -> Raw:
+    """The elements in row-major order, side by side and aligned; a copy only where they are not so already."""
+    return np.require(array, requirements=["C", "A"]).reshape(-1)
+
+
+def without_repeats(array: Raw) -> tuple[Raw, int]:
+    """The array with size 1 in each expanded dimension, and how often each of its elements counts."""
+    if 0 not in array.strides:
+        return array, 1
+    is_repeated = [step == 0 and size > 1 for step, size in zip(array.strides, array.shape, strict=True)]
+    kept = tuple(slice(0, 1) if each else slice(None) for each in is_repeated)
+    repeats = prod(size for size, each in zip(array.shape, is_repeated, strict=True) if each)
+    return array[kept], repeats
+
+
+def scratch_of_thread() -> Scratch:
+    """Where this thread turns elements into floats."""
+    return _of_thread.scratch
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.scratch = Scratch()
+
+
+_of_thread = _OfThread()

@@ -1,0 +1,41 @@
+"""Which elements of a tensor a sample of its values holds: the same ones in every step and every run."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def sample_positions(numel: int, k: int) -> npt.NDArray[np.int64]:
+    """Flat row-major indices of `k` elements, ascending and distinct: one anywhere in each of `k` equal parts.
+
+    They depend on nothing but `numel` and `k`. All elements if there are no more than `k`.
+    """
+    if numel <= k:
+        return np.arange(numel)
+    positions: npt.NDArray[np.int64] = place_in_parts(np.arange(k), numel, k)
+    return positions
+
+
+def place_in_parts(part: Any, numel: int, k: int) -> Any:
+    """For each number of a part, an element in it; `numel` > `k`.
+
+    Made of operators alone, so that a tensor on a device can be given and gives the same.
+
+    Args:
+        part: integers of 64 bits, which wrap around where they overflow.
+    """
+    size, rest = divmod(numel, k)
+    start, end = (each * size + each * rest // k for each in (part, part + 1))
+    return start + _scramble(part) % (end - start)
+
+
+def _scramble(numbers: Any) -> Any:
+    """Pseudo-random integers below 2^62, one for each.
+
+    Odd factors and shifts, as in S. Vigna's SplitMix64, whose constants these are, as signed numbers.
+    """
+    bits = (numbers + 1) * -0x61C8864680B583EB
+    bits = (bits ^ (bits >> 30 & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
+    bits = (bits ^ (bits >> 27 & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
+    return bits >> 2 & 0x3FFFFFFFFFFFFFFF

@@ -1,0 +1,167 @@
+"""Tier 2 on devices, on tensors of the CPU in place of a device's: the same as in memory."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from helpers.float64_reference import to_numbers
+from helpers.spread_reference import spread_of
+from modtrace.measure import device_spread
+from modtrace.measure.device_spread import channel_max_on_device, sample_on_device, spread_on_device
+from modtrace.measure.dtypes import format_of
+from modtrace.measure.memory import logical_array
+from modtrace.measure.spread import channel_max_array, sample_array, spread_array
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+]
+
+VIEWS = {
+    "whole": lambda x: x,
+    "transposed": lambda x: x.t(),
+    "sliced": lambda x: x[::2, 3:],
+    "expanded": lambda x: x.view(30, 1, 20).expand(30, 7, 20),
+    "expanded scalar": lambda x: x[0, 0].expand(5, 6),
+    "0-dim": lambda x: x[1, 1],
+    "overlapping": lambda x: x.reshape(-1).unfold(0, 10, 3),
+    "no elements": lambda x: x[:0],
+    "no elements, expanded": lambda x: x[:0, :1].expand(0, 9),
+}
+
+
+@pytest.fixture(scope="module", params=[2**22, 100], ids=["one chunk", "chunks of 100"])
+def chunk(request):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_spread, "_CHUNK", request.param)
+        yield request.param
+
+
+def numbers_of(dtype: torch.dtype) -> torch.Tensor:
+    numbers = torch.arange(600).mul(7919).remainder(251).sub(100)
+    if dtype.itemsize == 1 and dtype.is_floating_point:
+        numbers = numbers.to(torch.float32)
+    return numbers.to(dtype).view(30, 20)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.binary(min_size=16, max_size=2000), st.sampled_from(DTYPES))
+def test_spread_of_any_bits_is_the_reference(chunk, content, dtype):
+    if dtype is torch.bool:
+        content = bytes(byte & 1 for byte in content)
+    tensor = torch.frombuffer(bytearray(content[: len(content) // 16 * 16]), dtype=dtype)
+    found, expected = spread_on_device(tensor), spread_of(to_numbers(tensor))
+    assert found.zero_count.item() == expected["zero_count"]
+    assert found.argmax.item() == expected["argmax"] // (2 if dtype.is_complex else 1)
+    assert found.histogram.tolist() == expected["histogram"]
+    for ours, theirs in ((found.sumabs, expected["sumabs"]), (found.sum4, expected["sum4"])):
+        np.testing.assert_allclose(ours.item(), theirs, rtol=1e-12, atol=tensor.numel() * 2.0**-1073)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+def test_all_of_tier_2_is_what_it_is_in_memory(chunk, view, dtype):
+    tensor = view(numbers_of(dtype))
+    array, form = logical_array(tensor), format_of(dtype)
+    for ours, theirs in zip(spread_on_device(tensor), spread_array(array, form), strict=True):
+        if theirs is None:
+            assert ours is None
+        else:
+            np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-12)
+    for dim in (-1, 0, 1, 2):
+        ours, theirs = channel_max_on_device(tensor, dim), channel_max_array(array, form, dim)
+        assert isinstance(ours, str) == isinstance(theirs, str)
+        np.testing.assert_array_equal(np.asarray(ours), theirs)
+    for k in (3, 1000):
+        sample = sample_on_device(tensor, k)
+        assert sample.dtype == torch.float32
+        np.testing.assert_array_equal(sample.numpy(), sample_array(array, form, k))
+
+
+def test_dtypes_of_what_is_found():
+    found = spread_on_device(torch.ones(3))
+    kinds = [torch.float64, torch.int64, torch.float64, torch.int64, torch.int64]
+    assert [each.dtype for each in found] == kinds
+    assert channel_max_on_device(torch.ones(3, dtype=torch.float64), 0).dtype == torch.float32
+
+
+def test_a_nan_is_the_largest_of_its_channel_and_of_all(chunk):
+    tensor = torch.tensor([[1.0, torch.inf, 2.0], [torch.nan, torch.nan, -torch.inf]])
+    np.testing.assert_array_equal(channel_max_on_device(tensor, 1).numpy(), [torch.nan, torch.nan, torch.inf])
+    assert spread_on_device(tensor).argmax.item() == 3
+
+
+def test_an_expanded_tensor_is_not_copied_in_full():
+    found = spread_on_device(torch.tensor([1.0, 0.0, -3.0]).expand(2**25, 2**24, 3))
+    assert (found.sumabs.item(), found.zero_count.item(), found.argmax.item()) == (2**51, 2**49, 2)
+
+
+def test_counting_is_allowed_where_ops_have_to_be_deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert spread_on_device(torch.ones(1000)).histogram[127].item() == 1000
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+WAITING = ["item", "tolist", "__bool__", "__int__", "__float__", "__index__", "cpu", "numpy", "nonzero"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_nothing_waits_for_the_device(monkeypatch, chunk, dtype):
+    def waits(self, *args, **kwargs):
+        raise AssertionError("this waits for the device")
+
+    tensors = [torch.ones(5, 3, dtype=dtype), torch.ones(1, 3, dtype=dtype).expand(400, 3).t()]
+    with monkeypatch.context() as patch:
+        for name in WAITING:
+            patch.setattr(torch.Tensor, name, waits, raising=False)
+        found = [
+            (spread_on_device(each), channel_max_on_device(each, -1), sample_on_device(each, 2))
+            for each in tensors
+        ]
+    assert [each[0].histogram[127].item() for each in found] == [15, 1200]
+
+
+class Devices(TorchDispatchMode):
+    """The devices of all tensors that take part."""
+
+    def __init__(self):
+        super().__init__()
+        self.types = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        tensors = [each for each in tree_leaves((args, kwargs, result)) if isinstance(each, torch.Tensor)]
+        self.types.update(each.device.type for each in tensors)
+        return result
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_no_tensor_of_another_device_takes_part(chunk, dtype):
+    """A copy from the host would wait, too; and what would have to be read fails on meta."""
+    ones = torch.ones(250, dtype=dtype, device="meta")
+    for tensor in (ones, ones[:0], ones[:1].expand(4), ones.view(10, 25)[:, ::2], ones[0]):
+        with Devices() as devices:
+            spread_on_device(tensor)
+            channel_max_on_device(tensor, -1)
+            sample_on_device(tensor, 3)
+        assert devices.types <= {"meta"}
