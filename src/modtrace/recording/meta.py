@@ -1,8 +1,20 @@
 """What is known about a run beside its tables."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+#: The kind of the note that steps were held and not written.
+HELD = "held"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """Something that happened to a recording and is no damage: a trigger that fired, steps that were not written."""
+
+    step: int | None  # None: none had ended
+    kind: str  # the class of a trigger, `exception`, `dump`, or HELD
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,16 +34,26 @@ class RunMeta:
     clock_time_ns: int = 0  # time.time_ns() and time.perf_counter_ns() of one moment:
     clock_perf_counter_ns: int = 0  # they turn the tables' times into wall time
     marks: tuple[str, ...] = ()  # what is missing, in sentences
+    notes: tuple[Note, ...] = ()  # what happened, and is no damage
     complete: bool = False  # the recording was closed, and nothing is known to be missing
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON values."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        lists = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        return {**lists, "notes": [asdict(each) for each in self.notes]}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "RunMeta":
         """The meta of a parsed `meta.json`; names it does not know are left out, missing ones take defaults."""
         known = {each.name: values[each.name] for each in fields(cls) if each.name in values}
         known = {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
-        return cls(**known)
+        return cls(**{**known, "notes": tuple(_to_note(each) for each in known.get("notes", ()))})
+
+
+def _to_note(values: Any) -> Note:
+    """A note of a parsed `meta.json`; what it does not say is not known."""
+    given = values if isinstance(values, Mapping) else {"reason": str(values)}
+    step = given.get("step")
+    step = step if isinstance(step, int) else None
+    return Note(step=step, kind=str(given.get("kind", "")), reason=str(given.get("reason", "")))

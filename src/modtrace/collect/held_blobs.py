@@ -1,0 +1,69 @@
+"""Whole tensors that wait with the step they came in: copies in memory, until the step is written or dropped."""
+
+import itertools
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+#: What the references of tensors begin with that have no place in the recording yet.
+_PREFIX = "held:"
+
+
+class HeldBlob(NamedTuple):
+    """A whole tensor, with what `Sink.put_tensor` needs to know of it."""
+
+    name: str
+    array: npt.NDArray[Any]
+    dtype: str
+    shape: tuple[int, ...]
+    step: int
+
+
+class HeldBlobs:
+    """The tensors that no row has named yet: rows come when their step ends. Any thread may put one."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._waiting: dict[str, HeldBlob] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.RLock()
+        self._size_bytes = 0
+        self._ended = -1  # the last step that has ended
+        self.left_out = 0  # tensors for which there was no room ...
+        self.left_out_bytes = 0
+
+    def put(
+        self, name: str, array: npt.NDArray[Any], dtype: str, shape: Sequence[int], step: int | None
+    ) -> str | None:
+        """Keeps a copy; see `Sink.put_tensor`. None: those of the steps that have not ended fill `max_bytes`."""
+        with self._lock:
+            if self._size_bytes + array.nbytes > self._max_bytes:
+                self.left_out += 1
+                self.left_out_bytes += array.nbytes
+                return None
+            self._size_bytes += array.nbytes
+        reference = f"{_PREFIX}{next(self._numbers)}"
+        number = self._ended + 1 if step is None else step
+        self._waiting[reference] = HeldBlob(name, np.array(array, order="C"), dtype, tuple(shape), number)
+        return reference
+
+    def claim(self, references: Iterable[str | None]) -> dict[str, HeldBlob]:
+        """Hands over the tensors that rows have named."""
+        with self._lock:
+            found = {each: self._waiting.pop(each) for each in references if each in self._waiting}
+            self._size_bytes -= sum(each.array.nbytes for each in found.values())
+        return {reference: blob for reference, blob in found.items() if reference is not None}
+
+    def end_step(self, number: int) -> None:
+        """A step has ended: tensors of earlier ones that no row has named are those of steps that are not kept."""
+        with self._lock:
+            self._ended = number
+            # A step may still be divided in two: what came in it may be the next one's.
+            self.claim([each for each, blob in self._waiting.items() if blob.step + 1 < number])
+
+    def clear(self) -> None:
+        """Keeps none any more."""
+        self._waiting, self._size_bytes = {}, 0

@@ -1,0 +1,61 @@
+"""`modtrace record --keep-last N`: only the steps before something went wrong are written."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import modtrace
+
+TRAIN = """
+import sys
+import torch
+
+model = torch.nn.Linear(2, 2)
+for step in range(8):
+    x = torch.ones(1, 2)
+    if "nan" in sys.argv and step == 5:
+        x = x * float("nan")
+    model(x).sum().backward()
+    model.zero_grad()
+if "raise" in sys.argv:
+    raise ValueError("out of luck")
+"""
+
+
+def record(folder: Path, *arguments: str) -> tuple[int, str, modtrace.Recording]:
+    """The exit code, what is said on standard error, and the recording."""
+    (folder / "train.py").write_text(TRAIN)
+    command = "from modtrace.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", command, "record", "--keep-last", "3", "train.py", *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    return done.returncode, done.stderr, modtrace.open_recording(folder / "train.modtrace")
+
+
+def steps_of(rec: modtrace.Recording) -> list[int]:
+    found: list[int] = rec.table("steps")["step"].to_pylist()
+    return found
+
+
+def test_steps_before_a_nan_are_written(tmp_path: Path) -> None:
+    code, said, rec = record(tmp_path, "nan")
+    assert code == 0
+    assert steps_of(rec) == [3, 4, 5]
+    assert said.startswith("modtrace: after the last trigger, 2 steps were held and dropped\n")
+    assert rec.triggers[0].reason.startswith("Linear output holds 2 NaN")
+
+
+def test_steps_before_a_failure_are_written_and_it_is_passed_on(tmp_path: Path) -> None:
+    code, said, rec = record(tmp_path, "raise")
+    assert code == 1
+    assert "ValueError: out of luck" in said
+    assert steps_of(rec) == [5, 6, 7]
+    assert [each.kind for each in rec.triggers] == ["exception"]
+
+
+def test_run_that_goes_well_says_that_nothing_was_written(tmp_path: Path) -> None:
+    code, said, rec = record(tmp_path)
+    assert code == 0
+    assert steps_of(rec) == []
+    assert said.startswith("modtrace: no trigger fired; 8 steps were held and dropped\n")
