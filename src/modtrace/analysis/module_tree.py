@@ -7,6 +7,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
+from ..recording.meta import Note
 from ..recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ..recording.protocols import RecordingData
 from .calls import Rows, phase_codes, read_calls
@@ -70,6 +71,7 @@ class ModuleTree:
     optimizer: PhaseTimes
     outside_ns: int | None  # the part of the step in which no call ran; None: its length is not known
     backward_recorded: bool  # some step of the recording has backward calls
+    notes: tuple[Note, ...] = ()  # why steps were written, or were not
 
     def phase(self, name: str) -> PhaseTimes:
         """The times of a phase in the whole step."""
@@ -100,6 +102,7 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
     return ModuleTree(
         command=data.meta.argv,
         marks=data.meta.marks,
+        notes=data.meta.notes,
         step=shown,
         roots=_assemble(placer.places, times, summaries),
         forward=times.of_phase(FORWARD),

@@ -7,45 +7,49 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ..recording.arrays import from_strings
 from ..recording.protocols import RecordingData
+from ..recording.spread import read_spread
 from ..recording.statistics import read_statistics
 from .calls import RowFinder, Rows, column_of, read_all_calls
 from .placement import NOWHERE, Placer, merge_wrappers, name_roots
+from .update_sizes import relative_sizes
 from .value_places import place_values
 
-#: What is derived stands behind the raw statistics that it is derived from.
-_LAST_RAW = "inf_count"
+#: What tells where and when a tensor was seen, and what it is; in front of the statistics.
+_FRONT = (
+    "step", "phase", "root", "path", "call", "type", "role", "slot", "op", "op_nth", "shape", "dtype", "numel",
+)  # fmt: skip
+_TIER_1 = ("nan_fraction", "inf_fraction", "crest")
+_TIER_2 = ("mean_abs", "zero_fraction", "kurtosis")
+_RAW = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count")
 _DERIVED = ("mean", "std", "rms", "l2", "abs_max", "nonfinite")
 
 
 def build_value_table(data: RecordingData) -> pa.Table:
-    """All rows of `values`, with further columns.
+    """All rows of `values`, with further columns; see `Recording.frame`.
 
-    In front: `root`, `path`, `call` (n-th of its module in the step), `type` of the module, `role` and `slot`.
-    Behind `inf_count`: `mean`, `std`, `rms`, `l2`, `abs_max` and `nonfinite` (NaN and infinite together),
-    null where nothing was measured. Path and type are those of the place where the module was called.
+    Path and type are those of the place where the module was called. What is derived is null where nothing was
+    measured. Hashes are hexadecimal text.
     """
     values = data.table("values")
-    columns = _name_sites(data, values)
-    for name in values.column_names:
-        columns[name] = values[name]
-        if name == _LAST_RAW:
-            columns.update(_derive(values))
-    return pa.table(columns)
+    columns = {name: values[name] for name in values.column_names}
+    columns |= {"hash": _hex(values["hash"])}
+    columns |= (
+        _name_sites(data, values)
+        | _derive(values)
+        | {"relative": relative_sizes(values, data.table("sites"))}
+    )
+    order = dict.fromkeys([*_FRONT, *_RAW, *_DERIVED, *_TIER_1, *_TIER_2, "argmax", "relative", *columns])
+    return pa.table({name: columns[name] for name in order})
 
 
 def _name_sites(data: RecordingData, values: pa.Table) -> dict[str, Any]:
     sites = data.table("sites")
     site = RowFinder(column_of(sites, "site_id"))(column_of(values, "site_id"))
     names = _name_places(data, _take(sites, "module_id", site), column_of(values, "call_id"))
-    return {
-        "root": names["root"],
-        "path": names["path"],
-        "call": sites["nth"].take(_indices(site)),
-        "type": names["type"],
-        "role": sites["role"].take(_indices(site)),
-        "slot": sites["slot"].take(_indices(site)),
-    }
+    copied = {"call": "nth", "role": "role", "slot": "slot", "op": "op", "op_nth": "op_nth"}
+    return names | {name: sites[of].take(_indices(site)) for name, of in copied.items()}
 
 
 def _name_places(data: RecordingData, module: npt.NDArray[Any], call_id: npt.NDArray[Any]) -> dict[str, Any]:
@@ -62,7 +66,18 @@ def _name_places(data: RecordingData, module: npt.NDArray[Any], call_id: npt.NDA
 def _derive(values: pa.Table) -> dict[str, pa.Array]:
     stats = read_statistics(values)
     unmeasured = np.asarray(values["count"].is_null())
-    return {name: pa.array(getattr(stats, name), mask=unmeasured) for name in _DERIVED}
+    found = {name: pa.array(getattr(stats, name), mask=unmeasured) for name in _DERIVED}
+    return found | _derive_spread(values, unmeasured)
+
+
+def _derive_spread(values: pa.Table, unmeasured: npt.NDArray[np.bool_]) -> dict[str, pa.Array]:
+    spread = read_spread(values)
+    columns = {name: pa.array(getattr(spread, name), mask=unmeasured) for name in _TIER_1}
+    return columns | {name: pa.array(getattr(spread, name), mask=~spread.is_measured) for name in _TIER_2}
+
+
+def _hex(hashes: pa.ChunkedArray) -> pa.Array:
+    return from_strings([None if each is None else each.hex() for each in hashes.to_pylist()])
 
 
 def _take(table: pa.Table, name: str, rows: Rows) -> npt.NDArray[Any]:

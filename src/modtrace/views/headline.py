@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from ..analysis.steps import ShownStep
+from ..recording.meta import HELD, Note
 from .columns import printable
 from .quantities import format_time
 
@@ -39,6 +40,26 @@ def _describe_step(step: ShownStep | None, missing: str) -> str:
     measuring = f" without {format_time(step.overhead_ns)} of measuring" if step.overhead_ns else ""
     nothing = f", {missing}" if missing else ""
     return f"step {step.step} ({step.kind}), {format_time(step.duration_ns)}{measuring}{nothing}; {known}"
+
+
+#: So many notes are shown, the last ones.
+_SHOWN_NOTES = 5
+
+
+def describe_notes(notes: Sequence[Note]) -> list[Text]:
+    """Why steps of the recording were written, or were not; the last few of it."""
+    hidden = len(notes) - _SHOWN_NOTES
+    lines = [f"{hidden} more notes before these"] if hidden > 0 else []
+    lines += [describe_note(note) for note in notes[-_SHOWN_NOTES:]]
+    return [Text(printable(line), "cyan") for line in lines]
+
+
+def describe_note(note: Note) -> str:
+    """Why steps were written, or were not."""
+    if note.kind == HELD:
+        return note.reason
+    step = "" if note.step is None else f"step {note.step}: "
+    return f"written because: {step}{note.reason or note.kind}"
 
 
 def describe_no_ops(*, recorded: bool, phase: str | None = None) -> Text:

@@ -13,7 +13,7 @@ from ..analysis.times import PhaseTimes
 from ..analysis.type_table import TypeTimes, build_type_table
 from ..analysis.value_summary import SlotValues, ValueSummary
 from .columns import Column, printable, render_columns, render_lines
-from .headline import describe_head
+from .headline import describe_head, describe_notes
 from .lines import TreeLine, draw_lines
 from .quantities import format_count, format_share, format_time
 from .value_columns import (
@@ -76,7 +76,7 @@ def _render_table(columns: Sequence[Column], width: int | None, color: bool) -> 
 
 def _headline(tree: ModuleTree) -> list[Text]:
     missing = "" if tree.roots else "no module was called"
-    return describe_head(tree.command, tree.step, tree.marks, missing=missing)
+    return [*describe_head(tree.command, tree.step, tree.marks, missing=missing), *describe_notes(tree.notes)]
 
 
 def _sort(roots: Sequence[ModuleNode], sort: SortKey) -> Sequence[ModuleNode]:

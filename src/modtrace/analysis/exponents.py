@@ -1,0 +1,70 @@
+"""How the magnitudes of tensors are spread over the powers of two: of one site over steps, or of many in one step."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..recording.protocols import RecordingData
+from ..recording.spread import read_spread
+from ..recording.statistics import Numbers
+from .value_cells import Cells, group_rows, merge_spreads
+from .value_sites import SelectedValues, Wanted, select_values
+
+#: The bins with two bounds: bin k holds magnitudes from `2**(k - 127)`; what is below is in bin 0, above in bin 255.
+LOWEST = -126
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exponents:
+    """Which part of the numbers has which magnitude; a row for each step, or for each site."""
+
+    steps: tuple[int, ...]  # of the rows; the same one in each where they are sites
+    sites: tuple[str, ...]  # of the rows; the same one in each where they are steps
+    shares: Numbers  # [row, bin], of all numbers: see `LOWEST`
+    zero: Numbers  # the part that is zero
+    nonfinite: Numbers  # the part that is NaN or infinite
+    role: str
+
+
+def build_exponents(data: RecordingData, wanted: Wanted, step: int | None = None) -> Exponents:
+    """The spread of one site over the steps, or of all sites that are meant in one step.
+
+    Several rows of a site in a step are added up, which is exact.
+
+    Raises:
+        TypeError, ValueError: nothing is meant, no histograms were recorded, or without a step several sites are
+            meant.
+    """
+    found = select_values(data, wanted if step is None else replace(wanted, steps=[step]))
+    found = found.filter(_is_measured(found.table))
+    cells = group_rows(found)
+    sites = np.unique(cells.site)
+    if step is None and len(sites) > 1:
+        names = ", ".join(found.names[site] for site in sites[:5])
+        raise ValueError(
+            f"path={wanted.path!r} means {len(sites)} sites ({names}{', …' if len(sites) > 5 else ''}), and a "
+            "histogram over steps is of one. Give its path, or step= for all of them in one step."
+        )
+    return _shares(found, cells, wanted.role)
+
+
+def _is_measured(values: pa.Table) -> npt.NDArray[np.bool_]:
+    measured: npt.NDArray[np.bool_] = np.asarray(values["histogram"].is_valid())
+    if not measured.any():
+        raise ValueError("no histograms were recorded of these tensors. Record them with Capture(stats=2).")
+    return measured
+
+
+def _shares(found: SelectedValues, cells: Cells, role: str) -> Exponents:
+    merged = merge_spreads(read_spread(found.table), cells)
+    with np.errstate(all="ignore"):
+        return Exponents(
+            steps=tuple(cells.step.tolist()),
+            sites=tuple(found.names[site] for site in cells.site.tolist()),
+            shares=merged.histogram[merged.histogram_row] / merged.stats.count[:, None],
+            zero=merged.zero_fraction,
+            nonfinite=merged.stats.nonfinite / merged.stats.count,
+            role=role,
+        )

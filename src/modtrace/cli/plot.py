@@ -1,0 +1,55 @@
+"""`modtrace plot`: how values went over the steps, as a picture."""
+
+import click
+
+from ..analysis.value_sites import Wanted
+from ..recording.role import OUTPUT, ROLES
+from ..views.plot import KINDS, Kind, check_picture_name, draw, find_plotted, write_axes
+from ..views.plot_json import render_plotted_json
+from .output import print_text, tell
+
+
+@click.command()
+@click.argument("run")
+@click.argument("patterns", nargs=-1)
+@click.option("-o", "--output", "path", metavar="FILE", help="A .png, .svg or .pdf.")
+@click.option("--role", type=click.Choice(ROLES), default=OUTPUT, show_default=True, metavar="ROLE")
+@click.option("--stat", default="rms", show_default=True, help="A statistic, such as std or abs_max.")
+@click.option("--kind", type=click.Choice(KINDS), default="lines", show_default=True)
+@click.option("--step", type=int, help="With --kind histogram: the step to show, of all sites.")
+@click.option("--steps", metavar="START:STOP[:EVERY]", help="Which steps to show. Default: all.")
+@click.option("--json", "as_json", is_flag=True, help="The numbers of the picture; -o is not needed then.")
+def plot(
+    run: str,
+    patterns: tuple[str, ...],
+    path: str | None,
+    role: str,
+    stat: str,
+    kind: Kind,
+    step: int | None,
+    steps: str | None,
+    as_json: bool,
+) -> None:
+    """Draws values of the recording RUN over its steps, of the modules and parameters that PATTERNS mean.
+
+    A pattern is a glob over paths such as 'blocks.*.attn', or re:EXPRESSION; without any, all are shown.
+    Roles are output, grad_output, parameter, parameter_grad and the others of docs/vocabulary.md.
+    """
+    from ..face import open_recording
+
+    if path is None and not as_json:
+        raise click.UsageError("give -o FILE for a picture, or --json for its numbers.")
+    recording = open_recording(run)
+    wanted = Wanted(list(patterns) or None, role, steps=steps)
+    try:
+        if path is not None:
+            check_picture_name(path)
+        found = find_plotted(recording.data, wanted, stat=stat, kind=kind, step=step)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    if path is not None:
+        write_axes(draw(found, kind), path)
+    if as_json:
+        print_text(render_plotted_json(found))
+    elif path is not None:
+        tell(f"{path}\n", path)

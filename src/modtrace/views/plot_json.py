@@ -1,0 +1,35 @@
+"""The numbers of a picture of values as JSON."""
+
+import json
+from dataclasses import fields
+from typing import Any
+
+from ..analysis.exponents import Exponents
+from ..analysis.history import History
+from .json_text import to_json_number
+
+
+def render_plotted_json(found: History | Exponents) -> str:
+    """The fields of what was found, arrays as nested lists, a row a step; numbers as in `modtrace show --json`.
+
+    What was not measured is null.
+    """
+    return json.dumps({each.name: _to_json(found, each.name) for each in fields(found)}) + "\n"
+
+
+def _to_json(found: History | Exponents, name: str) -> Any:
+    value = getattr(found, name)
+    if isinstance(value, (str, tuple)):
+        return value
+    if name == "values" and isinstance(found, History):
+        rows = zip(value.tolist(), found.measured.tolist(), strict=True)
+        return [_numbers(row, measured) for row, measured in rows]
+    return _listed(value.tolist())
+
+
+def _numbers(row: list[float], measured: list[bool]) -> list[Any]:
+    return [to_json_number(each) if known else None for each, known in zip(row, measured, strict=True)]
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(each) for each in value] if isinstance(value, list) else to_json_number(value)

@@ -1,0 +1,77 @@
+"""`modtrace plot`."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.typed_runs import typed_run
+from modtrace.cli.main import main
+from modtrace.store.copy import write_recording
+
+pytest.importorskip("matplotlib")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["modtrace", "plot", *arguments])
+    with pytest.raises(SystemExit) as exit_info:
+        main()
+    assert isinstance(exit_info.value.code, int)
+    return exit_info.value.code
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    write_recording(typed_run(), tmp_path / "run.modtrace")
+    return str(tmp_path / "run.modtrace")
+
+
+def test_a_picture_is_written_and_named(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plot.png"
+    assert run(monkeypatch, folder, "blocks.*", "-o", str(path), "--kind", "heatmap", "--stat", "max") == 0
+    assert capsys.readouterr().out == f"{path}\n"
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_json_has_the_numbers_of_the_picture(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["blocks.0", "blocks.1", "--stat", "min", "--role", "grad_output", "--steps", "1:", "--json"]
+    assert run(monkeypatch, folder, *arguments) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "steps": [1, 2],
+        "sites": ["blocks.0", "blocks.1"],
+        "values": [[-1.0, -2.0], [-2.0, -2.0]],
+        "stat": "min",
+        "role": "grad_output",
+        "measured": [[True, True], [True, True]],
+        "nonfinite": [[False, False], [False, False]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ["blks.*", "-o", "x.png"],
+            "path='blks.*' matches no module with role='output'; the nearest are: blocks.0",
+        ),
+        (["-o", "x.gif"], "x.gif: a plot's name ends in .png, .svg, .pdf"),
+        (["-o", "x.png", "--stat", "abs"], "stat='abs': there is no such statistic."),
+        (["-o", "x.png", "--kind", "histogram", "blocks.0"], "no histograms were recorded of these tensors."),
+        (["-o", "x.png", "--step", "1"], "step=1 is for kind='histogram'."),
+        ([], "give -o FILE for a picture, or --json for its numbers."),
+    ],
+)
+def test_misuse_is_exit_code_2_with_what_to_do(
+    arguments: list[str],
+    text: str,
+    folder: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, folder, *arguments) == 2
+    assert capsys.readouterr().err.startswith(f"modtrace: error: {text}")
