@@ -33,9 +33,9 @@ def variants(work: Work) -> dict[str, Round]:
         "modtrace, calls alone": lambda: _recorded(work, values=None),
         "modtrace, outputs and gradients": lambda: _recorded(work, exclude=PARAMETERS),
         "modtrace, parameters too": lambda: _recorded(work),
-        "hooks taking std()": lambda: _hooked(work, lambda tensor: tensor.detach().std()),
-        "hooks keeping copies": lambda: _hooked(work, lambda tensor: tensor.detach().clone()),
-        "torch DebugMode with hashes": lambda: _debugged(work),
+        "hooks taking std()": lambda: hooked(work, lambda tensor: tensor.detach().std()),
+        "hooks keeping copies": lambda: hooked(work, lambda tensor: tensor.detach().clone()),
+        "torch DebugMode with hashes": lambda: debugged(work),
     }
 
 
@@ -49,7 +49,7 @@ def _recorded(work: Work, **options: Any) -> None:
         )
 
 
-def _hooked(work: Work, take: Callable[[Tensor], Tensor]) -> None:
+def hooked(work: Work, take: Callable[[Tensor], Tensor]) -> None:
     """What a careful user writes: a forward hook on each module, and a hook on what it returned."""
     for _ in range(work.steps):
         with _hooks(work.model, take):
@@ -73,7 +73,8 @@ def _hooks(model: nn.Module, take: Callable[[Tensor], Tensor]) -> Iterator[None]
             handle.remove()
 
 
-def _debugged(work: Work) -> None:
+def debugged(work: Work) -> None:
+    """torch's own: hashes of every op's output."""
     for _ in range(work.steps):
         with DebugMode(), DebugMode.log_tensor_hashes():
             work.step()

@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from builders import RecordingBuilder
 from modtrace.face import Recording
 
@@ -17,11 +19,34 @@ def recording() -> Recording:
 
 def test_frame_of_values_has_names_and_derived_columns() -> None:
     frame = recording().frame("values")
-    assert frame.columns[:8].tolist() == ["root", "path", "call", "type", "role", "slot", "step", "phase"]
+    assert frame.columns[:8].tolist() == ["step", "phase", "root", "path", "call", "type", "role", "slot"]
     assert frame[frame.role == "output"].rms.tolist() == [math.sqrt(12.5)]
     assert frame.nonfinite.tolist() == [0, 1]
     assert str(frame.dtypes["call"]) == "Int32"
     assert frame.path.tolist() == ["", ""]
+
+
+def test_arrays_in_the_frame_are_arrays() -> None:
+    build = RecordingBuilder()
+    build.parameter(build.module("", "Net"), "weight", [1.0], sketch=[0.5] * 64, hash=b"\x01\xff")
+    frame = Recording(build.data()).frame("values")
+    assert frame.sketch[0].tolist() == [0.5] * 64
+    assert frame.hash.tolist() == ["01ff"]
+
+
+def test_polars_gets_the_columns_of_the_frame() -> None:
+    polars = pytest.importorskip("polars")
+    frame = recording().to_polars()
+    assert isinstance(frame, polars.DataFrame)
+    assert frame.columns == recording().frame("values").columns.tolist()
+    assert frame.filter(polars.col("role") == "output")["rms"].to_list() == [math.sqrt(12.5)]
+    assert recording().to_polars("steps")["step"].to_list() == [0]
+
+
+def test_history_says_how_a_statistic_went() -> None:
+    found = recording().history("", "output", "max")
+    assert (found.sites, found.steps.tolist(), found.values.tolist()) == (("Net[0]",), [0], [[3.0]])
+    assert recording().history(role="parameter", stat="nan_count").values.tolist() == [[1.0]]
 
 
 def test_table_of_values_stays_as_it_was_written() -> None:

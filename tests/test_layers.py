@@ -41,11 +41,12 @@ MAY_IMPORT = {
     "views": _GROUND | {"recording", "analysis"},
     "model_graph": _ENGINE,
     "face": _ENGINE | {"model_graph"},
+    "live": _ENGINE | {"face"},
     "tensor_tracker": _ENGINE | {"face"},
-    "cli": _ENGINE | {"face", "model_graph", "__init__"},
-    "integrations": _ENGINE | {"face", "model_graph", "__init__"},
+    "cli": _ENGINE | {"face", "live", "model_graph", "__init__"},
+    "integrations": _ENGINE | {"face", "live", "model_graph", "__init__"},
     "__main__": {"cli"},
-    "__init__": _ENGINE | {"face", "model_graph"},
+    "__init__": _ENGINE | {"face", "live", "model_graph"},
 }
 MAY_IMPORT_TORCH = {"torch_internals", "measure", "collect", "replay", "integrations"}
 NEVER_AT_IMPORT = {"pandas", "matplotlib", "triton", "transformers"}

@@ -13,6 +13,8 @@ from builders import RecordingBuilder
 from modtrace.store.copy import write_recording
 
 PUBLIC = [
+    "Above",
+    "Capture",
     "GraphStyle",
     "LiveRecording",
     "ModTracker",
@@ -21,12 +23,17 @@ PUBLIC = [
     "ModtraceWarning",
     "ModulePathTracer",
     "ModuleTracker",
+    "NonFinite",
+    "OnSignal",
     "Ops",
+    "OutOfBand",
     "Recording",
+    "TensorOptions",
     "__version__",
     "graph",
     "open_recording",
     "record",
+    "track",
     "verify",
 ]
 

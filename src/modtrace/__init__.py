@@ -6,10 +6,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .collect.fx_paths import ModulePathTracer
     from .collect.module_tracker import ModTracker, ModuleTracker
+    from .collect.stash_tracker import track
     from .errors import ModtraceError, ModtraceWarning
-    from .face import LiveRecording, Recording, open_recording, record
+    from .face import Recording, open_recording
+    from .live import LiveRecording, record
     from .model_graph import ModelGraph, graph
+    from .recording.capture import Capture
     from .recording.op_options import Ops
+    from .recording.tensor_options import TensorOptions
+    from .recording.triggers import Above, NonFinite, OnSignal, OutOfBand
     from .replay.verify import verify
     from .views.dot_style import GraphStyle
 
@@ -17,23 +22,32 @@ __version__ = "0.1.0"
 
 #: Public names and where they live. They are loaded when first asked for: `import modtrace` stays light.
 _HOMES = {
+    "Above": "recording.triggers",
+    "Capture": "recording.capture",
     "GraphStyle": "views.dot_style",
-    "LiveRecording": "face",
+    "LiveRecording": "live",
     "ModTracker": "collect.module_tracker",
     "ModelGraph": "model_graph",
     "ModulePathTracer": "collect.fx_paths",
     "ModuleTracker": "collect.module_tracker",
     "ModtraceError": "errors",
     "ModtraceWarning": "errors",
+    "NonFinite": "recording.triggers",
+    "OnSignal": "recording.triggers",
     "Ops": "recording.op_options",
+    "OutOfBand": "recording.triggers",
     "Recording": "face",
+    "TensorOptions": "recording.tensor_options",
     "graph": "model_graph",
     "open_recording": "face",
-    "record": "face",
+    "record": "live",
+    "track": "collect.stash_tracker",
     "verify": "replay.verify",
 }
 
 __all__ = [
+    "Above",
+    "Capture",
     "GraphStyle",
     "LiveRecording",
     "ModTracker",
@@ -42,12 +56,17 @@ __all__ = [
     "ModtraceWarning",
     "ModulePathTracer",
     "ModuleTracker",
+    "NonFinite",
+    "OnSignal",
     "Ops",
+    "OutOfBand",
     "Recording",
+    "TensorOptions",
     "__version__",
     "graph",
     "open_recording",
     "record",
+    "track",
     "verify",
 ]
 

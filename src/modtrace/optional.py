@@ -8,6 +8,8 @@ from .errors import MissingLibraryError
 _HOW_TO_GET = {
     "torch": "Recording runs inside PyTorch. Install the build for your machine (https://pytorch.org), "
     "or any build with `pip install 'modtrace[torch]'`.",
+    "matplotlib": "Install it with `pip install 'modtrace[plot]'`, or draw what .history(...) gives.",
+    "polars": "Install it with `pip install polars`, or use .table(...), which gives Arrow tables.",
     "pandas": "Install it with `pip install 'modtrace[frame]'`, or use .table(...), which needs no pandas.",
 }
 

@@ -474,6 +474,22 @@ DisableTorchFunction: Any = torch._C.DisableTorchFunction
 tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 
 
+def was_hooked(tensor: torch.Tensor) -> bool:
+    """Whether somebody has registered a hook on it, even if it has been removed since."""
+    return tensor._backward_hooks is not None
+
+
+def forget_removed_hooks(tensor: torch.Tensor) -> None:
+    """Makes a tensor whose hooks have all been removed one that was never hooked.
+
+    The empty dict that torch (2.13) leaves makes it take the tensor for hooked. When `swap_tensors` has given it other
+    insides, which are not, no hook of the user's would ever be called again.
+    """
+    hooks = tensor._backward_hooks
+    if hooks is not None and not hooks:
+        tensor._backward_hooks = None
+
+
 # Ops.
 
 

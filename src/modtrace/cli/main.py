@@ -17,6 +17,7 @@ COMMANDS = {
     "paths": "Shows which op ran in which module, in order.",
     "graph": "Draws the execution graph of one step, or of a model.",
     "timeline": "Writes when what ran, as a trace for Perfetto or Chrome.",
+    "plot": "Draws how values went over the steps, with matplotlib.",
     "export": "Writes a recording in a format that other programs read.",
     "nonfinite": "Finds where NaN and infinite values came up first.",
     "verify": "Proves a recording of a model: runs all of it again, bit by bit.",

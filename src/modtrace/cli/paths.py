@@ -46,7 +46,7 @@ def _find_data(run: str) -> RecordingData:
 
 
 def _record_call(text: str, loaded: LoadedModel) -> RecordingData:
-    from ..face import record
+    from ..live import record
 
     with record(loaded.model, ops=True, values=None) as recording:
         call_model(text, loaded)

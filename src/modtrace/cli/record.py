@@ -11,11 +11,13 @@ from typing import Any
 import click
 
 from ..errors import ModtraceError, ModtraceWarning
+from ..recording.capture_text import parse_capture
+from ..views.headline import describe_note
 from .program import Program, find_module, find_script, run_program
 
 _REPORT_EVERY_S = 10.0
 
-_VALUE_OPTIONS = ("--to", "--steps", "--values", "--include", "--exclude")
+_VALUE_OPTIONS = ("--to", "--steps", "--values", "--capture", "--include", "--exclude", "--keep-last")
 
 
 class _RecordCommand(click.Command):
@@ -45,6 +47,13 @@ class _RecordCommand(click.Command):
     help="What to measure of outputs, gradients and parameters.",
 )
 @click.option(
+    "--capture",
+    metavar="TEXT",
+    multiple=True,
+    help="Instead of --values: which tensors, when, and what is kept, as in docs/capture.md: "
+    "'roles=output,update stats=2 hash steps=::10'. May be said again; 'stats' is what --values means.",
+)
+@click.option(
     "--include",
     metavar="PATTERN",
     multiple=True,
@@ -52,6 +61,12 @@ class _RecordCommand(click.Command):
 )
 @click.option("--exclude", metavar="PATTERN", multiple=True, help="Do not measure these.")
 @click.option("--ops", is_flag=True, help="Every operator too, with its tensors and what it costs.")
+@click.option(
+    "--keep-last",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Hold the last N steps, and write them only before a NaN or infinity, or when the program fails.",
+)
 @click.option("--backward-times", is_flag=True, help="Also when each call's backward begins and ends.")
 @click.option("--overwrite", is_flag=True, help="Replace a recording that is there.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")
@@ -61,9 +76,11 @@ def record(
     to: str | None,
     steps: str | None,
     values: str,
+    capture: tuple[str, ...],
     include: tuple[str, ...],
     exclude: tuple[str, ...],
     ops: bool,
+    keep_last: int | None,
     backward_times: bool,
     overwrite: bool,
     quiet: bool,
@@ -78,16 +95,24 @@ def record(
     place = to or _free_place(found.stem)
     options = {
         "steps": steps,
-        "values": None if values == "none" else values,
+        "values": _read_captures(capture) or (None if values == "none" else values),
         "include": include or None,
         "exclude": exclude or None,
         "ops": ops,
+        "keep_last": keep_last,
         "backward_times": backward_times,
         "overwrite": overwrite,
     }
     recording = _make_recording(place, options)
     # Run by `main` once click is out of the way: click turns a KeyboardInterrupt into an exception of its own.
     return lambda: _run(found, recording, quiet)
+
+
+def _read_captures(texts: Sequence[str]) -> list[Any]:
+    try:
+        return [parse_capture(text) for text in texts]
+    except (TypeError, ValueError) as error:
+        raise click.UsageError(f"--{error}" if str(error).startswith("capture ") else str(error)) from error
 
 
 def _find_program(module: str | None, arguments: Sequence[str]) -> Program:
@@ -107,7 +132,7 @@ def _free_place(stem: str) -> str:
 
 
 def _make_recording(place: str, options: dict[str, Any]) -> Any:
-    from ..face import record as record_to
+    from ..live import record as record_to
 
     try:
         return record_to(to=place, **options)
@@ -166,6 +191,8 @@ class _Reporter:
             self._thread.join()  # a daemon thread that wakes while the interpreter goes down may abort it
         if said and not self._quiet and os.getpid() == self._pid:
             place = Path(self._recording.path)
+            for note in self._recording.meta.notes[-1:]:
+                self._say(describe_note(note))
             self._say(f"recorded {self._describe()}. Look at it with: modtrace show {place}")
 
     def _report(self) -> None:
@@ -175,7 +202,8 @@ class _Reporter:
     def _describe(self) -> str:
         progress = self._recording.progress
         steps = "1 step" if progress.steps == 1 else f"{progress.steps:,} steps"
-        return f"{steps}, {progress.rows:,} rows, {progress.size_bytes / 1e6:.1f} MB"
+        held = f" ({progress.held:,} held)" if progress.held else ""
+        return f"{steps}{held}, {progress.rows:,} rows, {progress.size_bytes / 1e6:.1f} MB"
 
     @staticmethod
     def _say(text: str) -> None:

@@ -12,6 +12,16 @@ from ..torch_internals import is_dynamo_compiling
 from .graph_watch import node_of
 from .names import NamedModule
 from .segments import Segment
+from .wishes import Mask
+
+#: A site's role and the captures that want it in one number.
+ROLE_BITS = 4
+ROLE_CODES = (1 << ROLE_BITS) - 1
+
+
+def mark_of(mask: Mask, code: int) -> int:
+    """A role, by its code, and the captures that want it."""
+    return mask << ROLE_BITS | code
 
 
 class GradientTap:
@@ -22,22 +32,26 @@ class GradientTap:
     """
 
     __slots__ = (
-        "__weakref__", "_measure", "event", "handle", "more", "output", "output_nr", "ref", "segment", "slot",
-        "version",
+        "__weakref__", "_measure", "event", "handle", "mark", "more", "output", "output_nr", "path", "ref", "segment",
+        "slot", "version",
     )  # fmt: skip
 
     __torch_unserializable__ = True  # torch.save warns of hooks that do not say so (torch.utils.hooks, 2.13)
 
-    output: Measurement
     output_nr: int
 
-    def __init__(
-        self, segment: Segment, event: int, slot: str, measure: "Callable[[GradientTap, Any], None]"
-    ) -> None:
+    def __init__(self, segment: Segment, measure: "Callable[[GradientTap, Any], None]") -> None:
         self.segment = segment
-        self.event = event  # the exit of the call that returned the tensor first
-        self.slot = slot
-        self.more: list[tuple[int, str]] | None = None  # of the calls that returned it on
+        self.event = (
+            -1
+        )  # the exit of the call that returned the tensor first, or the entry of one that was given it
+        self.slot = ""
+        self.mark = 0  # what its gradient is at that site, and for which captures; see `mark_of`
+        self.more: list[tuple[int, str, int]] | None = (
+            None  # of the calls that returned it on, or were given it
+        )
+        self.path = ""  # of the first site, where whole tensors are kept
+        self.output: Measurement | None = None  # of the tensor itself, if it is wanted
         self.ref: weakref.ref[torch.Tensor] | None = None
         self.version: int | None = None
         self.handle: Any = None  # of the hook; None: there is none
@@ -53,16 +67,24 @@ class GradientTap:
         """Whether this is what it calls."""
         return self._measure is measure
 
-    def add_site(self, event: int, slot: str) -> None:
-        """Another call returned the same tensor."""
+    def add_site(self, event: int, slot: str, mark: int) -> None:
+        """Another call returned the same tensor, or was given it."""
         if self.more is None:
             self.more = []
-        self.more.append((event, slot))
+        self.more.append((event, slot, mark))
 
-    def sites(self) -> Iterator[tuple[int, str]]:
-        """Exit events and slots, the outermost call first."""
+    def sites(self) -> Iterator[tuple[int, str, int]]:
+        """Events, slots and marks, the outermost call first."""
         yield from reversed(self.more or ())
-        yield self.event, self.slot
+        yield self.event, self.slot, self.mark
+
+    @property
+    def mask(self) -> Mask:
+        """The captures that want its gradient."""
+        mask = self.mark >> ROLE_BITS
+        for _, _, mark in self.more or ():
+            mask |= mark >> ROLE_BITS
+        return mask
 
     def hook(self, tensor: torch.Tensor) -> None:
         """Hears of the tensor's gradient from now on."""
@@ -125,14 +147,15 @@ def hook_sleeping_taps(outputs: Iterable[Any], measure: "Callable[[GradientTap, 
 
 
 class MeasuredOutputs:
-    """What the calls of one segment returned."""
+    """What the calls of one segment returned and were given."""
 
-    __slots__ = ("intervals", "known", "segment", "sites", "taps", "thread")
+    __slots__ = ("active", "intervals", "known", "segment", "sites", "taps", "thread")
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, active: Mask) -> None:
         self.segment = segment
+        self.active = active  # the captures that may look at its step
         self.thread: int = segment.log.number
-        self.sites: list[tuple[Measurement, int, str]] = []  # with exit event and slot
+        self.sites: list[tuple[Measurement, int, str, int]] = []  # with event, slot and mark
         self.intervals: list[int] = []  # start_ns, end_ns, start_ns, ... of measuring
         self.known: dict[int, GradientTap] = {}  # by id of the tensor; only while the segment runs
         self.taps: list[GradientTap] = []  # with a hook
@@ -171,13 +194,17 @@ class MeasuredGradients:
 
 
 class MeasuredParameters:
-    """Parameters and their gradients before one optimizer step."""
+    """Tensors of modules at one moment: parameters with all that belongs to them, or buffers."""
 
-    __slots__ = ("intervals", "sites", "thread")
+    __slots__ = ("active", "call", "intervals", "phase", "sites", "thread")
 
-    def __init__(self, thread: int) -> None:
+    def __init__(self, thread: int, phase: str, active: Mask) -> None:
         self.thread = thread
-        self.sites: list[tuple[Measurement, str, str, NamedModule | None]] = []  # with role, slot and owner
+        self.phase = phase
+        self.active = active  # the captures that may look at its step
+        self.call: tuple[Segment, int] | None = None  # the one that it belongs to, by the event of its end
+        #: With role, slot, owner and the captures that want it.
+        self.sites: list[tuple[Measurement, str, str, NamedModule | None, Mask]] = []
         self.intervals: list[int] = []
 
 

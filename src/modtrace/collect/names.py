@@ -204,12 +204,13 @@ class ModuleNames:
         return self._revision
 
     def paths(self) -> list[str]:
-        """The paths of all modules met, with their aliases, and of their parameters."""
+        """The paths of all modules met, with their aliases, and of their parameters and buffers."""
         with self._lock:
             self._learn_parameters()
             owners = [owner for owners in self._owners.values() for owner in owners]
         modules = [path for each in self.modules for path in (each.path, *each.aliases)]
-        return [*modules, *(join(owner.module.path, owner.name) for owner in owners)]
+        parameters = [join(owner.module.path, owner.name) for owner in owners]
+        return [*modules, *parameters, *(path for each in self.modules for path in _buffer_paths(each))]
 
     def rows_since(self, revision: int) -> tuple[int, list[dict[str, Any]]]:
         """The rows that changed since a revision, and the revision they bring a reader to."""
@@ -424,6 +425,12 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module
 
 
+def _buffer_paths(named: NamedModule) -> list[str]:
+    module = None if named.ref is None else named.ref()
+    names = () if module is None else [name for name, buffer in module._buffers.items() if buffer is not None]
+    return [join(path, name) for path in (named.path, *named.aliases) for name in names]
+
+
 def roots_of(model: object) -> list[tuple[str | None, nn.Module]]:
     """The roots in what the user gave as model, with the names the user gave them.
 
@@ -450,6 +457,8 @@ def check_patterns(chosen: PathFilter, model: object) -> None:
     Raises:
         ValueError: a pattern matches no module and no parameter; the text lists the nearest paths.
     """
+    if chosen.is_all:
+        return
     names = ModuleNames()
     for name, module in roots_of(model):
         names.add_root(module, name)

@@ -21,8 +21,9 @@ from .op_nodes import OpNodes
 from .op_origins import PythonNames, SourceLines
 from .op_rows import OpTables
 from .op_savings import OpSavings, Savings
-from .op_values import OpValues
+from .op_values import Measure, OpValues
 from .scopes import ScopeTracker
+from .wishes import Wishes
 
 
 class OpRecorder:
@@ -33,20 +34,14 @@ class OpRecorder:
         tracker: ScopeTracker,
         options: Ops,
         *,
-        with_values: bool,
         failed: Callable[[Exception, str], None],
         missed: Callable[[], None],
-        values_failed: Callable[[Exception, str], None],
     ) -> None:
         self._tracker = tracker
         self.mode = OpMode(tracker, failed)
         thread = tracker.log.number
         self.tables = OpTables(self.mode, OpNodes(thread, sequence_nr()))
-        self.values = (
-            OpValues(self.mode, thread, is_stepping=tracker.optimizers.has_begun, failed=values_failed)
-            if with_values
-            else None
-        )
+        self.values: OpValues | None = None
         self._sources = SourceLines() if options.source else None
         self._python_names = PythonNames() if options.python_names else None
         self._leaves = OpLeaves(tracker)
@@ -62,6 +57,13 @@ class OpRecorder:
 
     def _is_recording(self) -> bool:
         return not self.mode.is_off
+
+    def add_values(
+        self, wishes: Wishes, measure: Measure, failed: Callable[[Exception, str], None]
+    ) -> OpValues:
+        """Has what ops return and read measured, too; to be called before `start()`."""
+        self.values = OpValues(self._tracker, self.mode, wishes, measure, failed)
+        return self.values
 
     def start(self, *, is_wanted: bool) -> None:
         """Sees ops from now on, on this thread."""

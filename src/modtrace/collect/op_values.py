@@ -8,12 +8,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ..measure.measurer import Measurement, Measurer
+from ..measure.want import USUAL
+from ..recording.module_path import join
+from ..recording.role import LEAF, OP_OUTPUT
+from ..torch_internals import graph_task_id
 from .op_mode import OpMode, tensors_in
 from .op_plans import OpPlan
+from .places import Place
 from .tensor_ids import NO_OP
+from .where import where as find_where
+from .wishes import Mask, Wishes
 
 if TYPE_CHECKING:
+    from .scopes import ScopeTracker
     from .thread_log import ThreadLog
+
+#: Measures what captures want of a tensor, which has a name: `(tensor, mask, name)`.
+Measure = Callable[[torch.Tensor, Mask, str], Measurement]
 
 
 class MeasuredOps:
@@ -25,7 +36,8 @@ class MeasuredOps:
         self.thread = thread
         #: With the op, and the slot of its output; of a leaf with the op that reads it first, and the tensor's number.
         #: NO_OP: an outermost call has returned the leaf before any op has read it.
-        self.sites: list[tuple[Measurement, int, str | int]] = []
+        #: Last the captures that want it.
+        self.sites: list[tuple[Measurement, int, str | int, Mask]] = []
         self.intervals: list[int] = []  # start_ns, end_ns, start_ns, ... of measuring
 
 
@@ -42,18 +54,22 @@ class OpValues:
 
     def __init__(
         self,
+        tracker: "ScopeTracker",
         mode: OpMode,
-        thread: int,
-        *,
-        is_stepping: Callable[[], bool],
+        wishes: Wishes,
+        measure: Measure,
         failed: Callable[[Exception, str], None],
     ) -> None:
+        self.active: Mask = 0  # the captures that may look at what runs now
+        self._tracker = tracker
         self._mode = mode
-        self._is_stepping = is_stepping  # whether an optimizer may be at work
-        self._thread = thread
+        self._wishes = wishes
+        self._is_stepping = tracker.optimizers.has_begun  # whether an optimizer may be at work
+        self._thread = tracker.log.number
+        self._measure_more = measure
         self._failed = failed
         self._measurer = Measurer()
-        self._measured = MeasuredOps(thread)
+        self._measured = MeasuredOps(self._thread)
         self._latest: dict[int, _Known] = {}  # of this batch, by `id` of the tensor
         self._is_off = False
 
@@ -76,23 +92,63 @@ class OpValues:
         """An op has returned: measures that, unless it is a view."""
         if plan.is_view or self._is_off:
             return
+        mask = self._mask(plan.name, OP_OUTPUT)
+        if not mask:
+            return
         if isinstance(output, torch.Tensor):
-            self._measure(output, op, "", not plan.is_uninitialized)
+            self._measure(output, op, "", mask, plan.name, not plan.is_uninitialized)
         elif output is not None:
             for tensor, slot in tensors_in(output, ""):
-                self._measure(tensor, op, slot)
+                self._measure(tensor, op, slot, mask, plan.name)
 
     def met(self, tensor_id: int, tensor: torch.Tensor, log: "ThreadLog") -> None:
         """A tensor comes by that no op has made. What an optimizer reads is measured when it begins."""
         if not self._is_off and not self._is_stepping():
-            self._measure(tensor, self._mode.next - 1 if self._mode.is_running else NO_OP, tensor_id)
+            mask = self._mask("", LEAF)
+            if mask:
+                op = self._mode.next - 1 if self._mode.is_running else NO_OP
+                self._measure(tensor, op, tensor_id, mask, LEAF)
 
-    def _measure(self, tensor: torch.Tensor, op: int, where: str | int, is_initialized: bool = True) -> None:
+    def _mask(self, name: str, role: str) -> Mask:
+        """The captures that want what an op returns, or a leaf that is read now; 0: none does."""
+        wishes = self._wishes
+        if not self.active or wishes.is_open(role):
+            return wishes.of_role(role) & self.active
+        place = self._place()
+        named = None if place is None else place.named
+        return wishes.of_op(name, None if place is None else place.path, named, role) & self.active
+
+    def _place(self) -> Place | None:
+        """The module's call that runs, in forward or backward; None: none does."""
+        log = self._tracker.log
+        if log.segment is not None and log.task == graph_task_id():
+            return log.place if log.place.named is not None else None
+        call = find_where(self._tracker).call
+        return None if call is None else call.place
+
+    def _measure(
+        self,
+        tensor: torch.Tensor,
+        op: int,
+        where: str | int,
+        mask: Mask,
+        name: str,
+        is_initialized: bool = True,
+    ) -> None:
         try:
             start_ns = time.perf_counter_ns()
-            found = self._measurer.measure(tensor) if is_initialized else _uninitialized(tensor)
+            if not is_initialized:
+                found = _uninitialized(tensor)
+            elif self._wishes.want(mask) is USUAL:
+                found = self._measurer.measure(tensor)
+            else:
+                place = self._place()
+                slot = where if isinstance(where, str) else ""
+                found = self._measure_more(
+                    tensor, mask, join("" if place is None else place.path, name + slot)
+                )
             found.start_ns = start_ns
-            self._measured.sites.append((found, op, where))
+            self._measured.sites.append((found, op, where, mask))
             if self._mode.is_inside and type(tensor) is torch.Tensor and type(where) is str:
                 version = self._measurer.version_of(tensor)
                 if version is not None:

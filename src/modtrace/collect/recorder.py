@@ -11,24 +11,28 @@ import numpy as np
 import torch
 
 from ..errors import MisuseError, ModtraceWarning
+from ..recording.capture import Capture
 from ..recording.op_options import Ops
-from ..recording.path_pattern import PathFilter, describe_unmatched, unmatched
+from ..recording.path_pattern import describe_unmatched, unmatched
 from ..recording.protocols import Sink
 from ..recording.step_range import ALL_STEPS, StepRange
 from ..torch_internals import keep_out_of_dynamo, unseen
 from . import scopes
 from .backward import Backward
 from .call_rows import NthMemory, call_columns, intervals_of, optimizer_columns
-from .measured import Measured, free_rows
+from .keep_last import KeepLast
+from .measured import free_rows
 from .names import roots_of
 from .op_batches import OpBatch
 from .op_call_costs import CallTable, add_costs, op_sites
 from .op_mode import OpKeeper
 from .op_recorder import OpRecorder
 from .segments import Segment
+from .signals import SignalWatch
 from .steps import Step, StepFinder
 from .value_rows import OpSites, SiteIds, value_columns
 from .values import ValueTaps
+from .wishes import Mask, Wishes
 
 #: Rows of ended steps go to the sink this long after the first of them ended, or with the next step's end.
 _FLUSH_AFTER_S = 0.2
@@ -47,7 +51,7 @@ class Recorder:
         *,
         steps: StepRange = ALL_STEPS,
         backward_times: bool = False,
-        values: PathFilter | None = None,
+        values: Sequence[Capture] = (),
         ops: Ops | None = None,
         strict: bool = False,
     ) -> None:
@@ -57,7 +61,8 @@ class Recorder:
         self._roots = roots_of(model)
         self._selected = steps
         self._strict = strict
-        self._values = values
+        self._captures = tuple(values)
+        self._wishes: Wishes | None = None  # what they want, while it is recorded
         self._taps: ValueTaps | None = None  # while they work
         self._tap: ValueTaps | None = None  # what stands in the tracker's list
         self._sites = SiteIds()
@@ -65,7 +70,7 @@ class Recorder:
         self._ops: OpRecorder | None = None
         self._early_ops: list[OpBatch] = []  # that ran while no step was open
         self._cannot_write_ops = False
-        self._late_mark: str | None = None  # to be written with the next rows
+        self._late_marks: list[str] = []  # to be written with the next rows
         self._tracker: scopes.ScopeTracker | None = None
         self._finder = StepFinder()
         self._memory = NthMemory()
@@ -83,8 +88,20 @@ class Recorder:
         self._broken = False
         self._is_forked = False  # what a forked child says is not recorded, and takes no lock
         self.steps_ended = 0
+        self._kept = sink if isinstance(sink, KeepLast) else None
+        self._signals = SignalWatch(self._kept.signals if self._kept else (), self._fire_for_signal)
 
     # The user's side.
+
+    @property
+    def last_fired_step(self) -> int | None:
+        """The last step in which a trigger has fired."""
+        return None if self._kept is None else self._kept.last_fired_step
+
+    @property
+    def held_steps(self) -> int:
+        """How many steps wait for a trigger."""
+        return 0 if self._kept is None else self._kept.held_steps
 
     def start(self) -> None:
         """Begins to record."""
@@ -103,20 +120,11 @@ class Recorder:
         for name, module in self._roots:
             self._tracker.names.add_root(module, name)
         self._roots = []
-        if self._values is not None:
-            self._start_taps(self._tracker, self._values)
+        if self._captures:
+            self._start_taps(self._tracker)
         if self._wanted_ops is not None:
-            self._ops = OpRecorder(
-                self._tracker,
-                self._wanted_ops,
-                with_values=self._values is not None,
-                failed=self._ops_failed,
-                missed=self._ops_missed,
-                values_failed=self._values_failed,
-            )
-            if self._taps is not None and self._ops.values is not None:
-                self._taps.measured_by_ops = self._ops.values.find
-            self._ops.start(is_wanted=self._may_be_selected())
+            self._start_ops(self._tracker, self._wanted_ops)
+        self._signals.start()
         atexit.register(self.stop)  # a block never left, and no thread of ours alive when Python goes down
 
     def _leave(self) -> None:
@@ -126,6 +134,7 @@ class Recorder:
         if self._ops is not None:
             self._ops.stop()
         scopes.release(self)
+        self._signals.stop()
         atexit.unregister(self.stop)
         self._active = False
         self._stopping = True
@@ -149,6 +158,9 @@ class Recorder:
             self._take_ops(self._finder.current)
             self._finder.finish(time.perf_counter_ns(), self._early_ops)
         self.flush(force=True)
+        self._signals.act()
+        if self._kept is not None and error is not None and not _is_clean_exit(error):
+            self.fire("exception", _describe(error))
         unmatched_patterns = self._stop_taps()
         self._sink.close()
         self._tracker = None
@@ -164,6 +176,26 @@ class Recorder:
             self._take_ops(self._finder.current)
             self._finder.end_step()
             self._settle()
+        self._look_at_ended()
+
+    def fire(self, kind: str, reason: str) -> None:
+        """Writes the steps that are held, with a note that says why.
+
+        Raises:
+            MisuseError: there is nothing that holds steps.
+        """
+        if self._is_forked:
+            return
+        if self._kept is None:
+            raise MisuseError("dump() writes the steps that are held, and none are: record(keep_last=20)")
+        self.flush()
+        with self._writing:
+            try:
+                self._kept.fire(kind, reason, time.perf_counter_ns())
+            except Exception as error:
+                self.failed(error, "while writing the steps that were held")
+                if self._strict:
+                    raise
 
     def log(self, scalars: Mapping[str, Any]) -> None:
         """Keeps scalars with the step that is open."""
@@ -183,7 +215,10 @@ class Recorder:
                 self._settle()
                 ready, self._ready, self._ready_samples = self._ready, [], 0
             try:
-                self._write(ready, force)
+                while self._kept is not None and ready:
+                    self._write([ready.pop(0)], force=False)
+                if force or self._kept is None:
+                    self._write(ready, force)
             except Exception as error:
                 self.failed(error, "while writing rows")
                 if self._strict:
@@ -206,17 +241,21 @@ class Recorder:
         with self._lock:
             segment.holders += 1
             self._take_ops(self._step_around(segment.outer))
-            step = self._running[segment] = self._finder.enter(segment, in_step, time.perf_counter_ns())
+            now_ns = time.perf_counter_ns()
+            step = self._running[segment] = self._finder.enter(segment, in_step, now_ns)
             step.ops += self._early_ops
             self._early_ops = []
             self._settle()
-            if self._taps is None and self._ops is None:
-                return
-            is_wanted = self._may_be_selected(step)
-            if self._taps is not None and is_wanted:
-                self._taps.open(segment)
+        if self._look_at_ended() and step.start_ns == now_ns:
+            step.start_ns = time.perf_counter_ns()  # looking at the one before is not its time
+        if self._taps is None and self._ops is None:
+            return
+        with self._lock:
+            active = self._captures_for(step)
+            if self._taps is not None and active:
+                self._taps.open(segment, active)
             if self._ops is not None:
-                self._ops.want(is_wanted)
+                self._want_ops(self._may_be_selected(step), active)
 
     def segment_closed(self, segment: Segment) -> None:
         with self._lock:
@@ -248,7 +287,7 @@ class Recorder:
                 savings = self._ops.take_savings(backward)
                 step.savings += [] if savings is None else [savings]
             if self._taps is not None:
-                _add(step, self._taps.take_backward(backward))
+                step.values += self._taps.take_backward(backward)
 
     def optimizer_began(self, start_ns: int) -> None:
         with self._lock:
@@ -260,7 +299,7 @@ class Recorder:
             step = self._finder.optimizer_ended(start_ns, end_ns, thread)
             self._take_ops(step)
             if self._taps is not None:
-                _add(step, self._taps.take_optimizer(thread))
+                step.values += self._taps.take_optimizer(thread)
 
     def failed(self, error: Exception, where: str) -> None:
         """Notes an internal error once, in the recording and to the user."""
@@ -297,7 +336,8 @@ class Recorder:
         if not ended:
             return
         if self._taps is not None:
-            _add(ended[-1], self._taps.take_backward(None))
+            ended[-1].values += self._taps.take_backward(None)
+            self._taps.settle_kept()
         for step in ended:
             self.steps_ended += 1
             if self._taps is not None:
@@ -322,15 +362,24 @@ class Recorder:
                 return
             self._wake.clear()
             self._hurry.clear()
+            self.flush(force=self._kept is not None)  # what was written at a step's end is put to rest here
+
+    def _look_at_ended(self) -> bool:
+        """Has triggers look at the steps that have ended, before anything else runs; whether there are any."""
+        if self._kept is not None:
             self.flush()
+            self._signals.act()
+        return self._kept is not None
+
+    def _fire_for_signal(self, name: str) -> None:
+        self.fire("OnSignal", name)
 
     def _write(self, steps: list[Step], force: bool) -> None:
         tracker = self._tracker
         if tracker is None:
             return
-        if self._late_mark is not None:
-            self._sink.mark(self._late_mark)
-            self._late_mark = None
+        while self._late_marks:
+            self._sink.mark(self._late_marks.pop(0))
         batches = call_columns(steps, self._memory, with_backward=self.wants_backward_events)
         optimizer_count = sum(len(step.optimizer_steps) for step in steps)
         first_id = tracker.take_ids(optimizer_count)
@@ -384,7 +433,8 @@ class Recorder:
         return op_sites(table, rows)
 
     def _write_values(self, steps: list[Step], ops: OpSites | None) -> None:
-        columns = value_columns(steps, self._sites, self._memory, ops)
+        wishes = self._wishes
+        columns = None if wishes is None else value_columns(steps, self._sites, self._memory, wishes, ops)
         new_sites = self._sites.take_new()
         if new_sites is not None:
             self._sink.write("sites", new_sites)
@@ -393,6 +443,22 @@ class Recorder:
         _free_values(steps)
 
     # Ops.
+
+    def _start_ops(self, tracker: scopes.ScopeTracker, options: Ops) -> None:
+        self._ops = OpRecorder(tracker, options, failed=self._ops_failed, missed=self._ops_missed)
+        if self._taps is not None and any(each.wants_ops for each in self._captures):
+            assert self._wishes is not None
+            values = self._ops.add_values(self._wishes, self._taps.measure, self._values_failed)
+            self._taps.measured_by_ops = values.find
+            values.active = self._captures_for()
+        self._ops.start(is_wanted=self._may_be_selected())
+
+    def _want_ops(self, is_wanted: bool, active: Mask) -> None:
+        """Has what runs from now on seen or not, and what it returns measured for some captures."""
+        assert self._ops is not None
+        if self._ops.values is not None:
+            self._ops.values.active = active
+        self._ops.want(is_wanted)
 
     def _step_around(self, segment: Segment | None) -> Step | None:
         """The step of what runs around something that begins."""
@@ -418,7 +484,7 @@ class Recorder:
 
         Called with the lock over what the tracker tells, so that the sink has to wait.
         """
-        self._late_mark = (
+        self._late_marks.append(
             f"ops are missing from step {self.steps_ended}: a dispatch mode of yours was on when record() was entered, "
             "or when a step to keep began, and was left later"
         )
@@ -441,12 +507,31 @@ class Recorder:
 
     # Values.
 
-    def _start_taps(self, tracker: scopes.ScopeTracker, values: PathFilter) -> None:
+    def _start_taps(self, tracker: scopes.ScopeTracker) -> None:
+        self._wishes = Wishes(
+            self._captures, tracker.names, fired=lambda: self.last_fired_step, raised=self._user_raised
+        )
         self._taps = ValueTaps(
-            tracker, values, wants_parameters=self._may_be_selected, failed=self._values_failed
+            tracker,
+            self._wishes,
+            active=self._captures_for,
+            put=self._sink.put_tensor,
+            failed=self._values_failed,
+            raised=self._user_raised,
         )
         self._tap = self._taps
+        self._taps.start()
         tracker.taps.append(self._taps)
+
+    def _captures_for(self, step: Step | None = None) -> Mask:
+        """The captures that may look at what runs in a step; None: in the one that an optimizer belongs to."""
+        if self._wishes is None:
+            return 0
+        with self._lock:
+            numbers = self._finder.possible_numbers(step or self._finder.training)
+        if self._selected == ALL_STEPS:
+            return self._wishes.in_steps(numbers)
+        return self._wishes.in_steps([number for number in numbers if number in self._selected])
 
     def _may_be_selected(self, step: Step | None = None) -> bool:
         """Whether what runs in a step may be among those to keep; None: in the one that an optimizer belongs to."""
@@ -455,6 +540,16 @@ class Recorder:
         with self._lock:
             numbers = self._finder.possible_numbers(step or self._finder.training)
         return any(number in self._selected for number in numbers)
+
+    def _user_raised(self, what: str, error: Exception) -> None:
+        """Notes once that a function of the user's has raised. The lock over what the tracker tells may be held."""
+        said = _describe(error)
+        self._late_marks.append(f"{what} raised in step {self.steps_ended}: {said}")
+        warnings.warn(
+            f"{what} raised {said}. The run and the recording go on; rows that it was for say so in `note`.",
+            ModtraceWarning,
+            stacklevel=2,
+        )
 
     def _values_failed(self, error: Exception, where: str) -> None:
         """Notes once that measuring has failed, and measures no more; calls are recorded on."""
@@ -479,13 +574,14 @@ class Recorder:
 
     def _stop_taps(self) -> str | None:
         """Takes the taps off; what is to be said of patterns that selected nothing, for modules are met until now."""
-        if self._taps is None or self._tracker is None or self._values is None:
+        if self._taps is None or self._tracker is None or self._wishes is None:
             return None
         self._taps.stop()
-        if self._values.is_all:
+        filters = [each.paths for each in self._captures if not each.paths.is_all]
+        if not filters:
             return None
-        paths = [*self._tracker.names.paths(), *self._taps.parameter_paths()]
-        found = unmatched(self._values, paths)
+        paths = [*self._tracker.names.paths(), *self._wishes.parameter_paths]
+        found = [each for each_filter in filters for each in unmatched(each_filter, paths)]
         if not found:
             return None
         text = describe_unmatched(found, paths, what="module or parameter that was met")
@@ -494,11 +590,15 @@ class Recorder:
 
     def _note_end(self, error: BaseException) -> None:
         name = type(error).__name__
-        if isinstance(error, SystemExit) and not error.code:
+        if _is_clean_exit(error):
             return
         said = _first_line(error)
         text = f"the run ended by {name}" + (f": {said}" if said else "")
         self._sink.mark(f"{text}; complete to step {self.steps_ended - 1}" if self.steps_ended else text)
+
+
+def _is_clean_exit(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and not error.code
 
 
 def _describe(error: BaseException) -> str:
@@ -507,11 +607,6 @@ def _describe(error: BaseException) -> str:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0][:200]
-
-
-def _add(step: Step, measured: Measured | None) -> None:
-    if measured is not None:
-        step.values.append(measured)
 
 
 def _free_values(steps: list[Step]) -> None:

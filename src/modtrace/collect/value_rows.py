@@ -10,15 +10,25 @@ import numpy.typing as npt
 
 from ..measure.measurer import Measurement
 from ..measure.rows import Rows
-from ..recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
-from ..recording.role import GRAD_OUTPUT, OP_OUTPUT, OUTPUT
+from ..measure.want import Want
+from ..recording.phase import BACKWARD, FORWARD, PHASES, RECOMPUTE
+from ..recording.role import OP_OUTPUT, ROLES
 from .call_rows import NthMemory
-from .measured import Measured, MeasuredGradients, MeasuredOutputs, MeasuredParameters
+from .extra_columns import extra_columns, extra_notes
+from .measured import (
+    ROLE_BITS,
+    ROLE_CODES,
+    Measured,
+    MeasuredGradients,
+    MeasuredOutputs,
+    MeasuredParameters,
+)
 from .op_leaves import Leaf
 from .op_values import MeasuredOps
 from .segments import Ints, Segment
 from .steps import Step
 from .tensor_ids import NO_OP
+from .wishes import Mask, Wishes
 
 Columns = dict[str, Any]
 
@@ -68,21 +78,27 @@ class SiteIds:
 
 
 def value_columns(
-    steps: Iterable[Step], sites: SiteIds, memory: NthMemory, ops: "OpSites | None" = None
+    steps: Iterable[Step],
+    sites: SiteIds,
+    memory: NthMemory,
+    wishes: Wishes,
+    ops: "OpSites | None" = None,
 ) -> Columns | None:
     """The rows of ended steps; None if there are none. To be called when their calls have been numbered.
 
     Args:
+        wishes: what is wanted in which step: more may have been measured while a step's number was not known.
         ops: what is known of their ops; None: none were recorded.
     """
     calls = _CallsOfSegments(memory)
     parts = [_read(measured, step.number or 0, calls) for step in steps for measured in step.values]
+    parts = _without_repeats(parts)
     if ops is not None:
         batches = [
             (step.number or 0, batch) for step in steps for batch in step.ops if batch.measured is not None
         ]
         parts += [_read_ops(batch.measured, batch.leaves, number, ops) for number, batch in batches]
-    parts = [part for part in parts if part.samples]
+    parts = [part for part in (_wanted(part, wishes.in_step(part.step)) for part in parts) if part.samples]
     if not parts:
         return None
     samples = list(chain.from_iterable(part.samples for part in parts))
@@ -100,6 +116,9 @@ def value_columns(
     )
     names = list(chain.from_iterable(part.named for part in parts))
     named = [names[at] for at in order.tolist()]
+    masks = np.concatenate([np.array(part.masks, np.int64) for part in parts])[order].tolist()
+    extras = [each.extra for each in samples]
+    wants = _wants(extras, masks, step.tolist(), wishes)
     return {
         "step": step,
         "phase": np.ma.masked_array(phase, phase < 0),
@@ -110,9 +129,65 @@ def value_columns(
         "shape": [each.shape for each in samples],
         "dtype": [_word(each.dtype) for each in samples],
         "numel": np.array([_numel(each) for each in samples], np.int64),
-        "note": [each.note for each in samples],
+        "note": extra_notes([each.note for each in samples], extras, wants),
         **_statistics(samples),
+        **extra_columns(extras, wants),
     }
+
+
+def _without_repeats(parts: "list[_Part]") -> "list[_Part]":
+    """Drops the gradients of what a recompute was given where the forward that it repeats was given that too.
+
+    A checkpoint gives both the same tensor or, reentrant, a detached one: the gradient would count twice.
+    """
+    if not any(any(part.recomputed) for part in parts):
+        return parts
+    heard = {site for part in parts for site, again in _call_sites(part) if not again}
+    return [
+        _only(
+            part,
+            [at for at, (site, again) in enumerate(_call_sites(part)) if not again or site not in heard],
+        )
+        if any(part.recomputed)
+        else part
+        for part in parts
+    ]
+
+
+def _call_sites(part: "_Part") -> Iterable[tuple[tuple[Any, ...], bool]]:
+    """Of the gradients of calls' tensors: step, module_id, nth, role and slot, and whether a recompute had it."""
+    places = zip(part.module_id.tolist(), part.nth.tolist(), part.named, part.recomputed, strict=False)
+    for module_id, nth, (role, slot, *_), again in places:
+        yield (part.step, module_id, nth, role, slot), again and nth >= 0
+
+
+def _wanted(part: "_Part", active: Mask) -> "_Part":
+    """The rows that the captures of this step want."""
+    if all(mask & active for mask in part.masks):
+        return part
+    return _only(part, [at for at, mask in enumerate(part.masks) if mask & active])
+
+
+def _only(part: "_Part", here: list[int]) -> "_Part":
+    """Some rows of a part."""
+    columns = (each[here] for each in (part.phase, part.module_id, part.nth, part.call_id, part.op_id))
+    lists = ([each[at] for at in here] for each in (part.samples, part.named, part.masks))
+    return _Part(part.step, *lists, *columns)  # type: ignore[arg-type]
+
+
+def _wants(
+    extras: Sequence[Any], masks: Sequence[Mask], steps: Sequence[int], wishes: Wishes
+) -> list[Want | None]:
+    """What the captures want in its step of each row that has more than the usual statistics."""
+    active: dict[int, Mask] = {}
+    wants: list[Want | None] = [None] * len(extras)
+    for at, extra in enumerate(extras):
+        if extra is not None:
+            step = steps[at]
+            if step not in active:
+                active[step] = wishes.in_step(step)
+            wants[at] = wishes.want(masks[at] & active[step])
+    return wants
 
 
 class _Part(NamedTuple):
@@ -121,11 +196,13 @@ class _Part(NamedTuple):
     step: int
     samples: Sequence[Measurement]
     named: Sequence[_Named]
+    masks: Sequence[Mask]  # the captures that wanted it when it came by
     phase: npt.NDArray[np.int8]
     module_id: Ints
     nth: Ints
     call_id: Ints
     op_id: Ints
+    recomputed: Sequence[bool] = ()  # of gradients: whether they are of what a recompute was given or returned
 
 
 class OpSites(NamedTuple):
@@ -149,38 +226,40 @@ def _read(measured: Measured, step: int, calls: "_CallsOfSegments") -> _Part:
 
 
 def _read_outputs(measured: MeasuredOutputs, step: int, calls: "_CallsOfSegments") -> _Part:
-    samples, events, slots = _columns(measured.sites, 3)
+    samples, events, slots, marks = _columns(measured.sites, 4)
     phase = np.full(len(samples), _PHASE_CODE[measured.segment.phase], np.int8)
-    named = [(OUTPUT, slot, None, -1) for slot in slots]
-    return _Part(step, samples, named, phase, *calls.find(measured.segment, events), _none(samples))
+    found = calls.find(measured.segment, events)
+    return _Part(step, samples, *_named(slots, marks), phase, *found, _none(samples))
 
 
 def _read_gradients(measured: MeasuredGradients, step: int, calls: "_CallsOfSegments") -> _Part:
     sites = [
-        (sample, tap.segment, event, slot) for sample, tap in measured.sites for event, slot in tap.sites()
+        (sample, tap.segment, event, slot, mark)
+        for sample, tap in measured.sites
+        for event, slot, mark in tap.sites()
     ]
-    samples, segments, events, slots = _columns(sites, 4)
+    samples, segments, events, slots, marks = _columns(sites, 5)
     found = np.full((3, len(samples)), -1, np.int64)
     keys = np.array([id(segment) for segment in segments], np.int64)
     for segment in dict.fromkeys(segments):
         here = np.flatnonzero(keys == id(segment))
         found[:, here] = calls.find(segment, [events[at] for at in here.tolist()])
     phase = np.full(len(samples), _PHASE_CODE[BACKWARD], np.int8)
-    named = [(GRAD_OUTPUT, slot, None, -1) for slot in slots]
-    return _Part(step, samples, named, phase, found[0], found[1], found[2], _none(samples))
+    recomputed = [segment.phase == RECOMPUTE for segment in segments]
+    return _Part(step, samples, *_named(slots, marks), phase, *found, _none(samples), recomputed)
 
 
 def _read_parameters(measured: MeasuredParameters, step: int) -> _Part:
-    samples, roles, slots, owners = _columns(measured.sites, 4)
+    samples, roles, slots, owners, masks = _columns(measured.sites, 5)
     module_id = np.array([-1 if owner is None else owner.module_id for owner in owners], np.int64)
-    phase = np.full(len(samples), _PHASE_CODE[OPTIMIZER], np.int8)
+    phase = np.full(len(samples), _PHASE_CODE[measured.phase], np.int8)
     named = [(role, slot, None, -1) for role, slot in zip(roles, slots, strict=True)]
-    return _Part(step, samples, named, phase, module_id, *(_none(samples) for _ in range(3)))
+    return _Part(step, samples, named, masks, phase, module_id, *(_none(samples) for _ in range(3)))
 
 
 def _read_ops(measured: MeasuredOps, leaves: Sequence[Leaf], step: int, ops: OpSites) -> _Part:
     """What ops returned, and the leaves that they were the first to read; leaves that calls returned have no op."""
-    samples, op_ids, wheres = _columns(measured.sites, 3)
+    samples, op_ids, wheres, masks = _columns(measured.sites, 4)
     by_number = {leaf.tensor_id: leaf for leaf in leaves}
     op_id = np.array(op_ids, np.int64)
     at = np.where(op_id == NO_OP, len(ops.op_id), np.searchsorted(ops.op_id, op_id))
@@ -194,7 +273,14 @@ def _read_ops(measured: MeasuredOps, leaves: Sequence[Leaf], step: int, ops: OpS
         else:
             named.append((leaf.role, leaf.slot, None, -1))
             module_id[row], nth[row] = -1 if leaf.owner is None else leaf.owner.module_id, -1
-    return _Part(step, samples, named, phase, module_id, nth, call_id, op_id)
+    return _Part(step, samples, named, masks, phase, module_id, nth, call_id, op_id)
+
+
+def _named(slots: Sequence[str], marks: Sequence[int]) -> tuple[list[_Named], list[Mask]]:
+    """What tensors of calls are called at their sites, and the captures that want them."""
+    roles = [ROLES[mark & ROLE_CODES] for mark in marks]
+    named: list[_Named] = [(role, slot, None, -1) for role, slot in zip(roles, slots, strict=True)]
+    return named, [mark >> ROLE_BITS for mark in marks]
 
 
 def _none(samples: Sequence[Measurement]) -> Ints:
@@ -206,7 +292,7 @@ def _columns(sites: Sequence[tuple[Any, ...]], width: int) -> list[tuple[Any, ..
 
 
 class _CallsOfSegments:
-    """Finds the calls that ended with given events."""
+    """Finds the calls that began or ended with given events."""
 
     def __init__(self, memory: NthMemory) -> None:
         self._memory = memory
@@ -227,6 +313,7 @@ class _CallsOfSegments:
         places = np.asarray(segment.places, np.int64)
         call_of_event = np.full(len(places), -1, np.int64)
         call_of_event[structure.exit_event] = np.arange(len(structure.exit_event))
+        call_of_event[structure.enter_event] = np.arange(len(structure.enter_event))
         entered = places[structure.enter_event].tolist()
         modules = np.array([segment.log.all_places[at].named.module_id for at in entered], np.int64)
         nth = self._memory.get(segment)

@@ -1,16 +1,19 @@
-"""Taps: measures what modules return, its gradients, and parameters, at the moment they come by."""
+"""Taps: measures what modules are given and return, and its gradients, at the moment they come by."""
 
+import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import nn
 
-from ..measure.measurer import Measurement, Measurer
+from ..measure.extras import Extras
+from ..measure.measurer import NOT_ASKED_FOR, Measurement, Measurer, not_asked_for
+from ..measure.want import USUAL, Extra, Want
 from ..recording.module_path import join
-from ..recording.path_pattern import PathFilter
-from ..recording.role import PARAMETER, PARAMETER_GRAD
+from ..recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, OUTPUT, ROLES
 from ..torch_internals import (
     DisableTorchFunction,
     graph_task_id,
@@ -20,25 +23,30 @@ from ..torch_internals import (
     unseen,
 )
 from .backward import Backward
+from .kept_tensors import KeptTensors
 from .measured import (
+    ROLE_BITS,
+    ROLE_CODES,
     GradientTap,
+    Measured,
     MeasuredGradients,
     MeasuredOutputs,
-    MeasuredParameters,
-    free_rows,
     hook_sleeping_taps,
+    mark_of,
 )
-from .names import ModuleNames, NamedModule, ParameterOwner
+from .parameter_values import ParameterTaps
 from .places import Place
 from .scopes import ScopeTracker
 from .segments import Segment
 from .slots import find_slots
 from .thread_log import ThreadLog
-
-_SCALED = "still scaled by the GradScaler"
+from .wishes import ROLE_CODE, Mask, Wishes
 
 #: Segments of ended steps that are kept without looking whether their graphs live.
 _KEPT_ASLEEP = 16
+
+_INPUT, _OUTPUT = ROLE_CODE[INPUT], ROLE_CODE[OUTPUT]
+_GRAD_INPUT, _GRAD_OUTPUT = ROLE_CODE[GRAD_INPUT], ROLE_CODE[GRAD_OUTPUT]
 
 
 class ValueTaps:
@@ -47,40 +55,54 @@ class ValueTaps:
     def __init__(
         self,
         tracker: ScopeTracker,
-        chosen: PathFilter,
+        wishes: Wishes,
         *,
-        wants_parameters: Callable[[], bool],
+        active: Callable[[], Mask],
+        put: Callable[..., str | None],
         failed: Callable[[Exception, str], None],
+        raised: Callable[[str, Exception], None],
     ) -> None:
+        """Looks at nothing before `open()`.
+
+        Args:
+            active: the captures that may look at the step which an optimizer belongs to now.
+            put: `Sink.put_tensor`.
+            failed: is told of an error of ours, and where.
+            raised: is told when a function of the user's has raised: which one, and what.
+        """
         self._tracker = tracker
-        self._names: ModuleNames = tracker.names
-        self._chosen = chosen
-        self._wants_parameters = wants_parameters  # whether what is measured now may be kept
+        self._wishes = wishes
         self._failed = failed
         self._measurer = Measurer()
+        self._extras = Extras(raised)
+        self._kept = KeptTensors(put)
+        self._parameters = ParameterTaps(
+            tracker, wishes, active=active, measure=self.measure, settle=self._kept.settle, failed=failed
+        )
         self.measured_by_ops: Callable[[torch.Tensor], Measurement | None] | None = None
         self._on_gradient = self._measure_gradient  # bound once: a hook for each tensor refers to it
+        self._hear_given = self._given
         self._running: dict[Segment, MeasuredOutputs] = {}
         self._closed: dict[Segment, MeasuredOutputs] = {}
         self._of_backward: dict[Backward | None, MeasuredGradients] = {}
-        self._of_optimizer: dict[int, MeasuredParameters] = {}  # by thread
         self._leaving: list[tuple[Segment, list[GradientTap]]] = []  # of steps that have ended, hooked still
         self._asleep: list[tuple[Segment, list[GradientTap]]] = []  # without hooks, in graphs that may live
         self._prune_at = _KEPT_ASLEEP
-        self._optimizers: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._optimizers_seen = 0
         self._is_abandoned = False
-        self._parameter_paths: dict[str, None] = {}
-        self._selected: dict[Place, bool] = {}
-        self._selected_at = -1
-        keep_out_of_dynamo(ValueTaps.returned, ValueTaps.optimizer_begins)
+        keep_out_of_dynamo(ValueTaps.returned, ValueTaps.optimizer_begins, ValueTaps._given)
         keep_out_of_dynamo(GradientTap.__call__, ValueTaps._measure_gradient)
 
     # What the recorder says.
 
-    def open(self, segment: Segment) -> None:
-        """What runs in this segment is to be measured."""
-        self._running[segment] = MeasuredOutputs(segment)
+    def start(self) -> None:
+        """Looks at what modules are given, if that is wanted."""
+        if self._wishes.of_role(INPUT) | self._wishes.of_role(GRAD_INPUT):
+            self._tracker.entering.append(self._hear_given)
+
+    def open(self, segment: Segment, active: Mask) -> None:
+        """What runs in this segment is to be looked at by these captures."""
+        self._running[segment] = MeasuredOutputs(segment, active)
+        self._parameters.segment_opened(segment, active)
 
     def close(self, segment: Segment) -> None:
         """It has ended."""
@@ -88,6 +110,7 @@ class ValueTaps:
         if measured is not None:
             measured.close()
             self._closed[segment] = measured
+            self._parameters.segment_closed(segment, measured.active)
 
     def drop(self, segment: Segment) -> None:
         """It has not begun after all."""
@@ -96,20 +119,26 @@ class ValueTaps:
     def abandon(self) -> None:
         """Measures nothing any more: this process is a fork, or something has failed. Takes no lock."""
         self._is_abandoned = True
+        self._parameters.abandon()
 
-    def take_backward(self, backward: Backward | None) -> MeasuredGradients | None:
+    def take_backward(self, backward: Backward | None) -> list[Measured]:
         """What was measured in a backward that has ended; None: in those that did not come through the door."""
-        measured = self._of_backward.pop(backward, None)
-        if measured is not None:
-            measured.close()
+        found: list[Measured | None] = [
+            self._of_backward.pop(backward, None),
+            self._parameters.take_backward(backward),
+        ]
+        for measured in found:
+            if isinstance(measured, MeasuredGradients):
+                measured.close()
         self._put_to_sleep()
-        return measured
+        return [measured for measured in found if measured is not None]
 
-    def take_optimizer(self, thread: int) -> MeasuredParameters | None:
-        """What was measured before the optimizer step of a thread."""
-        return self._of_optimizer.pop(thread, None)
+    def take_optimizer(self, thread: int) -> list[Measured]:
+        """What was measured around the optimizer step of a thread."""
+        measured = self._parameters.take_optimizer(thread)
+        return [] if measured is None else [measured]
 
-    def take_segments(self, segments: Iterable[Segment]) -> list[MeasuredOutputs]:
+    def take_segments(self, segments: Iterable[Segment]) -> list[Measured]:
         """What was measured in segments whose step has ended; no hook stays on their tensors."""
         segments = list(segments)
         for segment in segments:
@@ -117,21 +146,27 @@ class ValueTaps:
         closed = (self._closed.pop(segment, None) for segment in segments)
         found = [measured for measured in closed if measured is not None]
         self._leaving += [(measured.segment, measured.taps) for measured in found if measured.taps]
+        buffers = [self._parameters.take_segment(segment) for segment in segments]
+        self._parameters.step_ended()
         self._put_to_sleep()
-        return found
+        return [*found, *(measured for measured in buffers if measured is not None)]
 
-    def parameter_paths(self) -> list[str]:
-        """What the parameters that came by are called, also those of models that are gone."""
-        return list(self._parameter_paths)
+    def settle_kept(self) -> None:
+        """Copies the tensors that were to be copied later: a step has ended."""
+        self._kept.settle()
 
     def stop(self) -> None:
         """Takes every hook off every tensor."""
+        entering = self._tracker.entering
+        entering[:] = [hear for hear in entering if hear is not self._hear_given]
         measured = (*self._running.values(), *self._closed.values())
         for taps in (*(each.taps for each in measured), *(taps for _, taps in self._leaving)):
             for tap in taps:
                 tap.unhook()
         for gradients in self._of_backward.values():
             gradients.close()
+        self._parameters.stop()
+        self._kept.stop()
         self._running, self._closed, self._of_backward = {}, {}, {}
         self._leaving, self._asleep = [], []
 
@@ -150,8 +185,11 @@ class ValueTaps:
         self._asleep = [(segment, taps) for segment, taps in self._asleep if segment.has_graph()]
         self._prune_at = 2 * len(self._asleep) + _KEPT_ASLEEP
 
+    # What the tracker says.
+
     def backward_begins(self, backward: Backward, outputs: Any) -> None:
         """Hooks in what this backward may reach of steps that have ended: a generator's call by its own step."""
+        self._parameters.backward_begins(backward)
         self._prune()
         if self._is_abandoned or not self._asleep:
             return
@@ -166,72 +204,143 @@ class ValueTaps:
             measured = self._of_backward[backward] = MeasuredGradients(backward.log.number)
             measured.handles = handles
 
+    def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
+        """What it is about to change is measured before."""
+        self._kept.settle()
+        self._parameters.optimizer_begins(optimizer, has_closure)
+
+    def optimizer_ended(self, optimizer: Any, has_closure: bool) -> None:
+        """What it has changed is measured."""
+        self._parameters.optimizer_ended(optimizer, has_closure)
+
     # Outputs. For a small tensor 9 us a call, of which the kernel takes 2 and the gradient's hook 3, and as many again
-    # for its gradient.
+    # for its gradient. Inputs that a module has returned, and nobody has written to since, are not measured again.
 
     def returned(self, log: ThreadLog, place: Place, output: Any) -> None:
         segment = log.segment
         measured = None if segment is None else self._running.get(segment)
-        if measured is None or not self._selects(place):
+        if measured is None:
+            return
+        mark, grad_mark = self._marks(measured, place, _OUTPUT, _GRAD_OUTPUT)
+        if not (mark or grad_mark):
             return
         start_ns = log.times[-1]
-        try:
-            if tracing_state() is None:
-                with DisableTorchFunction():
-                    self._measure_output(measured, len(log.places) - 1, output)
-            else:  # reading a shape would become part of the trace
-                with unseen():
-                    self._measure_output(measured, len(log.places) - 1, output)
-        except Exception as error:
-            self._failed(error, place.path)
+        event = len(log.places) - 1
+        self._look_at(_Seen(measured, event, place, mark, grad_mark), output)
         measured.intervals += (start_ns, time.perf_counter_ns())
 
-    def _measure_output(self, measured: MeasuredOutputs, event: int, output: Any) -> None:
-        if type(output) is torch.Tensor:
-            self._measure_slot(measured, event, "", output)
+    def _given(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
+        """A call begins."""
+        segment, place = log.segment, log.place
+        measured = None if segment is None else self._running.get(segment)
+        if measured is None or place.outermost != id(module):  # a compiler's own module in the running call
             return
-        for slot, tensor, note in find_slots(output):
+        mark, grad_mark = self._marks(measured, place, _INPUT, _GRAD_INPUT)
+        if not (mark or grad_mark):
+            return
+        start_ns = time.perf_counter_ns()
+        kwargs = log.kwargs_of(sys._getframe(2))
+        event = len(log.places) - 1
+        self._look_at(_Seen(measured, event, place, mark, grad_mark), args, kwargs)
+        measured.intervals += (start_ns, time.perf_counter_ns())
+
+    def _marks(self, measured: MeasuredOutputs, place: Place, code: int, grad_code: int) -> tuple[int, int]:
+        """The marks of a call's tensors and of their gradients; 0: nobody wants them."""
+        of_place, active = self._wishes.of_place, measured.active
+        mask, grad_mask = of_place(place, code) & active, of_place(place, grad_code) & active
+        return mask and mark_of(mask, code), grad_mask and mark_of(grad_mask, grad_code)
+
+    def _look_at(self, seen: "_Seen", *values: Any) -> None:
+        """Looks at all tensors in what a call is given or has returned."""
+        try:
+            # Reading a shape would become part of what `torch.jit.trace` traces.
+            with DisableTorchFunction() if tracing_state() is None else unseen():
+                for value in values:
+                    self._look_at_value(seen, value)
+        except Exception as error:
+            self._failed(error, seen.place.path)
+
+    def _look_at_value(self, seen: "_Seen", value: Any) -> None:
+        if type(value) is torch.Tensor:
+            self._look_at_tensor(seen, "", value)
+            return
+        for slot, tensor, note in find_slots(value):
             if tensor is not None:
-                self._measure_slot(measured, event, slot, tensor)
-            else:
+                self._look_at_tensor(seen, slot, tensor)
+            elif seen.mark:
                 nothing = Measurement(None, -1, (), None, note)
                 nothing.start_ns = time.perf_counter_ns()
-                measured.sites.append((nothing, event, slot))
+                seen.measured.sites.append((nothing, seen.event, slot, seen.mark))
 
-    def _measure_slot(self, measured: MeasuredOutputs, event: int, slot: str, tensor: torch.Tensor) -> None:
+    def _look_at_tensor(self, seen: "_Seen", slot: str, tensor: torch.Tensor) -> None:
         """Measures a tensor, unless it is one of this segment's that nobody has written to since."""
+        measured = seen.measured
         version = self._measurer.version_of(tensor)
         tap = measured.known.get(id(tensor))
-        if tap is not None and tap.is_of(tensor, version):
-            measured.sites.append((tap.output, event, slot))
-            if tap.handle is not None or not tensor.requires_grad:
-                tap.add_site(event, slot)
-                return
-            found = tap.output  # a tensor that has become part of a graph since
-        else:
-            found = self._measure(tensor, time.perf_counter_ns())
-            measured.sites.append((found, event, slot))
-        tap = GradientTap(measured.segment, event, slot, self._on_gradient)
-        tap.output, tap.version = found, version
-        if type(tensor) is not torch.nn.Parameter:  # with a weak reference `torch.utils.swap_tensors` fails
-            tap.ref = weakref.ref(tensor)
-        measured.known[id(tensor)] = tap
-        self._watch_gradient(measured, tap, tensor)
+        if tap is None or not tap.is_of(tensor, version):
+            tap = GradientTap(measured.segment, self._on_gradient)
+            tap.version = version
+            if type(tensor) is not nn.Parameter:  # with a weak reference `torch.utils.swap_tensors` fails
+                tap.ref = weakref.ref(tensor)
+            measured.known[id(tensor)] = tap
+        if seen.mark:
+            tap.output = self._measure(tensor, seen, slot, tap.output)
+            measured.sites.append((tap.output, seen.event, slot, seen.mark))
+        if seen.grad_mark:
+            self._watch_gradient(seen, tap, slot, tensor)
 
-    def _measure(self, tensor: torch.Tensor, start_ns: int) -> Measurement:
-        """Measures a tensor, unless the op that made it has just been measured."""
-        found = None if self.measured_by_ops is None else self.measured_by_ops(tensor)
+    def _measure(
+        self, tensor: torch.Tensor, seen: "_Seen", slot: str, known: Measurement | None
+    ) -> Measurement:
+        mask = seen.mark >> ROLE_BITS
+        want = self._wishes.want(mask)
+        if want is USUAL and known is not None and known.note is not NOT_ASKED_FOR:
+            return known
+        name = seen.name(slot) if want.tensors or want.lazy else ""
+        return self._measure_wanted(tensor, want, name, known)
+
+    def measure(self, tensor: torch.Tensor, mask: Mask, name: str) -> Measurement:
+        """Measures what captures want of a tensor; the name is for whole tensors."""
+        return self._measure_wanted(tensor, self._wishes.want(mask), name)
+
+    def _measure_wanted(
+        self, tensor: torch.Tensor, want: Want, name: str, known: Measurement | None = None
+    ) -> Measurement:
+        """Measures what is wanted of a tensor, unless that is known; the op that made it may have measured it."""
+        start_ns = time.perf_counter_ns()
+        found = known
+        if found is None and self.measured_by_ops is not None:
+            found = self.measured_by_ops(tensor)
         if found is None:
-            found = self._measurer.measure(tensor)
+            found = self._measurer.measure(tensor) if want.stats else not_asked_for(tensor)
             found.start_ns = start_ns
+        elif want.stats and found.note is NOT_ASKED_FOR:
+            again = self._measurer.measure(tensor)
+            found.rows, found.row, found.note = again.rows, again.row, again.note
+        if want is not USUAL:
+            self._add_extras(found, tensor, want, name)
         return found
 
-    @staticmethod
-    def _watch_gradient(measured: MeasuredOutputs, tap: GradientTap, tensor: torch.Tensor) -> None:
+    def _add_extras(self, found: Measurement, tensor: torch.Tensor, want: Want, name: str) -> None:
+        extra = found.extra
+        if extra is None:
+            extra = found.extra = Extra()
+        self._extras.measure(tensor, want, extra)
+        if want.tensors or want.lazy:
+            self._kept.keep(extra, tensor, name, lazy=not want.tensors)
+
+    def _watch_gradient(self, seen: "_Seen", tap: GradientTap, slot: str, tensor: torch.Tensor) -> None:
+        if tap.handle is not None:
+            tap.add_site(seen.event, slot, seen.grad_mark)
+            return
         try:
             if tensor.requires_grad and not is_batched_tensor(tensor):
+                tap.event, tap.slot, tap.mark = seen.event, slot, seen.grad_mark
+                want = self._wishes.want(seen.grad_mark >> ROLE_BITS)
+                if want.tensors or want.lazy:
+                    tap.path = seen.place.path
                 tap.hook(tensor)
-                measured.taps.append(tap)
+                seen.measured.taps.append(tap)
         except RuntimeError:  # a view whose base was written to: torch gives it no gradient to hear of
             return
 
@@ -248,111 +357,42 @@ class ValueTaps:
                 measured = self._of_backward[backward] = MeasuredGradients(log.number)
             if isinstance(gradient, torch.Tensor):
                 with DisableTorchFunction():
-                    measured.sites.append((self._gradient_of(measured, gradient, start_ns), tap))
+                    measured.sites.append((self._gradient_of(measured, gradient, tap), tap))
             measured.intervals += (start_ns, time.perf_counter_ns())
         except Exception as error:
             self._failed(error, tap.segment.place.path)
 
-    def _gradient_of(self, measured: MeasuredGradients, gradient: torch.Tensor, start_ns: int) -> Measurement:
+    def _gradient_of(
+        self, measured: MeasuredGradients, gradient: torch.Tensor, tap: GradientTap
+    ) -> Measurement:
         """Measures a gradient, unless it is the last one: an addition hands its own on to what was added."""
         version = self._measurer.version_of(gradient)
-        if measured.is_last(gradient, version):
-            return measured.sites[-1][0]
-        found = self._measure(gradient, start_ns)
+        known = measured.sites[-1][0] if measured.is_last(gradient, version) else None
+        want = self._wishes.want(tap.mask)
+        name = _name_of_tensor(tap.path, tap.mark, tap.slot) if want.tensors or want.lazy else ""
+        found = self._measure_wanted(gradient, want, name, known)
         measured.last, measured.last_version = weakref.ref(gradient), version
         return found
 
-    # Parameters: the weights that this step used, and their gradients after clipping.
 
-    def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
-        thread = self._tracker.log.number
-        raised = self._of_optimizer.pop(thread, None)
-        if raised is not None:
-            free_rows([raised])
-        if not self._is_abandoned and self._wants_parameters():
-            measured = self._of_optimizer[thread] = MeasuredParameters(thread)
-            roles = (PARAMETER,) if has_closure else (PARAMETER, PARAMETER_GRAD)
-            self._measure_parameters(measured, optimizer, roles)
+class _Seen:
+    """One call's tensors, while they are looked at."""
 
-    def optimizer_ended(self, optimizer: Any, has_closure: bool) -> None:
-        """Gradients that a closure computed are there only afterwards."""
-        measured = self._of_optimizer.get(self._tracker.log.number)
-        if has_closure and measured is not None:
-            self._measure_parameters(measured, optimizer, (PARAMETER_GRAD,))
+    __slots__ = ("event", "grad_mark", "mark", "measured", "place")
 
-    def _measure_parameters(self, measured: MeasuredParameters, optimizer: Any, roles: Iterable[str]) -> None:
-        start_ns = time.perf_counter_ns()
-        try:
-            with DisableTorchFunction():
-                for parameter, sites in self._parameters_of(optimizer):
-                    for role in roles:
-                        self._measure_parameter(measured, parameter, role, sites, optimizer)
-        except Exception as error:
-            self._failed(error, f"the parameters of {type(optimizer).__name__}")
-        measured.intervals += (start_ns, time.perf_counter_ns())
-
-    def _parameters_of(self, optimizer: Any) -> Iterator[tuple[torch.Tensor, "_Sites"]]:
-        """The parameters that are to be measured, with what they are stored under."""
-        prefix = self._optimizers.get(optimizer)
-        if prefix is None:
-            number, self._optimizers_seen = self._optimizers_seen, self._optimizers_seen + 1
-            prefix = self._optimizers[optimizer] = f"optimizer#{number}." if number else ""
-        has_learnt = False
-        for at, group in enumerate(optimizer.param_groups):
-            for place, parameter in enumerate(group["params"]):
-                owners = self._names.owners_of(parameter)
-                if not owners and not has_learnt:  # once a step: what nobody owns is never found
-                    owners, has_learnt = self._names.owners_of(parameter, learn=True), True
-                sites = self._sites_of(owners, f"{prefix}param_groups[{at}].params[{place}]")
-                if sites:
-                    yield parameter, sites
-
-    def _sites_of(self, owners: list[ParameterOwner], otherwise: str) -> "_Sites":
-        """What a parameter is stored under; `otherwise` is what it is called if no module owns it."""
-        if owners:
-            return [(owner.name, owner.module) for owner in owners if self._selects_parameter(owner)]
-        self._parameter_paths[otherwise] = None
-        return [(otherwise, None)] if self._chosen.selects(otherwise) else []
-
-    def _measure_parameter(
-        self,
-        measured: MeasuredParameters,
-        parameter: torch.Tensor,
-        role: str,
-        sites: "_Sites",
-        optimizer: Any,
+    def __init__(
+        self, measured: MeasuredOutputs, event: int, place: Place, mark: int, grad_mark: int
     ) -> None:
-        tensor = parameter if role == PARAMETER else parameter.grad
-        if tensor is None:
-            return
-        start_ns = time.perf_counter_ns()
-        found = self._measurer.measure(tensor)
-        found.start_ns = start_ns
-        if role == PARAMETER_GRAD and getattr(optimizer, "grad_scale", None) is not None:
-            found.note = found.note or _SCALED
-        for slot, owner in sites:
-            measured.sites.append((found, role, slot, owner))
+        self.measured = measured
+        self.event = event
+        self.place = place
+        self.mark = mark
+        self.grad_mark = grad_mark
 
-    # Selection.
-
-    def _selects(self, place: Place) -> bool:
-        if self._chosen.is_all:
-            return True
-        if self._selected_at != self._names.revision:  # a name learnt late may select what was not selected
-            self._selected, self._selected_at = {}, self._names.revision
-        selected = self._selected.get(place)
-        if selected is None:
-            selected = self._selected[place] = self._chosen.selects(place.path)
-        return selected
-
-    def _selects_parameter(self, owner: ParameterOwner) -> bool:
-        if self._chosen.is_all:
-            return True
-        modules = (owner.module.path, *owner.module.aliases)
-        paths = [join(path, owner.name) for path in modules]
-        self._parameter_paths.update(dict.fromkeys(paths))
-        return self._chosen.selects(*modules, *paths)
+    def name(self, slot: str) -> str:
+        """What a whole tensor is called."""
+        return _name_of_tensor(self.place.path, self.mark, slot)
 
 
-#: Slots and owners.
-_Sites = list[tuple[str, NamedModule | None]]
+def _name_of_tensor(path: str, mark: int, slot: str) -> str:
+    return join(path, ROLES[mark & ROLE_CODES] + slot)

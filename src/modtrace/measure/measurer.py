@@ -22,8 +22,12 @@ from .memory import array_over, extent_of, is_held
 from .native import KINDS, measure_into
 from .rows import DeviceRows, HostRows, Rows
 from .special import Plain, find_plain, is_uninitialized
+from .want import Extra
 
 _MOST_OF_A_NOTE = 120
+
+#: Why there are no statistics where a capture wants none.
+NOT_ASKED_FOR = "statistics not asked for"
 
 _T = TypeVar("_T")
 
@@ -31,7 +35,7 @@ _T = TypeVar("_T")
 class Measurement:
     """One tensor, measured once."""
 
-    __slots__ = ("dtype", "note", "row", "rows", "shape", "start_ns")
+    __slots__ = ("dtype", "extra", "note", "row", "rows", "shape", "start_ns")
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class Measurement:
         self.dtype = dtype  # None: there was no tensor, or it would not say
         self.note = note  # why it was not measured, or which part of it was
         self.start_ns = 0  # when, for whom it matters
+        self.extra: Extra | None = None  # what else was kept of it
 
 
 @contextmanager
@@ -112,11 +117,11 @@ class Measurer:
         with unseen(), outside_transforms(), torch.no_grad():
             plain = find_plain(tensor)
             if plain.tensor is None:
-                return Measurement(None, -1, tuple(plain.shape), tensor.dtype, _shortened(plain.note))
+                return Measurement(None, -1, tuple(plain.shape), tensor.dtype, shortened(plain.note))
             measured = self._measure_plain(plain.tensor, plain)
-        reason = measured or _why_not(plain.tensor)
+        reason = measured or why_not(plain.tensor)
         if isinstance(reason, str):
-            return Measurement(None, -1, tuple(plain.shape), tensor.dtype, _shortened(reason))
+            return Measurement(None, -1, tuple(plain.shape), tensor.dtype, shortened(reason))
         return reason
 
     def _measure_plain(self, tensor: torch.Tensor, plain: Plain) -> Measurement | None:
@@ -143,7 +148,14 @@ class Measurer:
         return Measurement(rows, row, shape, tensor.dtype, _both(note, form.note))
 
 
-def _why_not(tensor: torch.Tensor) -> str:
+def not_asked_for(tensor: torch.Tensor) -> Measurement:
+    """Of a tensor whose statistics nobody wants."""
+    shape = _answer(lambda: tuple(int(size) for size in tensor.shape)) or ()
+    return Measurement(None, -1, shape, _answer(lambda: tensor.dtype), NOT_ASKED_FOR)
+
+
+def why_not(tensor: torch.Tensor) -> str:
+    """Why there is nothing to be read of a strided tensor."""
     if format_of(tensor.dtype) is None:
         return f"not measured: dtype {str(tensor.dtype).removeprefix('torch.')}"
     return "not measured: its storage has been freed"
@@ -154,7 +166,7 @@ def _unmeasured(tensor: torch.Tensor, error: Exception) -> Measurement:
     shape = _answer(lambda: tuple(int(size) for size in tensor.shape)) or ()
     text = _answer(lambda: f": {error}") or ""
     dtype = _answer(lambda: tensor.dtype)
-    return Measurement(None, -1, shape, dtype, _shortened(f"not measured: {type(error).__name__}{text}"))
+    return Measurement(None, -1, shape, dtype, shortened(f"not measured: {type(error).__name__}{text}"))
 
 
 def _answer(ask: Callable[[], _T]) -> _T | None:
@@ -165,9 +177,9 @@ def _answer(ask: Callable[[], _T]) -> _T | None:
 
 
 def _both(note: str | None, more: str | None) -> str | None:
-    return more if note is None else _shortened(note if more is None else f"{note}; {more}")
+    return more if note is None else shortened(note if more is None else f"{note}; {more}")
 
 
-def _shortened(note: str | None) -> str | None:
+def shortened(note: str | None) -> str | None:
     """The first line: notes are words of a dictionary, so they must not be many."""
     return None if note is None else " ".join(note.split("\n", 1)[0].split())[:_MOST_OF_A_NOTE]

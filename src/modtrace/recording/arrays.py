@@ -50,6 +50,8 @@ def from_list(values: Sequence[Any], wanted: pa.DataType) -> pa.Array:
         return from_strings(values)
     if pa.types.is_dictionary(wanted) and _are(kinds, (str,)):
         return from_words(values, wanted)
+    if pa.types.is_binary(wanted) and _are(kinds, (bytes,)):
+        return _from_bytes(pa.binary(), values, [each or b"" for each in values])
     if pa.types.is_list(wanted) and _are(kinds, (list, tuple, np.ndarray)):
         return _from_lists(values, wanted)
     if pa.types.is_boolean(wanted):
@@ -61,9 +63,7 @@ def from_list(values: Sequence[Any], wanted: pa.DataType) -> pa.Array:
 
 def from_strings(values: Sequence[str | None]) -> pa.Array:
     """An array of strings; None is null."""
-    encoded = [b"" if each is None else each.encode() for each in values]
-    buffers = [_valid(values), _offsets(encoded), pa.py_buffer(b"".join(encoded))]
-    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
+    return _from_bytes(pa.string(), values, [b"" if each is None else each.encode() for each in values])
 
 
 def from_words(values: Sequence[str | None], wanted: pa.DictionaryType) -> pa.Array:
@@ -110,9 +110,18 @@ def _masked(values: Sequence[Any]) -> npt.NDArray[Any]:
     return np.ma.masked_array(np.array([0 if each is None else each for each in values]), missing)
 
 
+def _from_bytes(kind: pa.DataType, values: Sequence[Any], encoded: Sequence[bytes]) -> pa.Array:
+    buffers = [_valid(values), _offsets(encoded), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(kind, len(encoded), buffers)
+
+
 def _from_lists(values: Sequence[Sequence[Any] | None], wanted: pa.ListType) -> pa.Array:
     lists = [() if each is None else each for each in values]
-    flat = from_list(list(chain.from_iterable(lists)), wanted.value_type)
+    arrays: list[Any] = [each for each in values if isinstance(each, np.ndarray) and each.ndim == 1]
+    if arrays and len(arrays) == len(values) - sum(each is None for each in values):
+        flat = from_numpy(np.concatenate(arrays), wanted.value_type)  # 10 ns a number instead of 190
+    else:
+        flat = from_list(list(chain.from_iterable(lists)), wanted.value_type)
     return pa.Array.from_buffers(wanted, len(lists), [_valid(values), _offsets(lists)], children=[flat])
 
 

@@ -133,17 +133,21 @@ table values                      the statistics of one tensor at one site, step
     sumsq           float64?      sum of squares
     nan_count       int64         0 unless min or max shows one
     inf_count       int64
-    sumabs          float64?
-    zero_count      int64?
-    sum4            float64?
-    argmax          int64?
-    channel_max     list<float>?
-    sample          list<float>?
+    sumabs          float64?      sum of magnitudes; infinite or NaN where one is
+    zero_count      int64?        zeros of either sign
+    sum4            float64?      sum of fourth powers
+    argmax          int64?        row-major index of the element of the largest magnitude, of the first one; of the
+                                  first NaN if there is one; null if numel is 0
+    channel_max     list<float>?  largest magnitude at each index of one dimension, the last unless chosen; NaN where
+                                  a NaN is
+    sample          list<float>?  elements at places that numel and their number tell; two numbers a complex one
     hash            binary?       fingerprints of the values
     sketch          list<float>?
-    histogram       list<int64>?  of exponents
+    histogram       list<int64>?  256 counts of finite numbers by magnitude: k of those from 2^(k-127) up to 2^(k-126);
+                                  0 of all below 2^-126 but zeros, 255 of all from 2^128 on. With zeros, NaN and
+                                  infinite ones they are `count`
     user            string?       JSON of the user's own function
-    blob            string?       shard and key of the whole tensor
+    blob            string?       the whole tensor: `FILE:NAME`, the file in the rank's folder
     note            word?         why it was not measured, or which part of it was
 
 table scalars                     what the user logged

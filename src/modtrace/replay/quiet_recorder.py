@@ -10,9 +10,9 @@ from ..collect.environment import describe_run
 from ..collect.op_mode import OpKeeper
 from ..collect.recorder import Recorder
 from ..errors import ModtraceWarning
+from ..recording.capture import to_captures
 from ..recording.memory import MemoryRecording
 from ..recording.op_options import Ops
-from ..recording.path_pattern import to_path_filter
 
 _NO_LIMIT = 2**62  # bytes: a proof, as a graph, needs every row
 
@@ -35,8 +35,8 @@ def recording_ops(
     error: BaseException | None = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ModtraceWarning)
-        chosen = None if values is None else to_path_filter()
-        recorder = Recorder(data, model, values=chosen, ops=Ops(saved=False))
+        captures = to_captures(values, ops=True)
+        recorder = Recorder(data, model, values=captures, ops=Ops(saved=False))
         recorder.start()
         try:
             if keeper is not None:

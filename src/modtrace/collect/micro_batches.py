@@ -1,0 +1,214 @@
+"""Measures what each backward adds to the gradients of parameters, by a hook on each parameter."""
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..measure.special import is_uninitialized
+from ..recording.phase import BACKWARD, FORWARD
+from ..recording.role import PARAMETER_GRAD
+from ..torch_internals import (
+    DisableTorchFunction,
+    forget_removed_hooks,
+    graph_task_id,
+    is_dynamo_compiling,
+    keep_out_of_dynamo,
+    was_hooked,
+)
+from .backward import Backward
+from .measured import MeasuredParameters
+from .names import descendants, parameter_of
+from .parameter_sites import Measure, ParameterSite, ParameterSites, name_of, store, wanted_by
+from .scopes import ScopeTracker
+from .segments import Segment
+from .wishes import Mask
+
+
+class MicroBatchTaps:
+    """Hooks on the parameters of the roots that run, from the call that begins until the step ends."""
+
+    def __init__(
+        self,
+        tracker: ScopeTracker,
+        sites: ParameterSites,
+        wanted: Mask,
+        *,
+        measure: Measure,
+        failed: Callable[[Exception, str], None],
+    ) -> None:
+        self._tracker = tracker
+        self._sites = sites
+        self._wanted = wanted
+        self._measure = measure
+        self._failed = failed
+        self._hear = self._measure_gradient  # bound once: each hook refers to it
+        self._hooks: dict[int, _GradientHook] = {}  # by id of the parameter
+        #: By whose call, with the captures that look at it.
+        self._needed: weakref.WeakKeyDictionary[Segment, tuple[set[int], Mask]] = weakref.WeakKeyDictionary()
+        self._left: list[tuple[weakref.ref[Segment], Mask]] = []  # of ended steps, whose graphs may live
+        self._woken: dict[Backward, set[int]] = {}  # what was hooked again for a backward that runs
+        self._is_leaving = False  # some step has ended, but not the backward in it
+        self._of_backward: dict[Backward | None, MeasuredParameters] = {}
+        self._is_abandoned = False
+        keep_out_of_dynamo(_GradientHook.__call__, MicroBatchTaps._measure_gradient)
+
+    def opened(self, segment: Segment, active: Mask) -> None:
+        """Hooks the parameters of a module whose call begins, once a step."""
+        active &= self._wanted
+        if not active or segment.phase != FORWARD or not segment.with_grad or self._is_abandoned:
+            return
+        self._needed[segment] = self._hook_those_of(segment, active), active
+
+    def segment_left(self, segment: Segment) -> None:
+        """The step of a segment has ended: it needs its hooks no more, unless a later backward runs its graph."""
+        hooked, active = self._needed.pop(segment, (None, 0))
+        if hooked:
+            self._left.append((weakref.ref(segment), active))
+
+    def backward_begins(self, backward: Backward) -> None:
+        """Hooks what calls of ended steps have used whose graphs live: of a generator, trained after its critic."""
+        left, self._left = self._left, []
+        for ref, active in left:
+            segment = ref()
+            if segment is not None and segment.has_graph() and not self._is_abandoned:
+                self._left.append((ref, active))
+                woken = self._hook_those_of(segment, active)
+                self._woken.setdefault(backward, set()).update(woken)
+
+    def step_ended(self) -> None:
+        """Takes off the hooks that no open step needs, unless a backward runs."""
+        self._is_leaving = bool(self._hooks)
+        self._unhook()
+
+    def take(self, backward: Backward | None) -> MeasuredParameters | None:
+        """What was measured in a backward that has ended; None: in those that did not come through the door."""
+        if backward is not None and self._woken.pop(backward, None):
+            self._is_leaving = True
+        self._unhook()
+        return self._of_backward.pop(backward, None)
+
+    def abandon(self) -> None:
+        """Measures nothing any more. Takes no lock."""
+        self._is_abandoned = True
+
+    def stop(self) -> list[MeasuredParameters]:
+        """Takes every hook off; returned is what nobody has taken."""
+        self._is_abandoned = True
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks, self._needed, self._left, self._woken = {}, weakref.WeakKeyDictionary(), [], {}
+        left, self._of_backward = list(self._of_backward.values()), {}
+        return left
+
+    # Hooks. A tensor hook, not one of its AccumulateGrad node: to keep that node alive, somebody would have to hold it,
+    # and `torch.utils.swap_tensors` (`Module.to`) refuses a parameter whose node lives.
+
+    def _hook_those_of(self, segment: Segment, active: Mask) -> set[int]:
+        """Hooks the parameters of the module that was called; returned are their ids."""
+        module = segment.named.ref() if segment.named.ref is not None else None
+        if module is not None:
+            try:
+                with DisableTorchFunction():
+                    return self._hook_below(module, active)
+            except Exception as error:
+                self._failed(error, f"the parameters of {segment.named.shown}")
+        return set()
+
+    def _hook_below(self, top: nn.Module, active: Mask) -> set[int]:
+        """Hooks what is not hooked yet; returned are the ids of the hooked parameters."""
+        hooked: set[int] = set()
+        has_learnt = False
+        for module in (top, *descendants(top)):
+            for parameter in module._parameters.values():
+                if parameter is None or not parameter.requires_grad or not parameter.is_leaf:
+                    continue
+                hooked.add(id(parameter))
+                known = self._hooks.get(id(parameter))
+                if known is not None and known.is_on():
+                    known.active |= active
+                elif not is_uninitialized(parameter):
+                    owners = self._tracker.names.owners_of(parameter)
+                    if not owners and not has_learnt:
+                        owners = self._tracker.names.owners_of(parameter, learn=True)
+                        has_learnt = True
+                    self._hook(parameter, self._sites.of_owners(owners), active)
+        return hooked
+
+    def _hook(self, parameter: torch.Tensor, sites: list[ParameterSite], active: Mask) -> None:
+        if wanted_by(sites, self._wanted):
+            hook = self._hooks[id(parameter)] = _GradientHook(sites, active, self._hear)
+            hook.was_first = not was_hooked(parameter)
+            hook.handle = _register_hook(parameter, hook)
+
+    def _unhook(self) -> None:
+        """Never in the middle of a backward, on any thread."""
+        if self._is_leaving and not self._tracker.backwards.is_running():
+            self._is_leaving = False
+            needed = set().union(*(each for each, _ in self._needed.values()), *self._woken.values())
+            for key in [key for key in self._hooks if key not in needed]:
+                self._hooks.pop(key).remove()
+
+    def _measure_gradient(self, hook: "_GradientHook", gradient: Any) -> None:
+        if self._is_abandoned or not isinstance(gradient, torch.Tensor):
+            return
+        start_ns, log = time.perf_counter_ns(), self._tracker.log
+        try:
+            backward = self._tracker.backwards.running(log, graph_task_id())
+            if backward is not None and not backward.accumulate:
+                return  # `autograd.grad` hands it out: it is added to nothing
+            mask = wanted_by(hook.sites, hook.active)
+            with DisableTorchFunction():
+                found = self._measure(gradient, mask, name_of(hook.sites, PARAMETER_GRAD))
+            measured = self._of_backward.get(backward)
+            if measured is None:  # two devices, two threads
+                new = MeasuredParameters(log.number, BACKWARD, hook.active)
+                measured = self._of_backward.setdefault(backward, new)
+            store(measured, found, PARAMETER_GRAD, hook.sites, hook.active)
+            measured.intervals += (start_ns, time.perf_counter_ns())
+        except Exception as error:
+            self._failed(error, hook.sites[0].path)
+
+
+_register_hook: Callable[[torch.Tensor, Any], Any] = torch.Tensor.register_hook
+
+
+class _GradientHook:
+    """What a parameter calls with the gradient of each backward, before it is added."""
+
+    __slots__ = ("_hear", "active", "handle", "sites", "was_first")
+
+    __torch_unserializable__ = True  # torch.save warns of hooks that do not say so (torch.utils.hooks, 2.13)
+
+    def __init__(
+        self, sites: list[ParameterSite], active: Mask, hear: Callable[["_GradientHook", Any], None]
+    ) -> None:
+        self.sites = sites
+        self.active = active  # the captures that may look at the step
+        self.handle: Any = None
+        self.was_first = False  # whether the parameter had never been hooked
+        self._hear = hear
+
+    def is_on(self) -> bool:
+        """Whether the parameter lives that it was put on; another may have its `id` by now."""
+        return self.handle is not None and self.handle.hooks_dict_ref() is not None
+
+    def remove(self) -> None:
+        """Takes it off, and leaves the parameter as it was."""
+        hooks = self.handle.hooks_dict_ref()
+        self.handle.remove()
+        if not self.was_first or hooks is None or hooks:
+            return
+        for site in self.sites:
+            module = None if site.owner is None or site.owner.ref is None else site.owner.ref()
+            parameter = None if module is None else parameter_of(module, site.slot)
+            if parameter is not None:  # the one it was on, or one that a user has put there
+                with DisableTorchFunction():
+                    forget_removed_hooks(parameter)
+
+    def __call__(self, gradient: Any) -> None:
+        if not is_dynamo_compiling():
+            self._hear(self, gradient)

@@ -1,0 +1,315 @@
+"""What users call to record: `record()`, and the recording that it gives while it is made."""
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from .errors import MisuseError
+from .face import Recording
+from .optional import require
+from .recording.capture import STATS, Capture, Patterns, to_captures
+from .recording.capture import to_json as captures_to_json
+from .recording.memory import MemoryRecording
+from .recording.meta import RunMeta
+from .recording.op_options import Ops, to_ops
+from .recording.protocols import RecordingData, Sink
+from .recording.step_range import StepRange, to_step_range
+from .recording.tensor_options import TensorOptions
+from .recording.triggers import Trigger, check_keep_last, paths_of, to_triggers
+from .store.reader import FolderReader
+from .store.writer import FolderWriter
+
+if TYPE_CHECKING:
+    from .collect.recorder import Recorder
+
+#: What a recording in memory keeps of rows.
+MAX_BYTES = 256 * 2**20
+
+
+class LiveRecording(Recording):
+    """A recording while it is made: a context manager, entered once. Readable inside and afterwards."""
+
+    def __init__(self, model: object, to: str | os.PathLike[str] | None, options: "RecordOptions") -> None:
+        super().__init__(MemoryRecording(max_bytes=options.max_bytes))
+        self.path = None if to is None else Path(to)
+        self._model: object = model
+        self._options = options
+        self._recorder: Recorder | None = None  # while it runs
+        self._last_recorder: Recorder | None = None
+        self._writer: FolderWriter | None = None
+        self._claim: str | None = None
+        self._entered = False
+
+    @property
+    def data(self) -> RecordingData:
+        """The tables as they are now, with the steps that have ended."""
+        if self._recorder is not None:
+            self._recorder.flush(force=True)
+        return self._data
+
+    def _settled(self) -> RecordingData:
+        data = self.data
+        if self._writer is not None:
+            self._writer.wait_for_tensors()
+        return data
+
+    @property
+    def progress(self) -> "Progress":
+        """How far the recording has come."""
+        sink: Any = self._writer or self._data
+        steps = self._last_recorder.steps_ended if self._last_recorder else 0
+        held = self._last_recorder.held_steps if self._last_recorder else 0
+        return Progress(steps=steps, rows=sink.rows, size_bytes=sink.size_bytes, held=held)
+
+    def step(self) -> None:
+        """Ends the step: from now on steps end only here.
+
+        Raises:
+            MisuseError: outside of the `with` block.
+        """
+        self._running("step()").end_step()
+
+    def log(self, **scalars: Any) -> None:
+        """Keeps numbers of the user's with the step that is running: `rec.log(loss=loss)`.
+
+        Args:
+            scalars: numbers, or tensors with one element (which are read at once: on a GPU this waits for it).
+
+        Raises:
+            TypeError: a value is no number.
+            MisuseError: outside of the `with` block.
+        """
+        self._running("log()").log(scalars)
+
+    def dump(self, reason: str = "") -> None:
+        """Writes the steps that `keep_last` holds: those that have ended.
+
+        Args:
+            reason: is kept with the recording, see `triggers`.
+
+        Raises:
+            MisuseError: outside of the `with` block, or neither `keep_last` nor `triggers` were given.
+        """
+        self._running("dump()").fire("dump", reason)
+
+    def __enter__(self) -> "LiveRecording":
+        if self._entered:
+            raise MisuseError("a recording is entered once; call record() again for another")
+        from .collect.environment import describe_run
+        from .collect.keep_last import in_front_of
+        from .collect.recorder import Recorder
+
+        self._claim = _claim(self.path)
+        try:
+            meta = describe_run(self._options.to_json())
+            sink = self._make_sink(meta)
+            options = self._options
+            recorder = Recorder(
+                in_front_of(sink, options.keep_last, options.triggers, max_bytes=options.max_bytes),
+                self._model,
+                steps=self._options.steps,
+                backward_times=self._options.backward_times,
+                values=self._options.values,
+                ops=self._options.ops,
+                strict=self._options.strict,
+            )
+            recorder.start()
+        except BaseException:
+            _release(self._claim)
+            raise
+        self._entered = True
+        self._recorder = self._last_recorder = recorder
+        self._model = None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        recorder, self._recorder = self._recorder, None
+        try:
+            if recorder is not None:
+                recorder.stop(error)
+        finally:
+            _release(self._claim)
+
+    def _make_sink(self, meta: RunMeta) -> Sink:
+        if self.path is None:
+            memory = MemoryRecording(meta, max_bytes=self._options.max_bytes, tensors=self._options.tensors)
+            self._data = memory
+            return memory
+        writer = FolderWriter(
+            self.path,
+            meta,
+            overwrite=self._options.overwrite,
+            new_attempt="TORCHELASTIC_RUN_ID" in os.environ,
+            strict=self._options.strict,
+            tensors=self._options.tensors,
+        )
+        self._writer = writer
+        self._data = FolderReader(writer.folder)
+        return writer
+
+    def _running(self, what: str) -> "Recorder":
+        if self._recorder is None:
+            raise MisuseError(f"rec.{what} works inside the `with record(...) as rec:` block only")
+        return self._recorder
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions:
+    """What `record()` was told, checked."""
+
+    steps: StepRange
+    backward_times: bool
+    values: tuple[Capture, ...]  # empty: no values
+    ops: Ops | None  # None: no ops
+    overwrite: bool
+    strict: bool
+    max_bytes: int
+    keep_last: int | None
+    tensors: TensorOptions
+    triggers: tuple[Trigger, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The options that say what the recording holds."""
+        return {
+            "steps": str(self.steps),
+            "backward_times": self.backward_times,
+            "ops": None if self.ops is None else asdict(self.ops),
+            **captures_to_json(self.values),
+            **({} if self.keep_last is None else {"keep_last": self.keep_last}),
+            **({"triggers": [repr(each) for each in self.triggers]} if self.triggers else {}),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a recording has come."""
+
+    steps: int
+    rows: int
+    size_bytes: int
+    held: int = 0  # of the steps: those that wait for a trigger
+
+
+def record(
+    model: object = None,
+    to: str | os.PathLike[str] | None = None,
+    *,
+    values: "str | Capture | Sequence[str | Capture] | None" = STATS,
+    include: Patterns = None,
+    exclude: Patterns = None,
+    ops: "bool | Ops" = False,
+    steps: "str | range | slice | None" = None,
+    backward_times: bool = False,
+    overwrite: bool = False,
+    strict: bool = False,
+    max_bytes: int = MAX_BYTES,
+    keep_last: int | None = None,
+    triggers: "Trigger | Sequence[Trigger] | None" = None,
+    tensors: TensorOptions | None = None,
+) -> LiveRecording:
+    """Records every module call inside its `with` block.
+
+        with modtrace.record(model, to="run.modtrace") as rec:
+            for batch in data:
+                train_step(batch)
+        print(rec)
+
+    Args:
+        model: the root module, a dict of named roots, or a list of them; None to have the roots found. What
+            runs beside the roots given is recorded too.
+        to: a folder to write the recording to while it is made; None to keep it in memory.
+        values: `"stats"` measures what every module returns, its gradients, and at each optimizer step the
+            parameters and their gradients: count, minimum, maximum, sums, NaN and infinite elements.
+            `Capture(...)`, or a list of several, chooses which tensors are looked at, in which steps, and what
+            is kept of them. None measures nothing: calls alone are recorded.
+        include: with `"stats"`, which modules and parameters are measured, by path: a glob over the whole path,
+            where `*` stays within one part and `**` crosses dots; a compiled regular expression, which is searched;
+            a list of those; None for all. A parameter is meant by its own path and by its module's.
+        exclude: the same for what is left out although it is included.
+        ops: record every operator too: forward, backward, recompute and optimizer, with the tensors it reads and
+            returns and what it costs; with `values="stats"` what it returns is measured as well. `Ops(...)` chooses
+            what else is kept. Of ops on other threads of the user's nothing is seen.
+        steps: which steps to keep, `"START:STOP[:EVERY]"`, a range or a slice; None for all.
+        backward_times: also take when each call's backward begins and ends (about 10 us per call).
+        overwrite: replace a recording that is at `to`.
+        strict: raise an internal failure of modtrace instead of noting it in the recording.
+        max_bytes: without `to`, and with `keep_last`, how many bytes of rows to keep; the oldest go first.
+        keep_last: hold so many of the last steps in memory, and write them only when a trigger fires, an exception
+            leaves the block, or at `rec.dump()`; None writes every step.
+        triggers: `NonFinite(...)`, `Above(...)`, `OutOfBand(...)`, `OnSignal(...)`, or a list of those. None is
+            `NonFinite()` with `keep_last`. Without `keep_last` each leaves a note alone: see `rec.triggers`.
+
+        tensors: how whole tensors are kept: how many bytes of them may wait or be held, and what happens when there
+            are more. None is `TensorOptions()`.
+
+    Raises:
+        TypeError: `model` is or holds something that is not a module.
+        ValueError: `steps` holds no step, `max_bytes` or `keep_last` is not positive, `values` is something else, or
+            a pattern cannot be read or, where `model` is given, matches nothing in it.
+        MissingLibraryError: torch is not installed.
+        MisuseError: on entering, if a recording to the same place is running in this process.
+        RecordingExistsError: on entering, if something is at `to` already.
+    """
+    require("torch", "modtrace.record()")
+    from .collect.names import check_patterns, roots_of
+
+    roots_of(model)
+    wanted_ops = to_ops(ops)
+    captures = to_captures(values, include, exclude, ops=wanted_ops is not None)
+    check_keep_last(keep_last)
+    watched = to_triggers(triggers, keep_last=keep_last, measured=bool(captures))
+    for paths in (*(each.paths for each in captures), *paths_of(watched)):
+        check_patterns(paths, model)
+    if max_bytes <= 0:
+        raise ValueError(f"max_bytes={max_bytes!r}: give a positive number of bytes")
+    options = RecordOptions(
+        steps=to_step_range(steps),
+        backward_times=backward_times,
+        values=captures,
+        ops=wanted_ops,
+        overwrite=overwrite,
+        strict=strict,
+        max_bytes=max_bytes,
+        keep_last=keep_last,
+        triggers=watched,
+        tensors=_checked(tensors),
+    )
+    return LiveRecording(model, to, options)
+
+
+def _checked(tensors: TensorOptions | None) -> TensorOptions:
+    if tensors is not None and not isinstance(tensors, TensorOptions):
+        raise TypeError(f"tensors={tensors!r}: give modtrace.TensorOptions(...)")
+    return tensors or TensorOptions()
+
+
+# Two recordings in one process may not write to one place.
+
+_claimed: set[str] = set()
+_claiming = threading.Lock()
+
+
+def _claim(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    place = os.path.realpath(path)
+    with _claiming:
+        if place in _claimed:
+            raise MisuseError(
+                f"{path}: record() is writing there already in this process. "
+                "Give the inner one another path, or remove it."
+            )
+        _claimed.add(place)
+    return place
+
+
+def _release(place: str | None) -> None:
+    if place is not None:
+        with _claiming:
+            _claimed.discard(place)

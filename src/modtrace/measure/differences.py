@@ -1,0 +1,188 @@
+"""How far the elements of a tensor move: a copy from before, and the difference to it."""
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from ..torch_internals import kind_of, plain_kinds
+from .dtypes import format_of
+from .memory import array_over, extent_of, is_held
+from .special import Plain, find_plain, is_uninitialized
+
+_MOST_OF_A_NOTE = 120
+
+#: Of tensors in CPU memory with these dtypes numpy takes the difference: no profiler sees an op of ours.
+_READ_BY_NUMPY = frozenset(
+    {torch.float32, torch.float64, torch.complex64, torch.complex128, torch.float16, torch.bfloat16}
+)
+_COMPLEX = {torch.complex64: np.complex64, torch.complex128: np.complex128}
+
+_Array = npt.NDArray[Any]
+
+
+class Difference(NamedTuple):
+    """How far a tensor has moved."""
+
+    tensor: torch.Tensor | None  # None: it cannot be told
+    shape: tuple[int, ...]
+    note: str | None  # of which part it is the difference, or why there is none
+
+
+class Before:
+    """A copy of a tensor's elements; its memory is used again for the same tensor's next one."""
+
+    __slots__ = ("_array", "_copy", "_layout", "_note", "_shape")
+
+    def __init__(self) -> None:
+        self._array: _Array | None = None  # raw elements, in the order in which they lie
+        self._copy: torch.Tensor | None = None
+        self._layout: Any = None  # of the tensor that was copied; None: nothing was
+        self._note: str | None = None  # why not
+        self._shape: tuple[int, ...] = ()  # as its user sees it
+
+    def take(self, tensor: torch.Tensor) -> None:
+        """Copies a tensor's elements. Called in `unseen()`, with neither gradients nor inference mode; never raises."""
+        try:
+            self._layout, self._note, self._shape = None, None, ()
+            plain = _plain_of(tensor)
+            self._shape = tuple(plain.shape)
+            if plain.tensor is None:
+                self._note = plain.note
+            elif self._take_memory(plain.tensor) or self._take_by_op(plain.tensor):
+                self._layout = _layout_of(plain.tensor)
+            else:
+                self._note = "not measured: its storage has been freed"
+        except Exception as error:  # a subclass of the user's, no memory left, a device that lacks an op
+            self._layout, self._note = None, _failure(error)
+
+    def difference(self, tensor: torch.Tensor, *, keep: bool) -> Difference:
+        """What is there now minus what was there, in float32 at least; called as `take()` is. Never raises.
+
+        Args:
+            keep: whether the result must stay as it is. Otherwise it may lie in our memory, until the next `take()`.
+        """
+        try:
+            if self._layout is None:
+                return Difference(None, self._shape, self._note)
+            plain = _plain_of(tensor)
+            shape = tuple(plain.shape)
+            if plain.tensor is None:
+                return Difference(None, shape, plain.note)
+            if _layout_of(plain.tensor) != self._layout:
+                return Difference(
+                    None, shape, "not measured: its shape, dtype or device has changed meanwhile"
+                )
+            return Difference(self._subtract(plain.tensor, keep), shape, plain.note)
+        except Exception as error:
+            return Difference(None, (), _failure(error))
+
+    def _take_memory(self, tensor: torch.Tensor) -> bool:
+        """Whether it could be copied without an op of torch's."""
+        raw = _raw_of(tensor)
+        if raw is None:
+            self._array = None
+            return False
+        if self._array is None or self._array.shape != raw.shape or self._array.dtype != raw.dtype:
+            self._array = np.empty_like(raw)
+        np.copyto(self._array, raw)
+        self._copy = None
+        return True
+
+    def _take_by_op(self, tensor: torch.Tensor) -> bool:
+        """Whether there was anything to copy."""
+        if not is_held(tensor):
+            return False
+        known = self._copy
+        if (
+            known is None or _layout_of(known)[1:] != _layout_of(tensor)[1:]
+        ):  # an expanded one's copy is dense
+            self._copy = known = torch.empty_like(tensor)
+        known.copy_(tensor)
+        return True
+
+    def _subtract(self, tensor: torch.Tensor, keep: bool) -> torch.Tensor | None:
+        old = self._array
+        if old is not None:
+            raw = _raw_of(tensor)
+            if raw is None:
+                raise RuntimeError("its storage has been freed")
+            return _as_tensor(_moved(raw, old, tensor.dtype, keep), tensor)
+        assert self._copy is not None
+        dtype = _wide(tensor.dtype)
+        if dtype != tensor.dtype:
+            return tensor.to(dtype).sub_(self._copy.to(dtype))
+        return torch.sub(tensor, self._copy) if keep else torch.sub(tensor, self._copy, out=self._copy)
+
+
+def _plain_of(tensor: torch.Tensor) -> Plain:
+    if kind_of(tensor) in _plain_kinds() and not is_uninitialized(tensor):
+        return Plain(tensor, tensor.shape, None)
+    return find_plain(tensor)
+
+
+@functools.cache
+def _plain_kinds() -> tuple[int, ...]:
+    return plain_kinds() or ()
+
+
+def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.stride(), tensor.dtype, tensor.device, tuple(tensor.shape)
+
+
+def _raw_of(tensor: torch.Tensor) -> _Array | None:
+    """The elements as they lie side by side in CPU memory; None where they do not, or numpy cannot subtract them."""
+    if tensor.device.type != "cpu" or tensor.dtype not in _READ_BY_NUMPY:
+        return None
+    form, extent = format_of(tensor.dtype), extent_of(tensor)
+    if form is None or extent is None or extent.shape is not None or extent.repeats != 1:
+        return None
+    return array_over(extent, form)
+
+
+def _moved(new: _Array, old: _Array, dtype: torch.dtype, keep: bool) -> _Array:
+    with np.errstate(all="ignore"):  # no handler of the user's hears of our errors
+        if dtype in (torch.float16, torch.bfloat16):
+            new, old, keep = _widened(new, dtype), _widened(old, dtype), False
+        moved: _Array = np.subtract(new, old, out=None if keep else old)
+    return moved
+
+
+def _widened(raw: _Array, dtype: torch.dtype) -> _Array:
+    """Halves as float32, in their order."""
+    if dtype == torch.float16:
+        return raw.view(np.float16).astype(np.float32)
+    widened: _Array = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return widened
+
+
+def _as_tensor(numbers: _Array, like: torch.Tensor) -> torch.Tensor:
+    """Numbers as a tensor with the shape and the strides of another; `torch.from_numpy` would run an op."""
+    kind = _COMPLEX.get(like.dtype)
+    if kind is not None:
+        numbers = numbers.view(kind)
+    if like.is_contiguous():
+        numbers = numbers.reshape(tuple(like.shape))
+    else:
+        steps = tuple(stride * numbers.itemsize for stride in like.stride())
+        numbers = np.lib.stride_tricks.as_strided(numbers, tuple(like.shape), steps)
+    tensor: torch.Tensor = from_dlpack(numbers)
+    return tensor
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """In what a difference is exact, or rounded once."""
+    if dtype.is_complex:
+        return torch.complex64 if dtype.itemsize < 8 else dtype
+    if dtype.is_floating_point:
+        return torch.float32 if dtype.itemsize < 4 else dtype
+    return torch.int64
+
+
+def _failure(error: Exception) -> str:
+    return " ".join(f"not measured: {type(error).__name__}: {error}".split("\n", 1)[0].split())[
+        :_MOST_OF_A_NOTE
+    ]

@@ -1,0 +1,167 @@
+"""Measures what is asked for of a tensor beyond its usual statistics, or notes why not; never raises."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..torch_internals import kind_of, outside_transforms, plain_kinds, tracing_state, unseen
+from .device_fingerprints import hash_on_device, sketch_on_device
+from .device_spread import channel_max_on_device, sample_on_device, spread_on_device
+from .dtypes import Format, Raw, format_of
+from .fingerprints import fingerprint_array, hash_array, sketch_array
+from .measurer import shortened, why_not
+from .memory import is_held, logical_array
+from .special import find_plain, is_uninitialized
+from .spread import channel_max_array, sample_array, spread_array
+from .user_functions import UserFunctions, described
+from .want import Extra, Want
+
+
+class Extras:
+    """Measures for one recorder, on any thread."""
+
+    def __init__(self, raised: Callable[[str, Exception], None]) -> None:
+        """Has measured nothing.
+
+        Args:
+            raised: is told which function of the user's has raised, and what; once for each.
+        """
+        self._plain = plain_kinds() or ()
+        self._functions = UserFunctions(raised)
+
+    def measure(self, tensor: torch.Tensor, want: Want, extra: Extra) -> None:
+        """Adds what is wanted and not there yet, but for whole tensors. Called within `quiet()`.
+
+        Of a tensor that is no plain one it is all of the part that `find_plain` finds, also what functions are called
+        with. What lies on another device is measured there, without waiting for it.
+        """
+        if not want.functions and not _missing_parts(want, extra):
+            return
+        try:
+            if is_plain(tensor, self._plain):
+                self._measure(tensor, want, extra, None)
+            else:
+                self._measure_special(tensor, want, extra)
+        except Exception as error:  # a subclass of the user's
+            extra.add_note(shortened(f"not measured: {described(error)}"))
+
+    def _measure_special(self, tensor: torch.Tensor, want: Want, extra: Extra) -> None:
+        with unseen(), outside_transforms(), torch.no_grad():
+            plain = find_plain(tensor)
+            if plain.tensor is not None:
+                self._measure(plain.tensor, want, extra, plain.note)
+            else:
+                extra.add_note(shortened(plain.note))
+
+    def _measure(self, tensor: torch.Tensor, want: Want, extra: Extra, note: str | None) -> None:
+        parts, form = _missing_parts(want, extra), format_of(tensor.dtype)
+        if not is_held(tensor) or (parts and form is None):
+            extra.add_note(why_not(tensor))
+        else:
+            extra.add_note(shortened(note))
+            if parts and form is not None:
+                extra.add_note(form.note)
+                _measure_parts(tensor, form, parts, want, extra)
+        if want.functions and is_held(tensor):
+            self._functions.call(tensor, want.functions, extra)
+
+
+def is_plain(tensor: torch.Tensor, kinds: tuple[int, ...]) -> bool:
+    """Whether its numbers lie in CPU memory as its strides say, and it may be asked for them: no trace hears of it.
+
+    Args:
+        kinds: `plain_kinds()`.
+    """
+    return kind_of(tensor) in kinds and not is_uninitialized(tensor) and tracing_state() is None
+
+
+# Parts: what is measured in one pass, by the field of `Extra` that tells whether it is there.
+
+_SPREAD, _CHANNEL_MAX, _SAMPLE, _HASH, _SKETCH = "histogram", "channel_max", "sample", "hash", "sketch"
+_FINGERPRINT = "hash and sketch"
+
+
+def _missing_parts(want: Want, extra: Extra) -> list[str]:
+    parts = []
+    if want.stats > 1:
+        if extra.histogram is None:
+            parts.append(_SPREAD)
+        if want.channel_dim not in extra.channel_max:
+            parts.append(_CHANNEL_MAX)
+    if want.sample and want.sample not in extra.sample:
+        parts.append(_SAMPLE)
+    if want.hash and extra.hash is None:
+        parts.append(_HASH)
+    if want.sketch and extra.sketch is None:
+        parts.append(_SKETCH)
+    return parts
+
+
+def _measure_parts(tensor: torch.Tensor, form: Format, parts: list[str], want: Want, extra: Extra) -> None:
+    if tensor.device.type == "cpu":
+        _measure_host(tensor, form, parts, want, extra)
+    else:
+        _measure_device(tensor, parts, want, extra)
+
+
+def _measure_host(tensor: torch.Tensor, form: Format, parts: list[str], want: Want, extra: Extra) -> None:
+    array = logical_array(tensor)
+    if array is None:
+        extra.add_note(why_not(tensor))
+        return
+    if _HASH in parts and _SKETCH in parts:  # one pass is hardly dearer than either
+        parts = [each for each in parts if each not in (_HASH, _SKETCH)] + [_FINGERPRINT]
+    with np.errstate(all="ignore"):  # no handler of the user's hears of our errors
+        for part in parts:
+            _add(part, partial(_ON_HOST[part], array, form, want), want, extra)
+
+
+def _measure_device(tensor: torch.Tensor, parts: list[str], want: Want, extra: Extra) -> None:
+    for part in parts:
+        _add(part, partial(_ON_DEVICE[part], tensor, want), want, extra)
+
+
+def _add(part: str, measure: Callable[[], Any], want: Want, extra: Extra) -> None:
+    try:
+        found = measure()
+    except Exception as error:
+        found = described(error)
+    if isinstance(found, str):
+        _note_absence(part, found, want, extra)
+    elif part == _SPREAD:
+        extra.sumabs, extra.zero_count, extra.sum4, extra.argmax, extra.histogram = found
+    elif part == _CHANNEL_MAX:
+        extra.channel_max[want.channel_dim] = found
+    elif part == _SAMPLE:
+        extra.sample[want.sample] = found
+    elif part == _FINGERPRINT:
+        extra.hash, extra.sketch = found
+    else:
+        setattr(extra, part, found)
+
+
+def _note_absence(part: str, reason: str, want: Want, extra: Extra) -> None:
+    about = want.channel_dim if part == _CHANNEL_MAX else want.sample if part == _SAMPLE else None
+    for each in (_HASH, _SKETCH) if part == _FINGERPRINT else (part,):
+        extra.add_note(shortened(f"no {each}: {reason}"), each, about)
+
+
+_ON_HOST: dict[str, Callable[[Raw, Format, Want], Any]] = {
+    _SPREAD: lambda array, form, want: spread_array(array, form),
+    _CHANNEL_MAX: lambda array, form, want: channel_max_array(array, form, want.channel_dim),
+    _SAMPLE: lambda array, form, want: sample_array(array, form, want.sample),
+    _HASH: lambda array, form, want: hash_array(array),
+    _SKETCH: lambda array, form, want: sketch_array(array, form),
+    _FINGERPRINT: lambda array, form, want: fingerprint_array(array, form),
+}
+
+_ON_DEVICE: dict[str, Callable[[torch.Tensor, Want], Any]] = {
+    _SPREAD: lambda tensor, want: spread_on_device(tensor),
+    _CHANNEL_MAX: lambda tensor, want: channel_max_on_device(tensor, want.channel_dim),
+    _SAMPLE: lambda tensor, want: sample_on_device(tensor, want.sample),
+    _HASH: lambda tensor, want: hash_on_device(tensor),
+    _SKETCH: lambda tensor, want: sketch_on_device(tensor),
+}

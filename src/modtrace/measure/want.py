@@ -1,0 +1,79 @@
+"""What is to be kept of a tensor beyond its usual statistics, and what was."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Want(NamedTuple):
+    """What is to be measured of one tensor: what all captures that mean it want together."""
+
+    stats: int = 1  # the tier: 0, 1 or 2
+    channel_dim: int = -1
+    hash: bool = False
+    sketch: bool = False
+    sample: int = 0
+    tensors: bool = False  # a copy at once ...
+    lazy: bool = False  # ... or later; a copy at once is wanted more
+    functions: tuple[Callable[[torch.Tensor], Any], ...] = ()
+
+    def __or__(self, other: "Want") -> "Want":
+        """What both want."""
+        return Want(
+            stats=max(self.stats, other.stats),
+            channel_dim=other.channel_dim if self.stats < 2 <= other.stats else self.channel_dim,
+            hash=self.hash or other.hash,
+            sketch=self.sketch or other.sketch,
+            sample=max(self.sample, other.sample),
+            tensors=self.tensors or other.tensors,
+            lazy=self.lazy or other.lazy,
+            functions=(*self.functions, *(each for each in other.functions if each not in self.functions)),
+        )
+
+
+USUAL = Want()
+
+
+class Note(NamedTuple):
+    """Why something asked for could not be had, or which part of a tensor it is of."""
+
+    text: str
+    of: str = ""  # the field of `Extra` that it is about; "": all
+    about: Any = None  # of `channel_max` the dimension, of `user` the function
+
+
+class Extra:
+    """What was kept of one tensor beyond its usual statistics; None: not asked for, or it could not be had.
+
+    What was measured on another device is a tensor there until its step is written (`torch.Tensor` below).
+    """
+
+    __slots__ = (
+        "argmax", "blob", "channel_max", "hash", "histogram", "notes", "sample", "sketch", "sum4", "sumabs",
+        "user", "zero_count",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.sumabs: float | torch.Tensor | None = None
+        self.zero_count: int | torch.Tensor | None = None
+        self.sum4: float | torch.Tensor | None = None
+        self.argmax: int | torch.Tensor | None = None  # flat, row-major
+        self.channel_max: dict[
+            int, Any
+        ] = {}  # float32[channels], by dimension: sites that share a tensor may differ
+        self.histogram: Any = None  # int64[256]
+        self.sample: dict[int, Any] = {}  # float32[...], by how many were asked for
+        self.hash: int | torch.Tensor | None = None  # 64 bits
+        self.sketch: Any = None  # float64[64]
+        self.user: list[
+            tuple[Callable[[torch.Tensor], Any], Any]
+        ] = []  # functions of the user's, and what they returned
+        self.blob: str | None = None  # where it lies
+        self.notes: tuple[Note, ...] = ()
+
+    def add_note(self, text: str | None, of: str = "", about: Any = None) -> None:
+        """Says why something could not be had, or which part of the tensor it is of; the same once, None never."""
+        note = Note(text or "", of, about)
+        if text and note not in self.notes:
+            self.notes += (note,)

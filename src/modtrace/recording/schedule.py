@@ -1,0 +1,109 @@
+"""Which steps something is done in: a range, a list, or what a function of the user's says."""
+
+from collections.abc import Callable, Collection
+from numbers import Integral  # numpy's too
+from typing import Any, Protocol
+
+from .step_range import StepRange, to_step_range
+
+
+class Schedule(Protocol):
+    """Steps, by number; `str()` of it is what the recording says about it."""
+
+    def __contains__(self, number: object, /) -> bool:
+        """Whether the step of this number is among them."""
+
+
+class StepList:
+    """The steps of a list."""
+
+    def __init__(self, numbers: Collection[int]) -> None:
+        self._numbers = frozenset(numbers)
+
+    def __contains__(self, number: object, /) -> bool:
+        return number in self._numbers
+
+    def __str__(self) -> str:
+        return ",".join(str(number) for number in sorted(self._numbers))
+
+
+class NoSteps:
+    """None at all: what waits for a trigger."""
+
+    def __contains__(self, number: object, /) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        return "none"
+
+
+class StepPredicate:
+    """The steps that a function chooses. It is asked once for each; where it raises, the step is not among them."""
+
+    def __init__(self, choose: Callable[[int], Any]) -> None:
+        self._choose = choose
+        self._known: dict[int, bool] = {}
+        self.error: Exception | None = None  # the first that it has raised
+        self.raised_at = -1  # the step that it was asked for then
+
+    def afresh(self) -> "StepPredicate":
+        """The same function, which has not been asked."""
+        return StepPredicate(self._choose)
+
+    def __contains__(self, number: object, /) -> bool:
+        assert isinstance(number, int)
+        known = self._known.get(number)
+        if known is None:
+            known = self._ask(number)
+            if len(self._known) >= _REMEMBERED:
+                self._known.pop(next(iter(self._known)))
+            self._known[number] = known
+        return known
+
+    def _ask(self, number: int) -> bool:
+        try:
+            return bool(self._choose(number))
+        except Exception as error:
+            if self.error is None:
+                self.error, self.raised_at = error, number
+            return False
+
+    def __str__(self) -> str:
+        return f"function {getattr(self._choose, '__qualname__', repr(self._choose))}"
+
+
+#: Answers that are kept: a step is asked for again until its rows are written.
+_REMEMBERED = 4096
+
+
+def to_schedule(steps: object, argument: str = "steps") -> Schedule:
+    """The steps that a user means.
+
+    Args:
+        steps: None for all; `"START:STOP[:EVERY]"`, a range or a slice; a list, tuple or set of numbers; a function
+            that is given the number of a step.
+        argument: what it is called in an error.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: it holds no step.
+    """
+    if isinstance(steps, (list, tuple, set, frozenset)) and not isinstance(steps, StepRange):
+        return StepList([int(each) for each in _checked_numbers(steps, argument)])
+    if steps is None or isinstance(steps, (str, range, slice, StepRange)):
+        return to_step_range(steps)
+    if callable(steps):
+        return StepPredicate(steps)
+    raise TypeError(
+        f"{argument}={steps!r}: give 'START:STOP[:EVERY]', a range, a slice, a list of numbers, "
+        "a function of the step's number, or None for all steps"
+    )
+
+
+def _checked_numbers(steps: Collection[Any], argument: str) -> Collection[int]:
+    if not steps:
+        raise ValueError(f"{argument}={steps!r} holds no step. Give at least one, or None for all.")
+    for each in steps:
+        if not isinstance(each, Integral) or isinstance(each, bool) or each < 0:
+            raise ValueError(f"{argument}: {each!r} is no number of a step; they count from 0")
+    return steps

@@ -1,0 +1,335 @@
+"""Captures: what is looked at, in which steps, and what is kept of it, through `record()`."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import modtrace
+from helpers.stat_rows import holds, names, one, rows
+from modtrace import Capture
+from modtrace.errors import ModtraceWarning
+
+
+@pytest.fixture(autouse=True)
+def from_a_seed(seeded: None) -> None:
+    """Every test starts from the same numbers."""
+
+
+class Net(nn.Module):
+    """Two blocks called with a keyword, and a head that is given two tensors in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = Head()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x=x)
+        return self.head({"now": x, "scale": 2 * x})
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x))
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.linear(given["now"] + given["scale"])
+
+
+def train(model: nn.Module, steps: int = 1) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+
+def recorded(
+    values: Any, steps: int = 1, model: nn.Module | None = None, **options: Any
+) -> modtrace.Recording:
+    model = Net() if model is None else model
+    with modtrace.record(model, strict=True, values=values, **options) as rec:
+        train(model, steps)
+    return rec
+
+
+def cells(rec: modtrace.Recording, column: str) -> list[Any]:
+    """A column of `values`, by order of measuring."""
+    found = sorted(rec.table("values").to_pylist(), key=lambda row: (row["step"], row["order"]))
+    return [row[column] for row in found]
+
+
+# Inputs.
+
+
+def test_inputs_are_measured_by_place_and_by_keyword_inside_of_dicts_too() -> None:
+    rec = recorded(Capture(roles="input"))
+    assert names(rows(rec), "path", "slot") == [
+        ("", "[0]"),
+        ("blocks.0", "['x']"),
+        ("blocks.0.linear", "[0]"),
+        ("blocks.1", "['x']"),
+        ("blocks.1.linear", "[0]"),
+        ("head", "[0]['now']"),
+        ("head", "[0]['scale']"),
+        ("head.linear", "[0]"),
+    ]
+    assert {row.phase for row in rows(rec)} == {"forward"}
+
+
+def test_an_input_holds_what_was_given_also_if_it_is_overwritten_inside() -> None:
+    class Overwrites(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mul_(3)
+
+    model, x = Overwrites(), torch.tensor([1.0, 2.0])
+    with modtrace.record(model, strict=True, values=Capture(roles=("input", "output"))) as rec:
+        model(x)
+    assert holds(one(rec, role="input"), torch.tensor([1.0, 2.0]))
+    assert holds(one(rec, role="output"), torch.tensor([3.0, 6.0]))
+
+
+def test_an_input_that_a_module_returned_is_measured_once() -> None:
+    rec = recorded(Capture(roles=("input", "output")), model=nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    found = {(row.path, row.role): row.order for row in rows(rec)}
+    assert found == {
+        ("", "input"): 0,
+        ("0", "input"): 0,
+        ("0", "output"): 1,
+        ("1", "input"): 1,
+        ("1", "output"): 2,
+        ("", "output"): 2,
+    }
+
+
+def test_gradients_of_inputs_are_those_of_the_tensors_given() -> None:
+    model = Net()
+    rec = recorded(Capture(roles="grad_input"), model=model)
+    assert names(rows(rec), "path", "slot") == [
+        ("head.linear", "[0]"),
+        ("head", "[0]['scale']"),
+        ("head", "[0]['now']"),
+        ("blocks.1.linear", "[0]"),
+        ("blocks.1", "['x']"),
+    ]  # blocks.0 is given what needs no gradient
+    weight = model.head.linear.weight.detach() + 0.1 * model.head.linear.weight.grad  # before the step
+    gradient = weight.expand(2, 4)
+    assert holds(one(rec, path="head.linear"), gradient.contiguous())
+    assert holds(one(rec, path="head", slot="[0]['now']"), 3 * gradient)  # all that is made of it
+
+
+def test_an_input_that_is_a_leaf_has_its_gradient_and_no_hook_afterwards() -> None:
+    x = torch.ones(3, requires_grad=True)
+    model = nn.ReLU()
+    with modtrace.record(model, strict=True, values=Capture(roles="grad_input")) as rec:
+        (2 * model(x)).sum().backward()
+    assert holds(one(rec), torch.full((3,), 2.0))
+    assert not x._backward_hooks
+
+
+# Which.
+
+
+def test_several_captures_are_one_row_where_they_mean_the_same() -> None:
+    rec = recorded([Capture(roles="output"), Capture(roles="output", include="head", hash=True)])
+    hashes = dict(zip(names(rows(rec), "path"), cells(rec, "hash"), strict=True))
+    assert [path for path, found in hashes.items() if found is not None] == ["head"]
+    assert len(hashes) == len(rows(rec)) == 7
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [{"types": nn.Linear}, {"types": "Linear"}, {"types": ("Linear", Net)}, {"include": "re:linear$"}],
+    ids=["class", "name", "both", "path"],
+)
+def test_modules_are_chosen_by_class_or_by_path(chosen: dict[str, Any]) -> None:
+    rec = recorded(Capture(roles=("output", "parameter"), **chosen))
+    linears = {"blocks.0.linear", "blocks.1.linear", "head.linear"}
+    is_net_too = isinstance(chosen.get("types"), tuple)
+    assert {row.path for row in rows(rec)} == ({*linears, ""} if is_net_too else linears)
+    assert {row.path for row in rows(rec, role="parameter")} == linears
+
+
+def test_a_function_chooses_by_path_and_module_and_is_asked_once_for_each() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def is_wide(path: str, module: nn.Module | None) -> bool:
+        asked.append((path, type(module).__name__))
+        return isinstance(module, nn.Linear) and module.out_features == 4
+
+    rec = recorded(Capture(roles=("output", "grad_output"), where=is_wide), steps=3)
+    assert {row.path for row in rows(rec)} == {"blocks.0.linear", "blocks.1.linear"}
+    assert ("head", "Head") in asked
+    assert len(asked) == 2 * 7  # modules, for two roles
+
+
+def test_ops_are_chosen_by_name_and_by_the_module_they_run_in() -> None:
+    rec = recorded(Capture(roles="op_output", ops="aten.relu*", include="blocks.1"), ops=True)
+    sites = {site["op"] for site in rec.table("sites").to_pylist() if site["op"]}
+    assert (sites, names(rows(rec), "path", "phase")) == ({"aten.relu.default"}, [("blocks.1", "forward")])
+
+
+def test_ops_of_backward_are_chosen_by_the_module_whose_backward_it_is() -> None:
+    rec = recorded(Capture(roles="op_output", ops="aten.mm*", include="blocks.1.linear"), ops=True)
+    assert set(names(rows(rec), "path", "phase")) == {("blocks.1.linear", "backward")}
+
+
+def test_stats_with_ops_and_a_pattern_still_measures_every_op() -> None:
+    rec = recorded("stats", include="head", ops=True)
+    assert {row.path for row in rows(rec, role="op_output")} >= {"blocks.0", "blocks.1.linear", "head"}
+
+
+# When.
+
+
+@pytest.mark.parametrize(
+    "steps, expected",
+    [("2:4", [2, 3]), ("::3", [0, 3]), ([4, 1], [1, 4]), (lambda step: step % 2 == 1, [1, 3])],
+    ids=["range", "every", "list", "function"],
+)
+def test_only_the_steps_of_a_capture_have_its_rows(steps: Any, expected: list[int]) -> None:
+    rec = recorded(
+        [Capture(roles="output", include="head"), Capture(roles="parameter", steps=steps)], steps=5
+    )
+    assert sorted({row.step for row in rows(rec, role="parameter")}) == expected
+    assert sorted({row.step for row in rows(rec, role="output")}) == [0, 1, 2, 3, 4]
+
+
+def test_what_a_capture_adds_to_a_row_is_there_in_its_steps_only() -> None:
+    both = [
+        Capture(roles="output", include="head"),
+        Capture(roles="output", include="head", stats=2, steps="::2"),
+    ]
+    rec = recorded(both, steps=4)
+    assert [each is not None for each in cells(rec, "histogram")] == [True, False, True, False]
+    assert None not in cells(rec, "count")
+
+
+def test_steps_of_the_recording_and_of_its_captures_must_both_mean_a_step() -> None:
+    rec = recorded(Capture(roles="output", include="head", steps="::2"), steps=6)
+    assert [row.step for row in rows(rec)] == [0, 2, 4]
+    model = Net()
+    with modtrace.record(
+        model, strict=True, steps="3:6", values=Capture(roles="output", include="head", steps="::2")
+    ) as rec:
+        train(model, 6)
+    assert [row.step for row in rows(rec)] == [4]
+    assert rec.table("steps")["step"].to_pylist() == [3, 4, 5]
+
+
+def test_an_idle_step_looks_at_nothing() -> None:
+    seen: list[torch.Tensor] = []
+    rec = recorded(Capture(roles="all", steps=[1], function=lambda tensor: seen.append(tensor)), steps=1)
+    assert seen == []
+    assert rec.table("values").num_rows == 0
+    assert rec.table("steps").num_rows == 1
+
+
+# Functions of the user's.
+
+
+def test_what_a_function_returns_is_kept_as_json() -> None:
+    rec = recorded(
+        Capture(roles="output", include="head", function=lambda tensor: {"shape": list(tensor.shape)})
+    )
+    assert [json.loads(each) for each in cells(rec, "user")] == [{"shape": [2, 1]}]
+
+
+def test_a_function_that_raises_is_noted_in_each_row_and_told_once() -> None:
+    def picky(tensor: torch.Tensor) -> float:
+        raise ValueError(f"no {tensor.dim()}-d tensors")
+
+    model = Net()
+    with (
+        pytest.warns(ModtraceWarning, match="picky raised ValueError: no 2-d tensors") as warned,
+        modtrace.record(model, strict=True, values=Capture(roles="output", function=picky)) as rec,
+    ):
+        train(model, 2)
+    assert len(warned) == 1
+    assert {row.note for row in rows(rec)} == {"function picky raised ValueError: no 2-d tensors"}
+    assert len(rows(rec)) == 14
+    assert all(row.count for row in rows(rec))
+    [mark] = rec.meta.marks
+    assert "picky raised in step 0: ValueError: no 2-d tensors" in mark
+
+
+def test_a_choosing_function_that_raises_means_nothing_and_the_recording_says_so() -> None:
+    model = Net()
+    with (
+        pytest.warns(ModtraceWarning, match="the function where, asked for '.*', raised KeyError"),
+        modtrace.record(
+            model,
+            strict=True,
+            values=["stats", Capture(roles="input", where=lambda path, module: {}["x"])],
+        ) as rec,
+    ):
+        train(model)
+    assert {row.role for row in rows(rec)} == {"output", "grad_output", "parameter", "parameter_grad"}
+    [mark] = rec.meta.marks
+    assert mark.startswith("Capture: the function where, asked for ")
+
+
+def test_a_schedule_that_raises_means_no_step_and_the_recording_says_so() -> None:
+    model = Net()
+    with (
+        pytest.warns(ModtraceWarning, match="the function steps, asked for step 0, raised ZeroDivisionError"),
+        modtrace.record(model, strict=True, values=Capture(steps=lambda step: 1 // step == 1)) as rec,
+    ):
+        train(model, 2)
+    assert {row.step for row in rows(rec)} == {1}
+
+
+# What is kept.
+
+
+def test_hash_sketch_and_sample_are_of_the_numbers_that_came_by() -> None:
+    model = nn.Linear(4, 4)
+    rec = recorded(Capture(roles="parameter", hash=True, sketch=True, sample=4), steps=2, model=model)
+    assert [len(each) for each in cells(rec, "hash")] == [8] * 4
+    assert [len(each) for each in cells(rec, "sketch")] == [64] * 4
+    assert [len(each) for each in cells(rec, "sample")] == [4] * 4
+    weight, bias, next_weight, next_bias = cells(rec, "hash")
+    assert len({weight, bias, next_weight, next_bias}) == 4
+
+
+def test_without_statistics_a_row_says_that_nobody_asked() -> None:
+    rec = recorded(Capture(roles="output", include="head", stats=0, hash=True))
+    assert (one(rec).count, one(rec).note) == (None, "statistics not asked for")
+    assert cells(rec, "hash") != [None]
+
+
+@pytest.mark.parametrize("how", [True, "lazy"])
+@pytest.mark.parametrize("place", ["memory", "folder"])
+def test_whole_tensors_come_back_bit_by_bit(how: Any, place: str, tmp_path: Any) -> None:
+    model, kept = Net(), []
+    model.head.register_forward_hook(lambda module, args, output: kept.append(output.detach().clone()))
+    to = tmp_path / "run.modtrace" if place == "folder" else None
+    with modtrace.record(
+        model, to, strict=True, values=Capture(roles="output", include="head", tensors=how)
+    ) as rec:
+        train(model, 3)
+    for step, expected in enumerate(kept):
+        assert torch.equal(rec.tensor("head", step), expected)
+
+
+def test_a_lazily_kept_tensor_that_is_overwritten_says_so() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    with modtrace.record(model, strict=True, values=Capture(roles="output", tensors="lazy")) as rec:
+        model(torch.ones(2, 4)).sum().backward()
+    notes = {row.path: row.note for row in rows(rec)}
+    assert notes == {"0": "not kept: written to before it was copied", "1": None, "": None}

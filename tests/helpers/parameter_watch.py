@@ -1,0 +1,160 @@
+"""Drives the taps on parameters without a recorder, and keeps a copy of every tensor that they measure."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from helpers.keeping import Keeper
+from modtrace.collect import scopes
+from modtrace.collect.measured import MeasuredParameters
+from modtrace.collect.parameter_values import ParameterTaps
+from modtrace.collect.wishes import Wishes
+from modtrace.measure.measurer import Measurement
+from modtrace.recording.capture import Capture
+from modtrace.torch_internals import unseen
+
+
+class Seen(NamedTuple):
+    """One row as it would be written, with the tensor itself."""
+
+    phase: str
+    role: str
+    path: str | None
+    slot: str
+    value: Any  # a tensor, or the note that says why there is none
+    mask: int
+
+    @property
+    def site(self) -> tuple[str | None, str]:
+        return self.path, self.slot
+
+
+class Watch(Keeper):
+    """A listener and a tap, as a recorder is both."""
+
+    def __init__(self, captures: tuple[Capture, ...]) -> None:
+        super().__init__()
+        self.active = -1  # every capture
+        self.rows: list[Seen] = []
+        self.names: list[str] = []  # as whole tensors are called
+        self.settled = 0
+        self.errors: list[Exception] = []
+        self._captures = captures
+        self._closed: list[Any] = []
+        self._copies: dict[Measurement, torch.Tensor] = {}
+
+    def start(self, tracker: scopes.ScopeTracker) -> None:
+        self.wishes = Wishes(self._captures, tracker.names)
+        self.taps = ParameterTaps(
+            tracker,
+            self.wishes,
+            active=lambda: self.active & (1 << len(self._captures)) - 1,
+            measure=self._measure,
+            settle=self._settle,
+            failed=lambda error, where: self.errors.append(error),
+        )
+
+    def of(self, role: str, **chosen: Any) -> list[Seen]:
+        """The rows of a role, in their order."""
+        found = [each for each in self.rows if each.role == role]
+        return [each for each in found if all(getattr(each, name) == is_ for name, is_ in chosen.items())]
+
+    def values(self, role: str, **chosen: Any) -> dict[tuple[str | None, str], Any]:
+        """The tensors of a role by site, each of which has one row."""
+        found = self.of(role, **chosen)
+        by_site = {each.site: each.value for each in found}
+        assert len(by_site) == len(found)
+        return by_site
+
+    def step_ends(self) -> None:
+        """The outermost calls that have ended belong to no open step any more."""
+        closed, self._closed = self._closed, []
+        for segment in closed:
+            self._add(self.taps.take_segment(segment))
+        self.taps.step_ended()
+
+    def _settle(self) -> None:
+        self.settled += 1
+
+    def _measure(self, tensor: torch.Tensor, mask: int, name: str) -> Measurement:
+        found = Measurement(None, -1, tuple(tensor.shape), tensor.dtype, None)
+        with unseen(), torch.inference_mode(False), torch.no_grad():
+            self._copies[found] = tensor.detach().clone()
+        self.names.append(name)
+        assert mask
+        return found
+
+    def _add(self, measured: MeasuredParameters | None) -> None:
+        for found, role, slot, owner, mask in [] if measured is None else measured.sites:
+            path = None if owner is None else owner.path
+            value = self._copies.get(found, found.note)
+            self.rows.append(Seen(measured.phase, role, path, slot, value, mask))
+
+    # As a recorder would.
+
+    def segment_opened(self, segment: Any, in_step: bool) -> None:
+        super().segment_opened(segment, in_step)
+        self.taps.segment_opened(segment, self.active & (1 << len(self._captures)) - 1)
+
+    def segment_closed(self, segment: Any) -> None:
+        self.taps.segment_closed(segment, self.active & (1 << len(self._captures)) - 1)
+        self._closed.append(segment)
+
+    def backward_ended(self, backward: Any) -> None:
+        super().backward_ended(backward)
+        self._add(self.taps.take_backward(backward))
+
+    def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
+        self._add(self.taps.take_optimizer(thread))
+
+    # As a tap.
+
+    def returned(self, log: Any, place: Any, output: Any) -> None:
+        pass
+
+    def backward_begins(self, backward: Any, outputs: Any) -> None:
+        pass
+
+    def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
+        self.taps.optimizer_begins(optimizer, has_closure)
+
+    def tap_ended(self, optimizer: Any, has_closure: bool) -> None:
+        self.taps.optimizer_ended(optimizer, has_closure)
+
+
+class _Tap:
+    """The tracker calls a tap and a listener by the same name `optimizer_ended`."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self.returned, self.backward_begins = watch.returned, watch.backward_begins
+        self.optimizer_begins, self.optimizer_ended = watch.optimizer_begins, watch.tap_ended
+
+
+@contextmanager
+def watching(*roots: torch.nn.Module, **options: Any) -> Iterator[Watch]:
+    """Watches what one capture with these options wants of parameters."""
+    with watching_for(Capture(**options), roots=roots) as watch:
+        yield watch
+
+
+@contextmanager
+def watching_for(*captures: Capture, roots: tuple[torch.nn.Module, ...] = ()) -> Iterator[Watch]:
+    """Watches what several captures want."""
+    watch = Watch(captures)
+    tracker = scopes.acquire(watch, strict=True)
+    tap = _Tap(watch)
+    try:
+        for root in roots:
+            tracker.names.add_root(root)
+        watch.start(tracker)
+        tracker.taps.append(tap)
+        yield watch
+    finally:
+        tracker.taps[:] = [each for each in tracker.taps if each is not tap]
+        watch.step_ends()
+        watch.taps.stop()
+        scopes.release(watch)
+    assert watch.errors == []
