@@ -71,6 +71,10 @@ docs: env  ## write docs/schema.md anew from the schemas
 bench: env $(BENCH_STAMP)  ## print the cost of recording beside plain runs, PyTorch's own trackers and other tracers
 	$(BIN)/python benchmarks/scopes.py
 	$(BIN)/python benchmarks/values.py
+	$(BIN)/python benchmarks/captures.py
+	$(BIN)/python benchmarks/spread.py
+	$(BIN)/python benchmarks/fingerprints.py
+	$(BIN)/python benchmarks/tensors.py
 	$(BIN)/python benchmarks/ops.py
 	$(BIN)/python benchmarks/graph.py
 	$(BIN)/python benchmarks/layout.py

@@ -25,19 +25,21 @@ setup(
         Extension(
             "modtrace.measure._native",
             ["src/modtrace/measure/_native.c"],
+            depends=["src/modtrace/measure/_floats.h"],
             py_limited_api=True,
             optional=True,
         ),
         Extension(
             "modtrace.measure._fingerprint",
             ["src/modtrace/measure/_fingerprint.c"],
-            depends=["src/modtrace/measure/_fingerprint_loops.h"],
+            depends=["src/modtrace/measure/_fingerprint_loops.h", "src/modtrace/measure/_floats.h"],
             py_limited_api=True,
             optional=True,
         ),
         Extension(
             "modtrace.measure._spread",
             ["src/modtrace/measure/_spread.c"],
+            depends=["src/modtrace/measure/_floats.h"],
             py_limited_api=True,
             optional=True,
         ),

@@ -109,7 +109,13 @@ class LiveRecording(Recording):
             sink = self._make_sink(meta)
             options = self._options
             recorder = Recorder(
-                in_front_of(sink, options.keep_last, options.triggers, max_bytes=options.max_bytes),
+                in_front_of(
+                    sink,
+                    options.keep_last,
+                    options.triggers,
+                    max_bytes=options.max_bytes,
+                    behind=max((each.on_trigger for each in options.values), default=0),
+                ),
                 self._model,
                 steps=self._options.steps,
                 backward_times=self._options.backward_times,
@@ -257,15 +263,21 @@ def record(
         RecordingExistsError: on entering, if something is at `to` already.
     """
     require("torch", "modtrace.record()")
-    from .collect.names import check_patterns, roots_of
+    from .collect.names import check_patterns, check_types, roots_of
 
     roots_of(model)
     wanted_ops = to_ops(ops)
     captures = to_captures(values, include, exclude, ops=wanted_ops is not None)
     check_keep_last(keep_last)
-    watched = to_triggers(triggers, keep_last=keep_last, measured=bool(captures))
+    watched = to_triggers(triggers, keep_last=keep_last, captures=captures)
     for paths in (*(each.paths for each in captures), *paths_of(watched)):
         check_patterns(paths, model)
+    for capture in captures:
+        check_types(capture.types, model)
+        if capture.on_trigger and not watched:
+            raise ValueError(
+                f"Capture(on_trigger={capture.on_trigger}) waits for a trigger: give record(triggers=...) or keep_last="
+            )
     if max_bytes <= 0:
         raise ValueError(f"max_bytes={max_bytes!r}: give a positive number of bytes")
     options = RecordOptions(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders import RecordingBuilder, TypedRecording
@@ -86,6 +86,7 @@ def test_rows_of_one_site_in_a_step_are_merged_as_one_tensor() -> None:
 _NUMBERS = st.lists(st.floats(width=32), max_size=4)
 
 
+@settings(deadline=None)  # builds a recording
 @given(st.lists(st.tuples(st.integers(0, 2), _NUMBERS), min_size=1, max_size=8))
 def test_every_cell_is_the_merge_of_its_rows(rows: list[tuple[int, list[float]]]) -> None:
     build, fc = one_module()
@@ -281,6 +282,9 @@ def test_values_of_the_users_do_not_merge() -> None:
         ("rms", {"phase": "backward"}, "phase='backward': no such row with role='output' at path=None; there are: 'f"),
         ("rms", {"call": 2}, "call=2: no such row with role='output' at path=None; there are: 0"),
         ("rms", {"slot": "[0]"}, "slot='[0]': no such row with role='output' at path=None; there are: ''"),
+        ("overflow:float16", {}, "stat='overflow:float16': no such number format; there are: float32, bf16"),
+        ("quantile:99", {}, "stat='quantile:99': give a part between 0 and 1, as in quantile:0.99"),
+        ("rms", {"steps": 7}, "step=7: nothing was measured there; there are: 0, 1, 2"),
         ("rms", {"steps": "5:9"}, "steps='5:9': nothing was measured there; there are: 0, 1, 2"),
         ("user", {}, "stat='user' was not measured here. Record it with Capture(function=...)."),
         ("relative", {}, "stat='relative' is the size of updates: give role='update', not 'output'"),
@@ -303,7 +307,7 @@ def test_why_nothing_was_measured_is_said() -> None:
 
 def test_a_recording_without_values_says_so() -> None:
     with pytest.raises(
-        ValueError, match=r"^role='output' was not measured; measured were: none: nothing was measured"
+        ValueError, match=r"^no values are in this recording\. Record them with values='stats'"
     ):
         history(RecordingBuilder().data())
 

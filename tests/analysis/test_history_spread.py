@@ -1,5 +1,6 @@
 """Histories of what tier 2 measures."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -92,9 +93,18 @@ def test_what_was_not_measured_says_what_measures_it(stat: str) -> None:
     )
 
 
-@pytest.mark.parametrize("stat", ["underflow", "underflow:fp8", "quantile:2", "quantile:x", "quantile:nan"])
-def test_what_is_asked_for_must_be_there(stat: str) -> None:
-    with pytest.raises(ValueError, match=r"there is no such statistic\."):
+@pytest.mark.parametrize(
+    ("stat", "text"),
+    [
+        ("underflow", "there is no such statistic. Did you mean 'underflow:FORMAT'?"),
+        ("underflow:fp8", "no such number format; there are: float32, bf16, fp16, e4m3, e5m2"),
+        ("quantile:2", "give a part between 0 and 1"),
+        ("quantile:x", "give a part between 0 and 1"),
+        ("quantile:nan", "give a part between 0 and 1"),
+    ],
+)
+def test_what_is_asked_for_must_be_there(stat: str, text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(f'stat={stat!r}: {text}')}"):
         values(recording([[1.0]]), stat)
 
 

@@ -103,20 +103,22 @@ def test_tensors_come_with_their_steps(rec: Recording) -> None:
         (
             "b.attm",
             {"step": 0},
-            "path='b.attm' matches no module with role='output'; the nearest are: b.attn",
+            "path='b.attm' matches no module of which a whole tensor with role='output' was kept; "
+            "the nearest are: b.attn",
         ),
-        ("b.attn", {"step": 7}, "steps=7: nothing was measured there; there are: 0, 1"),
+        ("b.attn", {"step": 7}, "step=7: nothing was kept there; there are: 0, 1"),
         (
             "b.attn",
             {"role": "input"},
-            "role='input' was not measured; measured were: grad_output, output, parameter",
+            "role='input' was not kept whole; kept whole were: grad_output, output, parameter. "
+            "Record with values=modtrace.Capture(roles='input', tensors=True).",
         ),
         ("b.attn", {"role": "outputs"}, "role='outputs': give one of input, output"),
         ("b.attn", {"step": 0, "slot": "[3]"}, "slot='[3]': no such row with role='output'"),
         ("b.attn", {"step": 0, "call": 3}, "call=3: no such row with role='output'"),
         (99, {}, "tensor(99): no tensor of this site_id was kept; there are: "),
-        (1, {"step": 7}, "steps=7: no tensor of this site was kept there; there are: 0, 1"),
-        ("", {"step": 0}, "path='' matches no module with role='output'"),
+        (1, {"step": 7}, "step=7: nothing was kept there; there are: 0, 1"),
+        ("", {"step": 0}, "path='' matches no module of which a whole tensor with role='output' was kept"),
     ],
 )
 def test_error_says_what_is_there(rec: Recording, site: Any, options: dict[str, Any], text: str) -> None:

@@ -42,7 +42,10 @@ def test_steps_before_a_nan_are_written(tmp_path: Path) -> None:
     code, said, rec = record(tmp_path, "nan")
     assert code == 0
     assert steps_of(rec) == [3, 4, 5]
-    assert said.startswith("modtrace: after the last trigger, 2 steps were held and dropped\n")
+    because, dropped, end = said.splitlines()
+    assert because == "modtrace: written because: step 5: Linear output holds 2 NaN"
+    assert dropped == "modtrace: after the last trigger, 2 steps were held and dropped"
+    assert end.startswith("modtrace: wrote 3 of 8 steps, ")
     assert rec.triggers[0].reason.startswith("Linear output holds 2 NaN")
 
 
@@ -58,4 +61,6 @@ def test_run_that_goes_well_says_that_nothing_was_written(tmp_path: Path) -> Non
     code, said, rec = record(tmp_path)
     assert code == 0
     assert steps_of(rec) == []
-    assert said.startswith("modtrace: no trigger fired; 8 steps were held and dropped\n")
+    dropped, end = said.splitlines()
+    assert dropped == "modtrace: no trigger fired; 8 steps were held and dropped"
+    assert end.startswith("modtrace: wrote 0 of 8 steps, ")

@@ -194,6 +194,35 @@ def test_stats_with_ops_and_a_pattern_still_measures_every_op() -> None:
     assert {row.path for row in rows(rec, role="op_output")} >= {"blocks.0", "blocks.1.linear", "head"}
 
 
+@pytest.mark.parametrize(
+    "capture, text",
+    [
+        (
+            Capture(types="Linaer"),
+            "types: no module is a 'Linaer'. Did you mean 'Linear'? There are: Block, Head, ",
+        ),
+        (Capture(include="blcks.*"), "include='blcks.*' matches no module or parameter; the nearest are: "),
+        (
+            Capture(on_trigger=2),
+            "Capture(on_trigger=2) waits for a trigger: give record(triggers=...) or keep_last=",
+        ),
+    ],
+    ids=["class", "glob", "trigger"],
+)
+def test_what_can_never_match_is_refused_where_the_model_is_known(capture: Capture, text: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        modtrace.record(Net(), values=capture)
+    assert str(raised.value).startswith(text)
+
+
+@pytest.mark.parametrize("include", ["blocks.1.calls", "again.linear.weight", "again"])
+def test_buffers_and_what_is_registered_twice_can_be_meant(include: str) -> None:
+    model = Net()
+    model.again = model.blocks[1]
+    rec = recorded(Capture(roles="all", include=include), model=model)
+    assert {row.path.removesuffix(".linear") for row in rows(rec)} == {"blocks.1"}
+
+
 # When.
 
 
@@ -268,6 +297,30 @@ def test_a_function_that_raises_is_noted_in_each_row_and_told_once() -> None:
     assert "picky raised in step 0: ValueError: no 2-d tensors" in mark
 
 
+def test_modules_that_a_function_runs_are_none_of_the_runs() -> None:
+    model, lens = Net(), nn.Sequential(nn.Linear(1, 2), nn.Tanh())
+    heard: list[str] = []
+
+    def look(tensor: torch.Tensor) -> float:
+        model.blocks[0](x=torch.zeros(1, 4))  # a module of the model, too
+        return float(lens(tensor).sum())
+
+    with (
+        modtrace.ModuleTracker() as tracker,
+        modtrace.record(
+            model, strict=True, values=Capture(roles="output", include="head", function=look)
+        ) as rec,
+    ):
+        tracker.register_user_hooks(pre_fw_hook=lambda module, args: heard.append(tracker.current or ""))
+        train(model)
+    plain = recorded(None)
+    assert rec.table("calls").num_rows == plain.table("calls").num_rows
+    assert [row.path for row in rows(rec)] == ["head"]
+    assert cells(rec, "user") != [None]
+    assert len(heard) == 7
+    assert rec.meta.marks == ()
+
+
 def test_a_choosing_function_that_raises_means_nothing_and_the_recording_says_so() -> None:
     model = Net()
     with (
@@ -333,3 +386,25 @@ def test_a_lazily_kept_tensor_that_is_overwritten_says_so() -> None:
         model(torch.ones(2, 4)).sum().backward()
     notes = {row.path: row.note for row in rows(rec)}
     assert notes == {"0": "not kept: written to before it was copied", "1": None, "": None}
+
+
+@pytest.mark.parametrize("keep", [None, 2], ids=["every step", "keep_last"])
+def test_the_steps_behind_a_trigger_are_looked_at_and_written(keep: int | None) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with modtrace.record(
+        model,
+        strict=True,
+        values=["stats", Capture(roles="output", include="head", stats=2, on_trigger=3)],
+        triggers=modtrace.Above("log.loss", 10),
+        keep_last=keep,
+    ) as rec:
+        for step in range(12):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            rec.log(loss=11.0 if step == 5 else 1.0)
+    full = {row["step"] for row in rec.table("values").to_pylist() if row["histogram"] is not None}
+    assert full == {6, 7, 8}
+    written = rec.table("steps")["step"].to_pylist()
+    assert written == (list(range(12)) if keep is None else [4, 5, 6, 7, 8])

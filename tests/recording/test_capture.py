@@ -47,6 +47,14 @@ def test_all_roles_are_those_that_can_be_had() -> None:
         ({"sample": -1}, "sample=-1: give a number of values, at most 65,536"),
         ({"on_trigger": -1}, "on_trigger=-1: give a number of steps, 0 for no waiting"),
         ({"tensors": "copy"}, "tensors='copy': give True, False or 'lazy'"),
+        (
+            {"ops": "aten.mm*"},
+            "ops=('aten.mm*',) chooses among what ops return: it takes the role 'op_output'",
+        ),
+        (
+            {"roles": "update", "micro_batches": True},
+            "micro_batches=True is about parameters' gradients: it takes the role 'parameter_grad'",
+        ),
         ({"steps": "x"}, "steps='x' is not START:STOP[:EVERY]"),
         ({"include": []}, "include=[] holds no pattern"),
     ],

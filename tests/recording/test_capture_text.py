@@ -41,6 +41,7 @@ def test_the_word_stats_means_the_usual_statistics() -> None:
             "role=output",
             "capture 'role=output': there is no 'role'. Did you mean 'roles'? There are: roles, types,",
         ),
+        (" ", "capture '' says nothing: give words such as 'roles=output stats=2', or 'stats'"),
         ("stats=two", "capture 'stats=two': stats=two is no number"),
         ("steps", "capture 'steps': 'steps' needs a value, as in steps=..."),
         ("hash=1", "capture 'hash=1': 'hash' is on where it stands, and takes no value"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from builders import raw_statistics
 from modtrace.recording.batches import to_columns
+from modtrace.recording.capture import Capture
 from modtrace.recording.meta import Note, RunMeta
 from modtrace.recording.step_band import StepBand
 from modtrace.recording.trigger_watch import TriggerWatch
@@ -27,6 +28,8 @@ from modtrace.recording.triggers import (
 )
 
 NAN, INF = math.nan, math.inf
+
+STATS = (Capture(),)
 
 MODULES = {
     "module_id": [0, 1, 2],
@@ -214,6 +217,20 @@ def test_parts_of_one_tensor_are_judged_together() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("stat", "expected"),
+    [("mean_abs", 1.75), ("zero_fraction", 0.5), ("kurtosis", 4 * 337 / 25**2), ("crest", 4 / 2.5)],
+)
+def test_statistics_of_tier_2_are_those_of_all_parts_together(stat: str, expected: float) -> None:
+    """0, 3 | -4, 0 and a third part without numbers; the last tensor was measured by tier 1 alone."""
+    watched = watch(Above(stat, expected - 0.001), Above(stat, expected + 0.001))
+    rows = values(0, [(0, [0.0, 3.0]), (0, [-4.0, 0.0]), (0, []), (1, [9.0, 0.0])])
+    rows |= {"sumabs": [3.0, 4.0, 0.0, None], "zero_count": [1, 1, 0, None], "sum4": [81.0, 256.0, 0.0, None]}
+    watched.see("values", to_columns("values", rows))
+    [note] = watched.end_step(0)
+    assert note.reason == f"Net output: {stat} {expected:g} is above {expected - 0.001:g}"
+
+
 # The band.
 
 
@@ -282,10 +299,10 @@ def test_band_is_that_of_the_median_and_the_median_absolute_deviation(
 
 
 def test_default_is_non_finite_values_where_steps_are_held_and_nothing_elsewhere() -> None:
-    assert to_triggers(None, keep_last=20, measured=True) == (NonFinite(),)
-    assert to_triggers(None, keep_last=None, measured=True) == ()
-    assert to_triggers([], keep_last=20, measured=True) == ()
-    assert to_triggers(OnSignal(), keep_last=None, measured=True) == (OnSignal("SIGUSR1"),)
+    assert to_triggers(None, keep_last=20, captures=STATS) == (NonFinite(),)
+    assert to_triggers(None, keep_last=None, captures=STATS) == ()
+    assert to_triggers([], keep_last=20, captures=STATS) == ()
+    assert to_triggers(OnSignal(), keep_last=None, captures=STATS) == (OnSignal("SIGUSR1"),)
 
 
 def test_repr_says_what_was_given_and_no_more() -> None:
@@ -315,6 +332,8 @@ def test_patterns_of_triggers_are_there_to_be_checked() -> None:
             "Above('log.loss'): a number that is logged belongs to no",
         ),
         (lambda: OutOfBand(factor=0), "OutOfBand(factor=0): give a positive number"),
+        (lambda: OutOfBand(factor="8"), "OutOfBand(factor='8'): give a positive number"),  # type: ignore[arg-type]
+        (lambda: OutOfBand(window=50.5), "OutOfBand(at_least=10, window=50.5): give numbers of steps"),  # type: ignore[arg-type]
         (lambda: OutOfBand(window=5), "OutOfBand(at_least=10, window=5): give numbers of steps"),
         (lambda: OutOfBand(at_least=1), "OutOfBand(at_least=1, window=50): give numbers of steps"),
         (lambda: NonFinite(roles="ouput"), "roles: there is no role 'ouput'. Did you mean 'output'?"),
@@ -325,8 +344,25 @@ def test_patterns_of_triggers_are_there_to_be_checked() -> None:
         (lambda: check_keep_last(True), "keep_last=True: give a number of steps"),
         (lambda: check_keep_last(2.0), "keep_last=2.0: give a number of steps"),
         (
-            lambda: to_triggers(Above("rms", 1), keep_last=1, measured=False),
+            lambda: to_triggers(Above("rms", 1), keep_last=1, captures=()),
             "triggers=Above(stat='rms', limit=1) looks at what is measured, and values=None measures nothing",
+        ),
+        (
+            lambda: to_triggers(Above("rms", 1, roles="update"), keep_last=None, captures=STATS),
+            "triggers=Above(stat='rms', limit=1, roles='update') looks at update, and no capture measures rms there. "
+            "Add modtrace.Capture(roles='update', stats=1) to values",
+        ),
+        (
+            lambda: to_triggers(NonFinite(roles=["input", "buffer"]), keep_last=None, captures=STATS),
+            "triggers=NonFinite(roles=['input', 'buffer']) looks at input and buffer, and no capture measures "
+            "nonfinite there. Add modtrace.Capture(roles=['input', 'buffer'], stats=1) to values",
+        ),
+        (
+            lambda: to_triggers(
+                OutOfBand("kurtosis"), keep_last=None, captures=(*STATS, Capture(roles="input", stats=2))
+            ),
+            "triggers=OutOfBand(stat='kurtosis') looks at output, and no capture measures kurtosis there. "
+            "Add modtrace.Capture(roles='output', stats=2) to values",
         ),
     ],
 )
@@ -339,7 +375,7 @@ def test_what_is_no_trigger_is_refused() -> None:
     with pytest.raises(
         TypeError, match=r"^triggers='nan': give modtrace's NonFinite, Above, OutOfBand, OnSignal"
     ):
-        to_triggers(["nan"], keep_last=2, measured=True)
+        to_triggers(["nan"], keep_last=2, captures=STATS)
 
 
 def test_notes_survive_a_meta_file_and_odd_ones_do_no_harm() -> None:

@@ -17,6 +17,7 @@ from helpers.typed_rows import expected, rows, write_step
 from modtrace.errors import ModtraceWarning, RecordingError
 from modtrace.recording.meta import RunMeta
 from modtrace.recording.tensor_options import TensorOptions
+from modtrace.store import tensor_shards
 from modtrace.store.reader import FolderReader
 from modtrace.store.writer import FolderWriter
 
@@ -304,3 +305,48 @@ def test_close_that_is_interrupted_leaves_the_tables_final(
     gate.opened.set()
     writer._tensors._is_done.wait()
     assert bytes(FolderReader(writer.path).tensor(blob).data) == tensor.data
+
+
+# Threads that put while the recording is closed.
+
+
+def test_tensor_that_waits_for_its_turn_at_the_close_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = FolderWriter(tmp_path / "run.modtrace", META)
+    given_tensor("first", "uint8", (9000,)).put(writer)
+    comes = threading.Event()
+    check = tensor_shards.check_raw
+    monkeypatch.setattr(tensor_shards, "check_raw", lambda *args: (check(*args), comes.set()))
+    done: list[object] = []
+
+    def put() -> None:
+        try:
+            done.append(given_tensor("late", "uint8", (9000,)).put(writer))
+        except BaseException as error:
+            done.append(error)
+
+    thread = threading.Thread(target=put)
+    with writer._tensors._putting:
+        thread.start()
+        comes.wait()
+        thread.join(0.05)
+        writer.close()
+    thread.join()
+    assert done == [None]
+
+
+def test_close_waits_for_a_tensor_that_another_thread_is_putting(tmp_path: Path, gate: Gate) -> None:
+    writer = FolderWriter(tmp_path / "run.modtrace", META, tensors=TensorOptions(max_bytes=2 * BYTES))
+    given = given_tensor("large", "uint8", (10 * BYTES,))
+    done: list[str | None] = []
+    putting = threading.Thread(target=lambda: done.append(given.put(writer)))
+    putting.start()
+    gate.waits.wait()
+    closing = threading.Thread(target=writer.close)
+    closing.start()
+    closing.join(0.05)
+    gate.opened.set()
+    closing.join()
+    putting.join()
+    assert bytes(FolderReader(writer.path).tensor(str(done[0])).data) == given.data

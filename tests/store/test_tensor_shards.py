@@ -18,6 +18,7 @@ from modtrace.errors import DamagedRecordingError, RecordingError
 from modtrace.recording.meta import RunMeta
 from modtrace.recording.tensor_options import TensorOptions
 from modtrace.store.reader import FolderReader
+from modtrace.store.shard_file import index_file
 from modtrace.store.writer import FolderWriter
 
 META = RunMeta(run_id="r1")
@@ -235,3 +236,20 @@ def test_wrong_option_says_what_to_give(options: dict[str, object], text: str) -
     with pytest.raises(ValueError) as raised:
         TensorOptions(**options)  # type: ignore[arg-type]
     assert str(raised.value) == text
+
+
+def test_reader_that_came_between_a_tensor_and_its_line_finds_it_later(tmp_path: Path) -> None:
+    writer = FolderWriter(tmp_path / "run.modtrace", META)
+    given = given_tensor("out", "uint8", (100,))
+    blob = given.put(writer)
+    assert blob is not None
+    writer.wait_for_tensors()
+    index = index_file(writer.folder / "tensors-00000.safetensors")
+    line = index.read_bytes()
+    index.write_bytes(b"")
+    reader = FolderReader(writer.path)
+    with pytest.raises(RecordingError, match=r"it does not hold '000000\.out'"):
+        reader.tensor(blob)
+    index.write_bytes(line)
+    assert bytes(reader.tensor(blob).data) == given.data
+    writer.close()

@@ -7,6 +7,7 @@ import pytest
 
 from golden import assert_golden
 from modtrace.analysis.nonfinite import Measured, NonFinite
+from modtrace.recording.meta import HELD, Note
 from modtrace.views.nonfinite import render_nonfinite, render_nonfinite_json
 
 MEASURED = Measured(tensors=12_345, unmeasured=0, steps=30)
@@ -92,6 +93,13 @@ def test_finite_values_are_counted() -> None:
 def test_recording_without_values_says_that_nothing_was_measured() -> None:
     assert render_nonfinite(None, Measured(tensors=0, unmeasured=0, steps=0)) == (
         "nothing was measured: this recording has no values. Record them with values='stats'.\n"
+    )
+
+
+def test_recording_whose_steps_were_held_says_so_and_not_that_nothing_was_measured() -> None:
+    notes = (Note(step=7, kind=HELD, reason="no trigger fired; 8 steps were held and dropped"),)
+    assert render_nonfinite(None, Measured(tensors=0, unmeasured=0, steps=0), notes=notes) == (
+        "no step with values was written\nno trigger fired; 8 steps were held and dropped\n"
     )
 
 

@@ -34,8 +34,7 @@ def build_stack(data: RecordingData, step: int | None, wanted: Wanted) -> Stack:
         TypeError, ValueError: nothing is meant, several steps or several tensors of a site are, no tensors were kept,
             their shapes differ, or numpy has no numbers for their dtype.
     """
-    found = select_values(data, wanted if step is None else replace(wanted, steps=[step]))
-    found = found.filter(_is_kept(found.table))
+    found = select_values(data, replace(wanted, kept=True, steps=step))
     if wanted.slot is None:
         found = found.filter(np.array(found.primary, bool)[found.site])
     step = _only_step(found) if step is None else step
@@ -47,13 +46,6 @@ def build_stack(data: RecordingData, step: int | None, wanted: Wanted) -> Stack:
     _check_shapes(raw)
     values = np.stack([_to_numbers(name, each) for name, each in raw.items()])
     return Stack(sites=names, values=values, step=step, role=wanted.role)
-
-
-def _is_kept(values: pa.Table) -> npt.NDArray[np.bool_]:
-    kept: npt.NDArray[np.bool_] = np.asarray(values["blob"].is_valid())
-    if not kept.any():
-        raise ValueError("no whole tensors were kept here. Record them with values=Capture(tensors=True).")
-    return kept
 
 
 def _only_step(found: SelectedValues) -> int:

@@ -11,9 +11,8 @@ import pyarrow.compute as pc
 
 from ..recording.protocols import RecordingData
 from ..recording.raw_tensor import RawTensor
-from ..recording.schedule import to_schedule
 from .calls import RowFinder, column_of
-from .value_sites import Wanted, select_values
+from .value_sites import Wanted, in_steps, kept_values, select_values
 
 _SHOWN = 8
 
@@ -43,30 +42,12 @@ def find_tensors(data: RecordingData, site: str | int, wanted: Wanted) -> Iterat
     return ((step, data.tensor(blob)) for blob, step in dict(zip(blobs, steps, strict=True)).items())
 
 
-class _Kept:
-    """The recording as it is without values of which no tensor was kept."""
-
-    def __init__(self, data: RecordingData) -> None:
-        values = data.table("values")
-        self.values = values.filter(values["blob"].is_valid())
-        if not self.values.num_rows:
-            raise ValueError(
-                "no whole tensors were kept here. Record them with values=Capture(tensors=True)."
-            )
-        self.meta = data.meta
-        self.tensor = data.tensor
-        self._table = data.table
-
-    def table(self, name: str) -> pa.Table:
-        return self.values if name == "values" else self._table(name)
-
-
 def _rows(data: RecordingData, site: str | int, wanted: Wanted) -> pa.Table:
     """The rows of one site, in one slot."""
-    kept = _Kept(data)
+    wanted = replace(wanted, kept=True)
     if not isinstance(site, str):
-        return _rows_of_id(kept.values, _to_id(site), wanted.steps)
-    found = select_values(kept, replace(wanted, path=site))
+        return _rows_of_id(kept_values(data), _to_id(site), wanted)
+    found = select_values(data, replace(wanted, path=site))
     if len(found.names) > 1:
         raise ValueError(
             f"tensor({site!r}): {len(found.names)} sites are meant: {_list(found.names)}. "
@@ -82,19 +63,13 @@ def _to_id(site: object) -> int:
         raise TypeError(f"tensor({site!r}): give the path of a module or parameter, or a site_id") from None
 
 
-def _rows_of_id(values: pa.Table, site_id: int, steps: Any) -> pa.Table:
+def _rows_of_id(values: pa.Table, site_id: int, wanted: Wanted) -> pa.Table:
     rows = values.filter(pc.equal(values["site_id"], site_id))
     if not rows.num_rows:
         there = sorted(set(values["site_id"].to_pylist()))
         raise ValueError(f"tensor({site_id}): no tensor of this site_id was kept; there are: {_list(there)}")
-    if steps is None:
-        return rows
-    schedule = to_schedule([steps] if isinstance(steps, int) else steps)
-    there = sorted(set(rows["step"].to_pylist()))
-    chosen = [each for each in there if each in schedule]
-    if not chosen:
-        raise ValueError(f"steps={steps!r}: no tensor of this site was kept there; there are: {_list(there)}")
-    return rows.filter(pc.is_in(rows["step"], pa.array(chosen, pa.int32())))
+    steps = column_of(rows, "step")
+    return rows.filter(pa.array(in_steps(steps, np.ones(len(steps), bool), wanted)))
 
 
 def _describe_several(data: RecordingData, rows: pa.Table, site: str | int) -> str:

@@ -2,12 +2,14 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ..recording.meta import HELD
 from ..recording.module_path import join
 from ..recording.path_pattern import PathFilter, describe_unmatched, to_path_filter, unmatched
 from ..recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
@@ -56,6 +58,7 @@ class Wanted:
     phase: str | None = None
     call: int | None = None
     steps: Any = None
+    kept: bool = False  # only rows of which a whole tensor was kept
 
 
 class _Site(NamedTuple):
@@ -76,10 +79,10 @@ def select_values(data: RecordingData, wanted: Wanted) -> SelectedValues:
     """
     paths = _read_paths(wanted.path)
     _check_words(wanted)
-    values, at = _rows_of_role(data, wanted.role)
+    values, at = _rows_of_role(data, wanted)
     places = _Places(data, values)
     site_of_row, distinct = _sites_of(data.table("sites"), at, places.of_row, wanted.role)
-    meant = _matching(paths, wanted.path, distinct, places, wanted.role)
+    meant = _matching(paths, distinct, places, wanted)
     kept = meant[site_of_row]
     kept &= _narrowed(kept, values, data.table("sites"), at, wanted)
     rows = np.flatnonzero(kept)
@@ -108,19 +111,44 @@ def _check_words(wanted: Wanted) -> None:
         raise ValueError(f"phase={wanted.phase!r}: give one of {', '.join(PHASES)}, or None")
 
 
-def _rows_of_role(data: RecordingData, role: str) -> tuple[pa.Table, Rows]:
+def _rows_of_role(data: RecordingData, wanted: Wanted) -> tuple[pa.Table, Rows]:
     """The rows of a role, and the row of `sites` of each."""
-    values, sites = data.table("values"), data.table("sites")
+    values, sites = kept_values(data) if wanted.kept else data.table("values"), data.table("sites")
+    if not values.num_rows:
+        raise ValueError(_describe_nothing(data))
     roles = np.array([*sites["role"].to_pylist(), ""], object)
     at = RowFinder(column_of(sites, "site_id"))(column_of(values, "site_id"))
-    kept = np.flatnonzero(roles[at] == role)
-    if not len(kept):
-        there = sorted(set(roles[at]) - {""}) or ["none: nothing was measured"]
-        raise ValueError(
-            f"role={role!r} was not measured; measured were: {', '.join(there)}. "
-            f"Record with values=modtrace.Capture(roles={role!r})."
-        )
-    return values.take(kept), at[kept]
+    rows = np.flatnonzero(roles[at] == wanted.role)
+    if not len(rows):
+        raise ValueError(_describe_no_role(wanted, sorted(set(roles[at]) - {""})))
+    return values.take(rows), at[rows]
+
+
+def kept_values(data: RecordingData) -> pa.Table:
+    """The rows of `values` of which a whole tensor was kept.
+
+    Raises:
+        ValueError: there are none.
+    """
+    values = data.table("values")
+    kept = values.filter(values["blob"].is_valid())
+    if not kept.num_rows:
+        raise ValueError("no whole tensors were kept here. Record them with values=Capture(tensors=True).")
+    return kept
+
+
+def _describe_nothing(data: RecordingData) -> str:
+    held = [note.reason for note in data.meta.notes if note.kind == HELD]
+    why = f": {held[-1]}" if held else ""
+    return f"no values are in this recording{why}. Record them with values='stats' or modtrace.Capture(...)."
+
+
+def _describe_no_role(wanted: Wanted, there: Sequence[str]) -> str:
+    what, more = ("kept whole", ", tensors=True") if wanted.kept else ("measured", "")
+    return (
+        f"role={wanted.role!r} was not {what}; {what} were: {', '.join(there)}. "
+        f"Record with values=modtrace.Capture(roles={wanted.role!r}{more})."
+    )
 
 
 class _Places:
@@ -170,16 +198,18 @@ def _sites_of(sites: pa.Table, at: Rows, place: Rows, role: str) -> tuple[Rows, 
 
 
 def _matching(
-    paths: PathFilter, given: Any, distinct: Sequence[_Site], places: _Places, role: str
+    paths: PathFilter, distinct: Sequence[_Site], places: _Places, wanted: Wanted
 ) -> npt.NDArray[np.bool_]:
     """Which of the sites are meant."""
-    names = [_paths_of(each, places, role) for each in distinct]
+    names = [_paths_of(each, places, wanted.role) for each in distinct]
     there = dict.fromkeys(path for each in names for path in each)
     missing = unmatched(paths, there)
     if missing:
         missing = [each._replace(argument="path") for each in missing]
-        what = "module" if role in _OF_CALLS else "module or parameter"
-        found = describe_unmatched(missing, there, what=f"{what} with role={role!r}")
+        what = "module" if wanted.role in _OF_CALLS else "module or parameter"
+        role = f"with role={wanted.role!r}"
+        what += f" of which a whole tensor {role} was kept" if wanted.kept else f" {role}"
+        found = describe_unmatched(missing, there, what=what)
         raise ValueError(f"{found}. Give a path or a glob such as '**.attn'.")
     return np.array([paths.selects(*each) for each in names], bool)
 
@@ -214,18 +244,25 @@ def _narrowed(
                     f"there are: {_list(column[kept].tolist())}"
                 )
             kept = narrowed
-    return kept & _in_steps(steps, kept, wanted.steps)
+    return kept & in_steps(steps, kept, wanted)
 
 
-def _in_steps(steps: Any, kept: npt.NDArray[np.bool_], given: Any) -> npt.NDArray[np.bool_]:
+def in_steps(steps: Rows, of: npt.NDArray[np.bool_], wanted: Wanted) -> npt.NDArray[np.bool_]:
+    """Which rows are of the steps that are meant.
+
+    Raises:
+        ValueError: none of those of `of`.
+    """
+    given = wanted.steps
     if given is None:
         return np.ones(len(steps), bool)
-    schedule = to_schedule([given] if isinstance(given, int) else given)
-    there = np.unique(steps)
-    chosen = np.isin(steps, [each for each in there.tolist() if each in schedule])
-    if not (kept & chosen).any():
+    is_one = isinstance(given, Integral)
+    schedule = to_schedule([int(given)] if is_one else given)
+    chosen = np.isin(steps, [each for each in np.unique(steps).tolist() if each in schedule])
+    if not (of & chosen).any():
         raise ValueError(
-            f"steps={given!r}: nothing was measured there; there are: {_list(steps[kept].tolist())}"
+            f"{'step' if is_one else 'steps'}={given!r}: nothing was {'kept' if wanted.kept else 'measured'} there; "
+            f"there are: {_list(steps[of].tolist())}"
         )
     return chosen
 

@@ -68,6 +68,11 @@ def to_stat(name: str) -> Stat:
         return Stat(name, "zero_count", lambda found, cells: _spread(name, found, cells), _TIER_2)
     if name == _USER or name.startswith(f"{_USER}:"):
         return Stat(name, _USER, lambda found, cells: _of_user(name, found, cells), "Capture(function=...)")
+    of, _, asked = str(name).partition(":")
+    if asked and of in _OF_FORMATS:
+        raise ValueError(f"stat={name!r}: no such number format; there are: {', '.join(FORMATS)}")
+    if asked and of == _QUANTILE:
+        raise ValueError(f"stat={name!r}: give a part between 0 and 1, as in quantile:0.99")
     near = difflib.get_close_matches(str(name), stat_names(), 1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"stat={name!r}: there is no such statistic.{hint} There are: {', '.join(stat_names())}")
@@ -75,9 +80,8 @@ def to_stat(name: str) -> Stat:
 
 def stat_names() -> list[str]:
     """All of them; where a part is in capitals, something else stands there."""
-    of_formats = [f"{each}:{format}" for each in _OF_FORMATS for format in FORMATS]
-    usual = [*_USUAL, *_USUAL_OF_SPREAD, *_OF_SPREAD, *of_formats]
-    return [*usual, f"{_QUANTILE}:P (0 to 1)", "relative (of updates)", _USER, f"{_USER}:KEY"]
+    asked = [*(f"{each}:FORMAT" for each in _OF_FORMATS), f"{_QUANTILE}:PART", f"{_USER}:KEY"]
+    return [*_USUAL, *_USUAL_OF_SPREAD, *_OF_SPREAD, "relative", _USER, *asked]
 
 
 def is_measured(stat: Stat, values: pa.Table) -> npt.NDArray[np.bool_]:

@@ -24,6 +24,6 @@ def nonfinite(run: str, as_json: bool) -> int:
     if as_json:
         print_text(render_nonfinite_json(found, measured))
     else:
-        marks = data.meta.marks
-        print_text(render_nonfinite(found, measured, marks=marks, color=find_terminal().color))
+        meta, color = data.meta, find_terminal().color
+        print_text(render_nonfinite(found, measured, marks=meta.marks, notes=meta.notes, color=color))
     return 0 if found is None else EXIT_FOUND

@@ -17,6 +17,9 @@ from .program import Program, find_module, find_script, run_program
 
 _REPORT_EVERY_S = 10.0
 
+#: At the end: the last trigger, and what was held behind it.
+_SHOWN_NOTES = 2
+
 _VALUE_OPTIONS = ("--to", "--steps", "--values", "--capture", "--include", "--exclude", "--keep-last")
 
 
@@ -191,13 +194,18 @@ class _Reporter:
             self._thread.join()  # a daemon thread that wakes while the interpreter goes down may abort it
         if said and not self._quiet and os.getpid() == self._pid:
             place = Path(self._recording.path)
-            for note in self._recording.meta.notes[-1:]:
+            for note in self._recording.meta.notes[-_SHOWN_NOTES:]:
                 self._say(describe_note(note))
-            self._say(f"recorded {self._describe()}. Look at it with: modtrace show {place}")
+            self._say(f"{self._describe_end()}. Look at it with: modtrace show {place}")
 
     def _report(self) -> None:
         while not self._ended.wait(_REPORT_EVERY_S):
             self._say(f"{self._describe()} so far")
+
+    def _describe_end(self) -> str:
+        if "keep_last" not in self._recording.meta.options:
+            return f"recorded {self._describe()}"
+        return f"wrote {self._recording.table('steps').num_rows:,} of {self._describe()}"
 
     def _describe(self) -> str:
         progress = self._recording.progress

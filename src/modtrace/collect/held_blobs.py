@@ -45,9 +45,16 @@ class HeldBlobs:
                 self.left_out_bytes += array.nbytes
                 return None
             self._size_bytes += array.nbytes
+        try:
+            own = np.array(array, order="C")  # outside of the lock: other threads copy meanwhile
+        except BaseException:
+            with self._lock:
+                self._size_bytes -= array.nbytes
+            raise
         reference = f"{_PREFIX}{next(self._numbers)}"
-        number = self._ended + 1 if step is None else step
-        self._waiting[reference] = HeldBlob(name, np.array(array, order="C"), dtype, tuple(shape), number)
+        with self._lock:
+            number = self._ended + 1 if step is None else step
+            self._waiting[reference] = HeldBlob(name, own, dtype, tuple(shape), number)
         return reference
 
     def claim(self, references: Iterable[str | None]) -> dict[str, HeldBlob]:
@@ -62,7 +69,7 @@ class HeldBlobs:
         with self._lock:
             self._ended = number
             # A step may still be divided in two: what came in it may be the next one's.
-            self.claim([each for each, blob in self._waiting.items() if blob.step + 1 < number])
+            self.claim([each for each, blob in list(self._waiting.items()) if blob.step + 1 < number])
 
     def clear(self) -> None:
         """Keeps none any more."""

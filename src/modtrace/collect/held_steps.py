@@ -60,7 +60,10 @@ class HeldSteps:
             self.cut = self._keep - len(self._ended)
 
     def take(self) -> "Iterator[HeldStep]":
-        """The steps from the oldest on, each let go as it is given out; behind them one that has not come whole."""
+        """The steps from the oldest on; behind them one that has not come whole.
+
+        Each is let go when the next one is asked for: take what was written out of it.
+        """
         carried = self._tensors.take()
         self.seen = self.cut = 0
         if self._open.batches:
@@ -68,10 +71,12 @@ class HeldSteps:
             self._open = HeldStep()
         if self._ended:
             self._ended[0].batches[:0] = [("tensors", columns) for columns in carried]
-        while self._ended:  # what an interrupt leaves is there the next time
-            step = self._ended.popleft()
-            self.size_bytes -= step.size_bytes
-            yield step
+        while self._ended:
+            step = self._ended[0]
+            yield step  # what an interrupt leaves of it is there the next time
+            if self._ended and self._ended[0] is step:  # a signal handler may have taken all meanwhile
+                self._ended.popleft()
+                self.size_bytes -= step.size_bytes
 
     def clear(self) -> None:
         """Holds nothing any more."""

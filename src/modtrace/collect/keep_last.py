@@ -21,12 +21,17 @@ _NEVER_HELD = frozenset({"modules", "sites"})
 #: So many firings are noted: `meta.json` is written anew for each.
 _MOST_NOTES = 1000
 
+#: So often it is told what did not fit: a trigger that fires again and again would fill `meta.json` with it.
+_MOST_MISSING = 20
 
-def in_front_of(sink: Sink, keep: int | None, triggers: Sequence[Trigger], *, max_bytes: int) -> Sink:
+
+def in_front_of(
+    sink: Sink, keep: int | None, triggers: Sequence[Trigger], *, max_bytes: int, behind: int = 0
+) -> Sink:
     """The sink that looks and holds; the one that was given, where there is nothing to look for or to hold."""
     if keep is None and not triggers:
         return sink
-    return KeepLast(sink, keep, triggers, max_bytes=max_bytes)
+    return KeepLast(sink, keep, triggers, max_bytes=max_bytes, behind=behind)
 
 
 class KeepLast:
@@ -36,7 +41,13 @@ class KeepLast:
     """
 
     def __init__(
-        self, sink: Sink, keep: int | None, triggers: Sequence[Trigger] = (), *, max_bytes: int
+        self,
+        sink: Sink,
+        keep: int | None,
+        triggers: Sequence[Trigger] = (),
+        *,
+        max_bytes: int,
+        behind: int = 0,
     ) -> None:
         """Stands in front of a sink.
 
@@ -45,11 +56,13 @@ class KeepLast:
             keep: how many steps are held; None: each is passed on, and triggers leave a note alone.
             triggers: what is looked at, in each step.
             max_bytes: of the rows that are held; the oldest steps go first.
+            behind: how many steps behind one in which a trigger fires are written, too: captures wait for them.
         """
         self.signals = tuple(each for each in triggers if isinstance(each, OnSignal))
         self.last_fired_step: int | None = None  # the last one in which a trigger has fired
         self._sink = sink
         self._keep = keep
+        self._behind = behind
         self._max_bytes = max_bytes
         self._watch = TriggerWatch(triggers)
         self._held = None if keep is None else HeldSteps(keep, max_bytes)
@@ -57,6 +70,7 @@ class KeepLast:
         self._ending: int | None = None  # the step whose row has come
         self._last_step: int | None = None
         self._notes = 0
+        self._missing = 0  # marks of what did not fit
 
     @property
     def held_steps(self) -> int:
@@ -71,13 +85,13 @@ class KeepLast:
         """
         given = to_columns(table, columns)
         self._watch.see(table, given)
-        if table == "steps" and len(given["step"]):
-            self._ending = int(to_numpy(given["step"])[-1])
         if self._held is None or table in _NEVER_HELD:
             self._sink.write(table, given)
         else:
             blobs = self._blobs.claim(given["blob"].to_pylist()) if "blob" in given else {}
             self._held.add(table, given, blobs)
+        if table == "steps" and len(given["step"]):  # behind it: an interrupt leaves no step without its row
+            self._ending = int(to_numpy(given["step"])[-1])
 
     def put_tensor(
         self,
@@ -111,6 +125,7 @@ class KeepLast:
             self._note(note)
         if fired:
             self.last_fired_step = step
+        if self.last_fired_step is not None and step <= self.last_fired_step + self._behind:
             self._write_held(now_ns)
         self._sink.end_step(now_ns, force=bool(fired))
 
@@ -163,7 +178,7 @@ class KeepLast:
         self._mark_what_is_missing(self._held)
         for step in self._held.take():
             try:
-                while step.batches:  # one batch at a time: what an interrupt leaves is written at the end
+                while step.batches:  # one batch at a time: what an interrupt leaves is written the next time
                     table, columns = step.batches.pop(0)
                     self._sink.write(table, self._placed(columns, step.blobs))
             except BaseException as error:
@@ -179,16 +194,26 @@ class KeepLast:
 
     def _mark_what_is_missing(self, held: HeldSteps) -> None:
         if held.cut:
-            self._sink.mark(
+            self._mark_missing(
                 f"only {len(held)} of the last {self._keep} steps before step {(self._last_step or 0) + 1} "
                 f"fitted into max_bytes={self._max_bytes}"
             )
         if self._blobs.left_out:
-            self._sink.mark(
+            self._mark_missing(
                 f"{self._blobs.left_out} whole tensors ({self._blobs.left_out_bytes} bytes) of steps that had not "
                 f"ended did not fit into max_bytes={self._max_bytes}"
             )
             self._blobs.left_out = self._blobs.left_out_bytes = 0
+
+    def _mark_missing(self, text: str) -> None:
+        self._missing += 1
+        if self._missing <= _MOST_MISSING:
+            self._sink.mark(text)
+        elif self._missing == _MOST_MISSING + 1:
+            before = (self._last_step or 0) + 1
+            self._sink.mark(
+                f"before step {before} and later, more did not fit into max_bytes={self._max_bytes}"
+            )
 
     def _placed(
         self, columns: Mapping[str, pa.Array], blobs: Mapping[str, HeldBlob]

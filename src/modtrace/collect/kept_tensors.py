@@ -19,6 +19,7 @@ _DROPPED = "not kept: the buffer of whole tensors was full, or they cannot be wr
 _NOWHERE = "not kept: this recording takes no whole tensors"
 _WRITTEN = "not kept: written to before it was copied"
 _FREED = "not kept: its storage was freed before it was copied"
+_NO_MEMORY = "not kept: there was no memory for a copy"
 
 
 class KeptTensors:
@@ -35,8 +36,8 @@ class KeptTensors:
 
         Args:
             put: `Sink.put_tensor`: is given name, array, dtype and shape, and has a copy when it returns. It is
-                called on the thread that keeps or settles, and what it raises is raised there. None: there is nowhere
-                to put them.
+                called on the thread that keeps or settles, and what it raises is raised there, but for a
+                `MemoryError`, which is noted. None: there is nowhere to put them.
         """
         self._put = put
         self._plain = plain_kinds() or ()
@@ -150,7 +151,11 @@ class KeptTensors:
             extra.add_note(_NOWHERE, _BLOB)
         else:
             dtype = str(tensor.dtype).removeprefix("torch.")
-            extra.blob = self._put(name, array, dtype, tuple(tensor.shape))
+            try:
+                extra.blob = self._put(name, array, dtype, tuple(tensor.shape))
+            except MemoryError:
+                extra.add_note(_NO_MEMORY, _BLOB)
+                return
             if extra.blob is None:
                 extra.add_note(_DROPPED, _BLOB)
 

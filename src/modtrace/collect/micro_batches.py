@@ -21,7 +21,7 @@ from ..torch_internals import (
 )
 from .backward import Backward
 from .measured import MeasuredParameters
-from .names import descendants, parameter_of
+from .names import NamedModule, descendants, parameter_of
 from .parameter_sites import Measure, ParameterSite, ParameterSites, name_of, store, wanted_by
 from .scopes import ScopeTracker
 from .segments import Segment
@@ -49,7 +49,8 @@ class MicroBatchTaps:
         self._hooks: dict[int, _GradientHook] = {}  # by id of the parameter
         #: By whose call, with the captures that look at it.
         self._needed: weakref.WeakKeyDictionary[Segment, tuple[set[int], Mask]] = weakref.WeakKeyDictionary()
-        self._left: list[tuple[weakref.ref[Segment], Mask]] = []  # of ended steps, whose graphs may live
+        #: Of ended steps, whose graphs may live. A run that never goes backward must not gather them.
+        self._left: weakref.WeakKeyDictionary[Segment, Mask] = weakref.WeakKeyDictionary()
         self._woken: dict[Backward, set[int]] = {}  # what was hooked again for a backward that runs
         self._is_leaving = False  # some step has ended, but not the backward in it
         self._of_backward: dict[Backward | None, MeasuredParameters] = {}
@@ -65,19 +66,24 @@ class MicroBatchTaps:
 
     def segment_left(self, segment: Segment) -> None:
         """The step of a segment has ended: it needs its hooks no more, unless a later backward runs its graph."""
-        hooked, active = self._needed.pop(segment, (None, 0))
-        if hooked:
-            self._left.append((weakref.ref(segment), active))
+        needed = self._needed.pop(segment, None)
+        if needed is not None and needed[0]:
+            self._left[segment] = needed[1]
 
     def backward_begins(self, backward: Backward) -> None:
         """Hooks what calls of ended steps have used whose graphs live: of a generator, trained after its critic."""
-        left, self._left = self._left, []
-        for ref, active in left:
-            segment = ref()
-            if segment is not None and segment.has_graph() and not self._is_abandoned:
-                self._left.append((ref, active))
-                woken = self._hook_those_of(segment, active)
-                self._woken.setdefault(backward, set()).update(woken)
+        for segment in list(self._left):
+            if self._is_abandoned or not segment.has_graph():
+                self._left.pop(segment, None)
+        living = list(self._left.items())
+        if not living:
+            return
+        of_module: dict[NamedModule, tuple[Segment, Mask]] = {}  # somebody may keep the graph of every step
+        for segment, active in living:
+            _, others = of_module.get(segment.named, (segment, 0))
+            of_module[segment.named] = segment, active | others
+        woken = [self._hook_those_of(segment, active) for segment, active in of_module.values()]
+        self._woken[backward] = set().union(*woken)
 
     def step_ended(self) -> None:
         """Takes off the hooks that no open step needs, unless a backward runs."""
@@ -86,7 +92,7 @@ class MicroBatchTaps:
 
     def take(self, backward: Backward | None) -> MeasuredParameters | None:
         """What was measured in a backward that has ended; None: in those that did not come through the door."""
-        if backward is not None and self._woken.pop(backward, None):
+        if backward is not None and self._woken.pop(backward, None) is not None:
             self._is_leaving = True
         self._unhook()
         return self._of_backward.pop(backward, None)
@@ -100,7 +106,8 @@ class MicroBatchTaps:
         self._is_abandoned = True
         for hook in self._hooks.values():
             hook.remove()
-        self._hooks, self._needed, self._left, self._woken = {}, weakref.WeakKeyDictionary(), [], {}
+        self._hooks, self._woken = {}, {}
+        self._needed, self._left = weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary()
         left, self._of_backward = list(self._of_backward.values()), {}
         return left
 
@@ -141,8 +148,9 @@ class MicroBatchTaps:
     def _hook(self, parameter: torch.Tensor, sites: list[ParameterSite], active: Mask) -> None:
         if wanted_by(sites, self._wanted):
             hook = self._hooks[id(parameter)] = _GradientHook(sites, active, self._hear)
-            hook.was_first = not was_hooked(parameter)
+            is_first = not was_hooked(parameter)
             hook.handle = _register_hook(parameter, hook)
+            hook.was_first = is_first or hook.stands_behind_ours()
 
     def _unhook(self) -> None:
         """Never in the middle of a backward, on any thread."""
@@ -189,12 +197,17 @@ class _GradientHook:
         self.sites = sites
         self.active = active  # the captures that may look at the step
         self.handle: Any = None
-        self.was_first = False  # whether the parameter had never been hooked
+        self.was_first = False  # whether nobody but recorders had ever hooked the parameter
         self._hear = hear
 
     def is_on(self) -> bool:
         """Whether the parameter lives that it was put on; another may have its `id` by now."""
         return self.handle is not None and self.handle.hooks_dict_ref() is not None
+
+    def stands_behind_ours(self) -> bool:
+        """Whether other recorders' hooks are on it, put on while nobody else had ever hooked it."""
+        others = [each for each in self.handle.hooks_dict_ref().values() if each is not self]
+        return bool(others) and all(isinstance(each, _GradientHook) and each.was_first for each in others)
 
     def remove(self) -> None:
         """Takes it off, and leaves the parameter as it was."""

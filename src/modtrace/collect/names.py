@@ -1,5 +1,6 @@
 """What modules are called: paths as in `state_dict`, for every module that runs, however late it is met."""
 
+import difflib
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -209,7 +210,9 @@ class ModuleNames:
             self._learn_parameters()
             owners = [owner for owners in self._owners.values() for owner in owners]
         modules = [path for each in self.modules for path in (each.path, *each.aliases)]
-        parameters = [join(owner.module.path, owner.name) for owner in owners]
+        parameters = [
+            join(path, owner.name) for owner in owners for path in (owner.module.path, *owner.module.aliases)
+        ]
         return [*modules, *parameters, *(path for each in self.modules for path in _buffer_paths(each))]
 
     def rows_since(self, revision: int) -> tuple[int, list[dict[str, Any]]]:
@@ -466,6 +469,22 @@ def check_patterns(chosen: PathFilter, model: object) -> None:
     found = [each for each in unmatched(chosen, paths) if "(" not in each.pattern.text]
     if paths and found:
         raise ValueError(describe_unmatched(found, paths, what="module or parameter"))
+
+
+def check_types(types: Any, model: object) -> None:
+    """Checks that every class that is given by its name is one of a module of what the user gave as model.
+
+    Raises:
+        ValueError: there is no such module; the text lists the nearest names.
+    """
+    modules = [each for _, root in roots_of(model) for each in root.modules()]
+    names = {kind.__name__ for each in modules for kind in type(each).__mro__}
+    for each in types:
+        if modules and isinstance(each, str) and each not in names:
+            near = difflib.get_close_matches(each, names, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            there = ", ".join(sorted({type(module).__name__ for module in modules})[:20])
+            raise ValueError(f"types: no module is a {each!r}.{hint} There are: {there}")
 
 
 def _checked(given: object, where: str) -> nn.Module:

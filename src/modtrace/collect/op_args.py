@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 
 from .op_plans import OpPlan
 
-#: So many different sets of arguments are remembered before they are forgotten.
-_KEPT = 16384
+#: So many different sets of arguments are remembered before they are forgotten: 2 MB. The numbers that AdamW hands to
+#: its ops are others in each step, one for each parameter in a `foreach` op; such parts of sets take 30 bytes each.
+_KEPT = 4096
+_MOST_PARTS = 2**18
 
 #: A list of numbers is cut here: the indices of a sampler say nothing.
 _MOST_NUMBERS = 64
@@ -61,19 +63,25 @@ class ArgumentTexts:
     def __init__(self) -> None:
         self.known: list[Arguments] = []  # by number
         self.numbers: dict[tuple[Any, ...], int] = {}  # by what an `ArgumentReader` has found
+        self._parts = 0
 
     def add(self, plan: OpPlan, key: tuple[Any, ...]) -> int:
         """The number of one op's arguments that has none yet."""
         number = self.numbers[key] = len(self.known)
         self.known.append(Arguments(plan, key[1], key[2:]))
+        self._parts += _count_parts(key)
         return number
 
     def take(self) -> list[Arguments]:
         """What the numbers given until now mean; they may be given anew from now on, if they have become many."""
         known = self.known
-        if len(known) > _KEPT:
-            self.known, self.numbers = [], {}
+        if len(known) > _KEPT or self._parts > _MOST_PARTS:
+            self.known, self.numbers, self._parts = [], {}, 0
         return known
+
+
+def _count_parts(given: tuple[Any, ...]) -> int:
+    return len(given) + sum(_count_parts(each) for each in given if isinstance(each, tuple))
 
 
 def _count_tensors(given: tuple[Any, ...]) -> int:

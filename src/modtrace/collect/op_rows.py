@@ -26,8 +26,9 @@ from .steps import Step
 from .tensor_ids import GEOMETRY, OFFSET, REQUIRES_GRAD, STORAGE, VERSION, AnyTensorIds
 from .value_rows import SiteIds
 
-#: So many different sets of arguments are remembered with their texts.
-_KEPT = 32768
+#: So many different sets of arguments are remembered with their texts, and so many letters of those: 4 MB.
+_KEPT = 4096
+_MOST_LETTERS = 2**22
 
 Columns = dict[str, Any]
 
@@ -61,6 +62,7 @@ class OpTables:
         self._nodes = nodes
         self._flops = OpFlops()
         self._texts: dict[Arguments, tuple[str, tuple[str, ...]]] = {}
+        self._letters = 0
         #: Sites of parameters and buffers, by what they show of which storage.
         self._kept: dict[tuple[int, ...], int] = {}
         self._plans = _PlanFacts(*(np.zeros(0, bool) for _ in range(3)))
@@ -95,9 +97,10 @@ class OpTables:
     def _texts_of(self, arguments: Arguments) -> tuple[str, tuple[str, ...]]:
         texts = self._texts.get(arguments)
         if texts is None:
-            if len(self._texts) >= _KEPT:
-                self._texts = {}
+            if len(self._texts) >= _KEPT or self._letters > _MOST_LETTERS:
+                self._texts, self._letters = {}, 0
             texts = self._texts[arguments] = arguments.texts()
+            self._letters += len(texts[0])
         return texts
 
     def _leaf_sites(self, found: JoinedOps, sites: SiteIds) -> npt.NDArray[np.int32]:

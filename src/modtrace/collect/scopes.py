@@ -34,7 +34,7 @@ from .optimizer_watch import OptimizerWatch
 from .places import Place, PlaceTree
 from .recompute import classify, find_around
 from .segments import EXIT, EXIT_RAISED, EXIT_UNSEEN, Segment
-from .thread_log import ThreadLife, ThreadLog
+from .thread_log import ASIDE, ThreadLife, ThreadLog
 from .where import Where, where
 
 
@@ -216,7 +216,8 @@ class ScopeTracker:
                 log = self.log
             place = log.place.get(id(module))
             if place is None:
-                enter_slowly(log, module)
+                if not enter_slowly(log, module):
+                    return
             else:
                 log.place = place
                 log.seqs.append(sequence())
@@ -259,16 +260,20 @@ class ScopeTracker:
 
     # The slow path: outermost calls, modules not seen at this place before, exceptions.
 
-    def _enter_slowly(self, log: ThreadLog, module: nn.Module) -> None:
+    def _enter_slowly(self, log: ThreadLog, module: nn.Module) -> bool:
+        """Returns whether the call is one to follow."""
+        if log.place is ASIDE:
+            return False
         frame = sys._getframe(2)
         with self.guard(module):
             if is_compilers_own(module, frame, self._is_unknown_in_region(log, module)):
-                return
+                return False
             if log.place.named is not None:
                 self.close_dead_calls(log, around_call(frame))
             if log.is_in_stretch:
                 self.named_code.pause(log)
             self.enter_module(log, module, frame)
+        return True
 
     def _is_unknown_in_region(self, log: ThreadLog, module: nn.Module) -> bool:
         """Whether compiled code runs, and the module belongs to no model."""
@@ -328,7 +333,7 @@ class ScopeTracker:
 
     def _leave_slowly(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         seq, now = sequence_nr(), time.perf_counter_ns()
-        if log.segment is None:
+        if log.segment is None or log.place is ASIDE:
             return
         is_open = False
         with self.guard(module):

@@ -53,21 +53,21 @@ class SignalWatch:
         for each in self._triggers:
             if each.number not in self._ours:
                 self._ours[each.number] = handler = partial(self._handle, each)
-                self._former[each.number] = signal.signal(each.number, handler)
+                self._former[each.number] = _in_use(each.number, signal.signal(each.number, handler))
         self._thread = threading.Thread(target=self._look, name="modtrace-signals", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Gives the handlers back, unless somebody has put others in their place."""
+        self._stopping.set()
         if self._thread is not None:
-            self._stopping.set()
             self._thread.join()
             self._thread = None
         if threading.current_thread() is threading.main_thread():
             for number, former in self._former.items():
                 if signal.getsignal(number) is self._ours[number]:
+                    former = _in_use(number, former)
                     signal.signal(number, signal.SIG_DFL if former is None else former)
-            self._former, self._ours = {}, {}
 
     def act(self) -> None:
         """Acts on the signals that have come."""
@@ -83,10 +83,22 @@ class SignalWatch:
             self.act()
 
     def _handle(self, trigger: OnSignal, number: int, frame: FrameType | None) -> None:
-        if os.getpid() == self._pid:  # not in a fork
+        if os.getpid() == self._pid and not self._stopping.is_set():  # not in a fork
             self._came.append(trigger.name)
         former = self._former.get(trigger.number)
         if callable(former):
             former(number, frame)
         elif former == signal.SIG_DFL and not trigger.is_harmless:
             raise SystemExit(128 + number)  # as a shell tells it
+
+
+def _in_use(number: signal.Signals, handler: Any) -> Any:
+    """The handler; behind those of recordings that have ended, but not in the order in which they began."""
+    while (watch := _watch_of(handler)) is not None and watch._stopping.is_set():
+        handler = watch._former.get(number)
+    return handler
+
+
+def _watch_of(handler: Any) -> SignalWatch | None:
+    watch = getattr(getattr(handler, "func", None), "__self__", None)  # it is a `partial` then
+    return watch if isinstance(watch, SignalWatch) else None

@@ -93,8 +93,11 @@ class Tracker:
                 A compiled expression is searched in any case.
 
         Raises:
+            TypeError: `module` is none.
             TypeError, ValueError, re.error: a pattern cannot be read.
         """
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"register_all(module={module!r}): give a torch.nn.Module")
         chosen = name_filter(include, exclude, match)
         names = dict(module.named_modules())
         warn_of_unmatched(chosen, names, type(module).__name__)
@@ -124,6 +127,10 @@ class Tracker:
     def __getitem__(self, index: slice) -> list[Stash]: ...
     def __getitem__(self, index: int | slice) -> Stash | list[Stash]:
         return self.stashes[index]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What is copied or saved has the stashes, and tracks nothing."""
+        return _with_stashes, (self.stashes,)
 
     def __repr__(self) -> str:
         tracking = sum(2 if each.grad else 1 for each in self._collector.registered)
@@ -195,11 +202,18 @@ def track(
         strict: internal errors are raised, not turned into a warning.
 
     Raises:
+        TypeError: `module` is none.
         TypeError, ValueError, re.error: a pattern cannot be read.
         ValueError: `stash_value` and `stash` are both given.
     """
     tracker = Tracker(get_stash_fn(stash_value=stash_value, stash=stash), strict=strict)
     tracker.register_all(module, grad=grad, include=include, exclude=exclude, match=match)
+    return tracker
+
+
+def _with_stashes(stashes: list[Stash]) -> Tracker:
+    tracker = Tracker()
+    tracker.stashes = stashes
     return tracker
 
 

@@ -1,6 +1,8 @@
 """What one thread is in the middle of."""
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
 
 #: Segments and spans that nothing holds are kept this long, for graphs that no output leads to (a stashed loss).
 _UNWATCHED_KEPT = 16
+
+#: Where code runs whose modules are not followed; see `ThreadLog.aside`.
+ASIDE = Place(-1, None, None, -1)
 
 
 class ThreadLog:
@@ -47,6 +52,15 @@ class ThreadLog:
         self.given_kwargs: dict[str, Any] | None = None  # of a call that is being opened without a hook
         self.pinned: list[Place] = []  # of the calls that were opened without a hook
         self.scopes: list[Place] = []  # scopes that stand outside of any module, outermost first
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, modules run on this thread that are nothing of the run's: no call of theirs is noted."""
+        place, self.place = self.place, ASIDE
+        try:
+            yield
+        finally:
+            self.place = place
 
     @property
     def is_in_stretch(self) -> bool:

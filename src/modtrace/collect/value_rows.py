@@ -143,15 +143,12 @@ def _without_repeats(parts: "list[_Part]") -> "list[_Part]":
     if not any(any(part.recomputed) for part in parts):
         return parts
     heard = {site for part in parts for site, again in _call_sites(part) if not again}
-    return [
-        _only(
-            part,
-            [at for at, (site, again) in enumerate(_call_sites(part)) if not again or site not in heard],
-        )
-        if any(part.recomputed)
-        else part
-        for part in parts
-    ]
+    return [_only_new(part, heard) if any(part.recomputed) else part for part in parts]
+
+
+def _only_new(part: "_Part", heard: set[tuple[Any, ...]]) -> "_Part":
+    here = [at for at, (site, again) in enumerate(_call_sites(part)) if not again or site not in heard]
+    return _only(part, here)
 
 
 def _call_sites(part: "_Part") -> Iterable[tuple[tuple[Any, ...], bool]]:
@@ -202,7 +199,9 @@ class _Part(NamedTuple):
     nth: Ints
     call_id: Ints
     op_id: Ints
-    recomputed: Sequence[bool] = ()  # of gradients: whether they are of what a recompute was given or returned
+    recomputed: Sequence[
+        bool
+    ] = ()  # of gradients: whether they are of what a recompute was given or returned
 
 
 class OpSites(NamedTuple):
@@ -246,7 +245,8 @@ def _read_gradients(measured: MeasuredGradients, step: int, calls: "_CallsOfSegm
         found[:, here] = calls.find(segment, [events[at] for at in here.tolist()])
     phase = np.full(len(samples), _PHASE_CODE[BACKWARD], np.int8)
     recomputed = [segment.phase == RECOMPUTE for segment in segments]
-    return _Part(step, samples, *_named(slots, marks), phase, *found, _none(samples), recomputed)
+    named, masks = _named(slots, marks)
+    return _Part(step, samples, named, masks, phase, found[0], found[1], found[2], _none(samples), recomputed)
 
 
 def _read_parameters(measured: MeasuredParameters, step: int) -> _Part:
@@ -254,7 +254,8 @@ def _read_parameters(measured: MeasuredParameters, step: int) -> _Part:
     module_id = np.array([-1 if owner is None else owner.module_id for owner in owners], np.int64)
     phase = np.full(len(samples), _PHASE_CODE[measured.phase], np.int8)
     named = [(role, slot, None, -1) for role, slot in zip(roles, slots, strict=True)]
-    return _Part(step, samples, named, masks, phase, module_id, *(_none(samples) for _ in range(3)))
+    none = _none(samples)
+    return _Part(step, samples, named, masks, phase, module_id, none, none, none)
 
 
 def _read_ops(measured: MeasuredOps, leaves: Sequence[Leaf], step: int, ops: OpSites) -> _Part:

@@ -74,7 +74,7 @@ class ValueTaps:
         self._wishes = wishes
         self._failed = failed
         self._measurer = Measurer()
-        self._extras = Extras(raised)
+        self._extras = Extras(raised, lambda: tracker.log.aside())
         self._kept = KeptTensors(put)
         self._parameters = ParameterTaps(
             tracker, wishes, active=active, measure=self.measure, settle=self._kept.settle, failed=failed

@@ -1,6 +1,7 @@
 """Which captures mean a tensor, as bits: by role, by path, by module, by step."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import nn
 
 from ..measure.want import USUAL, Want
 from ..recording.capture import Capture
-from ..recording.module_path import join
+from ..recording.module_path import join, path_below
 from ..recording.role import ROLES
 from ..recording.schedule import Schedule, StepPredicate
 from ..recording.step_range import ALL_STEPS
@@ -132,7 +133,7 @@ class Wishes:
             known = self._of_place[place] = [None] * len(ROLES)
         mask = known[code]
         if mask is None:
-            selected = self._select(place.path, (place.path,), place.module)
+            selected = self._select(place.path, _paths_of(place), place.module)
             mask = known[code] = selected & self._of_role[code]
         return mask
 
@@ -186,7 +187,8 @@ class Wishes:
     def _report(self, at: int, what: str, error: Exception) -> None:
         if at not in self._reported:
             self._reported.add(at)
-            self._raised(f"Capture: the function {what}", error)
+            with suppress(Warning):  # a filter of the user's makes errors of warnings
+                self._raised(f"Capture: the function {what}", error)
 
 
 def _want_of(capture: Capture) -> Want:
@@ -205,6 +207,15 @@ def _want_of(capture: Capture) -> Want:
 def _of_one_recording(schedule: Schedule) -> Schedule:
     """What a function has said of the steps of another recording may be wrong of this one's."""
     return schedule.afresh() if isinstance(schedule, StepPredicate) else schedule
+
+
+def _paths_of(place: Place) -> tuple[str, ...]:
+    """Of a shared module all its paths that are as near to its caller as the one that is shown."""
+    shown, named, above = place.path, place.named, place.above
+    if named is None or place.seen_as is not None:
+        return (shown,)
+    caller = "" if above is None or above.named is None else above.path
+    return tuple(each for each in (named.path, *named.aliases) if path_below(caller, each, (shown,)) == each)
 
 
 def _looks_at(role: str) -> Callable[[Capture], bool]:

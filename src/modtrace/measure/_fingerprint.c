@@ -12,25 +12,14 @@
 #include <string.h>
 
 #include "_fingerprint_loops.h"
+#include "_floats.h"
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "words are read as they lie in memory: numpy does this where they are not little-endian"
 #endif
 
-#if defined(__SSE__) || defined(_M_X64)
-#include <xmmintrin.h>
-#define HAS_MXCSR
-#endif
-
-#if defined(__GNUC__)
-#define NEVER_INLINED __attribute__((noinline))
-#else
-#define NEVER_INLINED
-#endif
-
 enum { BLOCKS = 4096, WORDS = 65536, TILE = 1024, MOST_DIMS = 64, RUN = 128, FREE_GIL = 16384 };
 enum { CHUNK_SIGNS = 4, CHUNK_SWAP = 5, ROW_WEIGHT = 7 }; /* tags of mix() */
-enum { FLOAT32, BFLOAT16, FLOAT16, FLOAT64, KINDS };
 
 /* What lies where, and what is to be made of it. Strides are in bytes of memory, steps in places of the flat tensor. */
 typedef struct {

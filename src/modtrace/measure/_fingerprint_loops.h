@@ -6,12 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* One version of the hot functions for each kind of vector unit; the loader chooses. */
-#if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__)
-#define FOR_EVERY_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define FOR_EVERY_CPU
-#endif
+#include "_floats.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -78,10 +73,10 @@ static uint64_t sum_words(const char *source, ptrdiff_t count, const int32_t *lo
 /* Adds whole blocks, each to its row; then adds the rows up, place l of row h being for l ^ h: first those that differ
    in the upper bits of h, which swap whole groups of 8. */
 #define DEFINE_ROWS(NUMBER, ADD_BLOCKS, FOLD_ROWS)                                                                   \
-    FOR_EVERY_CPU static void ADD_BLOCKS(NUMBER (*restrict rows)[LANES], const NUMBER *restrict source,              \
+    FOR_EVERY_CPU static void ADD_BLOCKS(NUMBER (*RESTRICT rows)[LANES], const NUMBER *RESTRICT source,              \
                                          ptrdiff_t blocks, const uint64_t *signs, const uint8_t *swaps) {            \
         for (ptrdiff_t block = 0; block < blocks; block++, source += LANES) {                                        \
-            NUMBER *restrict row = rows[swaps[block]];                                                               \
+            NUMBER *RESTRICT row = rows[swaps[block]];                                                               \
             uint32_t first = (uint32_t)signs[block], second = (uint32_t)(signs[block] >> 32);                        \
             for (int l = 0; l < LANES / 2; l++) row[l] += first >> l & 1 ? -source[l] : source[l];                   \
             for (int l = 0; l < LANES / 2; l++)                                                                      \
@@ -100,20 +95,3 @@ static uint64_t sum_words(const char *source, ptrdiff_t count, const int32_t *lo
 
 DEFINE_ROWS(float, add_float32, fold_float32)
 DEFINE_ROWS(double, add_float64, fold_float64)
-
-FOR_EVERY_CPU static void from_bfloat16(const uint16_t *source, ptrdiff_t count, uint32_t *bits) {
-    for (ptrdiff_t i = 0; i < count; i++) bits[i] = (uint32_t)source[i] << 16;
-}
-
-/* A multiplication rebiases the exponent, of subnormals too; then infinities and NaN are put right. */
-FOR_EVERY_CPU static void from_float16(const uint16_t *source, ptrdiff_t count, uint32_t *bits) {
-    for (ptrdiff_t i = 0; i < count; i++) {
-        uint32_t magnitude = (uint32_t)(source[i] & 0x7FFF) << 13, sign = (uint32_t)(source[i] & 0x8000) << 16;
-        float value;
-        memcpy(&value, &magnitude, sizeof value);
-        value *= 0x1p112f;
-        uint32_t rebiased;
-        memcpy(&rebiased, &value, sizeof rebiased);
-        bits[i] = (magnitude >= 0x0F800000 ? magnitude | 0x7F800000 : rebiased) | sign;
-    }
-}

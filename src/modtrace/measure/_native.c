@@ -12,26 +12,9 @@
 #include <stdint.h>
 #include <string.h>
 
-/* One version of the hot function for each kind of vector unit; the loader chooses. */
-#if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__)
-#define FOR_EVERY_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define FOR_EVERY_CPU
-#endif
-
-#if defined(__SSE__) || defined(_M_X64)
-#include <xmmintrin.h>
-#define HAS_MXCSR
-#endif
-
-#if defined(__GNUC__)
-#define NEVER_INLINED __attribute__((noinline))
-#else
-#define NEVER_INLINED
-#endif
+#include "_floats.h"
 
 enum { LANES = 32, BLOCK = 512, PIECE = 16384, WIDE_LANES = 16, WIDE_PIECE = 2048 };
-enum { FLOAT32, BFLOAT16, FLOAT16, FLOAT64, KINDS };
 
 /* Between these, squares and the sums of 16 of them are far from the ends of float32. */
 static const double SMALLEST = 0x1p-40, LARGEST = 0x1p40;
@@ -187,25 +170,6 @@ static void measure_float32(const float *source, Py_ssize_t count, Statistics *i
         measure_piece(source, count < PIECE ? count : PIECE, into);
 }
 
-FOR_EVERY_CPU static void from_bfloat16(const uint16_t *source, Py_ssize_t count, uint32_t *bits) {
-    fetch(source, count * sizeof *source);
-    for (Py_ssize_t i = 0; i < count; i++) bits[i] = (uint32_t)source[i] << 16;
-}
-
-/* Exponents are rebiased by a multiplication, which makes subnormals right too; NaN and infinity are put right then. */
-FOR_EVERY_CPU static void from_float16(const uint16_t *source, Py_ssize_t count, uint32_t *bits) {
-    fetch(source, count * sizeof *source);
-    for (Py_ssize_t i = 0; i < count; i++) {
-        uint32_t magnitude = (uint32_t)(source[i] & 0x7FFF) << 13, sign = (uint32_t)(source[i] & 0x8000) << 16;
-        float value;
-        memcpy(&value, &magnitude, sizeof value);
-        value *= 0x1p112f;
-        uint32_t rebiased;
-        memcpy(&rebiased, &value, sizeof rebiased);
-        bits[i] = (magnitude >= 0x0F800000 ? magnitude | 0x7F800000 : rebiased) | sign;
-    }
-}
-
 static void measure_halves(const uint16_t *source, Py_ssize_t count, int kind, Statistics *into) {
     union {
         uint32_t bits[PIECE];
@@ -215,6 +179,7 @@ static void measure_halves(const uint16_t *source, Py_ssize_t count, int kind, S
         Py_ssize_t size = count < PIECE ? count : PIECE;
         for (Py_ssize_t at = 0; at < size; at += BLOCK) {
             Py_ssize_t some = size - at < BLOCK ? size - at : BLOCK;
+            fetch(source + at, some * sizeof *source);
             (kind == BFLOAT16 ? from_bfloat16 : from_float16)(source + at, some, wide.bits + at);
         }
         measure_piece(wide.values, size, into);

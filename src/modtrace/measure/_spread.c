@@ -12,32 +12,9 @@
 #include <stdint.h>
 #include <string.h>
 
-/* One version of the hot functions for each kind of vector unit; the loader chooses. */
-#if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__)
-#define FOR_EVERY_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define FOR_EVERY_CPU
-#endif
-
-#if defined(__SSE__) || defined(_M_X64)
-#include <xmmintrin.h>
-#define HAS_MXCSR
-#endif
-
-#if defined(__GNUC__)
-#define NEVER_INLINED __attribute__((noinline))
-#else
-#define NEVER_INLINED
-#endif
-
-#if defined(_MSC_VER)
-#define RESTRICT __restrict
-#else
-#define RESTRICT restrict
-#endif
+#include "_floats.h"
 
 enum { LANES = 16, BLOCK = 1024, BINS = 256, MANY = 16384 };
-enum { FLOAT32, BFLOAT16, FLOAT16, FLOAT64, KINDS };
 
 /* Neighbours are often alike, and a counter that has just been written cannot be read for some cycles: four tables take
    turns. They are emptied before 32 bits are full. */
@@ -152,23 +129,6 @@ static void count_exponents64(const Block64 *block, Py_ssize_t size, Running *in
     for (Py_ssize_t i = whole; i < size; i++) tables[0][bin_of64(block->bits[i])]++;
 }
 
-FOR_EVERY_CPU static void from_bfloat16(const uint16_t *source, Py_ssize_t size, uint32_t *bits) {
-    for (Py_ssize_t i = 0; i < size; i++) bits[i] = (uint32_t)source[i] << 16;
-}
-
-/* Exponents are rebiased by a multiplication, which makes subnormals right too; NaN and infinity are put right then. */
-FOR_EVERY_CPU static void from_float16(const uint16_t *source, Py_ssize_t size, uint32_t *bits) {
-    for (Py_ssize_t i = 0; i < size; i++) {
-        uint32_t magnitude = (uint32_t)(source[i] & 0x7FFF) << 13, sign = (uint32_t)(source[i] & 0x8000) << 16;
-        float value;
-        memcpy(&value, &magnitude, sizeof value);
-        value *= 0x1p112f;
-        uint32_t rebiased;
-        memcpy(&rebiased, &value, sizeof rebiased);
-        bits[i] = (magnitude >= 0x0F800000 ? magnitude | 0x7F800000 : rebiased) | sign;
-    }
-}
-
 static void load32(const void *source, Py_ssize_t start, Py_ssize_t size, int kind, Block32 *block) {
     if (kind == FLOAT32)
         memcpy(block->bits, (const uint32_t *)source + start, size * sizeof(uint32_t));
@@ -203,10 +163,10 @@ static Py_ssize_t measure32(const void *source, Py_ssize_t count, int kind, Runn
         count_exponents32(&block, size, running);
         if (blocks % BLOCKS_OF_TABLES == 0) empty_tables(running, histogram);
     }
-    Py_ssize_t at = 0, start = running->largest_in;
-    load32(source, start, count - start < BLOCK ? count - start : BLOCK, kind, &block);
-    while ((int64_t)(block.bits[at] & 0x7FFFFFFF) < running->largest) at++;
-    return start + at;
+    Py_ssize_t at = 0, start = running->largest_in, size = count - start < BLOCK ? count - start : BLOCK;
+    load32(source, start, size, kind, &block);
+    while (at < size - 1 && (int64_t)(block.bits[at] & 0x7FFFFFFF) < running->largest) at++;
+    return start + at; /* another thread of the user's may have written over the largest meanwhile */
 }
 
 static Py_ssize_t measure64(const uint64_t *source, Py_ssize_t count, Running *running, int64_t *histogram) {
@@ -222,8 +182,8 @@ static Py_ssize_t measure64(const uint64_t *source, Py_ssize_t count, Running *r
         if (blocks % BLOCKS_OF_TABLES == 0) empty_tables(running, histogram);
     }
     Py_ssize_t at = running->largest_in;
-    while ((int64_t)(source[at] & INT64_MAX) < running->largest) at++;
-    return at;
+    while (at < count - 1 && (int64_t)(source[at] & INT64_MAX) < running->largest) at++;
+    return at; /* another thread of the user's may have written over the largest meanwhile */
 }
 
 static double number_of(int64_t bits, int kind) {

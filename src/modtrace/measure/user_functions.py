@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -18,14 +18,20 @@ Function = Callable[[torch.Tensor], Any]
 class UserFunctions:
     """The functions of one recorder's captures."""
 
-    def __init__(self, raised: Callable[[str, Exception], None]) -> None:
+    def __init__(
+        self,
+        raised: Callable[[str, Exception], None],
+        aside: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         """Has called none.
 
         Args:
+            aside: inside of it modules that run are none of the run's.
             raised: is told when a function has raised for the first time, or has returned what JSON cannot hold; the
                 error has no traceback.
         """
         self._raised = raised
+        self._aside = aside
         self._reported: dict[int, tuple[Function]] = {}  # by `id`: they need not be hashable
         self._of_thread = _OfThread()
 
@@ -40,7 +46,7 @@ class UserFunctions:
             return
         self._of_thread.is_inside = True
         try:
-            with _nobody_else(tensor.device):
+            with self._aside(), _nobody_else(tensor.device):
                 for function in missing:
                     self._call(function, tensor, extra)
         finally:

@@ -2,8 +2,9 @@
 
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 from .path_pattern import PathFilter, to_path_filter
@@ -100,9 +101,11 @@ class Capture:
     def __post_init__(self) -> None:
         self._set("roles", _checked_roles(self.roles))
         self._set("types", _checked_types(self.types))
-        self._set("ops", (self.ops,) if isinstance(self.ops, str) else tuple(self.ops))
+        self._set("ops", _checked_ops(self.ops))
         self._set("paths", to_path_filter(self.include, self.exclude))
         self._check_numbers()
+        self._check_switches()
+        self._check_sense()
         waits = self.on_trigger and self.steps is None
         self._set("schedule", NoSteps() if waits else to_schedule(self.steps))
 
@@ -112,16 +115,33 @@ class Capture:
     def _check_numbers(self) -> None:
         if self.stats not in (0, 1, 2):
             raise ValueError(f"stats={self.stats!r}: give 0 for none, 1 for the usual ones, 2 for all")
-        if not isinstance(self.on_trigger, int) or self.on_trigger < 0:
+        if not isinstance(self.channel_dim, Integral):
+            raise TypeError(f"channel_dim={self.channel_dim!r}: give the number of a dimension, such as -1")
+        if not isinstance(self.on_trigger, Integral) or self.on_trigger < 0:
             raise ValueError(f"on_trigger={self.on_trigger!r}: give a number of steps, 0 for no waiting")
-        if not isinstance(self.sample, int) or not 0 <= self.sample <= _MOST_SAMPLES:
+        if not isinstance(self.sample, Integral) or not 0 <= self.sample <= _MOST_SAMPLES:
             raise ValueError(f"sample={self.sample!r}: give a number of values, at most {_MOST_SAMPLES:,}")
-        if self.tensors not in (True, False, "lazy"):
+        for name in ("stats", "channel_dim", "on_trigger", "sample"):
+            self._set(name, int(getattr(self, name)))  # numpy's are no JSON
+
+    def _check_switches(self) -> None:
+        if not (isinstance(self.tensors, (bool, str)) and self.tensors in (True, False, "lazy")):
             raise ValueError(f"tensors={self.tensors!r}: give True, False or 'lazy'")
+        for name in ("hash", "sketch", "micro_batches"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name}={getattr(self, name)!r}: give True or False")
         for name in ("where", "function"):
             given = getattr(self, name)
             if given is not None and not callable(given):
                 raise TypeError(f"{name}={given!r}: give a function")
+
+    def _check_sense(self) -> None:
+        if self.ops and OP_OUTPUT not in self.roles:
+            raise ValueError(f"ops={self.ops!r} chooses among what ops return: it takes the role 'op_output'")
+        if self.micro_batches and PARAMETER_GRAD not in self.roles:
+            raise ValueError(
+                "micro_batches=True is about parameters' gradients: it takes the role 'parameter_grad'"
+            )
 
     @property
     def wants_ops(self) -> bool:
@@ -206,9 +226,11 @@ def _one(given: object, ops: bool) -> Capture:
 
 
 def _checked_roles(given: Any) -> tuple[str, ...]:
-    if given == "all":
-        return ROLES
-    roles = (given,) if isinstance(given, str) else tuple(given)
+    if isinstance(given, str):
+        given = ROLES if given == "all" else (given,)
+    if not isinstance(given, Iterable):
+        raise TypeError(f"roles={given!r}: give one such as 'output', a list of them, or 'all'")
+    roles = tuple(given)
     if not roles:
         raise ValueError("roles=(): give at least one, such as 'output'")
     for role in roles:
@@ -217,6 +239,15 @@ def _checked_roles(given: Any) -> tuple[str, ...]:
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"roles: there is no role {role!r}.{hint} There are: {', '.join(ROLES)}")
     return tuple(dict.fromkeys(roles))
+
+
+def _checked_ops(given: Any) -> tuple[str, ...]:
+    found = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    if not all(isinstance(each, str) for each in found):
+        raise TypeError(
+            f"ops={given!r}: give names of ops or globs such as 'aten.*softmax*', or a list of those"
+        )
+    return found
 
 
 def _checked_types(given: Any) -> tuple[type | str, ...]:

@@ -25,6 +25,8 @@ def parse_capture(text: str) -> "Capture | str":
     """
     if text.strip() == STATS:
         return STATS
+    if not text.strip():
+        raise ValueError("capture '' says nothing: give words such as 'roles=output stats=2', or 'stats'")
     options: dict[str, Any] = {}
     for word in _split(text):
         name, value = _read(word, text)

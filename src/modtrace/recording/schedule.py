@@ -56,7 +56,7 @@ class StepPredicate:
         if known is None:
             known = self._ask(number)
             if len(self._known) >= _REMEMBERED:
-                self._known.pop(next(iter(self._known)))
+                self._known.pop(next(iter(self._known)), None)  # another thread may have been faster
             self._known[number] = known
         return known
 

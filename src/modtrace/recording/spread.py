@@ -1,6 +1,6 @@
 """What the columns of tier 2 mean: what is derived from sums of magnitudes, zeros and histograms of exponents."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -209,6 +209,21 @@ def read_spread(values: pa.Table) -> SpreadColumns:
         histogram=histogram,
         histogram_row=row,
         channel_max=_in_one(values["channel_max"]),
+    )
+
+
+def read_sums(stats: StatColumns, sums: Mapping[str, Any]) -> SpreadColumns:
+    """The columns of tier 2 where `sumabs`, `zero_count` and `sum4` alone are there: no histograms, no places."""
+    count = len(stats.count)
+    return SpreadColumns(
+        stats=stats,
+        sumabs=sums["sumabs"],
+        zero_count=sums["zero_count"],
+        sum4=sums["sum4"],
+        argmax=np.full(count, -1),
+        histogram=np.empty((0, BINS), np.int64),
+        histogram_row=np.full(count, -1),
+        channel_max=pa.nulls(count, pa.list_(pa.float32())),
     )
 
 

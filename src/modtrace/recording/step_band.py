@@ -50,7 +50,7 @@ class StepBand:
         count = np.minimum(self._count[rows], self._last.shape[1])
         last = self._last[rows]
         middle = _median(last, count)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             deviation = _median(np.abs(last - middle[:, None]), count)
             width = self._factor * np.maximum(_PER_MAD * deviation, _LEAST_PART * np.abs(middle))
             is_inside = np.abs(values - middle) <= width  # False for NaN
@@ -68,5 +68,8 @@ def _median(table: _Numbers, count: _Counts) -> _Numbers:
     """The median of the `count` numbers of each row that are there; infinite where there are none."""
     ordered = np.sort(table, axis=1)
     row = np.arange(len(table))
-    middle: _Numbers = (ordered[row, np.maximum(count - 1, 0) // 2] + ordered[row, count // 2]) / 2
+    low, high = ordered[row, np.maximum(count - 1, 0) // 2], ordered[row, count // 2]
+    with np.errstate(over="ignore"):
+        total = low + high  # may be too large, as the halves are not
+        middle: _Numbers = np.where(np.isfinite(total), total / 2, low / 2 + high / 2)
     return middle

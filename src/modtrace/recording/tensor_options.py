@@ -14,7 +14,7 @@ class TensorOptions:
 
     In a folder they wait in a buffer of `max_bytes` until a thread has written them; when it is full, the
     training waits ("block"), or the tensor is left out and counted ("drop"). A tensor larger than the buffer
-    goes through it in parts, or is left out. In memory, `max_bytes` of the newest are kept.
+    goes through it in parts ("block"), or is always left out ("drop"). In memory, `max_bytes` of the newest are kept.
     """
 
     max_bytes: int = 256 * 2**20

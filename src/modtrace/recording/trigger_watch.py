@@ -13,11 +13,30 @@ from .batches import to_batch
 from .capture import Capture
 from .meta import Note
 from .site_names import SiteNames
+from .spread import read_sums
 from .statistics import StatColumns, read_statistics
 from .step_band import StepBand
-from .triggers import LOGGED, Above, NonFinite, OnSignal, OutOfBand, Trigger, is_logged, selection_of
+from .triggers import (
+    LOGGED,
+    OF_TIER_2,
+    Above,
+    NonFinite,
+    OnSignal,
+    OutOfBand,
+    Trigger,
+    is_logged,
+    selection_of,
+)
 
 _Rows = npt.NDArray[np.int64]
+
+#: The raw statistics of rows, by name.
+_Columns = Mapping[str, npt.NDArray[Any]]
+
+_STATS = tuple(each.name for each in fields(StatColumns))
+
+#: Of tier 2; the value where it was not measured.
+_SUMS = {"sumabs": np.nan, "zero_count": -1, "sum4": np.nan}
 
 
 class TriggerWatch:
@@ -70,7 +89,7 @@ class MeasuredRows(NamedTuple):
 
     site_id: _Rows
     is_of_op: npt.NDArray[np.bool_]
-    stats: StatColumns
+    columns: _Columns
 
 
 class StepRows(NamedTuple):
@@ -103,19 +122,27 @@ def _measured(values: Sequence[Mapping[str, pa.Array]]) -> MeasuredRows | None:
     rows = np.argsort(order, kind="stable")
     rows = rows[to_numpy(table["count"])[rows] > 0]
     stats = read_statistics(table)
+    columns = {name: getattr(stats, name) for name in _STATS}
+    columns |= {name: to_numpy(table[name], null=null) for name, null in _SUMS.items()}
     return MeasuredRows(
         to_numpy(table["site_id"]).astype(np.int64)[rows],
         to_numpy(table["op_id"])[rows] >= 0,
-        _take(stats, rows),
+        _take(columns, rows),
     )
 
 
-def _take(stats: StatColumns, rows: _Rows) -> StatColumns:
-    return StatColumns(**{name: each[rows] for name, each in _columns(stats).items()})
+def _take(columns: _Columns, rows: _Rows) -> _Columns:
+    return {name: each[rows] for name, each in columns.items()}
 
 
-def _columns(stats: StatColumns) -> dict[str, npt.NDArray[Any]]:
-    return {each.name: getattr(stats, each.name) for each in fields(stats)}
+def _statistic(stat: str, columns: _Columns) -> npt.NDArray[np.float64]:
+    """A statistic of `STATISTICS`, of each row."""
+    if stat in columns:
+        return np.asarray(columns[stat], np.float64)
+    stats = StatColumns(**{name: columns[name] for name in _STATS})
+    holder = stats if hasattr(StatColumns, stat) else read_sums(stats, columns)
+    with np.errstate(all="ignore"):
+        return np.asarray(getattr(holder, stat), np.float64)
 
 
 class _Selected:
@@ -164,12 +191,12 @@ class _IsNonFinite:
     def _of_tensors(self, seen: StepRows, rows: _Rows) -> str:
         if seen.measured is None:
             return ""
-        stats = seen.measured.stats
-        wrong = rows[stats.nonfinite[rows] > 0]
+        nan_count, inf_count = seen.measured.columns["nan_count"], seen.measured.columns["inf_count"]
+        wrong = rows[nan_count[rows] + inf_count[rows] > 0]
         if not len(wrong):
             return ""
         first = wrong[0]
-        counts = {"NaN": int(stats.nan_count[first]), "inf": int(stats.inf_count[first])}
+        counts = {"NaN": int(nan_count[first]), "inf": int(inf_count[first])}
         held = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
         return f"{seen.names.describe(int(seen.measured.site_id[first]))} holds {held}{_and_more(wrong)}"
 
@@ -224,16 +251,18 @@ class _OfSites:
 
     def __init__(self, stat: str, selected: _Selected, judge: _Judge) -> None:
         self._stat = stat
+        self._is_of_tier_2 = stat in OF_TIER_2
         self._selected = selected
         self._judge = judge
 
     def __call__(self, seen: StepRows) -> str | None:
         rows = self._selected.rows(seen)
+        if seen.measured is not None and self._is_of_tier_2:
+            rows = rows[seen.measured.columns["zero_count"][rows] >= 0]
         if seen.measured is None or not len(rows):
             return None
-        sites, stats = merge_sites(seen.measured.site_id[rows], _take(seen.measured.stats, rows))
-        with np.errstate(all="ignore"):
-            values = np.asarray(getattr(stats, self._stat), np.float64)
+        sites, columns = merge_sites(seen.measured.site_id[rows], _take(seen.measured.columns, rows))
+        values = _statistic(self._stat, columns)
         judged = self._judge(sites.tolist(), values)
         wrong = np.flatnonzero(judged.is_wrong)
         if not len(wrong):
@@ -257,20 +286,20 @@ class _OfScalar:
         return f"{self._stat} {logged[-1]:g} {judged.why}" if judged.is_wrong[0] else ""
 
 
-def merge_sites(site_id: _Rows, stats: StatColumns) -> tuple[_Rows, StatColumns]:
+def merge_sites(site_id: _Rows, columns: _Columns) -> tuple[_Rows, _Columns]:
     """One row a site, in the order in which they come first: micro-batches are one tensor, cut in parts."""
     sites, first, place = np.unique(site_id, return_index=True, return_inverse=True)
     if len(sites) == len(site_id):
-        return site_id, stats
+        return site_id, columns
     by_site = np.argsort(place, kind="stable")
     starts = np.searchsorted(place[by_site], np.arange(len(sites)))
     in_order = np.argsort(first)
     join = {"min": np.minimum, "max": np.maximum}
-    columns = {
+    merged = {
         name: join.get(name, np.add).reduceat(each[by_site], starts)[in_order]
-        for name, each in _columns(stats).items()
+        for name, each in columns.items()
     }
-    return sites[in_order], StatColumns(**columns)
+    return sites[in_order], merged
 
 
 def _and_more(wrong: _Rows) -> str:

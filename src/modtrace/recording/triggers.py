@@ -13,10 +13,13 @@ from .role import GRAD_INPUT, GRAD_OUTPUT, OPTIMIZER_STATE, OUTPUT, PARAMETER, P
 #: What the names of numbers that a user logs begin with: `Above("log.loss", 10)` is about `rec.log(loss=...)`.
 LOGGED = "log."
 
+#: What is derived from the sums of tier 2.
+OF_TIER_2 = ("mean_abs", "zero_fraction", "kurtosis")
+
 #: What can be asked about a tensor: raw statistics, and what is derived from them.
 STATISTICS = (
     "mean", "std", "rms", "l2", "abs_max", "min", "max", "sum", "sumsq", "count", "nan_count", "inf_count",
-    "nonfinite",
+    "nonfinite", "nan_fraction", "inf_fraction", "crest", *OF_TIER_2,
 )  # fmt: skip
 
 #: Where a value that is not finite is never meant to be: a mask is an input, a buffer, or what an op returns.
@@ -60,8 +63,8 @@ class Above(_Condition):
     NaN is not larger than anything: `NonFinite` finds it.
 
     Args:
-        stat: `mean`, `std`, `rms`, `l2`, `abs_max`, `min`, `max`, ...; `"log.loss"` for what `rec.log(loss=...)` is
-            given.
+        stat: `mean`, `std`, `rms`, `l2`, `abs_max`, `min`, `max`, `crest`, ...; with `Capture(stats=2)` also
+            `mean_abs`, `zero_fraction` and `kurtosis`; `"log.loss"` for what `rec.log(loss=...)` is given.
         limit: the largest value that is no reason.
         include: which modules and parameters, as for `record()`.
         exclude: the same for what is left out although it is included.
@@ -112,9 +115,10 @@ class OutOfBand(_Condition):
 
     def __post_init__(self) -> None:
         _check_stat(self)
-        if not self.factor > 0:
+        if isinstance(self.factor, bool) or not isinstance(self.factor, (int, float)) or not self.factor > 0:
             raise ValueError(f"OutOfBand(factor={self.factor!r}): give a positive number")
-        if not 2 <= self.at_least <= self.window:
+        numbers = (self.at_least, self.window)
+        if not all(isinstance(each, int) for each in numbers) or not 2 <= self.at_least <= self.window:
             raise ValueError(
                 f"OutOfBand(at_least={self.at_least!r}, window={self.window!r}): "
                 "give numbers of steps, at least 2, and a window that holds so many"
@@ -158,15 +162,15 @@ Trigger: TypeAlias = NonFinite | Above | OutOfBand | OnSignal
 _TRIGGERS = (NonFinite, Above, OutOfBand, OnSignal)
 
 
-def to_triggers(given: object, *, keep_last: int | None, measured: bool) -> tuple[Trigger, ...]:
+def to_triggers(given: object, *, keep_last: int | None, captures: Sequence[Capture]) -> tuple[Trigger, ...]:
     """What `record(triggers=...)` means: one or several; None is `NonFinite()` where steps are held.
 
     Args:
-        measured: whether anything is measured at all.
+        captures: what is measured.
 
     Raises:
         TypeError: something in it is no trigger.
-        ValueError: it can never fire, for nothing is measured.
+        ValueError: it can never fire, for nothing that it looks at is measured.
     """
     if given is None:
         return () if keep_last is None else (NonFinite(),)
@@ -175,9 +179,28 @@ def to_triggers(given: object, *, keep_last: int | None, measured: bool) -> tupl
         if not isinstance(each, _TRIGGERS):
             names = ", ".join(kind.__name__ for kind in _TRIGGERS)
             raise TypeError(f"triggers={each!r}: give modtrace's {names}, or a list of those")
-        if not measured and isinstance(each, (Above, OutOfBand)) and not is_logged(each.stat):
-            raise ValueError(f"triggers={each!r} looks at what is measured, and values=None measures nothing")
+        _check_measured(each, captures)
     return triggers
+
+
+def _check_measured(trigger: Trigger, captures: Sequence[Capture]) -> None:
+    """Refuses what looks at roles none of which is measured, or not as its statistic needs it."""
+    if isinstance(trigger, OnSignal) or trigger.roles is None:
+        return
+    stat = "nonfinite" if isinstance(trigger, NonFinite) else trigger.stat
+    tier = 2 if stat in OF_TIER_2 else 1
+    roles = selection_of(trigger).roles
+    if is_logged(stat) or any(
+        each.stats >= tier and not {*each.roles}.isdisjoint(roles) for each in captures
+    ):
+        return
+    if not captures:
+        raise ValueError(f"triggers={trigger!r} looks at what is measured, and values=None measures nothing")
+    said = f"roles={roles[0]!r}" if len(roles) == 1 else f"roles={list(roles)!r}"
+    raise ValueError(
+        f"triggers={trigger!r} looks at {' and '.join(roles)}, and no capture measures {stat} there. "
+        f"Add modtrace.Capture({said}, stats={tier}) to values"
+    )
 
 
 def check_keep_last(keep_last: object) -> None:

@@ -89,7 +89,7 @@ class TensorFiles:
             ) from error
 
 
-_State = tuple[int, int, int, bool]
+_State = tuple[int, int, int, int]
 
 
 class _Shard(NamedTuple):
@@ -101,7 +101,15 @@ class _Shard(NamedTuple):
 
 def _state(file: Path) -> _State:
     status = file.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns, index_file(file).exists()
+    return status.st_ino, status.st_size, status.st_mtime_ns, _index_bytes(file)
+
+
+def _index_bytes(file: Path) -> int:
+    """It grows when a tensor is whole, after the file did; -1 where there is none."""
+    try:
+        return index_file(file).stat().st_size
+    except FileNotFoundError:
+        return -1
 
 
 def _read_shard(file: Path, state: _State) -> _Shard:

@@ -14,9 +14,10 @@ from .shard_file import ShardFile, header_bytes, shard_file
 from .tensor_ring import TensorPart, TensorRing, split
 
 #: Room for the header of the first shard. One that is followed by another because its names were too many is
-#: followed by one with room for four times as many.
+#: followed by one with room for four times as many, up to 8,000 or so: they are in memory until the header is written
+#: (2 MB; with room for 16 MiB it was 34 MB).
 _RESERVE_BYTES = 64 * 1024
-_MOST_RESERVE_BYTES = 16 * 2**20
+_MOST_RESERVE_BYTES = 2**20
 _HEADER_FRAME_BYTES = 256  # what a header takes without tensors
 
 _LOOK_AFTER_S = 1.0  # how long a signal may wait
@@ -66,6 +67,7 @@ class TensorShards:
         self._plan = _Plan()
         self._putting = threading.RLock()
         self._is_putting = False
+        self._is_closed = False
         self._thread: threading.Thread | None = None
         # A join() that is interrupted takes a thread that runs for one that has ended (CPython 3.11).
         self._is_done = threading.Event()
@@ -87,9 +89,9 @@ class TensorShards:
             ValueError: the array does not hold a tensor of this dtype and shape.
         """
         check_raw(name, array, dtype, shape)
-        if self.failure is not None or self._is_done.is_set():
-            return None
         with self._putting:
+            if self.failure is not None or self._is_closed:
+                return None
             if self._is_putting:  # a signal handler, or a destructor, in the middle of a `put` of this thread
                 self._drop(array.nbytes, step)
                 return None
@@ -107,7 +109,11 @@ class TensorShards:
 
     def close(self) -> None:
         """Waits until all is written, and makes the files final."""
-        self._ring.close()
+        try:
+            with self._putting:  # what another thread puts is whole, or left out
+                self._is_closed = True
+        finally:
+            self._ring.close()
         if self._thread is not None and self._thread.ident is not None:
             while not self._is_done.is_set():  # a signal that another thread got does not end a wait
                 self._is_done.wait(_LOOK_AFTER_S)

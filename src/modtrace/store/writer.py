@@ -29,6 +29,7 @@ _FLUSH_BYTES = 16 * 2**20
 _COMPACT_BELOW_ROWS = 8192  # mean of a batch
 _OPEN, _STOPPED, _CLOSED, _ABANDONED = "open", "stopped", "closed", "abandoned"  # stopped: by a failure
 _MOST_WORDS = 65_536  # of a table's dictionaries; beyond, they start anew and are written once more
+_MOST_WORDS_BYTES = 2**20  # the same: in Python they take three times as much
 
 
 class FolderWriter:
@@ -222,7 +223,7 @@ class FolderWriter:
             self._streams[table] = TableStream(table_file(self.folder, table), schema(table))
         batch = buffer.take()
         self._streams[table].write(batch)
-        if buffer.words > _MOST_WORDS:
+        if buffer.words > _MOST_WORDS or buffer.words_size_bytes > _MOST_WORDS_BYTES:
             buffer.forget_words()
         if table == "steps":
             self._last_step = max(self._last_step, pc.max(batch.column("step")).as_py())

@@ -7,8 +7,10 @@ from dataclasses import asdict
 from rich.text import Text
 
 from ..analysis.nonfinite import Measured, NonFinite, describe_counts
+from ..recording.meta import HELD, Note
 from ..recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 from .columns import printable, render_lines
+from .headline import describe_notes
 from .quantities import format_count
 
 #: What a row of a role is called; other roles are called as they are.
@@ -23,16 +25,23 @@ NOTHING_MEASURED = "nothing was measured: this recording has no values. Record t
 
 
 def render_nonfinite(
-    found: NonFinite | None, measured: Measured, *, marks: Sequence[str] = (), color: bool = False
+    found: NonFinite | None,
+    measured: Measured,
+    *,
+    marks: Sequence[str] = (),
+    notes: Sequence[Note] = (),
+    color: bool = False,
 ) -> str:
     """What was found and where, or how much there was to look at.
 
     Args:
         marks: what is missing from the recording; the first values may be missing too.
+        notes: why steps were written, or were not.
         color: whether the text is styled for a terminal.
     """
-    lines = _describe(found) if found is not None else [Text(_describe_none(measured))]
-    return render_lines([*lines, *(Text(f"! {printable(mark)}", "yellow") for mark in marks)], color=color)
+    lines = _describe(found) if found is not None else [Text(_describe_none(measured, notes))]
+    lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks]
+    return render_lines([*lines, *describe_notes(notes)], color=color)
 
 
 def render_nonfinite_json(found: NonFinite | None, measured: Measured) -> str:
@@ -65,9 +74,10 @@ def _describe_size(numel: int) -> str:
     return f"{format_count(numel)} element{'' if numel == 1 else 's'}"
 
 
-def _describe_none(measured: Measured) -> str:
+def _describe_none(measured: Measured, notes: Sequence[Note]) -> str:
     if not measured.tensors + measured.unmeasured:
-        return NOTHING_MEASURED
+        is_held = any(note.kind == HELD for note in notes)
+        return "no step with values was written" if is_held else NOTHING_MEASURED
     steps = f"{measured.steps} step{'' if measured.steps == 1 else 's'}"
     text = f"no non-finite values in {format_count(measured.tensors)} measured tensors of {steps}"
     if measured.unmeasured:

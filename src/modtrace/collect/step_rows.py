@@ -1,0 +1,38 @@
+"""The rows of ended steps: their times, and what the user logged in them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .call_rows import intervals_of
+from .steps import Step
+
+
+def step_columns(steps: Sequence[Step]) -> dict[str, Any]:
+    """The columns of `steps`. To be called before their values are let go: the overhead is read from these."""
+    columns = {
+        "step": [step.number for step in steps],
+        "kind": [step.kind for step in steps],
+        "start_ns": [step.start_ns for step in steps],
+        "end_ns": [step.end_ns for step in steps],
+    }
+    if any(step.values for step in steps):
+        columns["overhead_ns"] = [_overhead_ns(step) for step in steps]
+    return columns
+
+
+def scalar_columns(steps: Sequence[Step]) -> dict[str, Any] | None:
+    """The columns of `scalars`; None if nothing was logged."""
+    scalars = [(step.number, name, value) for step in steps for name, value in step.scalars]
+    if not scalars:
+        return None
+    number, name, value = (list(column) for column in zip(*scalars, strict=True))
+    return {"step": number, "name": name, "value": value}
+
+
+def _overhead_ns(step: Step) -> int:
+    """What was spent measuring between the step's start and end, on whatever thread."""
+    _, begin, end = intervals_of([step])
+    within = np.minimum(end, step.end_ns) - np.maximum(begin, step.start_ns)
+    return int(np.maximum(within, 0).sum())

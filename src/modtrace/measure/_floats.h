@@ -1,0 +1,51 @@
+/* What the kernels share: how they are compiled for each processor, and how 16-bit floats become float32. */
+
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* One version of the hot functions for each kind of vector unit; the loader chooses. */
+#if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__GNUC__)
+#define FOR_EVERY_CPU __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FOR_EVERY_CPU
+#endif
+
+#if defined(__SSE__) || defined(_M_X64)
+#include <xmmintrin.h>
+#define HAS_MXCSR
+#endif
+
+#if defined(__GNUC__)
+#define NEVER_INLINED __attribute__((noinline))
+#else
+#define NEVER_INLINED
+#endif
+
+#if defined(_MSC_VER)
+#define RESTRICT __restrict
+#else
+#define RESTRICT restrict
+#endif
+
+/* The numbers by which Python names what lies in memory (native.py). */
+enum { FLOAT32, BFLOAT16, FLOAT16, FLOAT64, KINDS };
+
+FOR_EVERY_CPU static void from_bfloat16(const uint16_t *source, ptrdiff_t count, uint32_t *bits) {
+    for (ptrdiff_t i = 0; i < count; i++) bits[i] = (uint32_t)source[i] << 16;
+}
+
+/* Exponents are rebiased by a multiplication, which makes subnormals right too; NaN and infinity are put right then. */
+FOR_EVERY_CPU static void from_float16(const uint16_t *source, ptrdiff_t count, uint32_t *bits) {
+    for (ptrdiff_t i = 0; i < count; i++) {
+        uint32_t magnitude = (uint32_t)(source[i] & 0x7FFF) << 13, sign = (uint32_t)(source[i] & 0x8000) << 16;
+        float value;
+        memcpy(&value, &magnitude, sizeof value);
+        value *= 0x1p112f;
+        uint32_t rebiased;
+        memcpy(&rebiased, &value, sizeof rebiased);
+        bits[i] = (magnitude >= 0x0F800000 ? magnitude | 0x7F800000 : rebiased) | sign;
+    }
+}
