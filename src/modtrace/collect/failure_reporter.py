@@ -102,8 +102,9 @@ class FailureReporter:
 
     def interrupted(self, error: BaseException) -> None:
         """Notes that rows may be missing, for writing them has been broken off."""
+        name, steps = type(error).__name__, self._step()
         self._late_marks.append(
-            f"rows may be missing of the steps before step {self._step()}: {type(error).__name__} while they were written"
+            f"rows may be missing of the steps before step {steps}: {name} while they were written"
         )
 
     def run_ended(self, error: BaseException) -> None:
