@@ -33,7 +33,7 @@ _STATS = {
     "nan_fraction": "share of NaN",
     "inf_fraction": "share of infinite elements",
     "crest": "largest magnitude / root mean square",
-    "relative": "L2 norm / L2 norm of the parameter",
+    "relative": "L2: update / parameter",
     "user": "value of your function",
 }
 _ROLES = {
