@@ -1,5 +1,6 @@
 """Trains a model in several processes, with and without everything captured, and compares the bits."""
 
+import gc
 import json
 from contextlib import nullcontext
 from pathlib import Path
@@ -53,6 +54,8 @@ def run_rank(rank: int, folder: str) -> None:
         model = DistributedDataParallel(Net())
         with recording:
             outcome = train_together(model)
+        del model
+        gc.collect()  # no model outlives the group: its reducer may wait for ever then
         found.append([str(bits(each)) for each in tree_leaves(outcome)])
         if isinstance(recording, modtrace.Recording):
             rows = recording.table("values").num_rows

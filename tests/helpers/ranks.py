@@ -1,5 +1,6 @@
 """A small distributed model, and what a tracker says while it trains: in this process, or in several."""
 
+import gc
 import json
 import os
 import sys
@@ -86,6 +87,7 @@ def group_of_one() -> Iterator[None]:
     try:
         yield
     finally:
+        gc.collect()  # a model in a cycle that outlives the group may wait for ever
         dist.destroy_process_group()
         sys.excepthook = excepthook
 
@@ -119,6 +121,8 @@ def _run_rank(rank: int, world: int, names: list[str], folder: str) -> None:
         model = MODELS[name]()
         with ModuleTracker(strict=True) as tracker:
             found[name] = ask(model, tracker, with_parameter)
+        del model
+        gc.collect()  # no model outlives the group: its reducer may wait for ever then
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
