@@ -20,10 +20,16 @@ SEGMENTS = 40
 NAMES = 2.2 * MB
 
 EACH = pytest.mark.parametrize("kind", KINDS)
+
+#: A sample of them, which runs always; the others with `make soak`.
+SAMPLED = ("to a folder", "the last twenty", "tracked")
+SAMPLE = pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in SAMPLED else pytest.mark.soak) for kind in KINDS]
+)
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads the size of the process from /proc")
 
 
-@EACH
+@SAMPLE
 def test_a_hundred_and_sixty_captured_steps_leave_as_much_as_eighty(tmp_path, kind):
     counts = []
     with KINDS[kind](tmp_path) as rec:
