@@ -215,9 +215,17 @@ def test_training_waits_until_there_is_room(tmp_path: Path, gate: Gate) -> None:
     assert reader.meta.marks == ()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where the tests run in the background: a shell has it ignored there."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
 @pytest.mark.parametrize("size_bytes", [9000, 100_000])
 def test_interrupt_of_a_waiting_training_loses_that_tensor_alone(
-    tmp_path: Path, gate: Gate, size_bytes: int
+    tmp_path: Path, gate: Gate, size_bytes: int, interruptible: None
 ) -> None:
     writer = FolderWriter(tmp_path / "run.modtrace", META, tensors=TensorOptions(max_bytes=2 * BYTES))
     given = [given_tensor("out", "uint8", (9000,), seed=step) for step in range(4)]
@@ -287,7 +295,7 @@ def test_put_within_a_put_of_the_same_thread_is_dropped(
 
 
 def test_close_that_is_interrupted_leaves_the_tables_final(
-    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, interruptible: None
 ) -> None:
     writer = FolderWriter(tmp_path / "run.modtrace", META)
     tensor = given_tensor("out", "uint8", (9000,))
