@@ -477,7 +477,9 @@ def check_types(types: Any, model: object) -> None:
     Raises:
         ValueError: there is no such module; the text lists the nearest names.
     """
-    modules = [each for _, root in roots_of(model) for each in root.modules()]
+    if not any(isinstance(each, str) for each in types):
+        return
+    modules = [each for _, root in roots_of(model) for each in (root, *descendants(root))]
     names = {kind.__name__ for each in modules for kind in type(each).__mro__}
     for each in types:
         if modules and isinstance(each, str) and each not in names:
