@@ -764,7 +764,10 @@ def test_hard_cases_under_inductor():
         if path and path != "attends.part.out_proj"  # its weight is used, it is never called
         for event in ("pre_fw", "post_fw", "pre_bw", "post_bw")
     )
-    assert all(same(result, plain) for result in results)
+    # Bits are promised for eager alone: what inductor fuses with a hook's marks, and so how it rounds, depends on the
+    # processor (equal on a Xeon, the last bit is another on an EPYC).
+    for result in results:
+        torch.testing.assert_close(result, plain)
 
 
 @pytest.mark.parametrize("backend", QUICK)
