@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from modtrace.collect.extra_columns import extra_columns, extra_notes
 from modtrace.measure.extras import Extras
+from modtrace.measure.user_functions import UserFunctions
 from modtrace.measure.want import Extra, Want
 from modtrace.recording.batches import to_columns
 from modtrace.recording.fingerprints import hash_to_bytes
@@ -222,7 +223,7 @@ def test_rows_without_notes_keep_theirs():
 )
 def test_any_mixture_of_rows_is_read_back(numbers, hashed):
     want, extras = Want(stats=0, hash=True, functions=(first,)), []
-    extras_of_ours = Extras(lambda what, error: None)
+    extras_of_ours = Extras(UserFunctions(lambda what, error: None))
     for at, each in enumerate(numbers):
         extra = None
         if each is not None:

@@ -212,8 +212,8 @@ def test_memory_of_a_tracker_does_not_grow_with_steps() -> None:
             collector = tracker._collector
             sizes.append(
                 (
-                    len(collector._steps._labelled),
-                    len(collector._steps._steps),
+                    len(collector.steps._labelled),
+                    len(collector.steps._steps),
                     len(collector._gradients._watches),
                 )
             )

@@ -399,3 +399,20 @@ def test_an_optimizer_whose_step_raised_does_not_hold_the_steps_open(record):
                 optimizer.step(failing)
             optimizer.step()
     assert ran(rec) == [("train", "Net")] * 3
+
+
+def test_a_tracker_says_anew_in_which_step_a_call_is_that_a_backward_has_joined():
+    class Asks(nn.Linear):
+        def forward(self, x):
+            asked.append(tracker.where())
+            return super().forward(x)
+
+    asked = []
+    model = Asks(2, 2)
+    with modtrace.ModuleTracker(strict=True) as tracker:
+        outputs = [model(torch.ones(1, 2)) for _ in range(2)]
+        before = [where.call for where in asked]
+        sum(output.sum() for output in outputs).backward()
+        after = [where.call for where in asked]
+    assert [(call.step, call.nth) for call in before] == [(0, 0), (1, 0)]
+    assert [(call.step, call.nth) for call in after] == [(0, 0), (0, 1)]

@@ -17,6 +17,7 @@ from modtrace.measure import extras as extras_module
 from modtrace.measure.extras import Extras
 from modtrace.measure.fingerprints import hash_array, sketch_array
 from modtrace.measure.measurer import quiet
+from modtrace.measure.user_functions import UserFunctions
 from modtrace.measure.want import Extra, Note, Want
 
 EVERYTHING = Want(stats=2, hash=True, sketch=True, sample=4)
@@ -32,7 +33,7 @@ def measure(tensor, want, extra=None):
     return extra
 
 
-_extras = Extras(lambda what, error: None)
+_extras = Extras(UserFunctions(lambda what, error: None))
 
 
 def texts(extra):

@@ -42,14 +42,12 @@ class GradientTap:
 
     def __init__(self, segment: Segment, measure: "Callable[[GradientTap, Any], None]") -> None:
         self.segment = segment
-        self.event = (
-            -1
-        )  # the exit of the call that returned the tensor first, or the entry of one that was given it
+        #: The exit of the call that returned the tensor first, or the entry of one that was given it.
+        self.event = -1
         self.slot = ""
         self.mark = 0  # what its gradient is at that site, and for which captures; see `mark_of`
-        self.more: list[tuple[int, str, int]] | None = (
-            None  # of the calls that returned it on, or were given it
-        )
+        #: Of the calls that returned it on, or were given it.
+        self.more: list[tuple[int, str, int]] | None = None
         self.path = ""  # of the first site, where whole tensors are kept
         self.output: Measurement | None = None  # of the tensor itself, if it is wanted
         self.ref: weakref.ref[torch.Tensor] | None = None
@@ -196,13 +194,12 @@ class MeasuredGradients:
 class MeasuredParameters:
     """Tensors of modules at one moment: parameters with all that belongs to them, or buffers."""
 
-    __slots__ = ("active", "call", "intervals", "phase", "sites", "thread")
+    __slots__ = ("active", "intervals", "phase", "sites", "thread")
 
     def __init__(self, thread: int, phase: str, active: Mask) -> None:
         self.thread = thread
         self.phase = phase
         self.active = active  # the captures that may look at its step
-        self.call: tuple[Segment, int] | None = None  # the one that it belongs to, by the event of its end
         #: With role, slot, owner and the captures that want it.
         self.sites: list[tuple[Measurement, str, str, NamedModule | None, Mask]] = []
         self.intervals: list[int] = []

@@ -14,13 +14,11 @@ from ..errors import MisuseError, ModtraceWarning
 from ..torch_internals import graph_task_id, is_dynamo_compiling, keep_out_of_dynamo
 from . import scopes, where
 from .answers import Call, Where
-from .backward import Backward
 from .methods import Methods, MethodsHandle
 from .names import ModuleNames, roots_of
 from .places import PlaceTree
-from .segments import Segment
 from .stack_names import RootLabels, StackNames
-from .step_follower import StepFollower
+from .step_follower import StepFollower, StepListener
 from .user_hooks import POST_BW, POST_FW, PRE_BW, PRE_FW, Hook, UserHooks
 
 #: What `parents` always holds.
@@ -80,8 +78,7 @@ class ModuleTracker:
             self._labels.begin()
             self._names = StackNames(tracker.names, tracker.tree, self._labels)
             self._steps = self._listener.steps = StepFollower()
-            for segment in tracker.running_segments():  # somebody else follows them already
-                self._steps.segment_opened(segment, in_step=segment.task >= 0)
+            self._steps.join(tracker)
             self._tracker = tracker
             self._hooks.start(tracker)
             self._methods.start(self)
@@ -344,35 +341,13 @@ class NamedScope:
             self._tracker._leave_scope(opened.pop(), None, raised=kind is not None)
 
 
-class _Listener:
+class _Listener(StepListener):
     """What the process's tracker tells."""
 
     def __init__(self, additions: bool) -> None:
-        self.wants_backward_events = False
+        super().__init__(StepFollower())
         self.wants_additions = additions
-        self.steps = StepFollower()
         self.tracker: ModuleTracker | None = None  # while it is entered
-
-    def segment_opened(self, segment: Segment, in_step: bool) -> None:
-        self.steps.segment_opened(segment, in_step)
-
-    def segment_closed(self, segment: Segment) -> None:
-        pass
-
-    def segment_dropped(self, segment: Segment) -> None:
-        self.steps.segment_dropped(segment)
-
-    def backward_began(self, backward: Backward) -> None:
-        self.steps.backward_began(backward)
-
-    def backward_ended(self, backward: Backward) -> None:
-        self.steps.backward_ended(backward)
-
-    def optimizer_began(self, start_ns: int) -> None:
-        self.steps.optimizer_began(start_ns)
-
-    def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
-        self.steps.optimizer_ended(start_ns, end_ns, thread)
 
     def failed(self, error: Exception, where: str) -> None:
         if self.tracker is not None:

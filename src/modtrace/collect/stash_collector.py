@@ -14,11 +14,13 @@ from ..recording.phase import BACKWARD
 from ..torch_internals import around_call, frames, keep_out_of_dynamo
 from . import scopes
 from .backward import Backward
-from .segments import CallRef, Segment
+from .failure_reporter import describe
+from .segments import CallRef
 from .stash import Event, Stash, StashFn
 from .stash_gradients import OutputGradients
 from .stash_steps import StashSteps
 from .stash_watch import Arriving, Returned, Watch
+from .step_follower import StepListener
 from .thread_log import ThreadLog
 
 
@@ -44,22 +46,21 @@ class Registered:
         self.grad = grad
 
 
-class StashCollector:
+class StashCollector(StepListener):
     """Listens while there is a module registered.
 
     What the function for stashes raises is raised to whoever called the module or `backward()`.
     """
 
-    wants_backward_events = False
-    wants_additions = False
+    steps: StashSteps
 
     def __init__(self, stash: StashFn, kept: "Kept", strict: bool) -> None:
+        super().__init__(StashSteps())
         self._stash = stash
         self._kept = kept
         self._strict = strict
         self._registered: dict[int, list[Registered]] = {}  # by `id` of the module
         self._tracker: scopes.ScopeTracker | None = None  # while it listens
-        self._steps = StashSteps()
         self._gradients: OutputGradients | None = None
         self._on_leave = self._leaving  # bound once
 
@@ -81,7 +82,7 @@ class StashCollector:
         tracker, self._tracker = self._tracker, None
         if tracker is not None:
             self._let_go(tracker)
-            self._steps.finish()
+            self.steps.finish()
         scopes.release(self)
 
     def _start(self) -> None:
@@ -93,9 +94,8 @@ class StashCollector:
         keep_out_of_dynamo(StashCollector._gradients_came, OutputGradients._finish, with_callees=False)
         try:
             tracker = scopes.acquire(self, strict=self._strict)
-            self._steps = StashSteps()
-            for segment in tracker.running_segments():  # somebody else follows them already
-                self._steps.segment_opened(segment, in_step=segment.task >= 0)
+            self.steps = StashSteps()
+            self.steps.join(tracker)
             self._gradients = OutputGradients(tracker, self._gradients_came, self._kept.__len__)
             self._tracker = tracker
             tracker.taps.append(self._gradients)
@@ -155,7 +155,7 @@ class StashCollector:
         phase = BACKWARD if grad else call.segment.phase
         step, nth = None, None
         with tracker.guard(registered.module()):
-            step, nth = self._steps.count(call)
+            step, nth = self.steps.count(call)
         event = Event(registered.name, registered.type, grad, value, args, kwargs, step, phase, nth)
         stash = self._stash(event)
         if isinstance(stash, Stash):
@@ -169,32 +169,14 @@ class StashCollector:
         if stash.phase is None:
             stash.step, stash.phase, stash.call = event.step, event.phase, event.call
         if (stash.step, stash.call) == (event.step, event.call):  # else it is a user's own
-            self._steps.follow(stash, call)
+            self.steps.follow(stash, call)
 
     # What the process's tracker tells.
-
-    def segment_opened(self, segment: Segment, in_step: bool) -> None:
-        self._steps.segment_opened(segment, in_step)
-
-    def segment_closed(self, segment: Segment) -> None:
-        pass
-
-    def segment_dropped(self, segment: Segment) -> None:
-        self._steps.segment_dropped(segment)
-
-    def backward_began(self, backward: Backward) -> None:
-        self._steps.backward_began(backward)
 
     def backward_ended(self, backward: Backward) -> None:
         if self._gradients is not None:
             self._gradients.backward_ended(backward)
-        self._steps.backward_ended(backward)
-
-    def optimizer_began(self, start_ns: int) -> None:
-        self._steps.optimizer_began(start_ns)
-
-    def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
-        self._steps.optimizer_ended(start_ns, end_ns, thread)
+        super().backward_ended(backward)
 
     def failed(self, error: Exception, where: str) -> None:
         tracker, self._tracker = self._tracker, None
@@ -202,10 +184,10 @@ class StashCollector:
             return
         self._let_go(tracker)
         if not self._strict:
-            said = (str(error).strip().splitlines() or [""])[0][:200]
+            said = describe(error)
             warnings.warn(
                 f"{where}: modtrace met an internal error and stashes nothing more; the run goes on "
-                f"({type(error).__name__}: {said}). Please report it; track(strict=True) raises it.",
+                f"({said}). Please report it; track(strict=True) raises it.",
                 ModtraceWarning,
                 stacklevel=2,
             )

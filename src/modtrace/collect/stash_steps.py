@@ -40,9 +40,7 @@ class StashSteps(StepFollower):
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
         super().segment_opened(segment, in_step)
         with self._lock:
-            if (
-                segment.phase == RECOMPUTE
-            ):  # all of them: one alone does not tell which calls a region repeats
+            if segment.phase == RECOMPUTE:  # all: one alone does not tell which calls a region repeats
                 self._labelled[segment] = []
             if len(self._labelled) > self._look_at:
                 self._settle()
@@ -54,13 +52,11 @@ class StashSteps(StepFollower):
             self._labelled.pop(segment, None)
 
     def backward_began(self, backward: Backward) -> None:
-        self._last = None  # the steps may be others from here on
         super().backward_began(backward)
         with self._lock:
             self._running += backward.outer is None
 
     def backward_ended(self, backward: Backward) -> None:
-        self._last = None
         super().backward_ended(backward)
         if backward.outer is None:
             with self._lock:
@@ -77,7 +73,6 @@ class StashSteps(StepFollower):
 
     def _settle(self) -> None:
         """Says anew what is not final, and lets go of what is. Of recomputes nothing before all of a region ran."""
-        self._last = None
         for segment in self._labelled:
             self._replace(segment)
         ran = [each for each in self._labelled if each.phase == RECOMPUTE and not self._running]

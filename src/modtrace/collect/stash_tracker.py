@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import nn
 
-from ..errors import MissingLibraryError
+from ..optional import require
 from .stash import Stash, StashFn, StashValueFn, get_stash_fn
 from .stash_collector import StashCollector
 from .stash_names import NamePattern, name_filter, warn_of_unmatched
@@ -157,14 +157,7 @@ class Tracker:
         Raises:
             MissingLibraryError: pandas is not installed.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingLibraryError(
-                "Tracker.to_frame() needs pandas, which is not installed here. "
-                "Install it with `pip install 'modtrace[frame]'`, or read the stashes themselves.",
-                name="pandas",
-            ) from error
+        pandas = require("pandas", "Tracker.to_frame()")
         column = getattr(stat, "__name__", "value") if stat_name is None else stat_name
         measure = _std if stat is torch.std else stat
         rows = [_row(stash, column, measure, where) for stash in self]

@@ -21,9 +21,8 @@ class Returned:
         self.tree = tree
         self.watches = watches  # the numbers of those at its tensors, each once
         self.bases: dict[int, int] = {}  # by place among these: of those at what a tensor is a view of
-        self.arrived: dict[
-            int, int
-        ] = {}  # by place: the graph task in which a gradient came last, if it has such
+        #: By place: the graph task in which a gradient came last, if it has such.
+        self.arrived: dict[int, int] = {}
 
 
 class Arriving:
@@ -35,9 +34,7 @@ class Arriving:
         self.returned = returned
         self.gradients: list[Any] = [None] * len(returned.watches)
         self.waiting = waiting  # for which of them
-        self.position = (
-            position  # where it is to be told: the first gradient has come before those told since
-        )
+        self.position = position  # where it is to be told: its first gradient came before those told since
 
 
 class Entry(NamedTuple):

@@ -2,12 +2,16 @@
 
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from ..recording.phase import FORWARD
 from .backward import Backward
 from .recompute import original_of
 from .segments import CallRef, Segment
 from .steps import Step, StepFinder
+
+if TYPE_CHECKING:
+    from .scopes import ScopeTracker
 
 #: Outermost calls of one step that are kept one by one.
 _FOLD_AT = 16
@@ -25,6 +29,11 @@ class StepFollower:
         self._prune_at = _PRUNE_AT
         self._lock = threading.RLock()
         self._last: tuple[CallRef, tuple[int | None, int | None]] | None = None
+
+    def join(self, tracker: "ScopeTracker") -> None:
+        """Follows what runs already, too: somebody else has had the tracker at work."""
+        for segment in tracker.running_segments():
+            self.segment_opened(segment, in_step=segment.task >= 0)
 
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
         with self._lock:
@@ -49,6 +58,7 @@ class StepFollower:
     def backward_began(self, backward: Backward) -> None:
         with self._lock:
             self._finder.backward_began(backward)
+            self._last = None  # steps may have been joined or divided
 
     def backward_ended(self, backward: Backward) -> None:
         with self._lock:
@@ -102,6 +112,38 @@ class StepFollower:
         return step
 
     def _replace(self, segment: Segment) -> None:
+        self._last = None
         found = self._finder.step_of(segment)
         if found is not None:
             self._steps[segment] = found
+
+
+class StepListener:
+    """The part of a `Listener` that has steps followed. What is left is to hear of failures, and of forks."""
+
+    wants_backward_events = False
+    wants_additions = False
+
+    def __init__(self, steps: StepFollower) -> None:
+        self.steps = steps
+
+    def segment_opened(self, segment: Segment, in_step: bool) -> None:
+        self.steps.segment_opened(segment, in_step)
+
+    def segment_closed(self, segment: Segment) -> None:
+        pass
+
+    def segment_dropped(self, segment: Segment) -> None:
+        self.steps.segment_dropped(segment)
+
+    def backward_began(self, backward: Backward) -> None:
+        self.steps.backward_began(backward)
+
+    def backward_ended(self, backward: Backward) -> None:
+        self.steps.backward_ended(backward)
+
+    def optimizer_began(self, start_ns: int) -> None:
+        self.steps.optimizer_began(start_ns)
+
+    def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
+        self.steps.optimizer_ended(start_ns, end_ns, thread)

@@ -317,6 +317,7 @@ class StepFinder:
 
 def _append(first: Step, step: Step) -> None:
     first.segments += step.segments
+    step.segments = []  # who knows a segment by this step looks for it again
     first.backwards += step.backwards
     first.optimizer_steps += step.optimizer_steps
     first.scalars += step.scalars

@@ -103,9 +103,8 @@ def value_columns(
         return None
     samples = list(chain.from_iterable(part.samples for part in parts))
     step = np.concatenate([np.full(len(part.samples), part.step, np.int32) for part in parts])
-    order = np.lexsort(
-        (np.array([each.start_ns for each in samples]), step)
-    )  # stable: sites of one tensor stay
+    start_ns = np.array([each.start_ns for each in samples])
+    order = np.lexsort((start_ns, step))  # stable: sites of one tensor stay
     samples = [samples[at] for at in order.tolist()]
     step = step[order]
     module_id, nth, call_id, phase, op_id = (
@@ -199,9 +198,7 @@ class _Part(NamedTuple):
     nth: Ints
     call_id: Ints
     op_id: Ints
-    recomputed: Sequence[
-        bool
-    ] = ()  # of gradients: whether they are of what a recompute was given or returned
+    recomputed: Sequence[bool] = ()  # of gradients: whether a recompute was given the tensor, or returned it
 
 
 class OpSites(NamedTuple):

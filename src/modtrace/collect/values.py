@@ -11,6 +11,7 @@ from torch import nn
 
 from ..measure.extras import Extras
 from ..measure.measurer import NOT_ASKED_FOR, Measurement, Measurer, not_asked_for
+from ..measure.user_functions import UserFunctions
 from ..measure.want import USUAL, Extra, Want
 from ..recording.module_path import join
 from ..recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, OUTPUT, ROLES
@@ -74,7 +75,7 @@ class ValueTaps:
         self._wishes = wishes
         self._failed = failed
         self._measurer = Measurer()
-        self._extras = Extras(raised, lambda: tracker.log.aside())
+        self._extras = Extras(UserFunctions(raised, lambda: tracker.log.aside()))
         self._kept = KeptTensors(put)
         self._parameters = ParameterTaps(
             tracker, wishes, active=active, measure=self.measure, settle=self._kept.settle, failed=failed
@@ -206,7 +207,6 @@ class ValueTaps:
 
     def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
         """What it is about to change is measured before."""
-        self._kept.settle()
         self._parameters.optimizer_begins(optimizer, has_closure)
 
     def optimizer_ended(self, optimizer: Any, has_closure: bool) -> None:

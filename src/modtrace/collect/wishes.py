@@ -75,7 +75,7 @@ class Wishes:
     @property
     def in_micro_batches(self) -> Mask:
         """Those that want what each backward adds to a gradient."""
-        return self._having(lambda each: each.micro_batches and "parameter_grad" in each.roles)
+        return self._having(lambda each: each.micro_batches)
 
     def want(self, mask: Mask) -> Want:
         """What captures want of a tensor together."""

@@ -248,18 +248,11 @@ static uint64_t take_twice_if_needed(Task *task) {
     return hash;
 }
 
-/* The user's flush of subnormals, traps and rounding are off meanwhile, and flags that we raise are gone afterwards. */
 static uint64_t take_undisturbed(Task *task) {
-#ifdef HAS_MXCSR
-    enum { ROUND_TO_NEAREST_NO_TRAPS = 0x1F80 };
-    unsigned before = _mm_getcsr();
-    _mm_setcsr(ROUND_TO_NEAREST_NO_TRAPS);
+    unsigned before = begin_arithmetic(0);
     uint64_t hash = take_twice_if_needed(task);
-    _mm_setcsr(before);
+    end_arithmetic(before);
     return hash;
-#else
-    return take_twice_if_needed(task);
-#endif
 }
 
 static int read_sizes(PyObject *tuple, Py_ssize_t dims, Py_ssize_t *into) {

@@ -1,4 +1,4 @@
-/* What the kernels share: how they are compiled for each processor, and how 16-bit floats become float32. */
+/* What the kernels share: how they are compiled and compute on each processor, and how 16-bit floats become float32. */
 
 #pragma once
 
@@ -17,6 +17,27 @@
 #include <xmmintrin.h>
 #define HAS_MXCSR
 #endif
+
+/* Arithmetic as IEEE 754 has it by default, without traps, whatever the user has set; on request results that would be
+   subnormal are 0. Returns what `end_arithmetic` puts back, with the user's flags. */
+static inline unsigned begin_arithmetic(int flushes_results) {
+#ifdef HAS_MXCSR
+    enum { NEAREST_NO_TRAPS = 0x1F80, FLUSH_RESULTS = 0x8000 };
+    unsigned before = _mm_getcsr();
+    _mm_setcsr(flushes_results ? NEAREST_NO_TRAPS | FLUSH_RESULTS : NEAREST_NO_TRAPS);
+    return before;
+#else
+    return (void)flushes_results, 0;
+#endif
+}
+
+static inline void end_arithmetic(unsigned before) {
+#ifdef HAS_MXCSR
+    _mm_setcsr(before);
+#else
+    (void)before;
+#endif
+}
 
 #if defined(__GNUC__)
 #define NEVER_INLINED __attribute__((noinline))

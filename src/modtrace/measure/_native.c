@@ -206,19 +206,11 @@ NEVER_INLINED static void measure(const void *source, Py_ssize_t count, int kind
 }
 
 /* float32 squares of small numbers underflow, which takes hundreds of cycles each unless it flushes to zero; it changes
-   nothing, for sums that small are made in float64. On x86 inputs are never flushed, whatever the user has set. Flags
-   that our arithmetic raises are gone afterwards. */
+   nothing, for sums that small are made in float64. */
 static void measure_undisturbed(const void *source, Py_ssize_t count, int kind, Statistics *found) {
-#ifdef HAS_MXCSR
-    enum { FLUSH_RESULTS = 0x8000, NO_TRAPS = 0x1F80, FLUSH_INPUTS = 0x0040 };
-    unsigned before = _mm_getcsr();
-    unsigned own = (before | NO_TRAPS) & ~(unsigned)(FLUSH_INPUTS | FLUSH_RESULTS);
-    _mm_setcsr(kind == FLOAT64 ? own : own | FLUSH_RESULTS);
+    unsigned before = begin_arithmetic(kind != FLOAT64);
     measure(source, count, kind, found);
-    _mm_setcsr(before);
-#else
-    measure(source, count, kind, found);
-#endif
+    end_arithmetic(before);
 }
 
 static PyObject *measure_into(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs) {

@@ -219,17 +219,10 @@ NEVER_INLINED static void measure(const void *source, Py_ssize_t count, int kind
     found->largest = number_of(running.largest, kind);
 }
 
-/* Subnormal numbers are numbers, whatever the user has set. Flags that our arithmetic raises are gone afterwards. */
 static void measure_undisturbed(const void *source, Py_ssize_t count, int kind, Spread *found) {
-#ifdef HAS_MXCSR
-    enum { FLUSH_RESULTS = 0x8000, NO_TRAPS = 0x1F80, FLUSH_INPUTS = 0x0040 };
-    unsigned before = _mm_getcsr();
-    _mm_setcsr((before | NO_TRAPS) & ~(unsigned)(FLUSH_INPUTS | FLUSH_RESULTS));
+    unsigned before = begin_arithmetic(0);
     measure(source, count, kind, found);
-    _mm_setcsr(before);
-#else
-    measure(source, count, kind, found);
-#endif
+    end_arithmetic(before);
 }
 
 static PyObject *spread_into(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs) {

@@ -1,7 +1,6 @@
 """Measures what is asked for of a tensor beyond its usual statistics, or notes why not; never raises."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -24,19 +23,9 @@ from .want import Extra, Want
 class Extras:
     """Measures for one recorder, on any thread."""
 
-    def __init__(
-        self,
-        raised: Callable[[str, Exception], None],
-        aside: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        """Has measured nothing.
-
-        Args:
-            raised: is told which function of the user's has raised, and what; once for each.
-            aside: inside of it modules that a function runs are none of the run's.
-        """
+    def __init__(self, functions: UserFunctions) -> None:
         self._plain = plain_kinds() or ()
-        self._functions = UserFunctions(raised, aside)
+        self._functions = functions
 
     def measure(self, tensor: torch.Tensor, want: Want, extra: Extra) -> None:
         """Adds what is wanted and not there yet, but for whole tensors. Called within `quiet()`.

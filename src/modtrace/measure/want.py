@@ -59,16 +59,14 @@ class Extra:
         self.zero_count: int | torch.Tensor | None = None
         self.sum4: float | torch.Tensor | None = None
         self.argmax: int | torch.Tensor | None = None  # flat, row-major
-        self.channel_max: dict[
-            int, Any
-        ] = {}  # float32[channels], by dimension: sites that share a tensor may differ
+        #: float32[channels], by dimension: sites that share a tensor may differ.
+        self.channel_max: dict[int, Any] = {}
         self.histogram: Any = None  # int64[256]
         self.sample: dict[int, Any] = {}  # float32[...], by how many were asked for
         self.hash: int | torch.Tensor | None = None  # 64 bits
         self.sketch: Any = None  # float64[64]
-        self.user: list[
-            tuple[Callable[[torch.Tensor], Any], Any]
-        ] = []  # functions of the user's, and what they returned
+        #: Functions of the user's, and what they returned.
+        self.user: list[tuple[Callable[[torch.Tensor], Any], Any]] = []
         self.blob: str | None = None  # where it lies
         self.notes: tuple[Note, ...] = ()
 
