@@ -752,6 +752,7 @@ def test_hard_cases_under_inductor():
             return self.split(self.attends(self.shared(self.inplace(x)).unsqueeze(0)))
 
     model, x = All(), leaf(3, 4)
+    eager = step(model, model, x)
     plain = step(compiled(model, "inductor")[0], model, x)
     log = Log()
     with compile_safe_hooks(model, **log.hooks()):
@@ -764,10 +765,9 @@ def test_hard_cases_under_inductor():
         if path and path != "attends.part.out_proj"  # its weight is used, it is never called
         for event in ("pre_fw", "post_fw", "pre_bw", "post_bw")
     )
-    # Bits are promised for eager alone: what inductor fuses with a hook's marks, and so how it rounds, depends on the
-    # processor (equal on a Xeon, the last bit is another on an EPYC).
-    for result in results:
-        torch.testing.assert_close(result, plain)
+    # Inductor may fuse across marks otherwise, and round otherwise. Seen: on an EPYC the graph without marks differs from
+    # eager in the last bit of one gradient, and the one with marks does not; on a Xeon all are the same.
+    assert all(same(result, plain) or same(result, eager) for result in results)
 
 
 @pytest.mark.parametrize("backend", QUICK)
