@@ -765,8 +765,8 @@ def test_hard_cases_under_inductor():
         if path and path != "attends.part.out_proj"  # its weight is used, it is never called
         for event in ("pre_fw", "post_fw", "pre_bw", "post_bw")
     )
-    # Inductor may fuse across marks otherwise, and round otherwise. Seen: on an EPYC the graph without marks differs from
-    # eager in the last bit of one gradient, and the one with marks does not; on a Xeon all are the same.
+    # With marks inductor may fuse, and so round, otherwise. Seen: on an EPYC the graph without marks differs from eager
+    # in the last bit of one gradient, and the one with marks does not; on a Xeon all are the same.
     assert all(same(result, plain) or same(result, eager) for result in results)
 
 
