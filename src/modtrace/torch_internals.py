@@ -479,6 +479,11 @@ def was_hooked(tensor: torch.Tensor) -> bool:
     return tensor._backward_hooks is not None
 
 
+def insides_of(tensor: torch.Tensor) -> int:
+    """Where its C++ half stands, which has its hooks: `swap_tensors` exchanges those of two tensors."""
+    return tensor._cdata
+
+
 def forget_removed_hooks(tensor: torch.Tensor) -> None:
     """Makes a tensor whose hooks have all been removed one that was never hooked.
 

@@ -115,7 +115,7 @@ class Watch(Keeper):
         pass
 
     def backward_begins(self, backward: Any, outputs: Any) -> None:
-        pass
+        self.taps.backward_begins(backward)
 
     def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
         self.taps.optimizer_begins(optimizer, has_closure)

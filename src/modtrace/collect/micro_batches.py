@@ -15,6 +15,7 @@ from ..torch_internals import (
     DisableTorchFunction,
     forget_removed_hooks,
     graph_task_id,
+    insides_of,
     is_dynamo_compiling,
     keep_out_of_dynamo,
     was_hooked,
@@ -135,7 +136,10 @@ class MicroBatchTaps:
                     continue
                 hooked.add(id(parameter))
                 known = self._hooks.get(id(parameter))
-                if known is not None and known.is_on():
+                if known is not None and not known.is_on(parameter):
+                    known.remove()  # else torch would take it for hooked
+                    known = None
+                if known is not None:
                     known.active |= active
                 elif not is_uninitialized(parameter):
                     owners = self._tracker.names.owners_of(parameter)
@@ -147,10 +151,10 @@ class MicroBatchTaps:
 
     def _hook(self, parameter: torch.Tensor, sites: list[ParameterSite], active: Mask) -> None:
         if wanted_by(sites, self._wanted):
-            hook = self._hooks[id(parameter)] = _GradientHook(sites, active, self._hear)
-            is_first = not was_hooked(parameter)
-            hook.handle = _register_hook(parameter, hook)
+            hook, is_first = _GradientHook(sites, active, self._hear), not was_hooked(parameter)
+            hook.handle, hook.insides = _register_hook(parameter, hook), insides_of(parameter)
             hook.was_first = is_first or hook.stands_behind_ours()
+            self._hooks[id(parameter)] = hook
 
     def _unhook(self) -> None:
         """Never in the middle of a backward, on any thread."""
@@ -187,7 +191,7 @@ _register_hook: Callable[[torch.Tensor, Any], Any] = torch.Tensor.register_hook
 class _GradientHook:
     """What a parameter calls with the gradient of each backward, before it is added."""
 
-    __slots__ = ("_hear", "active", "handle", "sites", "was_first")
+    __slots__ = ("_hear", "active", "handle", "insides", "sites", "was_first")
 
     __torch_unserializable__ = True  # torch.save warns of hooks that do not say so (torch.utils.hooks, 2.13)
 
@@ -197,12 +201,15 @@ class _GradientHook:
         self.sites = sites
         self.active = active  # the captures that may look at the step
         self.handle: Any = None
+        self.insides: int | None = (
+            None  # those of the parameter: `swap_tensors` gives it others, without hooks
+        )
         self.was_first = False  # whether nobody but recorders had ever hooked the parameter
         self._hear = hear
 
-    def is_on(self) -> bool:
-        """Whether the parameter lives that it was put on; another may have its `id` by now."""
-        return self.handle is not None and self.handle.hooks_dict_ref() is not None
+    def is_on(self, parameter: torch.Tensor) -> bool:
+        """Whether it is on this one as it is now; of two that lived one after the other, both may have its `id`."""
+        return self.handle.hooks_dict_ref() is not None and self.insides == insides_of(parameter)
 
     def stands_behind_ours(self) -> bool:
         """Whether other recorders' hooks are on it, put on while nobody else had ever hooked it."""
