@@ -413,6 +413,7 @@ def test_a_tracker_says_anew_in_which_step_a_call_is_that_a_backward_has_joined(
         outputs = [model(torch.ones(1, 2)) for _ in range(2)]
         before = [where.call for where in asked]
         sum(output.sum() for output in outputs).backward()
-        after = [where.call for where in reversed(asked)]  # the one that was asked for last is asked for again
+        # The one that was asked for last is asked for again.
+        after = [where.call for where in reversed(asked)]
     assert [(call.step, call.nth) for call in before] == [(0, 0), (1, 0)]
     assert [(call.step, call.nth) for call in after] == [(0, 1), (0, 0)]
