@@ -9,6 +9,7 @@ import pyarrow as pa
 from ..recording.protocols import RecordingData
 from ..recording.spread import read_spread
 from ..recording.statistics import Numbers
+from ..recording.wording import first_few
 from .value_cells import Cells, group_rows, merge_spreads
 from .value_sites import SelectedValues, Wanted, select_values
 
@@ -42,10 +43,10 @@ def build_exponents(data: RecordingData, wanted: Wanted, step: int | None = None
     cells = group_rows(found)
     sites = np.unique(cells.site)
     if step is None and len(sites) > 1:
-        names = ", ".join(found.names[site] for site in sites[:5])
+        names = first_few([found.names[site] for site in sites], 5)
         raise ValueError(
-            f"path={wanted.path!r} means {len(sites)} sites ({names}{', …' if len(sites) > 5 else ''}), and a "
-            "histogram over steps is of one. Give its path, or step= for all of them in one step."
+            f"path={wanted.path!r} means {len(sites)} sites ({names}), and a histogram over steps is of one. "
+            "Give its path, or step= for all of them in one step."
         )
     return _shares(found, cells, wanted.role)
 

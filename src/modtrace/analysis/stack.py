@@ -10,11 +10,10 @@ import pyarrow as pa
 
 from ..recording.protocols import RecordingData
 from ..recording.raw_tensor import RawTensor
+from ..recording.wording import first_few
 from .calls import column_of
 from .value_cells import Cells, group_rows
 from .value_sites import SelectedValues, Wanted, select_values
-
-_SHOWN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +50,9 @@ def build_stack(data: RecordingData, step: int | None, wanted: Wanted) -> Stack:
 def _only_step(found: SelectedValues) -> int:
     steps = np.unique(column_of(found.table, "step")).tolist()
     if len(steps) > 1:
-        shown = ", ".join(map(str, steps[:_SHOWN])) + (", …" if len(steps) > _SHOWN else "")
-        raise ValueError(f"stack(): tensors of {len(steps)} steps are there ({shown}). Give step=.")
+        raise ValueError(
+            f"stack(): tensors of {len(steps)} steps are there ({first_few(steps)}). Give step=."
+        )
     return int(steps[0])
 
 

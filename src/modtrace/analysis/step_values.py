@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from ..recording.phase import PHASES, RECOMPUTE
 from ..recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
-from ..recording.statistics import StatColumns, Stats, read_statistics
+from ..recording.statistics import RAW, StatColumns, Stats, read_statistics
 from .calls import Calls, Column, RowFinder, Rows, column_of, iterate_levels, phase_codes
 from .placement import NOWHERE, Placer
 from .value_places import place_by_calls
@@ -26,7 +26,6 @@ _KIND_OF_ROLE = {
 _NO_KIND = -1
 _NO_ROWS: Rows = np.empty(0, np.int64)
 _COLUMNS = ["phase", "site_id", "call_id", "op_id", "order"]
-_STATISTICS = ["count", "min", "max", "sum", "sumsq", "nan_count", "inf_count"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,7 @@ class StepValues:
 def read_values(values: pa.Table, sites: pa.Table, step: int | None) -> StepValues:
     """The rows of a step that have statistics, without those of single ops."""
     kept = column_of(values, "step") == step if step is not None else np.zeros(values.num_rows, bool)
-    table = values.select([*_COLUMNS, *_STATISTICS]).filter(pa.array(kept))
+    table = values.select([*_COLUMNS, *RAW]).filter(pa.array(kept))
     table = table.filter(pc.and_(pc.is_valid(table["count"]), pc.is_null(table["op_id"])))
     # One more at the end, for ids that are not there: index -1.
     module = np.append(column_of(sites, "module_id"), -1)

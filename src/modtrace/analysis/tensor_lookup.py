@@ -3,7 +3,6 @@
 import operator
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +10,9 @@ import pyarrow.compute as pc
 
 from ..recording.protocols import RecordingData
 from ..recording.raw_tensor import RawTensor
+from ..recording.wording import first_few
 from .calls import RowFinder, column_of
 from .value_sites import Wanted, in_steps, kept_values, select_values
-
-_SHOWN = 8
 
 
 def find_tensor(data: RecordingData, site: str | int, step: int | None, wanted: Wanted) -> RawTensor:
@@ -50,7 +48,7 @@ def _rows(data: RecordingData, site: str | int, wanted: Wanted) -> pa.Table:
     found = select_values(data, replace(wanted, path=site))
     if len(found.names) > 1:
         raise ValueError(
-            f"tensor({site!r}): {len(found.names)} sites are meant: {_list(found.names)}. "
+            f"tensor({site!r}): {len(found.names)} sites are meant: {first_few(found.names)}. "
             "Give the path of one, or slot=."
         )
     return found.table
@@ -67,7 +65,9 @@ def _rows_of_id(values: pa.Table, site_id: int, wanted: Wanted) -> pa.Table:
     rows = values.filter(pc.equal(values["site_id"], site_id))
     if not rows.num_rows:
         there = sorted(set(values["site_id"].to_pylist()))
-        raise ValueError(f"tensor({site_id}): no tensor of this site_id was kept; there are: {_list(there)}")
+        raise ValueError(
+            f"tensor({site_id}): no tensor of this site_id was kept; there are: {first_few(there)}"
+        )
     steps = column_of(rows, "step")
     return rows.filter(pa.array(in_steps(steps, np.ones(len(steps), bool), wanted)))
 
@@ -77,17 +77,12 @@ def _describe_several(data: RecordingData, rows: pa.Table, site: str | int) -> s
     which = f"tensor({site!r})"
     steps = sorted(set(rows["step"].to_pylist()))
     if len(steps) > 1:
-        return f"{which}: tensors of {len(steps)} steps were kept: {_list(steps)}. Give step=."
+        return f"{which}: tensors of {len(steps)} steps were kept: {first_few(steps)}. Give step=."
     sites = data.table("sites")
     at = RowFinder(column_of(sites, "site_id"))(column_of(rows, "site_id"))
     calls = np.unique(column_of(sites, "nth")[at]).tolist()
     if len(calls) > 1:
-        return f"{which}: tensors of {len(calls)} calls were kept in step {steps[0]}: {_list(calls)}. Give call=."
+        return f"{which}: tensors of {len(calls)} calls were kept in step {steps[0]}: {first_few(calls)}. Give call=."
     return (
         f"{which}: {rows.num_rows} tensors were kept in step {steps[0]}. Read them one by one with tensors()."
     )
-
-
-def _list(found: Any) -> str:
-    words = [str(each) for each in found]
-    return ", ".join([*words[:_SHOWN], "…"] if len(words) > _SHOWN else words)

@@ -26,14 +26,11 @@ def relative_sizes(values: pa.Table, sites: pa.Table) -> pa.Array:
     if len(updates) and len(parameters):
         wanted, there = _keys([updates, parameters], at, values, sites)
         found = RowFinder(there)(wanted)
-        l2 = read_statistics(values.select(_STATISTICS)).l2
+        l2 = read_statistics(values).l2
         with np.errstate(all="ignore"):
             size[updates] = l2[updates] / l2[parameters][found]
         known[updates] = found >= 0
     return pa.array(size, mask=~known)
-
-
-_STATISTICS = ["count", "min", "max", "sum", "sumsq", "nan_count", "inf_count"]
 
 
 def _keys(groups: list[Rows], at: Rows, values: pa.Table, sites: pa.Table) -> list[npt.NDArray[np.int64]]:

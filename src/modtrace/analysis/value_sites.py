@@ -1,6 +1,6 @@
 """Chooses rows of `values` by path, role, slot, phase, call and step, and names the sites that they are of."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -77,14 +77,15 @@ def select_values(data: RecordingData, wanted: Wanted) -> SelectedValues:
         TypeError: the path or the steps are something else.
         ValueError: nothing is meant, or there is no such role or phase.
     """
-    paths = _read_paths(wanted.path)
+    paths = to_path_filter(wanted.path, argument="path")
     _check_words(wanted)
     values, at = _rows_of_role(data, wanted)
-    places = _Places(data, values)
-    site_of_row, distinct = _sites_of(data.table("sites"), at, places.of_row, wanted.role)
+    sites = data.table("sites")
+    places = _Places(data, values, sites, at)
+    site_of_row, distinct = _sites_of(sites, at, places.of_row)
     meant = _matching(paths, distinct, places, wanted)
     kept = meant[site_of_row]
-    kept &= _narrowed(kept, values, data.table("sites"), at, wanted)
+    kept &= _narrowed(kept, values, sites, at, wanted)
     rows = np.flatnonzero(kept)
     rows = rows[_is_preferred(values.take(rows), site_of_row[rows])]
     rows = _once_a_measurement(rows, site_of_row, values)
@@ -95,13 +96,6 @@ def select_values(data: RecordingData, wanted: Wanted) -> SelectedValues:
         names=_name(shown, places, wanted.role),
         primary=_first_slots(shown, wanted.role),
     )
-
-
-def _read_paths(path: Any) -> PathFilter:
-    try:
-        return to_path_filter(path)
-    except (TypeError, ValueError) as error:  # it calls its argument `include`
-        raise type(error)("path" + str(error).removeprefix("include")) from error
 
 
 def _check_words(wanted: Wanted) -> None:
@@ -154,13 +148,11 @@ def _describe_no_role(wanted: Wanted, there: Sequence[str]) -> str:
 class _Places:
     """Where the rows stand in the tree of modules."""
 
-    def __init__(self, data: RecordingData, values: pa.Table) -> None:
+    def __init__(self, data: RecordingData, values: pa.Table, sites: pa.Table, at: Rows) -> None:
         placer = Placer(merge_wrappers(data.table("modules").to_pylist()))
         calls = read_all_calls(data.table("calls"))
         placed = place_calls(calls, list(iterate_levels(calls.parent)), placer)
-        sites = data.table("sites")
-        site = RowFinder(column_of(sites, "site_id"))(column_of(values, "site_id"))
-        module = column_of(sites, "module_id")[site]
+        module = column_of(sites, "module_id")[at]
         self.of_row = place_by_calls(module, column_of(values, "call_id"), calls, placed, placer)
         self._places = placer.places
         self._roots = name_roots(placer.places)
@@ -184,7 +176,7 @@ def _first_starts(calls: Calls, placed: Rows, places: int) -> npt.NDArray[np.flo
     return started
 
 
-def _sites_of(sites: pa.Table, at: Rows, place: Rows, role: str) -> tuple[Rows, list[_Site]]:
+def _sites_of(sites: pa.Table, at: Rows, place: Rows) -> tuple[Rows, list[_Site]]:
     """The site of each row, as an index of those there are."""
     slots, ops = sites["slot"].to_pylist(), sites["op"].to_pylist()
     op_nths = column_of(sites, "op_nth")
@@ -228,15 +220,14 @@ def _narrowed(
     kept: npt.NDArray[np.bool_], values: pa.Table, sites: pa.Table, at: Rows, wanted: Wanted
 ) -> npt.NDArray[np.bool_]:
     """Which rows have the slot, the call, the phase and the steps that are meant."""
-    slots = np.array(sites["slot"].to_pylist(), object)[at]
-    phases = np.array([*PHASES, None], object)[phase_codes(values["phase"])]
-    nths, steps = column_of(sites, "nth")[at], column_of(values, "step")
-    for argument, column, chosen in (
-        ("slot", slots, wanted.slot),
-        ("call", nths, wanted.call),
-        ("phase", phases, wanted.phase),
-    ):
+    columns: tuple[tuple[str, Any, Callable[[], npt.NDArray[Any]]], ...] = (
+        ("slot", wanted.slot, lambda: np.array(sites["slot"].to_pylist(), object)[at]),
+        ("call", wanted.call, lambda: column_of(sites, "nth")[at]),
+        ("phase", wanted.phase, lambda: np.array([*PHASES, None], object)[phase_codes(values["phase"])]),
+    )
+    for argument, chosen, read in columns:
         if chosen is not None:
+            column = read()
             narrowed = kept & (column == chosen)
             if not narrowed.any():
                 raise ValueError(
@@ -244,7 +235,7 @@ def _narrowed(
                     f"there are: {_list(column[kept].tolist())}"
                 )
             kept = narrowed
-    return kept & in_steps(steps, kept, wanted)
+    return kept & in_steps(column_of(values, "step"), kept, wanted)
 
 
 def in_steps(steps: Rows, of: npt.NDArray[np.bool_], wanted: Wanted) -> npt.NDArray[np.bool_]:

@@ -1,6 +1,5 @@
 """The statistics that a history can show, by name, and how each is computed of merged rows."""
 
-import difflib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -11,29 +10,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..recording.number_formats import FORMATS
-from ..recording.spread import SpreadColumns, read_spread
-from ..recording.statistics import Numbers, read_statistics
+from ..recording.spread import OF_TIER_1, OF_TIER_2, SpreadColumns, read_spread
+from ..recording.statistics import DERIVED, RAW, Numbers, read_statistics
+from ..recording.wording import did_you_mean
 from .value_cells import Cells, merge_spreads, merge_statistics
 from .value_sites import SelectedValues
 
-_USUAL = (
-    "count", "min", "max", "sum", "sumsq", "nan_count", "inf_count",
-    "mean", "std", "rms", "l2", "abs_max", "nonfinite",
-)  # fmt: skip
+_USUAL = (*RAW, *DERIVED)
 
-#: Derived from those by what derives the others of tier 2.
-_USUAL_OF_SPREAD = ("nan_fraction", "inf_fraction", "crest")
-
-_OF_SPREAD = (
-    "sumabs",
-    "zero_count",
-    "sum4",
-    "argmax",
-    "mean_abs",
-    "zero_fraction",
-    "kurtosis",
-    "dynamic_range",
-)
+_OF_SPREAD = ("sumabs", "zero_count", "sum4", "argmax", *OF_TIER_2, "dynamic_range")
 
 #: Named with what they are asked for: `underflow:fp16`, `quantile:0.99`.
 _OF_FORMATS = ("underflow", "flushed", "overflow")
@@ -62,7 +47,7 @@ def to_stat(name: str) -> Stat:
     """
     if name in _USUAL:
         return Stat(name, "count", lambda found, cells: _usual(name, found, cells), _TIER_1)
-    if name in _USUAL_OF_SPREAD:
+    if name in OF_TIER_1:
         return Stat(name, "count", lambda found, cells: _spread(name, found, cells), _TIER_1)
     if name in _OF_SPREAD or _is_asked_of_histogram(name):
         return Stat(name, "zero_count", lambda found, cells: _spread(name, found, cells), _TIER_2)
@@ -73,15 +58,14 @@ def to_stat(name: str) -> Stat:
         raise ValueError(f"stat={name!r}: no such number format; there are: {', '.join(FORMATS)}")
     if asked and of == _QUANTILE:
         raise ValueError(f"stat={name!r}: give a part between 0 and 1, as in quantile:0.99")
-    near = difflib.get_close_matches(str(name), stat_names(), 1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name, stat_names())
     raise ValueError(f"stat={name!r}: there is no such statistic.{hint} There are: {', '.join(stat_names())}")
 
 
 def stat_names() -> list[str]:
     """All of them; where a part is in capitals, something else stands there."""
     asked = [*(f"{each}:FORMAT" for each in _OF_FORMATS), f"{_QUANTILE}:PART", f"{_USER}:KEY"]
-    return [*_USUAL, *_USUAL_OF_SPREAD, *_OF_SPREAD, "relative", _USER, *asked]
+    return [*_USUAL, *OF_TIER_1, *_OF_SPREAD, "relative", _USER, *asked]
 
 
 def is_measured(stat: Stat, values: pa.Table) -> npt.NDArray[np.bool_]:

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from ..recording.arrays import from_strings
 from ..recording.protocols import RecordingData
-from ..recording.spread import read_spread
-from ..recording.statistics import read_statistics
+from ..recording.spread import OF_TIER_1, OF_TIER_2, read_spread
+from ..recording.statistics import DERIVED, RAW
 from .calls import RowFinder, Rows, column_of, read_all_calls
 from .placement import NOWHERE, Placer, merge_wrappers, name_roots
 from .update_sizes import relative_sizes
@@ -20,10 +20,6 @@ from .value_places import place_values
 _FRONT = (
     "step", "phase", "root", "path", "call", "type", "role", "slot", "op", "op_nth", "shape", "dtype", "numel",
 )  # fmt: skip
-_TIER_1 = ("nan_fraction", "inf_fraction", "crest")
-_TIER_2 = ("mean_abs", "zero_fraction", "kurtosis")
-_RAW = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count")
-_DERIVED = ("mean", "std", "rms", "l2", "abs_max", "nonfinite")
 
 
 def build_value_table(data: RecordingData) -> pa.Table:
@@ -34,13 +30,10 @@ def build_value_table(data: RecordingData) -> pa.Table:
     """
     values = data.table("values")
     columns = {name: values[name] for name in values.column_names}
-    columns |= {"hash": _hex(values["hash"])}
-    columns |= (
-        _name_sites(data, values)
-        | _derive(values)
-        | {"relative": relative_sizes(values, data.table("sites"))}
-    )
-    order = dict.fromkeys([*_FRONT, *_RAW, *_DERIVED, *_TIER_1, *_TIER_2, "argmax", "relative", *columns])
+    columns |= _name_sites(data, values) | _derive(values)
+    columns["hash"] = _hex(values["hash"])
+    columns["relative"] = relative_sizes(values, data.table("sites"))
+    order = dict.fromkeys([*_FRONT, *RAW, *DERIVED, *OF_TIER_1, *OF_TIER_2, "argmax", "relative", *columns])
     return pa.table({name: columns[name] for name in order})
 
 
@@ -64,16 +57,11 @@ def _name_places(data: RecordingData, module: npt.NDArray[Any], call_id: npt.NDA
 
 
 def _derive(values: pa.Table) -> dict[str, pa.Array]:
-    stats = read_statistics(values)
-    unmeasured = np.asarray(values["count"].is_null())
-    found = {name: pa.array(getattr(stats, name), mask=unmeasured) for name in _DERIVED}
-    return found | _derive_spread(values, unmeasured)
-
-
-def _derive_spread(values: pa.Table, unmeasured: npt.NDArray[np.bool_]) -> dict[str, pa.Array]:
     spread = read_spread(values)
-    columns = {name: pa.array(getattr(spread, name), mask=unmeasured) for name in _TIER_1}
-    return columns | {name: pa.array(getattr(spread, name), mask=~spread.is_measured) for name in _TIER_2}
+    unmeasured = np.asarray(values["count"].is_null())
+    columns = {name: pa.array(getattr(spread.stats, name), mask=unmeasured) for name in DERIVED}
+    columns |= {name: pa.array(getattr(spread, name), mask=unmeasured) for name in OF_TIER_1}
+    return columns | {name: pa.array(getattr(spread, name), mask=~spread.is_measured) for name in OF_TIER_2}
 
 
 def _hex(hashes: pa.ChunkedArray) -> pa.Array:

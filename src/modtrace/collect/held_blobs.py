@@ -60,9 +60,9 @@ class HeldBlobs:
     def claim(self, references: Iterable[str | None]) -> dict[str, HeldBlob]:
         """Hands over the tensors that rows have named."""
         with self._lock:
-            found = {each: self._waiting.pop(each) for each in references if each in self._waiting}
+            found = {each: self._waiting.pop(each) for each in references if each and each in self._waiting}
             self._size_bytes -= sum(each.array.nbytes for each in found.values())
-        return {reference: blob for reference, blob in found.items() if reference is not None}
+        return found
 
     def end_step(self, number: int) -> None:
         """A step has ended: tensors of earlier ones that no row has named are those of steps that are not kept."""

@@ -28,9 +28,8 @@ class SignalWatch:
         """
         self._triggers = triggers
         self._fire = fire
-        self._came: deque[str] = (
-            deque()
-        )  # appending to one is atomic: a handler can do nothing more than that
+        #: Appending to it is atomic: a handler can do nothing more than that.
+        self._came: deque[str] = deque()
         self._former: dict[signal.Signals, Any] = {}
         self._ours: dict[signal.Signals, Any] = {}
         self._pid = os.getpid()

@@ -320,7 +320,5 @@ def _will_run(node: Any) -> bool:
         return True
     try:
         return will_engine_execute(node)
-    except (
-        RuntimeError
-    ):  # torch does not say it of a leaf that `autograd.grad` was asked for (2.13): its hooks run
+    except RuntimeError:  # of a leaf that `autograd.grad` was asked for (2.13): its hooks run
         return True

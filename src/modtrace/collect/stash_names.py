@@ -3,6 +3,7 @@
 import re
 import warnings
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 from ..errors import ModtraceWarning
@@ -13,6 +14,7 @@ from ..recording.path_pattern import (
     Unmatched,
     describe_unmatched,
     to_path_filter,
+    to_patterns,
     unmatched,
 )
 
@@ -35,8 +37,9 @@ def name_filter(include: NamePattern, exclude: NamePattern, match: str) -> PathF
         raise ValueError(f"match={match!r}: give 'search', 'exact' or 'glob'")
     if match == "glob":
         return to_path_filter(include, exclude)
-    included = None if include is None else _patterns("include", include, match)
-    return PathFilter(included, () if exclude is None else _patterns("exclude", exclude, match))
+    read = partial(_read_pattern, match)
+    included = None if include is None else to_patterns("include", include, read)
+    return PathFilter(included, () if exclude is None else to_patterns("exclude", exclude, read))
 
 
 def warn_of_unmatched(chosen: PathFilter, names: Collection[str], root: str) -> None:
@@ -50,17 +53,7 @@ def warn_of_unmatched(chosen: PathFilter, names: Collection[str], root: str) -> 
         )
 
 
-def _patterns(argument: str, given: Any, match: str) -> tuple[PathPattern, ...]:
-    if isinstance(given, (list, tuple)):
-        if not given:
-            raise ValueError(
-                f"{argument}={given!r} holds no pattern. Give at least one, or None to do without."
-            )
-        return tuple(_pattern(f"{argument}[{place}]", each, match) for place, each in enumerate(given))
-    return (_pattern(argument, given, match),)
-
-
-def _pattern(where: str, given: Any, match: str) -> PathPattern:
+def _read_pattern(match: str, where: str, given: Any) -> PathPattern:
     if isinstance(given, re.Pattern) and isinstance(given.pattern, str):
         return PathPattern(REGEX_PREFIX + given.pattern, given)
     if not isinstance(given, str):

@@ -1,13 +1,12 @@
 """How an array of any shape and strides is walked in bounded pieces."""
 
-import threading
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import prod
 
 import numpy as np
 
-from .dtypes import Raw, Scratch
+from .dtypes import Raw
 
 Block = tuple[slice, ...]
 
@@ -45,16 +44,3 @@ def without_repeats(array: Raw) -> tuple[Raw, int]:
     kept = tuple(slice(0, 1) if each else slice(None) for each in is_repeated)
     repeats = prod(size for size, each in zip(array.shape, is_repeated, strict=True) if each)
     return array[kept], repeats
-
-
-def scratch_of_thread() -> Scratch:
-    """Where this thread turns elements into floats."""
-    return _of_thread.scratch
-
-
-class _OfThread(threading.local):
-    def __init__(self) -> None:
-        self.scratch = Scratch()
-
-
-_of_thread = _OfThread()

@@ -55,11 +55,6 @@ class _Rows(NamedTuple):
     elements: torch.Tensor  # [rows, length]
     places: torch.Tensor  # [rows]: of the first element of each
 
-    @property
-    def blocks_of_row(self) -> int:
-        """How many of the sketch's blocks a row may touch."""
-        return (self.elements.shape[1] + 2 * LANES - 2) // LANES
-
 
 def _rows_of(tensor: torch.Tensor, offset: int, shard: Shard | None) -> Iterator[_Rows]:
     parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -67,8 +62,7 @@ def _rows_of(tensor: torch.Tensor, offset: int, shard: Shard | None) -> Iterator
     steps, start = (steps_in(shape), 0) if shard is None else place_of(shape, shard)
     if parts.numel():
         length = _length_of_rows(shape, steps)
-        blocks = (length + 2 * LANES - 2) // LANES
-        most = max(1, _PIECE * length // (LANES * blocks))
+        most = max(1, _PIECE * length // (LANES * _blocks_of_row(length)))
         yield from _split(parts, steps, offset + start, most)
 
 
@@ -107,6 +101,11 @@ def _length_of_rows(shape: Sequence[int], steps: Sequence[int]) -> int:
     return length
 
 
+def _blocks_of_row(length: int) -> int:
+    """How many of the sketch's blocks a row may touch."""
+    return (length + 2 * LANES - 2) // LANES
+
+
 def _hash_rows(rows: _Rows) -> torch.Tensor:
     words, places = _words(rows)
     weights = _tables(rows.places.device).weights[places % WORDS]
@@ -118,9 +117,8 @@ def _words(rows: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
     """What each element adds to its word, and the place of that; an element of 8 bytes is two words."""
     size_bytes = rows.elements.element_size()
     elements = rows.elements.contiguous()
-    elements = elements.as_strided(
-        elements.shape, (elements.shape[1], 1)
-    )  # of one element any stride is contiguous
+    # Of one element any stride is contiguous.
+    elements = elements.as_strided(elements.shape, (elements.shape[1], 1))
     along = torch.arange(elements.shape[1] * max(1, size_bytes // 4), device=elements.device)
     if size_bytes >= 4:
         places = rows.places[:, None] * (size_bytes // 4) + along
@@ -137,7 +135,8 @@ def _sketch_rows(rows: _Rows) -> torch.Tensor:
     """Each bucket of each block takes its element from the row: what a scatter would do, without its races."""
     tables, device = _tables(rows.places.device), rows.places.device
     buckets = torch.arange(LANES, device=device)
-    block = rows.places[:, None] // LANES + torch.arange(rows.blocks_of_row, device=device)  # [rows, blocks]
+    along = torch.arange(_blocks_of_row(rows.elements.shape[1]), device=device)
+    block = rows.places[:, None] // LANES + along  # [rows, blocks]
     chunk, of_chunk = block // BLOCKS, block % BLOCKS
     swap = tables.swaps[of_chunk] ^ _mix(definition.CHUNK_SWAP, chunk) & LANES - 1
     lane = buckets ^ swap[..., None]  # [rows, blocks, buckets]

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..recording.sample import place_in_parts
+from ..recording.spread import BINS
 from .blocks import blocks
 from .spread import why_no_channels
-from .spread_kernel import BINS
 
 #: Elements per chunk: what is made on the way takes no more memory than some fifty times this many bytes.
 _CHUNK = 2**22

@@ -10,10 +10,11 @@ from torch.utils.dlpack import from_dlpack
 
 from ..torch_internals import kind_of, plain_kinds
 from .dtypes import format_of
+from .elements import to_floats
+from .measurer import shortened
 from .memory import array_over, extent_of, is_held
 from .special import Plain, find_plain, is_uninitialized
-
-_MOST_OF_A_NOTE = 120
+from .user_functions import described
 
 #: Of tensors in CPU memory with these dtypes numpy takes the difference: no profiler sees an op of ours.
 _READ_BY_NUMPY = frozenset(
@@ -97,9 +98,8 @@ class Before:
         if not is_held(tensor):
             return False
         known = self._copy
-        if (
-            known is None or _layout_of(known)[1:] != _layout_of(tensor)[1:]
-        ):  # an expanded one's copy is dense
+        # Without the strides: an expanded one's copy is dense.
+        if known is None or _layout_of(known)[1:] != _layout_of(tensor)[1:]:
             self._copy = known = torch.empty_like(tensor)
         known.copy_(tensor)
         return True
@@ -145,18 +145,11 @@ def _raw_of(tensor: torch.Tensor) -> _Array | None:
 
 def _moved(new: _Array, old: _Array, dtype: torch.dtype, keep: bool) -> _Array:
     with np.errstate(all="ignore"):  # no handler of the user's hears of our errors
-        if dtype in (torch.float16, torch.bfloat16):
-            new, old, keep = _widened(new, dtype), _widened(old, dtype), False
+        form = format_of(dtype)
+        if form is not None and form.decode is not None:  # halves
+            new, old, keep = to_floats(new, form), to_floats(old, form), False
         moved: _Array = np.subtract(new, old, out=None if keep else old)
     return moved
-
-
-def _widened(raw: _Array, dtype: torch.dtype) -> _Array:
-    """Halves as float32, in their order."""
-    if dtype == torch.float16:
-        return raw.view(np.float16).astype(np.float32)
-    widened: _Array = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return widened
 
 
 def _as_tensor(numbers: _Array, like: torch.Tensor) -> torch.Tensor:
@@ -182,7 +175,5 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.int64
 
 
-def _failure(error: Exception) -> str:
-    return " ".join(f"not measured: {type(error).__name__}: {error}".split("\n", 1)[0].split())[
-        :_MOST_OF_A_NOTE
-    ]
+def _failure(error: Exception) -> str | None:
+    return shortened(f"not measured: {described(error)}")

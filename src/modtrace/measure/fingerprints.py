@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..recording import fingerprints as definition
 from ..recording.fingerprints import SKETCH_SIZE, Sketch, fold_rows, place_chunks
-from .dtypes import CHUNK, Floats, Format, Raw, Scratch, format_of
+from .dtypes import CHUNK, Floats, Format, Raw
+from .elements import address_of, kind_of, kind_of_floats, to_floats
 
 try:
     from ._fingerprint import fingerprint as compiled
@@ -150,34 +150,32 @@ def _take(
     runs = _runs_of(array, offset, shard)
     if not array.size:
         return Fingerprint(0, np.zeros(SKETCH_SIZE))
-    kind = -1 if form is None else _kind_of(form)
     if compiled is None:
         hashed = _hash_with_numpy(array, runs) if is_hashed else 0
         return Fingerprint(hashed, _NO_SKETCH if form is None else _sketch_in_pieces(array, form, runs))
-    if form is None or kind >= 0:
+    kind = None if form is None else kind_of(form)
+    if form is None or kind is not None:
         return _take_compiled(array, runs, kind, is_hashed)
-    hashed = _take_compiled(array, runs, -1, True).hash if is_hashed else 0
+    hashed = _take_compiled(array, runs, None, True).hash if is_hashed else 0
     return Fingerprint(hashed, _sketch_in_pieces(array, form, runs))
 
 
-def _take_compiled(array: Raw, runs: _Runs, kind: int, is_hashed: bool) -> Fingerprint:
+def _take_compiled(array: Raw, runs: _Runs, kind: int | None, is_hashed: bool) -> Fingerprint:
+    """Args: kind: of what is sketched; None: nothing is."""
     tables = _tables()
-    sketch, address = _NO_SKETCH, 0
-    if kind >= 0:
-        sketch = np.empty(SKETCH_SIZE)
-        address = sketch.ctypes.data
+    sketch = _NO_SKETCH if kind is None else np.empty(SKETCH_SIZE)
     hashed = compiled(
-        array.ctypes.data,
+        address_of(array),
         runs.sizes,
         runs.strides,
         runs.steps,
         runs.first,
         array.itemsize,
-        kind,
+        -1 if kind is None else kind,
         tables.weights if is_hashed else 0,
         tables.signs,
         tables.swaps,
-        address,
+        0 if kind is None else address_of(sketch),
     )
     return Fingerprint(hashed, sketch)
 
@@ -198,26 +196,8 @@ def _tables() -> _Tables:
     high = (weights - low.astype(np.int64).view(np.uint64)) >> np.uint64(32)
     halves = np.stack([low, high.astype(np.uint32).view(np.int32)])
     arrays = (halves, definition.block_signs(), definition.block_swaps())
-    weights_at, signs_at, swaps_at = (array.ctypes.data for array in arrays)
+    weights_at, signs_at, swaps_at = map(address_of, arrays)
     return _Tables(weights_at, signs_at, swaps_at, arrays)
-
-
-_FLOAT32, _BFLOAT16, _FLOAT16, _FLOAT64 = range(4)
-
-
-@cache
-def _kinds() -> dict[object, int]:
-    """The numbers by which the compiled kernel knows what it sketches: by decoder, or by type where there is none."""
-    kinds: dict[object, int] = {np.dtype(np.float32): _FLOAT32, np.dtype(np.float64): _FLOAT64}
-    for dtype, kind in ((torch.bfloat16, _BFLOAT16), (torch.float16, _FLOAT16)):
-        form = format_of(dtype)
-        if form is not None:
-            kinds[form.decode] = kind
-    return kinds
-
-
-def _kind_of(form: Format) -> int:
-    return _kinds().get(np.dtype(form.raw) if form.decode is None else form.decode, -1)
 
 
 # What the compiled kernel does not know, and everything where it is missing.
@@ -269,30 +249,17 @@ def _sketch_in_pieces(array: Raw, form: Format, runs: _Runs) -> Sketch:
 
 
 def _sum_pieces(array: Raw, form: Format, runs: _Runs, *, is_careful: bool) -> Sketch:
-    total, scratch = np.zeros(SKETCH_SIZE), Scratch()
+    total = np.zeros(SKETCH_SIZE)
     for place, piece in _pieces(array, runs):
-        numbers = _to_numbers(piece, form, scratch)
+        numbers = to_floats(piece, form)
         if is_careful:
             numbers = np.where(np.isfinite(numbers), numbers.astype(np.float64), 0)
         if compiled is None:
             total += _sketch_piece(numbers, place)
         else:
             run = _Runs((len(numbers),), (numbers.itemsize,), (1,), place)
-            total += _take_compiled(numbers, run, _kinds()[numbers.dtype], False).sketch
+            total += _take_compiled(numbers, run, kind_of_floats(numbers), False).sketch
     return total
-
-
-def _to_numbers(piece: Raw, form: Format, scratch: Scratch) -> Floats:
-    """In their order, of which the decoders of 16-bit floats take no care."""
-    kind = _kind_of(form)
-    numbers: Floats = piece
-    if kind == _BFLOAT16:
-        numbers = (piece.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    elif kind == _FLOAT16:
-        numbers = piece.view(np.float16).astype(np.float32)
-    elif form.decode is not None:
-        numbers = form.decode(piece, scratch)
-    return numbers
 
 
 def _sketch_piece(numbers: Floats, place: int) -> Sketch:

@@ -8,20 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..recording.sample import sample_positions
+from ..recording.spread import BINS
 from .blocks import blocks, in_row, without_repeats
 from .dtypes import CHUNK, Floats, Format, Raw
+from .elements import address_of, kind_of, to_floats
 from .native_spread import largest_into
-from .spread_kernel import (
-    BINS,
-    Histogram,
-    Spread,
-    address_of,
-    is_read,
-    join,
-    kind_of,
-    measure_piece,
-    to_floats,
-)
+from .spread_kernel import Histogram, Spread, is_read, join, measure_piece
 
 #: Of a tensor with more channels than these, the largest magnitude of each is not kept.
 MOST_CHANNELS = 16_384

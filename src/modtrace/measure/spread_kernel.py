@@ -6,14 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from .blocks import scratch_of_thread
-from .dtypes import Floats, Format, Raw, format_of
-from .native import KINDS
+from ..recording.spread import BINS
+from .dtypes import Floats, Format, Raw
+from .elements import address_of, kind_of, kind_of_floats, to_floats
 from .native_spread import spread_into
-
-BINS = 256
 
 Histogram = npt.NDArray[np.int64]
 
@@ -38,27 +35,12 @@ def measure_piece(raw: Raw, form: Format) -> Spread:
     if kind is not None:
         return _measure_memory(raw, kind)
     floats = to_floats(raw, form)
-    return _measure_memory(floats, _KINDS[(floats.dtype, None)])
+    return _measure_memory(floats, kind_of_floats(floats))
 
 
 def is_read(form: Format) -> bool:
     """Whether the compiled kernel is there and reads these raw elements."""
     return spread_into is not None and kind_of(form) is not None
-
-
-def to_floats(raw: Raw, form: Format) -> Floats:
-    """The numbers of at most CHUNK raw elements in their order, of which the decoders of 16-bit floats take no care.
-
-    They are gone when the next ones are asked for.
-    """
-    if form.decode is None:
-        return raw
-    kind = kind_of(form)
-    if kind == _BFLOAT16:
-        return np.asarray(raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    if kind == _FLOAT16:
-        return raw.view(np.float16).astype(np.float32)
-    return form.decode(raw, scratch_of_thread())
 
 
 def join(pieces: Iterable[Spread]) -> Spread:
@@ -84,17 +66,6 @@ def _joined(one: Spread, other: Spread, start: int) -> Spread:
         one.sum4 + other.sum4,
         other.largest if is_larger else one.largest,
     )
-
-
-def kind_of(form: Format) -> int | None:
-    """The number by which the compiled kernel knows raw elements that are floats of 16, 32 or 64 bits."""
-    return _KINDS.get((np.dtype(form.raw), form.decode))
-
-
-def address_of(array: Raw) -> int:
-    """Where an array begins."""
-    address: int = array.__array_interface__["data"][0]  # 0.3 us; `ctypes.data` takes 1
-    return address
 
 
 def _measure_memory(array: Raw, kind: int) -> Spread:
@@ -139,21 +110,10 @@ def _count_exponents(bits: npt.NDArray[Any]) -> Histogram:
         histogram[-1] = 0
         return histogram
     exponents = (bits >> np.uint64(52)).astype(np.int64)
-    histogram = np.bincount(
-        np.clip(exponents - 896, 0, BINS - 1), minlength=BINS
-    )  # the biases are 1023 and 127
+    bins = np.clip(exponents - 896, 0, BINS - 1)  # the biases are 1023 and 127
+    histogram = np.bincount(bins, minlength=BINS)
     histogram[-1] -= np.count_nonzero(exponents == 2047)
     return histogram
 
 
 _NAN = {np.dtype(np.uint32): np.uint32(0x7F800001), np.dtype(np.uint64): np.uint64(0x7FF0000000000001)}
-
-
-def _kinds() -> dict[tuple[np.dtype[Any], Any], int]:
-    """What the compiled kernel reads, by the raw type and the decoder that it does without."""
-    forms = ((format_of(dtype), kind) for dtype, kind in KINDS.items())
-    return {(np.dtype(form.raw), form.decode): kind for form, kind in forms if form is not None}
-
-
-_KINDS = _kinds()
-_BFLOAT16, _FLOAT16 = KINDS[torch.bfloat16], KINDS[torch.float16]

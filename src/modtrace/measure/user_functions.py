@@ -117,9 +117,8 @@ def _generators_kept(device: torch.device) -> Iterator[None]:
         yield
     finally:
         for generator, state in zip(generators, states, strict=True):
-            if (
-                generator.get_state().numpy().tobytes() != state.numpy().tobytes()
-            ):  # 2 us; `torch.equal` takes 4
+            now = generator.get_state()
+            if now.numpy().tobytes() != state.numpy().tobytes():  # 2 us; `torch.equal` takes 4
                 generator.set_state(state)
 
 

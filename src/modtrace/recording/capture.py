@@ -1,6 +1,5 @@
 """What `record(values=...)` keeps of which tensors, in which steps."""
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from .role import (
     ROLES,
 )
 from .schedule import NoSteps, Schedule, to_schedule
+from .wording import did_you_mean
 
 #: What `record(values="stats")` measures.
 STATS = "stats"
@@ -152,7 +152,8 @@ class Capture:
         """What it says, for meta.json; functions by their names."""
         said: dict[str, Any] = {"roles": list(self.roles), "stats": self.stats}
         said |= {name: given for name, given in self.paths.to_json().items() if given is not None}
-        said |= {name: str(self.schedule) for name in ("steps",) if self.steps is not None}
+        if self.steps is not None:
+            said["steps"] = str(self.schedule)
         for name in ("on_trigger", "hash", "sketch", "sample", "tensors", "micro_batches"):
             if getattr(self, name):
                 said[name] = getattr(self, name)
@@ -235,8 +236,7 @@ def _checked_roles(given: Any) -> tuple[str, ...]:
         raise ValueError("roles=(): give at least one, such as 'output'")
     for role in roles:
         if role not in ROLES:
-            near = difflib.get_close_matches(str(role), ROLES, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(role, ROLES)
             raise ValueError(f"roles: there is no role {role!r}.{hint} There are: {', '.join(ROLES)}")
     return tuple(dict.fromkeys(roles))
 

@@ -1,10 +1,10 @@
 """Reads a capture from a text, as the command line has it: `roles=output stats=2 hash steps=::10`."""
 
-import difflib
 import shlex
 from typing import Any
 
 from .capture import STATS, Capture
+from .wording import did_you_mean
 
 #: What can be said, and how it is read.
 _FLAGS = ("hash", "sketch", "micro_batches", "tensors")
@@ -46,8 +46,7 @@ def _split(text: str) -> list[str]:
 def _read(word: str, text: str) -> tuple[str, Any]:
     name, has_value, value = word.partition("=")
     if name not in _NAMES:
-        near = difflib.get_close_matches(name, _NAMES, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, _NAMES)
         raise ValueError(f"capture {text!r}: there is no {name!r}.{hint} There are: {', '.join(_NAMES)}")
     if not has_value:
         if name in _FLAGS:

@@ -1,7 +1,8 @@
 """The ends of the number formats that a recording is asked about: what would become of these numbers in fp16?"""
 
-import difflib
 from dataclasses import dataclass
+
+from .wording import did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,5 @@ def to_format(name: str) -> NumberFormat:
     """
     if name in FORMATS:
         return FORMATS[name]
-    near = difflib.get_close_matches(str(name), FORMATS, 1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name, FORMATS)
     raise ValueError(f"no number format {name!r}.{hint} There are: {', '.join(FORMATS)}")

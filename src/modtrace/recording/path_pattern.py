@@ -1,10 +1,12 @@
 """Which modules and parameters are meant by a pattern: globs over dotted paths, and regular expressions."""
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple
+
+from .wording import first_few
 
 #: What a text begins with that is a regular expression and no glob.
 REGEX_PREFIX = "re:"
@@ -64,7 +66,9 @@ class Unmatched(NamedTuple):
     pattern: PathPattern
 
 
-def to_path_filter(include: object = None, exclude: object = None) -> PathFilter:
+def to_path_filter(
+    include: object = None, exclude: object = None, *, argument: str = "include"
+) -> PathFilter:
     """The modules and parameters that a user means.
 
     A glob is for the whole path: `*` and `?` stay within one part, `[abc]` and `[!abc]` are one character,
@@ -75,13 +79,14 @@ def to_path_filter(include: object = None, exclude: object = None) -> PathFilter
         include: a glob; a compiled regular expression, or a text that begins with `re:`, both searched in the
             path; a list or tuple of those; None for everything.
         exclude: the same, for what is left out although it is included; None for nothing.
+        argument: what `include` is called in an error.
 
     Raises:
         TypeError: it is something else.
         ValueError: it is empty, or it cannot be read as a glob or as a regular expression.
     """
-    included = None if include is None else _to_patterns("include", include)
-    return PathFilter(included, () if exclude is None else _to_patterns("exclude", exclude))
+    included = None if include is None else to_patterns(argument, include)
+    return PathFilter(included, () if exclude is None else to_patterns("exclude", exclude))
 
 
 def unmatched(path_filter: PathFilter, paths: Collection[str]) -> list[Unmatched]:
@@ -105,19 +110,32 @@ def describe_unmatched(
     return ". ".join(_describe(each, paths, what, root) for each in found)
 
 
+def to_patterns(
+    argument: str, given: object, read: Callable[[str, Any], PathPattern] | None = None
+) -> tuple[PathPattern, ...]:
+    """One pattern or several.
+
+    Args:
+        argument: what it was given in, for an error.
+        given: what is read, or a list or tuple of those.
+        read: makes a pattern, told where it stands; None: as `to_path_filter` does.
+
+    Raises:
+        ValueError: the list is empty.
+    """
+    read = read or _to_pattern
+    if not isinstance(given, (list, tuple)):
+        return (read(argument, given),)
+    if not given:
+        raise ValueError(f"{argument}={given!r} holds no pattern. Give at least one, or None to do without.")
+    return tuple(read(f"{argument}[{place}]", each) for place, each in enumerate(given))
+
+
 def _any_matches(patterns: Iterable[PathPattern], paths: Collection[str]) -> bool:
     return any(each.matches(path) for each in patterns for path in paths)
 
 
 # Reading what the user gave.
-
-
-def _to_patterns(argument: str, given: object) -> tuple[PathPattern, ...]:
-    if not isinstance(given, (list, tuple)):
-        return (_to_pattern(argument, given),)
-    if not given:
-        raise ValueError(f"{argument}={given!r} holds no pattern. Give at least one, or None to do without.")
-    return tuple(_to_pattern(f"{argument}[{place}]", each) for place, each in enumerate(given))
 
 
 def _to_pattern(where: str, given: object) -> PathPattern:
@@ -249,8 +267,8 @@ def _describe(found: Unmatched, paths: Collection[str], what: str, root: str | N
     if near:
         shown = ", ".join(_shown(path, root) for path in near)
         return f"{argument}={text!r} matches no {what}; the nearest are: {shown}"
-    shown = ", ".join(_shown(path, root) for path in list(paths)[:_SHOWN])
-    return f"{argument}={text!r} matches no {what}; there are: {shown}{', …' if len(paths) > _SHOWN else ''}"
+    shown = first_few([_shown(path, root) for path in paths], _SHOWN)
+    return f"{argument}={text!r} matches no {what}; there are: {shown}"
 
 
 def _shown(path: str, root: str | None) -> str:

@@ -11,9 +11,13 @@ import pyarrow.compute as pc
 
 from .arrays import to_numpy
 from .number_formats import NumberFormat, to_format
-from .statistics import Counts, Numbers, StatColumns, read_statistics
+from .statistics import Counts, Numbers, StatColumns, divide, read_statistics
 
 BINS = 256
+
+#: What is derived here of tier 1 alone, and of the sums of tier 2.
+OF_TIER_1 = ("nan_fraction", "inf_fraction", "crest")
+OF_TIER_2 = ("mean_abs", "zero_fraction", "kurtosis")
 
 #: The smallest magnitude that belongs into each bin, and that from which on they belong into the next.
 LOWER_EDGES: Numbers = np.array([0.0, *(2.0**exponent for exponent in range(-126, 129))])
@@ -62,22 +66,22 @@ class SpreadColumns:
     @property
     def mean_abs(self) -> Numbers:
         """The arithmetic mean of the magnitudes."""
-        return _divide(self.sumabs, self.stats.count)
+        return divide(self.sumabs, self.stats.count)
 
     @property
     def zero_fraction(self) -> Numbers:
         """The part that is zero, of either sign."""
-        return _divide(np.where(self.is_measured, self.zero_count, np.nan), self.stats.count)
+        return divide(np.where(self.is_measured, self.zero_count, np.nan), self.stats.count)
 
     @property
     def nan_fraction(self) -> Numbers:
         """The part that is NaN; known without tier 2."""
-        return _divide(self.stats.nan_count, self.stats.count)
+        return divide(self.stats.nan_count, self.stats.count)
 
     @property
     def inf_fraction(self) -> Numbers:
         """The part that is infinite; known without tier 2."""
-        return _divide(self.stats.inf_count, self.stats.count)
+        return divide(self.stats.inf_count, self.stats.count)
 
     @property
     def kurtosis(self) -> Numbers:
@@ -89,9 +93,8 @@ class SpreadColumns:
         """
         n, squares = self.stats.count.astype(np.float64), self.stats.sumsq
         with np.errstate(all="ignore"):
-            found = np.clip(
-                n * (self.sum4 / squares / squares), 1, n
-            )  # sums have the errors of their kernels
+            # Sums have the errors of their kernels.
+            found = np.clip(n * (self.sum4 / squares / squares), 1, n)
             is_known = np.isfinite(squares) & np.isfinite(self.sum4) & (self.sum4 > _SMALLEST_SUM)
         return np.where(is_known, found, np.nan)
 
@@ -168,8 +171,8 @@ class SpreadColumns:
         and the powers of two around it.
         """
         of = to_format(format)
-        low = self._fraction(lambda counts, rows: self._above(of, counts, rows)[0])
-        return Bounds(low, self._fraction(lambda counts, rows: self._above(of, counts, rows)[1]))
+        found = self._of_histograms(lambda counts, rows: self._above(of, counts, rows), 2)
+        return Bounds(*divide(found, self.stats.count))
 
     def _above(self, of: NumberFormat, counts: Counts, rows: Counts) -> tuple[Counts, Counts]:
         """At least and at most so many numbers are above the largest one of a format."""
@@ -182,7 +185,7 @@ class SpreadColumns:
         return surely + np.minimum(seen, near), surely + perhaps
 
     def _fraction(self, count: Callable[[Counts, Counts], Any]) -> Numbers:
-        return _divide(
+        return divide(
             self._of_histograms(lambda counts, rows: count(counts, rows)[None], 1)[0], self.stats.count
         )
 
@@ -246,9 +249,3 @@ def _in_one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 def _first_bin_from(magnitude: float) -> int:
     """The first bin that holds no magnitude below this one."""
     return int(np.searchsorted(LOWER_EDGES, magnitude))
-
-
-def _divide(numbers: npt.NDArray[Any], count: Counts) -> Numbers:
-    with np.errstate(all="ignore"):
-        quotient: Numbers = numbers / count
-    return quotient

@@ -28,13 +28,14 @@ def merge_spread(
         offsets: where each row's elements begin in the flat whole, if it consists of such parts; without, there is no
             `argmax`.
     """
-    places = (
-        np.arange(len(columns.zero_count))[rows] if isinstance(rows, slice) else np.asarray(rows, np.int64)
-    )
-    filled = places[columns.stats.count[places] > 0]
+    if isinstance(rows, slice):
+        rows = np.arange(len(columns.zero_count))[rows]
+    places = np.asarray(rows, np.int64)
+    has_numbers = columns.stats.count[places] > 0
+    filled = places[has_numbers]
     is_known = bool(columns.is_measured[places].any() and columns.is_measured[filled].all())
     histogram, row = _merge_histograms(columns, places, filled)
-    starts = None if offsets is None else np.asarray(offsets, np.int64)[np.isin(places, filled)]
+    starts = None if offsets is None else np.asarray(offsets, np.int64)[has_numbers]
     return SpreadColumns(
         stats=columns_of([columns.stats.merge(places)]),
         sumabs=np.array([add_up(columns.sumabs[filled].tolist()) if is_known else np.nan]),

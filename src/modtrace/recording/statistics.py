@@ -16,6 +16,12 @@ from .arrays import to_numpy
 Numbers = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
+#: The columns of the `values` table that are read here.
+RAW = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count")
+
+#: What is derived from them.
+DERIVED = ("mean", "std", "rms", "l2", "abs_max", "nonfinite")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
@@ -82,12 +88,12 @@ class StatColumns:
     @property
     def mean(self) -> Numbers:
         """The arithmetic mean."""
-        return _divide(self.sum, self.count)
+        return divide(self.sum, self.count)
 
     @property
     def rms(self) -> Numbers:
         """The root of the mean square."""
-        return np.sqrt(_divide(self.sumsq, self.count))
+        return np.sqrt(divide(self.sumsq, self.count))
 
     @property
     def std(self) -> Numbers:
@@ -200,6 +206,7 @@ def _scan_nonfinite(values: pa.Table) -> Iterator[tuple[int, npt.NDArray[np.int6
 
 
 def columns_of(many: Sequence[Stats]) -> StatColumns:
+    """The same as columns, one tensor a row."""
     columns: dict[str, Any] = {}
     for field in fields(Stats):
         kind = np.int64 if field.name in {"count", "nan_count", "inf_count"} else np.float64
@@ -208,7 +215,8 @@ def columns_of(many: Sequence[Stats]) -> StatColumns:
     return StatColumns(**columns)
 
 
-def _divide(numbers: Numbers, count: Counts) -> Numbers:
+def divide(numbers: npt.NDArray[Any], count: Counts) -> Numbers:
+    """The quotient, infinite or NaN where the count is 0; nobody hears of that."""
     with np.errstate(all="ignore"):
         quotient: Numbers = numbers / count
     return quotient

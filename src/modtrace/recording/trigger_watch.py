@@ -1,7 +1,6 @@
 """Looks at the rows of each step as they come, and says which triggers fire."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,12 +12,11 @@ from .batches import to_batch
 from .capture import Capture
 from .meta import Note
 from .site_names import SiteNames
-from .spread import read_sums
-from .statistics import StatColumns, read_statistics
+from .spread import OF_TIER_2, read_sums
+from .statistics import RAW, StatColumns, read_statistics
 from .step_band import StepBand
 from .triggers import (
     LOGGED,
-    OF_TIER_2,
     Above,
     NonFinite,
     OnSignal,
@@ -32,8 +30,6 @@ _Rows = npt.NDArray[np.int64]
 
 #: The raw statistics of rows, by name.
 _Columns = Mapping[str, npt.NDArray[Any]]
-
-_STATS = tuple(each.name for each in fields(StatColumns))
 
 #: Of tier 2; the value where it was not measured.
 _SUMS = {"sumabs": np.nan, "zero_count": -1, "sum4": np.nan}
@@ -122,7 +118,7 @@ def _measured(values: Sequence[Mapping[str, pa.Array]]) -> MeasuredRows | None:
     rows = np.argsort(order, kind="stable")
     rows = rows[to_numpy(table["count"])[rows] > 0]
     stats = read_statistics(table)
-    columns = {name: getattr(stats, name) for name in _STATS}
+    columns = {name: getattr(stats, name) for name in RAW}
     columns |= {name: to_numpy(table[name], null=null) for name, null in _SUMS.items()}
     return MeasuredRows(
         to_numpy(table["site_id"]).astype(np.int64)[rows],
@@ -139,7 +135,7 @@ def _statistic(stat: str, columns: _Columns) -> npt.NDArray[np.float64]:
     """A statistic of `STATISTICS`, of each row."""
     if stat in columns:
         return np.asarray(columns[stat], np.float64)
-    stats = StatColumns(**{name: columns[name] for name in _STATS})
+    stats = StatColumns(**{name: columns[name] for name in RAW})
     holder = stats if hasattr(StatColumns, stat) else read_sums(stats, columns)
     with np.errstate(all="ignore"):
         return np.asarray(getattr(holder, stat), np.float64)

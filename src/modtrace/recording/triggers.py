@@ -3,23 +3,21 @@
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any, TypeAlias
 
 from .capture import Capture, Patterns
 from .path_pattern import PathFilter
 from .role import GRAD_INPUT, GRAD_OUTPUT, OPTIMIZER_STATE, OUTPUT, PARAMETER, PARAMETER_GRAD, UPDATE
+from .spread import OF_TIER_1, OF_TIER_2
+from .wording import did_you_mean
 
 #: What the names of numbers that a user logs begin with: `Above("log.loss", 10)` is about `rec.log(loss=...)`.
 LOGGED = "log."
 
-#: What is derived from the sums of tier 2.
-OF_TIER_2 = ("mean_abs", "zero_fraction", "kurtosis")
-
 #: What can be asked about a tensor: raw statistics, and what is derived from them.
 STATISTICS = (
     "mean", "std", "rms", "l2", "abs_max", "min", "max", "sum", "sumsq", "count", "nan_count", "inf_count",
-    "nonfinite", "nan_fraction", "inf_fraction", "crest", *OF_TIER_2,
+    "nonfinite", *OF_TIER_1, *OF_TIER_2,
 )  # fmt: skip
 
 #: Where a value that is not finite is never meant to be: a mask is an input, a buffer, or what an op returns.
@@ -240,8 +238,7 @@ def _check_stat(trigger: Above | OutOfBand) -> None:
             )
         return
     if stat not in STATISTICS:
-        near = get_close_matches(str(stat), STATISTICS, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(stat, STATISTICS)
         raise ValueError(
             f"{kind}({stat!r}): there is no such statistic.{hint} There are: {', '.join(STATISTICS)}; "
             "'log.NAME' is what rec.log(NAME=...) is given"

@@ -12,9 +12,17 @@ from typing import Any, NamedTuple
 
 from ..errors import DamagedRecordingError, RecordingError
 from ..recording.raw_tensor import RawTensor, itemsize_of
-from .shard_file import DATA_BYTES, DTYPE, FORMAT_DTYPES, StoredTensor, index_file, is_shard_name, shard_files
+from .shard_file import (
+    DATA_BYTES,
+    DTYPE,
+    FORMAT_DTYPES,
+    LENGTH_BYTES,
+    StoredTensor,
+    index_file,
+    is_shard_name,
+    shard_files,
+)
 
-_LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000  # as the library safetensors has it
 _TORCH_DTYPES = {name: dtype for dtype, name in FORMAT_DTYPES.items()}
 _DATA_BYTES = re.compile(rf'"{re.escape(DATA_BYTES)}": ?"(\d+)"'.encode())
@@ -114,12 +122,14 @@ def _index_bytes(file: Path) -> int:
 
 def _read_shard(file: Path, state: _State) -> _Shard:
     data = _map(file)
-    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
-    base = _LENGTH_BYTES + length
-    index = _read_index(index_file(file))  # it tells of all whole tensors, whether there is a header or not
-    if index is None:
+    tensors = _read_index(index_file(file))  # it tells of all whole tensors, whether there is a header or not
+    if tensors is None:
         tensors = _read_header(file, data)
-    return _Shard(state, data, base, tensors if index is None else index)
+    return _Shard(state, data, LENGTH_BYTES + _header_length(data), tensors)
+
+
+def _header_length(front: bytes | memoryview) -> int:
+    return int.from_bytes(front[:LENGTH_BYTES], "little")
 
 
 def _map(file: Path) -> memoryview:
@@ -148,11 +158,11 @@ def _read_index(file: Path) -> dict[str, StoredTensor] | None:
 
 
 def _read_header(file: Path, data: memoryview) -> dict[str, StoredTensor]:
-    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    length = _header_length(data)
     try:
-        if len(data) < _LENGTH_BYTES + length or length > _MOST_HEADER_BYTES:
+        if len(data) < LENGTH_BYTES + length or length > _MOST_HEADER_BYTES:
             raise LookupError(f"a header of {length} bytes in a file of {len(data)}")
-        header = json.loads(bytes(data[_LENGTH_BYTES : _LENGTH_BYTES + length]))
+        header = json.loads(bytes(data[LENGTH_BYTES : LENGTH_BYTES + length]))
         metadata = header.pop("__metadata__", {})
         return {name: _to_stored(entry, metadata.get(DTYPE + name)) for name, entry in header.items()}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -185,5 +195,5 @@ def _is_cut(file: Path) -> bool:
     except OSError:
         return False  # whoever wants a tensor is told
     found = _DATA_BYTES.search(front)
-    base = _LENGTH_BYTES + int.from_bytes(front[:_LENGTH_BYTES], "little")
+    base = LENGTH_BYTES + _header_length(front)
     return found is None or file.stat().st_size < base + int(found[1])

@@ -43,7 +43,7 @@ FORMAT_DTYPES = {
 #: Those that it lacks have one more axis; any other dtype has one of bytes.
 _PARTS = {"complex128": ("F64", 2), "complex32": ("F16", 2)}
 
-_LENGTH_BYTES = 8
+LENGTH_BYTES = 8  # in front of the header, and say how long it is
 _MOST_VIEWS = 512  # of one `writev`, which takes 1,024
 
 
@@ -100,7 +100,7 @@ class ShardFile:
         self.number = number
         self.path = shard_file(folder, number)
         self._reserve_bytes = reserve_bytes + -reserve_bytes % 8
-        self._base = _LENGTH_BYTES + self._reserve_bytes
+        self._base = LENGTH_BYTES + self._reserve_bytes
         self._stored: dict[str, StoredTensor] = {}
         self._whole_bytes = 0  # of whole tensors
         self._written_bytes = 0
@@ -109,7 +109,7 @@ class ShardFile:
         try:
             self._index = _create(index_file(self.path))
             _write_all(
-                self._fd, [self._reserve_bytes.to_bytes(_LENGTH_BYTES, "little"), b" " * self._reserve_bytes]
+                self._fd, [self._reserve_bytes.to_bytes(LENGTH_BYTES, "little"), b" " * self._reserve_bytes]
             )
         except BaseException:
             self._delete()
@@ -163,7 +163,7 @@ class ShardFile:
         """
         try:
             self._rewind()
-            _pwrite_all(self._fd, self._header(), _LENGTH_BYTES)
+            _pwrite_all(self._fd, self._header(), LENGTH_BYTES)
         except BaseException:
             self.abandon()
             raise
