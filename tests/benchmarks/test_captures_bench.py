@@ -1,19 +1,13 @@
 """The benchmark runs and prints all of its rows; what the numbers are is nothing for a test."""
 
-import subprocess
-import sys
-from pathlib import Path
-
-SCRIPT = Path(__file__).parent.parent.parent / "benchmarks" / "captures.py"
+from helpers.benchmark_runs import names_of, quick_lines
 
 
 def test_quick_run_prints_every_row() -> None:
-    done = subprocess.run([sys.executable, SCRIPT, "--quick"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    machine, header, _, *rows = done.stdout.splitlines()
+    machine, header, _, *rows = quick_lines("captures.py")
     assert machine.startswith("torch ")
     assert header.split("  ")[-1].strip() == "95 %"
-    assert [row.split("  ")[0] for row in rows] == [
+    assert names_of(rows) == [
         "plain",
         "tier 1 of all module, parameter and optimizer roles",
         "tier 1 of all those but updates",

@@ -1,15 +1,12 @@
 """The benchmarks of opening recordings run; what the numbers are is nothing for a test."""
 
-import subprocess
-import sys
-from pathlib import Path
-
-BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
+from helpers.benchmark_runs import run_benchmark
 
 
 def lines(script: str, *arguments: str) -> list[str]:
-    command = [sys.executable, BENCHMARKS / script, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    done = run_benchmark(script, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 def test_large_recording_is_measured_twice() -> None:

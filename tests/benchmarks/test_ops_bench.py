@@ -1,12 +1,9 @@
 """The benchmark of op recording runs and prints all of its rows; what the numbers are is nothing for a test."""
 
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
-BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
+from helpers.benchmark_runs import names_of, quick_lines, run_benchmark
 
 RECORDS_LESS = """
 from op_rows import training_rows
@@ -18,19 +15,13 @@ row.run(row.counted)
 """
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], cwd=BENCHMARKS, capture_output=True, text=True)
-
-
 def test_quick_run_prints_every_row() -> None:
-    done = run("ops.py", "--quick")
-    assert done.returncode == 0, done.stderr
-    machine, header, _, *rows = done.stdout.splitlines()
+    machine, header, _, *rows = quick_lines("ops.py")
     assert machine.startswith("torch ")
     assert re.sub(r"\d+ ops \(\d+ in", "N ops (M in", " ".join(header.split())) == (
         "tiny GPT, N ops (M in forward): ratio 95 % GPT step, N ops (M in forward): ratio 95 %"
     )
-    assert [row.split("  ")[0] for row in rows] == [
+    assert names_of(rows) == [
         "plain",
         "empty dispatch mode",
         "torch DebugMode",
@@ -50,6 +41,6 @@ def test_quick_run_prints_every_row() -> None:
 
 
 def test_row_that_records_fewer_ops_than_ran_is_an_error() -> None:
-    done = run("-c", RECORDS_LESS)
+    done = run_benchmark("-c", RECORDS_LESS)
     assert done.returncode == 1
     assert "ops ran: the benchmark times something else" in done.stderr

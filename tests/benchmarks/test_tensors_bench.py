@@ -1,16 +1,10 @@
 """The benchmark of whole tensors runs and prints all of its rows; what the numbers are is nothing for a test."""
 
-import subprocess
-import sys
-from pathlib import Path
-
-SCRIPT = Path(__file__).parent.parent.parent / "benchmarks" / "tensors.py"
+from helpers.benchmark_runs import names_of, quick_lines
 
 
 def test_quick_run_prints_every_row() -> None:
-    done = subprocess.run([sys.executable, SCRIPT, "--quick"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    names = [line.split("  ")[0] for line in done.stdout.splitlines()[1:]]
+    names = names_of(quick_lines("tensors.py")[1:])
     assert [name for name in names if not name.startswith("--")] == [
         "the training's thread, us a MiB",
         "numpy's copy",

@@ -1,18 +1,12 @@
 """The benchmark of values runs and prints all of its rows; what the numbers are is nothing for a test."""
 
-import subprocess
-import sys
-from pathlib import Path
-
-SCRIPT = Path(__file__).parent.parent.parent / "benchmarks" / "values.py"
+from helpers.benchmark_runs import names_of, quick_lines
 
 
 def test_quick_run_prints_every_row() -> None:
-    done = subprocess.run([sys.executable, SCRIPT, "--quick"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    machine, *tables = done.stdout.splitlines()
+    machine, *tables = quick_lines("values.py")
     assert machine.endswith(" kernel")
-    names = [line.split("  ")[0] for line in tables]
+    names = names_of(tables)
     assert names[2:6] == ["float32", "bfloat16", "float16", "float64"]
     assert names[-7:] == [
         "plain",

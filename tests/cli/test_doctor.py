@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from helpers.command_line import run_command
 from modtrace.cli.doctor import Diagnosis, Finding, diagnose, render_diagnosis
-from modtrace.cli.main import main
 
 
 def test_diagnosis_is_three_tables() -> None:
@@ -73,10 +73,7 @@ def test_every_name_of_torch_is_looked_for() -> None:
 def test_doctor_gives_json_and_exit_code_0(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["modtrace", "doctor", "--json"])
-    with pytest.raises(SystemExit) as exit_info:
-        main()
-    assert exit_info.value.code == 0
+    assert run_command(monkeypatch, "doctor", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found) == [
         "versions",

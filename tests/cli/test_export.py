@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import NamedTuple
 import pytest
 
 from builders import RecordingBuilder
+from helpers.command_line import run_command
 from modtrace.cli import export_formats
 from modtrace.cli.export_formats import FORMATS, ExportFormat, ExportOptions
-from modtrace.cli.main import main
 from modtrace.recording.meta import RunMeta
 from modtrace.recording.protocols import RecordingData
 from modtrace.store.copy import write_recording
@@ -40,11 +39,7 @@ def export(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     """Runs `modtrace export` with the given arguments."""
 
     def run(*arguments: str) -> Printed:
-        monkeypatch.setattr(sys, "argv", ["modtrace", "export", *arguments])
-        with pytest.raises(SystemExit) as exit_info:
-            main()
-        assert isinstance(exit_info.value.code, int)
-        return Printed(exit_info.value.code, *capsys.readouterr())
+        return Printed(run_command(monkeypatch, "export", *arguments), *capsys.readouterr())
 
     return run
 

@@ -11,8 +11,8 @@ import networkx
 import pytest
 
 from builders import RecordingBuilder
+from helpers.command_line import run_command
 from helpers.programs import needs_program
-from modtrace.cli.main import main
 from modtrace.store.copy import write_recording
 
 Export = Callable[..., tuple[int, str]]
@@ -46,11 +46,8 @@ def export(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
     """Runs `modtrace export run.modtrace` with more arguments; gives its exit code and all that it said."""
 
     def run(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["modtrace", "export", "run.modtrace", *arguments])
-        with pytest.raises(SystemExit) as exit_info:
-            main()
-        assert isinstance(exit_info.value.code, int)
-        return exit_info.value.code, "".join(capsys.readouterr())
+        code = run_command(monkeypatch, "export", "run.modtrace", *arguments)
+        return code, "".join(capsys.readouterr())
 
     return run
 

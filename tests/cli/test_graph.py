@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
+from helpers.command_line import run_command
 from helpers.programs import needs_program
-from modtrace.cli.main import main
 from modtrace.store.copy import write_recording
 
 MODELS = """
@@ -25,7 +25,7 @@ def make_wrong():
 
 
 class Ran(NamedTuple):
-    code: object
+    code: int
     out: str
     err: str
 
@@ -36,11 +36,7 @@ Graph = Callable[..., Ran]
 @pytest.fixture
 def graph(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Graph:
     def run(*arguments: object) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["modtrace", "graph", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_info:
-            main()
-        said = capsys.readouterr()
-        return Ran(exit_info.value.code, said.out, said.err)
+        return Ran(run_command(monkeypatch, "graph", *map(str, arguments)), *capsys.readouterr())
 
     return run
 

@@ -8,16 +8,9 @@ from types import ModuleType
 import click
 import pytest
 
+from helpers.command_line import run_command
 from modtrace.cli.main import COMMANDS, main
 from modtrace.errors import MisuseError
-
-
-def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["modtrace", *arguments])
-    with pytest.raises(SystemExit) as exit_info:
-        main()
-    assert isinstance(exit_info.value.code, int)
-    return exit_info.value.code
 
 
 def replace_command(monkeypatch: pytest.MonkeyPatch, name: str, command: click.Command) -> None:

@@ -1,22 +1,13 @@
 """`modtrace memory`."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from builders import RecordingBuilder
-from modtrace.cli.main import main
+from helpers.command_line import run_command
 from modtrace.store.copy import write_recording
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["modtrace", "memory", *arguments])
-    with pytest.raises(SystemExit) as exit_info:
-        main()
-    assert isinstance(exit_info.value.code, int)
-    return exit_info.value.code
 
 
 @pytest.fixture
@@ -37,7 +28,7 @@ def folder(tmp_path: Path) -> str:
 def test_shows_what_modules_save(
     folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, folder) == 0
+    assert run_command(monkeypatch, "memory", folder) == 0
     assert capsys.readouterr().out == (
         "train.py\n"
         "step 0 (train), 8.00us; 1 step recorded\n"
@@ -56,7 +47,7 @@ def test_shows_what_modules_save(
 def test_ops_stand_below_their_modules_when_asked_for(
     folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, folder, "--ops", "--top", "1", "--step", "0") == 0
+    assert run_command(monkeypatch, "memory", folder, "--ops", "--top", "1", "--step", "0") == 0
     assert capsys.readouterr().out.splitlines()[4:8] == [
         "head                   Linear    1  3.00kB  75.0%     2.00kB    9.00kB",
         "   aten.addmm.default            1  3.00kB",
@@ -68,7 +59,7 @@ def test_ops_stand_below_their_modules_when_asked_for(
 def test_json_is_the_table(
     folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, folder, "--json") == 0
+    assert run_command(monkeypatch, "memory", folder, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert [(row["name"], row["saved"]["saved_bytes"]) for row in found["rows"]] == [
         ("head", 3000),
@@ -80,7 +71,7 @@ def test_json_is_the_table(
 def test_step_that_does_not_exist_is_misuse(
     folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, folder, "--step", "7") == 2
+    assert run_command(monkeypatch, "memory", folder, "--step", "7") == 2
     assert capsys.readouterr().err == (
         "modtrace: error: Invalid value for --step: no step 7 in this recording; there are: 0."
         " Try 'modtrace memory --help'.\n"
@@ -93,7 +84,7 @@ def test_recording_without_ops_is_misuse(
     path = str(tmp_path / "empty.modtrace")
     write_recording(RecordingBuilder().data(), path)
 
-    assert run(monkeypatch, path) == 2
+    assert run_command(monkeypatch, "memory", path) == 2
     assert capsys.readouterr().err == (
         f"modtrace: error: {path}: no ops were recorded. Record with ops=True, or modtrace record --ops.\n"
     )

@@ -1,22 +1,13 @@
 """`modtrace nonfinite`."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
-from modtrace.cli.main import main
+from helpers.command_line import run_command
 from modtrace.store.copy import write_recording
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["modtrace", "nonfinite", *arguments])
-    with pytest.raises(SystemExit) as exit_info:
-        main()
-    assert isinstance(exit_info.value.code, int)
-    return exit_info.value.code
 
 
 def recording(*outputs: float) -> TypedRecording:
@@ -40,7 +31,7 @@ def test_finding_something_is_exit_code_1(
 ) -> None:
     write_recording(recording(1.0, float("nan")), folder)
 
-    assert run(monkeypatch, folder) == 1
+    assert run_command(monkeypatch, "nonfinite", folder) == 1
     assert capsys.readouterr().out == (
         "first non-finite values: 1 NaN in step 4, forward\n  output of head in Net, 2 elements\n"
     )
@@ -51,7 +42,7 @@ def test_finite_values_are_exit_code_0(
 ) -> None:
     write_recording(recording(1.0), folder)
 
-    assert run(monkeypatch, folder) == 0
+    assert run_command(monkeypatch, "nonfinite", folder) == 0
     assert capsys.readouterr().out == "no non-finite values in 1 measured tensors of 1 step\n"
 
 
@@ -60,7 +51,7 @@ def test_recording_without_values_is_exit_code_0_and_says_so(
 ) -> None:
     write_recording(recording(), folder)
 
-    assert run(monkeypatch, folder) == 0
+    assert run_command(monkeypatch, "nonfinite", folder) == 0
     assert capsys.readouterr().out.startswith("nothing was measured: this recording has no values.")
 
 
@@ -69,7 +60,7 @@ def test_json_has_what_was_found_and_how_much_was_measured(
 ) -> None:
     write_recording(recording(float("inf")), folder)
 
-    assert run(monkeypatch, folder, "--json") == 1
+    assert run_command(monkeypatch, "nonfinite", folder, "--json") == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["first"]["path"], found["first"]["step"], found["first"]["inf_count"]) == ("head", 4, 1)
     assert found["measured"] == {"tensors": 1, "unmeasured": 0, "steps": 1}
@@ -78,5 +69,5 @@ def test_json_has_what_was_found_and_how_much_was_measured(
 def test_recording_that_is_not_there_is_exit_code_2(
     folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, folder) == 2
+    assert run_command(monkeypatch, "nonfinite", folder) == 2
     assert "nothing is there" in capsys.readouterr().err

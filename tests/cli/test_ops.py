@@ -1,22 +1,13 @@
 """`modtrace ops`."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from builders import RecordingBuilder
-from modtrace.cli.main import main
+from helpers.command_line import run_command
 from modtrace.store.copy import write_recording
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["modtrace", "ops", *arguments])
-    with pytest.raises(SystemExit) as exit_info:
-        main()
-    assert isinstance(exit_info.value.code, int)
-    return exit_info.value.code
 
 
 @pytest.fixture
@@ -41,7 +32,7 @@ def folder(tmp_path: Path) -> str:
 def test_shows_the_modules_of_the_last_step(
     folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, folder) == 0
+    assert run_command(monkeypatch, "ops", folder) == 0
     assert capsys.readouterr().out == (
         "train.py\n"
         "step 1 (train), 8.00us; 2 steps recorded, 0 to 1\n"
@@ -59,7 +50,7 @@ def test_options_reach_the_table(
     folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--step", "0", "--by", "op", "--phase", "forward", "--top", "1")
-    assert run(monkeypatch, folder, *options) == 0
+    assert run_command(monkeypatch, "ops", folder, *options) == 0
     assert capsys.readouterr().out == (
         "train.py\n"
         "step 0 (train), 8.00us; 2 steps recorded, 0 to 1\n"
@@ -75,7 +66,7 @@ def test_options_reach_the_table(
 def test_json_is_the_table(
     folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, folder, "--by", "call", "--json") == 0
+    assert run_command(monkeypatch, "ops", folder, "--by", "call", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert [(row["name"], row["sums"]["together"]["ops"]) for row in found["rows"]] == [
         ("head", 2),
@@ -92,7 +83,7 @@ def test_recording_without_ops_is_misuse_and_says_how_to_get_them(
     build.call(build.module("", "Net"), 0, 10)
     write_recording(build.data(), path)
 
-    assert run(monkeypatch, path) == 2
+    assert run_command(monkeypatch, "ops", path) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
@@ -116,12 +107,12 @@ def test_other_values_of_options_are_misuse(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(monkeypatch, folder, *options) == 2
+    assert run_command(monkeypatch, "ops", folder, *options) == 2
     assert expected in capsys.readouterr().err
 
 
 def test_recording_that_is_not_there_is_misuse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, str(tmp_path / "nowhere")) == 2
+    assert run_command(monkeypatch, "ops", str(tmp_path / "nowhere")) == 2
     assert "nothing is there" in capsys.readouterr().err

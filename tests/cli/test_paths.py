@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
-from modtrace.cli.main import main
+from helpers.command_line import run_command
 from modtrace.store.copy import write_recording
 
 MODELS = """
@@ -23,14 +23,6 @@ def make():
 def make_wrong():
     return nn.Linear(2, 3), (zeros(1, 5),)
 """
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["modtrace", "paths", *arguments])
-    with pytest.raises(SystemExit) as exit_info:
-        main()
-    assert isinstance(exit_info.value.code, int)
-    return exit_info.value.code
 
 
 def recording() -> TypedRecording:
@@ -67,7 +59,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_shows_each_op_with_its_call(
     folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, folder) == 0
+    assert run_command(monkeypatch, "paths", folder) == 0
     assert capsys.readouterr().out == (
         "train.py\n"
         "step 0 (train), 8.00us; 1 step recorded\n"
@@ -83,14 +75,14 @@ def test_shows_each_op_with_its_call(
 def test_modules_alone_come_in_order(
     folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, folder, "--modules", "--phase", "forward") == 0
+    assert run_command(monkeypatch, "paths", folder, "--modules", "--phase", "forward") == 0
     assert capsys.readouterr().out == "head\nNet\n"
 
 
 def test_json_has_as_many_ops_as_asked_for(
     folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, folder, "--json", "--top", "2", "--step", "0") == 0
+    assert run_command(monkeypatch, "paths", folder, "--json", "--top", "2", "--step", "0") == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in found["rows"]] == ["head", "head@1"]
     assert found["modules"] == ["head", ""]
@@ -99,7 +91,7 @@ def test_json_has_as_many_ops_as_asked_for(
 def test_step_that_does_not_exist_is_misuse(
     folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, folder, "--step", "7") == 2
+    assert run_command(monkeypatch, "paths", folder, "--step", "7") == 2
     assert "no step 7 in this recording; there are: 0" in capsys.readouterr().err
 
 
@@ -109,7 +101,7 @@ def test_recording_without_ops_is_misuse(
     path = str(tmp_path / "empty.modtrace")
     write_recording(RecordingBuilder().data(), path)
 
-    assert run(monkeypatch, path) == 2
+    assert run_command(monkeypatch, "paths", path) == 2
     assert capsys.readouterr().err == (
         f"modtrace: error: {path}: no ops were recorded. Record with ops=True, or modtrace record --ops.\n"
     )
@@ -126,7 +118,7 @@ def test_model_of_a_function_is_called_once_under_a_recording_of_ops(
         yield SimpleNamespace(data=recording())
 
     monkeypatch.setitem(sys.modules, "modtrace.live", SimpleNamespace(record=record))
-    assert run(monkeypatch, "models_of_paths:make", "--modules", "--phase", "forward") == 0
+    assert run_command(monkeypatch, "paths", "models_of_paths:make", "--modules", "--phase", "forward") == 0
     assert asked == [("Sequential", {"ops": True, "values": None})]
     assert capsys.readouterr().out == "head\nNet\n"
 
@@ -134,14 +126,14 @@ def test_model_of_a_function_is_called_once_under_a_recording_of_ops(
 def test_ops_of_a_real_model_are_shown(
     models: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "models_of_paths:make", "--modules") == 0
+    assert run_command(monkeypatch, "paths", "models_of_paths:make", "--modules") == 0
     assert capsys.readouterr().out == "0\n1\n"
 
 
 def test_model_that_raises_is_one_line_and_exit_code_2(
     models: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "models_of_paths:make_wrong") == 2
+    assert run_command(monkeypatch, "paths", "models_of_paths:make_wrong") == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(
         "modtrace: error: models_of_paths:make_wrong: calling the model raised RuntimeError: mat1 and mat2"
@@ -154,5 +146,5 @@ def test_folder_whose_name_looks_like_a_function_is_opened(
     monkeypatch.chdir(tmp_path)
     write_recording(recording(), "run:first")
 
-    assert run(monkeypatch, "run:first", "--modules") == 0
+    assert run_command(monkeypatch, "paths", "run:first", "--modules") == 0
     assert capsys.readouterr().out == "head\nNet\n"

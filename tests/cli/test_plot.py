@@ -1,24 +1,15 @@
 """`modtrace plot`."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
+from helpers.command_line import run_command
 from helpers.typed_runs import typed_run
-from modtrace.cli.main import main
 from modtrace.store.copy import write_recording
 
 pytest.importorskip("matplotlib")
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["modtrace", "plot", *arguments])
-    with pytest.raises(SystemExit) as exit_info:
-        main()
-    assert isinstance(exit_info.value.code, int)
-    return exit_info.value.code
 
 
 @pytest.fixture
@@ -31,7 +22,12 @@ def test_a_picture_is_written_and_named(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "plot.png"
-    assert run(monkeypatch, folder, "blocks.*", "-o", str(path), "--kind", "heatmap", "--stat", "max") == 0
+    assert (
+        run_command(
+            monkeypatch, "plot", folder, "blocks.*", "-o", str(path), "--kind", "heatmap", "--stat", "max"
+        )
+        == 0
+    )
     assert capsys.readouterr().out == f"{path}\n"
     assert path.read_bytes().startswith(b"\x89PNG")
 
@@ -40,7 +36,7 @@ def test_json_has_the_numbers_of_the_picture(
     folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["blocks.0", "blocks.1", "--stat", "min", "--role", "grad_output", "--steps", "1:", "--json"]
-    assert run(monkeypatch, folder, *arguments) == 0
+    assert run_command(monkeypatch, "plot", folder, *arguments) == 0
     assert json.loads(capsys.readouterr().out) == {
         "steps": [1, 2],
         "sites": ["blocks.0", "blocks.1"],
@@ -73,5 +69,5 @@ def test_misuse_is_exit_code_2_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(monkeypatch, folder, *arguments) == 2
+    assert run_command(monkeypatch, "plot", folder, *arguments) == 2
     assert capsys.readouterr().err.startswith(f"modtrace: error: {text}")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import modtrace
+from helpers.command_line import run_command
 
 TRAIN = """
 import sys
@@ -204,18 +205,13 @@ def test_python_without_recording_is_not_slower_for_a_killed_reader(tmp_path):
     ],
 )
 def test_misuse_ends_with_code_2_and_says_what_and_where(tmp_path, monkeypatch, capsys, arguments, text):
-    from modtrace.cli.main import main
-
     (tmp_path / "train.py").write_text("raise AssertionError('never run')\n")
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "notes.txt").write_text("mine")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["modtrace", *arguments])
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # a program takes its place
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
+    assert run_command(monkeypatch, *arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("modtrace: error: ")
     assert text.format(cwd=os.getcwd()) in error

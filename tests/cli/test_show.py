@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
-from modtrace.cli.main import main
+from helpers.command_line import run_command
 from modtrace.errors import RecordingNotFoundError
 
 
@@ -23,14 +23,6 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> dict[str, TypedRecording]:
 
     monkeypatch.setitem(sys.modules, "modtrace.face", SimpleNamespace(open_recording=open_recording))
     return found
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["modtrace", *arguments])
-    with pytest.raises(SystemExit) as exit_info:
-        main()
-    assert isinstance(exit_info.value.code, int)
-    return exit_info.value.code
 
 
 def two_steps() -> TypedRecording:
@@ -55,7 +47,7 @@ def test_shows_the_tree_of_the_last_step(
 ) -> None:
     recordings["run.modtrace"] = two_steps()
 
-    assert run(monkeypatch, "show", "run.modtrace") == 0
+    assert run_command(monkeypatch, "show", "run.modtrace") == 0
     assert capsys.readouterr().out == (
         "train.py\n"
         "step 1 (train), 8.00us; 2 steps recorded, 0 to 1\n"
@@ -85,7 +77,7 @@ def test_options_reach_the_view(
     recordings["run.modtrace"] = two_steps()
 
     arguments = ("--step", "0", "--depth", "1", "--sort", "name", "--no-fold", "--no-types")
-    assert run(monkeypatch, "show", "run.modtrace", *arguments) == 0
+    assert run_command(monkeypatch, "show", "run.modtrace", *arguments) == 0
     assert capsys.readouterr().out == (
         "train.py\n"
         "step 0 (train), 8.00us; 2 steps recorded, 0 to 1\n"
@@ -110,9 +102,9 @@ def test_slots_have_lines_of_their_own_when_asked_for(
     build.output(build.call(build.module("", "Net"), 0, 500), [1.0], "['logits']")
     recordings["run.modtrace"] = build.data()
 
-    assert run(monkeypatch, "show", "run.modtrace", "--no-types") == 0
+    assert run_command(monkeypatch, "show", "run.modtrace", "--no-types") == 0
     assert "['logits']" not in capsys.readouterr().out
-    assert run(monkeypatch, "show", "run.modtrace", "--no-types", "--slots") == 0
+    assert run_command(monkeypatch, "show", "run.modtrace", "--no-types", "--slots") == 0
     assert capsys.readouterr().out.splitlines()[2:5] == [
         "module         type  calls  forward   self      %  out rms  out max",
         "Net            Net       1    500ns  500ns  50.0%     1.00     1.00",
@@ -127,7 +119,7 @@ def test_json_is_the_whole_tree(
 ) -> None:
     recordings["run.modtrace"] = two_steps()
 
-    assert run(monkeypatch, "show", "run.modtrace", "--json", "--step", "1") == 0
+    assert run_command(monkeypatch, "show", "run.modtrace", "--json", "--step", "1") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["step"]["step"] == 1
     assert [child["path"] for child in found["roots"][0]["children"]] == ["0", "1"]
@@ -141,7 +133,7 @@ def test_step_that_does_not_exist_is_misuse_and_names_those_there_are(
 ) -> None:
     recordings["run.modtrace"] = two_steps()
 
-    assert run(monkeypatch, "show", "run.modtrace", "--step", "7") == 2
+    assert run_command(monkeypatch, "show", "run.modtrace", "--step", "7") == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
@@ -155,7 +147,7 @@ def test_recording_that_is_not_there_is_misuse(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(monkeypatch, "show", "nowhere") == 2
+    assert run_command(monkeypatch, "show", "nowhere") == 2
     assert capsys.readouterr().err == "modtrace: error: nowhere: nothing is there\n"
 
 
@@ -166,5 +158,5 @@ def test_empty_recording_is_shown(
 ) -> None:
     recordings["run.modtrace"] = RecordingBuilder().data()
 
-    assert run(monkeypatch, "show", "run.modtrace") == 0
+    assert run_command(monkeypatch, "show", "run.modtrace") == 0
     assert capsys.readouterr().out == "nothing was recorded\n"

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
+from helpers.command_line import run_command
 from helpers.trace_events import arrows, find_faults, inside, lanes, load, spans
 from modtrace.analysis.timeline import build_timeline
-from modtrace.cli.main import main
 from modtrace.recording.protocols import RecordingData
 from modtrace.store.copy import write_recording
 from modtrace.views.perfetto import render_perfetto
@@ -26,14 +26,6 @@ NO_BACKWARD = (
     "no backward calls are shown: when they began and ended was not recorded. "
     "Record with backward_times=True or ops=True, or modtrace record --backward-times or --ops.\n"
 )
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["modtrace", "timeline", *arguments])
-    with pytest.raises(SystemExit) as exit_info:
-        main()
-    assert isinstance(exit_info.value.code, int)
-    return exit_info.value.code
 
 
 def recording(*, backward: bool = True, ops: bool = True) -> TypedRecording:
@@ -66,7 +58,7 @@ def test_writes_a_trace_and_says_where_to_open_it(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "trace.json"
-    assert run(monkeypatch, folder, "-o", str(path)) == 0
+    assert run_command(monkeypatch, "timeline", folder, "-o", str(path)) == 0
     said = capsys.readouterr()
     assert said.out == (
         f"{path}: 29 events of 3 steps, 3.65kB. Open it at ui.perfetto.dev or chrome://tracing.\n"
@@ -82,7 +74,7 @@ def test_writes_a_trace_and_says_where_to_open_it(
 def test_trace_goes_to_standard_output_without_a_file(
     options: list[str], folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, folder, *options) == 0
+    assert run_command(monkeypatch, "timeline", folder, *options) == 0
     trace = load(capsys.readouterr().out)
     assert find_faults(trace) == []
     assert len(spans(trace)) == 15
@@ -92,7 +84,7 @@ def test_trace_is_not_printed_to_a_terminal_unasked(
     folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert run(monkeypatch, folder) == 2
+    assert run_command(monkeypatch, "timeline", folder) == 2
     assert "give -o FILE, or -o - to print the trace" in capsys.readouterr().err
 
 
@@ -100,7 +92,7 @@ def test_what_was_written_is_told_as_json(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "trace.json"
-    assert run(monkeypatch, folder, "-o", str(path), "--json", "--steps", "1:") == 0
+    assert run_command(monkeypatch, "timeline", folder, "-o", str(path), "--json", "--steps", "1:") == 0
     assert json.loads(capsys.readouterr().out) == {
         "path": str(path),
         "events": 22,
@@ -125,14 +117,14 @@ def test_steps_and_ops_can_be_chosen(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(monkeypatch, folder, *options) == 0
+    assert run_command(monkeypatch, "timeline", folder, *options) == 0
     assert [each["name"] for each in spans(load(capsys.readouterr().out))] == names
 
 
 def test_arrows_between_ops_come_when_asked(
     folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, folder, "--step", "0", "--op-flows") == 0
+    assert run_command(monkeypatch, "timeline", folder, "--step", "0", "--op-flows") == 0
     found = [(each.source["name"], each.target["name"]) for each in arrows(load(capsys.readouterr().out))]
     assert found == [("Net", "Net"), ("aten.relu.default", "aten.threshold_backward.default")]
 
@@ -141,7 +133,7 @@ def test_missing_backward_times_are_told_beside_the_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write(recording(backward=False, ops=False), tmp_path)
-    assert run(monkeypatch, folder) == 0
+    assert run_command(monkeypatch, "timeline", folder) == 0
     said = capsys.readouterr()
     assert find_faults(load(said.out)) == []
     assert said.err == NO_BACKWARD
@@ -150,7 +142,7 @@ def test_missing_backward_times_are_told_beside_the_trace(
 def test_recording_of_nothing_gives_an_empty_trace_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, write(RecordingBuilder().data(), tmp_path)) == 0
+    assert run_command(monkeypatch, "timeline", write(RecordingBuilder().data(), tmp_path)) == 0
     said = capsys.readouterr()
     assert find_faults(load(said.out)) == []
     assert spans(load(said.out)) == []
@@ -175,7 +167,7 @@ def test_wrong_option_is_misuse(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(monkeypatch, folder, *options) == 2
+    assert run_command(monkeypatch, "timeline", folder, *options) == 2
     assert message in capsys.readouterr().err
 
 
@@ -184,7 +176,7 @@ def test_ops_that_were_not_recorded_cannot_be_asked_for(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write(recording(ops=False), tmp_path)
-    assert run(monkeypatch, folder, option) == 2
+    assert run_command(monkeypatch, "timeline", folder, option) == 2
     assert capsys.readouterr().err == (
         f"modtrace: error: {folder}: no ops were recorded. Record with ops=True, or modtrace record --ops.\n"
     )
@@ -194,7 +186,7 @@ def test_path_that_cannot_be_written_is_one_line(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "gone" / "trace.json"
-    assert run(monkeypatch, folder, "-o", str(path)) == 2
+    assert run_command(monkeypatch, "timeline", folder, "-o", str(path)) == 2
     assert capsys.readouterr().err == (
         f"modtrace: error: {path}: cannot be written: No such file or directory. Give another path.\n"
     )
@@ -210,7 +202,12 @@ def trace_of_gpt(
     train = runpy.run_path(str(GPT))["main"]
     with record(to=to, strict=True, **options):
         train([*(f"--{name}={size}" for name, size in SIZES.items()), *script])
-    assert run(monkeypatch, str(to), "-o", str(path), *(["--op-flows"] if options.get("ops") else [])) == 0
+    assert (
+        run_command(
+            monkeypatch, "timeline", str(to), "-o", str(path), *(["--op-flows"] if options.get("ops") else [])
+        )
+        == 0
+    )
     return load(path.read_text())
 
 

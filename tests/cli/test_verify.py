@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from modtrace.cli.main import main
+from helpers.command_line import run_command
 from modtrace.collect.op_plans import OpPlan
 
 SOURCE = """
@@ -36,18 +36,10 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("models_to_verify", None)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["modtrace", "verify", *arguments])
-    with pytest.raises(SystemExit) as exit_info:
-        main()
-    assert isinstance(exit_info.value.code, int)
-    return exit_info.value.code
-
-
 def test_proved_recording_is_shown_and_exits_with_0(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "models_to_verify:make") == 0
+    assert run_command(monkeypatch, "verify", "models_to_verify:make") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "models_to_verify:make (Sequential): its recording is proved"
     assert [line[:8].strip() for line in lines[1:10]] == ["ok"] * 9
@@ -62,14 +54,14 @@ def test_fault_exits_with_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
             self.writes = False
 
     monkeypatch.setattr(op_mode, "OpPlan", Blind)
-    assert run(monkeypatch, "models_to_verify:make") == 1
+    assert run_command(monkeypatch, "verify", "models_to_verify:make") == 1
     out = capsys.readouterr().out
     assert out.startswith("models_to_verify:make (Sequential): FAILED: ")
     assert "(aten.relu_.default in 1, forward) has changed its self, recorded as only read" in out
 
 
 def test_json_is_given(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, "models_to_verify:make", "--json", "--seed", "7") == 0
+    assert run_command(monkeypatch, "verify", "models_to_verify:make", "--json", "--seed", "7") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["ok"], found["unchecked"]) == (True, [])
     assert [each["name"] for each in found["checks"]][:2] == ["op count", "replay in order"]
@@ -86,5 +78,5 @@ def test_json_is_given(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 def test_what_is_no_factory_of_a_model_that_runs_is_misuse(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], factory: str, expected: str
 ) -> None:
-    assert run(monkeypatch, factory) == 2
+    assert run_command(monkeypatch, "verify", factory) == 2
     assert expected in capsys.readouterr().err

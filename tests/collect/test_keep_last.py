@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import modtrace
 from helpers.ours import assert_bounded, settled
 from helpers.stat_rows import rows as stat_rows
+from helpers.user_modes import SeesOps
 from modtrace.recording.meta import Note
 
 #: Where a recording goes: what `to` is, from a folder.
@@ -366,21 +366,11 @@ def test_fork_writes_nothing_of_what_its_parent_holds(tmp_path: Path) -> None:
 # What must not happen.
 
 
-class CountOps(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 @ALL_KINDS
 def test_looking_at_steps_runs_no_op_and_draws_no_number(options: dict[str, Any]) -> None:
     def run(with_triggers: bool) -> tuple[list[str], torch.Tensor]:
         torch.manual_seed(3)
-        mode = CountOps()
+        mode = SeesOps()
         more = {"keep_last": 2, "triggers": [modtrace.NonFinite(), modtrace.OutOfBand("log.loss")]}
         with modtrace.record(strict=True, **options, **(more if with_triggers else {})) as rec, mode:
             Training(rec, Net()).run(4, nan_at=3)

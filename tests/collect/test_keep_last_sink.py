@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.interrupting import Interrupting
 from helpers.typed_rows import calls_of, rows, scalars_of, step_row, write_step
 from modtrace.collect.keep_last import KeepLast, in_front_of
 from modtrace.recording.memory import MemoryRecording
@@ -379,20 +380,6 @@ def test_whole_tensors_are_passed_on_where_no_steps_are_held() -> None:
 
 
 # Interrupts and forks.
-
-
-class Interrupting(MemoryRecording):
-    """Is interrupted when it is given the calls of a step."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self._at: int | None = step
-
-    def write(self, table: str, columns: Any) -> None:
-        if table == "calls" and columns["step"].to_pylist()[0] == self._at:
-            self._at = None
-            raise KeyboardInterrupt
-        super().write(table, columns)
 
 
 def test_interrupt_while_steps_are_written_leaves_the_rest_for_the_next_time() -> None:

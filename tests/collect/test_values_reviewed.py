@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import modtrace
+from helpers.interrupting import Interrupting
 from helpers.typed_rows import calls_of, rows, step_row, write_step
 from modtrace import Capture
 from modtrace.collect import scopes
@@ -106,20 +107,6 @@ def test_statistics_go_on_where_there_is_no_memory_for_whole_tensors(
 
 
 # The flight recorder.
-
-
-class Interrupting(MemoryRecording):
-    """Is interrupted when it is given the calls of a step."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self._at: int | None = step
-
-    def write(self, table: str, columns: Any) -> None:
-        if table == "calls" and columns["step"].to_pylist()[0] == self._at:
-            self._at = None
-            raise KeyboardInterrupt
-        super().write(table, columns)
 
 
 def test_interrupt_while_a_step_is_written_leaves_its_other_tables_for_the_next_time() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers import kernels
 from modtrace.measure import device_fingerprints, fingerprints
 from modtrace.measure.dtypes import format_of
 from modtrace.measure.fingerprints import Shard
@@ -21,10 +22,7 @@ def use_kernel(name: str, patch: pytest.MonkeyPatch) -> Take:
     """The function of one kernel; skips the test where it has not been built."""
     if name == "torch":
         return _take_with_torch
-    if name == "numpy":
-        patch.setattr(fingerprints, "compiled", None)
-    elif fingerprints.compiled is None:
-        pytest.skip("the compiled kernel has not been built: there was no C compiler")
+    kernels.use_kernel(name, patch, (fingerprints, "compiled"))
     return take
 
 

@@ -2,6 +2,8 @@
 
 import math
 import warnings
+import weakref
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -131,6 +133,14 @@ def silently(make):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return make()
+
+
+def references(tensor):
+    """Weak ones to the tensor and to its storage, if it has one of its own."""
+    found = [weakref.ref(tensor)]
+    with suppress(NotImplementedError):
+        found.append(weakref.ref(tensor.untyped_storage()))
+    return found
 
 
 def freed(tensor):
@@ -387,3 +397,14 @@ KINDS = {
         expect((3,), "not measured: _Mute", None),
     ),
 }
+
+#: Kinds that hold their numbers in one way each.
+HOLDERS = [
+    "plain",
+    "expanded",
+    "non-contiguous",
+    "conjugate",
+    "COO",
+    "wrapper with __tensor_flatten__",
+    "jagged",
+]

@@ -8,6 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.dtypes import FLOATS
+from helpers.kernels import both_kernels
 from modtrace.measure import spread, spread_kernel
 from modtrace.measure.dtypes import CHUNK, format_of
 from modtrace.measure.memory import logical_array
@@ -15,31 +17,11 @@ from modtrace.measure.spread import channel_max_array
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
-DTYPES = [
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.float16,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2fnuz,
-    torch.int8,
-    torch.int64,
-    torch.bool,
-    torch.complex64,
-    torch.complex32,
-]
+ODD_FLOATS = [*FLOATS, torch.float8_e4m3fn, torch.float8_e5m2fnuz]
+DTYPES = [*ODD_FLOATS, torch.int8, torch.int64, torch.bool, torch.complex64, torch.complex32]
 
-
-@pytest.fixture(autouse=True, scope="module", params=["compiled", "numpy"])
-def kernel(request):
-    """Every law holds for both kernels."""
-    if request.param == "compiled" and spread.largest_into is None:
-        pytest.skip("the compiled kernel has not been built: there was no C compiler")
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "numpy":
-            patch.setattr(spread_kernel, "spread_into", None)
-            patch.setattr(spread, "largest_into", None)
-        yield request.param
+#: Every law holds for both kernels.
+kernel = both_kernels((spread_kernel, "spread_into"), (spread, "largest_into"))
 
 
 def found(tensor: torch.Tensor, dim: int = -1) -> np.ndarray | str:
@@ -156,7 +138,7 @@ def test_any_as_strided_is_read_in_pieces_of_any_size(data):
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.binary(min_size=64, max_size=800), st.sampled_from(DTYPES[:6]), st.integers(1, 8))
+@given(st.binary(min_size=64, max_size=800), st.sampled_from(ODD_FLOATS), st.integers(1, 8))
 def test_any_bits_are_compared(content, dtype, channels):
     whole = torch.frombuffer(bytearray(content), dtype=torch.uint8)
     rows = len(content) // (dtype.itemsize * channels)

@@ -9,6 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.any_numbers import (
+    from_valid_bytes,
+    magnitudes,
+    odd_numbers,
+    of_magnitudes,
+    random_bits,
+    seeds,
+)
+from helpers.dtypes import COMPLEX, DTYPES, FLOAT8, FLOATS, INTEGERS
 from helpers.float64_reference import (
     SQUARES_TOLERANCE,
     SUM_TOLERANCE,
@@ -16,33 +25,13 @@ from helpers.float64_reference import (
     statistics,
     to_numbers,
 )
-from modtrace.measure import measurer, native
+from helpers.kernels import both_kernels
+from modtrace.measure import measurer
 from modtrace.measure.cpu_kernel import EMPTY, RawStatistics, measure_array, repeat
 from modtrace.measure.dtypes import CHUNK, Format, Scratch, format_of
 from modtrace.recording.statistics import Stats, merge
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-
-FLOAT8 = [
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz,
-    torch.float8_e8m0fnu,
-]
-FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16, *FLOAT8]
-INTEGERS = [
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.bool,
-]
-COMPLEX = [torch.complex64, torch.complex128, torch.complex32]
 
 #: Where blocks, pairs of blocks and chunks end.
 ENDS = [
@@ -65,18 +54,9 @@ ENDS = [
 ]
 
 
-@pytest.fixture(autouse=True, scope="module", params=["compiled", "numpy"])
-def kernel(request):
-    """Every law holds for both kernels."""
-    if request.param == "compiled" and native.measure_into is None:
-        pytest.skip("the compiled kernel has not been built: there was no C compiler")
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "numpy":
-            patch.setattr(measurer, "measure_into", None)
-        yield request.param
+#: Every law holds for both kernels.
+kernel = both_kernels((measurer, "measure_into"))
 
-
-seeds = st.integers(0, 2**32 - 1)
 laws = settings(deadline=None, max_examples=60)
 
 
@@ -86,54 +66,33 @@ def check(tensor: torch.Tensor) -> RawStatistics:
     return found
 
 
-def from_bytes(content: bytes, dtype: torch.dtype) -> torch.Tensor:
-    size = torch.empty((), dtype=dtype).element_size()
-    content = content[: len(content) - len(content) % size]
-    if not content:
-        return torch.empty(0, dtype=dtype)
-    return torch.frombuffer(bytearray(content), dtype=dtype)
-
-
-def of_magnitudes(seed: int, size: int, low: float, high: float, dtype: torch.dtype) -> torch.Tensor:
-    """Random signs, and magnitudes whose logarithm is uniform between those of two powers of ten."""
-    random = np.random.default_rng(seed)
-    numbers = random.choice([-1.0, 1.0], size) * 10 ** random.uniform(low, high, size)
-    return torch.from_numpy(numbers).to(dtype)
-
-
 # Any bits, any size, any magnitude.
 
 
 @laws
-@given(st.binary(max_size=400), st.sampled_from([*FLOATS, *INTEGERS, *COMPLEX]))
+@given(st.binary(max_size=400), st.sampled_from(DTYPES))
 def test_statistics_of_any_bits_equal_the_reference(content, dtype):
-    if dtype is torch.bool:
-        content = bytes(byte & 1 for byte in content)
-    check(from_bytes(content, dtype))
+    check(from_valid_bytes(content, dtype))
 
 
 @settings(deadline=None, max_examples=100)
 @given(
     seeds,
     st.sampled_from([0, *ENDS]) | st.integers(0, 5000),
-    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
-    st.tuples(st.floats(-45, 38.5), st.floats(-45, 38.5)).map(sorted),
-    st.lists(st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0]), max_size=3),
+    st.sampled_from(FLOATS),
+    magnitudes,
+    odd_numbers,
 )
-def test_statistics_equal_the_reference_at_any_size_and_magnitude(seed, size, dtype, magnitudes, odd_ones):
-    tensor = of_magnitudes(seed, size, *magnitudes, dtype)
-    for place, value in enumerate(odd_ones[:size]):
-        tensor[(place * 7919 + seed) % size] = value
-    check(tensor)
+def test_statistics_equal_the_reference_at_any_size_and_magnitude(seed, size, dtype, between, odd):
+    check(of_magnitudes(seed, size, *between, dtype, odd))
 
 
 @laws
 @given(seeds, st.sampled_from(ENDS), st.sampled_from([torch.float32, torch.bfloat16, torch.float16, *FLOAT8]))
 def test_no_finite_tensor_is_ever_reported_non_finite(seed, size, dtype):
-    width = torch.empty((), dtype=dtype).element_size()
-    tensor = from_bytes(np.random.default_rng(seed).bytes(size * width), dtype)
+    tensor = random_bits(seed, size, dtype)
     finite = torch.from_numpy(to_numbers(tensor)).isfinite()
-    raw = tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[width]).clone()
+    raw = tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[dtype.itemsize]).clone()
     raw[~finite] = 1
     found = check(raw.view(dtype))
     assert (found.nan_count, found.inf_count) == (0, 0)
@@ -155,7 +114,7 @@ def test_one_nan_or_infinity_is_found_at_either_end(dtype, size):
                 assert (found.sum, found.sumsq) == (value, math.inf)
 
 
-@pytest.mark.parametrize("dtype", FLOATS[:4])
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_infinities_of_both_signs_in_different_chunks_sum_to_nan(dtype):
     tensor = torch.ones(2 * CHUNK + 5, dtype=dtype)
     tensor[0], tensor[-1] = math.inf, -math.inf

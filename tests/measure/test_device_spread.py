@@ -5,9 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from helpers.any_numbers import from_valid_bytes
+from helpers.devices import Devices, no_waiting
+from helpers.dtypes import DEVICE_DTYPES as DTYPES
 from helpers.float64_reference import to_numbers
 from helpers.spread_reference import spread_of
 from modtrace.measure import device_spread
@@ -15,25 +16,6 @@ from modtrace.measure.device_spread import channel_max_on_device, sample_on_devi
 from modtrace.measure.dtypes import format_of
 from modtrace.measure.memory import logical_array
 from modtrace.measure.spread import channel_max_array, sample_array, spread_array
-
-DTYPES = [
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.float16,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.bool,
-    torch.complex64,
-    torch.complex128,
-]
 
 VIEWS = {
     "whole": lambda x: x,
@@ -65,9 +47,7 @@ def numbers_of(dtype: torch.dtype) -> torch.Tensor:
 @settings(deadline=None, max_examples=60)
 @given(st.binary(min_size=16, max_size=2000), st.sampled_from(DTYPES))
 def test_spread_of_any_bits_is_the_reference(chunk, content, dtype):
-    if dtype is torch.bool:
-        content = bytes(byte & 1 for byte in content)
-    tensor = torch.frombuffer(bytearray(content[: len(content) // 16 * 16]), dtype=dtype)
+    tensor = from_valid_bytes(content[: len(content) // 16 * 16], dtype)
     found, expected = spread_on_device(tensor), spread_of(to_numbers(tensor))
     assert found.zero_count.item() == expected["zero_count"]
     assert found.argmax.item() == expected["argmax"] // (2 if dtype.is_complex else 1)
@@ -122,37 +102,15 @@ def test_counting_is_allowed_where_ops_have_to_be_deterministic():
         torch.use_deterministic_algorithms(False)
 
 
-WAITING = ["item", "tolist", "__bool__", "__int__", "__float__", "__index__", "cpu", "numpy", "nonzero"]
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_nothing_waits_for_the_device(monkeypatch, chunk, dtype):
-    def waits(self, *args, **kwargs):
-        raise AssertionError("this waits for the device")
-
+def test_nothing_waits_for_the_device(chunk, dtype):
     tensors = [torch.ones(5, 3, dtype=dtype), torch.ones(1, 3, dtype=dtype).expand(400, 3).t()]
-    with monkeypatch.context() as patch:
-        for name in WAITING:
-            patch.setattr(torch.Tensor, name, waits, raising=False)
+    with no_waiting():
         found = [
             (spread_on_device(each), channel_max_on_device(each, -1), sample_on_device(each, 2))
             for each in tensors
         ]
     assert [each[0].histogram[127].item() for each in found] == [15, 1200]
-
-
-class Devices(TorchDispatchMode):
-    """The devices of all tensors that take part."""
-
-    def __init__(self):
-        super().__init__()
-        self.types = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        tensors = [each for each in tree_leaves((args, kwargs, result)) if isinstance(each, torch.Tensor)]
-        self.types.update(each.device.type for each in tensors)
-        return result
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -3,15 +3,13 @@
 import gc
 import threading
 import warnings
-import weakref
-from contextlib import suppress
 
 import numpy as np
 import pytest
 import torch
 
 from helpers.float64_reference import to_numbers
-from helpers.tensor_kinds import KINDS, silently
+from helpers.tensor_kinds import HOLDERS, KINDS, references, silently
 from helpers.user_modes import SeesFunctions, SeesOps
 from modtrace.measure import extras as extras_module
 from modtrace.measure.extras import Extras
@@ -106,23 +104,10 @@ def test_no_random_number_is_drawn_and_no_handler_hears_of_an_error(kind):
     assert np.random.get_state()[1].tolist() == before[1]
 
 
-KEPT = [
-    "plain",
-    "expanded",
-    "non-contiguous",
-    "conjugate",
-    "COO",
-    "wrapper with __tensor_flatten__",
-    "jagged",
-]
-
-
-@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.parametrize("kind", HOLDERS)
 def test_neither_the_tensor_nor_its_storage_is_kept_alive(kind):
     tensor = silently(KINDS[kind][0])
-    gone = [weakref.ref(tensor)]
-    with suppress(NotImplementedError):  # it has none of its own
-        gone.append(weakref.ref(tensor.untyped_storage()))
+    gone = references(tensor)
     identity = EVERYTHING._replace(functions=(lambda each: [each], lambda each: {"it": each}))
     extra = measure(tensor, identity)
     del tensor

@@ -9,12 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import fingerprint_reference as reference
+from helpers.any_numbers import from_valid_bytes, random_bits, seeds
+from helpers.dtypes import DTYPES, FLOAT8, FLOATS
 from helpers.fingerprint_kernels import KERNELS, use_kernel
 from helpers.fingerprint_kernels import take as take_from_memory
 from helpers.float64_reference import to_numbers
+from helpers.user_modes import SeesOps
 from modtrace.measure import device_fingerprints, fingerprints
 from modtrace.measure.dtypes import format_of
 from modtrace.measure.fingerprints import Shard
@@ -23,35 +25,12 @@ from modtrace.recording.fingerprints import bucket_and_sign, hash_weight, merge_
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
-FLOAT8 = [
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz,
-    torch.float8_e8m0fnu,
-]
-FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16, *FLOAT8]
-INTEGERS = [
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.bool,
-]
-COMPLEX = [torch.complex64, torch.complex128, torch.complex32]
-DTYPES = [*FLOATS, *INTEGERS, *COMPLEX]
-
 #: Where blocks, rows of words and chunks end, in elements of some dtype.
 ENDS = [1, 63, 64, 65, 1023, 1024, 1025, 2**15 + 1, 2**16 - 1, 2**16, 2**16 + 1, 2**17 + 1]
 CHUNK_ENDS = [2**18 - 1, 2**18, 2**18 + 1, 2**18 + 2**16 + 65]
 OFFSETS = [0, 1, 2, 3, 63, 64, 65_535, 2**18 - 3, 2**18, 2**33 + 5]
 
 laws = settings(deadline=None, max_examples=50)
-seeds = st.integers(0, 2**32 - 1)
 
 
 @pytest.fixture(autouse=True, scope="module", params=KERNELS)
@@ -59,19 +38,6 @@ def kernel(request):
     """Every law holds for all of them."""
     with pytest.MonkeyPatch.context() as patch:
         yield use_kernel(request.param, patch)
-
-
-def from_bytes(content: bytes, dtype: torch.dtype) -> torch.Tensor:
-    size = torch.empty((), dtype=dtype).element_size()
-    content = content[: len(content) - len(content) % size]
-    if dtype is torch.bool:
-        content = bytes(byte & 1 for byte in content)
-    return torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
-
-
-def random_bits(seed: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-    width = torch.empty((), dtype=dtype).element_size()
-    return from_bytes(np.random.default_rng(seed).bytes(size * width), dtype)
 
 
 def content_of(tensor: torch.Tensor) -> np.ndarray:
@@ -118,13 +84,13 @@ def check(take, tensor: torch.Tensor, offset: int = 0) -> None:
 @laws
 @given(st.binary(max_size=400), st.sampled_from(DTYPES), st.sampled_from(OFFSETS) | st.integers(0, 2**40))
 def test_any_bits_have_the_hash_and_the_sketch_of_the_definition(kernel, content, dtype, offset):
-    check(kernel, from_bytes(content, dtype), offset)
+    check(kernel, from_valid_bytes(content, dtype), offset)
 
 
 @settings(deadline=None, max_examples=20)
 @given(st.binary(max_size=300), st.sampled_from(DTYPES), st.sampled_from(OFFSETS))
 def test_any_bits_have_the_hash_and_the_sketch_of_plain_python(kernel, content, dtype, offset):
-    tensor = from_bytes(content, dtype)
+    tensor = from_valid_bytes(content, dtype)
     hashed, sketch = kernel(tensor, offset)
     assert hashed == reference.hash_of(content_of(tensor).tobytes(), offset * item_size(tensor))
     numbers = to_numbers(tensor)
@@ -170,7 +136,7 @@ def test_a_scalar_is_one_element(kernel, dtype):
 # Numbers that are none, and those at the ends.
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS[:6], torch.complex64], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8[:2], torch.complex64], ids=str)
 @pytest.mark.parametrize("size", [3, 1000, 2**18 + 3])
 def test_non_finite_numbers_count_as_zero_in_the_sketch_and_as_they_are_in_the_hash(kernel, size, dtype):
     values = torch.linspace(-2, 2, size).to(dtype)
@@ -485,16 +451,6 @@ def test_flushing_of_subnormal_numbers_is_the_users(kernel):
     np.testing.assert_array_equal(found.sketch, expected.sketch)
 
 
-class _Heard(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ops: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.ops.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 def test_no_mode_of_the_users_sees_an_op_and_nothing_is_written(kernel):
     if kernel is not take_from_memory:
         pytest.skip("on a device there is no other way")
@@ -505,10 +461,10 @@ def test_no_mode_of_the_users_sees_an_op_and_nothing_is_written(kernel):
         torch.randn(7).half(),
     ]
     before, generator = [tensor.clone() for tensor in tensors], torch.get_rng_state()
-    with _Heard() as heard:
+    with SeesOps() as mode:
         for tensor in tensors:
             fingerprints.fingerprint_array(logical_array(tensor), format_of(tensor.dtype))
-    assert heard.ops == []
+    assert mode.seen == []
     assert torch.equal(torch.get_rng_state(), generator)
     for tensor, copy in zip(tensors, before, strict=True):
         assert torch.equal(tensor, copy)

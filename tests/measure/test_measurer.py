@@ -4,44 +4,21 @@ import gc
 import math
 import threading
 import warnings
-import weakref
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.float64_reference import measure, read, statistics
-from helpers.tensor_kinds import KINDS, silently
+from helpers.tensor_kinds import HOLDERS, KINDS, references, silently
+from helpers.user_modes import SeesFunctions, SeesOps
 from modtrace.measure import measurer as measurer_module
 from modtrace.measure import native
 from modtrace.measure.measurer import Measurer, quiet
 from modtrace.measure.rows import DeviceRows, HostRows
 from modtrace.torch_internals import unseen
-
-
-class FunctionNames(TorchFunctionMode):
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.names.append(func.__name__)
-        return func(*args, **(kwargs or {}))
-
-
-class OpNames(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
 
 # Nobody hears of it.
 
@@ -50,9 +27,9 @@ class OpNames(TorchDispatchMode):
 def test_modes_of_the_users_see_no_event(kind):
     make, expected = KINDS[kind]
     tensor = silently(make)
-    with OpNames() as ops, FunctionNames() as functions, quiet():
+    with SeesOps() as ops, SeesFunctions() as functions, quiet():
         measurement = _measurer.measure(tensor)
-    assert (ops.names, functions.names) == ([], [])
+    assert (ops.seen, functions.seen) == ([], [])
     assert measurement.note == expected.note
 
 
@@ -62,9 +39,9 @@ _measurer = Measurer()
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap], ids=["grad", "vmap"])
 def test_modes_of_the_users_see_the_ops_of_a_transform_alone(transform):
     def names_of(function):
-        with OpNames() as ops, FunctionNames() as functions:
+        with SeesOps() as ops, SeesFunctions() as functions:
             transform(function)(torch.ones(3))
-        return ops.names, functions.names
+        return ops.seen, functions.seen
 
     def measuring(x):
         measure(x)
@@ -170,25 +147,10 @@ def test_measuring_between_forward_and_backward_leaves_gradients_bit_identical(s
         assert torch.equal(ours, theirs)
 
 
-KEPT = [
-    "plain",
-    "expanded",
-    "non-contiguous",
-    "conjugate",
-    "COO",
-    "CSR",
-    "wrapper with __tensor_flatten__",
-    "masked",
-    "jagged",
-]
-
-
-@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.parametrize("kind", [*HOLDERS, "CSR", "masked"])
 def test_neither_the_tensor_nor_its_storage_is_kept_alive(kind):
     tensor = silently(KINDS[kind][0])
-    gone = [weakref.ref(tensor)]
-    with suppress(NotImplementedError):  # it has none of its own
-        gone.append(weakref.ref(tensor.untyped_storage()))
+    gone = references(tensor)
     measurement = measure(tensor)
     del tensor
     gc.collect()

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.dtypes import FLOATS
 from modtrace.measure import spread
 from modtrace.measure.dtypes import format_of
 from modtrace.measure.memory import logical_array
@@ -14,17 +15,7 @@ from modtrace.recording.sample import sample_positions
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
-DTYPES = [
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.float16,
-    torch.float8_e5m2,
-    torch.int64,
-    torch.bool,
-    torch.complex64,
-    torch.complex32,
-]
+DTYPES = [*FLOATS, torch.float8_e5m2, torch.int64, torch.bool, torch.complex64, torch.complex32]
 
 
 def sample(tensor: torch.Tensor, k: int) -> np.ndarray:

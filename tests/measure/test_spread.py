@@ -10,7 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.any_numbers import from_bytes, magnitudes, odd_numbers, of_magnitudes, seeds
+from helpers.dtypes import DTYPES, FLOAT8, FLOATS
 from helpers.float64_reference import to_numbers
+from helpers.kernels import both_kernels
 from helpers.spread_reference import bin_of, spread_of
 from modtrace.measure import spread, spread_kernel
 from modtrace.measure.dtypes import CHUNK, format_of
@@ -19,45 +22,14 @@ from modtrace.measure.spread import RawSpread, spread_array
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
-FLOAT8 = [
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz,
-    torch.float8_e8m0fnu,
-]
-FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-INTEGERS = [
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.bool,
-]
-COMPLEX = [torch.complex64, torch.complex128, torch.complex32]
-DTYPES = [*FLOATS, *FLOAT8, *INTEGERS, *COMPLEX]
-
 #: Where groups of lanes, blocks and chunks end.
 ENDS = [1, 2, 3, 4, 5, 15, 16, 17, 1023, 1024, 1025, 2049, CHUNK - 1, CHUNK, CHUNK + 1, CHUNK + 1041]
 
 laws = settings(deadline=None, max_examples=60)
-seeds = st.integers(0, 2**32 - 1)
 
 
-@pytest.fixture(autouse=True, scope="module", params=["compiled", "numpy"])
-def kernel(request):
-    """Every law holds for both kernels."""
-    if request.param == "compiled" and spread_kernel.spread_into is None:
-        pytest.skip("the compiled kernel has not been built: there was no C compiler")
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "numpy":
-            patch.setattr(spread_kernel, "spread_into", None)
-            patch.setattr(spread, "largest_into", None)
-        yield request.param
+#: Every law holds for both kernels.
+kernel = both_kernels((spread_kernel, "spread_into"), (spread, "largest_into"))
 
 
 def measured(tensor: torch.Tensor) -> RawSpread:
@@ -82,13 +54,6 @@ def assert_is_spread(found, numbers: np.ndarray, parts: int = 1) -> None:
     np.testing.assert_allclose(found.sum4, expected["sum4"], rtol=1e-12, atol=smallest)
     nonfinite = int((~np.isfinite(numbers)).sum())
     assert found.histogram.sum() + found.zero_count + nonfinite == numbers.size
-
-
-def from_bytes(content: bytes, dtype: torch.dtype) -> torch.Tensor:
-    content = content[: len(content) - len(content) % dtype.itemsize]
-    if not content:
-        return torch.empty(0, dtype=dtype)
-    return torch.frombuffer(bytearray(content), dtype=dtype)
 
 
 # By hand.
@@ -168,16 +133,11 @@ def test_spread_of_any_bits_is_the_reference(content, dtype):
     seeds,
     st.sampled_from(ENDS[:-4]) | st.integers(0, 3000),
     st.sampled_from(FLOATS),
-    st.tuples(st.floats(-45, 38.5), st.floats(-45, 38.5)).map(sorted),
-    st.lists(st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0]), max_size=3),
+    magnitudes,
+    odd_numbers,
 )
-def test_spread_is_the_reference_at_any_size_and_magnitude(seed, size, dtype, magnitudes, odd_ones):
-    random = np.random.default_rng(seed)
-    numbers = random.choice([-1.0, 1.0], size) * 10 ** random.uniform(*magnitudes, size)
-    tensor = torch.from_numpy(numbers).to(dtype)
-    for place, value in enumerate(odd_ones[:size]):
-        tensor[(place * 7919 + seed) % size] = value
-    check(tensor)
+def test_spread_is_the_reference_at_any_size_and_magnitude(seed, size, dtype, between, odd):
+    check(of_magnitudes(seed, size, *between, dtype, odd))
 
 
 @pytest.mark.parametrize("size", ENDS[-4:])

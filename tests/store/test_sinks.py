@@ -9,33 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.kept import META, Keep, keep_in_copied_memory, keep_in_folder, keep_in_memory
 from helpers.typed_rows import Columns, expected, rows, rows_of, same, write_all, write_step, writes
 from modtrace.recording.memory import MemoryRecording
-from modtrace.recording.meta import RunMeta
 from modtrace.recording.protocols import RecordingData, Sink
 from modtrace.recording.schema import schema, schemas
 from modtrace.store.copy import write_recording
 from modtrace.store.reader import FolderReader
 from modtrace.store.writer import FolderWriter
-
-META = RunMeta(run_id="r1", created="2026-11-20T10:00:00Z", argv=("train.py", "--lr", "1"), world_size=1)
-
-#: Makes a sink, lets it be written to, and gives back what it holds.
-Keep = Callable[[Path, Callable[[Sink], None]], RecordingData]
-
-
-def keep_in_memory(folder: Path, write: Callable[[Sink], None]) -> RecordingData:
-    recording = MemoryRecording(META)
-    write(recording)
-    recording.close()
-    return recording
-
-
-def keep_in_folder(folder: Path, write: Callable[[Sink], None]) -> RecordingData:
-    writer = FolderWriter(folder / "run.modtrace", META)
-    write(writer)
-    writer.close()
-    return FolderReader(folder / "run.modtrace")
 
 
 def keep_in_unclosed_folder(folder: Path, write: Callable[[Sink], None]) -> RecordingData:
@@ -43,11 +24,6 @@ def keep_in_unclosed_folder(folder: Path, write: Callable[[Sink], None]) -> Reco
     write(writer)
     writer.end_step(0, force=True)
     return FolderReader(folder / "run.modtrace")
-
-
-def keep_in_copied_memory(folder: Path, write: Callable[[Sink], None]) -> RecordingData:
-    write_recording(keep_in_memory(folder, write), folder / "copy.modtrace")
-    return FolderReader(folder / "copy.modtrace")
 
 
 def keep_in_copied_folder(folder: Path, write: Callable[[Sink], None]) -> RecordingData:

@@ -10,42 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.kept import META, Keep, keep_in_copied_memory, keep_in_folder, keep_in_memory
 from helpers.raw_tensors import Given, given_tensor, given_tensors
 from modtrace.errors import MisuseError, RecordingError
 from modtrace.recording.memory import MemoryRecording
-from modtrace.recording.meta import RunMeta
 from modtrace.recording.protocols import RecordingData, Sink
 from modtrace.recording.tensor_options import TensorOptions
 from modtrace.store.copy import write_recording
 from modtrace.store.reader import FolderReader
 from modtrace.store.writer import FolderWriter
 
-META = RunMeta(run_id="r1")
 SMALL = TensorOptions(max_bytes=4096, shard_bytes=4096)
-
-#: Makes a sink, lets it be written to, and gives back what it holds.
-Keep = Callable[[Path, Callable[[Sink], None]], RecordingData]
-
-
-def keep_in_memory(folder: Path, write: Callable[[Sink], None]) -> RecordingData:
-    recording = MemoryRecording(META)
-    write(recording)
-    recording.close()
-    return recording
-
-
-def keep_in_folder(folder: Path, write: Callable[[Sink], None]) -> RecordingData:
-    writer = FolderWriter(folder / "run.modtrace", META)
-    write(writer)
-    writer.close()
-    return FolderReader(folder / "run.modtrace")
 
 
 def keep_in_small_shards(folder: Path, write: Callable[[Sink], None]) -> RecordingData:
-    writer = FolderWriter(folder / "run.modtrace", META, tensors=SMALL)
-    write(writer)
-    writer.close()
-    return FolderReader(folder / "run.modtrace")
+    return keep_in_folder(folder, write, tensors=SMALL)
 
 
 def keep_in_unclosed_folder(folder: Path, write: Callable[[Sink], None]) -> RecordingData:
@@ -54,11 +33,6 @@ def keep_in_unclosed_folder(folder: Path, write: Callable[[Sink], None]) -> Reco
     writer.end_step(0, force=True)
     writer.wait_for_tensors()
     return FolderReader(folder / "run.modtrace")
-
-
-def keep_in_copied_memory(folder: Path, write: Callable[[Sink], None]) -> RecordingData:
-    write_recording(keep_in_memory(folder, write), folder / "copy.modtrace")
-    return FolderReader(folder / "copy.modtrace")
 
 
 def keep_in_copied_folder(folder: Path, write: Callable[[Sink], None]) -> RecordingData:
