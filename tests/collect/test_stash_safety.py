@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import os
 import threading
 import weakref
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from helpers.user_modes import SeesFunctions, SeesOps
 from modtrace.collect import scopes
+from modtrace.collect.stash_gradients import OutputGradients
 from modtrace.errors import ModtraceWarning
 from modtrace.tensor_tracker import Event, Stash, Tracker, track
 from zoo import Twice
@@ -126,6 +128,38 @@ def test_unregister_inside_of_a_hook_and_inside_of_a_forward_ends_it() -> None:
     assert len(tracker) == 4
 
 
+def test_tracker_that_cannot_begin_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(OutputGradients, "__init__", interrupted)
+    tracker = Tracker(strict=True)
+    with pytest.raises(KeyboardInterrupt):
+        tracker.register(nn.ReLU())
+    assert scopes.current() is None
+    assert str(tracker) == "Tracker(stashes=0, tracking=0)"
+
+
+def test_forked_child_stashes_no_gradient_of_a_graph_that_it_has_inherited() -> None:
+    model = nn.Linear(2, 2)
+    with track(model, strict=True) as tracker:
+        loss = model(torch.ones(2)).sum()
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                loss.backward()
+                os.write(write, bytes([len(tracker), model.weight.grad is not None]))
+            finally:
+                os._exit(0)
+        os.close(write)
+        assert list(os.read(read, 2)) == [1, True]
+        os.close(read)
+        os.waitpid(child, 0)
+        loss.backward()
+    assert names(tracker) == [("", False), ("", True)]
+
+
 def test_nested_trackers_are_independent() -> None:
     model = Twice()
     with track(model, strict=True) as outer:
@@ -183,10 +217,7 @@ def test_graph_and_tensors_die_as_they_would_without_a_tracker() -> None:
                     out.sum().backward()
                 del out, h, c, hidden, x
                 assert [each() for each in alive] == [None] * len(alive)
-            assert [
-                len(tracker._collector._gradients._runs),
-                len(tracker._collector._gradients._outputs),
-            ] == [0, 0]
+            assert len(tracker._collector._gradients._runs) == 0
             assert len(list(tracker._collector._gradients._watches)) == 0
     finally:
         gc.enable()
@@ -219,6 +250,15 @@ def test_memory_of_a_tracker_does_not_grow_with_steps() -> None:
             )
     assert max(sizes[200:]) <= max(sizes[:100])
     assert max(sizes)[0] < 70
+
+
+def test_memory_of_a_tracker_does_not_grow_where_no_backward_runs() -> None:
+    model = nn.Linear(2, 2)
+    with track(model, stash_value=lambda t: None, strict=True) as tracker, torch.no_grad():
+        steps = tracker._collector.steps
+        for _ in range(300):
+            model(torch.ones(2))
+            assert max(len(steps._labelled), len(steps._steps)) <= 70
 
 
 def test_threads_have_their_own_calls_and_no_stash_is_lost() -> None:

@@ -37,10 +37,21 @@ class Keeps:
         def hook(module: nn.Module, args: Any, output: torch.Tensor) -> None:
             self.outputs.setdefault(name, []).append(output.detach().clone())
             if output.requires_grad:
-                gradients = self.gradients.setdefault(name, [])
-                output.register_hook(lambda gradient: gradients.append(gradient.detach().clone()))
+                self._keep_gradient(output, self.gradients.setdefault(name, []))
 
         return hook
+
+    @staticmethod
+    def _keep_gradient(output: torch.Tensor, gradients: list[torch.Tensor]) -> None:
+        shape, came = output.shape, []
+
+        def keep(gradient: torch.Tensor) -> None:
+            came.append(True)
+            gradients.append(gradient.detach().clone())
+
+        output.register_hook(keep)
+        if output._base is not None:  # if somebody writes to a view, its gradient comes here alone
+            output._base.register_hook(lambda gradient: None if came else keep(gradient.reshape(shape)))
 
 
 # The numbers.

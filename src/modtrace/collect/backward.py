@@ -54,6 +54,7 @@ class Backward:
         self.accumulate = bool(kwargs.get("accumulate_grad", True))  # backward(), not autograd.grad()
         self.create_graph = bool(args[_CREATE_GRAPH]) if len(args) > _CREATE_GRAPH else False
         self.is_pruned = bool(args[_INPUTS] if len(args) > _INPUTS else kwargs.get("inputs", ()))
+        self.outputs: Any = None  # what it began with, while it runs
         self.reached: list[Segment] = []
         self.first_id = -1  # call_id of the first of them, given at the end
         self.first_seq = sequence_nr()
@@ -239,6 +240,7 @@ class BackwardWatcher:
     def _begin(self, backward: Backward, outputs: Any) -> None:
         log = backward.log
         log.backward = backward
+        backward.outputs = outputs
         log.place = self._tracker.tree.outside  # modules that run now do not run inside the open call
         self._running.append(backward)
         with self._tracker.guard(None):
@@ -258,6 +260,7 @@ class BackwardWatcher:
     def _end(self, backward: Backward, raised: bool) -> None:
         log = backward.log
         log.backward = backward.outer
+        backward.outputs = None
         self._running = [each for each in self._running if each is not backward]
         backward.end(raised)
         with self._tracker.guard(None):

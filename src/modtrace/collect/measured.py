@@ -8,11 +8,14 @@ import torch
 
 from ..measure.measurer import Measurement
 from ..measure.rows import Rows
-from ..torch_internals import is_dynamo_compiling
-from .graph_watch import node_of
+from ..recording.module_path import join
+from ..recording.role import GRAD_OUTPUT, ROLES
+from ..torch_internals import graph_task_id, is_dynamo_compiling
+from .graph_walk import base_made_in, edges_to_written_bases, nodes_below
 from .names import NamedModule
+from .places import Place
 from .segments import Segment
-from .wishes import Mask
+from .wishes import ROLE_CODE, Mask
 
 #: A site's role and the captures that want it in one number.
 ROLE_BITS = 4
@@ -33,7 +36,7 @@ class GradientTap:
 
     __slots__ = (
         "__weakref__", "_measure", "event", "handle", "mark", "more", "output", "output_nr", "path", "ref", "segment",
-        "slot", "version",
+        "slot", "task", "version",
     )  # fmt: skip
 
     __torch_unserializable__ = True  # torch.save warns of hooks that do not say so (torch.utils.hooks, 2.13)
@@ -53,6 +56,7 @@ class GradientTap:
         self.ref: weakref.ref[torch.Tensor] | None = None
         self.version: int | None = None
         self.handle: Any = None  # of the hook; None: there is none
+        self.task = -1  # the graph task in which its gradient came last
         self._measure = measure
 
     def is_of(self, tensor: torch.Tensor, version: int | None) -> bool:
@@ -109,6 +113,23 @@ class GradientTap:
         self(gradients[self.output_nr])
 
 
+class BaseTap(GradientTap):
+    """A hook on what an output is a view of: when the view was written to, its gradient comes there alone."""
+
+    __slots__ = ("shape", "view")
+
+    def __init__(
+        self, view: GradientTap, shape: torch.Size, measure: "Callable[[GradientTap, Any], None]"
+    ) -> None:
+        super().__init__(view.segment, measure)
+        self.view = view
+        self.shape = shape  # the view's
+
+    def __call__(self, gradient: Any) -> None:
+        if not is_dynamo_compiling() and self.view.task != graph_task_id():
+            self._measure(self, gradient)
+
+
 def _metadata_of(node: Any) -> dict[str, Any]:
     """What a node keeps for whoever wants to know it again."""
     metadata: dict[str, Any] = node.metadata
@@ -119,29 +140,29 @@ _METADATA_KEY = "modtrace.gradient_taps"
 _register_hook: Callable[[torch.Tensor, Any], Any] = torch.Tensor.register_hook
 
 
-def hook_sleeping_taps(outputs: Iterable[Any], measure: "Callable[[GradientTap, Any], None]") -> list[Any]:
-    """Hooks the taps that lie without a hook in the graphs of some tensors; returned are the handles.
-
-    Walks the graphs: 1 us for each node.
+def hook_sleeping_taps(outputs: Any, measure: "Callable[[GradientTap, Any], None]") -> list[Any]:
+    """Hooks the taps that lie without a hook in the graphs of what a backward begins with; returned are the handles.
 
     Args:
         measure: of whom the taps are: another recorder's are left alone.
     """
-    handles = []
-    nodes = (node_of(each) for each in outputs if isinstance(each, torch.Tensor))
-    pending = [node for node in nodes if node is not None]
-    seen = set(pending)
-    while pending:
-        node = pending.pop()
-        for ref in _metadata_of(node).get(_METADATA_KEY, ()):
-            tap = ref()
-            if tap is not None and tap.handle is None and tap.is_of_recorder(measure):
-                handles.append(node.register_prehook(tap.call_with_all))
-        for below, _ in node.next_functions:
-            if below is not None and below not in seen:
-                seen.add(below)
-                pending.append(below)
-    return handles
+    return [
+        node.register_prehook(tap.call_with_all)
+        for node in nodes_below(outputs)
+        for tap in _taps_at(node)
+        if tap.handle is None and tap.is_of_recorder(measure)
+    ]
+
+
+def written_bases(outputs: Any) -> "set[GradientTap]":
+    """The taps at tensors that were written to through a view, in the graphs of what a backward begins with."""
+    edges = (edge for node in nodes_below(outputs) for edge in edges_to_written_bases(node))
+    return {tap for node, output_nr in edges for tap in _taps_at(node) if tap.output_nr == output_nr}
+
+
+def _taps_at(node: Any) -> "list[GradientTap]":
+    known = (ref() for ref in _metadata_of(node).get(_METADATA_KEY, ()))
+    return [tap for tap in known if tap is not None]
 
 
 class MeasuredOutputs:
@@ -165,10 +186,41 @@ class MeasuredOutputs:
         self.known = {}
 
 
+class Seen:
+    """One call's tensors, while they are looked at."""
+
+    __slots__ = ("event", "grad_mark", "mark", "measured", "place")
+
+    def __init__(
+        self, measured: MeasuredOutputs, event: int, place: Place, mark: int, grad_mark: int
+    ) -> None:
+        self.measured = measured
+        self.event = event
+        self.place = place
+        self.mark = mark
+        self.grad_mark = grad_mark
+
+    def name(self, slot: str) -> str:
+        """What a whole tensor is called."""
+        return name_of_tensor(self.place.path, self.mark, slot)
+
+    def base_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """What a returned tensor is a view of; see `base_made_in`."""
+        if self.grad_mark & ROLE_CODES != ROLE_CODE[GRAD_OUTPUT]:
+            return None
+        call = self.measured.segment.call_after(self.event - 1)  # the one that has just ended
+        return None if call is None else base_made_in(call, tensor)
+
+
+def name_of_tensor(path: str, mark: int, slot: str) -> str:
+    """What a whole tensor is called, of a module at this path."""
+    return join(path, ROLES[mark & ROLE_CODES] + slot)
+
+
 class MeasuredGradients:
     """The gradients of outputs that one backward computed."""
 
-    __slots__ = ("handles", "intervals", "last", "last_version", "sites", "thread")
+    __slots__ = ("handles", "intervals", "last", "last_version", "sites", "thread", "written")
 
     def __init__(self, thread: int) -> None:
         self.thread = thread
@@ -177,10 +229,11 @@ class MeasuredGradients:
         self.handles: list[Any] = []  # of taps that were hooked in again for this backward
         self.last: weakref.ref[torch.Tensor] | None = None
         self.last_version: int | None = None
+        self.written: set[GradientTap] | None = None  # see `written_bases`; None: nobody has asked
 
     def close(self) -> None:
         """The backward has ended."""
-        self.last = None
+        self.last = self.written = None
         for handle in self.handles:
             handle.remove()
         self.handles = []

@@ -3,7 +3,7 @@
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -11,15 +11,13 @@ import torch
 from ..torch_internals import (
     ACCUMULATE_SEQUENCE_NR,
     DisableTorchFunction,
-    base_of,
     graph_task_id,
     is_batched_tensor,
     queue_callback,
     unseen,
-    will_engine_execute,
 )
 from .backward import Backward
-from .graph_watch import node_of
+from .graph_walk import base_made_in, edges_to_written_bases, nodes_below, will_run
 from .places import Place
 from .scopes import ScopeTracker
 from .segments import CallRef
@@ -59,7 +57,6 @@ class OutputGradients:
         self._key = object()  # in the metadata of nodes: another tracker has its own
         self._numbers = itertools.count()
         self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
-        self._outputs: dict[Backward, Any] = {}  # what the backwards that run have begun with
         self._runs: dict[int, _Run] = {}  # by graph task
         self._waiting: list[Arriving] = []  # of all runs, the first to begin first
         self._lock = threading.RLock()
@@ -93,7 +90,7 @@ class OutputGradients:
         """Takes every hook off every tensor."""
         for watch in list(self._watches):
             watch.remove()
-        self._outputs, self._runs, self._waiting = {}, {}, []
+        self._runs, self._waiting = {}, []
 
     # What a tap hears; see `scopes.Tap`.
 
@@ -107,13 +104,11 @@ class OutputGradients:
         pass
 
     def backward_begins(self, backward: Backward, outputs: Any) -> None:
-        """A backward from some tensors is about to begin."""
-        self._outputs[backward] = outputs
+        pass
 
     def backward_ended(self, backward: Backward) -> None:
         """It has ended. What it has not brought all gradients for by now has been lost by an exception."""
         with self._lock:
-            self._outputs.pop(backward, None)
             run = self._runs.pop(backward.task, None)
             for arriving in [] if run is None else run.arriving.values():
                 self._waiting.remove(arriving)
@@ -146,22 +141,9 @@ class OutputGradients:
             return None
 
     def _base(self, tensor: torch.Tensor, call: CallRef) -> "_Base | None":
-        """The watch of what an output is a view of: a ReLU that works in place may come next.
-
-        Then the view's own node is in no graph any more, and the gradient goes to that of the base. What Linear
-        returns of three and more dimensions is a view (torch 2.13). Only of bases that the call has made, and that
-        are no larger.
-        """
-        base = base_of(tensor)
-        if base is None or base.numel() != tensor.numel() or base.dtype != tensor.dtype:
-            return None
-        node, segment = node_of(base), call.segment
-        if node is None or not (base.is_contiguous() and tensor.is_contiguous()):
-            return None
-        made_in = segment.call_at(node._sequence_nr()) if segment.has_made(node._sequence_nr()) else None
-        if made_in is None or made_in.index < call.index:
-            return None
-        watch = self._watch(base)
+        """The watch of what an output is a view of, which may be written to."""
+        base = base_made_in(call, tensor)
+        watch = None if base is None else self._watch(base)
         return None if watch is None else _Base(watch, tensor.shape)
 
     def _watch_leaf(self, tensor: torch.Tensor) -> Watch:
@@ -239,7 +221,7 @@ class OutputGradients:
         run = self._runs.get(task)
         if run is None:
             backward = self._tracker.backwards.running(self._tracker.log, task)
-            outputs = None if backward is None else self._outputs.get(backward)
+            outputs = None if backward is None else backward.outputs
             run = self._runs[task] = _Run(None, set()) if outputs is None else self._read_graph(outputs)
             queue_callback(lambda: self._finish(task))
         return run
@@ -269,21 +251,20 @@ class OutputGradients:
         running: set[int] = set()
         copied: set[int] = set()
         with DisableTorchFunction():
-            for node in _nodes_below(outputs):
+            for node in nodes_below(outputs):
                 watches = list(node.metadata.get(self._key, {}).values())
                 if not node.next_functions and node._sequence_nr() == ACCUMULATE_SEQUENCE_NR:
                     watches += self._watches_of_leaf(node.variable)
-                if watches and _will_run(node):
+                if watches and will_run(node):
                     running.update(watch.number for watch in watches)
-                if type(node).__name__ == _WRITE_THROUGH_VIEW and _will_run(node):
-                    copied.update(self._numbers_below(node))
+                for base, output_nr in edges_to_written_bases(node):
+                    copied.update(self._numbers_at(base, output_nr))
         return _Run(running, copied)
 
-    def _numbers_below(self, node: Any) -> Iterator[int]:
-        for below, output_nr in node.next_functions:
-            watch = None if below is None else below.metadata.get(self._key, {}).get(output_nr)
-            if watch is not None:
-                yield watch.number
+    def _numbers_at(self, node: Any, output_nr: int) -> Iterator[int]:
+        watch = node.metadata.get(self._key, {}).get(output_nr)
+        if watch is not None:
+            yield watch.number
 
 
 class _Base(NamedTuple):
@@ -293,32 +274,4 @@ class _Base(NamedTuple):
     shape: torch.Size
 
 
-_WRITE_THROUGH_VIEW = "CopySlices"  # stands in the graph for the whole base
-
 _register_hook: Callable[[torch.Tensor, Any], Any] = torch.Tensor.register_hook
-
-
-def _nodes_below(outputs: Any) -> Iterator[Any]:
-    """The nodes that lead to what a backward begins with: tensors, or the edges that torch takes as well."""
-    given: Iterable[Any] = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
-    pending: list[Any] = [
-        each.grad_fn if isinstance(each, torch.Tensor) else getattr(each, "node", None) for each in given
-    ]
-    pending = [node for node in pending if node is not None]
-    seen = set(pending)
-    while pending:
-        node = pending.pop()
-        yield node
-        for below, _ in node.next_functions:
-            if below is not None and below not in seen:
-                seen.add(below)
-                pending.append(below)
-
-
-def _will_run(node: Any) -> bool:
-    if will_engine_execute is None:
-        return True
-    try:
-        return will_engine_execute(node)
-    except RuntimeError:  # of a leaf that `autograd.grad` was asked for (2.13): its hooks run
-        return True

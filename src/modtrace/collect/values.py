@@ -13,8 +13,7 @@ from ..measure.extras import Extras
 from ..measure.measurer import NOT_ASKED_FOR, Measurement, Measurer, not_asked_for
 from ..measure.user_functions import UserFunctions
 from ..measure.want import USUAL, Extra, Want
-from ..recording.module_path import join
-from ..recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, OUTPUT, ROLES
+from ..recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, OUTPUT
 from ..torch_internals import (
     DisableTorchFunction,
     graph_task_id,
@@ -27,13 +26,16 @@ from .backward import Backward
 from .kept_tensors import KeptTensors
 from .measured import (
     ROLE_BITS,
-    ROLE_CODES,
+    BaseTap,
     GradientTap,
     Measured,
     MeasuredGradients,
     MeasuredOutputs,
+    Seen,
     hook_sleeping_taps,
     mark_of,
+    name_of_tensor,
+    written_bases,
 )
 from .parameter_values import ParameterTaps
 from .places import Place
@@ -91,7 +93,7 @@ class ValueTaps:
         self._prune_at = _KEPT_ASLEEP
         self._is_abandoned = False
         keep_out_of_dynamo(ValueTaps.returned, ValueTaps.optimizer_begins, ValueTaps._given)
-        keep_out_of_dynamo(GradientTap.__call__, ValueTaps._measure_gradient)
+        keep_out_of_dynamo(GradientTap.__call__, BaseTap.__call__, ValueTaps._measure_gradient)
 
     # What the recorder says.
 
@@ -196,8 +198,7 @@ class ValueTaps:
             return
         try:
             with DisableTorchFunction():
-                roots = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
-                handles = hook_sleeping_taps(roots, self._on_gradient)
+                handles = hook_sleeping_taps(outputs, self._on_gradient)
         except Exception as error:
             self._failed(error, "the graph of a backward")
             return
@@ -226,7 +227,7 @@ class ValueTaps:
             return
         start_ns = log.times[-1]
         event = len(log.places) - 1
-        self._look_at(_Seen(measured, event, place, mark, grad_mark), output)
+        self._look_at(Seen(measured, event, place, mark, grad_mark), output)
         measured.intervals += (start_ns, time.perf_counter_ns())
 
     def _given(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
@@ -241,7 +242,7 @@ class ValueTaps:
         start_ns = time.perf_counter_ns()
         kwargs = log.kwargs_of(sys._getframe(2))
         event = len(log.places) - 1
-        self._look_at(_Seen(measured, event, place, mark, grad_mark), args, kwargs)
+        self._look_at(Seen(measured, event, place, mark, grad_mark), args, kwargs)
         measured.intervals += (start_ns, time.perf_counter_ns())
 
     def _marks(self, measured: MeasuredOutputs, place: Place, code: int, grad_code: int) -> tuple[int, int]:
@@ -250,7 +251,7 @@ class ValueTaps:
         mask, grad_mask = of_place(place, code) & active, of_place(place, grad_code) & active
         return mask and mark_of(mask, code), grad_mask and mark_of(grad_mask, grad_code)
 
-    def _look_at(self, seen: "_Seen", *values: Any) -> None:
+    def _look_at(self, seen: Seen, *values: Any) -> None:
         """Looks at all tensors in what a call is given or has returned."""
         try:
             # Reading a shape would become part of what `torch.jit.trace` traces.
@@ -260,7 +261,7 @@ class ValueTaps:
         except Exception as error:
             self._failed(error, seen.place.path)
 
-    def _look_at_value(self, seen: "_Seen", value: Any) -> None:
+    def _look_at_value(self, seen: Seen, value: Any) -> None:
         if type(value) is torch.Tensor:
             self._look_at_tensor(seen, "", value)
             return
@@ -272,7 +273,7 @@ class ValueTaps:
                 nothing.start_ns = time.perf_counter_ns()
                 seen.measured.sites.append((nothing, seen.event, slot, seen.mark))
 
-    def _look_at_tensor(self, seen: "_Seen", slot: str, tensor: torch.Tensor) -> None:
+    def _look_at_tensor(self, seen: Seen, slot: str, tensor: torch.Tensor) -> None:
         """Measures a tensor, unless it is one of this segment's that nobody has written to since."""
         measured = seen.measured
         version = self._measurer.version_of(tensor)
@@ -289,9 +290,7 @@ class ValueTaps:
         if seen.grad_mark:
             self._watch_gradient(seen, tap, slot, tensor)
 
-    def _measure(
-        self, tensor: torch.Tensor, seen: "_Seen", slot: str, known: Measurement | None
-    ) -> Measurement:
+    def _measure(self, tensor: torch.Tensor, seen: Seen, slot: str, known: Measurement | None) -> Measurement:
         mask = seen.mark >> ROLE_BITS
         want = self._wishes.want(mask)
         if want is USUAL and known is not None and known.note is not NOT_ASKED_FOR:
@@ -329,7 +328,7 @@ class ValueTaps:
         if want.tensors or want.lazy:
             self._kept.keep(extra, tensor, name, lazy=not want.tensors)
 
-    def _watch_gradient(self, seen: "_Seen", tap: GradientTap, slot: str, tensor: torch.Tensor) -> None:
+    def _watch_gradient(self, seen: Seen, tap: GradientTap, slot: str, tensor: torch.Tensor) -> None:
         if tap.handle is not None:
             tap.add_site(seen.event, slot, seen.grad_mark)
             return
@@ -341,6 +340,11 @@ class ValueTaps:
                     tap.path = seen.place.path
                 tap.hook(tensor)
                 seen.measured.taps.append(tap)
+                base = seen.base_of(tensor)
+                if base is not None:
+                    base_tap = BaseTap(tap, tensor.shape, self._on_gradient)
+                    base_tap.hook(base)
+                    seen.measured.taps.append(base_tap)
         except RuntimeError:  # a view whose base was written to: torch gives it no gradient to hear of
             return
 
@@ -349,18 +353,33 @@ class ValueTaps:
     def _measure_gradient(self, tap: GradientTap, gradient: Any) -> None:
         if self._is_abandoned:
             return
-        start_ns, log = time.perf_counter_ns(), self._tracker.log
+        start_ns, log, task = time.perf_counter_ns(), self._tracker.log, graph_task_id()
         try:
-            backward = self._tracker.backwards.running(log, graph_task_id())
+            backward = self._tracker.backwards.running(log, task)
             measured = self._of_backward.get(backward)
             if measured is None:
                 measured = self._of_backward[backward] = MeasuredGradients(log.number)
             if isinstance(gradient, torch.Tensor):
                 with DisableTorchFunction():
+                    if isinstance(tap, BaseTap):
+                        if not self._is_of_view(measured, backward, tap):
+                            return
+                        gradient, tap = _seen_through(gradient, tap), tap.view
+                    tap.task = task
                     measured.sites.append((self._gradient_of(measured, gradient, tap), tap))
             measured.intervals += (start_ns, time.perf_counter_ns())
         except Exception as error:
             self._failed(error, tap.segment.place.path)
+
+    def _is_of_view(self, measured: MeasuredGradients, backward: Backward | None, tap: BaseTap) -> bool:
+        """Whether the gradient of a base, whose view has none, is that of the view because somebody wrote to it.
+
+        Walks the graph once a backward: 1 us for each node.
+        """
+        if measured.written is None:
+            outputs = None if backward is None else backward.outputs
+            measured.written = set() if outputs is None else written_bases(outputs)
+        return tap in measured.written
 
     def _gradient_of(
         self, measured: MeasuredGradients, gradient: torch.Tensor, tap: GradientTap
@@ -369,30 +388,13 @@ class ValueTaps:
         version = self._measurer.version_of(gradient)
         known = measured.sites[-1][0] if measured.is_last(gradient, version) else None
         want = self._wishes.want(tap.mask)
-        name = _name_of_tensor(tap.path, tap.mark, tap.slot) if want.tensors or want.lazy else ""
+        name = name_of_tensor(tap.path, tap.mark, tap.slot) if want.tensors or want.lazy else ""
         found = self._measure_wanted(gradient, want, name, known)
         measured.last, measured.last_version = weakref.ref(gradient), version
         return found
 
 
-class _Seen:
-    """One call's tensors, while they are looked at."""
-
-    __slots__ = ("event", "grad_mark", "mark", "measured", "place")
-
-    def __init__(
-        self, measured: MeasuredOutputs, event: int, place: Place, mark: int, grad_mark: int
-    ) -> None:
-        self.measured = measured
-        self.event = event
-        self.place = place
-        self.mark = mark
-        self.grad_mark = grad_mark
-
-    def name(self, slot: str) -> str:
-        """What a whole tensor is called."""
-        return _name_of_tensor(self.place.path, self.mark, slot)
-
-
-def _name_of_tensor(path: str, mark: int, slot: str) -> str:
-    return join(path, ROLES[mark & ROLE_CODES] + slot)
+def _seen_through(gradient: torch.Tensor, tap: BaseTap) -> torch.Tensor:
+    """The gradient of a base as that of its view."""
+    with unseen():
+        return gradient.reshape(tap.shape)
