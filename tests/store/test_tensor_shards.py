@@ -101,6 +101,18 @@ def test_file_that_is_full_is_followed_by_another(tmp_path: Path) -> None:
     reader, blobs = write_tensors(tmp_path / "run.modtrace", tensors, options)
     assert files(reader) == [f"tensors-0000{each}.safetensors" for each in range(5)]
     assert blobs == [f"tensors-0000{each // 2}.safetensors:00000{each}.t" for each in range(9)]
+    sizes = [(reader.folder / each).stat().st_size for each in files(reader)]
+    assert sizes == [8 + 65_536 + 4000] * 4 + [8 + 65_536 + 2000]  # not more room for as many names
+
+
+def test_file_of_tensors_without_elements_is_not_full(tmp_path: Path) -> None:
+    tensors = [given_tensor("t", "uint8", (size,)) for size in (0, 5000, 1)]
+    _, blobs = write_tensors(tmp_path / "run.modtrace", tensors, TensorOptions(shard_bytes=4096))
+    assert blobs == [
+        "tensors-00000.safetensors:000000.t",
+        "tensors-00000.safetensors:000001.t",
+        "tensors-00001.safetensors:000002.t",
+    ]
 
 
 def test_many_names_start_a_file_with_more_room_for_them(tmp_path: Path) -> None:
@@ -113,13 +125,16 @@ def test_many_names_start_a_file_with_more_room_for_them(tmp_path: Path) -> None
 
 
 def test_name_longer_than_any_header_has_room_for_it(tmp_path: Path) -> None:
-    tensors = [given_tensor("n" * 300_000, "uint8", (1,)), given_tensor("m", "uint8", (1,))]
+    tensors = [given_tensor("n" * 300_001, "uint8", (1,)), given_tensor("m", "uint8", (1,))]
     reader, blobs = write_tensors(tmp_path / "run.modtrace", tensors)
     assert [bytes(reader.tensor(blob).data) for blob in blobs] == [each.data for each in tensors]
     assert [list(load_arrays(reader.folder / each)) for each in files(reader)] == [
-        ["000000." + "n" * 300_000],
+        ["000000." + "n" * 300_001],
         ["000001.m"],
     ]
+    assert files(reader) == ["tensors-00000.safetensors", "tensors-00001.safetensors"]
+    header = (reader.folder / "tensors-00000.safetensors").read_bytes()[:8]
+    assert int.from_bytes(header, "little") % 8 == 0  # so that the elements are aligned
 
 
 def test_name_that_is_no_text_in_utf8_is_replaced(tmp_path: Path) -> None:
@@ -188,6 +203,9 @@ def test_file_that_is_missing_is_told_of(tmp_path: Path) -> None:
         ),
         (lambda text: len(text).to_bytes(8, "little") + text)(
             json.dumps({"000000.t": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}).encode()
+        ),
+        (lambda text: len(text).to_bytes(8, "little") + text)(
+            json.dumps({"000000.t": {"dtype": "F32", "shape": [3], "data_offsets": [-4, 8]}}).encode()
         ),
     ],
 )

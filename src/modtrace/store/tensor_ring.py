@@ -69,6 +69,11 @@ class TensorRing:
         """Whether all that was put in has been taken out, and its batch is done with."""
         return not self._parts
 
+    @property
+    def oldest(self) -> TensorPart | None:
+        """The part that is to be taken out next."""
+        return self._parts[0] if self._parts else None
+
     def wait_for_room(self, timeout_s: float) -> None:
         """Waits until something was taken out, or the time is over."""
         self._ready.set()

@@ -184,8 +184,12 @@ class TensorShards:
 
     def _run(self) -> None:
         try:
-            for batch in self._ring.batches():
-                self._write_unless_failed(batch)
+            try:
+                for batch in self._ring.batches():
+                    self._write_unless_failed(batch)
+            except BaseException as error:  # no memory for a list
+                oldest = self._ring.oldest
+                self._fail(*(("unknown", 0) if oldest is None else (oldest.name, oldest.step)), error)
             with contextlib.suppress(Exception):  # the index that is left tells what is in the file
                 self._finish_file()
         finally:
