@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import tensor_tracker as tensor_tracker
     from .collect.fx_paths import ModulePathTracer
     from .collect.module_tracker import ModTracker, ModuleTracker
     from .collect.stash_tracker import track
@@ -72,6 +73,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "tensor_tracker":
+        import_module(".optional", __name__).require("torch", "modtrace.tensor_tracker")
+        return import_module(".tensor_tracker", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module 'modtrace' has no attribute {name!r}")
     if _HOMES[name].startswith(("collect.", "replay.")):

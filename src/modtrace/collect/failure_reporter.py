@@ -95,7 +95,7 @@ class FailureReporter:
         said = describe(error)
         self._late_marks.append(f"{what} raised in step {self._step()}: {said}")
         warnings.warn(
-            f"{what} raised {said}. The run and the recording go on; rows that it was for say so in `note`.",
+            f"{what} raised {said}. The run and the recording go on, without what it was asked for.",
             ModtraceWarning,
             stacklevel=2,
         )
@@ -111,8 +111,7 @@ class FailureReporter:
         """Notes the exception that ended the run; a clean exit is none."""
         if is_clean_exit(error):
             return
-        said = _first_line(error)
-        text = f"the run ended by {type(error).__name__}" + (f": {said}" if said else "")
+        text = f"the run ended by {describe(error)}"
         steps = self._step()
         self._sink.mark(f"{text}; complete to step {steps - 1}" if steps else text)
 
@@ -138,8 +137,9 @@ def is_clean_exit(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Its class and the first line of what it says."""
-    return f"{type(error).__name__}: {_first_line(error)}"
+    """Its class and the first line of what it says, if it says anything."""
+    said = _first_line(error)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def _first_line(error: BaseException) -> str:
