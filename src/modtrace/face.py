@@ -164,8 +164,9 @@ class Recording:
         """Draws values over steps with matplotlib; path, role, stat and the others are those of `history`.
 
         Args:
-            kind: `lines`, one for each site; `heatmap`, layers by steps; `histogram`, the magnitudes in powers of
-                two of one site over steps, or, with a `step`, of many sites in that step.
+            kind: `lines`, one for each site; `heatmap`, layers by steps, of optimizers' states without counters;
+                `histogram`, the magnitudes in powers of two of one site over steps, or, with a `step`, of many
+                sites in that step.
             ax: axes to draw on; None for a figure of its own, which pyplot does not know: `.figure` of what is
                 returned.
 

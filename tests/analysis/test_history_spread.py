@@ -75,6 +75,13 @@ def test_what_a_format_would_lose_is_counted() -> None:
     assert values(data, "overflow:fp16") == [0.25]
 
 
+def test_what_may_be_within_a_format_does_not_overflow_and_a_range_is_the_least_it_may_be() -> None:
+    """The largest number of e4m3 is 448: between 256 and 512 a histogram cannot tell."""
+    data = recording([[1.0, 480.0, 512.0, 2.0**-140]])
+    assert values(data, "overflow:e4m3") == [0.25]
+    assert values(data, "dynamic_range") == [9.0 + 127]
+
+
 def test_the_place_of_the_largest_is_known_of_one_row_only() -> None:
     one, two = values(recording([[1.0, -3.0]], [[1.0], [2.0]]), "argmax")
     assert one == 1.0 and np.isnan(two)
@@ -150,6 +157,43 @@ def test_exponents_that_were_not_recorded_say_what_records_them() -> None:
 
     with pytest.raises(ValueError, match=r"^no histograms were recorded of these tensors\."):
         build_exponents(build.data(), Wanted(role="parameter"))
+
+
+def test_histograms_of_other_steps_are_named_where_there_is_none() -> None:
+    build = RecordingBuilder()
+    fc = build.module("fc", "Linear", parent=build.module("", "Net"))
+    for step in range(12):
+        build.step(step, 100 * step, 100 * step + 99)
+        call = build.call(fc, 100 * step, 100 * step + 1, nth=0)
+        build.output(call, [1.0], **(spread_of([1.0]) if step % 5 == 0 else {}))
+
+    for wanted, step, asked in (
+        (Wanted(), 3, "step=3"),
+        (Wanted(path="fc", steps="6:10"), None, "steps='6:10'"),
+        (Wanted(steps=[0, 5]), np.int64(4), "step=4"),
+    ):
+        with pytest.raises(ValueError) as raised:
+            build_exponents(build.data(), wanted, step=step)
+        assert str(raised.value).replace("np.int64(4)", "4") == (
+            f"{asked}: no histogram was recorded there; there are some in steps 0, 5, 10"
+        )
+
+
+def test_a_step_that_nothing_was_measured_in_is_named_as_it_was_given() -> None:
+    with pytest.raises(ValueError) as raised:
+        build_exponents(recording([[1.0]]), Wanted(), step=3)
+    assert str(raised.value) == "step=3: nothing was measured there; there are: 0"
+
+
+def test_steps_without_a_histogram_are_left_out() -> None:
+    build = RecordingBuilder()
+    fc = build.module("fc", "Linear", parent=build.module("", "Net"))
+    for step in range(3):
+        build.step(step, 100 * step, 100 * step + 99)
+        call = build.call(fc, 100 * step, 100 * step + 1, nth=0)
+        build.output(call, [1.0], **({} if step == 1 else spread_of([1.0])))
+
+    assert build_exponents(build.data(), Wanted(path="fc")).steps == (0, 2)
 
 
 def test_a_tensor_without_elements_has_no_shares() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from helpers.command_line import run_command
 from helpers.typed_runs import typed_run
+from modtrace.face import open_recording
 from modtrace.store.copy import write_recording
 
 pytest.importorskip("matplotlib")
@@ -29,7 +30,8 @@ def test_a_picture_is_written_and_named(
         == 0
     )
     assert capsys.readouterr().out == f"{path}\n"
-    assert path.read_bytes().startswith(b"\x89PNG")
+    open_recording(folder).write_plot(tmp_path / "same.png", "blocks.*", kind="heatmap", stat="max")
+    assert path.read_bytes() == (tmp_path / "same.png").read_bytes()
 
 
 def test_json_has_the_numbers_of_the_picture(
@@ -46,6 +48,19 @@ def test_json_has_the_numbers_of_the_picture(
         "measured": [[True, True], [True, True]],
         "nonfinite": [[False, False], [False, False]],
     }
+
+
+def test_histogram_of_a_step_has_a_row_a_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run.modtrace")
+    write_recording(typed_run(histogram=[0] * 127 + [2] + [0] * 128, zero_count=0), run)
+    assert (
+        run_command(monkeypatch, "plot", run, "blocks.*", "--kind", "histogram", "--step", "1", "--json") == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert (found["steps"], found["sites"]) == ([1, 1, 1], ["blocks.0", "blocks.1", "blocks.2"])
+    assert [row[127] for row in found["shares"]] == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,17 @@ def test_what_would_become_of_numbers_in_a_format(format, underflow, flushed, ov
     assert found.overflow_fraction(format).high.tolist() == [overflow]
 
 
+def test_what_rounding_keeps_as_the_smallest_subnormal_is_flushed_all_the_same() -> None:
+    """Rounding to nearest makes zero of what is up to half of 2^-9, the smallest subnormal of e4m3."""
+    import torch
+
+    numbers = [0.75 * 2.0**-9, 0.5 * 2.0**-9, -0.625 * 2.0**-9, 0.25 * 2.0**-9, 2.0**-9, 0.0, 1.0, 2.0]
+    assert spread(numbers).flushed_fraction("e4m3").tolist() == [4 / 8]
+
+    rounded = torch.tensor(numbers).to(torch.float8_e4m3fn).double().tolist()
+    assert rounded == [2.0**-9, 0, -(2.0**-9), 0, 2.0**-9, 0, 1, 2]
+
+
 def test_what_one_bin_cannot_tell_is_unknown() -> None:
     found = spread([1.0, 2.0**-130])
     np.testing.assert_array_equal(found.flushed_fraction("bf16"), [nan])
@@ -159,6 +170,12 @@ def test_numbers_that_no_float64_can_hold_the_powers_of_are_not_guessed() -> Non
     np.testing.assert_array_equal(found.crest[2:], [nan, nan])
 
 
+def test_squares_beyond_float64_have_no_crest_and_a_product_of_sums_beyond_it_has_its_kurtosis() -> None:
+    found = spread([1e200, 2e200], [4.5e76] * 10 + [0.0] * 10)
+    assert found.kurtosis.tolist() == [pytest.approx(nan, nan_ok=True), pytest.approx(2)]
+    assert found.crest.tolist() == [pytest.approx(nan, nan_ok=True), pytest.approx(math.sqrt(2))]
+
+
 def test_errors_of_the_kernels_do_not_make_an_impossible_shape() -> None:
     columns = value_rows([[1.1] * 100])
     at = columns.column_names.index("sumsq")
@@ -178,6 +195,11 @@ def test_an_unknown_format_is_refused() -> None:
         ValueError, match=r"no number format 'e4m4'\. Did you mean 'e4m3'\? There are: float32"
     ):
         spread([1.0]).underflow_fraction("e4m4")
+
+
+def test_nan_are_left_out_of_a_quantile() -> None:
+    found = spread([nan, nan, nan, 1.0, 4.0, inf]).quantile(0.5)
+    assert (found.low.tolist(), found.high.tolist()) == ([4.0], [8.0])
 
 
 # Against the numbers themselves.

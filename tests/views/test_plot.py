@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builders import RecordingBuilder, TypedRecording
+from helpers.plotted import NAN, exponents, history, words
 from helpers.typed_runs import typed_run
-from modtrace.analysis.exponents import LOWEST, Exponents
-from modtrace.analysis.history import History
 from modtrace.errors import ModtraceError
 from modtrace.face import Recording
 from modtrace.views.plot import draw, write_axes
@@ -21,42 +21,6 @@ from modtrace.views.plot_lines import plot_lines
 from modtrace.views.plot_style import NONFINITE_COLOR, choose_scale
 
 pytest.importorskip("matplotlib")
-
-NAN = float("nan")
-
-
-def history(values: list[list[float]], steps: list[int] | None = None, **more: Any) -> History:
-    """A history whose NaN stand for NaN in the tensors, unless `measured` says that nothing was measured there."""
-    array = np.array(values, np.float64).reshape(len(values), -1)
-    measured = more.pop("measured", np.ones(array.shape, bool))
-    fields = {
-        "steps": np.array(range(len(values)) if steps is None else steps, np.int64),
-        "sites": tuple(f"blocks.{at}" for at in range(array.shape[1])),
-        "values": array,
-        "stat": "rms",
-        "role": "grad_output",
-        "measured": np.array(measured, bool),
-        "nonfinite": ~np.isfinite(array) & measured,
-    }
-    return History(**fields | more)
-
-
-def exponents(shares: list[dict[int, float]], **more: Any) -> Exponents:
-    """Rows with these shares, by power of two."""
-    table = np.zeros((len(shares), 256))
-    for row, each in enumerate(shares):
-        for power, share in each.items():
-            table[row, power - LOWEST + 1] = share
-    nothing = np.zeros(len(shares))
-    fields = {
-        "steps": tuple(range(len(shares))),
-        "sites": ("fc",) * len(shares),
-        "shares": table,
-        "zero": nothing,
-        "nonfinite": nothing,
-        "role": "output",
-    }
-    return Exponents(**fields | more)
 
 
 def points(line: Any) -> list[tuple[float, float]]:
@@ -262,6 +226,43 @@ def test_where_formats_end_is_marked_if_it_is_in_sight() -> None:
 def test_a_site_of_zeros_alone_and_one_without_numbers_give_pictures() -> None:
     assert pixels(plot_histogram(exponents([{}], zero=np.array([1.0])))).std() > 0
     assert pixels(plot_histogram(exponents([{}], zero=np.array([NAN]), nonfinite=np.array([NAN])))).std() > 0
+
+
+# States of optimizers.
+
+
+def optimizer_run() -> TypedRecording:
+    """A weight of two elements and a bias of one, each with a counter and a moment, in one step."""
+    build = RecordingBuilder()
+    fc = build.module("fc", "Linear", parent=build.module("", "Net"))
+    build.step(0, 0, 100)
+    for parameter, moment in (("weight", [1.0, 2.0]), ("bias", [3.0])):
+        for state, numbers in (("step", [1.0]), ("exp_avg", moment)):
+            build.value(build.site(fc, "optimizer_state", f"{parameter}.{state}"), numbers, phase="optimizer")
+    return build.data()
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ({}, ["fc.weight.exp_avg", "fc.bias.exp_avg"]),
+        ({"slot": "weight.step"}, ["fc.weight.step"]),
+        ({"path": "fc.*.step"}, ["fc.weight.step", "fc.bias.step"]),
+        ({"path": "fc.bias"}, ["fc.bias.step", "fc.bias.exp_avg"]),
+    ],
+)
+def test_counters_are_left_out_of_a_heat_map_of_states_that_has_others(
+    how: dict[str, Any], expected: list[str]
+) -> None:
+    recording = Recording(optimizer_run())
+    ax = recording.plot(role="optimizer_state", kind="heatmap", stat="max", **how)
+    assert words(ax.get_yticklabels()) == expected
+
+
+def test_counters_have_lines_and_histories() -> None:
+    recording = Recording(optimizer_run())
+    assert len(recording.plot(role="optimizer_state", stat="max").lines) == 4
+    assert len(recording.history(role="optimizer_state", stat="max").sites) == 4
 
 
 # The whole way.

@@ -1,15 +1,16 @@
 """How the magnitudes of tensors are spread over the powers of two: of one site over steps, or of many in one step."""
 
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from ..recording.protocols import RecordingData
 from ..recording.spread import read_spread
 from ..recording.statistics import Numbers
 from ..recording.wording import first_few
+from .calls import column_of
 from .value_cells import Cells, group_rows, merge_spreads
 from .value_sites import SelectedValues, Wanted, select_values
 
@@ -38,8 +39,12 @@ def build_exponents(data: RecordingData, wanted: Wanted, step: int | None = None
         TypeError, ValueError: nothing is meant, no histograms were recorded, or without a step several sites are
             meant.
     """
-    found = select_values(data, wanted if step is None else replace(wanted, steps=[step]))
-    found = found.filter(_is_measured(found.table))
+    meant = wanted if step is None else _in_step(wanted, step)
+    found = select_values(data, meant)
+    measured = _is_measured(found)
+    if not measured.any():
+        raise ValueError(_describe_none(data, meant, "steps" if step is None else "step"))
+    found = found.filter(measured)
     cells = group_rows(found)
     sites = np.unique(cells.site)
     if step is None and len(sites) > 1:
@@ -51,11 +56,23 @@ def build_exponents(data: RecordingData, wanted: Wanted, step: int | None = None
     return _shares(found, cells, wanted.role)
 
 
-def _is_measured(values: pa.Table) -> npt.NDArray[np.bool_]:
-    measured: npt.NDArray[np.bool_] = np.asarray(values["histogram"].is_valid())
-    if not measured.any():
-        raise ValueError("no histograms were recorded of these tensors. Record them with Capture(stats=2).")
+def _in_step(wanted: Wanted, step: int) -> Wanted:
+    return replace(wanted, steps=step if isinstance(step, Integral) else [step])
+
+
+def _is_measured(found: SelectedValues) -> npt.NDArray[np.bool_]:
+    measured: npt.NDArray[np.bool_] = np.asarray(found.table["histogram"].is_valid())
     return measured
+
+
+def _describe_none(data: RecordingData, wanted: Wanted, argument: str) -> str:
+    """Why there is no histogram: none was recorded, or only in other steps."""
+    found = select_values(data, replace(wanted, steps=None))
+    steps = np.unique(column_of(found.table, "step")[_is_measured(found)]).tolist()
+    if not steps:
+        return "no histograms were recorded of these tensors. Record them with Capture(stats=2)."
+    named = first_few(steps, 8)
+    return f"{argument}={wanted.steps!r}: no histogram was recorded there; there are some in steps {named}"
 
 
 def _shares(found: SelectedValues, cells: Cells, role: str) -> Exponents:

@@ -59,6 +59,7 @@ class Wanted:
     call: int | None = None
     steps: Any = None
     kept: bool = False  # only rows of which a whole tensor was kept
+    counters: bool = True  # False: no states that have one element of every parameter, where there are others
 
 
 class _Site(NamedTuple):
@@ -86,6 +87,8 @@ def select_values(data: RecordingData, wanted: Wanted) -> SelectedValues:
     meant = _matching(paths, distinct, places, wanted)
     kept = meant[site_of_row]
     kept &= _narrowed(kept, values, sites, at, wanted)
+    if not wanted.counters:
+        kept &= _is_no_counter(kept, values, sites, at)
     rows = np.flatnonzero(kept)
     rows = rows[_is_preferred(values.take(rows), site_of_row[rows])]
     rows = _once_a_measurement(rows, site_of_row, values)
@@ -236,6 +239,20 @@ def _narrowed(
                 )
             kept = narrowed
     return kept & in_steps(column_of(values, "step"), kept, wanted)
+
+
+def _is_no_counter(
+    kept: npt.NDArray[np.bool_], values: pa.Table, sites: pa.Table, at: Rows
+) -> npt.NDArray[np.bool_]:
+    """Which rows are of a state, the last part of the slot, that has more than one element of some parameter."""
+    states = np.array([state_of(slot) for slot in sites["slot"].to_pylist()], object)[at]
+    larger = set(states[kept & (column_of(values, "numel") > 1)])
+    return np.array([not larger or state in larger for state in states], np.bool_)
+
+
+def state_of(name: str) -> str:
+    """What an optimizer calls a state: `exp_avg` of `fc.weight.exp_avg`."""
+    return name.rpartition(".")[2]
 
 
 def in_steps(steps: Rows, of: npt.NDArray[np.bool_], wanted: Wanted) -> npt.NDArray[np.bool_]:

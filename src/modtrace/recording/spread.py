@@ -156,6 +156,8 @@ class SpreadColumns:
     def flushed_fraction(self, format: str) -> Numbers:
         """The part that is not zero and below the smallest subnormal number of a format.
 
+        Rounding to nearest makes zero of those up to half of it, and keeps the others as the smallest subnormal.
+
         NaN where that of float32 or bf16 is asked for, and some are below 2^-126: there is one bin for all of them.
         """
         smallest = to_format(format).smallest_subnormal

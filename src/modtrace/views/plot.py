@@ -10,6 +10,7 @@ from ..analysis.exponents import Exponents, build_exponents
 from ..analysis.history import History, build_history
 from ..analysis.value_sites import Wanted
 from ..recording.protocols import RecordingData
+from ..recording.role import OPTIMIZER_STATE
 from .plot_heatmap import plot_heatmap
 from .plot_histogram import plot_histogram
 from .plot_lines import plot_lines
@@ -41,6 +42,8 @@ def find_plotted(
         return build_exponents(data, wanted, step)
     if step is not None:
         raise ValueError(f"step={step!r} is for kind='histogram'. Give steps= to choose the steps of {kind}.")
+    if kind == "heatmap" and wanted.role == OPTIMIZER_STATE and wanted.slot is None:
+        wanted = replace(wanted, counters=False)  # Adam's `step` would take the colours of all moments
     return build_history(data, stat, wanted)
 
 

@@ -1,11 +1,14 @@
 """A statistic as colour: a row for each site, a column for each step."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ..analysis.history import History
+from ..analysis.value_sites import state_of
+from ..recording.role import OPTIMIZER_STATE
 from ..recording.statistics import Numbers
 from .plot_style import (
     NONFINITE_COLOR,
@@ -27,7 +30,11 @@ _HATCH = "xxxxx"
 
 
 def plot_heatmap(history: History, ax: "Axes | None" = None) -> "Axes":
-    """Draws the map, the first layer on top. Cells with NaN or infinite numbers are hatched, unmeasured ones grey."""
+    """Draws the map, the first layer on top. Cells with NaN or infinite numbers are hatched, unmeasured ones grey.
+
+    States of optimizers stand state by state.
+    """
+    history = _by_state(history) if history.role == OPTIMIZER_STATE else history
     count = len(history.sites)
     ax = new_axes(7.4, float(np.clip(0.21 * count + 1.3, 2.6, 10))) if ax is None else ax
     bad = history.measured & (history.nonfinite | ~np.isfinite(history.values))
@@ -49,6 +56,19 @@ def plot_heatmap(history: History, ax: "Axes | None" = None) -> "Axes":
         ax, bad=bool(bad.any()), unmeasured=bool((is_empty & ~bad[columns]).any() or (columns < 0).any())
     )
     return ax
+
+
+def _by_state(history: History) -> History:
+    """All parameters' first state, then all their second one: as far as names are left out, the next one tells."""
+    states = [state_of(site) for site in history.sites]
+    order = sorted(range(len(states)), key=lambda at: states.index(states[at]))
+    return replace(
+        history,
+        sites=tuple(history.sites[at] for at in order),
+        values=history.values[:, order],
+        measured=history.measured[:, order],
+        nonfinite=history.nonfinite[:, order],
+    )
 
 
 def cells_of(steps: npt.NDArray[np.int64]) -> tuple[Numbers, npt.NDArray[np.int64]]:

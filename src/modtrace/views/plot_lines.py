@@ -186,7 +186,7 @@ def _name_on_bar(ax: "Axes", history: History) -> None:
 
     count = len(history.sites)
     shown = ScalarMappable(Normalize(-0.5, count - 0.5), many_colors(count))
-    bar = add_bar(ax, shown)
+    bar = add_bar(ax, shown, "site, in the order of the model")
     ticks = few_of(history.sites, _NAMED_ON_BAR)
     bar.set_ticks(ticks, labels=[history.sites[at] for at in ticks], size="small")
     bar.ax.invert_yaxis()
