@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "cli": _ENGINE | {"face", "live", "model_graph", "__init__"},
     "integrations": _ENGINE | {"face", "live", "model_graph", "__init__"},
     "__main__": {"cli"},
-    "__init__": _ENGINE | {"face", "live", "model_graph"},
+    "__init__": _ENGINE | {"face", "live", "model_graph", "tensor_tracker"},
 }
 MAY_IMPORT_TORCH = {"torch_internals", "measure", "collect", "replay", "integrations"}
 NEVER_AT_IMPORT = {"pandas", "matplotlib", "triton", "transformers"}

@@ -85,6 +85,12 @@ def test_dir_shows_the_public_names() -> None:
     assert dir(modtrace) == sorted(PUBLIC)
 
 
+def test_interface_of_tensor_tracker_is_there_without_an_import_of_its_own() -> None:
+    program = "import modtrace; print(modtrace.tensor_tracker.track is modtrace.track)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
 def test_mod_tracker_is_module_tracker() -> None:
     assert modtrace.ModTracker is modtrace.ModuleTracker
 
