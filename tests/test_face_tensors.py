@@ -1,13 +1,19 @@
 """Whole tensors of a real run are read back by their place, while it runs and afterwards."""
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import modtrace
+from modtrace.errors import RecordingError
 from modtrace.face import Recording
+from modtrace.live import LiveRecording
+from modtrace.store.tensor_shards import TensorShards
 
 
 class Recorded:
@@ -59,3 +65,75 @@ def test_tensors_are_read_while_the_run_goes_on(recorded: Recorded) -> None:
 def test_copy_has_them_too(recorded: Recorded, tmp_path: Path) -> None:
     recorded.rec.write(tmp_path / "copy.modtrace")
     recorded.check(modtrace.open_recording(tmp_path / "copy.modtrace"))
+
+
+def test_whole_tensors_that_are_still_to_be_written_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeded: None
+) -> None:
+    """The thread that writes them does so only when somebody waits."""
+    asked = threading.Event()
+    write, wait = TensorShards._write, TensorShards.wait
+
+    def write_if_asked(shards: TensorShards, batch: Any) -> None:
+        asked.wait()
+        write(shards, batch)
+
+    def ask(shards: TensorShards) -> None:
+        asked.set()
+        wait(shards)
+
+    monkeypatch.setattr(TensorShards, "_write", write_if_asked)
+    monkeypatch.setattr(TensorShards, "wait", ask)
+    model, kept = nn.Linear(4, 3), modtrace.Capture(roles="output", tensors=True)
+    readers: list[Callable[[LiveRecording, int], Any]] = [
+        lambda rec, step: rec.tensor("", step),
+        lambda rec, step: next(iter(rec.tensors("", steps=[step])))[1],
+        lambda rec, step: torch.from_numpy(rec.stack("", step).values[0]),
+        lambda rec, step: copied(rec, tmp_path / "copy.modtrace").tensor("", step),
+    ]
+    with modtrace.record(model, to=tmp_path / "run.modtrace", values=kept, strict=True) as rec:
+        try:
+            for step, read in enumerate(readers):
+                with torch.no_grad():
+                    output = model(torch.randn(2, 4))
+                rec.step()
+                assert torch.equal(read(rec, step), output)
+                asked.clear()
+        finally:
+            asked.set()
+
+
+def copied(rec: Recording, to: Path) -> Recording:
+    rec.write(to)
+    return modtrace.open_recording(to)
+
+
+def run_with_little_room(to: Path | None, numbers: int) -> Recording:
+    """Three steps that return so many numbers of four bytes each."""
+    model, kept = nn.ReLU(), modtrace.Capture(roles="output", tensors=True)
+    room = modtrace.TensorOptions(max_bytes=4096, when_full="drop")
+    with modtrace.record(model, to=to, values=kept, tensors=room, strict=True) as rec:
+        for step in range(3):
+            model(torch.full((numbers,), float(step)))
+            rec.step()
+    return rec
+
+
+def test_in_memory_the_newest_tensors_that_there_is_room_for_are_kept() -> None:
+    rec = run_with_little_room(None, 1024)
+    assert rec.tensor("", 2).tolist() == [2.0] * 1024
+    with pytest.raises(RecordingError):
+        rec.tensor("", 1)
+    assert len(rec.meta.marks) == 1
+
+
+def test_in_a_folder_a_tensor_that_is_larger_than_the_room_is_left_out(tmp_path: Path) -> None:
+    rec = run_with_little_room(tmp_path / "run.modtrace", 2048)
+    with pytest.raises(ValueError, match=r"^no whole tensors were kept here"):
+        rec.tensor("", 2)
+    assert len(rec.meta.marks) == 1
+
+
+def test_options_of_tensors_that_are_none_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"^tensors=4096: give modtrace\.TensorOptions\(\.\.\.\)$"):
+        modtrace.record(nn.ReLU(), tensors=4096)

@@ -1,10 +1,13 @@
 """What a `Recording` says about values."""
 
 import math
+from typing import Any
 
 import pytest
 
 from builders import RecordingBuilder
+from modtrace import face
+from modtrace.analysis.value_sites import Wanted
 from modtrace.face import Recording
 
 
@@ -64,3 +67,35 @@ def test_first_nonfinite_values_are_found() -> None:
         1,
     )
     assert Recording(RecordingBuilder().data()).first_nonfinite() is None
+
+
+def test_all_that_is_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def note(data: Any, *given: Any, **named: Any) -> list[Any]:
+        asked.append((*given, *named.values()))
+        return []
+
+    for name in ("build_history", "build_stack", "find_plotted", "find_tensors"):
+        monkeypatch.setattr(face, name, note)
+    monkeypatch.setattr(face, "draw", lambda found, kind, ax: asked.append((kind, ax)))
+    recording = Recording(RecordingBuilder().data())
+    where: dict[str, Any] = {"slot": "[1]", "phase": "forward", "call": 2}
+    recording.history("a", "input", "max", steps="1:3", **where)
+    recording.stack("a", 4, "input", **where)
+    recording.tensors("a", role="input", steps="1:3", **where)
+    recording.plot("a", "input", "max", "heatmap", step=4, steps="1:3", ax="mine", **where)
+
+    some, all_steps = ("input", "[1]", "forward", 2), ("input", "[1]", "forward", 2, "1:3")
+    assert asked == [
+        ("max", Wanted("a", *all_steps)),
+        (4, Wanted("a", *some)),
+        ("a", Wanted(None, *all_steps)),
+        (Wanted("a", *all_steps), "max", "heatmap", 4),
+        ("heatmap", "mine"),
+    ]
+
+
+def test_a_picture_that_has_no_such_name_is_refused_before_it_is_drawn() -> None:
+    with pytest.raises(ValueError, match=r"^a\.gif: a plot's name ends in"):
+        Recording(RecordingBuilder().data()).write_plot("a.gif")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -213,6 +214,34 @@ def test_an_update_has_its_size_relative_to_its_parameter() -> None:
     assert found.values[:, 0] == pytest.approx([0.1, 0.1, 0.1])
 
 
+def test_an_update_whose_parameter_was_not_measured_or_is_zero_has_no_finite_size() -> None:
+    build = RecordingBuilder()
+    net = build.module("", "Net")
+    for step, weight in enumerate(([3.0, 4.0], [0.0, 0.0], None)):
+        build.step(step, 100 * step, 100 * step + 99)
+        build.value(build.site(net, "update", "a"), [1.0], phase="optimizer")
+        if weight is not None:
+            build.parameter(net, "b", weight)
+        build.value(build.site(net, "update", "b"), [0.3, 0.4], phase="optimizer")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = history(build.data(), "relative", role="update")
+    assert (found.sites, found.stat, found.role) == (("a", "b"), "relative", "update")
+    nan = math.nan
+    np.testing.assert_array_equal(found.values, [[nan, 0.1], [nan, math.inf], [nan, nan]])
+
+
+def test_a_cell_is_not_finite_if_one_of_its_rows_is_not() -> None:
+    build, fc = one_module()
+    build.step(0, 0, 100)
+    for nth, number in enumerate((1.0, math.inf, 2.0)):
+        build.output(build.call(fc, 10 * nth, 10 * nth + 5, nth=nth), [number])
+
+    assert history(build.data()).nonfinite.tolist() == [[True]]
+    assert history(build.data(), call=2).nonfinite.tolist() == [[False]]
+
+
 def test_some_steps_alone_are_shown() -> None:
     data = typed_run(steps=(0, 1, 2, 3, 10))
     for steps, expected in (
@@ -251,6 +280,8 @@ def test_numbers_that_a_function_of_the_users_returned_have_a_history() -> None:
         ([1.0, {"top": [3, 4]}], "user:1:top:0", 3.0),
         ("text", "user", math.nan),
         ({"other": 1}, "user:entropy", math.nan),
+        ([1.0, 2.0], "user:2", math.nan),
+        ([1.0, 2.0], "user:mean", math.nan),
     ):
         found = history(typed_run(1, (0,), user=json.dumps(user)), stat)
         np.testing.assert_array_equal(found.values, [[expected]])

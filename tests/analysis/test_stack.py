@@ -74,6 +74,33 @@ def test_of_a_structure_the_first_slot_is_taken() -> None:
     assert run.stack(slot="[1]").values.tolist() == [[9, 9], [9, 9]]
 
 
+def test_parameters_of_a_module_stand_beside_each_other() -> None:
+    run = Run()
+    run.build.step(0, 0, 99)
+    for at, name in enumerate(("weight", "bias")):
+        run.tensors[name] = raw([at])
+        run.build.parameter(run.blocks[0], name, [1.0], blob=name)
+
+    found = run.stack(role="parameter")
+    assert found.sites == ("blocks.0.weight", "blocks.0.bias")
+    assert found.values.tolist() == [[0], [1]]
+
+
+def test_of_each_op_the_first_slot_is_taken() -> None:
+    run = Run()
+    run.build.step(0, 0, 99)
+    call = run.build.call(run.blocks[0], 0, 5, nth=0)
+    for at, (op, slot) in enumerate((("aten.split", "[0]"), ("aten.split", "[1]"), ("aten.relu", ""))):
+        row = {"site_id": at, "module_id": run.blocks[0], "nth": 0, "role": "op_output", "slot": slot}
+        run.build._rows["sites"].append(row | {"op": op, "op_nth": 0})
+        run.tensors[str(at)] = raw([at])
+        run.build.value(at, [1.0], call=call, op_id=at, blob=str(at))
+
+    found = run.stack(role="op_output")
+    assert found.sites == ("blocks.0/aten.split[0]", "blocks.0/aten.relu")
+    assert found.values.tolist() == [[0], [2]]
+
+
 def test_the_step_is_the_only_one_or_said() -> None:
     run = Run()
     run.step(3, [{"": raw([1])}])

@@ -155,3 +155,25 @@ def test_several_tensors_of_one_call_are_read_one_by_one() -> None:
         rec.tensor("weight", role="parameter_grad")
     found = rec.tensors("weight", role="parameter_grad")
     assert [(step, each.tolist()) for step, each in found] == [(0, [3]), (0, [4])]
+
+
+def test_tensor_that_several_rows_share_is_one() -> None:
+    """What two calls returned is the same memory, written once."""
+    build = RecordingBuilder()
+    head = build.module("", "Linear")
+    build.step(0, 0, 10)
+    for nth in range(2):
+        build.output(build.call(head, nth, nth + 1, nth=nth), [1.0], **blob(3))
+    rec = Recording(KeptRecording(build))
+    assert rec.tensor("").tolist() == [3]
+    assert [(step, each.tolist()) for step, each in rec.tensors("")] == [(0, [3])]
+
+
+def test_tensors_come_in_the_order_of_measuring_and_not_of_writing() -> None:
+    build = RecordingBuilder()
+    head = build.module("", "Linear")
+    build.step(0, 0, 10)
+    for number, order in ((3, 8), (4, 5)):
+        build.parameter_grad(head, "weight", [1.0], order=order, **blob(number))
+    found = Recording(KeptRecording(build)).tensors("weight", role="parameter_grad")
+    assert [(step, each.tolist()) for step, each in found] == [(0, [4]), (0, [3])]

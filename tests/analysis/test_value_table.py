@@ -117,6 +117,18 @@ def test_an_update_is_set_beside_the_parameter_of_the_same_optimizer_step() -> N
     ]
 
 
+def test_updates_are_counted_in_the_order_of_measuring_and_not_of_writing() -> None:
+    build = RecordingBuilder()
+    net = build.module("", "Net")
+    build.step(0, 0, 100)
+    for order, size in ((2, 10.0), (0, 20.0)):
+        build.parameter(net, "w", [size], order=order)
+    for order in (1, 3):
+        build.value(build.site(net, "update", "w"), [1.0], phase="optimizer", order=order)
+
+    assert rows_of(build.data(), ["role", "relative"])[2:] == [("update", 0.05), ("update", 0.1)]
+
+
 def test_what_an_op_read_is_no_parameter_that_an_update_was_made_to() -> None:
     build = RecordingBuilder()
     net = build.module("", "Net")

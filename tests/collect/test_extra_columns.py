@@ -153,6 +153,18 @@ def test_what_cannot_be_read_from_its_device_is_null_with_a_note():
     assert row == {name: value for name, value in EXPECTED.items() if name != "sumabs"}
 
 
+def test_what_a_function_returns_on_a_device_is_of_any_dtype():
+    for returned, expected in (
+        (torch.tensor([1.5, -2.0], dtype=torch.bfloat16), "[1.5, -2.0]"),
+        (torch.tensor([[True], [False]]), "[[true], [false]]"),
+        (torch.tensor([3, 250], dtype=torch.uint8), "[3, 250]"),
+    ):
+        extra = Extra()
+        extra.user = [(first, returned)]
+        (row,) = rows(extra_columns([extra], [Want(functions=(first,))]), 1)
+        assert row == {"user": expected}
+
+
 def test_what_lies_on_a_device_is_read_in_one_transfer_a_kind(monkeypatch):
     stacked = []
     stack = torch.stack

@@ -113,3 +113,66 @@ def test_modules_that_a_generator_runs_are_stashed() -> None:
     assert [torch.equal(stash.value, each) for stash, each in zip(tracker[1:4], outputs, strict=True)] == [
         True
     ] * 3
+
+
+class Same(nn.Module):
+    """Returns its input."""
+
+    def forward(self, x):
+        return x
+
+
+def test_leaf_that_is_returned_twice_after_a_backward_has_its_gradient_for_both_calls() -> None:
+    model, x = Same(), torch.ones(2, requires_grad=True)
+    with modtrace.track(model, strict=True) as tracker:
+        (model(x) * 2).sum().backward()
+        first, second = model(x), model(x)
+        (first * 3 + second * 5).sum().backward()
+    found = [(stash.call, stash.value[0].tolist()) for stash in tracker if stash.grad]
+    assert [value for _, value in found] == [[2.0, 2.0], [8.0, 8.0], [8.0, 8.0]]
+
+
+def test_view_that_is_used_and_then_written_to_has_one_stash_of_gradients() -> None:
+    """The gradient comes to the view itself, by the first use, and by the second to what it is a view of."""
+    model, relu = nn.Sequential(nn.Linear(2, 2)), nn.ReLU(inplace=True)
+    x = torch.randn(2, 3, 2, requires_grad=True)
+    with modtrace.track(model, strict=True) as tracker:
+        output = model(x)
+        (output * 2).sum().add(relu(output).sum()).backward()
+    assert names(tracker) == [("0", False), ("", False), ("", True), ("0", True)]
+    assert [stash.first_value.tolist() for stash in tracker if stash.grad] == [[[[2.0, 2.0]] * 3] * 2] * 2
+
+
+class Two(nn.Module):
+    """Returns a product of each input."""
+
+    def forward(self, x, y):
+        return x * 2, y * 3
+
+
+def test_backward_that_begins_with_an_edge_of_the_graph_brings_both_gradients_together() -> None:
+    model, x = Two(), torch.ones(1, requires_grad=True)
+    with modtrace.track(model, strict=True) as tracker:
+        a, b = model(x, x)
+        torch.autograd.backward(torch.autograd.graph.get_gradient_edge(a * 5 + b * 7))
+    assert [stash.value for stash in tracker if stash.grad] == [(torch.tensor([5.0]), torch.tensor([7.0]))]
+
+
+def test_gradient_that_a_backward_with_inputs_does_not_bring_is_not_waited_for() -> None:
+    model, x, y = Two(), torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
+    known: list[int] = []
+    with modtrace.track(model, strict=True) as tracker:
+        a, b = model(x, y)
+        x.register_hook(lambda gradient: known.append(len(tracker)))
+        (a + b).sum().backward(inputs=[x])
+    assert [stash.value for stash in tracker if stash.grad] == [(torch.tensor([1.0]), None)]
+    assert known == [2]  # before the backward has ended
+
+
+def test_two_trackers_at_one_leaf_hear_its_gradient_each() -> None:
+    model, x = Same(), torch.ones(1, requires_grad=True)
+    with modtrace.track(model, strict=True) as one, modtrace.track(model, strict=True) as other:
+        (model(x) * 3).sum().backward()
+    assert [stash.value for stash in one] == [torch.tensor([1.0]), (torch.tensor([3.0]),)]
+    assert list(other) == list(one)
+    assert not x._backward_hooks

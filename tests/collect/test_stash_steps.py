@@ -147,6 +147,27 @@ def test_recompute_without_the_other_modules_of_its_region_is_still_the_right_ca
     assert None not in {part for place in places(tracker) for part in place}
 
 
+def test_module_of_a_region_whose_other_modules_are_not_tracked_is_recomputed_as_its_calls() -> None:
+    first, second = nn.Tanh(), nn.Linear(2, 2)
+
+    def run(x: Tensor) -> Tensor:
+        return first(second(first(second(x))))
+
+    with Tracker(strict=True) as tracker:
+        tracker.register(second, "second")
+        x = torch.ones(1, 2, requires_grad=True)
+        for _ in range(2):
+            x = checkpoint(run, x, use_reentrant=False)
+        x.sum().backward()
+    assert places(tracker) == [
+        *(("second", "forward", 0, call) for call in range(4)),
+        *(("second", "recompute", 0, call) for call in (2, 3)),
+        *(("second", "backward", 0, call) for call in (3, 2)),
+        *(("second", "recompute", 0, call) for call in (0, 1)),
+        *(("second", "backward", 0, call) for call in (1, 0)),
+    ]
+
+
 def test_unrelated_calls_in_the_backward_of_a_custom_function_are_backward() -> None:
     inner = nn.Linear(2, 2)
 
@@ -228,3 +249,32 @@ def test_tracker_entered_in_a_forward_stashes_what_runs_inside() -> None:
     model = Outer()
     model(torch.ones(2))
     assert places(model.tracker) == [("inner", "forward", 0, 0)]
+    with track(model, strict=True):  # calls are followed already when the inner one begins
+        model(torch.ones(2))
+    assert places(model.tracker) == [("inner", "forward", 0, 0)]
+
+
+def test_numbers_of_steps_are_final_when_modules_are_not_registered_any_more() -> None:
+    """Two calls wait for a backward until then."""
+    model = nn.Linear(2, 2)
+    with modtrace.record(model, strict=True, values=None) as rec:
+        tracker = track(model, strict=True)
+        outputs = [model(torch.ones(2)), model(torch.ones(2))]
+        outputs.pop().sum().backward()
+        outputs.append(model(torch.ones(2)))
+        model.zero_grad()
+        tracker.unregister()
+    assert [(each.step, each.call) for each in tracker] == [(0, 0), (1, 0), (1, 0), (1, 1)]
+    calls = rec.table("calls").to_pylist()
+    assert [(row["step"], row["nth"]) for row in calls] == [(0, 0), (1, 0), (1, 1)]
+
+
+def test_steps_are_counted_from_zero_when_modules_are_registered_again() -> None:
+    model = nn.Linear(2, 2)
+    tracker = Tracker(strict=True)
+    for _ in range(2):
+        tracker.register_all(model)
+        model(torch.ones(2)).sum().backward()
+        model.zero_grad()
+        tracker.unregister()
+    assert places(tracker) == [("", "forward", 0, 0), ("", "backward", 0, 0)] * 2

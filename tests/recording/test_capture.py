@@ -1,8 +1,10 @@
 """What `record(values=...)` may be told."""
 
+import json
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from modtrace.recording.capture import STATS, Capture, to_captures, to_json
@@ -37,6 +39,10 @@ def test_all_roles_are_those_that_can_be_had() -> None:
     assert without == tuple(role for role in ROLES if role not in {"op_output", "leaf"})
 
 
+def test_a_role_that_is_given_twice_counts_once() -> None:
+    assert Capture(roles=["output", "input", "output"]).roles == ("output", "input")
+
+
 @pytest.mark.parametrize(
     "arguments, text",
     [
@@ -45,6 +51,7 @@ def test_all_roles_are_those_that_can_be_had() -> None:
         ({"roles": ()}, "roles=(): give at least one, such as 'output'"),
         ({"stats": 3}, "stats=3: give 0 for none, 1 for the usual ones, 2 for all"),
         ({"sample": -1}, "sample=-1: give a number of values, at most 65,536"),
+        ({"sample": 65_537}, "sample=65537: give a number of values, at most 65,536"),
         ({"on_trigger": -1}, "on_trigger=-1: give a number of steps, 0 for no waiting"),
         ({"tensors": "copy"}, "tensors='copy': give True, False or 'lazy'"),
         (
@@ -119,3 +126,10 @@ def test_meta_says_what_was_asked_for() -> None:
             },
         ]
     }
+
+
+def test_meta_can_be_written_of_numbers_of_numpys() -> None:
+    asked = Capture(roles="output", stats=np.int64(2), sample=np.int16(3), on_trigger=np.uint8(1))
+    assert json.dumps(to_json([asked])) == (
+        '{"values": [{"roles": ["output"], "stats": 2, "on_trigger": 1, "sample": 3}]}'
+    )

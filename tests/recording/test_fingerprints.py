@@ -25,6 +25,7 @@ from modtrace.recording.fingerprints import (
     merge_hashes,
     merge_sketches,
     mix,
+    place_chunks,
     sketch_distance,
     sketch_of_ones,
 )
@@ -84,6 +85,16 @@ def test_the_sketch_of_ones_of_a_huge_tensor_takes_no_memory_and_cannot_be_writt
     assert 0 < np.linalg.norm(sketch) < 4 * math.sqrt(3 * 2**32)
     with pytest.raises(ValueError, match="read-only"):
         sketch[0] = 1
+
+
+def test_the_sketch_of_ones_goes_on_behind_the_chunks_that_are_placed_at_once():
+    chunk, swap, negative = sketch_of_ones(CHUNK), int(chunk_swap(0)), int(chunk_signs(0))
+    sums = np.empty(LANES)
+    for bucket in range(LANES):  # as if the chunk had no place yet
+        sums[bucket ^ swap] = -chunk[bucket] if negative >> bucket & 1 else chunk[bucket]
+    added = place_chunks(sums, np.arange(4096, 5000)).sum(axis=0)
+    assert (sketch_of_ones(5000 * CHUNK) - sketch_of_ones(4096 * CHUNK)).tolist() == added.tolist()
+    assert sketch_of_ones(5000 * CHUNK)[:4].tolist() == [-2152.0, 2652.0, -148.0, 740.0]
 
 
 @given(st.integers(0, 2**64 - 1))

@@ -59,6 +59,18 @@ def test_tensor_is_the_users_own() -> None:
     assert bytes(raw.data) == each.data
 
 
+@pytest.mark.parametrize("shape", [(3,), (0,)])
+def test_tensor_is_in_memory_whatever_the_users_device_is(shape: tuple[int, ...]) -> None:
+    with torch.device("meta"):
+        tensor = raw_of(given_tensor("t", "float32", shape)).to_torch()
+    assert (tensor.device.type, tuple(tensor.shape)) == ("cpu", shape)
+
+
+def test_word_of_torch_that_is_no_dtype_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"has no dtype 'nn'\. Use to_numpy\(\)"):
+        RawTensor(dtype="nn", shape=(3,), data=memoryview(b"abc")).to_torch()
+
+
 def test_what_numpy_lacks_comes_as_its_bits() -> None:
     ones = torch.ones(2)
     for dtype, bits in ((torch.bfloat16, [0x3F80] * 2), (torch.float8_e4m3fn, [0x38] * 2)):

@@ -3,6 +3,7 @@
 import pytest
 
 from modtrace.recording.schedule import StepPredicate, to_schedule
+from modtrace.recording.step_range import StepRange
 
 
 @pytest.mark.parametrize(
@@ -13,6 +14,7 @@ from modtrace.recording.schedule import StepPredicate, to_schedule
         ("::2", [0, 2, 4]),
         (range(1, 6, 3), [1, 4]),
         (slice(4, None), [4, 5]),
+        (StepRange(2, 5), [2, 3, 4]),
         ([5, 0], [0, 5]),
         ({3}, [3]),
         (lambda step: step % 3 == 1, [1, 4]),
@@ -37,8 +39,16 @@ def test_a_function_is_asked_once_for_each_step() -> None:
     assert asked == [3, 4]
 
 
+def test_the_last_four_thousand_answers_of_a_function_are_remembered_and_no_more() -> None:
+    asked: list[int] = []
+    schedule = to_schedule(lambda step: bool(asked.append(step)))
+    for number in (*range(4097), 4096, 1, 0):
+        assert number not in schedule
+    assert asked == [*range(4097), 0]
+
+
 def test_where_a_function_raises_the_step_is_not_meant_and_the_first_error_is_kept() -> None:
-    schedule = to_schedule(lambda step: 1 // step)
+    schedule = to_schedule(lambda step: 1 // (step % 2))
     assert isinstance(schedule, StepPredicate)
     assert schedule.error is None
     assert [number for number in range(3) if number in schedule] == [1]

@@ -71,12 +71,12 @@ def test_without_places_of_the_parts_the_largest_has_none() -> None:
 
 
 def test_what_one_part_does_not_have_the_whole_does_not_have() -> None:
-    measured, unmeasured = value_rows([[1.0, -2.0]]), value_rows([[4.0]])
+    measured, unmeasured = value_rows([[1.0, -2.0, 0.0, 0.0]]), value_rows([[4.0]])
     for name in ("sumabs", "zero_count", "sum4", "argmax", "histogram"):
         at = unmeasured.column_names.index(name)
         unmeasured = unmeasured.set_column(at, unmeasured.field(at), pa.nulls(1, unmeasured.field(at).type))
-    merged = merge_spread(read_spread(pa.concat_tables([measured, unmeasured])), offsets=[0, 2])
-    expected = {"count": 3, "min": -2, "max": 4, "sumabs": nan, "zero_count": -1, "sum4": nan}
+    merged = merge_spread(read_spread(pa.concat_tables([measured, unmeasured])), offsets=[0, 4])
+    expected = {"count": 5, "min": -2, "max": 4, "sumabs": nan, "zero_count": -1, "sum4": nan}
     np.testing.assert_equal(said(merged), expected | {"argmax": -1, "histogram": None, "channel_max": None})
     assert np.isnan(merged.mean_abs).all() and np.isnan(merged.quantile(0.5).low).all()
 
@@ -122,6 +122,13 @@ def test_groups_of_one_row_are_only_picked() -> None:
     columns = spread([[1.0], [2.0, 4.0]])
     groups = list(np.tile(np.array([[1], [0]]), (1000, 1)))
     assert merge_groups(columns, groups).mean_abs.tolist() == [3.0, 1.0] * 1000
+
+
+def test_histograms_of_rows_that_no_group_has_are_not_kept() -> None:
+    columns = spread([[float(number)] for number in range(50)])
+    merged = merge_groups(columns, [np.array([3]), np.array([1, 2])])
+    assert len(merged.histogram) == 2
+    assert merged.mean_abs.tolist() == [3.0, 1.5]
 
 
 @pytest.mark.parametrize("rows", [slice(None), np.array([0, 1]), slice(0, 2)])
