@@ -3,18 +3,19 @@
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from .analysis.module_tree import ModuleTree
 from .errors import MisuseError
 from .face import Recording
 from .optional import require
 from .recording.capture import STATS, Capture, Patterns, to_captures
 from .recording.capture import to_json as captures_to_json
 from .recording.memory import MemoryRecording
-from .recording.meta import RunMeta
+from .recording.meta import HELD, Note, RunMeta
 from .recording.op_options import Ops, to_ops
 from .recording.protocols import RecordingData, Sink
 from .recording.step_range import StepRange, to_step_range
@@ -86,7 +87,10 @@ class LiveRecording(Recording):
         self._running("log()").log(scalars)
 
     def dump(self, reason: str = "") -> None:
-        """Writes the steps that `keep_last` holds: those that have ended.
+        """Writes the last `keep_last` steps up to now, of which the step that is open is the last.
+
+        A step ends when the next one begins, at `step()`, or with the block. Those that have ended are written when
+        this returns; the open one, to which `log()` now adds, follows when it ends.
 
         Args:
             reason: is kept with the recording, see `triggers`.
@@ -94,7 +98,22 @@ class LiveRecording(Recording):
         Raises:
             MisuseError: outside of the `with` block, or neither `keep_last` nor `triggers` were given.
         """
-        self._running("dump()").fire("dump", reason)
+        self._running("dump()").fire("dump", reason, with_open=True)
+
+    def module_tree(self, step: int | None = None) -> ModuleTree:
+        """Calls and times by module, of one step; its notes also say how many steps are held.
+
+        Args:
+            step: its number; None for the last complete one.
+
+        Raises:
+            ValueError: there is no such step.
+        """
+        tree, held = super().module_tree(step), self.progress.held
+        if self._recorder is None or not held:
+            return tree
+        reason = f"{held} step{'' if held == 1 else 's'} held in memory; rec.dump() writes what is held"
+        return replace(tree, notes=(*tree.notes, Note(step=None, kind=HELD, reason=reason)))
 
     def __enter__(self) -> "LiveRecording":
         if self._entered:

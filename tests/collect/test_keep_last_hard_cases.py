@@ -138,10 +138,19 @@ def assert_whole_or_marked(act: Callable[[KeepLast], None], expected: set[int]) 
 
 def test_dump_that_is_interrupted_anywhere_loses_nothing_unseen() -> None:
     assert_whole_or_marked(lambda sink: sink.fire("dump", "", 0), {0, 1, 2})
+    assert_whole_or_marked(lambda sink: sink.fire("dump", "", 0, coming=[3, 4, 5]), {1, 2})
 
 
 def test_step_whose_end_is_interrupted_anywhere_is_whole_or_marked() -> None:
     assert_whole_or_marked(lambda sink: write_step(sink, 3), {0, 1, 2})
+
+
+def test_step_that_was_open_in_a_dump_and_whose_end_is_interrupted_anywhere_is_whole_or_marked() -> None:
+    def end_asked_for(sink: KeepLast) -> None:
+        sink.ask_for()
+        write_step(sink, 3)
+
+    assert_whole_or_marked(end_asked_for, {0, 1, 2})
 
 
 # Numbers.

@@ -135,6 +135,35 @@ def test_trigger_that_flaps_for_ever_does_not_fill_the_meta() -> None:
     assert len(steps_of(data)) == 1100
 
 
+class Hearing(MemoryRecording):
+    """Notes what is put into it, and whether steps that end are to be put to rest at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forced: list[bool] = []
+        self.put: list[str] = []
+
+    def end_step(self, now_ns: int, *, force: bool = False) -> None:
+        self.forced.append(force)
+        super().end_step(now_ns, force=force)
+
+    def put_tensor(self, name: str, *tensor: Any, **options: Any) -> str | None:
+        self.put.append(name)
+        return super().put_tensor(name, *tensor, **options)
+
+
+def test_what_a_trigger_has_written_is_put_to_rest_at_once() -> None:
+    data = Hearing()
+    sink = KeepLast(data, 2, [Above("log.loss", 10)], max_bytes=MANY)
+    for step, loss in enumerate([1.0, 1.0, 20.0]):
+        write_logged(sink, step, loss)
+    assert data.forced == [False, False, False, False, True]  # steps 0, 1, then 1 and 2 as they are written
+    data.forced.clear()
+    write_logged(sink, 3, 1.0)
+    sink.fire("dump", "", 0)
+    assert data.forced == [False, False, True]
+
+
 # How much.
 
 
@@ -150,6 +179,44 @@ def test_oldest_steps_go_when_the_rows_take_too_much_and_a_dump_says_so() -> Non
     assert data.meta.marks == (
         f"only 5 of the last 20 steps before step 30 fitted into max_bytes={int(step_bytes * 5.5)}",
     )
+    for step in range(30, 35):
+        write_step(sink, step, 0)
+    assert sink.held_steps == 5
+    sink.fire("dump", "", 0)
+    assert steps_of(data) == [*range(25, 35)]
+    assert len(data.meta.marks) == 1  # nothing is missing of what came behind the first dump
+
+
+def test_steps_that_went_for_a_large_one_are_not_missed_when_as_many_have_come_behind_it() -> None:
+    data = MemoryRecording()
+    sink = KeepLast(data, 3, max_bytes=3_000_000)
+    for step in range(2):
+        write_whole(sink, step, [1.0] * 600_000)
+    for step in range(2, 4):
+        write_step(sink, step, 0)
+    sink.fire("dump", "", 0)
+    assert steps_of(data) == [1, 2, 3]
+    assert data.meta.marks == ()
+
+
+def test_what_does_not_fit_again_and_again_does_not_fill_the_meta() -> None:
+    data = MemoryRecording()
+    sink = KeepLast(data, 5, max_bytes=1)
+    for step in range(60):
+        write_step(sink, step, 0)
+        if step % 2:
+            sink.fire("dump", "", 0)
+    assert len(data.meta.marks) == 21
+    assert data.meta.marks[19] == "only 1 of the last 5 steps before step 40 fitted into max_bytes=1"
+    assert data.meta.marks[20] == "before step 42 and later, more did not fit into max_bytes=1"
+
+
+def test_rows_that_outlive_their_step_count() -> None:
+    sink = KeepLast(MemoryRecording(), 5, max_bytes=20_000)
+    sink.write("tensors", {"tensor_id": np.arange(5000), "site_id": np.arange(5000)})
+    for step in range(4):
+        write_step(sink, step, 0)
+        assert sink.held_steps == 1
 
 
 def test_last_step_is_held_however_large_it_is() -> None:
@@ -189,6 +256,7 @@ def test_what_is_held_stays_the_same_over_two_thousand_steps() -> None:
             held = sink._held
             sizes.append((len(held), held.size_bytes, held._tensors.size_bytes, len(held._tensors._last_use)))
     assert len(set(sizes)) == 1
+    assert sizes[0][3] == 3  # the leaves; that a step reads what it has made itself says nothing
 
 
 # Tensors that later steps refer to.
@@ -233,6 +301,8 @@ def test_tensor_is_written_once_however_many_dumps_refer_to_it() -> None:
         write_graph_step(sink, step, frozen=(1,))
         if step % 4 == 3:
             sink.fire("dump", "", 0)
+            assert sink._held is not None
+            assert sink._held._tensors._last_use == {}
     assert tensors_of(data) == [1, 250, 251, 350, 351, 650, 651, 750, 751]
 
 
@@ -261,6 +331,15 @@ def test_state_that_is_carried_on_survives_as_long_as_it_is_read() -> None:
         write_graph_step(sink, step, reads=(50,))  # made in step 0
     sink.fire("dump", "", 0)
     assert tensors_of(data) == [50, 450, 451, 550, 551]
+
+
+def test_tensor_that_only_a_dropped_step_has_read_is_not_written() -> None:
+    data = MemoryRecording()
+    sink = KeepLast(data, 1, max_bytes=MANY)
+    for step in range(3):
+        write_graph_step(sink, step, reads=(50,) if step == 1 else ())  # made in step 0
+    sink.fire("dump", "", 0)
+    assert tensors_of(data) == [250, 251]
 
 
 def test_of_a_site_the_last_tensor_is_kept() -> None:
@@ -355,6 +434,34 @@ def test_whole_tensors_that_no_row_names_are_let_go() -> None:
         assert len(sink._blobs._waiting) <= 2
 
 
+def test_whole_tensor_that_two_rows_name_is_written_once() -> None:
+    data = Hearing()
+    sink = KeepLast(data, 1, max_bytes=MANY)
+    blob = sink.put_tensor("head.output", np.ones(2, np.float32), "float32", (2,), step=0)
+    shared = {"step": [0, 0], "site_id": [0, 1], "order": [0, 0], "shape": [[2], [2]], "blob": [blob, blob]}
+    sink.write("values", shared)
+    write_step(sink, 0, 0)
+    sink.fire("dump", "", 0)
+    assert data.put == ["head.output"]
+    first, second = data.table("values")["blob"].to_pylist()
+    assert first == second
+    assert data.tensor(first).to_numpy().tolist() == [1.0, 1.0]
+
+
+def test_whole_tensor_that_a_step_but_one_later_names_is_there() -> None:
+    """A step may yet be divided in two: what came in it is the later one's then."""
+    data = MemoryRecording()
+    sink = KeepLast(data, 2, max_bytes=MANY)
+    blob = sink.put_tensor("head.output", np.array([1.5, 2.0], np.float32), "float32", (2,), step=0)
+    for step in range(2):
+        write_step(sink, step, 0)
+    sink.write("values", {"step": [2], "site_id": [0], "order": [0], "shape": [[2]], "blob": [blob]})
+    write_step(sink, 2, 0)
+    sink.fire("dump", "", 0)
+    [place] = data.table("values")["blob"].to_pylist()
+    assert data.tensor(place).to_numpy().tolist() == [1.5, 2.0]
+
+
 def test_whole_tensors_count_and_those_without_room_are_told_of() -> None:
     data = MemoryRecording()
     sink = KeepLast(data, 20, max_bytes=3_000_000)
@@ -369,6 +476,11 @@ def test_whole_tensors_count_and_those_without_room_are_told_of() -> None:
     assert [each for each in data.meta.marks if "whole" in each] == [
         "1 whole tensors (4000000 bytes) of steps that had not ended did not fit into max_bytes=3000000"
     ]
+    assert write_whole(sink, 9, [1.0] * 900_000) is None
+    sink.fire("dump", "", 0)
+    assert data.meta.marks[2:] == (
+        "1 whole tensors (3600000 bytes) of steps that had not ended did not fit into max_bytes=3000000",
+    )
 
 
 def test_whole_tensors_are_passed_on_where_no_steps_are_held() -> None:

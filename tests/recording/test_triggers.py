@@ -130,6 +130,9 @@ def test_it_fires_where_what_is_known_turns_from_good_to_bad(numbers: list[float
 def test_first_tensor_by_order_of_measuring_is_named_with_its_counts() -> None:
     tensors: Tensors = [(0, [1.0]), (2, [NAN, INF, 1.0, -INF]), (1, [NAN])]
     assert reason(watch(NonFinite()), tensors) == "blocks.1@1 output[0] holds 1 NaN, 2 inf, and 1 more"
+    watched = watch(NonFinite())
+    watched.see("values", to_columns("values", values(0, tensors) | {"order": [0, 2, 1]}))
+    assert watched.end_step(0)[0].reason == "blocks.0 output holds 1 NaN, and 1 more"
 
 
 def test_parameter_is_named_by_its_own_path() -> None:
@@ -143,10 +146,22 @@ def test_infinities_of_ops_and_buffers_are_meant_unless_their_roles_are_given() 
     assert found == "blocks.0 aten.add.Tensor op_output holds 1 inf, and 1 more"
 
 
+def test_infinity_in_a_parameter_that_an_op_reads_is_meant_unless_its_role_is_given() -> None:
+    rows = to_columns("values", values(0, [(3, [-INF])]) | {"op_id": [7]})
+    for trigger, expected in (
+        (NonFinite(), []),
+        (NonFinite(roles="parameter"), ["blocks.0.weight parameter holds 1 inf"]),
+    ):
+        watched = watch(trigger)
+        watched.see("values", rows)
+        assert [each.reason for each in watched.end_step(0)] == expected
+
+
 def test_logged_numbers_are_looked_at_unless_modules_or_roles_are_chosen() -> None:
     assert reason(watch(NonFinite()), loss=NAN) == "log.loss is nan"
     assert reason(watch(NonFinite(include="blocks.*")), loss=NAN) == ""
     assert reason(watch(NonFinite(roles="output")), loss=NAN) == ""
+    assert reason(watch(NonFinite(exclude="blocks.*")), loss=INF) == "log.loss is inf"
 
 
 @pytest.mark.parametrize(
@@ -215,6 +230,9 @@ def test_parts_of_one_tensor_are_judged_together() -> None:
     assert reason(watch(Above("max", 2)), [(1, []), (0, [1.0]), (0, [3.0]), (1, [2.5])]) == (
         "Net output: max 3 is above 2, and 1 more"
     )
+    assert reason(watch(Above("max", 2)), [(1, [2.5]), (0, [1.0]), (0, [3.0])]) == (
+        "blocks.0 output: max 2.5 is above 2, and 1 more"
+    )
 
 
 @pytest.mark.parametrize(
@@ -229,6 +247,19 @@ def test_statistics_of_tier_2_are_those_of_all_parts_together(stat: str, expecte
     watched.see("values", to_columns("values", rows))
     [note] = watched.end_step(0)
     assert note.reason == f"Net output: {stat} {expected:g} is above {expected - 0.001:g}"
+
+
+def test_tensor_that_tier_2_did_not_measure_is_not_outside_of_its_band() -> None:
+    watched = watch(OutOfBand("mean_abs", at_least=2, window=4))
+    for step, (numbers, sums) in enumerate(
+        [([2.0], (2.0, 0, 16.0))] * 4 + [([2.0], (None, None, None)), ([9.0], (9.0, 0, 6561.0))]
+    ):
+        rows = values(step, [(0, numbers)])
+        rows |= {name: [each] for name, each in zip(("sumabs", "zero_count", "sum4"), sums, strict=True)}
+        watched.see("values", to_columns("values", rows))
+        fired = [(each.step, each.reason) for each in watched.end_step(step)]
+        expected = "Net output: mean_abs 9 is outside of 2 +- 0.016 (its last 4 steps)"
+        assert fired == ([(5, expected)] if step == 5 else [])
 
 
 # The band.
@@ -261,13 +292,25 @@ def test_statistic_that_hardly_moved_may_move_a_little() -> None:
     assert end(watched, 5, [(0, [2.1])])[0].reason.startswith("Net output: rms 2.1 is outside of 2 +- 0.016")
 
 
+@pytest.mark.parametrize(("window", "needed"), [(2, 2), (5, 5), (10, 10), (50, 10)])
+def test_ten_steps_must_be_known_or_the_window_if_it_is_shorter(window: int, needed: int) -> None:
+    for known in (needed - 1, needed):
+        watched = watch(OutOfBand("log.loss", window=window))
+        for step in range(known):
+            assert end(watched, step, loss=1.0) == []
+        assert len(end(watched, known, loss=9.0)) == (known == needed)
+
+
 @pytest.mark.parametrize("number", [NAN, INF, -INF])
 def test_number_that_is_not_finite_is_outside_and_does_not_move_the_band(number: float) -> None:
     watched = watch(OutOfBand("log.loss", at_least=2, window=4))
     for step in range(4):
         assert end(watched, step, loss=1.0 + step / 10) == []
-    assert len(end(watched, 4, loss=number)) == 1
-    assert end(watched, 5, loss=1.2) == []
+    for step in range(4, 8):
+        assert len(end(watched, step, loss=number)) == (step == 4)
+    assert end(watched, 8, loss=1.2) == []
+    [note] = end(watched, 9, loss=5.0)
+    assert note.reason == "log.loss 5 is outside of 1.2 +- 0.59304 (its last 4 steps)"
 
 
 @given(
@@ -305,9 +348,16 @@ def test_default_is_non_finite_values_where_steps_are_held_and_nothing_elsewhere
     assert to_triggers(OnSignal(), keep_last=None, captures=STATS) == (OnSignal("SIGUSR1"),)
 
 
+def test_what_looks_at_logged_numbers_needs_nothing_measured() -> None:
+    for trigger in (NonFinite(), Above("log.loss", 3), OutOfBand("log.loss")):
+        assert to_triggers(trigger, keep_last=None, captures=()) == (trigger,)
+        assert to_triggers(trigger, keep_last=2, captures=(Capture(roles="input"),)) == (trigger,)
+
+
 def test_repr_says_what_was_given_and_no_more() -> None:
     assert repr(NonFinite()) == "NonFinite()"
     assert repr(Above("rms", 3.0, include="head")) == "Above(stat='rms', limit=3.0, include='head')"
+    assert repr(OutOfBand(window=5)) == "OutOfBand(window=5)"
     assert repr(OutOfBand(window=9, at_least=2)) == "OutOfBand(window=9, at_least=2)"
 
 
@@ -333,8 +383,10 @@ def test_patterns_of_triggers_are_there_to_be_checked() -> None:
         ),
         (lambda: OutOfBand(factor=0), "OutOfBand(factor=0): give a positive number"),
         (lambda: OutOfBand(factor="8"), "OutOfBand(factor='8'): give a positive number"),  # type: ignore[arg-type]
-        (lambda: OutOfBand(window=50.5), "OutOfBand(at_least=10, window=50.5): give numbers of steps"),  # type: ignore[arg-type]
-        (lambda: OutOfBand(window=5), "OutOfBand(at_least=10, window=5): give numbers of steps"),
+        (lambda: OutOfBand(window=50.5), "OutOfBand(window=50.5): give a number of steps, at least 2"),  # type: ignore[arg-type]
+        (lambda: OutOfBand(window=1), "OutOfBand(window=1): give a number of steps, at least 2"),
+        (lambda: OutOfBand(window=5, at_least=6), "OutOfBand(at_least=6, window=5): give numbers of steps"),
+        (lambda: OutOfBand(at_least=2.5), "OutOfBand(at_least=2.5, window=50): give numbers of steps"),  # type: ignore[arg-type]
         (lambda: OutOfBand(at_least=1), "OutOfBand(at_least=1, window=50): give numbers of steps"),
         (lambda: NonFinite(roles="ouput"), "roles: there is no role 'ouput'. Did you mean 'output'?"),
         (lambda: NonFinite(include="a["), "include='a[' is not a glob"),

@@ -59,6 +59,13 @@ class HeldSteps:
             self._drop_oldest()
             self.cut = self._keep - len(self._ended)
 
+    def make_room(self, count: int) -> None:
+        """Drops the oldest steps, until so many that are yet to come can be held with the others."""
+        while self._ended and len(self._ended) + count > self._keep:
+            dropped = self._ended.popleft()
+            self.size_bytes -= dropped.size_bytes
+            self._tensors.retire(dropped.number, dropped.batches)
+
     def take(self) -> "Iterator[HeldStep]":
         """The steps from the oldest on; behind them one that has not come whole.
 

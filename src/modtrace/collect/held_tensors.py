@@ -40,10 +40,15 @@ class TensorRows:
 
     def drop(self, step: int, batches: Iterable[tuple[str, Mapping[str, pa.Array]]]) -> None:
         """A step is dropped, the oldest that was held: keeps of its rows what is wanted, and no more of others'."""
-        self._chunks += [_chunk(columns) for table, columns in batches if table == "tensors"]
-        self._last_use = {tensor: last for tensor, last in self._last_use.items() if last > step}
+        self.retire(step, batches)
         if self._chunks:
             self._prune()
+
+    def retire(self, step: int, batches: Iterable[tuple[str, Mapping[str, pa.Array]]]) -> None:
+        """A step is dropped before the one that takes its place has come, which may refer to it: keeps its rows."""
+        self._chunks += [_chunk(columns) for table, columns in batches if table == "tensors"]
+        self._last_use = {tensor: last for tensor, last in self._last_use.items() if last > step}
+        self._count()
 
     def take(self) -> list[Mapping[str, pa.Array]]:
         """The rows to which the steps that are held refer: they are written now, and kept no more.

@@ -71,6 +71,7 @@ class KeepLast:
         self._last_step: int | None = None
         self._notes = 0
         self._missing = 0  # marks of what did not fit
+        self._is_asked_for = False  # the step whose rows are coming: it was open when it was dumped
 
     @property
     def held_steps(self) -> int:
@@ -107,6 +108,10 @@ class KeepLast:
             return self._sink.put_tensor(name, array, dtype, shape, step=step)
         return self._blobs.put(name, array, dtype, shape, step)
 
+    def ask_for(self) -> None:
+        """The step whose rows are coming is to be written, with those held before it, whatever is in it."""
+        self._is_asked_for = True
+
     def end_step(self, now_ns: int, *, force: bool = False) -> None:
         """A step has ended, and all its rows have come: it is looked at, and written if a trigger fires.
 
@@ -123,18 +128,25 @@ class KeepLast:
         fired = self._watch.end_step(step)
         for note in fired:
             self._note(note)
-        if fired:
+        is_wanted = bool(fired) or self._is_asked_for
+        self._is_asked_for = False
+        if is_wanted:
             self.last_fired_step = step
         if self.last_fired_step is not None and step <= self.last_fired_step + self._behind:
             self._write_held(now_ns)
-        self._sink.end_step(now_ns, force=bool(fired))
+        self._sink.end_step(now_ns, force=is_wanted)
 
-    def fire(self, kind: str, reason: str, now_ns: int) -> None:
-        """Writes what is held, for a reason that lies outside of the steps: also a step that has not come whole."""
-        self._note(Note(step=self._last_step, kind=kind, reason=reason))
-        if self._last_step is not None:
+    def fire(self, kind: str, reason: str, now_ns: int, *, coming: Sequence[int] = ()) -> None:
+        """Writes what is held, for a reason that lies outside of the steps: also a step that has not come whole.
+
+        Args:
+            coming: steps that count among those to be written, and have not ended: the last of them, for which
+                `ask_for` will be called, is the one that the reason is about. So many fewer are written now.
+        """
+        self._note(Note(step=coming[-1] if coming else self._last_step, kind=kind, reason=reason))
+        if self._last_step is not None and not coming:
             self.last_fired_step = self._last_step
-        self._write_held(now_ns)
+        self._write_held(now_ns, len(coming))
         self._sink.end_step(now_ns, force=True)
 
     def mark(self, text: str) -> None:
@@ -172,10 +184,12 @@ class KeepLast:
             last = Note(step=note.step, kind=HELD, reason=f"triggers fired more than {_MOST_NOTES} times")
             self._sink.note(last)
 
-    def _write_held(self, now_ns: int) -> None:
-        if self._held is None:
+    def _write_held(self, now_ns: int, coming: int = 0) -> None:
+        if self._held is None or self._keep is None:
             return
-        self._mark_what_is_missing(self._held)
+        wanted = max(self._keep - coming, 0)
+        self._held.make_room(coming)
+        self._mark_what_is_missing(self._held, wanted)
         for step in self._held.take():
             try:
                 while step.batches:  # one batch at a time: what an interrupt leaves is written the next time
@@ -192,10 +206,10 @@ class KeepLast:
                 )
             self._sink.end_step(now_ns)
 
-    def _mark_what_is_missing(self, held: HeldSteps) -> None:
-        if held.cut:
+    def _mark_what_is_missing(self, held: HeldSteps, wanted: int) -> None:
+        if held.cut and len(held) < wanted:
             self._mark_missing(
-                f"only {len(held)} of the last {self._keep} steps before step {(self._last_step or 0) + 1} "
+                f"only {len(held)} of the last {wanted} steps before step {(self._last_step or 0) + 1} "
                 f"fitted into max_bytes={self._max_bytes}"
             )
         if self._blobs.left_out:

@@ -7,14 +7,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from ..errors import MisuseError, ModtraceWarning
 from ..recording.capture import Capture
 from ..recording.op_options import Ops
 from ..recording.protocols import Sink
 from ..recording.step_range import ALL_STEPS, StepRange
-from ..torch_internals import keep_out_of_dynamo, unseen
+from ..torch_internals import keep_out_of_dynamo
 from . import scopes
 from .backward import Backward
 from .call_rows import NthMemory, call_columns, optimizer_columns
@@ -26,7 +24,7 @@ from .op_mode import OpKeeper
 from .op_writer import OpWriter
 from .segments import Segment
 from .signals import SignalWatch
-from .step_rows import scalar_columns, step_columns
+from .step_rows import scalar_columns, step_columns, to_scalar
 from .steps import Step, StepFinder
 from .value_recorder import ValueRecorder, free_values
 from .value_rows import SiteIds
@@ -162,8 +160,11 @@ class Recorder:
             self._settle()
         self._look_at_ended()
 
-    def fire(self, kind: str, reason: str) -> None:
+    def fire(self, kind: str, reason: str, *, with_open: bool = False) -> None:
         """Writes the steps that are held, with a note that says why.
+
+        Args:
+            with_open: the one that is open counts among them, and follows when it ends.
 
         Raises:
             MisuseError: there is nothing that holds steps.
@@ -174,8 +175,10 @@ class Recorder:
             raise MisuseError("dump() writes the steps that are held, and none are: record(keep_last=20)")
         self.flush()
         with self._writing:
+            with self._lock:
+                coming = self._finder.ask_for(self._selected) if with_open else ()
             try:
-                self._kept.fire(kind, reason, time.perf_counter_ns())
+                self._kept.fire(kind, reason, time.perf_counter_ns(), coming=coming)
             except Exception as error:
                 self.failed(error, "while writing the steps that were held")
                 if self._strict:
@@ -186,7 +189,7 @@ class Recorder:
         if self._is_forked:
             return
         self._check_active("log()")
-        values = {name: _to_float(name, value) for name, value in scalars.items()}
+        values = {name: to_scalar(name, value) for name, value in scalars.items()}
         with self._lock:
             self._finder.log(values)
 
@@ -351,6 +354,8 @@ class Recorder:
         for step in steps:
             _let_go(step)
         self._memory.prune()
+        if self._kept is not None and any(step.asked_for for step in steps):
+            self._kept.ask_for()
         if steps or force:
             self._sink.end_step(time.perf_counter_ns(), force=True)
 
@@ -379,17 +384,3 @@ def _let_go(step: Step) -> None:
     step.ops, step.savings = [], []
     for segment in step.segments:
         segment.holders -= 1
-
-
-def _to_float(name: str, value: Any) -> float:
-    """A scalar as the user gave it: a number, or a tensor or array with one element."""
-    try:
-        if isinstance(value, torch.Tensor):
-            with unseen():
-                return float(value.detach())
-        return float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"log({name}={str(value)[:60]!r}): a scalar is a number or a tensor with one element, "
-            f"not {type(value).__name__}"
-        ) from error

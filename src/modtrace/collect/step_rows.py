@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
+from ..torch_internals import unseen
 from .call_rows import intervals_of
 from .steps import Step
 
@@ -29,6 +31,20 @@ def scalar_columns(steps: Sequence[Step]) -> dict[str, Any] | None:
         return None
     number, name, value = (list(column) for column in zip(*scalars, strict=True))
     return {"step": number, "name": name, "value": value}
+
+
+def to_scalar(name: str, value: Any) -> float:
+    """A scalar as the user gave it: a number, or a tensor or array with one element."""
+    try:
+        if isinstance(value, torch.Tensor):
+            with unseen():
+                return float(value.detach())
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"log({name}={str(value)[:60]!r}): a scalar is a number or a tensor with one element, "
+            f"not {type(value).__name__}"
+        ) from error
 
 
 def _overhead_ns(step: Step) -> int:

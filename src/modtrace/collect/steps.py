@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..recording.step_range import StepRange
 from .backward import Backward
 from .gradients import GradientEvidence, evidence_of
 from .segments import Segment
@@ -41,6 +42,7 @@ class Step:
     savings: list[Any] = field(default_factory=list)  # what its backwards found kept for them
     folded: Counter[int] = field(default_factory=Counter)  # forward calls by module_id, of segments let go
     restart: int | None = None  # segments from here on may be the next step's
+    asked_for: int = 0  # it is to be written when it ends; 2: so is the one that it may be divided into
 
     @property
     def kind(self) -> str:
@@ -185,6 +187,20 @@ class StepFinder:
         """The number of a step, as far as it is known now."""
         return step.number if step.number is not None else self.possible_numbers(step)[-1]
 
+    def ask_for(self, selected: StepRange) -> list[int]:
+        """Has the open step written when it ends; if it is not selected, the last before it that is.
+
+        Returns:
+            The numbers, as far as they are known, of the selected steps that are yet to come out, up to that one.
+        """
+        begun = self._pending
+        if self.current is not None:
+            begun = begun[: begun.index(self.current) + 1]
+        chosen = [step for step in begun if self.number_of(step) in selected]
+        if chosen:
+            chosen[-1].asked_for = 1 if chosen[-1].restart is None else 2
+        return [self.number_of(step) for step in chosen]
+
     def step_of(self, segment: Segment) -> Step | None:
         """The step that has not come out yet and holds a segment."""
         return next((step for step in self._pending if segment in step.segments), None)
@@ -306,6 +322,7 @@ class StepFinder:
         self._close(step, settled=True)
         new = self._open(True, start_ns)
         new.segments = moved
+        new.asked_for = max(step.asked_for - 1, 0)
         new.ops = [batch for batch in step.ops if batch.start_ns >= start_ns]
         step.ops = [batch for batch in step.ops if batch.start_ns < start_ns]
         for segment in moved:
@@ -328,6 +345,7 @@ def _append(first: Step, step: Step) -> None:
     first.goes_on |= step.goes_on
     first.accumulated |= step.accumulated
     first.stepped |= step.stepped
+    first.asked_for = max(first.asked_for, step.asked_for)
     first.evidence += step.evidence
     first.values += step.values
     first.ops += step.ops

@@ -231,7 +231,7 @@ class _OutOfBand:
     """What is not where it was in the last steps."""
 
     def __init__(self, trigger: OutOfBand) -> None:
-        self._band = StepBand(trigger.factor, trigger.window, trigger.at_least)
+        self._band = StepBand(trigger.factor, trigger.window, trigger.needs)
 
     def __call__(self, keys: Sequence[object], values: npt.NDArray[np.float64]) -> Judged:
         rows = self._band.rows_of(keys)

@@ -23,6 +23,9 @@ STATISTICS = (
 #: Where a value that is not finite is never meant to be: a mask is an input, a buffer, or what an op returns.
 FINITE_ROLES = (OUTPUT, GRAD_OUTPUT, GRAD_INPUT, PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE)
 
+#: So many steps have to be known before a number can be out of their band, unless the window is shorter.
+_USUALLY_NEEDED = 10
+
 #: Signals behind which the process goes on: those that are there for users, and those that do not end it anyway.
 _HARMLESS = frozenset({"SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH", "SIGTSTP"})
 
@@ -40,8 +43,10 @@ class NonFinite(_Condition):
     """Fires when a tensor that is measured, or a number that is logged, is NaN or infinite.
 
     Args:
-        include: which modules and parameters, as for `record()`; None for all, and for what is logged.
-        exclude: what is left out although it is included: a module that returns a mask with `-inf` in it.
+        include: which modules and parameters, as for `record()`; None for all. What is logged belongs to no
+            module: it is looked at only where neither this nor `roles` is given.
+        exclude: what is left out although it is included: a module that returns a mask with `-inf` in it. It
+            leaves out nothing that is logged.
         roles: as in `Capture`; None for all but inputs, buffers and what single ops return or read, where
             infinities are often meant.
     """
@@ -97,7 +102,7 @@ class OutOfBand(_Condition):
         stat: as for `Above`.
         factor: half the width of the band.
         window: how many of the last steps count.
-        at_least: how many there must be before anything is outside.
+        at_least: how many there must be before anything is outside; None: 10, or `window` if that is fewer.
         include: which modules and parameters, as for `record()`.
         exclude: the same for what is left out although it is included.
         roles: as in `Capture`.
@@ -106,7 +111,7 @@ class OutOfBand(_Condition):
     stat: str = "rms"
     factor: float = 8.0
     window: int = 50
-    at_least: int = 10
+    at_least: int | None = None
     include: Patterns = None
     exclude: Patterns = None
     roles: str | Sequence[str] = OUTPUT
@@ -115,12 +120,18 @@ class OutOfBand(_Condition):
         _check_stat(self)
         if isinstance(self.factor, bool) or not isinstance(self.factor, (int, float)) or not self.factor > 0:
             raise ValueError(f"OutOfBand(factor={self.factor!r}): give a positive number")
-        numbers = (self.at_least, self.window)
-        if not all(isinstance(each, int) for each in numbers) or not 2 <= self.at_least <= self.window:
+        if not isinstance(self.window, int) or self.window < 2:
+            raise ValueError(f"OutOfBand(window={self.window!r}): give a number of steps, at least 2")
+        if not isinstance(self.needs, int) or not 2 <= self.needs <= self.window:
             raise ValueError(
                 f"OutOfBand(at_least={self.at_least!r}, window={self.window!r}): "
                 "give numbers of steps, at least 2, and a window that holds so many"
             )
+
+    @property
+    def needs(self) -> int:
+        """How many steps there must be before anything is outside."""
+        return min(_USUALLY_NEEDED, self.window) if self.at_least is None else self.at_least
 
 
 @dataclass(frozen=True, repr=False)
