@@ -159,14 +159,19 @@ def test_exponents_that_were_not_recorded_say_what_records_them() -> None:
         build_exponents(build.data(), Wanted(role="parameter"))
 
 
-def test_histograms_of_other_steps_are_named_where_there_is_none() -> None:
+def with_histograms_in(measured: list[int], *, steps: int) -> RecordingBuilder:
+    """One output in each step, which is 1."""
     build = RecordingBuilder()
     fc = build.module("fc", "Linear", parent=build.module("", "Net"))
-    for step in range(12):
+    for step in range(steps):
         build.step(step, 100 * step, 100 * step + 99)
         call = build.call(fc, 100 * step, 100 * step + 1, nth=0)
-        build.output(call, [1.0], **(spread_of([1.0]) if step % 5 == 0 else {}))
+        build.output(call, [1.0], **(spread_of([1.0]) if step in measured else {}))
+    return build
 
+
+def test_histograms_of_other_steps_are_named_where_there_is_none() -> None:
+    build = with_histograms_in([0, 5, 10], steps=12)
     for wanted, step, asked in (
         (Wanted(), 3, "step=3"),
         (Wanted(path="fc", steps="6:10"), None, "steps='6:10'"),
@@ -186,13 +191,7 @@ def test_a_step_that_nothing_was_measured_in_is_named_as_it_was_given() -> None:
 
 
 def test_steps_without_a_histogram_are_left_out() -> None:
-    build = RecordingBuilder()
-    fc = build.module("fc", "Linear", parent=build.module("", "Net"))
-    for step in range(3):
-        build.step(step, 100 * step, 100 * step + 99)
-        call = build.call(fc, 100 * step, 100 * step + 1, nth=0)
-        build.output(call, [1.0], **({} if step == 1 else spread_of([1.0])))
-
+    build = with_histograms_in([0, 2], steps=3)
     assert build_exponents(build.data(), Wanted(path="fc")).steps == (0, 2)
 
 

@@ -237,7 +237,7 @@ def test_step_that_is_divided_before_the_dump_ends_what_is_written() -> None:
 
 def test_threads_that_run_models_leave_the_dumped_steps_whole() -> None:
     model = nn.Linear(4, 1).eval()
-    with kept(4) as rec:
+    with modtrace.record(keep_last=4, strict=True) as rec:
 
         def run() -> None:
             with torch.no_grad():

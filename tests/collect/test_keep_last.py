@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -396,26 +395,6 @@ def test_failure_while_looking_is_told_once_and_the_run_goes_on(monkeypatch: pyt
     )
     with pytest.raises(ZeroDivisionError), modtrace.record(keep_last=2, strict=True) as rec:
         Training(rec, Net()).run(5)
-
-
-def test_threads_may_run_models_while_steps_are_dumped() -> None:
-    with modtrace.record(keep_last=4, strict=True) as rec:
-        model = Net().eval()
-
-        def run() -> None:
-            with torch.no_grad():
-                for _ in range(50):
-                    model(torch.ones(1, 4))
-
-        threads = [threading.Thread(target=run) for _ in range(3)]
-        for each in threads:
-            each.start()
-        for _ in range(20):
-            rec.dump()
-        for each in threads:
-            each.join()
-    assert steps_of(rec) == sorted(set(steps_of(rec)))
-    assert rec.meta.marks == ()
 
 
 def test_two_hundred_steps_hold_as_many_objects_as_a_hundred(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import modtrace
 from helpers.architectures import ARCHITECTURES
 from helpers.twins import outcome, state
+from helpers.views import ShowsBase
 from modtrace.tensor_tracker import Tracker, rmap_tensor, track
 from zoo import TiedGPT
 
@@ -316,12 +317,7 @@ def test_view_that_a_module_in_place_writes_to_has_the_gradient_it_had(several: 
 
 
 def test_view_that_is_not_used_has_no_gradient_though_its_base_has() -> None:
-    class Both(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            self.base = x * 2
-            return self.base.view(2, 1)
-
-    model = Both()
+    model = ShowsBase()
     with track(model, strict=True) as tracker:
         model(torch.ones(2, requires_grad=True))
         model.base.sum().backward()

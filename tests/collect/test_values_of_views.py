@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import modtrace
 from helpers.stat_rows import rows
+from helpers.views import ShowsBase
 from modtrace import Capture
 
 Write = Callable[[Tensor], Any]
@@ -151,12 +152,7 @@ def test_recomputed_view_has_its_gradient(reentrant: bool) -> None:
 
 
 def test_view_that_is_not_used_has_no_gradient_though_its_base_has() -> None:
-    class Both(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            self.base = x * 2
-            return self.base.view(2, 1)
-
-    model = Both()
+    model = ShowsBase()
 
     def train(model: nn.Module) -> None:
         model(torch.ones(2, requires_grad=True))

@@ -62,9 +62,7 @@ class HeldSteps:
     def make_room(self, count: int) -> None:
         """Drops the oldest steps, until so many that are yet to come can be held with the others."""
         while self._ended and len(self._ended) + count > self._keep:
-            dropped = self._ended.popleft()
-            self.size_bytes -= dropped.size_bytes
-            self._tensors.retire(dropped.number, dropped.batches)
+            self._drop_oldest(is_replaced=False)
 
     def take(self) -> "Iterator[HeldStep]":
         """The steps from the oldest on; behind them one that has not come whole.
@@ -92,10 +90,10 @@ class HeldSteps:
         self._tensors = TensorRows()
         self.size_bytes = 0
 
-    def _drop_oldest(self) -> None:
+    def _drop_oldest(self, *, is_replaced: bool = True) -> None:
         dropped = self._ended.popleft()
         self.size_bytes -= dropped.size_bytes
-        self._tensors.drop(dropped.number, dropped.batches)
+        self._tensors.drop(dropped.number, dropped.batches, is_replaced=is_replaced)
 
 
 class HeldStep:

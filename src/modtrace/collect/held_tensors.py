@@ -38,17 +38,20 @@ class TensorRows:
             earlier = np.setdiff1d(_joined(used), _joined(own))
             self._last_use.update(dict.fromkeys(earlier.tolist(), step))
 
-    def drop(self, step: int, batches: Iterable[tuple[str, Mapping[str, pa.Array]]]) -> None:
-        """A step is dropped, the oldest that was held: keeps of its rows what is wanted, and no more of others'."""
-        self.retire(step, batches)
-        if self._chunks:
-            self._prune()
+    def drop(
+        self, step: int, batches: Iterable[tuple[str, Mapping[str, pa.Array]]], *, is_replaced: bool = True
+    ) -> None:
+        """A step is dropped, the oldest that was held: keeps of its rows what is wanted, and no more of others'.
 
-    def retire(self, step: int, batches: Iterable[tuple[str, Mapping[str, pa.Array]]]) -> None:
-        """A step is dropped before the one that takes its place has come, which may refer to it: keeps its rows."""
+        Args:
+            is_replaced: the step that takes its place has come; else that may refer to any of the rows.
+        """
         self._chunks += [_chunk(columns) for table, columns in batches if table == "tensors"]
         self._last_use = {tensor: last for tensor, last in self._last_use.items() if last > step}
-        self._count()
+        if is_replaced and self._chunks:
+            self._prune()
+        else:
+            self._count()
 
     def take(self) -> list[Mapping[str, pa.Array]]:
         """The rows to which the steps that are held refer: they are written now, and kept no more.

@@ -201,9 +201,8 @@ class _GradientHook:
         self.sites = sites
         self.active = active  # the captures that may look at the step
         self.handle: Any = None
-        self.insides: int | None = (
-            None  # those of the parameter: `swap_tensors` gives it others, without hooks
-        )
+        #: Those of the parameter: `swap_tensors` gives it others, without hooks.
+        self.insides: int | None = None
         self.was_first = False  # whether nobody but recorders had ever hooked the parameter
         self._hear = hear
 
