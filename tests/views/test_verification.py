@@ -38,7 +38,7 @@ def test_printing_it_gives_the_same_lines() -> None:
 
 
 def test_failure_is_red_on_a_terminal() -> None:
-    assert "\x1b[1;31mFAILED   \x1b[0m" in render_verification(FOUND, color=True)
+    assert "\x1b[1;31mFAILED\x1b[0m   " in render_verification(FOUND, color=True)
 
 
 def test_proved_recording_is_true_and_says_so() -> None:

@@ -9,12 +9,11 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import click
-from rich.text import Text
 
-from ..views.columns import Column, printable, render_columns
+from ..views.columns import Column, Text, printable, render_columns
 from .output import find_terminal, print_text
 
-_LIBRARIES = ("modtrace", "torch", "numpy", "pyarrow", "pandas", "rich", "click", "transformers")
+_LIBRARIES = ("modtrace", "torch", "numpy", "pyarrow", "pandas", "click", "transformers")
 _PROGRAMS = {"dot": "graphs as pictures (Graphviz)"}
 
 

@@ -1,15 +1,57 @@
 """Text in columns, plain or styled; nothing is cut off and no markup is read."""
 
-import io
-from collections.abc import Collection, Sequence
+import unicodedata
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
+_GAP = "  "
 
-_WIDER_THAN_ANYTHING = 1_000_000
-_GAP = 2
+#: What switches a style on in a terminal (ECMA-48, SGR); a text may have several, with spaces between.
+_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+
+class Text:
+    """Words of a line, of one style or in pieces that have their own.
+
+    A library for this would be imported in the middle of a user's program: rich 15.0 draws from Python's `random` then.
+    """
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self, words: str = "", style: str = "") -> None:
+        self._pieces: tuple[tuple[str, str], ...] = ((words, style),) if words else ()
+
+    @classmethod
+    def join(cls, texts: Iterable["Text"], between: str = "") -> "Text":
+        """The texts as one, with the same words between each two of them."""
+        joined = cls()
+        for text in texts:
+            joined._pieces += cls(between if joined else "")._pieces + text._pieces
+        return joined
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal it takes."""
+        return sum(_width_of(each) for words, _ in self._pieces for each in words)
+
+    def render(self, *, color: bool) -> str:
+        """The words, with their styles where there is colour."""
+        return "".join(_in_style(*piece) if color else piece[0] for piece in self._pieces)
+
+
+def _in_style(words: str, style: str) -> str:
+    codes = ";".join(_STYLES[each] for each in style.split())
+    return f"\x1b[{codes}m{words}\x1b[0m" if codes else words
+
+
+def _width_of(character: str) -> int:
+    """Letters of East Asia are two columns wide; accents stand above the letter in front of them."""
+    if unicodedata.east_asian_width(character) in "WF":
+        return 2
+    return 0 if unicodedata.category(character) in ("Mn", "Me", "Cf") else 1
 
 
 @dataclass(frozen=True)
@@ -23,7 +65,14 @@ class Column:
     @property
     def width(self) -> int:
         """Columns of the terminal it takes."""
-        return max(Text(self.title).cell_len, *(cell.cell_len for cell in self.cells), 0)
+        return max(Text(self.title).width, *(cell.width for cell in self.cells), 0)
+
+    def render(self, *, titled: bool, color: bool) -> list[str]:
+        """The title, if wanted, and the cells, all as wide as the widest."""
+        width = self.width
+        cells = [Text(self.title, "bold"), *self.cells] if titled else self.cells
+        padded = [(cell.render(color=color), " " * (width - cell.width)) for cell in cells]
+        return [spaces + words if self.right else words + spaces for words, spaces in padded]
 
 
 def printable(text: str) -> str:
@@ -36,33 +85,18 @@ def render_columns(
 ) -> str:
     """The columns side by side; while wider than `width`, `dispensable` titles are left out in turn."""
     for title in dispensable:
-        if width is None or sum(column.width + _GAP for column in columns) - _GAP <= width:
+        if width is None or sum(column.width + len(_GAP) for column in columns) - len(_GAP) <= width:
             break
         columns = [column for column in columns if column.title != title]
     titled = any(column.title for column in columns)
-    table = Table(box=None, show_header=titled, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(Text(column.title), justify="right" if column.right else "left", no_wrap=True)
-    for cells in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*cells)
-    return _render(table, color)
+    rows = zip(*(column.render(titled=titled, color=color) for column in columns), strict=True)
+    return _end_lines(_GAP.join(row) for row in rows)
 
 
 def render_lines(lines: Sequence[Text], *, color: bool) -> str:
     """The lines below each other."""
-    return _render(Text("\n").join(lines), color) if lines else ""
+    return _end_lines(line.render(color=color) for line in lines)
 
 
-def _render(what: RenderableType, color: bool) -> str:
-    target = io.StringIO()
-    # An empty environment: what a view looks like is for its arguments to say, not for COLUMNS or TERM.
-    console = Console(
-        file=target,
-        width=_WIDER_THAN_ANYTHING,
-        force_terminal=color,
-        color_system="standard" if color else None,
-        highlight=False,
-        _environ={},
-    )
-    console.print(what)
-    return "".join(f"{line.rstrip()}\n" for line in target.getvalue().splitlines())
+def _end_lines(lines: Iterable[str]) -> str:
+    return "".join(f"{line.rstrip()}\n" for line in lines)

@@ -3,10 +3,8 @@
 import json
 from collections import Counter
 
-from rich.text import Text
-
 from ..analysis.graph_view import LAYER, GraphView
-from .columns import render_lines
+from .columns import Text, render_lines
 from .headline import describe_head
 from .json_text import to_json_number
 

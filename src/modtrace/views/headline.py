@@ -3,11 +3,9 @@
 import shlex
 from collections.abc import Sequence
 
-from rich.text import Text
-
 from ..analysis.steps import ShownStep
 from ..recording.meta import HELD, Note
-from .columns import printable
+from .columns import Text, printable
 from .quantities import format_time
 
 NO_OPS_RECORDED = "no ops were recorded. Record with ops=True, or modtrace record --ops."

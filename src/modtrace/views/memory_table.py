@@ -4,12 +4,10 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from rich.text import Text
-
 from ..analysis.memory_table import MemoryRow, MemoryTable
 from ..analysis.op_savings import OpSaving, Savings
 from ..recording.phase import PHASES
-from .columns import Column, printable, render_columns, render_lines
+from .columns import Column, Text, printable, render_columns, render_lines
 from .headline import count_more, describe_head, describe_no_ops
 from .quantities import format_share
 from .sizes import format_bytes, mark_unknown
@@ -120,11 +118,15 @@ def _phase_columns(phase: str, lines: Sequence[_Line]) -> list[Column]:
 def _format_inside(row: MemoryRow) -> str:
     """Empty where nothing inside saves anything."""
     inside = row.saved_inside
-    return _bytes_cell(inside.saved_bytes, inside.unknown).plain if inside != row.saved else ""
+    return _format_bytes(inside.saved_bytes, inside.unknown) if inside != row.saved else ""
 
 
 def _bytes_cell(size_bytes: int, unknown: int = 0) -> Text:
-    return Text(mark_unknown(format_bytes(size_bytes) if size_bytes else "", unknown))
+    return Text(_format_bytes(size_bytes, unknown))
+
+
+def _format_bytes(size_bytes: int, unknown: int) -> str:
+    return mark_unknown(format_bytes(size_bytes) if size_bytes else "", unknown)
 
 
 def _format_known(size_bytes: int | None) -> str:

@@ -21,7 +21,7 @@ _TWINS = {BACKWARD: "backward of", RECOMPUTE: "recompute of"}
 
 def describe_view(view: GraphView) -> dict[str, str]:
     """What is told while nothing is selected."""
-    step = describe_head((), view.step, ())[0].plain
+    step = describe_head((), view.step, ())[0].render(color=False)
     described = {"command": shlex.join(view.command), "step": step, "marks": "; ".join(view.marks)}
     if view.step is not None and not view.has_ops:
         described["edges"] = NO_OPS_IN_GRAPH

@@ -4,12 +4,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from rich.text import Text
-
 from ..analysis.nonfinite import Measured, NonFinite, describe_counts
 from ..recording.meta import HELD, Note
 from ..recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
-from .columns import printable, render_lines
+from .columns import Text, printable, render_lines
 from .headline import describe_notes
 from .quantities import format_count
 
@@ -53,7 +51,9 @@ def _describe(found: NonFinite) -> list[Text]:
     counts = describe_counts(found.nan_count, found.inf_count)
     where = f"step {found.step}" + (f", {found.phase}" if found.phase else "")
     lines = [
-        Text.assemble(("first non-finite values: ", "bold"), (counts, "bold red"), f" in {where}"),
+        Text.join(
+            [Text("first non-finite values: ", "bold"), Text(counts, "bold red"), Text(f" in {where}")]
+        ),
         Text(f"  {printable(_describe_tensor(found))}, {_describe_size(found.numel)}"),
     ]
     return [*lines, Text(f"  {printable(found.hint)}")] if found.hint else lines

@@ -4,10 +4,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from rich.text import Text
-
 from ..analysis.op_paths import OpPath, OpPaths, collapse
-from .columns import Column, printable, render_columns, render_lines
+from .columns import Column, Text, printable, render_columns, render_lines
 from .headline import count_more, describe_head, describe_no_ops
 
 #: Columns left out in this order where the width does not suffice.

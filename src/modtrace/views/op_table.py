@@ -4,12 +4,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from rich.text import Text
-
 from ..analysis.op_sums import OpSums
 from ..analysis.op_table import OpRow, OpTable
 from ..recording.phase import PHASES
-from .columns import Column, printable, render_columns, render_lines
+from .columns import Column, Text, printable, render_columns, render_lines
 from .headline import count_more, describe_head, describe_no_ops
 from .quantities import format_share, format_time
 from .sizes import format_bytes, format_flops, format_gflops_rate, mark_unknown
@@ -125,7 +123,7 @@ def _notes(table: OpTable, row: OpRow) -> Text:
         f"raised {sums.raised}x" if sums.raised else "",
         f"end not seen {sums.unfinished}x" if sums.unfinished else "",
     ]
-    return Text("; ").join(Text(note, "yellow") for note in notes if note)
+    return Text.join((Text(note, "yellow") for note in notes if note), "; ")
 
 
 def _describe_rest(table: OpTable, shown: int) -> list[Text]:

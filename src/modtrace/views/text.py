@@ -5,14 +5,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from rich.text import Text
-
 from ..analysis.folding import fold as fold_tree
 from ..analysis.module_tree import MODULE_PHASES, ModuleNode, ModuleTree, rebuild
 from ..analysis.times import PhaseTimes
 from ..analysis.type_table import TypeTimes, build_type_table
 from ..analysis.value_summary import SlotValues, ValueSummary
-from .columns import Column, printable, render_columns, render_lines
+from .columns import Column, Text, printable, render_columns, render_lines
 from .headline import describe_head, describe_notes
 from .lines import TreeLine, draw_lines
 from .quantities import format_count, format_share, format_time
@@ -170,7 +168,9 @@ def _label_cell(row: _Row) -> Text:
     if row.shows != "node":
         return Text(f"{row.guides}{row.shows}", "dim")
     times = f" x{row.node.count}" if row.node.count > 1 else ""
-    return Text.assemble((row.guides, "dim"), (label, "" if row.guides else "bold"), (times, "cyan"))
+    return Text.join(
+        [Text(row.guides, "dim"), Text(label, "" if row.guides else "bold"), Text(times, "cyan")]
+    )
 
 
 def _cell(row: _Row, text: str, style: str = "") -> Text:
@@ -215,7 +215,7 @@ def _notes(node: ModuleNode) -> Text:
         f"end not seen {unfinished}x" if unfinished else "",
     ]
     texts = [*describe_nonfinite(node.values), *(Text(note, "yellow") for note in notes if note)]
-    return Text("; ").join(texts)
+    return Text.join(texts, "; ")
 
 
 def _type_columns(rows: Sequence[TypeTimes], tree: ModuleTree) -> list[Column]:

@@ -3,12 +3,10 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from rich.text import Text
-
 from ..analysis.nonfinite import describe_counts
 from ..analysis.value_summary import SlotValues, ValueSummary
 from ..recording.statistics import Stats
-from .columns import Column
+from .columns import Column, Text
 from .quantities import format_number
 
 #: Shown below a tree that has these columns.

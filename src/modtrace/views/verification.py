@@ -3,10 +3,8 @@
 import json
 from dataclasses import asdict
 
-from rich.text import Text
-
 from ..recording.verification import Verification
-from .columns import Column, printable, render_columns, render_lines
+from .columns import Column, Text, printable, render_columns, render_lines
 
 _STYLES = {"ok": "green", "FAILED": "bold red", "exempt": "dim", "unchecked": "yellow"}
 

@@ -1,0 +1,124 @@
+"""The first use of anything in a process changes nothing there: no generator, no filter of warnings, no signal."""
+
+import pytest
+
+import modtrace
+from helpers.first_use import Change, changes_of
+from modtrace.cli.main import COMMANDS
+
+MODEL = """
+import torch, modtrace
+def make():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(), torch.nn.LayerNorm(8), torch.nn.Linear(8, 2))
+    return model, (torch.ones(3, 4),), {}
+model = make()[0]
+def run():
+    model(torch.randn(3, 4)).sum().backward()
+def train():
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        run()
+        optimizer.step()
+"""
+ALL_VALUES = "modtrace.Capture(roles='all', stats=2, hash=True, sketch=True, sample=4, tensors=True)"
+ALL_OPS = "modtrace.Ops(saved=True, source=True, python_names=True)"
+
+#: Of torch's own: its first optimizer imports its compiler, and the first gradient that it is given imports sympy.
+OF_TORCH = f"{MODEL}train(); torch.autograd.backward([model(torch.ones(1, 4))], [torch.ones(1, 2)])"
+
+#: Each has `train()` in it, with something of ours around it or behind it.
+RECORDED = {
+    "in memory": "with modtrace.record(model) as rec: train()",
+    "to a folder": "with modtrace.record(model, to='here.modtrace') as rec: train()",
+    "found by itself": "with modtrace.record() as rec: train()",
+    "everything": f"with modtrace.record(to='all.modtrace', ops={ALL_OPS}, values={ALL_VALUES}, "
+    "backward_times=True): train()",
+    "flight recorder": "with modtrace.record(to='held.modtrace', keep_last=2, ops=True) as rec:\n train()\n rec.dump()",
+    "trigger": "with modtrace.record(triggers=[modtrace.OnSignal('SIGUSR1'), modtrace.NonFinite()]): train()",
+    "numbers and steps": "with modtrace.record(model) as rec:\n rec.log(a=1)\n train()\n rec.step()",
+    "printed": "with modtrace.record(model, ops=True) as rec: train()\nprint(rec); print(rec.graph())",
+    "asked": "with modtrace.record(model, ops=True) as rec: train()\n"
+    "rec.first_nonfinite(); rec.op_table(); rec.memory_table(); rec.paths(); rec.history(); rec.frame('values')",
+    "written": "with modtrace.record(model, ops=True) as rec: train()\n"
+    "rec.write('copy.modtrace'); print(modtrace.open_recording('copy.modtrace'))\n"
+    "rec.write_timeline('t.json'); rec.graph().write_dot('g.dot'); rec.graph().write_graphml('g.graphml')",
+    "plotted": "with modtrace.record(model) as rec: train()\nrec.write_plot('p.png')",
+    "tracked": "with modtrace.ModuleTracker() as tracker: train()",
+    "stashed": "with modtrace.track(model) as tracker: train()\ntracker.to_frame()",
+    "traced": "train()\nmodtrace.ModulePathTracer().trace(model)",
+    "drawn": "train()\nmodel.train(); print(modtrace.graph(model, torch.ones(3, 4)))",
+    "verified": "train()\nmodtrace.verify(model, (torch.ones(3, 4),))",
+}
+
+#: What each command is given behind its name.
+ARGUMENTS = {
+    "record": "--quiet --to new.modtrace script.py",
+    "show": "run.modtrace",
+    "ops": "run.modtrace",
+    "memory": "run.modtrace",
+    "paths": "run.modtrace",
+    "graph": "run.modtrace -o graph.graphml",
+    "timeline": "run.modtrace -o run.trace.json",
+    "plot": "run.modtrace -o run.png",
+    "export": "run.modtrace -o run.parquet",
+    "nonfinite": "run.modtrace",
+    "verify": "factory:make",
+    "doctor": "",
+}
+
+
+@pytest.fixture(scope="module")
+def changes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Change]:
+    folder = tmp_path_factory.mktemp("first_use")
+    (folder / "script.py").write_text(f"{MODEL}train()")
+    (folder / "factory.py").write_text(MODEL)
+    names = [*modtrace.__all__, "tensor_tracker"]
+    recording = f"{MODEL}with modtrace.record(model, to='run.modtrace', ops=True): train()"
+    return changes_of(
+        {name: f"import modtrace; modtrace.{name}" for name in names}
+        | {
+            "run": f"{MODEL}run()",
+            "run recorded": f"{MODEL}with modtrace.record(ops={ALL_OPS}) as rec: run()\nprint(rec)",
+        },
+        then=OF_TORCH,
+        later={"trained": f"{MODEL}train()", "for the commands": recording}
+        | {how: f"{MODEL}{code}" for how, code in RECORDED.items()}
+        | {f"modtrace {name}": _command(name) for name in COMMANDS},
+        folder=folder,
+    )
+
+
+def _command(name: str) -> str:
+    return f"import sys; sys.argv[1:] = {[name, *ARGUMENTS[name].split()]}; from modtrace.cli.main import main; main()"
+
+
+@pytest.mark.parametrize("name", [*modtrace.__all__, "tensor_tracker"])
+def test_first_use_of_a_public_name_changes_nothing(changes: dict[str, Change], name: str) -> None:
+    change = changes[name]
+    assert (change["error"], change["moved"], change["imported"]) == (None, [], [])
+
+
+def test_first_recording_imports_nothing_of_torch_that_changes_the_process(
+    changes: dict[str, Change],
+) -> None:
+    change = changes["run recorded"]
+    assert (change["error"], change["imported"]) == (None, [])
+    assert change["state"] == changes["run"]["state"]
+
+
+@pytest.mark.parametrize("how", RECORDED)
+def test_first_recording_leaves_the_process_as_the_unrecorded_run_does(
+    changes: dict[str, Change], how: str
+) -> None:
+    change = changes[how]
+    assert (change["error"], change["imported"]) == (None, [])
+    assert change["state"] == changes["trained"]["state"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_first_use_of_a_command_changes_nothing(changes: dict[str, Change], name: str) -> None:
+    change = changes[f"modtrace {name}"]
+    of_theirs = ["torch"] if name in ("record", "verify") else []  # the script and the factory make a model
+    assert (change["error"], change["moved"]) == (None, of_theirs)
