@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+import modtrace
 from builders import RecordingBuilder
 from modtrace import face
 from modtrace.analysis.value_sites import Wanted
@@ -66,7 +67,10 @@ def test_first_nonfinite_values_are_found() -> None:
         0,
         1,
     )
-    assert Recording(RecordingBuilder().data()).first_nonfinite() is None
+    with pytest.raises(
+        modtrace.ModtraceError, match=r"^no values were recorded\. Record with values='stats'"
+    ):
+        Recording(RecordingBuilder().data()).first_nonfinite()
 
 
 def test_all_that_is_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ ModtraceError
 │   ├── NotARecordingError        something else is there
 │   ├── NewerSchemaError          written by a newer modtrace
 │   ├── DamagedRecordingError     a file of it cannot be understood
+│   ├── NothingRecordedError      it has no rows that could answer what is asked (also a ValueError)
 │   └── RecordingExistsError      `to=` names a folder that is there (also a FileExistsError)
 ├── MisuseError               calls in an order that cannot work (also a RuntimeError)
 └── MissingLibraryError       an optional library is not installed (also an ImportError)
@@ -36,6 +37,10 @@ class NewerSchemaError(RecordingError):
 
 class DamagedRecordingError(RecordingError):
     """A file of the recording cannot be understood."""
+
+
+class NothingRecordedError(RecordingError, ValueError):
+    """The recording has no rows that could answer what is asked: an answer would be about nothing."""
 
 
 class RecordingExistsError(RecordingError, FileExistsError):

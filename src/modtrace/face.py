@@ -239,7 +239,10 @@ class Recording:
     def first_nonfinite(self) -> NonFinite | None:
         """The first tensor, by step and order of measuring, that holds NaN or infinite values.
 
-        None where every tensor that was measured is finite, also where none was measured.
+        None where every tensor that was measured is finite; `meta.marks` say whether rows are missing.
+
+        Raises:
+            NothingRecordedError: none was measured; the text says why.
         """
         return find_first_nonfinite(self.data)
 

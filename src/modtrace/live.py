@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .analysis.module_tree import ModuleTree
-from .errors import MisuseError
+from .analysis.nonfinite import NonFinite
+from .errors import MisuseError, NothingRecordedError
 from .face import Recording
 from .optional import require
 from .recording.capture import STATS, Capture, Patterns, to_captures
@@ -99,6 +100,21 @@ class LiveRecording(Recording):
             MisuseError: outside of the `with` block, or neither `keep_last` nor `triggers` were given.
         """
         self._running("dump()").fire("dump", reason, with_open=True)
+
+    def first_nonfinite(self) -> NonFinite | None:
+        """The first tensor, by step and order of measuring, that holds NaN or infinite values.
+
+        None where every tensor that was measured is finite; while it runs also where none was measured yet.
+
+        Raises:
+            NothingRecordedError: none was measured; the text says why.
+        """
+        try:
+            return super().first_nonfinite()
+        except NothingRecordedError:
+            if self._recorder is None or not self._options.values:
+                raise
+            return None
 
     def module_tree(self, step: int | None = None) -> ModuleTree:
         """Calls and times by module, of one step; its notes also say how many steps are held.

@@ -18,6 +18,7 @@ from .analysis.graph_keys import name_layers
 from .analysis.graph_parts import WHOLE, Part
 from .analysis.graph_view import GraphView, ViewBox, ViewEdge, ViewNode
 from .analysis.graph_visible import build_view
+from .analysis.missing_rows import require_ops
 from .errors import ModtraceError
 from .optional import require
 from .recording.path_pattern import PathFilter, to_path_filter
@@ -329,8 +330,11 @@ def graph_of(data: RecordingData, step: int | None = None) -> ModelGraph:
 
     Raises:
         ValueError: there is no such step.
+        NothingRecordedError: ops were to be recorded, and those of the step are missing.
     """
     graph = build_graph(data, step=step)
+    if graph.step is not None and data.meta.marks and data.meta.options.get("ops"):
+        require_ops(data, graph.step.step)
     choice = _Choice(
         step=graph.step.step if graph.step else step
     )  # of a live recording the last step is another soon

@@ -337,9 +337,7 @@ def test_why_nothing_was_measured_is_said() -> None:
 
 
 def test_a_recording_without_values_says_so() -> None:
-    with pytest.raises(
-        ValueError, match=r"^no values are in this recording\. Record them with values='stats'"
-    ):
+    with pytest.raises(ValueError, match=r"^no values were recorded\. Record with values='stats'"):
         history(RecordingBuilder().data())
 
 

@@ -161,5 +161,5 @@ def test_where_no_tensors_were_kept_it_is_said() -> None:
     run.build.step(0, 0, 100)
     run.build.output(run.build.call(run.blocks[0], 0, 5, nth=0), [1.0])
 
-    with pytest.raises(ValueError, match=r"^no whole tensors were kept here\."):
+    with pytest.raises(ValueError, match=r"^no whole tensors were recorded\."):
         run.stack()

@@ -138,7 +138,7 @@ def test_recording_without_tensors_says_how_to_keep_some() -> None:
     build = RecordingBuilder()
     call = build.call(build.module("", "GPT"), 0, 1)
     build.output(call, [1.0])
-    with pytest.raises(ValueError, match=r"^no whole tensors were kept here. Record them with values="):
+    with pytest.raises(ValueError, match=r"^no whole tensors were recorded. Record with values="):
         find_tensor(build.data(), "", None, Wanted())
 
 

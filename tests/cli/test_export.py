@@ -185,7 +185,7 @@ def test_what_the_system_says_of_the_path_is_one_line(notes: None, export: Expor
 def test_format_of_ops_needs_a_recording_with_ops(
     notes: None, monkeypatch: pytest.MonkeyPatch, export: Export
 ) -> None:
-    monkeypatch.setitem(export_formats.FORMATS, "note", replace(NOTE, needs_ops=True))
+    monkeypatch.setitem(export_formats.FORMATS, "note", replace(NOTE, tables=("ops",)))
     error = error_of(export("run.modtrace", "-o", "a.note"))
     assert error == ("run.modtrace: no ops were recorded. Record with ops=True, or modtrace record --ops.")
 

@@ -82,7 +82,7 @@ def test_recording_without_ops_is_misuse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(tmp_path / "empty.modtrace")
-    write_recording(RecordingBuilder().data(), path)
+    write_recording(RecordingBuilder(options={"ops": None}).data(), path)
 
     assert run_command(monkeypatch, "memory", path) == 2
     assert capsys.readouterr().err == (

@@ -46,13 +46,15 @@ def test_finite_values_are_exit_code_0(
     assert capsys.readouterr().out == "no non-finite values in 1 measured tensors of 1 step\n"
 
 
-def test_recording_without_values_is_exit_code_0_and_says_so(
+def test_recording_without_values_is_exit_code_2_and_says_so(
     folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_recording(recording(), folder)
 
-    assert run_command(monkeypatch, "nonfinite", folder) == 0
-    assert capsys.readouterr().out.startswith("nothing was measured: this recording has no values.")
+    assert run_command(monkeypatch, "nonfinite", folder) == 2
+    assert capsys.readouterr().err == (
+        f"modtrace: error: {folder}: no values were recorded. Record with values='stats' or modtrace.Capture(...).\n"
+    )
 
 
 def test_json_has_what_was_found_and_how_much_was_measured(
@@ -63,7 +65,8 @@ def test_json_has_what_was_found_and_how_much_was_measured(
     assert run_command(monkeypatch, "nonfinite", folder, "--json") == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["first"]["path"], found["first"]["step"], found["first"]["inf_count"]) == ("head", 4, 1)
-    assert found["measured"] == {"tensors": 1, "unmeasured": 0, "steps": 1}
+    assert found["measured"] == {"tensors": 1, "unmeasured": 0, "steps": 1, "last_step": 4}
+    assert found["marks"] == []
 
 
 def test_recording_that_is_not_there_is_exit_code_2(

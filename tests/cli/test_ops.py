@@ -78,7 +78,7 @@ def test_recording_without_ops_is_misuse_and_says_how_to_get_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(tmp_path / "calls.modtrace")
-    build = RecordingBuilder()
+    build = RecordingBuilder(options={"ops": None})
     build.step(0, 0, 100)
     build.call(build.module("", "Net"), 0, 10)
     write_recording(build.data(), path)

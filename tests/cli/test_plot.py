@@ -47,6 +47,7 @@ def test_json_has_the_numbers_of_the_picture(
         "role": "grad_output",
         "measured": [[True, True], [True, True]],
         "nonfinite": [[False, False], [False, False]],
+        "marks": ["copied before the recording was closed"],
     }
 
 

@@ -151,12 +151,14 @@ def test_recording_that_is_not_there_is_misuse(
     assert capsys.readouterr().err == "modtrace: error: nowhere: nothing is there\n"
 
 
-def test_empty_recording_is_shown(
+def test_empty_recording_is_exit_code_2_and_says_so(
     recordings: dict[str, TypedRecording],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    recordings["run.modtrace"] = RecordingBuilder().data()
+    recordings["run.modtrace"] = RecordingBuilder(complete=True).data()
 
-    assert run_command(monkeypatch, "show", "run.modtrace") == 0
-    assert capsys.readouterr().out == "nothing was recorded\n"
+    assert run_command(monkeypatch, "show", "run.modtrace") == 2
+    assert capsys.readouterr().err == (
+        "modtrace: error: run.modtrace: no calls are in this recording: nothing ran that it was to have calls of.\n"
+    )

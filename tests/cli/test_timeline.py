@@ -99,6 +99,7 @@ def test_what_was_written_is_told_as_json(
         "steps": [1, 2],
         "size_bytes": path.stat().st_size,
         "missing": None,
+        "marks": [],
     }
 
 
@@ -139,14 +140,16 @@ def test_missing_backward_times_are_told_beside_the_trace(
     assert said.err == NO_BACKWARD
 
 
-def test_recording_of_nothing_gives_an_empty_trace_and_says_so(
+def test_recording_of_nothing_gives_no_trace_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command(monkeypatch, "timeline", write(RecordingBuilder().data(), tmp_path)) == 0
+    folder = write(RecordingBuilder(complete=True).data(), tmp_path)
+    assert run_command(monkeypatch, "timeline", folder) == 2
     said = capsys.readouterr()
-    assert find_faults(load(said.out)) == []
-    assert spans(load(said.out)) == []
-    assert said.err == "nothing was recorded: the trace has no spans.\n"
+    assert (said.out, said.err) == (
+        "",
+        f"modtrace: error: {folder}: no calls are in this recording: nothing ran that it was to have calls of.\n",
+    )
 
 
 @pytest.mark.parametrize(

@@ -166,3 +166,27 @@ def test_values_of_another_thread_do_not_hide_it(tmp_path):
     assert place(found) == ("0", 257, "forward", "output", "", 0)
     again = modtrace.open_recording(tmp_path / "run.modtrace").first_nonfinite()
     assert again == found
+
+
+def test_running_recording_has_found_nothing_so_far_where_nothing_was_measured_yet() -> None:
+    model = torch.nn.Linear(2, 2)
+    with modtrace.record(model) as rec:
+        assert rec.first_nonfinite() is None
+        model(torch.ones(1, 2))
+    assert rec.first_nonfinite() is None
+
+
+def test_running_recording_that_measures_nothing_says_so() -> None:
+    with modtrace.record(torch.nn.Linear(2, 2), values=None) as rec:  # noqa: SIM117
+        with pytest.raises(modtrace.ModtraceError, match=r"^no values were recorded\."):
+            rec.first_nonfinite()
+
+
+def test_values_that_were_all_dropped_are_not_finite_values() -> None:
+    model = torch.nn.Linear(2, 2)
+    with modtrace.record(model, max_bytes=1) as rec:
+        model(torch.ones(1, 2))
+    with pytest.raises(
+        modtrace.ModtraceError, match=r"^no values are .* were dropped to stay within max_bytes=1\.$"
+    ):
+        rec.first_nonfinite()

@@ -7,10 +7,9 @@ import pytest
 
 from golden import assert_golden
 from modtrace.analysis.nonfinite import Measured, NonFinite
-from modtrace.recording.meta import HELD, Note
 from modtrace.views.nonfinite import render_nonfinite, render_nonfinite_json
 
-MEASURED = Measured(tensors=12_345, unmeasured=0, steps=30)
+MEASURED = Measured(tensors=12_345, unmeasured=0, steps=30, last_step=29)
 FOUND = NonFinite(
     root="GPT",
     path="blocks.1.attn",
@@ -84,29 +83,24 @@ def test_finite_values_are_counted() -> None:
     assert render_nonfinite(None, MEASURED) == (
         "no non-finite values in 12.3K measured tensors of 30 steps\n"
     )
-    assert render_nonfinite(None, Measured(tensors=0, unmeasured=2, steps=1)) == (
-        "no non-finite values in 0 measured tensors of 1 step;"
+    assert render_nonfinite(None, Measured(tensors=3, unmeasured=2, steps=1, last_step=0)) == (
+        "no non-finite values in 3 measured tensors of 1 step;"
         " 2 more could not be measured (column `note` of `values`)\n"
     )
 
 
-def test_recording_without_values_says_that_nothing_was_measured() -> None:
-    assert render_nonfinite(None, Measured(tensors=0, unmeasured=0, steps=0)) == (
-        "nothing was measured: this recording has no values. Record them with values='stats'.\n"
-    )
-
-
-def test_recording_whose_steps_were_held_says_so_and_not_that_nothing_was_measured() -> None:
-    notes = (Note(step=7, kind=HELD, reason="no trigger fired; 8 steps were held and dropped"),)
-    assert render_nonfinite(None, Measured(tensors=0, unmeasured=0, steps=0), notes=notes) == (
-        "no step with values was written\nno trigger fired; 8 steps were held and dropped\n"
+def test_finite_values_of_a_part_are_said_to_be_of_a_part() -> None:
+    assert render_nonfinite(None, MEASURED, marks=("values.arrow is cut",)) == (
+        "no non-finite values in what is there of the recording: 12.3K measured tensors of 30 steps, "
+        "the last of them step 29\n! values.arrow is cut\n"
     )
 
 
 def test_json_has_every_field() -> None:
     assert json.loads(render_nonfinite_json(None, MEASURED)) == {
         "first": None,
-        "measured": {"tensors": 12345, "unmeasured": 0, "steps": 30},
+        "measured": {"tensors": 12345, "unmeasured": 0, "steps": 30, "last_step": 29},
+        "marks": [],
     }
     assert json.loads(render_nonfinite_json(FOUND, MEASURED))["first"] == {
         "root": "GPT",

@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ..errors import NothingRecordedError
 from ..recording.module_path import join
 from ..recording.protocols import RecordingData
 from ..recording.role import PARAMETER
 from ..recording.statistics import first_nonfinite_row, nonfinite_rows
+from ..recording.wording import first_few
 from .calls import NO_MODULE, column_of, read_calls
+from .missing_rows import require_rows, say_missing
 from .placement import NOWHERE, Module, Placer, merge_wrappers, name_roots
 from .value_places import place_values
 
@@ -51,24 +54,32 @@ class Measured:
     tensors: int  # rows of `values` with statistics
     unmeasured: int  # rows whose note says why they have none
     steps: int  # that have rows
+    last_step: int | None  # of them; None: there are none
 
 
 def count_measured(data: RecordingData) -> Measured:
     """How many tensors were measured, whatever their values."""
     values = data.table("values")
     unmeasured = values["count"].null_count
+    steps = np.unique(column_of(values, "step")).tolist()
     return Measured(
         tensors=values.num_rows - unmeasured,
         unmeasured=unmeasured,
-        steps=len(np.unique(column_of(values, "step"))),
+        steps=len(steps),
+        last_step=steps[-1] if steps else None,
     )
 
 
 def find_first_nonfinite(data: RecordingData) -> NonFinite | None:
-    """The first row of `values`, by step and order, with NaN or infinite values; None if there is none."""
+    """The first row of `values`, by step and order, with NaN or infinite values; None if there is none.
+
+    Raises:
+        NothingRecordedError: no tensor was measured.
+    """
     values = data.table("values")
     at = first_nonfinite_row(values)
     if at is None:
+        _require_measured(data)
         return None
     [row] = values.select(_COLUMNS).slice(at, 1).to_pylist()
     site = _find_row(data.table("sites"), "site_id", row["site_id"]) or {}
@@ -91,6 +102,22 @@ def find_first_nonfinite(data: RecordingData) -> NonFinite | None:
         numel=row["numel"],
         hint=None if is_parameter else _describe_weights(site.get("module_id"), row["step"], data, modules),
     )
+
+
+def _require_measured(data: RecordingData) -> None:
+    """Refuses a recording in which no tensor has statistics.
+
+    Raises:
+        NothingRecordedError: there is none; the text says why.
+    """
+    require_rows(data, "values")
+    values = data.table("values").select(["count", "note"])
+    if values["count"].null_count == values.num_rows:
+        notes = values["note"].drop_null().unique().to_pylist() or ["no statistics were asked for"]
+        raise NothingRecordedError(
+            f"none of the {values.num_rows} tensors in this recording could be measured: {first_few(notes, 3)}."
+            + say_missing(data.meta.marks)
+        )
 
 
 def describe_counts(nan_count: int, inf_count: int) -> str:

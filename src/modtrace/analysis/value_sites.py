@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..recording.meta import HELD
+from ..errors import NothingRecordedError
 from ..recording.module_path import join
 from ..recording.path_pattern import PathFilter, describe_unmatched, to_path_filter, unmatched
 from ..recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
@@ -17,6 +17,7 @@ from ..recording.protocols import RecordingData
 from ..recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, OP_OUTPUT, OUTPUT, ROLES
 from ..recording.schedule import to_schedule
 from .calls import Calls, RowFinder, Rows, column_of, iterate_levels, phase_codes, read_all_calls
+from .missing_rows import explain_none, require_rows, say_missing
 from .placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
 from .value_places import place_by_calls
 
@@ -111,13 +112,14 @@ def _check_words(wanted: Wanted) -> None:
 def _rows_of_role(data: RecordingData, wanted: Wanted) -> tuple[pa.Table, Rows]:
     """The rows of a role, and the row of `sites` of each."""
     values, sites = kept_values(data) if wanted.kept else data.table("values"), data.table("sites")
-    if not values.num_rows:
-        raise ValueError(_describe_nothing(data))
+    require_rows(data, "values")
     roles = np.array([*sites["role"].to_pylist(), ""], object)
     at = RowFinder(column_of(sites, "site_id"))(column_of(values, "site_id"))
     rows = np.flatnonzero(roles[at] == wanted.role)
     if not len(rows):
-        raise ValueError(_describe_no_role(wanted, sorted(set(roles[at]) - {""})))
+        raise ValueError(
+            _describe_no_role(wanted, sorted(set(roles[at]) - {""})) + say_missing(data.meta.marks)
+        )
     return values.take(rows), at[rows]
 
 
@@ -125,19 +127,13 @@ def kept_values(data: RecordingData) -> pa.Table:
     """The rows of `values` of which a whole tensor was kept.
 
     Raises:
-        ValueError: there are none.
+        NothingRecordedError: there are none.
     """
     values = data.table("values")
     kept = values.filter(values["blob"].is_valid())
     if not kept.num_rows:
-        raise ValueError("no whole tensors were kept here. Record them with values=Capture(tensors=True).")
+        raise NothingRecordedError(explain_none(data.meta, "whole tensors"))
     return kept
-
-
-def _describe_nothing(data: RecordingData) -> str:
-    held = [note.reason for note in data.meta.notes if note.kind == HELD]
-    why = f": {held[-1]}" if held else ""
-    return f"no values are in this recording{why}. Record them with values='stats' or modtrace.Capture(...)."
 
 
 def _describe_no_role(wanted: Wanted, there: Sequence[str]) -> str:

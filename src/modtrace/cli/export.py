@@ -1,7 +1,7 @@
 """`modtrace export`: writes a recording in a format that other programs read."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,11 +9,10 @@ import click
 
 from ..errors import ModtraceError
 from ..recording.phase import PHASES
-from ..recording.protocols import RecordingData
 from ..views.sizes import format_bytes
-from .export_formats import FORMATS, ExportFormat, ExportOptions, check_options, find_format
-from .output import tell
-from .with_ops import open_with_ops
+from .export_formats import FORMATS, ExportOptions, check_options, find_format
+from .output import tell, tell_marks
+from .with_ops import ask, open_with_rows
 
 _ABOUT = "\n".join(f"  {name}: {each.about}" for name, each in FORMATS.items())
 
@@ -45,17 +44,14 @@ def export(
     name = find_format(name, path)
     options = ExportOptions(step=step, depth=depth, phase=phase)
     check_options(name, options)
-    data, write = _open(run, FORMATS[name]), FORMATS[name].load_writer()
+    data, write = open_with_rows(run, *FORMATS[name].tables), FORMATS[name].load_writer()
     with _errors_told(path):
-        files = write(data, path, options)
+        files = ask(run, data, lambda: write(data, path, options))
         sizes = {each: each.stat().st_size for each in files or [path]}
-    tell((_render_json if as_json else _render)(name, path, sizes), path)
-
-
-def _open(run: str, format: ExportFormat) -> RecordingData:
-    from ..face import open_recording
-
-    return open_with_ops(run) if format.needs_ops else open_recording(run).data
+    marks = data.meta.marks
+    tell(_render_json(name, path, sizes, marks) if as_json else _render(name, path, sizes), path)
+    if not as_json:
+        tell_marks(marks)
 
 
 def _render(name: str, path: Path, sizes: dict[Path, int]) -> str:
@@ -64,9 +60,9 @@ def _render(name: str, path: Path, sizes: dict[Path, int]) -> str:
     return f"wrote {path} ({name}, {files}{size})\n"
 
 
-def _render_json(name: str, path: Path, sizes: dict[Path, int]) -> str:
+def _render_json(name: str, path: Path, sizes: dict[Path, int], marks: Sequence[str]) -> str:
     files = [{"path": str(file), "size_bytes": size} for file, size in sizes.items()]
-    return json.dumps({"format": name, "path": str(path), "files": files}) + "\n"
+    return json.dumps({"format": name, "path": str(path), "files": files, "marks": list(marks)}) + "\n"
 
 
 @contextmanager

@@ -30,7 +30,7 @@ class ExportFormat:
     writer: str  # `module:function` of a `Writer`, imported when it is called
     suffixes: tuple[str, ...]  # of paths that mean this format
     about: str  # ends the sentence `parquet: ...`
-    needs_ops: bool = False
+    tables: tuple[str, ...] = ()  # in which there have to be rows
     takes: frozenset[str] = frozenset()  # names of `ExportOptions` that it heeds
 
     def load_writer(self) -> Writer:
@@ -46,6 +46,7 @@ def _of_graph(name: str, *suffixes: str, about: str) -> ExportFormat:
         writer=f"modtrace.cli.export_graphs:write_{name}",
         suffixes=suffixes,
         about=about,
+        tables=("calls",),
         takes=frozenset({"step", "depth", "phase"}),
     )
 
@@ -65,6 +66,7 @@ FORMATS: dict[str, ExportFormat] = {
         writer="modtrace.cli.export_trace:write_trace",
         suffixes=(".trace.json", ".perfetto.json"),
         about="when what ran, for ui.perfetto.dev and Chrome",
+        tables=("calls",),
         takes=frozenset({"step"}),
     ),
     "model-explorer": _of_graph(

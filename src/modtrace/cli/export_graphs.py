@@ -8,7 +8,7 @@ from ..recording.protocols import RecordingData
 from ..views import graphml, model_explorer
 from .export_formats import ExportOptions
 from .readable import at_depth
-from .with_ops import with_step
+from .with_ops import require_part
 
 
 def write_graphml(data: RecordingData, path: Path, options: ExportOptions) -> None:
@@ -50,5 +50,5 @@ def _view(data: RecordingData, options: ExportOptions) -> GraphView:
 
 
 def _part(data: RecordingData, options: ExportOptions) -> ModelGraph:
-    whole = with_step(lambda: graph_of(data, options.step))
-    return whole if options.phase is None else whole.filter(phase=options.phase)
+    whole = graph_of(data, options.step)
+    return whole if options.phase is None else require_part(whole, whole.filter(phase=options.phase))

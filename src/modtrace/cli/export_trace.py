@@ -7,11 +7,10 @@ from ..recording.protocols import RecordingData
 from ..recording.step_range import ALL_STEPS, StepRange
 from ..views.perfetto import write_perfetto
 from .export_formats import ExportOptions
-from .with_ops import with_step
 
 
 def write_trace(data: RecordingData, path: Path, options: ExportOptions) -> None:
     """All steps, or the one that was asked for."""
     step = options.step
     steps = ALL_STEPS if step is None else StepRange(step, step + 1)
-    write_perfetto(with_step(lambda: build_timeline(data, steps=steps)), path)
+    write_perfetto(build_timeline(data, steps=steps), path)

@@ -16,6 +16,7 @@ from ..views.sizes import format_bytes
 from .factory import errors_of_call, is_factory, load_factory
 from .output import print_text, tell
 from .readable import at_depth
+from .with_ops import ask, open_with_rows, require_part
 
 #: Who writes a picture or file, by the end of its name.
 _WRITERS: dict[str, Callable[..., None]] = {
@@ -92,7 +93,10 @@ def graph(
     called once: FACTORY is a function of the Python module that takes no arguments and returns (model, args, kwargs).
     """
     writer = _find_writer(path)
-    shown = _choose(_load(run, step), collapse, phase, modules, op, views, tensors)
+    data = _load(run)
+    whole = ask(run, data, lambda: graph_of(data, step))
+    shown = _choose(whole, collapse, phase, modules, op, views, tensors)
+    ask(run, data, lambda: require_part(whole, shown))
     shown = shown.fold() if fold else shown
     shown, note = at_depth(shown, depth, is_drawn=path is not None and path.suffix.lower() in _DRAWN)
     if path is None and color is not None:
@@ -114,15 +118,9 @@ def _find_writer(path: Path | None) -> Callable[..., None] | None:
     return _WRITERS[path.suffix.lower()]
 
 
-def _load(run: str, step: int | None) -> ModelGraph:
-    from ..face import open_recording
-
-    try:
-        if is_factory(run) and not os.path.exists(run):
-            return graph_of(_record(run), step)
-        return graph_of(open_recording(run).data, step)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--step") from error
+def _load(run: str) -> RecordingData:
+    is_model = is_factory(run) and not os.path.exists(run)
+    return _record(run) if is_model else open_with_rows(run, "calls")
 
 
 def _record(text: str) -> RecordingData:
@@ -171,7 +169,7 @@ def _tell(shown: ModelGraph, path: Path, note: str, as_json: bool) -> None:
     size = path.stat().st_size if path.is_file() else None
     if as_json:
         told = {"path": str(path), "size_bytes": size, "nodes": len(shown.nodes), "edges": len(shown.edges)}
-        note = json.dumps(told) + "\n"
+        note = json.dumps({**told, "marks": shown.view.marks}) + "\n"
     else:
         marks = "".join(f"! {printable(mark)}\n" for mark in shown.view.marks)
         missing = f"{NO_OPS_IN_GRAPH}\n" if shown.view.step is not None and not shown.view.has_ops else ""

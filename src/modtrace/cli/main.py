@@ -1,12 +1,14 @@
 """The command `modtrace`: finds its subcommands when they are called, and turns errors into exit codes."""
 
 import importlib
+import json
 import sys
 from typing import NoReturn
 
 import click
 
-from ..errors import ModtraceError
+from ..errors import ModtraceError, NothingRecordedError
+from ..views.columns import printable
 
 #: Each is the function of its name in the module `modtrace.cli.<name>`, which is imported when it is called.
 COMMANDS = {
@@ -58,13 +60,17 @@ def modtrace(ctx: click.Context) -> None:
 
 
 def main() -> NoReturn:
-    """Runs the command line. Exit codes: 0 fine, 1 found something, 2 misuse or unreadable input."""
+    """Runs the command line. Exit codes: 0 fine, 1 found something, 2 misuse, or nothing that can be looked at."""
     try:
         code = modtrace.main(prog_name="modtrace", standalone_mode=False)
     except click.Abort:
         sys.exit(_EXIT_INTERRUPTED)
     except click.ClickException as error:
         _fail(_describe(error))
+    except NothingRecordedError as error:
+        if "--json" in sys.argv:
+            click.echo(json.dumps({"error": str(error)}))
+        _fail(printable(str(error)))
     except ModtraceError as error:
         _fail(str(error))
     if callable(code):  # the program that `record` runs: not inside click, which catches interrupts

@@ -5,7 +5,7 @@ import click
 from ..analysis.memory_table import build_memory_table
 from ..views.memory_table import render_memory_table, render_memory_table_json
 from .output import find_terminal, print_text
-from .with_ops import open_with_ops, with_step
+from .with_ops import ask_for_ops, open_with_rows
 
 
 @click.command()
@@ -19,8 +19,8 @@ def memory(run: str, step: int | None, ops: bool, top: int | None, as_json: bool
 
     The modules whose own ops save most come first.
     """
-    data = open_with_ops(run)
-    table = with_step(lambda: build_memory_table(data, step=step, ops=ops))
+    data = open_with_rows(run, "ops")
+    table = ask_for_ops(run, data, lambda: build_memory_table(data, step=step, ops=ops))
     if as_json:
         print_text(render_memory_table_json(table, top=top))
         return

@@ -5,6 +5,7 @@ import click
 from ..analysis.nonfinite import count_measured, find_first_nonfinite
 from ..views.nonfinite import render_nonfinite, render_nonfinite_json
 from .output import find_terminal, print_text
+from .with_ops import ask, open_with_rows
 
 EXIT_FOUND = 1
 
@@ -15,15 +16,15 @@ EXIT_FOUND = 1
 def nonfinite(run: str, as_json: bool) -> int:
     """Finds the first tensor of the recording RUN that holds NaN or infinite values.
 
-    First by step, and within a step in the order of measuring. Exit code 1 if there is one, 0 if not.
+    First by step, and within a step in the order of measuring. Exit code 1 if there is one, 0 if not, 2 if nothing
+    was measured.
     """
-    from ..face import open_recording
-
-    data = open_recording(run).data
-    found, measured = find_first_nonfinite(data), count_measured(data)
+    data = open_with_rows(run)
+    found = ask(run, data, lambda: find_first_nonfinite(data))
+    measured, meta = count_measured(data), data.meta
     if as_json:
-        print_text(render_nonfinite_json(found, measured))
+        print_text(render_nonfinite_json(found, measured, marks=meta.marks))
     else:
-        meta, color = data.meta, find_terminal().color
+        color = find_terminal().color
         print_text(render_nonfinite(found, measured, marks=meta.marks, notes=meta.notes, color=color))
     return 0 if found is None else EXIT_FOUND

@@ -7,7 +7,7 @@ from ..analysis.op_table import build_op_table
 from ..recording.phase import PHASES
 from ..views.op_table import render_op_table, render_op_table_json
 from .output import find_terminal, print_text
-from .with_ops import open_with_ops, with_step
+from .with_ops import ask_for_ops, open_with_rows
 
 
 @click.command()
@@ -28,8 +28,8 @@ def ops(run: str, step: int | None, by: GroupedBy, phase: str | None, top: int |
 
     A module counts with its own ops, without those of the modules inside it. The most expensive come first.
     """
-    data = open_with_ops(run)
-    table = with_step(lambda: build_op_table(data, step=step, by=by, phase=phase))
+    data = open_with_rows(run, "ops")
+    table = ask_for_ops(run, data, lambda: build_op_table(data, step=step, by=by, phase=phase), phase)
     if as_json:
         print_text(render_op_table_json(table, top=top))
         return

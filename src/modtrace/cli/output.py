@@ -3,10 +3,13 @@
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
+
+from ..views.columns import printable
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,12 @@ def tell(text: str, path: Path | str) -> None:
         print_text(text)
     else:
         click.echo(text, nl=False, err=True)
+
+
+def tell_marks(marks: Sequence[str]) -> None:
+    """Says on standard error what is missing from the recording, where standard output has no place for it."""
+    for mark in marks:
+        click.echo(f"! {printable(mark)}", err=True)
 
 
 def print_text(text: str) -> None:

@@ -9,8 +9,8 @@ from ..recording.phase import PHASES
 from ..recording.protocols import RecordingData
 from ..views.op_paths import render_modules, render_op_paths, render_op_paths_json
 from .factory import LoadedModel, call_model, is_factory, load_factory
-from .output import find_terminal, print_text
-from .with_ops import open_with_ops, with_step
+from .output import find_terminal, print_text, tell_marks
+from .with_ops import ask_for_ops, open_with_rows
 
 
 @click.command()
@@ -29,11 +29,12 @@ def paths(
     of the Python module that takes no arguments and returns (model, args, kwargs).
     """
     data = _find_data(run)
-    found = with_step(lambda: build_op_paths(data, step=step, phase=phase))
+    found = ask_for_ops(run, data, lambda: build_op_paths(data, step=step, phase=phase), phase)
     if as_json:
         print_text(render_op_paths_json(found, top=top))
     elif modules:
         print_text(render_modules(found))
+        tell_marks(found.marks)
     else:
         terminal = find_terminal()
         print_text(render_op_paths(found, top=top, width=terminal.width, color=terminal.color))
@@ -42,7 +43,7 @@ def paths(
 def _find_data(run: str) -> RecordingData:
     if is_factory(run) and not os.path.exists(run):
         return _record_call(run, load_factory(run))
-    return open_with_ops(run)
+    return open_with_rows(run, "ops")
 
 
 def _record_call(text: str, loaded: LoadedModel) -> RecordingData:

@@ -2,11 +2,13 @@
 
 import click
 
+from ..analysis.missing_rows import say_missing
 from ..analysis.value_sites import Wanted
 from ..recording.role import OUTPUT, ROLES
 from ..views.plot import KINDS, Kind, check_picture_name, draw, find_plotted, write_axes
 from ..views.plot_json import render_plotted_json
-from .output import print_text, tell
+from .output import print_text, tell, tell_marks
+from .with_ops import open_with_rows
 
 
 @click.command()
@@ -35,21 +37,27 @@ def plot(
     A pattern is a glob over paths such as 'blocks.*.attn', or re:EXPRESSION; without any, all are shown.
     Roles are output, grad_output, parameter, parameter_grad and the others of docs/vocabulary.md.
     """
-    from ..face import open_recording
-
     if path is None and not as_json:
         raise click.UsageError("give -o FILE for a picture, or --json for its numbers.")
-    recording = open_recording(run)
+    _check_name(path)
+    data = open_with_rows(run, "values")
     wanted = Wanted(list(patterns) or None, role, steps=steps)
     try:
-        if path is not None:
-            check_picture_name(path)
-        found = find_plotted(recording.data, wanted, stat=stat, kind=kind, step=step)
+        found = find_plotted(data, wanted, stat=stat, kind=kind, step=step)
     except ValueError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(f"{str(error).rstrip('.')}.{say_missing(data.meta.marks)}") from error
     if path is not None:
         write_axes(draw(found, kind), path)
     if as_json:
-        print_text(render_plotted_json(found))
+        print_text(render_plotted_json(found, marks=data.meta.marks))
     elif path is not None:
         tell(f"{path}\n", path)
+        tell_marks(data.meta.marks)
+
+
+def _check_name(path: str | None) -> None:
+    try:
+        if path is not None:
+            check_picture_name(path)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error

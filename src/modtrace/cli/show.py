@@ -2,11 +2,11 @@
 
 import click
 
-from ..analysis.module_tree import ModuleTree, build_module_tree
-from ..recording.protocols import RecordingData
+from ..analysis.module_tree import build_module_tree
 from ..views.json_text import render_module_tree_json
 from ..views.text import SORT_KEYS, SortKey, render_module_tree
 from .output import find_terminal, print_text
+from .with_ops import ask, open_with_rows
 
 
 @click.command()
@@ -35,9 +35,8 @@ def show(
     as_json: bool,
 ) -> None:
     """Shows the module tree of the recording RUN with the times and values of one step."""
-    from ..face import open_recording
-
-    tree = _build(open_recording(run).data, step)
+    data = open_with_rows(run, "calls")
+    tree = ask(run, data, lambda: build_module_tree(data, step=step))
     if as_json:
         print_text(render_module_tree_json(tree))
         return
@@ -54,10 +53,3 @@ def show(
             color=terminal.color,
         )
     )
-
-
-def _build(data: RecordingData, step: int | None) -> ModuleTree:
-    try:
-        return build_module_tree(data, step=step)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--step") from error

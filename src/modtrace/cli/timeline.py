@@ -6,14 +6,13 @@ import sys
 
 import click
 
-from ..analysis.step_ops import has_ops
 from ..analysis.timeline import Timeline, build_timeline
 from ..recording.protocols import RecordingData
 from ..recording.step_range import StepRange, to_step_range
-from ..views.headline import NO_OPS_RECORDED
 from ..views.perfetto import NO_BACKWARD_TIMES, count_events, iterate_perfetto, write_perfetto
 from ..views.sizes import format_bytes
-from .output import print_text, tell
+from .output import print_text, tell, tell_marks
+from .with_ops import ask, open_with_rows
 
 _STDOUT = "-"
 
@@ -42,12 +41,10 @@ def timeline(
     Lanes for the steps, forward, recompute, backward and optimizer of each thread, in which spans nest as
     modules do; arrows lead from each forward to its backward and to its recompute.
     """
-    from ..face import open_recording
-
     _check_output(path, as_json)
-    data = open_recording(run).data
-    _check_ops(run, data, ops, op_flows)
-    found = _build(data, step, wanted, ops is not False, op_flows)
+    _check_options(ops, op_flows)
+    data = open_with_rows(run, "calls", *(["ops"] if ops or op_flows else []))
+    found = _build(run, data, step, wanted, ops is not False, op_flows)
     if path is None or path == _STDOUT:
         for piece in iterate_perfetto(found):
             print_text(piece)
@@ -62,22 +59,22 @@ def _check_output(path: str | None, as_json: bool) -> None:
         raise click.UsageError("give -o FILE, or -o - to print the trace.")
 
 
-def _check_ops(run: str, data: RecordingData, ops: bool | None, op_flows: bool) -> None:
+def _check_options(ops: bool | None, op_flows: bool) -> None:
     if op_flows and ops is False:
         raise click.UsageError("--op-flows are arrows between ops: leave --no-ops out.")
-    if (ops or op_flows) and not has_ops(data):
-        raise click.ClickException(f"{run}: {NO_OPS_RECORDED}")
 
 
-def _build(data: RecordingData, step: int | None, wanted: str | None, ops: bool, op_flows: bool) -> Timeline:
+def _build(
+    run: str, data: RecordingData, step: int | None, wanted: str | None, ops: bool, op_flows: bool
+) -> Timeline:
     if step is not None and wanted is not None:
         raise click.UsageError("give --step or --steps, not both.")
-    try:
+
+    def find() -> Timeline:
         steps = to_step_range(wanted) if step is None else StepRange(step, step + 1)
         return build_timeline(data, steps=steps, ops=ops, op_flows=op_flows)
-    except ValueError as error:
-        option = "--steps" if step is None else "--step"
-        raise click.BadParameter(str(error), param_hint=option) from error
+
+    return ask(run, data, find, option="--steps" if step is None else "--step")
 
 
 def _describe_written(found: Timeline, path: str) -> str:
@@ -94,7 +91,8 @@ def _render_written_json(found: Timeline, path: str) -> str:
         "steps": found.steps,
         "size_bytes": _size_bytes(path),
     }
-    return json.dumps({**told, "missing": NO_BACKWARD_TIMES if found.lacks_backward else None}) + "\n"
+    missing = NO_BACKWARD_TIMES if found.lacks_backward else None
+    return json.dumps({**told, "missing": missing, "marks": found.marks}) + "\n"
 
 
 def _size_bytes(path: str) -> int:
@@ -103,7 +101,6 @@ def _size_bytes(path: str) -> int:
 
 def _tell_missing(found: Timeline) -> None:
     """On standard error, so that it is seen beside a trace on standard output."""
-    if not found.steps:
-        click.echo("nothing was recorded: the trace has no spans.", err=True)
+    tell_marks(found.marks)
     if found.lacks_backward:
         click.echo(NO_BACKWARD_TIMES, err=True)

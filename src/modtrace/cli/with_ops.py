@@ -1,39 +1,93 @@
-"""Opens recordings for the commands that need ops, and says what is wrong with their options."""
+"""Asks recordings for the commands: says what is wrong with an option, and why there is no answer."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import Protocol, TypeVar
 
 import click
 
-from ..analysis.step_ops import has_ops
+from ..analysis.missing_rows import require_ops, require_rows, say_missing
+from ..analysis.steps import ShownStep
+from ..errors import NothingRecordedError
+from ..model_graph import ModelGraph
+from ..recording.phase import PHASES
 from ..recording.protocols import RecordingData
-from ..views.headline import NO_OPS_RECORDED
+
+
+class _OfStep(Protocol):
+    @property
+    def step(self) -> ShownStep | None: ...
+
 
 Answer = TypeVar("Answer")
+AnswerOfStep = TypeVar("AnswerOfStep", bound=_OfStep)
 
 
-def open_with_ops(run: str) -> RecordingData:
+def open_with_rows(run: str, *tables: str) -> RecordingData:
     """The recording in the folder `run`.
 
     Raises:
-        click.ClickException: it has no ops.
+        NothingRecordedError: one of the tables has no rows; the text says why.
         ModtraceError: it cannot be read.
     """
     from ..face import open_recording
 
     data = open_recording(run).data
-    if not has_ops(data):
-        raise click.ClickException(f"{run}: {NO_OPS_RECORDED}")
+    for table in tables:
+        ask(run, data, partial(require_rows, data, table))
     return data
 
 
-def with_step(build: Callable[[], Answer]) -> Answer:
-    """What `build` gives.
+def ask(run: str, data: RecordingData, find: Callable[[], Answer], *, option: str = "--step") -> Answer:
+    """What `find` finds in the recording that was opened from `run`.
 
     Raises:
+        NothingRecordedError: there are no rows of it.
         click.BadParameter: there is no such step.
     """
     try:
-        return build()
+        return find()
+    except NothingRecordedError as error:
+        raise NothingRecordedError(f"{run}: {error}") from error
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--step") from error
+        missing = say_missing(data.meta.marks)
+        raise click.BadParameter(
+            f"{error}.{missing}" if missing else str(error), param_hint=option
+        ) from error
+
+
+def ask_for_ops(
+    run: str, data: RecordingData, find: Callable[[], AnswerOfStep], phase: str | None = None
+) -> AnswerOfStep:
+    """The same of what tells about the ops of one step.
+
+    Raises:
+        NothingRecordedError: the step, or the phase of it, has no ops.
+        click.BadParameter: there is no such step.
+    """
+
+    def find_with_ops() -> AnswerOfStep:
+        found = find()
+        if found.step is None:
+            require_rows(data, "calls")
+        else:
+            require_ops(data, found.step.step, phase)
+        return found
+
+    return ask(run, data, find_with_ops)
+
+
+def require_part(whole: ModelGraph, part: ModelGraph) -> ModelGraph:
+    """The part of a graph.
+
+    Raises:
+        NothingRecordedError: nothing is in it, and something in the whole.
+    """
+    ran = whole.columns.nodes.phase
+    if len(ran) and not len(part.columns.nodes):
+        phases = ", ".join(each for code, each in enumerate(PHASES) if code in ran) or "none"
+        missing = say_missing(whole.columns.marks)
+        raise NothingRecordedError(
+            f"no op of the step is in the part that was chosen; ops ran in: {phases}.{missing}"
+        )
+    return part

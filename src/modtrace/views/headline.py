@@ -8,8 +8,6 @@ from ..recording.meta import HELD, Note
 from .columns import Text, printable
 from .quantities import format_time
 
-NO_OPS_RECORDED = "no ops were recorded. Record with ops=True, or modtrace record --ops."
-
 
 def describe_head(
     command: Sequence[str], step: ShownStep | None, marks: Sequence[str], *, missing: str = ""
@@ -58,13 +56,6 @@ def describe_note(note: Note) -> str:
         return note.reason
     step = "" if note.step is None else f"step {note.step}: "
     return f"written because: {step}{note.reason or note.kind}"
-
-
-def describe_no_ops(*, recorded: bool, phase: str | None = None) -> Text:
-    """Why a table of ops has no rows."""
-    if not recorded:
-        return Text(NO_OPS_RECORDED)
-    return Text(f"no ops in this step{f' in phase {phase}' if phase else ''}")
 
 
 def count_more(hidden: int, what: str) -> str:

@@ -8,7 +8,7 @@ from ..analysis.memory_table import MemoryRow, MemoryTable
 from ..analysis.op_savings import OpSaving, Savings
 from ..recording.phase import PHASES
 from .columns import Column, Text, printable, render_columns, render_lines
-from .headline import count_more, describe_head, describe_no_ops
+from .headline import count_more, describe_head
 from .quantities import format_share
 from .sizes import format_bytes, mark_unknown
 
@@ -41,8 +41,7 @@ def render_memory_table(
     """
     head = render_lines(describe_head(table.command, table.step, table.marks), color=color)
     if not table.recorded:
-        nothing = render_lines([describe_no_ops(recorded=False)], color=color)
-        return f"{head}\n{nothing}" if table.step else head
+        return head
     rows = table.rows[:top]
     shown = render_columns(_columns(table, rows), width=width, dispensable=_DISPENSABLE, color=color)
     rest = render_lines(_describe_rest(table, len(rows)), color=color)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ..analysis.nonfinite import Measured, NonFinite, describe_counts
-from ..recording.meta import HELD, Note
+from ..recording.meta import Note
 from ..recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 from .columns import Text, printable, render_lines
 from .headline import describe_notes
@@ -18,8 +18,6 @@ _ROLES = {
     PARAMETER: "parameter",
     PARAMETER_GRAD: "gradient of the parameter",
 }
-
-NOTHING_MEASURED = "nothing was measured: this recording has no values. Record them with values='stats'."
 
 
 def render_nonfinite(
@@ -37,14 +35,15 @@ def render_nonfinite(
         notes: why steps were written, or were not.
         color: whether the text is styled for a terminal.
     """
-    lines = _describe(found) if found is not None else [Text(_describe_none(measured, notes))]
+    lines = _describe(found) if found is not None else [Text(_describe_none(measured, marks))]
     lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks]
     return render_lines([*lines, *describe_notes(notes)], color=color)
 
 
-def render_nonfinite_json(found: NonFinite | None, measured: Measured) -> str:
-    """The fields of both; `first` is null where nothing was found."""
-    return json.dumps({"first": asdict(found) if found else None, "measured": asdict(measured)}) + "\n"
+def render_nonfinite_json(found: NonFinite | None, measured: Measured, *, marks: Sequence[str] = ()) -> str:
+    """The fields of both; `first` is null where nothing was found in what is there: `marks` say what is missing."""
+    told = {"first": asdict(found) if found else None, "measured": asdict(measured), "marks": list(marks)}
+    return json.dumps(told) + "\n"
 
 
 def _describe(found: NonFinite) -> list[Text]:
@@ -74,12 +73,11 @@ def _describe_size(numel: int) -> str:
     return f"{format_count(numel)} element{'' if numel == 1 else 's'}"
 
 
-def _describe_none(measured: Measured, notes: Sequence[Note]) -> str:
-    if not measured.tensors + measured.unmeasured:
-        is_held = any(note.kind == HELD for note in notes)
-        return "no step with values was written" if is_held else NOTHING_MEASURED
+def _describe_none(measured: Measured, marks: Sequence[str]) -> str:
+    where = "in what is there of the recording: " if marks else "in "
     steps = f"{measured.steps} step{'' if measured.steps == 1 else 's'}"
-    text = f"no non-finite values in {format_count(measured.tensors)} measured tensors of {steps}"
+    text = f"no non-finite values {where}{format_count(measured.tensors)} measured tensors of {steps}"
+    text += f", the last of them step {measured.last_step}" if marks else ""
     if measured.unmeasured:
         text += (
             f"; {format_count(measured.unmeasured)} more could not be measured (column `note` of `values`)"

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 from ..analysis.op_paths import OpPath, OpPaths, collapse
 from .columns import Column, Text, printable, render_columns, render_lines
-from .headline import count_more, describe_head, describe_no_ops
+from .headline import count_more, describe_head
 
 #: Columns left out in this order where the width does not suffice.
 _DISPENSABLE = ("type", "phase")
@@ -24,8 +24,7 @@ def render_op_paths(
     """
     head = render_lines(describe_head(paths.command, paths.step, paths.marks), color=color)
     if not paths.rows:
-        nothing = describe_no_ops(recorded=paths.recorded, phase=paths.phase)
-        return f"{head}\n{render_lines([nothing], color=color)}" if paths.step else head
+        return head
     rows = paths.rows[:top]
     shown = render_columns(_columns(paths, rows), width=width, dispensable=_DISPENSABLE, color=color)
     hidden = len(paths.rows) - len(rows)

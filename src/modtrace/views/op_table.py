@@ -8,7 +8,7 @@ from ..analysis.op_sums import OpSums
 from ..analysis.op_table import OpRow, OpTable
 from ..recording.phase import PHASES
 from .columns import Column, Text, printable, render_columns, render_lines
-from .headline import count_more, describe_head, describe_no_ops
+from .headline import count_more, describe_head
 from .quantities import format_share, format_time
 from .sizes import format_bytes, format_flops, format_gflops_rate, mark_unknown
 
@@ -34,8 +34,7 @@ def render_op_table(
     """
     head = render_lines(describe_head(table.command, table.step, table.marks), color=color)
     if not table.rows:
-        nothing = describe_no_ops(recorded=table.recorded, phase=table.phase)
-        return f"{head}\n{render_lines([nothing], color=color)}" if table.step else head
+        return head
     rows = table.rows[:top]
     shown = render_columns(_columns(table, rows), width=width, dispensable=_DISPENSABLE, color=color)
     rest = render_lines(_describe_rest(table, len(rows)), color=color)

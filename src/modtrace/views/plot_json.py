@@ -1,6 +1,7 @@
 """The numbers of a picture of values as JSON."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -9,12 +10,13 @@ from ..analysis.history import History
 from .json_text import to_json_number
 
 
-def render_plotted_json(found: History | Exponents) -> str:
+def render_plotted_json(found: History | Exponents, *, marks: Sequence[str] = ()) -> str:
     """The fields of what was found, arrays as nested lists, a row a step; numbers as in `modtrace show --json`.
 
-    What was not measured is null.
+    What was not measured is null; `marks` say what is missing from the recording.
     """
-    return json.dumps({each.name: _to_json(found, each.name) for each in fields(found)}) + "\n"
+    told = {each.name: _to_json(found, each.name) for each in fields(found)}
+    return json.dumps(told | {"marks": list(marks)}) + "\n"
 
 
 def _to_json(found: History | Exponents, name: str) -> Any:

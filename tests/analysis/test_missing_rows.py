@@ -1,0 +1,136 @@
+"""Why a recording has no rows: nobody wanted them, or they are missing."""
+
+from typing import Any
+
+import pytest
+
+from builders import RecordingBuilder, TypedRecording
+from modtrace.analysis.missing_rows import explain_none, require_ops
+from modtrace.analysis.nonfinite import find_first_nonfinite
+from modtrace.analysis.value_sites import Wanted, kept_values, select_values
+from modtrace.errors import NothingRecordedError
+from modtrace.model_graph import graph_of
+from modtrace.recording.meta import HELD, Note, RunMeta
+
+NOT_CLOSED = "not closed: the process ended or is still running; no step is complete"
+HELD_BACK = Note(step=7, kind=HELD, reason="no trigger fired; 8 steps were held and dropped")
+
+
+def meta(**more: Any) -> RunMeta:
+    wanted = {"values": "stats", "ops": {"saved": True}}
+    return RunMeta(**{"complete": True, "options": wanted, **more})
+
+
+@pytest.mark.parametrize(
+    ("what", "advice"),
+    [
+        ("ops", "Record with ops=True, or modtrace record --ops."),
+        ("values", "Record with values='stats' or modtrace.Capture(...)."),
+        ("whole tensors", "Record with values=modtrace.Capture(tensors=True)."),
+    ],
+)
+def test_rows_that_nobody_wanted_are_explained_by_the_option(what: str, advice: str) -> None:
+    unwanted = {"values": None, "ops": None}
+    for marks in ((), (NOT_CLOSED,)):
+        assert explain_none(meta(options=unwanted, marks=marks), what) == f"no {what} were recorded. {advice}"
+    assert explain_none(meta(options={}), what) == f"no {what} were recorded. {advice}"
+
+
+@pytest.mark.parametrize("what", ["calls", "ops", "values"])
+@pytest.mark.parametrize(
+    "options", [{"values": "stats", "ops": {}, "steps": "0:"}, {}], ids=["known", "lost"]
+)
+def test_rows_that_are_missing_are_explained_by_the_marks(what: str, options: dict[str, Any]) -> None:
+    wanted = {name: each if name != "ops" else {"saved": False} for name, each in options.items()}
+    found = explain_none(
+        meta(options=wanted, complete=False, marks=("values.arrow is missing", NOT_CLOSED)), what
+    )
+    assert found == (
+        f"no {what} are in this recording. The recording is not whole: values.arrow is missing; {NOT_CLOSED}."
+    )
+
+
+def test_whole_tensors_are_wanted_by_the_capture_that_keeps_them() -> None:
+    captures = [{"roles": ["output"]}, {"roles": ["input"], "tensors": True}]
+    missing = explain_none(
+        meta(options={"values": captures}, marks=("values.arrow is missing",)), "whole tensors"
+    )
+    assert missing.startswith("no whole tensors are in this recording. The recording is not whole")
+    unwanted = explain_none(
+        meta(options={"values": captures[:1]}, marks=("values.arrow is missing",)), "whole tensors"
+    )
+    assert unwanted.startswith("no whole tensors were recorded. Record with")
+
+
+def test_steps_that_were_held_are_the_reason() -> None:
+    assert explain_none(meta(notes=(HELD_BACK,)), "values") == (
+        "no values are in this recording: no trigger fired; 8 steps were held and dropped"
+    )
+
+
+def test_whole_recording_in_which_nothing_ran_says_so() -> None:
+    assert explain_none(meta(), "ops") == (
+        "no ops are in this recording: nothing ran that it was to have ops of."
+    )
+
+
+def test_recording_that_is_being_made_has_none_yet() -> None:
+    assert explain_none(meta(complete=False), "values") == (
+        "no values are in this recording yet: no step with any has ended."
+    )
+
+
+def recording(**more: Any) -> TypedRecording:
+    """Two steps; the ops of the second are not there."""
+    build = RecordingBuilder(**vars(meta(**more)))
+    net = build.module("", "Net")
+    for step in (0, 1):
+        build.step(step, step * 1000, step * 1000 + 900)
+        call = build.call(net, step * 1000, step * 1000 + 500)
+        if step == 0:
+            build.tensor([2], producer=build.op(call, "aten.relu.default", 10, 20))
+            build.output(call, None, note="meta tensor: it has no elements")
+    return build.data()
+
+
+def test_step_without_ops_says_which_steps_have_some() -> None:
+    with pytest.raises(NothingRecordedError) as raised:
+        require_ops(recording(), 1)
+    assert str(raised.value) == "no ops are of step 1; steps with ops: 0."
+
+
+def test_phase_without_ops_says_in_which_there_are_some() -> None:
+    require_ops(recording(), 0, "forward")
+    with pytest.raises(NothingRecordedError) as raised:
+        require_ops(recording(marks=("ops.arrow is cut",)), 0, "recompute")
+    assert str(raised.value) == (
+        "no ops of step 0 ran in phase 'recompute'; they ran in: forward. "
+        "The recording is not whole: ops.arrow is cut."
+    )
+
+
+def test_graph_of_a_step_whose_ops_are_missing_is_refused() -> None:
+    assert graph_of(recording()).view.step.step == 1
+    with pytest.raises(
+        NothingRecordedError, match=r"^no ops are of step 1; steps with ops: 0\. The recording"
+    ):
+        graph_of(recording(marks=("ops.arrow is cut",)))
+
+
+def test_tensors_that_could_not_be_measured_are_no_finite_tensors() -> None:
+    with pytest.raises(NothingRecordedError) as raised:
+        find_first_nonfinite(recording())
+    assert str(raised.value) == (
+        "none of the 1 tensors in this recording could be measured: meta tensor: it has no elements."
+    )
+
+
+def test_role_whose_rows_may_be_missing_says_so() -> None:
+    damaged = recording(marks=("values.arrow is cut",))
+    with pytest.raises(ValueError, match=r"The recording is not whole: values.arrow is cut\.$"):
+        select_values(damaged, Wanted(None, "input"))
+
+
+def test_error_is_a_value_error_as_other_questions_about_nothing() -> None:
+    with pytest.raises(ValueError, match=r"^no whole tensors were recorded\. Record with"):
+        kept_values(recording())
