@@ -222,3 +222,18 @@ def test_paths_of_modules_alone_are_followed_by_what_is_missing(run: Runner) -> 
     assert run("paths", "--modules") == 0
     assert run.out == "Net\n"
     assert run.err == "! not closed: the process ended or is still running; complete to step 1\n"
+
+
+def test_backward_times_that_are_missing_are_not_said_to_be_unwanted(run: Runner) -> None:
+    assert run("show") == 0
+    assert "--backward-times" not in run.out
+
+
+def test_role_that_is_missing_says_that_the_recording_is_not_whole(run: Runner) -> None:
+    run.kill()
+    assert run("plot", "--role", "parameter") == 2
+    assert run.err == (
+        "modtrace: error: run.modtrace: role='parameter' was not measured; measured were: output. "
+        "Record with values=modtrace.Capture(roles='parameter'). The recording is not whole: "
+        "not closed: the process ended or is still running; complete to step 1.\n"
+    )

@@ -70,7 +70,7 @@ class ModuleTree:
     recompute: PhaseTimes
     optimizer: PhaseTimes
     outside_ns: int | None  # the part of the step in which no call ran; None: its length is not known
-    backward_recorded: bool  # some step of the recording has backward calls
+    backward_recorded: bool  # some step of the recording has backward calls, or was to have them
     notes: tuple[Note, ...] = ()  # why steps were written, or were not
 
     def phase(self, name: str) -> PhaseTimes:
@@ -110,8 +110,13 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
         recompute=times.of_phase(RECOMPUTE),
         optimizer=times.of_phase(OPTIMIZER),
         outside_ns=times.outside_ns(),
-        backward_recorded=PHASES.index(BACKWARD) in phase_codes(table["phase"]),
+        backward_recorded=_has_backward(data),
     )
+
+
+def _has_backward(data: RecordingData) -> bool:
+    wanted = data.meta.options.get("backward_times") or data.meta.options.get("ops")
+    return bool(wanted) or PHASES.index(BACKWARD) in phase_codes(data.table("calls")["phase"])
 
 
 def iterate_nodes(roots: Iterable[ModuleNode]) -> Iterator[tuple[int, ModuleNode]]:

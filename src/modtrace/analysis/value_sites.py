@@ -117,9 +117,8 @@ def _rows_of_role(data: RecordingData, wanted: Wanted) -> tuple[pa.Table, Rows]:
     at = RowFinder(column_of(sites, "site_id"))(column_of(values, "site_id"))
     rows = np.flatnonzero(roles[at] == wanted.role)
     if not len(rows):
-        raise ValueError(
-            _describe_no_role(wanted, sorted(set(roles[at]) - {""})) + say_missing(data.meta.marks)
-        )
+        there = sorted(set(roles[at]) - {""})
+        raise NothingRecordedError(_describe_no_role(wanted, there) + say_missing(data.meta.marks))
     return values.take(rows), at[rows]
 
 

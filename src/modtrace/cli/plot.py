@@ -2,13 +2,12 @@
 
 import click
 
-from ..analysis.missing_rows import say_missing
 from ..analysis.value_sites import Wanted
 from ..recording.role import OUTPUT, ROLES
 from ..views.plot import KINDS, Kind, check_picture_name, draw, find_plotted, write_axes
 from ..views.plot_json import render_plotted_json
 from .output import print_text, tell, tell_marks
-from .with_ops import open_with_rows
+from .with_ops import ask, open_with_rows
 
 
 @click.command()
@@ -40,12 +39,9 @@ def plot(
     if path is None and not as_json:
         raise click.UsageError("give -o FILE for a picture, or --json for its numbers.")
     _check_name(path)
-    data = open_with_rows(run, "values")
+    data = open_with_rows(run)
     wanted = Wanted(list(patterns) or None, role, steps=steps)
-    try:
-        found = find_plotted(data, wanted, stat=stat, kind=kind, step=step)
-    except ValueError as error:
-        raise click.ClickException(f"{str(error).rstrip('.')}.{say_missing(data.meta.marks)}") from error
+    found = ask(run, data, lambda: find_plotted(data, wanted, stat=stat, kind=kind, step=step), option=None)
     if path is not None:
         write_axes(draw(found, kind), path)
     if as_json:

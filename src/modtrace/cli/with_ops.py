@@ -38,12 +38,17 @@ def open_with_rows(run: str, *tables: str) -> RecordingData:
     return data
 
 
-def ask(run: str, data: RecordingData, find: Callable[[], Answer], *, option: str = "--step") -> Answer:
+def ask(
+    run: str, data: RecordingData, find: Callable[[], Answer], *, option: str | None = "--step"
+) -> Answer:
     """What `find` finds in the recording that was opened from `run`.
+
+    Args:
+        option: which one a `ValueError` is about; None: its text names it.
 
     Raises:
         NothingRecordedError: there are no rows of it.
-        click.BadParameter: there is no such step.
+        click.ClickException: the option chooses what is not there.
     """
     try:
         return find()
@@ -51,9 +56,10 @@ def ask(run: str, data: RecordingData, find: Callable[[], Answer], *, option: st
         raise NothingRecordedError(f"{run}: {error}") from error
     except ValueError as error:
         missing = say_missing(data.meta.marks)
-        raise click.BadParameter(
-            f"{error}.{missing}" if missing else str(error), param_hint=option
-        ) from error
+        text = f"{str(error).rstrip('.')}.{missing}" if missing else str(error)
+        if option is None:
+            raise click.ClickException(text) from error
+        raise click.BadParameter(text, param_hint=option) from error
 
 
 def ask_for_ops(
