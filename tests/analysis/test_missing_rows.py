@@ -68,6 +68,13 @@ def test_steps_that_were_held_are_the_reason() -> None:
     )
 
 
+def test_steps_that_were_held_do_not_hide_that_files_are_cut() -> None:
+    assert explain_none(meta(notes=(HELD_BACK,), marks=("values.arrow is cut",)), "values") == (
+        "no values are in this recording: no trigger fired; 8 steps were held and dropped. "
+        "The recording is not whole: values.arrow is cut."
+    )
+
+
 def test_whole_recording_in_which_nothing_ran_says_so() -> None:
     assert explain_none(meta(), "ops") == (
         "no ops are in this recording: nothing ran that it was to have ops of."

@@ -54,10 +54,11 @@ def explain_none(meta: RunMeta, what: str) -> str:
     held = [note.reason for note in meta.notes if note.kind == HELD]
     if not _were_wanted(meta, what):
         return f"no {what} were recorded. {_HOW_TO_RECORD[what]}"
-    if held:
-        return f"no {what} are in this recording: {held[-1]}"
+    why = f": {held[-1]}" if held else ""
     if meta.marks:
-        return f"no {what} are in this recording.{say_missing(meta.marks)}"
+        return f"no {what} are in this recording{why}.{say_missing(meta.marks)}"
+    if held:
+        return f"no {what} are in this recording{why}"
     if not meta.complete:
         return f"no {what} are in this recording yet: no step with any has ended."
     return f"no {what} are in this recording: nothing ran that it was to have {what} of."

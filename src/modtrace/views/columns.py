@@ -35,7 +35,7 @@ class Text:
     @property
     def width(self) -> int:
         """Columns of the terminal it takes."""
-        return sum(_width_of(each) for words, _ in self._pieces for each in words)
+        return sum(_width_of(words) for words, _ in self._pieces)
 
     def render(self, *, color: bool) -> str:
         """The words, with their styles where there is colour."""
@@ -47,7 +47,11 @@ def _in_style(words: str, style: str) -> str:
     return f"\x1b[{codes}m{words}\x1b[0m" if codes else words
 
 
-def _width_of(character: str) -> int:
+def _width_of(words: str) -> int:
+    return len(words) if words.isascii() else sum(map(_width_of_one, words))
+
+
+def _width_of_one(character: str) -> int:
     """Letters of East Asia are two columns wide; accents stand above the letter in front of them."""
     if unicodedata.east_asian_width(character) in "WF":
         return 2
