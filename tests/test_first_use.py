@@ -1,6 +1,6 @@
 """The first use of anything in a process changes nothing there: no generator, no filter of warnings, no signal."""
 
-import pytest
+from pathlib import Path
 
 import modtrace
 from helpers.first_use import Change, changes_of
@@ -52,6 +52,8 @@ RECORDED = {
     "verified": "train()\nmodtrace.verify(model, (torch.ones(3, 4),))",
 }
 
+UNCHANGED: dict[str, object] = {"moved": [], "imported": [], "error": None}
+
 #: What each command is given behind its name.
 ARGUMENTS = {
     "record": "--quiet --to new.modtrace script.py",
@@ -69,56 +71,46 @@ ARGUMENTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def changes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Change]:
-    folder = tmp_path_factory.mktemp("first_use")
-    (folder / "script.py").write_text(f"{MODEL}train()")
-    (folder / "factory.py").write_text(MODEL)
+def test_first_use_of_a_public_name_changes_nothing(tmp_path: Path) -> None:
     names = [*modtrace.__all__, "tensor_tracker"]
+    changes = changes_of({name: f"import modtrace; modtrace.{name}" for name in names}, tmp_path)
+    assert {name: told(change) for name, change in changes.items()} == dict.fromkeys(names, UNCHANGED)
+
+
+def test_first_recording_imports_nothing_of_torch_that_changes_the_process(tmp_path: Path) -> None:
+    recorded = f"with modtrace.record(ops={ALL_OPS}) as rec: run()\nprint(rec)"
+    changes = changes_of({"run": f"{MODEL}run()", "recorded": f"{MODEL}{recorded}"}, tmp_path)
+    assert told(changes["recorded"]) == {**UNCHANGED, "moved": ["torch"]}  # by the data
+    assert changes["recorded"]["state"] == changes["run"]["state"]
+
+
+def test_first_recording_leaves_the_process_as_the_unrecorded_run_does(tmp_path: Path) -> None:
+    programs = {how: f"{MODEL}{code}" for how, code in RECORDED.items()}
+    changes = changes_of({"unrecorded": f"{MODEL}train()", **programs}, tmp_path, before=OF_TORCH)
+    expected = changes.pop("unrecorded")
+    assert changes == dict.fromkeys(programs, expected)
+
+
+def test_first_use_of_a_command_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(f"{MODEL}train()")
+    (tmp_path / "factory.py").write_text(MODEL)
     recording = f"{MODEL}with modtrace.record(model, to='run.modtrace', ops=True): train()"
-    return changes_of(
-        {name: f"import modtrace; modtrace.{name}" for name in names}
-        | {
-            "run": f"{MODEL}run()",
-            "run recorded": f"{MODEL}with modtrace.record(ops={ALL_OPS}) as rec: run()\nprint(rec)",
-        },
-        then=OF_TORCH,
-        later={"trained": f"{MODEL}train()", "for the commands": recording}
-        | {how: f"{MODEL}{code}" for how, code in RECORDED.items()}
-        | {f"modtrace {name}": _command(name) for name in COMMANDS},
-        folder=folder,
+    changes = changes_of(
+        {"recording": recording} | {name: _command(name) for name in COMMANDS}, tmp_path, before=OF_TORCH
     )
+    draws = {"record", "verify"}  # the script and the factory make a model
+    assert {name: (changes[name]["error"], changes[name]["moved"]) for name in COMMANDS} == {
+        name: (None, ["torch"] if name in draws else []) for name in COMMANDS
+    }
+
+
+def told(change: Change) -> dict[str, object]:
+    """The change without the state behind it."""
+    return {name: value for name, value in change.items() if name != "state"}
 
 
 def _command(name: str) -> str:
-    return f"import sys; sys.argv[1:] = {[name, *ARGUMENTS[name].split()]}; from modtrace.cli.main import main; main()"
-
-
-@pytest.mark.parametrize("name", [*modtrace.__all__, "tensor_tracker"])
-def test_first_use_of_a_public_name_changes_nothing(changes: dict[str, Change], name: str) -> None:
-    change = changes[name]
-    assert (change["error"], change["moved"], change["imported"]) == (None, [], [])
-
-
-def test_first_recording_imports_nothing_of_torch_that_changes_the_process(
-    changes: dict[str, Change],
-) -> None:
-    change = changes["run recorded"]
-    assert (change["error"], change["imported"]) == (None, [])
-    assert change["state"] == changes["run"]["state"]
-
-
-@pytest.mark.parametrize("how", RECORDED)
-def test_first_recording_leaves_the_process_as_the_unrecorded_run_does(
-    changes: dict[str, Change], how: str
-) -> None:
-    change = changes[how]
-    assert (change["error"], change["imported"]) == (None, [])
-    assert change["state"] == changes["trained"]["state"]
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_first_use_of_a_command_changes_nothing(changes: dict[str, Change], name: str) -> None:
-    change = changes[f"modtrace {name}"]
-    of_theirs = ["torch"] if name in ("record", "verify") else []  # the script and the factory make a model
-    assert (change["error"], change["moved"]) == (None, of_theirs)
+    return (
+        f"import sys; sys.argv[1:] = {[name, *ARGUMENTS[name].split()]}; "
+        "from modtrace.cli.main import main; main()"
+    )

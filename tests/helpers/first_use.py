@@ -1,8 +1,7 @@
 """Runs each of many pieces of code in a fork of one process, and tells what it has changed there.
 
 The process has imported what every user of modtrace has: numpy, pyarrow and torch. It is a program of its own, for a
-process that runs tests has imported everything already. It reads JSON objects of names and code, one a line, and
-prints one of names and `Change`s.
+process that runs tests has imported everything already.
 """
 
 import hashlib
@@ -30,23 +29,22 @@ class Change(TypedDict):
     error: str | None  # what the code raised
 
 
-def changes_of(first: dict[str, str], *, then: str, later: dict[str, str], folder: Path) -> dict[str, Change]:
+def changes_of(programs: dict[str, str], folder: Path, *, before: str = "") -> dict[str, Change]:
     """What each program changes, in a fork of its own that runs in the folder.
 
     Args:
-        first: programs by name that find the process as it is once the three libraries are imported.
-        then: what that process does behind them.
-        later: programs by name that find it so.
+        programs: code by name.
         folder: where all of them run.
+        before: what the process does before it forks.
     """
     done = subprocess.run(
         [sys.executable, __file__],
-        input="\n".join(json.dumps(each) for each in (first, then, later)),
+        input=json.dumps([before, programs]),
         cwd=folder,
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=600,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
@@ -123,8 +121,6 @@ if __name__ == "__main__":
     import pyarrow  # noqa: F401
     import torch  # noqa: F401
 
-    first, then, later = (json.loads(line) for line in sys.stdin)
-    changes = {name: _run_in_fork(code) for name, code in first.items()}
-    exec(then, {"__name__": "__first_use__"})
-    changes |= {name: _run_in_fork(code) for name, code in later.items()}
-    print(json.dumps(changes))
+    before, programs = json.loads(sys.stdin.read())
+    exec(before, {"__name__": "__first_use__"})
+    print(json.dumps({name: _run_in_fork(code) for name, code in programs.items()}))
