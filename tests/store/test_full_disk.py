@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.typed_rows import MS, expected, rows, write_step
+from helpers.typed_rows import CALLS, MS, calls_of, expected, rows, scalars_of, step_row, write_step
 from modtrace.errors import ModtraceWarning, RecordingError
 from modtrace.recording.memory import MemoryRecording
 from modtrace.recording.meta import RunMeta
@@ -102,7 +102,7 @@ def test_rows_are_not_gathered_after_the_stop(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("modtrace.store.stream.os.write", SmallDisk(0))
     writer, caught = record_until_full(tmp_path / "run.modtrace", steps=100)
     assert len(caught) == 1
-    assert writer.rows == 22  # those of the first step, which were taken before the disk was found full
+    assert writer.rows == 0
 
 
 def test_recording_on_a_disk_that_is_really_full(real_small_disk: Path) -> None:
@@ -179,3 +179,107 @@ def test_meta_that_cannot_be_written_is_a_warning(tmp_path: Path, monkeypatch: p
         f"{tmp_path}/run.modtrace: meta.json cannot be written: Input/output error. "
         "The run goes on; the recording will not tell that it is closed, nor its marks."
     )
+
+
+class FileLimit:
+    """An `os.write` that lets files grow to so many bytes, as `ulimit -f` does; those named alone, if any are."""
+
+    def __init__(self, limit: int, *only: str) -> None:
+        self.limit = limit
+        self.only = only
+        self.write = os.write
+
+    def __call__(self, fd: int, data: memoryview) -> int:
+        name = Path(os.readlink(f"/proc/self/fd/{fd}")).name
+        left = self.limit - os.fstat(fd).st_size
+        if self.only and name not in self.only:
+            return self.write(fd, data)
+        if left <= 0:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        return self.write(fd, data[:left])
+
+
+TABLES = ("modules", "sites", "calls", "ops", "tensors", "uses", "values", "scalars", "steps")
+
+
+def write_every_table(sink: FolderWriter, step: int) -> None:
+    """A step with some rows in each table."""
+    ids = list(range(step * CALLS, (step + 1) * CALLS))
+    paths = [f"layers.{each}" for each in ids]
+    sink.write("modules", {"module_id": ids, "path": paths, "aliases": [[]] * CALLS})
+    sink.write("sites", {"site_id": ids, "module_id": ids})
+    sink.write("calls", calls_of(step))
+    sink.write("ops", {"op_id": ids, "step": [step] * CALLS})
+    sink.write("tensors", {"tensor_id": ids})
+    sink.write("uses", {"consumer_op": ids, "tensor_id": ids})
+    sink.write("values", {"step": [step] * CALLS, "site_id": ids})
+    sink.write("scalars", scalars_of(step))
+    sink.write("steps", step_row(step))
+    sink.end_step(step * 200 * MS)
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("limit", [0, 7, 8, 100, 15_000])
+def test_table_that_may_not_grow_leaves_the_others_and_its_own_whole_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, limit: int
+) -> None:
+    path = tmp_path / "run.modtrace"
+    writer = FolderWriter(path, META)
+    monkeypatch.setattr("modtrace.store.stream.os.write", FileLimit(limit, f"{table}.arrow"))
+    with pytest.warns(ModtraceWarning, match="the recording stops at step"):
+        for step in range(60):
+            write_every_table(writer, step)
+    writer.close()
+    reader = FolderReader(path)
+    stop = reader.table("steps").num_rows
+    assert reader.meta.marks == (f"incomplete from step {stop}: File too large ({table}.arrow)",)
+    assert reader.meta.complete is False
+    assert (stop > 0) == (limit == 15_000)
+    assert reader.table("steps").column("step").to_pylist() == list(range(stop))
+    before = TABLES[: TABLES.index(table)]
+    for name in TABLES:
+        per_step = 1 if name in ("scalars", "steps") else CALLS
+        assert reader.table(name).num_rows == per_step * (stop + (name in before))
+    assert writer.rows == sum(reader.table(name).num_rows for name in TABLES)
+
+
+def test_marks_that_outgrow_their_place_on_a_full_disk_leave_the_recording_as_it_was(
+    real_small_disk: Path,
+) -> None:
+    writer = FolderWriter(real_small_disk / "run.modtrace", META)
+    write_step(writer, 0, 0)
+    with pytest.raises(OSError, match="No space left"):
+        (real_small_disk / "filler").write_bytes(bytes(300_000))
+    writer.mark("boom")
+    with pytest.warns(ModtraceWarning, match="meta.json cannot be written: No space left on device"):
+        writer.mark("x" * 20_000)
+        writer.close()
+    reader = FolderReader(real_small_disk / "run.modtrace")
+    assert reader.meta.marks == (
+        "boom",
+        "not closed: the process ended or is still running; complete to step 0",
+    )
+    assert rows(reader) == expected(1)
+    folder = real_small_disk / "run.modtrace/rank-00000"
+    assert sorted(each.name for each in folder.iterdir()) == [
+        "calls.arrow",
+        "meta.json",
+        "scalars.arrow",
+        "steps.arrow",
+    ]
+
+
+@pytest.mark.parametrize("room", range(0, 3_000, 100))
+def test_close_on_a_full_disk_leaves_every_row_that_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """The end markers do not fit, or one of them does and a compaction does not."""
+    path = tmp_path / "run.modtrace"
+    writer = FolderWriter(path, META)
+    for step in range(5):
+        write_step(writer, step, step * 200 * MS)
+    monkeypatch.setattr("modtrace.store.stream.os.write", SmallDisk(room))
+    writer.close()
+    reader = FolderReader(path)
+    assert rows(reader) == expected(5)
+    assert reader.meta.marks == ()

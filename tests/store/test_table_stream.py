@@ -1,5 +1,6 @@
 """A stream cut anywhere is read to its last whole batch."""
 
+import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -183,3 +184,29 @@ def test_compaction_that_fails_leaves_the_stream(tmp_path: Path, monkeypatch: py
         compact(path)
     assert [each.name for each in tmp_path.iterdir()] == ["scalars.arrow"]
     assert read_stream(path, schema("scalars")).to_pylist() == ROWS
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("batches", [0, 1, 2])
+def test_nothing_of_a_batch_that_was_broken_off_stays_and_no_marker_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: int, error: BaseException
+) -> None:
+    path, buffer, write = tmp_path / "scalars.arrow", TableBuffer("scalars"), os.write
+    stream = TableStream(path, schema("scalars"))
+
+    def write_half(fd: int, data: memoryview) -> int:
+        write(fd, data[: len(data) // 2])
+        raise error
+
+    for columns in SCALARS[:batches]:
+        buffer.append(columns)
+        stream.write(buffer.take())
+    whole = path.read_bytes()
+    buffer.append(SCALARS[2])
+    with monkeypatch.context() as patch:
+        patch.setattr("modtrace.store.stream.os.write", write_half)
+        with pytest.raises(type(error)):
+            stream.write(buffer.take())
+    assert stream.finish() is False
+    assert path.read_bytes() == whole
+    assert read_stream(path, schema("scalars")).to_pylist() == ROWS[: [0, 2, 3][batches]]

@@ -45,8 +45,12 @@ def write_meta(folder: Path, meta: RunMeta, *, ended: Sequence[str] | None) -> N
 def _replace(file: Path, text: bytes) -> None:
     pieces = -(-(len(text) + _PIECE_BYTES // 2) // _PIECE_BYTES)
     whole = file.with_name(file.name + ".tmp")
-    whole.write_bytes(text.ljust(pieces * _PIECE_BYTES))
-    os.replace(whole, file)
+    try:
+        whole.write_bytes(text.ljust(pieces * _PIECE_BYTES))
+        os.replace(whole, file)
+    except OSError:
+        whole.unlink(missing_ok=True)  # a full disk needs the room
+        raise
 
 
 def _overwrite(file: Path, text: bytes) -> None:

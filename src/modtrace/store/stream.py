@@ -1,5 +1,6 @@
 """Writes one table's Arrow stream so that what was written survives the process."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -29,6 +30,7 @@ class TableStream:
         self.rows = 0
         self.batches = 0
         self.size_bytes = 0  # of whole batches
+        self._is_whole = True  # the file has all that the encoder counts on
         self._collector = _Collector()
         self._encoded = pa.BufferedOutputStream(pa.PythonFile(self._collector, mode="w"), _SMALL_BYTES)
         self._writer = ipc.new_stream(self._encoded, schema, options=_OPTIONS)
@@ -41,22 +43,30 @@ class TableStream:
             OSError: it cannot be written. The stream must not be written to again, for its
                 dictionaries count on what the failed batch brought.
         """
+        self._is_whole = False
         self._writer.write_batch(batch)
         self._write_encoded()
+        self._is_whole = True
         self.rows += batch.num_rows
         self.batches += 1
 
-    def finish(self) -> None:
+    def finish(self) -> bool:
         """Writes the end-of-stream marker and closes the file.
+
+        Returns:
+            whether the marker is there. It is not if a batch has failed: the encoder then holds parts of that
+            batch, and behind a first one, which brings the schema, the marker alone would be no stream.
 
         Raises:
             OSError: the marker cannot be written; the file is closed all the same.
         """
         try:
-            self._writer.close()
-            self._write_encoded()
+            if self._is_whole:
+                self._writer.close()
+                self._write_encoded()
         finally:
             self.abandon()
+        return self._is_whole
 
     def abandon(self) -> None:
         """Closes the file without writing."""
@@ -71,8 +81,9 @@ class TableStream:
                 while left:
                     done = os.write(self._fd, left)
                     written, left = written + done, left[done:]
-        except OSError:
-            os.ftruncate(self._fd, self.size_bytes)
+        except BaseException:  # a full disk, or KeyboardInterrupt between two parts
+            with contextlib.suppress(OSError):  # a reader leaves out what is not whole
+                os.ftruncate(self._fd, self.size_bytes)
             raise
         self.size_bytes += written
 

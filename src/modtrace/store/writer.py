@@ -69,13 +69,12 @@ class FolderWriter:
             RecordingError: the folder cannot be made.
         """
         self.path = Path(path)
-        self.rows = 0
         self.steps = 0
         self._meta = replace(meta, complete=False)
         self._strict = strict
         folder = create_rank_folder(self.path, meta, overwrite=overwrite, new_attempt=new_attempt)
         self.folder = folder.absolute()  # of this rank
-        self._buffers = {name: TableBuffer(name) for name in sorted(schemas(), key="steps".__eq__)}
+        self._buffers = {name: TableBuffer(name) for name in schemas()}  # what is referred to comes first
         self._streams: dict[str, TableStream] = {}
         self._tensors = TensorShards(self.folder, tensors or TensorOptions())
         self._told_of_tensors = False  # that no more are written
@@ -88,6 +87,11 @@ class FolderWriter:
             write_meta(self.folder, self._meta, ended=None)
         except OSError as error:
             raise RecordingError(f"{path}: cannot write here: {error.strerror or error}") from error
+
+    @property
+    def rows(self) -> int:
+        """How many rows are in the files, or will be with the next flush."""
+        return sum(each.rows for each in (*self._streams.values(), *self._buffers.values()))
 
     @property
     def size_bytes(self) -> int:
@@ -112,7 +116,6 @@ class FolderWriter:
         if not self._is_open():
             return
         rows = self._buffers[table].append(columns).num_rows
-        self.rows += rows
         if table == "steps":
             self.steps += rows
 
@@ -279,8 +282,8 @@ class FolderWriter:
         self._ended = []
         for table, stream in self._streams.items():
             with contextlib.suppress(OSError):  # only the marker is missing then
-                stream.finish()
-                self._ended.append(table)
+                if stream.finish():
+                    self._ended.append(table)
         self._meta = replace(self._meta, complete=not self._meta.marks)
         self._save_meta()
         if whole:
