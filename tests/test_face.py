@@ -1,5 +1,7 @@
 """`modtrace.record` and what it gives."""
 
+from fractions import Fraction
+
 import pytest
 import torch
 from torch import nn
@@ -129,6 +131,33 @@ def test_what_is_no_scalar_is_refused_by_name(model, value, kind):
         rec.log(loss=value)
     assert str(caught.value).startswith("log(loss='")
     assert str(caught.value).endswith(f"a scalar is a number or a tensor with one element, not {kind}")
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**5000), Fraction(10**400)], ids=["400", "5000", "fraction"])
+def test_number_that_no_float_holds_is_refused_as_what_is_no_scalar(model, value):
+    with modtrace.record(model) as rec, pytest.raises(TypeError) as caught:
+        rec.log(loss=value)
+    assert str(caught.value) == (
+        "log(loss=...): the number is too large for a float of 64 bits, which reaches 1.8e308. Log its logarithm."
+    )
+
+
+class Unspeakable:
+    """Raises whatever it is asked for."""
+
+    def __float__(self):
+        raise LookupError
+
+    def __str__(self):
+        raise LookupError
+
+
+def test_object_whose_methods_raise_is_refused_as_what_is_no_scalar(model):
+    with modtrace.record(model) as rec, pytest.raises(TypeError) as caught:
+        rec.log(loss=Unspeakable())
+    assert str(caught.value) == (
+        "log(loss='...'): a scalar is a number or a tensor with one element, not Unspeakable"
+    )
 
 
 @pytest.mark.parametrize(

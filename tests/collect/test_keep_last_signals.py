@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -158,3 +159,25 @@ def test_same_signal_twice_is_one() -> None:
 def test_no_thread_runs_where_no_signal_is_wanted() -> None:
     with modtrace.record(keep_last=2):
         assert "modtrace-signals" not in [each.name for each in threading.enumerate()]
+
+
+def test_recording_left_on_another_thread_says_that_its_handler_stays() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    rec = recording("SIGUSR1")
+    rec.__enter__()
+    said: list[str] = []
+
+    def leave() -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            rec.__exit__(None, None, None)
+        said.extend(str(each.message) for each in caught)
+
+    thread = threading.Thread(target=leave, name="other")
+    thread.start()
+    thread.join()
+    signal.signal(signal.SIGUSR1, before)
+    assert said == [
+        "OnSignal(): the recording was left on the thread 'other', and only the main thread may take signal "
+        "handlers off: ours stays, and passes on what comes. Leave the recording on the thread that entered it."
+    ]

@@ -1,6 +1,7 @@
 """Modes of the user's that come and go in any order, and recordings inside each other, beside recordings of ops."""
 
 import threading
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -112,6 +113,42 @@ def test_recording_in_another_thread_sees_that_thread():
     assert seen[:3] == LINEAR
     assert seen.count("aten.addmm.default") == 1
     assert modes == []
+
+
+def test_recording_left_on_another_thread_says_that_its_mode_stays_on_the_first_ones_stack(tidy):
+    said: list[str] = []
+    entered, left = threading.Event(), threading.Event()
+    rec = modtrace.record(ops=True, values=None)
+
+    def work() -> None:
+        rec.__enter__()
+        entered.set()
+        left.wait()
+
+    thread = threading.Thread(target=work, name="first")
+    thread.start()
+    entered.wait()
+    with SeesOps() as mode, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rec.__exit__(None, None, None)
+        assert _get_current_dispatch_mode_stack() == [mode]
+        said += [str(each.message) for each in caught]
+    left.set()
+    thread.join()
+    assert said == [
+        "the recording was entered on the thread 'first' and left on 'MainThread': its dispatch mode stays on the "
+        "stack of the first one, where it records nothing and costs 3 us an op. "
+        "Leave the recording on the thread that entered it."
+    ]
+
+
+def test_recording_left_behind_a_thread_that_has_ended_says_nothing(tidy):
+    rec = modtrace.record(ops=True, values=None)
+    thread = threading.Thread(target=rec.__enter__)
+    thread.start()
+    thread.join()
+    rec.__exit__(None, None, None)
+    assert _get_current_dispatch_mode_stack() == []
 
 
 def test_mode_inside_that_changes_what_ops_compute_is_recorded_as_it_computes():

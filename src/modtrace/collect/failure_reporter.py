@@ -1,5 +1,6 @@
 """Says what a recording lacks and why: to the user by a warning, in the recording by a mark."""
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Protocol
@@ -129,6 +130,28 @@ class FailureReporter:
         """Writes the marks that had to wait. To be called with the lock over the sink."""
         while self._late_marks:
             self._sink.mark(self._late_marks.pop(0))
+
+
+def start_thread(run: Callable[[], None], name: str, *, without: str) -> threading.Thread | None:
+    """Starts a thread of ours beside the training; None, with a warning, if the system has no more threads.
+
+    Args:
+        run: what the thread runs.
+        name: of the thread.
+        without: what happens without it.
+    """
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        warnings.warn(
+            f"no thread could be started beside the training ({error}): {without}. "
+            "The run and the recording go on; a higher limit of threads (ulimit -u) gives it one.",
+            ModtraceWarning,
+            stacklevel=5,
+        )
+        return None
+    return thread
 
 
 def is_clean_exit(error: BaseException) -> bool:

@@ -84,16 +84,21 @@ class OpRecorder:
             self._tracker.taps.append(self._savings)
         self.want(is_wanted)
 
-    def stop(self) -> None:
-        """Sees no more."""
+    def stop(self) -> str | None:
+        """Sees no more; what is to be said if our mode stays on the stack of another thread."""
         self.mode.is_off = True
         self._boundary.stop()
         self._leaves.forget_inputs()
         self._tracker.taps[:] = [tap for tap in self._tracker.taps if tap is not self._savings]
+        elsewhere = None
         if self._is_entered:
             self._is_entered = False
-            self._leave()
+            if threading.get_ident() == self._thread:
+                self._leave()
+            else:
+                elsewhere = _describe_elsewhere(self._thread)
         self.mode.ids.forget()  # no weak reference of ours outlives this: see ModuleNames.settle
+        return elsewhere
 
     def _leave(self) -> None:
         leave_dispatch_mode(self.mode)
@@ -148,3 +153,15 @@ class OpRecorder:
     def take_savings(self, backward: Backward) -> Savings | None:
         """What a backward that has ended had found kept for it; None: nobody looked."""
         return None if self._savings is None else self._savings.take(backward)
+
+
+def _describe_elsewhere(thread: int) -> str | None:
+    """Says that our mode stays on the stack of a thread, if that still runs: no other thread can take it off."""
+    entered = next((each.name for each in threading.enumerate() if each.ident == thread), None)
+    if entered is None:
+        return None
+    return (
+        f"the recording was entered on the thread {entered!r} and left on {threading.current_thread().name!r}: its "
+        "dispatch mode stays on the stack of the first one, where it records nothing and costs 3 us an op. "
+        "Leave the recording on the thread that entered it."
+    )

@@ -46,10 +46,9 @@ class OpWriter:
         assert self.recorder is not None
         self.recorder.mode.add_keeper(keeper)
 
-    def stop(self) -> None:
-        """Sees no more; what was seen can still be taken."""
-        if self.recorder is not None:
-            self.recorder.stop()
+    def stop(self) -> str | None:
+        """Sees no more; what was seen can still be taken. See `OpRecorder.stop` for what it returns."""
+        return None if self.recorder is None else self.recorder.stop()
 
     def abandon(self) -> None:
         """Sees no more: this process is a fork. Takes no lock."""

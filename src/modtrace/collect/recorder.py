@@ -112,15 +112,16 @@ class Recorder:
         self._signals.start()
         atexit.register(self.stop)  # a block never left, and no thread of ours alive when Python goes down
 
-    def _leave(self) -> None:
-        """Hears and times nothing any more."""
+    def _leave(self) -> list[str | None]:
+        """Hears and times nothing any more; what is to be said of what could not be taken off."""
         self._values.leave()
-        self._ops.stop()
+        texts = [self._ops.stop()]
         scopes.release(self)
-        self._signals.stop()
+        texts.append(self._signals.stop())
         atexit.unregister(self.stop)
         self._active = False
         self._timer.stop()
+        return texts
 
     def stop(self, error: BaseException | None = None) -> None:
         """Ends recording, writes what is left and closes the sink.
@@ -130,7 +131,7 @@ class Recorder:
         """
         if not self._active:
             return
-        self._leave()
+        texts = self._leave()
         if error is not None:
             self._reporter.run_ended(error)
         with self._lock:
@@ -142,12 +143,12 @@ class Recorder:
             if self._kept is not None and error is not None and not is_clean_exit(error):
                 self.fire("exception", describe(error))
         finally:
-            unmatched_patterns = self._values.stop()
+            texts.append(self._values.stop())
             self._reporter.write_late()
             self._sink.close()
             self._tracker = None
-        if unmatched_patterns is not None:
-            warnings.warn(unmatched_patterns, ModtraceWarning, stacklevel=3)
+        for text in filter(None, texts):
+            warnings.warn(text, ModtraceWarning, stacklevel=3)
 
     def end_step(self) -> None:
         """The user's own mark that a step ends."""
@@ -201,6 +202,10 @@ class Recorder:
             with self._lock:
                 self._settle()
                 ready, self._ready, self._ready_samples = self._ready, [], 0
+                if self._kept is None or force:
+                    self._timer.taken()
+                elif ready:
+                    self._timer.tell(0)  # the sink may leave them for later
             try:
                 while self._kept is not None and ready:
                     self._write([ready.pop(0)], force=False)
@@ -311,19 +316,38 @@ class Recorder:
                 self._ready_samples += sum(len(batch) for batch in step.ops)
             else:
                 _let_go(step)
-        if self._ready:
-            self._timer.tell(self._ready_samples)
 
     def _flush_late(self) -> None:
         """Runs beside the training, see `FlushTimer`."""
         self.flush(force=self._kept is not None)  # what was written at a step's end is put to rest here
 
     def _look_at_ended(self) -> bool:
-        """Has triggers look at the steps that have ended, before anything else runs; whether there are any."""
+        """Has triggers look at the steps that have ended, or writes them, before anything else runs.
+
+        Returns:
+            whether that may have taken time.
+        """
         if self._kept is not None:
             self.flush()
             self._signals.act()
-        return self._kept is not None
+            return True
+        return bool(self._ready) and self._write_if_due()
+
+    def _write_if_due(self) -> bool:
+        """Writes the steps that have ended, or leaves them to the timer; whether it has written.
+
+        Another thread that is writing is not waited for: it may wait for a disk.
+        """
+        if self._timer.is_due and self._writing.acquire(blocking=False):
+            try:
+                self.flush()
+            finally:
+                self._writing.release()
+            return True
+        with self._lock:
+            if self._ready:
+                self._timer.tell(self._ready_samples)
+        return False
 
     def _fire_for_signal(self, name: str) -> None:
         self.fire("OnSignal", name)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import MisuseError
 from ..recording.triggers import OnSignal
+from .failure_reporter import start_thread
 
 #: A signal is acted on so long after it came, at most, or when a step ends.
 _LOOK_EVERY_S = 0.5
@@ -53,11 +54,12 @@ class SignalWatch:
             if each.number not in self._ours:
                 self._ours[each.number] = handler = partial(self._handle, each)
                 self._former[each.number] = _in_use(each.number, signal.signal(each.number, handler))
-        self._thread = threading.Thread(target=self._look, name="modtrace-signals", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(
+            self._look, "modtrace-signals", without="signals are acted on when a step ends"
+        )
 
-    def stop(self) -> None:
-        """Gives the handlers back, unless somebody has put others in their place."""
+    def stop(self) -> str | None:
+        """Gives the handlers back, unless somebody has put others in their place; what is to be said if it cannot."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -67,6 +69,13 @@ class SignalWatch:
                 if signal.getsignal(number) is self._ours[number]:
                     former = _in_use(number, former)
                     signal.signal(number, signal.SIG_DFL if former is None else former)
+        elif self._former:
+            return (
+                f"{self._triggers[0]!r}: the recording was left on the thread {threading.current_thread().name!r}, and "
+                "only the main thread may take signal handlers off: ours stays, and passes on what comes. "
+                "Leave the recording on the thread that entered it."
+            )
+        return None
 
     def act(self) -> None:
         """Acts on the signals that have come."""

@@ -34,17 +34,35 @@ def scalar_columns(steps: Sequence[Step]) -> dict[str, Any] | None:
 
 
 def to_scalar(name: str, value: Any) -> float:
-    """A scalar as the user gave it: a number, or a tensor or array with one element."""
+    """A scalar as the user gave it: a number, or a tensor or array with one element.
+
+    Raises:
+        TypeError: it is something else, or no float of 64 bits holds it.
+    """
     try:
         if isinstance(value, torch.Tensor):
             with unseen():
                 return float(value.detach())
         return float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (
+        OverflowError
+    ) as error:  # the text of such an integer may itself be refused (sys.set_int_max_str_digits)
         raise TypeError(
-            f"log({name}={str(value)[:60]!r}): a scalar is a number or a tensor with one element, "
+            f"log({name}=...): the number is too large for a float of 64 bits, which reaches 1.8e308. "
+            "Log its logarithm."
+        ) from error
+    except Exception as error:  # a class of the user's may raise any
+        raise TypeError(
+            f"log({name}={_shown(value)!r}): a scalar is a number or a tensor with one element, "
             f"not {type(value).__name__}"
         ) from error
+
+
+def _shown(value: Any) -> str:
+    try:
+        return str(value)[:60]
+    except Exception:
+        return "..."
 
 
 def _overhead_ns(step: Step) -> int:

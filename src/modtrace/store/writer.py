@@ -24,7 +24,7 @@ from .metafile import write_meta
 from .stream import TableStream
 from .tensor_shards import TensorShards
 
-_FLUSH_AFTER_NS = 200_000_000
+_FLUSH_AFTER_NS = 100_000_000
 _FLUSH_BYTES = 16 * 2**20
 _COMPACT_BELOW_ROWS = 8192  # mean of a batch
 _OPEN, _STOPPED, _CLOSED, _ABANDONED = "open", "stopped", "closed", "abandoned"  # stopped: by a failure
@@ -91,7 +91,8 @@ class FolderWriter:
     @property
     def rows(self) -> int:
         """How many rows are in the files, or will be with the next flush."""
-        return sum(each.rows for each in (*self._streams.values(), *self._buffers.values()))
+        written = sum(each.rows for each in self._streams.values())
+        return written + sum(each.rows for each in self._buffers.values())
 
     @property
     def size_bytes(self) -> int:
@@ -140,7 +141,7 @@ class FolderWriter:
             self._tensors.wait()
 
     def end_step(self, now_ns: int, *, force: bool = False) -> None:
-        """Writes the rows so far to the files if 200 ms have passed since the last time, or if they are many.
+        """Writes the rows so far to the files if 100 ms have passed since the last time, or if they are many.
 
         Args:
             now_ns: `time.perf_counter_ns()` of the moment.
