@@ -1,16 +1,18 @@
 """Runs a script or a module as `python` would: its own `__main__`, arguments, exit code and traceback."""
 
+import contextlib
 import importlib.abc
 import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any
 
 import click
@@ -68,8 +70,11 @@ def find_module(name: str, arguments: Sequence[str]) -> Program:
 def run_program(program: Program, recording: AbstractContextManager[Any]) -> int:
     """Runs a program inside a recording, which is entered first and left when the program ends.
 
+    SIGTERM is heard where nobody else does, and ends the program by an exception, as Ctrl-C does: Python would end at
+    once, with the recording open.
+
     Returns:
-        the exit code that `python` would have given. An interrupt ends this process as it would have there.
+        the exit code that `python` would have given; less than 0 if a signal would have ended it, see `exit_like`.
 
     Raises:
         ModtraceError: the recording cannot be made.
@@ -77,15 +82,59 @@ def run_program(program: Program, recording: AbstractContextManager[Any]) -> int
     namespace = _become_main(program)
     recording.__enter__()
     try:
-        _run_and_leave(lambda: exec(_compile(program), namespace), recording)
+        with _hearing_sigterm():
+            _run_and_leave(lambda: exec(_compile(program), namespace), recording)
+    except Terminated:
+        return -signal.SIGTERM
     except SystemExit as error:
         return _exit_code(error)
     except BaseException as error:
         _show(error, namespace)
-        if isinstance(error, KeyboardInterrupt):
-            _die_of_interrupt()
-        return 1
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def exit_like(code: int) -> int:
+    """Gives an exit code back, or ends this process by a signal, so that the shell sees what it would have seen."""
+    if code >= 0:
+        return code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _end_by(signal.Signals(-code))
+    return 128 - code  # the signal is blocked
+
+
+class Terminated(SystemExit):
+    """SIGTERM came."""
+
+    def __init__(self) -> None:
+        super().__init__("SIGTERM")
+        self.code = 128 + signal.SIGTERM
+
+
+@contextlib.contextmanager
+def _hearing_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM raises, unless the program handles it, or whoever started this process ignores it."""
+    pid = os.getpid()
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != pid:  # a fork, which has this handler, too
+            _end_by(signal.SIGTERM)
+        raise Terminated
+
+    is_ours = threading.current_thread() is threading.main_thread()
+    if is_ours and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is terminate and os.getpid() == pid:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _end_by(number: signal.Signals) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _run_and_leave(run: Callable[[], object], recording: AbstractContextManager[Any]) -> None:
@@ -165,11 +214,3 @@ def _leave_out_ours(trace: TracebackType | None) -> None:
             inner = inner.tb_next
         trace.tb_next = inner
         trace = inner
-
-
-def _die_of_interrupt() -> None:
-    """Ends the process by SIGINT, so that the shell sees what it would have seen."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGINT)

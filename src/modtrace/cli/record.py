@@ -1,10 +1,11 @@
 """`modtrace record`: runs a Python script as it is, and records its models."""
 
+import contextlib
 import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,16 @@ import click
 from ..errors import ModtraceError, ModtraceWarning
 from ..recording.capture_text import parse_capture
 from ..views.headline import describe_note
-from .program import Program, find_module, find_script, run_program
+from .children import StartedProcesses
+from .program import Program, exit_like, find_module, find_script, run_program
 
 _REPORT_EVERY_S = 10.0
 
 #: At the end: the last trigger, and what was held behind it.
 _SHOWN_NOTES = 2
+
+#: ... and of what is missing: one line is read.
+_SHOWN_MARKS = 2
 
 _VALUE_OPTIONS = ("--to", "--steps", "--values", "--capture", "--include", "--exclude", "--keep-last")
 
@@ -72,7 +77,7 @@ class _RecordCommand(click.Command):
 )
 @click.option("--backward-times", is_flag=True, help="Also when each call's backward begins and ends.")
 @click.option("--overwrite", is_flag=True, help="Replace a recording that is there.")
-@click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")
+@click.option("--quiet", "-q", is_flag=True, help="Neither progress nor the closing line on standard error.")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 def record(
@@ -146,13 +151,14 @@ def _make_recording(place: str, options: dict[str, Any]) -> Any:
 def _run(program: Program, recording: Any, quiet: bool) -> int:
     reporter = _Reporter(recording, quiet)
     try:
-        code = run_program(program, _PlainWarnings(recording))
+        with StartedProcesses() as started:
+            code = run_program(program, _PlainWarnings(recording))
     except ModtraceError as error:
-        reporter.end(said=False)
+        reporter.end(())
         click.echo(f"modtrace: error: {error}", err=True)
         return 2
-    reporter.end()
-    return code
+    reporter.end(_describe_end(recording, started.count))
+    return exit_like(code)
 
 
 class _PlainWarnings:
@@ -185,33 +191,24 @@ class _Reporter:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._report, name="modtrace-progress", daemon=True)
         if not quiet:
-            self._thread.start()
+            with contextlib.suppress(RuntimeError):  # the system has no more threads
+                self._thread.start()
 
-    def end(self, *, said: bool = True) -> None:
-        """The last line, with how to go on."""
+    def end(self, lines: Iterable[str]) -> None:
+        """Says no more of the progress, and these lines, of which the last is the last that is said at all."""
+        if self._quiet or os.getpid() != self._pid:
+            return
         self._ended.set()
-        if not self._quiet and os.getpid() == self._pid:
+        if self._thread.ident is not None:
             self._thread.join()  # a daemon thread that wakes while the interpreter goes down may abort it
-        if said and not self._quiet and os.getpid() == self._pid:
-            place = Path(self._recording.path)
-            for note in self._recording.meta.notes[-_SHOWN_NOTES:]:
-                self._say(describe_note(note))
-            self._say(f"{self._describe_end()}. Look at it with: modtrace show {place}")
+        for line in lines:
+            self._say(line)
 
     def _report(self) -> None:
         while not self._ended.wait(_REPORT_EVERY_S):
-            self._say(f"{self._describe()} so far")
-
-    def _describe_end(self) -> str:
-        if "keep_last" not in self._recording.meta.options:
-            return f"recorded {self._describe()}"
-        return f"wrote {self._recording.table('steps').num_rows:,} of {self._describe()}"
-
-    def _describe(self) -> str:
-        progress = self._recording.progress
-        steps = "1 step" if progress.steps == 1 else f"{progress.steps:,} steps"
-        held = f" ({progress.held:,} held)" if progress.held else ""
-        return f"{steps}{held}, {progress.rows:,} rows, {progress.size_bytes / 1e6:.1f} MB"
+            progress = self._recording.progress
+            held = f" ({progress.held:,} held)" if progress.held else ""
+            self._say(f"{_count(progress.steps, 'step')}{held}, {_describe_size(progress)} so far")
 
     @staticmethod
     def _say(text: str) -> None:
@@ -219,3 +216,44 @@ class _Reporter:
             print(f"modtrace: {text}", file=sys.stderr, flush=True)
         except (OSError, ValueError):  # standard error is closed
             return
+
+
+def _describe_end(recording: Any, started: int) -> Iterator[str]:
+    """The last triggers, and the closing line: what is in the recording, what is not, and how to look at it."""
+    try:
+        meta, kept = recording.meta, recording.table("steps").num_rows
+    except ModtraceError as error:
+        seen = _count(recording.progress.steps, "step")
+        yield f"{seen} ran, and what was recorded of them cannot be read: {error}"
+        return
+    for note in meta.notes[-_SHOWN_NOTES:]:
+        yield describe_note(note)
+    missing = list(meta.marks[:_SHOWN_MARKS])
+    if not (recording.progress.steps or missing):
+        missing.append("no module was called in this process")
+    if len(meta.marks) > _SHOWN_MARKS:
+        missing.append(f"{_count(len(meta.marks) - _SHOWN_MARKS, 'more mark')}")
+    if started:
+        missing.append(f"not recorded: {_count(started, 'Python process', 'es')} that it started")
+    said = "; ".join([_describe_kept(recording.progress, kept, "keep_last" in meta.options), *missing])
+    yield f"{said}. Look at it with: modtrace show {Path(recording.path)}"
+
+
+def _describe_kept(progress: Any, kept: int, keeps_last: bool) -> str:
+    """How many steps are in the recording, and of how many where that is another number."""
+    if not progress.steps and not progress.rows:
+        return "recorded nothing"
+    steps = _count(progress.steps, "step")
+    if keeps_last:
+        steps = f"wrote {kept:,} of {steps}"
+    else:
+        steps = f"recorded {steps}" if kept == progress.steps else f"recorded {kept:,} of {steps}"
+    return f"{steps}, {_describe_size(progress)}"
+
+
+def _describe_size(progress: Any) -> str:
+    return f"{_count(progress.rows, 'row')}, {progress.size_bytes / 1e6:.1f} MB"
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number:,} {noun}{'' if number == 1 else plural}"

@@ -1,0 +1,87 @@
+"""Counts the Python processes that a program starts: what runs in them is in no recording of this process."""
+
+import functools
+import multiprocessing.process
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+#: Where the functions are that helpers run which train nothing: DataLoader's workers, and the servers of managers.
+_HELPERS = ("torch.utils.data.", "multiprocessing.managers")
+
+#: In the command of those that torch starts to compile (2.13).
+_COMPILE_WORKER = f"{os.sep}torch{os.sep}_inductor{os.sep}"
+
+_SHELLS = ("sh", "bash", "dash", "zsh")
+
+
+class StartedProcesses:
+    """Counts while it is entered.
+
+    Both functions through which the standard library starts processes are replaced meanwhile. An audit hook would see
+    less (multiprocessing's `spawn` raises no event, Python 3.11), and would be called for every `sys._getframe()`,
+    which is once an op.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> "StartedProcesses":
+        self._start = multiprocessing.process.BaseProcess.start
+        self._popen = subprocess.Popen.__init__
+        start, popen = self._start, self._popen
+
+        @functools.wraps(start)
+        def count_start(process: Any) -> None:
+            module = getattr(getattr(process, "_target", None), "__module__", None) or ""
+            start(process)  # which forgets the target
+            self.count += not module.startswith(_HELPERS)
+
+        @functools.wraps(popen)
+        def count_popen(process: Any, args: Any, *more: Any, **options: Any) -> None:
+            popen(process, args, *more, **options)
+            self.count += runs_python(args)
+
+        multiprocessing.process.BaseProcess.start = count_start  # type: ignore[assignment, method-assign]
+        subprocess.Popen.__init__ = count_popen  # type: ignore[assignment, method-assign]
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        multiprocessing.process.BaseProcess.start = self._start  # type: ignore[method-assign]
+        subprocess.Popen.__init__ = self._popen  # type: ignore[method-assign]
+
+
+def runs_python(command: Any) -> bool:
+    """Whether a command, as `subprocess.Popen` takes it, is Python or a script that Python runs."""
+    words = _words(command)
+    if len(words) > 2 and os.path.basename(words[0]) in _SHELLS and words[1] == "-c":
+        words = words[2].split()
+    if not words or any(_COMPILE_WORKER in each for each in words):
+        return False
+    program = words[0]
+    if program == sys.executable or os.path.basename(program).startswith("python"):
+        return True
+    return _is_python_script(shutil.which(program))
+
+
+def _words(command: Any) -> Sequence[str]:
+    try:
+        if isinstance(command, (str, bytes, os.PathLike)):
+            return os.fsdecode(command).split()
+        return [os.fsdecode(each) for each in command]
+    except TypeError:  # Popen will have refused it, or will have taken what we do not know
+        return []
+
+
+def _is_python_script(path: str | None) -> bool:
+    if path is None:
+        return False
+    try:
+        with open(path, "rb") as file:
+            first_line = file.readline(200)
+    except OSError:
+        return False
+    return first_line.startswith(b"#!") and b"python" in first_line

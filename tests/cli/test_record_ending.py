@@ -1,0 +1,173 @@
+"""The last line of `modtrace record` is always there, and true: what is in the recording, and what is not."""
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import modtrace
+from cli.test_record import TRAIN, run
+from modtrace.cli.children import runs_python
+
+END = "Look at it with: modtrace show train.modtrace"
+
+#: 300 steps of 8 layers; one takes 3 kB of values.
+TRAIN_LONG = """
+import sys
+import torch
+from torch import nn
+
+model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+for step in range(300):
+    optimizer.zero_grad()
+    bad = float("nan") if step == 250 else 1.0
+    model(torch.ones(2, 4) * bad).sum().backward()
+    optimizer.step()
+    if step == 9:
+        LIMIT
+"""
+LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, resource.RLIM_INFINITY))"
+
+
+def closing_line(done: "subprocess.CompletedProcess[str]") -> str:
+    said = [line for line in done.stderr.splitlines() if line.startswith("modtrace: ")]
+    assert len([line for line in said if "modtrace show" in line]) == 1
+    assert said[-1] == done.stderr.splitlines()[-1]
+    return re.sub(r"[\d,]+ rows?, \d+\.\d MB", "ROWS", said[-1])
+
+
+def test_disk_that_is_full_in_the_middle_is_told_with_the_steps_that_are_kept(tmp_path: Path) -> None:
+    done = run(tmp_path, "record", "train.py", script=TRAIN_LONG.replace("LIMIT", LIMIT))
+    rec = modtrace.open_recording(tmp_path / "train.modtrace")
+    kept = rec.table("steps").num_rows
+    assert 0 < kept < 300
+    assert closing_line(done) == (
+        f"modtrace: recorded {kept} of 300 steps, ROWS; incomplete from step {kept}: File too large "
+        f"(values.arrow). {END}"
+    )
+    rows = sum(rec.table(name).num_rows for name in modtrace.recording.schema.schemas())
+    assert f", {rows:,} rows, " in done.stderr.splitlines()[-1]
+    assert f"! incomplete from step {kept}: File too large (values.arrow)" in str(rec)
+
+
+def test_disk_that_is_full_from_the_first_batch_on_leaves_a_recording_that_opens(tmp_path: Path) -> None:
+    script = TRAIN_LONG.replace("LIMIT", "pass").replace(
+        "model = ", LIMIT.replace("30_000", "20_000") + "\nmodel = "
+    )
+    done = run(tmp_path, "record", "--ops", "--keep-last", "20", "train.py", script=script)
+    rec = modtrace.open_recording(tmp_path / "train.modtrace")
+    assert closing_line(done).startswith(
+        "modtrace: wrote 0 of 300 steps, ROWS; incomplete from step 0: File too large ("
+    )
+    assert rec.triggers[0].step == 250
+    assert run(tmp_path, "show", "train.modtrace").returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_that_ends_the_program_leaves_the_line_and_ends_the_process(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    script = (
+        TRAIN + f"import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep(9)\nprint('not reached')\n"
+    )
+    done = run(tmp_path, "record", "train.py", script=script, check=-number)
+    ended_by = {signal.SIGINT: "KeyboardInterrupt", signal.SIGTERM: "Terminated: SIGTERM"}[number]
+    assert closing_line(done) == (
+        f"modtrace: recorded 5 steps, ROWS; the run ended by {ended_by}; complete to step 3. {END}"
+    )
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr or number == signal.SIGINT
+
+
+def test_handler_of_the_programs_own_and_a_forked_child_hear_sigterm_as_without_us(tmp_path: Path) -> None:
+    script = """
+    import os, signal, sys, time
+    child = os.fork()
+    if not child:
+        time.sleep(9)
+        os._exit(3)
+    os.kill(child, signal.SIGTERM)
+    print(os.waitpid(child, 0)[1] == signal.SIGTERM, flush=True)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
+    os.kill(os.getpid(), signal.SIGTERM)
+    """
+    done = run(tmp_path, "record", "train.py", script=script, check=7)
+    assert done.stdout == "True\n"
+
+
+def test_exception_is_told_with_the_steps(tmp_path: Path) -> None:
+    done = run(tmp_path, "record", "train.py", script=TRAIN + "raise ValueError('boom')\n", check=1)
+    assert closing_line(done) == (
+        f"modtrace: recorded 5 steps, ROWS; the run ended by ValueError: boom; complete to step 3. {END}"
+    )
+
+
+def test_processes_that_may_have_trained_are_counted_and_others_are_not(tmp_path: Path) -> None:
+    script = """
+    import multiprocessing, subprocess, sys
+    import torch
+    from torch import nn
+
+    def train(rank=0):
+        nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
+
+    if __name__ == "__main__":
+        torch.set_num_threads(1)
+        torch.multiprocessing.spawn(train, nprocs=2)
+        forked = multiprocessing.get_context("fork").Process(target=train)
+        forked.start()
+        forked.join()
+        subprocess.run([sys.executable, "-c", "pass"], check=True)
+        subprocess.run(["true"], check=True)
+        assert list(torch.utils.data.DataLoader(range(4), num_workers=2)) == [0, 1, 2, 3]
+    """
+    done = run(tmp_path, "record", "train.py", script=script)
+    assert closing_line(done) == (
+        "modtrace: recorded nothing; no module was called in this process; "
+        f"not recorded: 4 Python processes that it started. {END}"
+    )
+
+
+def test_recording_that_cannot_be_read_back_is_told(tmp_path: Path) -> None:
+    script = (
+        TRAIN + "import pathlib\npathlib.Path('train.modtrace/rank-00000/steps.arrow').write_text('x' * 99)\n"
+    )
+    done = run(tmp_path, "record", "train.py", script=script)
+    assert done.stderr.splitlines()[-1].startswith(
+        "modtrace: 5 steps ran, and what was recorded of them cannot be read: "
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ([sys.executable, "-c", "pass"], True),
+        (("python3", "train.py"), True),
+        ([b"/usr/bin/python3.12"], True),
+        ([Path("/opt/python")], True),
+        ("python train.py", True),
+        (["sh", "-c", "python train.py"], True),
+        (["bash", "-c", "git add python"], False),
+        (["git", "add", "train.py"], False),
+        ("git status", False),
+        ([], False),
+        ("", False),
+        (None, False),
+        ([sys.executable, "/lib/torch/_inductor/compile_worker/__main__.py"], False),
+        (["/no/such/program"], False),
+    ],
+)
+def test_command_is_one_of_python_or_not(command: object, expected: bool) -> None:
+    assert runs_python(command) is expected
+
+
+@pytest.mark.parametrize(("first_line", "expected"), [("#!/usr/bin/env python3", True), ("#!/bin/sh", False)])
+def test_script_tells_what_runs_it_by_its_first_line(tmp_path: Path, first_line: str, expected: bool) -> None:
+    script = tmp_path / "torchrun"
+    script.write_text(first_line + "\n")
+    script.chmod(0o755)
+    assert runs_python([script, "train.py"]) is expected
