@@ -14,7 +14,7 @@ from modtrace.cli.children import runs_python
 
 END = "Look at it with: modtrace show train.modtrace"
 
-#: 300 steps of 8 layers; one takes 3 kB of values.
+#: 60 steps of 8 layers; one takes 3 kB of values.
 TRAIN_LONG = """
 import sys
 import torch
@@ -22,9 +22,9 @@ from torch import nn
 
 model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-for step in range(300):
+for step in range(60):
     optimizer.zero_grad()
-    bad = float("nan") if step == 250 else 1.0
+    bad = float("nan") if step == 50 else 1.0
     model(torch.ones(2, 4) * bad).sum().backward()
     optimizer.step()
     if step == 9:
@@ -44,9 +44,9 @@ def test_disk_that_is_full_in_the_middle_is_told_with_the_steps_that_are_kept(tm
     done = run(tmp_path, "record", "train.py", script=TRAIN_LONG.replace("LIMIT", LIMIT))
     rec = modtrace.open_recording(tmp_path / "train.modtrace")
     kept = rec.table("steps").num_rows
-    assert 0 < kept < 300
+    assert 0 < kept < 60
     assert closing_line(done) == (
-        f"modtrace: recorded {kept} of 300 steps, ROWS; incomplete from step {kept}: File too large "
+        f"modtrace: recorded {kept} of 60 steps, ROWS; incomplete from step {kept}: File too large "
         f"(values.arrow). {END}"
     )
     rows = sum(rec.table(name).num_rows for name in modtrace.recording.schema.schemas())
@@ -61,9 +61,9 @@ def test_disk_that_is_full_from_the_first_batch_on_leaves_a_recording_that_opens
     done = run(tmp_path, "record", "--ops", "--keep-last", "20", "train.py", script=script)
     rec = modtrace.open_recording(tmp_path / "train.modtrace")
     assert closing_line(done).startswith(
-        "modtrace: wrote 0 of 300 steps, ROWS; incomplete from step 0: File too large ("
+        "modtrace: wrote 0 of 60 steps, ROWS; incomplete from step 0: File too large ("
     )
-    assert rec.triggers[0].step == 250
+    assert rec.triggers[0].step == 50
     assert run(tmp_path, "show", "train.modtrace").returncode == 0
 
 

@@ -1,4 +1,4 @@
-"""Where the system has no more threads, a recording goes on without one of its own, and says so."""
+"""When ended steps are written, by whom, and what happens where the system has no more threads."""
 
 import os
 import signal
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import modtrace
+from helpers.user_modes import SeesFunctions, SeesOps
 from modtrace.errors import ModtraceWarning
 
 
@@ -70,3 +71,24 @@ def test_step_is_written_at_its_end_by_the_training_itself(tmp_path, monkeypatch
     rec.__exit__(None, None, None)
     assert steps == [1, 1, 1, 3, 3, 5]
     assert rec.table("steps").num_rows == 6
+
+
+@pytest.mark.parametrize("mode_type", [SeesOps, SeesFunctions])
+@pytest.mark.parametrize(
+    "options", [{}, {"ops": True}, {"values": modtrace.Capture(stats=2, hash=True, tensors=True)}]
+)
+def test_modes_of_the_users_see_nothing_of_what_is_written_at_a_steps_end(
+    tmp_path, monkeypatch, mode_type, options
+):
+    monkeypatch.setattr("modtrace.collect.flush_timer._FLUSH_AFTER_S", 0.0)
+    with mode_type() as alone:
+        for _ in range(3):
+            train(1)
+    written = []
+    with modtrace.record(to=tmp_path / "run.modtrace", strict=True, **options) as rec, mode_type() as beside:
+        for _ in range(3):
+            train(1)
+            rec.step()
+            written.append(modtrace.open_recording(tmp_path / "run.modtrace").table("steps").num_rows)
+    assert beside.seen == alone.seen
+    assert written == [1, 2, 3]
