@@ -48,10 +48,10 @@ def test_files_are_made_when_their_first_rows_rest(tmp_path: Path) -> None:
     }
 
 
-def test_rows_rest_when_200_ms_have_passed(tmp_path: Path) -> None:
+def test_rows_rest_when_100_ms_have_passed(tmp_path: Path) -> None:
     writer = FolderWriter(tmp_path / "run.modtrace", META)
     on_disk = []
-    for step, now_ms in enumerate([1000, 1100, 1199, 1200, 1399, 1400]):
+    for step, now_ms in enumerate([1000, 1050, 1099, 1100, 1199, 1200]):
         write_step(writer, step, now_ms * MS)
         on_disk.append(FolderReader(tmp_path / "run.modtrace").table("steps").num_rows)
     assert on_disk == [1, 1, 1, 4, 4, 6]
