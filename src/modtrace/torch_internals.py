@@ -6,6 +6,7 @@ Checked on torch 2.13.0 (CPU). `modtrace doctor` prints `check_all()`.
 import functools
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from types import CodeType, FrameType
@@ -96,6 +97,8 @@ _ReentrantCheckpointNode: type | tuple[()] = getattr(
     torch.utils.checkpoint.CheckpointFunction, "_backward_cls", ()
 )
 
+_COMPILED_NODE = "CompiledFunction"
+
 _CALL_IMPL: CodeType = nn.Module._call_impl.__code__
 _MODULE_FILE = _CALL_IMPL.co_filename
 _REENTRANT_FORWARD: CodeType = torch.utils.checkpoint.CheckpointFunction.forward.__code__
@@ -115,6 +118,18 @@ _OPTIMIZER_FILE = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 def is_custom_function(node: Any) -> bool:
     """Whether the autograd node runs a Python `torch.autograd.Function`."""
     return isinstance(node, _CustomFunctionNode)
+
+
+def is_function(node: Any) -> bool:
+    """Whether the autograd node is of a Function whose forward runs ops, in Python or in C++.
+
+    Not of what torch.compile has made: its ops are not seen. Of a node in C++ that torch has no class for it cannot be
+    told whether it is an op's own (2.13: those of `_foreach` ops are such, too).
+    """
+    kind: Any = type(node)
+    if not issubclass(kind, _CustomFunctionNode):
+        return _saved_names(kind) is None and kind.__name__ not in _HIDING_NODES
+    return not kind.__name__.startswith(_COMPILED_NODE)
 
 
 def is_reentrant_checkpoint(node: Any) -> bool:
@@ -616,14 +631,14 @@ def _captured(function: Any, name: str) -> Any:
         return None
 
 
-def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """A number that no other living storage has, and its size in bytes.
+def storage_of(tensor: torch.Tensor) -> tuple[int, int, Any]:
+    """A number that no other living storage has, its size in bytes, and a weak reference that tells when it is dead.
 
     Raises:
         Exception: the tensor has no storage of its own (sparse, functorch's ...).
     """
     storage = tensor.untyped_storage()
-    return storage._cdata, storage.nbytes()
+    return storage._cdata, storage.nbytes(), weakref.ref(storage)
 
 
 #: How many dispatch modes stand on the stack of this thread. 30 ns.

@@ -66,8 +66,11 @@ def add_costs(calls: CallTable, ops: OpRows) -> None:
     sums.add("flops", rows[here], np.ma.filled(flops, 0)[here], np.ma.getmaskarray(flops)[here])
     live = ops.events[:, [LIVE_BEFORE, LIVE_AFTER]]
     sums.add("allocated_bytes", rows[here], (live[:, 1] - live[:, 0])[here])
-    for each in ops.savings:
-        _add_savings(sums, calls, each)
+    charges = ops.charges
+    charged = calls.rows_of(charges.call_id)
+    kept = charges.size_bytes[charged >= 0]
+    sums.add("saved_bytes", charged[charged >= 0], np.maximum(kept, 0), kept == UNKNOWN)
+    sums.mark_unknown("saved_bytes", rows[here & charges.is_unseen])
     peak = _Peaks(calls.size, rows[here], live[here])
     for row, above in calls.innermost_first():
         sums.hand_on(row, above)
@@ -90,23 +93,6 @@ def op_sites(calls: CallTable | None, ops: OpRows) -> OpSites:
     return OpSites(op_id[order], names, ops.nth[order], ops.calls.phase[order], call_id, module_id, nth)
 
 
-def _add_savings(sums: "_Sums", calls: CallTable, savings: Any) -> None:
-    owners = savings.owners
-    call_id = np.array(
-        [
-            -1 if segment is None or segment.first_id is None or index < 0 else segment.first_id + index
-            for segment, index in zip(
-                (owners.segments[of] for of in owners.of_segment.tolist()), owners.index.tolist(), strict=True
-            )
-        ],
-        np.int64,
-    )
-    rows = calls.rows_of(call_id)
-    here = rows >= 0
-    size = savings.size_bytes
-    sums.add("saved_bytes", rows[here], np.maximum(size, 0)[here], (size == UNKNOWN)[here])
-
-
 class _Sums:
     """Numbers by call, and which of them are not known."""
 
@@ -118,7 +104,11 @@ class _Sums:
     def add(self, name: str, rows: Ints, values: Ints, unknown: npt.NDArray[np.bool_] | None = None) -> None:
         np.add.at(self._sums[name], rows, values)
         if unknown is not None:
-            self._unknown[name][rows[unknown]] = True
+            self.mark_unknown(name, rows[unknown])
+
+    def mark_unknown(self, name: str, rows: Ints) -> None:
+        """Says that more is to be added than is known."""
+        self._unknown[name][rows] = True
 
     def hand_on(self, row: int, above: int) -> None:
         """What is in a call is in the one around it."""

@@ -23,7 +23,9 @@ class NodesOfOps(NamedTuple):
     node: Ints  # that a forward op has made, or that a backward op works for
     thread: npt.NDArray[np.int32]  # that numbered it
     forward_op: Ints  # of a backward op: the one that made the node
-    is_unclear: npt.NDArray[np.bool_]  # a forward op that may have made one, too
+    made: Ints  # that the op has made: a backward op may make one, too (`create_graph`)
+    before: Ints  # the number that came next before the op: what has come since is of the op, or of what is around it
+    is_unclear: npt.NDArray[np.bool_]  # it may have made one, and nothing tells which
 
 
 class _Made(NamedTuple):
@@ -63,7 +65,9 @@ class OpNodes:
         """
         size = len(found.events)
         none = np.full(size, NO_NODE)
-        nodes = NodesOfOps(none, np.zeros(size, np.int32), none.copy(), np.zeros(size, bool))
+        nodes = NodesOfOps(
+            none, np.zeros(size, np.int32), none.copy(), none.copy(), none.copy(), np.zeros(size, bool)
+        )
         for begin, end, place in found.threads():
             rows = slice(begin, end)
             nodes.thread[rows] = place.thread
@@ -86,7 +90,7 @@ class OpNodes:
         before = np.concatenate([[self._next.get(place.thread, coming[0])], coming[:-1]])
         self._next[place.thread] = int(coming[-1])
         worked_for = events[:, NODE] != NO_NODE
-        with_grad = ((events[:, FLAGS] & GRAD_MODE) != 0) & ~worked_for
+        with_grad = (events[:, FLAGS] & GRAD_MODE) != 0
         # Where more than one number has come there is more to it: a view that was made anew, a `CopySlices`.
         has_made = (coming == before + 1) & with_grad & differentiable
         may_follow = (coming > before + 1) & (coming <= before + 3) & with_grad & differentiable
@@ -95,10 +99,13 @@ class OpNodes:
         packs = with_grad & ((events[:, FLAGS] & PACKS) != 0)
         if packs.any():
             _claim_packed(has_made, packs, coming, int(before[0]))
-        found.node[rows] = np.where(has_made, coming - 1, events[:, NODE])
+        found.made[rows] = np.where(has_made, coming - 1, NO_NODE)
+        found.before[rows] = before
         found.is_unclear[rows] = (coming > before) & with_grad & differentiable & ~has_made
-        if has_made.any():
-            made = events[has_made]
+        is_forward = has_made & ~worked_for
+        found.node[rows] = np.where(is_forward, coming - 1, events[:, NODE])
+        if is_forward.any():
+            made = events[is_forward]
             self._add(place.thread, _Made(made[:, SEQUENCE] - 1, made[:, OP], writes[made[:, PLAN]]))
         if worked_for.any():
             owner = place.where.number if type(place.where) is ThreadLog else place.thread

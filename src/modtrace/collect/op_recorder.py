@@ -90,6 +90,8 @@ class OpRecorder:
         self._boundary.stop()
         self._leaves.forget_inputs()
         self._tracker.taps[:] = [tap for tap in self._tracker.taps if tap is not self._savings]
+        if self._savings is not None:
+            self._savings.forget()
         elsewhere = None
         if self._is_entered:
             self._is_entered = False

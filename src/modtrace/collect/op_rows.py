@@ -16,11 +16,10 @@ from .op_args import Arguments
 from .op_batches import OpBatch
 from .op_boundary import AtRoot
 from .op_calls import OpCalls
+from .op_charges import Charges, charge_ops
 from .op_flops import OpFlops
-from .op_mode import ACCUMULATES, ADDING, END_NS, FLAGS, NODE, NOT_ADDING, OP, PLAN, RAISED, START_NS, OpMode
+from .op_mode import ACCUMULATES, ADDING, END_NS, FLAGS, NOT_ADDING, OP, PLAN, RAISED, START_NS, OpMode
 from .op_nodes import NodesOfOps, OpNodes
-from .op_savings import UNKNOWN as UNKNOWN_SAVING
-from .op_savings import Savings
 from .segments import Ints
 from .steps import Step
 from .tensor_ids import GEOMETRY, OFFSET, REQUIRES_GRAD, STORAGE, VERSION, AnyTensorIds
@@ -43,7 +42,7 @@ class OpRows(NamedTuple):
     calls: OpCalls
     nth: npt.NDArray[np.int32]
     names: Sequence[str]  # by number of plan
-    savings: Sequence[Savings]
+    charges: Charges
 
 
 class _PlanFacts(NamedTuple):
@@ -82,17 +81,22 @@ class OpTables:
         found = JoinedOps(batches)
         self._learn()
         texts = [self._texts_of(each) for each in found.arguments]
-        savings = [each for step in steps for each in step.savings]
         calls = OpCalls(found, steps, optimizer_ids)
+        nodes = self._find_nodes(found)
+        savings = [each for step in steps for each in step.savings]
+        charges = charge_ops(found, nodes, calls, savings)
         counts = [sum(map(len, step.ops)) for step in steps]
         step = np.repeat(np.array([each.number for each in steps], np.int32), counts)
         tables = {
-            "ops": self._op_columns(found, step, calls, [template for template, _ in texts], savings),
+            "ops": {
+                **self._op_columns(found, step, calls, nodes, [template for template, _ in texts]),
+                "saved_bytes": _null(charges.of_op),
+            },
             "uses": _use_columns(found, [slots for _, slots in texts], _at_roots(steps)),
             "tensors": _tensor_columns(found, self._mode.ids, self._leaf_sites(found, sites)),
         }
         names = [each.name for each in self._mode.plans]
-        return OpRows(tables, found.events, calls, tables["ops"]["nth"], names, savings)
+        return OpRows(tables, found.events, calls, tables["ops"]["nth"], names, charges)
 
     def _texts_of(self, arguments: Arguments) -> tuple[str, tuple[str, ...]]:
         texts = self._texts.get(arguments)
@@ -170,25 +174,27 @@ class OpTables:
             written[op] = sum(int(sizes[each]) for each, yes in zip(given, is_written, strict=True) if yes)
         return written
 
-    def _op_columns(
-        self,
-        found: JoinedOps,
-        step: npt.NDArray[np.int32],
-        calls: OpCalls,
-        templates: Sequence[str],
-        savings: Sequence[Savings],
-    ) -> Columns:
-        events, plans, known = found.events, self._mode.plans, self._plans
-        names = [each.name for each in plans]
-        plan = events[:, PLAN]
+    def _find_nodes(self, found: JoinedOps) -> NodesOfOps:
+        plan, known = found.events[:, PLAN], self._plans
 
         def writes_into_view(op: int) -> bool:
             return (
                 op >= 0 and bool(known.writes[plan[op]]) and found.is_view(found.first_use(op), known.is_view)
             )
 
-        nodes = self._nodes.of(found, known.writes, self._are_differentiable(found), writes_into_view)
-        sizes = self._sizes
+        return self._nodes.of(found, known.writes, self._are_differentiable(found), writes_into_view)
+
+    def _op_columns(
+        self,
+        found: JoinedOps,
+        step: npt.NDArray[np.int32],
+        calls: OpCalls,
+        nodes: NodesOfOps,
+        templates: Sequence[str],
+    ) -> Columns:
+        events, plans, known, sizes = found.events, self._mode.plans, self._plans, self._sizes
+        names = [each.name for each in plans]
+        plan = events[:, PLAN]
         is_view = known.is_view[plan] & ~found.has_allocated()
         return {
             "op_id": events[:, OP],
@@ -210,7 +216,6 @@ class OpTables:
             "bytes_written": np.where(
                 is_view, 0, found.sum_of_outputs(sizes) + self._written_bytes(found, sizes)
             ),
-            "saved_bytes": _null(_saved_bytes(nodes, events, savings)),
             "raised": (events[:, FLAGS] & RAISED) != 0,
             **_origin_columns(found, nodes.forward_op),
             "accumulation": _accumulation(found, names),
@@ -274,17 +279,6 @@ def _tensor_columns(found: JoinedOps, ids: AnyTensorIds, site: npt.NDArray[np.in
         "producer_op": _null(producer),
         "slot": [ids.slots[each] for each in slot.tolist()],
     }
-
-
-def _saved_bytes(nodes: NodesOfOps, events: Ints, savings: Sequence[Savings]) -> Ints:
-    """What is kept for the backward of each op; 0 if there is none, UNKNOWN_SAVING if nobody has looked."""
-    has_node = (nodes.node >= 0) & (events[:, NODE] < 0)
-    saved = np.where(has_node | nodes.is_unclear, UNKNOWN_SAVING, 0)
-    for each in savings:
-        at = np.minimum(np.searchsorted(each.node, nodes.node), len(each.node) - 1)
-        is_kept = has_node & (nodes.thread == each.thread) & (each.node[at] == nodes.node) & (saved < 0)
-        saved[is_kept] = each.size_bytes[at[is_kept]]
-    return saved
 
 
 def _place_key(step: npt.NDArray[np.int32], calls: OpCalls) -> Ints:

@@ -11,8 +11,9 @@ from .backward import Backward
 from .backward_plan import root_nodes
 from .op_batches import NodeOwners, owners_of
 from .op_leaves import OpLeaves
-from .saved import charge, saved_in_graph, storages_of
+from .saved import NodeSaving, charge, saved_in_graph, storages_of
 from .segments import Ints
+from .thread_log import ThreadLog
 
 if TYPE_CHECKING:
     from .scopes import ScopeTracker
@@ -23,13 +24,15 @@ UNKNOWN = -1
 class Savings:
     """What the graph of one backward keeps."""
 
-    __slots__ = ("node", "owners", "size_bytes", "thread")
+    __slots__ = ("is_function", "node", "owners", "size_bytes", "thread")
 
-    def __init__(self, thread: int, charges: dict[int, int | None], owners: NodeOwners, node: Ints) -> None:
-        self.thread = thread  # that has made the nodes
-        self.node = node  # ascending
-        self.size_bytes: Ints = np.array([_known(charges[each]) for each in node.tolist()], np.int64)
-        self.owners = owners
+    def __init__(self, owner: ThreadLog, found: list[NodeSaving], charges: dict[int, int | None]) -> None:
+        self.thread = owner.number  # that has made the nodes
+        self.node: Ints = np.array(sorted(charges), np.int64)
+        self.size_bytes: Ints = np.array([_known(charges[each]) for each in self.node.tolist()], np.int64)
+        functions = [each.sequence_nr for each in found if each.is_function]
+        self.is_function = np.isin(self.node, np.array(functions, np.int64))
+        self.owners: NodeOwners = owners_of(owner, self.node)
 
 
 class OpSavings:
@@ -49,6 +52,11 @@ class OpSavings:
         self._has_failed = False
         self._leaves = leaves
         self._found: dict[Backward, Savings] = {}
+        self._seen: dict[int, Any] = {}  # storages that were kept for earlier backwards, and may still live
+
+    def forget(self) -> None:
+        """Lets go of all references to storages."""
+        self._seen = {}
 
     def take(self, backward: Backward) -> Savings | None:
         """What was found when a backward began."""
@@ -71,9 +79,11 @@ class OpSavings:
         owner = self._tracker.backwards.owner(backward.log, backward.task, roots[0]) if roots else None
         if owner is None:
             return
-        charges = charge(saved_in_graph(roots), storages_of(self._alive_anyway()))
-        node = np.array(sorted(charges), np.int64)
-        self._found[backward] = Savings(owner.number, charges, owners_of(owner, node), node)
+        found = saved_in_graph(roots)
+        self._seen = {number: storage for number, storage in self._seen.items() if storage() is not None}
+        alive_anyway = storages_of(self._alive_anyway()) | self._seen.keys()
+        self._found[backward] = Savings(owner, found, charge(found, alive_anyway))
+        self._seen.update((saved.storage, saved.weak) for each in found for saved in each.saved)
 
     def _alive_anyway(self) -> Iterable[torch.Tensor]:
         """Parameters, buffers, and inputs that the user keeps."""

@@ -12,6 +12,7 @@ from ..torch_internals import (
     held_by_checkpoint,
     held_by_custom_function,
     is_custom_function,
+    is_function,
     is_saved_variable,
     packed_content,
     saved_variables,
@@ -30,6 +31,7 @@ class SavedTensor(NamedTuple):
     size_bytes: int  # of the whole storage, however little of it the node needs
     tensor_bytes: int  # of the tensor alone
     is_leaf: bool  # it is the memory of a parameter, or of another leaf that requires grad
+    weak: Any = None  # a weak reference to the storage, without a callback
 
 
 class NodeSaving(NamedTuple):
@@ -39,6 +41,9 @@ class NodeSaving(NamedTuple):
     name: str  # "MulBackward0"
     saved: list[SavedTensor]
     is_unknown: bool  # it keeps, or may keep, more than `saved`
+    is_function: bool = (
+        False  # of an autograd Function: its number comes before those of the ops in its forward
+    )
 
 
 def saved_in_graph(roots: Iterable[Any]) -> list[NodeSaving]:
@@ -52,7 +57,9 @@ def saved_in_graph(roots: Iterable[Any]) -> list[NodeSaving]:
     """
     with unseen():
         nodes, leaves = _walk(roots)
-        found = [NodeSaving(number, node.name(), *_read(node, leaves)) for number, node in nodes]
+        found = [
+            NodeSaving(number, node.name(), *_read(node, leaves), is_function(node)) for number, node in nodes
+        ]
     return sorted(found, key=_number)
 
 
@@ -194,8 +201,8 @@ def _describe(tensor: torch.Tensor) -> Iterator[SavedTensor | None]:
     try:
         is_leaf = _is_of_leaf(tensor)
         for part in _parts(tensor):
-            storage, size = storage_of(part)
-            yield SavedTensor(storage, size, part.numel() * part.element_size(), is_leaf)
+            storage, size, weak = storage_of(part)
+            yield SavedTensor(storage, size, part.numel() * part.element_size(), is_leaf, weak)
     except Exception:  # sparse, a functorch wrapper, or whatever a subclass of the user's raises
         yield None
 
