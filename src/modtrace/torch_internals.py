@@ -101,7 +101,7 @@ _COMPILED_NODE = "CompiledFunction"
 
 _CALL_IMPL: CodeType = nn.Module._call_impl.__code__
 _MODULE_FILE = _CALL_IMPL.co_filename
-_REENTRANT_FORWARD: CodeType = torch.utils.checkpoint.CheckpointFunction.forward.__code__
+_FUNCTION_APPLY: CodeType = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 _TORCH_FOLDER = os.path.dirname(torch.__file__)
 _CALLING_FILES = (
     _CALL_IMPL.co_filename,
@@ -111,7 +111,7 @@ _COMPILER_FOLDERS = tuple(
     os.path.join(_TORCH_FOLDER, folder) + os.sep for folder in ("_dynamo", "_functorch", "_inductor")
 )
 _UNPACK_NAME = "unpack_hook"
-_CHECKPOINT_FILE = _REENTRANT_FORWARD.co_filename
+_CHECKPOINT_FILE = torch.utils.checkpoint.CheckpointFunction.forward.__code__.co_filename
 _OPTIMIZER_FILE = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 
 
@@ -267,9 +267,20 @@ def running_modules(start: FrameType | None) -> list[int]:
     return [id(frame_local(frame, "self")) for frame in reversed(calls)]
 
 
-def is_in_reentrant_checkpoint(start: FrameType | None) -> bool:
-    """Whether a reentrant checkpoint's first forward is among the frames: it turns grad mode off."""
-    return any(frame.f_code is _REENTRANT_FORWARD for frame in frames(start))
+def is_in_custom_function(start: FrameType | None) -> bool:
+    """Whether the forward of a custom Function that a backward may reach is among the frames; it turns grad mode off.
+
+    So does the first forward of a reentrant checkpoint. Where grad mode was off before, its node leads nowhere (2.13).
+    """
+    called = None
+    for frame in frames(start):
+        if frame.f_code is _FUNCTION_APPLY and called is not None:
+            names = called.f_code.co_varnames[: called.f_code.co_argcount]
+            node: Any = frame_local(called, names[0]) if names else None
+            if not is_custom_function(node) or node.next_functions:  # without `ctx`: it is set up later
+                return True
+        called = frame
+    return False
 
 
 def is_in_optimizer_step(start: FrameType | None) -> bool:

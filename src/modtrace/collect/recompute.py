@@ -1,5 +1,6 @@
 """Which forward call a recomputed call repeats."""
 
+import math
 from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from ..torch_internals import (
     is_repeating_forward,
     running_module,
 )
+from .function_calls import calls_in_function, find_all_repeated, find_repeated
 from .segments import CallRef, Segment
 
 if TYPE_CHECKING:
@@ -30,15 +32,16 @@ Origins = list[CallRef | None]
 class Region:
     """A checkpointed region being recomputed: all outermost calls of one recomputation share one."""
 
-    __slots__ = ("custom", "key", "number", "owner", "task")
+    __slots__ = ("custom", "is_function", "key", "next_number", "number", "owner", "task")
 
-    def __init__(self, task: int, number: int, key: int, custom: bool, owner: "ThreadLog | None") -> None:
+    def __init__(self, task: int, node: Any, checkpoint: Any, owner: "ThreadLog | None") -> None:
         self.task = task
-        self.number = number  # of the node whose backward asks for it
-        self.key = key
-        self.custom = (
-            custom  # the node is itself the region: a reentrant checkpoint, or another custom Function
-        )
+        self.number = node._sequence_nr()  # of the node whose backward asks for it
+        self.key = id(checkpoint)
+        #: The node is itself the region: a reentrant checkpoint, or another custom Function.
+        self.custom = checkpoint is None and is_custom_function(node)
+        self.is_function = self.custom and not is_reentrant_checkpoint(node)
+        self.next_number: float = math.inf  # of the next such node that runs modules in its backward
         self.owner = owner
 
     def same_as(self, other: "Region | None") -> bool:
@@ -63,12 +66,7 @@ def classify(
     if checkpoint is None and not is_custom_function(node):
         segment.phase = BACKWARD  # a hook of the user's calls it
     owner = backwards.owner(log, segment.task, node) if number != ACCUMULATE_SEQUENCE_NR else None
-    custom = checkpoint is None and is_custom_function(node)
-    region = Region(segment.task, number, id(checkpoint), custom, owner)
-    before = next((span for span in reversed(log.spans) if isinstance(span, Segment)), None)
-    if before is not None and region.same_as(before.region):
-        region = before.region
-    segment.region = region
+    region = segment.region = _find_region(Region(segment.task, node, checkpoint, owner), log)
     if owner is not None:
         span = owner.span_of(number)
         if span is not None:
@@ -76,8 +74,23 @@ def classify(
         else:
             segment.trigger = backwards.recomputed_by(owner, backwards.running(log, segment.task), number)
     segment.trigger_seq = number
-    if custom and not is_reentrant_checkpoint(node) and not _ran_in(region, segment):
+    if region.is_function and not calls_in_function(region, segment.trigger, {segment.named.module_id}):
         segment.phase = BACKWARD
+
+
+def _find_region(region: Region, log: "ThreadLog") -> Region:
+    """The region itself, or the very same one that the last call belongs to."""
+    before = (span.region for span in reversed(log.spans) if isinstance(span, Segment))
+    last: Region | None = next(before, None)
+    if last is not None and region.same_as(last):
+        return last
+    while last is not None and (last.task != region.task or last.number <= region.number):
+        last = next(before, None)
+    if (
+        last is not None
+    ):  # the engine runs nodes in descending order, so of all these it has the lowest number
+        region.next_number = last.number
+    return region
 
 
 def find_around(segment: Segment, log: "ThreadLog", frame: FrameType | None) -> None:
@@ -88,6 +101,10 @@ def find_around(segment: Segment, log: "ThreadLog", frame: FrameType | None) -> 
     named = segment.named
     segment.around = call = segment.trigger
     if segment.phase != RECOMPUTE:
+        return
+    if segment.region is not None and segment.region.is_function:
+        segment.repeats = find_repeated(segment, running_module(caller_of_module(frame)))
+        segment.around = call if segment.repeats is None else _around_call(segment.repeats)
         return
     caller = caller_of_module(frame)
     repeated = running_module(caller)  # whose `forward`, or a function in it, the checkpoint runs again
@@ -158,12 +175,6 @@ def _around_call(call: CallRef) -> CallRef | None:
     return call.parent or call.segment.around
 
 
-def _ran_in(region: Region, segment: Segment) -> bool:
-    """Whether the module also ran in the forward of the custom Function whose backward runs it now."""
-    module_id = segment.named.module_id
-    return any(_module_id(call) == module_id for call in _after_function(region, segment.trigger))
-
-
 def origins_of(segments: Iterable[Segment]) -> dict[Segment, Origins]:
     """The originals of recomputed segments, which come in the order in which they ran."""
     found: dict[Segment, Origins] = {}
@@ -198,6 +209,8 @@ def _tops(group: list[Segment]) -> Origins:
     wanted = [segment.named.module_id for segment in group]
     if region is None:
         return [None] * len(group)
+    if region.is_function:
+        return find_all_repeated(group)
     if region.custom:
         candidates = list(_after_function(region, group[0].trigger))[: len(wanted)]
         if [_module_id(call) for call in candidates] == wanted:

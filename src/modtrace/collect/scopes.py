@@ -19,7 +19,7 @@ from ..torch_internals import (
     graph_task_id,
     is_compilers_own,
     is_dynamo_compiling,
-    is_in_reentrant_checkpoint,
+    is_in_custom_function,
     keep_out_of_dynamo,
     register_leave_hook,
     running_modules,
@@ -308,7 +308,7 @@ class ScopeTracker:
         if task >= 0:
             classify(segment, log, self.backwards, frame)
             find_around(segment, log, frame)
-        elif not with_grad and is_in_reentrant_checkpoint(frame):
+        elif not with_grad and is_in_custom_function(frame):
             segment.with_grad = True
         if task < 0:
             segment.owners = place.owners = () if place.is_scope else self._owners(log, place, frame)
