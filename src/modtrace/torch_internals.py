@@ -59,6 +59,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check("torch._guards", "CompileContext", "what torch.compile traces would be shown as if it ran"),
     Check("torch.utils._python_dispatch", "_disable_current_modes", "reading a scalar unseen by user modes"),
+    Check("torch._C", "_get_dispatch_mode", "a mark too many where torch traces a higher-order op"),
 )
 
 
@@ -108,7 +109,8 @@ _CALLING_FILES = (
     os.path.join(_TORCH_FOLDER, "fx") + os.sep,
 )  # around a graph module's call
 _COMPILER_FOLDERS = tuple(
-    os.path.join(_TORCH_FOLDER, folder) + os.sep for folder in ("_dynamo", "_functorch", "_inductor")
+    os.path.join(_TORCH_FOLDER, folder) + os.sep
+    for folder in ("_dynamo", "_functorch", "_inductor", "_higher_order_ops")
 )
 _UNPACK_NAME = "unpack_hook"
 _CHECKPOINT_FILE = torch.utils.checkpoint.CheckpointFunction.forward.__code__.co_filename
@@ -175,14 +177,15 @@ def is_compiled(module: nn.Module) -> bool:
 def is_compilers_own(module: nn.Module, call_frame: FrameType | None, is_unknown_in_region: bool) -> bool:
     """Whether torch.compile has made the module, to run a graph of its own in it: it is none of the user's.
 
-    Such a call comes from the compiler's code, or from compiled code (`is_unknown_in_region`: the module belongs to
-    no model that is known); a graph module that the user made is called by the user's.
+    Such a call comes from the compiler's code, from that of a higher-order op such as `torch.cond`, or from compiled
+    code (`is_unknown_in_region`: the module belongs to no model that is known), or the module is only traced; a graph
+    module that the user made is called by the user's.
     """
     fx = sys.modules.get("torch.fx")
     inner = module._modules.get("_orig_mod") if is_compile_wrapper(module) else module
     if fx is None or not isinstance(inner, fx.GraphModule):
         return False
-    if is_unknown_in_region:
+    if is_unknown_in_region or is_making_graph():
         return True
     outside = (each.f_code.co_filename for each in frames(call_frame))
     caller = next((name for name in outside if not name.startswith(_CALLING_FILES)), "")
@@ -199,6 +202,16 @@ def is_tracing() -> bool:
     guards = sys.modules.get("torch._guards")
     context = getattr(guards, "CompileContext", None)
     return context is not None and context.try_get() is not None
+
+
+def is_making_graph() -> bool:
+    """Whether `make_fx` traces, as higher-order ops have it do: torch has put its own modes in place of all others.
+
+    Those are no modes of the user's, and what runs below them is part of no step (2.13).
+    """
+    get_mode: Any = getattr(torch._C, "_get_dispatch_mode", None)
+    keys = getattr(torch._C, "_TorchDispatchModeKey", None)
+    return get_mode is not None and keys is not None and get_mode(keys.PROXY) is not None
 
 
 def _never(tensor: torch.Tensor) -> bool:
