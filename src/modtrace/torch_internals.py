@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from types import CodeType, FrameType
+from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -98,8 +98,6 @@ _ReentrantCheckpointNode: type | tuple[()] = getattr(
     torch.utils.checkpoint.CheckpointFunction, "_backward_cls", ()
 )
 
-_COMPILED_NODE = "CompiledFunction"
-
 _CALL_IMPL: CodeType = nn.Module._call_impl.__code__
 _MODULE_FILE = _CALL_IMPL.co_filename
 _FUNCTION_APPLY: CodeType = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
@@ -123,15 +121,19 @@ def is_custom_function(node: Any) -> bool:
 
 
 def is_function(node: Any) -> bool:
-    """Whether the autograd node is of a Function whose forward runs ops, in Python or in C++.
+    """Whether the autograd node is of a Function, in Python or in C++, rather than of an op.
 
-    Not of what torch.compile has made: its ops are not seen. Of a node in C++ that torch has no class for it cannot be
-    told whether it is an op's own (2.13: those of `_foreach` ops are such, too).
+    Of a node in C++ that torch has no class for it cannot be told (2.13: those of `_foreach` ops are such, too).
     """
     kind: Any = type(node)
-    if not issubclass(kind, _CustomFunctionNode):
-        return _saved_names(kind) is None and kind.__name__ not in _HIDING_NODES
-    return not kind.__name__.startswith(_COMPILED_NODE)
+    if issubclass(kind, _CustomFunctionNode):
+        return True
+    return _saved_names(kind) is None and kind.__name__ not in _HIDING_NODES
+
+
+def is_compiled_function(name: str) -> bool:
+    """Whether a node of this name is of a Function that torch.compile has made; kernels that it runs are not seen."""
+    return name.startswith("CompiledFunction")
 
 
 def is_reentrant_checkpoint(node: Any) -> bool:
@@ -640,6 +642,23 @@ def held_by_custom_function(node: Any) -> list[Any]:
     if not is_reentrant_checkpoint(node):
         return [own]
     return [own.get("inputs"), *_bound_arguments(own.get("run_function"))]
+
+
+def attributes_of(value: Any) -> list[Any]:
+    """What an object has as attributes, and a function in its closure; [] of modules, classes and objects of torch's.
+
+    Code of the user's class is not run for it.
+    """
+    kind = type(value)
+    if issubclass(kind, (nn.Module, type, ModuleType)) or kind.__module__.startswith("torch."):
+        return []
+    if kind is FunctionType:
+        empty = CellType()  # asking for its content would raise
+        return [cell.cell_contents for cell in value.__closure__ or () if cell != empty]
+    if kind is MethodType:
+        return [value.__self__, value.__func__]
+    own = object.__getattribute__(value, "__dict__") if kind.__dictoffset__ else {}
+    return [*_bound_arguments(value), *(own.values() if type(own) is dict else ())]
 
 
 def _bound_arguments(function: Any) -> list[Any]:

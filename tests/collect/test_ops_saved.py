@@ -310,3 +310,22 @@ def test_gradients_of_some_inputs_count_the_whole_graph_once():
         torch.autograd.grad(loss, model[2].weight, retain_graph=True)
         loss.backward(inputs=[model[0].weight])
     assert saved_by_calls(rec) == {"": 192, "0": 0, "1": 96, "2": 96}
+
+
+def test_what_compiled_code_keeps_is_charged_in_a_call_and_unknown_outside():
+    compiled = torch.compile(lambda x: x.exp().sin(), backend="aot_eager")
+
+    class Compiled(nn.Module):
+        def forward(self, x):
+            return compiled(x)
+
+    model, x = nn.Sequential(nn.Linear(4, 4), Compiled()), torch.randn(3, 4)
+    compiled(model(x)).sum().backward()  # compiles it
+    rec = recorded(model, lambda: compiled(model(x) * 2).sum())
+    saved = [
+        (row["call_id"] is None, row["saved_bytes"])
+        for row in rec.table("ops").to_pylist()
+        if row["name"] == "aten.exp.default"
+    ]
+    assert saved == [(False, 48), (True, None)]
+    assert saved_by_calls(rec) == {"": 48, "0": 0, "1": 48}

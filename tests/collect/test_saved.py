@@ -4,6 +4,7 @@ import functools
 import runpy
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -247,6 +248,32 @@ class _Keeper(torch.autograd.Function):
 
 def test_a_custom_function_keeps_what_it_saves_and_what_lies_on_its_ctx():
     assert _by_name(_Keeper.apply(_leaf())) == [("_KeeperBackward", ROW + 40 + 80)]
+
+
+@pytest.mark.parametrize(
+    "make, expected",
+    [
+        (lambda tensor: SimpleNamespace(inside=[tensor]), None),
+        (lambda tensor: lambda: tensor, None),
+        (lambda tensor: functools.partial(torch.add, tensor), None),
+        (lambda tensor: SimpleNamespace(size=3, name="no tensor", more={"a": (1, 2.0)}), 0),
+        (lambda tensor: nn.BatchNorm1d(4), 0),
+        (lambda tensor: torch.float32, 0),
+    ],
+    ids=["object", "closure", "partial", "numbers", "module", "dtype"],
+)
+def test_it_is_unknown_what_a_function_keeps_in_objects_that_hold_tensors(make, expected):
+    class Keeps(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.kept = make(x.exp())
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    assert _by_name(Keeps.apply(_leaf())) == [("KeepsBackward", expected)]
 
 
 def test_a_list_of_tensors_is_read():

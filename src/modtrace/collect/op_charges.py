@@ -37,7 +37,7 @@ class _Kept(NamedTuple):
     size_bytes: Ints
     is_function: Bools
     call_id: Ints  # of the call that made it
-    ended_ns: Ints  # when that call ended
+    ended_ns: Ints  # until when the ops of its forward may have begun
 
 
 def charge_ops(found: JoinedOps, nodes: NodesOfOps, calls: OpCalls, savings: Sequence[Savings]) -> Charges:
@@ -61,7 +61,8 @@ def charge_ops(found: JoinedOps, nodes: NodesOfOps, calls: OpCalls, savings: Seq
         of_op[charged] = 0
         np.add.at(of_op, charged, size_bytes)
         of_op[charged[size_bytes == UNKNOWN]] = UNKNOWN
-        is_unseen[rows] &= ~np.isin(found.events[rows, SEQUENCE] - 1, kept.node)
+        is_known = has_op | ~kept.is_function
+        is_unseen[rows] &= ~np.isin(found.events[rows, SEQUENCE] - 1, kept.node[is_known])
         is_unseen[charged] = False
     of_op[is_unseen] = UNKNOWN
     call_id, size_bytes = (np.concatenate(each) for each in zip(*by_node, strict=True))
@@ -135,7 +136,10 @@ def _kept_of(savings: Savings) -> _Kept:
     owners = savings.owners
     made_in = [owners.segments[of] for of in owners.of_segment.tolist()]
     ends = [_end_of(segment, index) for segment, index in zip(made_in, owners.index.tolist(), strict=True)]
-    call_id, ended_ns = np.array(ends, np.int64).reshape(-1, 2).T
+    call_id, ended_ns = np.array(ends, np.int64).reshape(-1, 2).T.copy()
+    ended_ns[
+        savings.is_compiled & (call_id < 0)
+    ] = -1  # none of them may be seen, and the next op is anybody's
     return _Kept(savings.node, savings.size_bytes, savings.is_function, call_id, ended_ns)
 
 

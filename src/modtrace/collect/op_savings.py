@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..torch_internals import DisableTorchFunction
+from ..torch_internals import DisableTorchFunction, is_compiled_function
 from .backward import Backward
 from .backward_plan import root_nodes
 from .op_batches import NodeOwners, owners_of
@@ -24,14 +24,17 @@ UNKNOWN = -1
 class Savings:
     """What the graph of one backward keeps."""
 
-    __slots__ = ("is_function", "node", "owners", "size_bytes", "thread")
+    __slots__ = ("is_compiled", "is_function", "node", "owners", "size_bytes", "thread")
 
     def __init__(self, owner: ThreadLog, found: list[NodeSaving], charges: dict[int, int | None]) -> None:
         self.thread = owner.number  # that has made the nodes
         self.node: Ints = np.array(sorted(charges), np.int64)
         self.size_bytes: Ints = np.array([_known(charges[each]) for each in self.node.tolist()], np.int64)
-        functions = [each.sequence_nr for each in found if each.is_function]
-        self.is_function = np.isin(self.node, np.array(functions, np.int64))
+        functions = {each.sequence_nr: each.name for each in found if each.is_function}
+        self.is_function = np.isin(self.node, [*functions])
+        self.is_compiled = np.isin(
+            self.node, [at for at, name in functions.items() if is_compiled_function(name)]
+        )
         self.owners: NodeOwners = owners_of(owner, self.node)
 
 

@@ -7,6 +7,7 @@ import torch
 
 from ..torch_internals import (
     ACCUMULATE_SEQUENCE_NR,
+    attributes_of,
     base_of,
     checkpoint_of_hook,
     held_by_checkpoint,
@@ -22,6 +23,9 @@ from ..torch_internals import (
 
 #: More objects than this in what one node holds are taken for something else than tensors for backward.
 _MOST_OBJECTS = 10_000
+
+#: The same of what an object on a `ctx` holds: then it may hold a tensor, too.
+_MOST_ATTRIBUTES = 1_000
 
 
 class SavedTensor(NamedTuple):
@@ -69,7 +73,8 @@ def saved_by(node: Any) -> tuple[list[SavedTensor], bool]:
     Unknown are what a hook of the user's has packed (`saved_tensors_hooks`, `save_on_cpu`), nodes that torch shows
     nothing of (C++ extensions, in-place ops on views, some `_foreach` ops), and tensors without a storage (sparse).
     What a non-reentrant checkpoint has packed has no memory; each of its nodes keeps what the recompute needs.
-    Of a custom Function the tensors in the attributes of `ctx` count too. Not counted are the states of random
+    Of a custom Function the tensors in the attributes of `ctx` count too, in lists, tuples and dictionaries; where an
+    object or a function there holds tensors it is unknown. Not counted are the states of random
     generators that checkpoints keep, and what functions hold: a tensor that a checkpointed closure captures. A number
     that an op is given (`x * 0.5`) may count as a tensor of 8 bytes: hooks are not shown it.
     """
@@ -167,6 +172,8 @@ def _tensors_in(held: list[Any]) -> Iterator[torch.Tensor | None]:
         elif id(each) not in seen and (inner := _members(each)):
             seen.add(id(each))
             held.extend(inner)
+        elif _may_hold(each):
+            yield None
     if held:
         yield None
 
@@ -194,6 +201,21 @@ def _members(value: Any) -> list[Any]:
     if issubclass(type(value), tuple):
         return list(tuple.__iter__(value))
     return list(list.__iter__(value)) if issubclass(type(value), list) else []
+
+
+def _may_hold(value: Any) -> bool:
+    """Whether an object or a function has a tensor in its attributes or its closure: others may keep it, too.
+
+    Modules, whose parameters live anyway, are not looked into.
+    """
+    pending, left = attributes_of(value), _MOST_ATTRIBUTES
+    while pending and left:
+        each = pending.pop()
+        left -= 1
+        if issubclass(type(each), torch.Tensor):
+            return True
+        pending.extend(_members(each) or attributes_of(each))
+    return bool(pending)
 
 
 def _describe(tensor: torch.Tensor) -> Iterator[SavedTensor | None]:

@@ -62,7 +62,7 @@ table calls                       one execution of one module in one phase
     allocated_bytes int64?        storages that its ops have made
     peak_bytes      int64?        most that lived of those at once, above what lived when its first op began;
                                   null if it ran no op
-    saved_bytes     int64?        kept for its backward; null if it is unknown of an op
+    saved_bytes     int64?        kept for its backward; null if it is unknown of an op, or no backward came
 
 table ops                         one operator as the dispatcher saw it
     op_id           int64
@@ -82,7 +82,8 @@ table ops                         one operator as the dispatcher saw it
     flops           int64?        as torch.utils.flop_counter counts: a multiply-add is 2; null if unknown
     bytes_read      int64?        of the tensors it was given; a view reads and writes nothing
     bytes_written   int64?        of the tensors it returned
-    saved_bytes     int64?        kept for its backward alone, each storage once; null if unknown
+    saved_bytes     int64?        kept for its backward alone, each storage once; null if unknown. The first op
+                                  in an autograd Function's forward has what the Function keeps
     raised          bool
     accumulation    bool?         an addition made by the engine where gradients meet
     source          word?         file:line, on request
