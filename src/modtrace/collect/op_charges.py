@@ -49,7 +49,8 @@ def charge_ops(found: JoinedOps, nodes: NodesOfOps, calls: OpCalls, savings: Seq
     is_unseen = (nodes.made >= 0) | nodes.is_unclear
     of_op = np.where(is_unseen, UNKNOWN, 0)
     begins_function = _begin_functions(found, nodes, calls)
-    is_unseen |= begins_function & _may_keep(found)
+    if begins_function.any():  # most steps have no such Function, and spare a walk of 0.3 ms over 1,400 ops
+        is_unseen |= begins_function & _may_keep(found)
     by_node = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
     for thread, kept in _join(savings):
         rows = np.flatnonzero(calls.thread == thread)
@@ -134,17 +135,14 @@ def _join(savings: Sequence[Savings]) -> Iterator[tuple[int, _Kept]]:
 
 def _kept_of(savings: Savings) -> _Kept:
     owners = savings.owners
-    made_in = [owners.segments[of] for of in owners.of_segment.tolist()]
-    ends = [_end_of(segment, index) for segment, index in zip(made_in, owners.index.tolist(), strict=True)]
-    call_id, ended_ns = np.array(ends, np.int64).reshape(-1, 2).T.copy()
+    call_id = np.full(len(savings.node), -1, np.int64)
+    ended_ns = np.full(len(savings.node), np.iinfo(np.int64).max)
+    for of, segment in enumerate(owners.segments):
+        here = np.flatnonzero((owners.of_segment == of) & (owners.index >= 0))
+        if segment is not None and segment.first_id is not None and len(here):
+            call_id[here] = segment.first_id + owners.index[here]
+            ended_ns[here] = segment.times[segment.structure().exit_event[owners.index[here]]]
     ended_ns[
         savings.is_compiled & (call_id < 0)
     ] = -1  # none of them may be seen, and the next op is anybody's
     return _Kept(savings.node, savings.size_bytes, savings.is_function, call_id, ended_ns)
-
-
-def _end_of(segment: Segment | None, index: int) -> tuple[int, int]:
-    """The id of a call, -1 outside of calls, and when it ended."""
-    if segment is None or index < 0 or segment.first_id is None:
-        return -1, np.iinfo(np.int64).max
-    return segment.first_id + index, int(segment.times[segment.structure().exit_event[index]])
