@@ -243,11 +243,13 @@ def test_a_function_around_outermost_calls_belongs_to_training_or_to_evaluation_
     block = Block()
     blocks = nn.ModuleList([block])
     with modtrace.record(block, strict=True) as rec:
-        Reversible.apply(torch.randn(3, 8, requires_grad=True), blocks).sum().backward()
-        rec.step()
+        output = Reversible.apply(torch.randn(3, 8, requires_grad=True), blocks)
         with torch.no_grad():
             Reversible.apply(torch.randn(3, 8, requires_grad=True), blocks)
-    assert [row["kind"] for row in rec.table("steps").to_pylist()] == ["train", "eval"]
+        output.sum().backward()
+    kinds = {row["step"]: row["kind"] for row in rec.table("steps").to_pylist()}
+    roots = [row for row in calls_in(rec) if row["path"] == "" and row["phase"] == "forward"]
+    assert [kinds[row["step"]] for row in roots] == ["train", "eval"]
 
 
 def test_a_function_for_each_block_repeats_its_own_calls_of_a_shared_module():
@@ -271,15 +273,70 @@ def test_a_function_for_each_block_repeats_its_own_calls_of_a_shared_module():
     ]
 
 
-def test_a_module_shared_by_the_blocks_of_one_function_is_told_by_the_block_that_runs_it():
+class Again(torch.autograd.Function):
+    """Runs some layers one after the other, and each of them again in the reverse order."""
+
+    @staticmethod
+    def forward(ctx, x, *layers):
+        ctx.layers, ctx.given = layers, []
+        for layer in layers:
+            ctx.given.append(x)
+            x = layer(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        for layer, given in zip(reversed(ctx.layers), reversed(ctx.given), strict=True):
+            x = given.detach().requires_grad_()
+            with torch.enable_grad():
+                y = layer(x)
+            y.backward(gradient)
+            gradient = x.grad
+        return gradient, *[None] * len(ctx.layers)
+
+
+class Layers(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self, x * 1)
+
+
+def test_functions_one_after_the_other_repeat_each_its_own_call():
+    model = Layers(lambda net, x: Again.apply(Again.apply(Again.apply(x, net.a), net.a), net.a))
+    rec = run(model, torch.randn(3, 4, requires_grad=True))
+    assert recomputed(rec) == [("a", ("a", 2)), ("a", ("a", 1)), ("a", ("a", 0))]
+
+
+def test_the_order_of_reruns_tells_which_calls_of_a_module_they_repeat():
+    model = Layers(lambda net, x: Again.apply(x, net.a, net.b, net.a, net.c))
+    rec = run(model, torch.randn(3, 4, requires_grad=True))
+    assert recomputed(rec) == [("c", ("c", 0)), ("a", ("a", 1)), ("b", ("b", 0)), ("a", ("a", 0))]
+
+
+def test_the_block_that_reruns_a_shared_module_tells_which_call_is_repeated():
     shared = nn.Linear(4, 4)
-    rec = run(Net([Block(shared), Block(shared)]), torch.randn(3, 8))
-    assert recomputed(rec) == [
-        ("blocks.1.g", ("blocks.1.g", 0)),
-        ("blocks.0.f", ("blocks.0.f", 1)),
-        ("blocks.0.g", ("blocks.0.g", 0)),
-        ("blocks.0.f", ("blocks.0.f", 0)),
-    ]
+
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.f = shared
+
+        def forward(self, x1, x2):
+            return x1 + self.f(x2), x2
+
+        def backward_pass(self, y1, x2, d1, d2):
+            x2 = x2.detach().requires_grad_()
+            with torch.enable_grad():
+                f = self.f(x2)
+            f.backward(d1)
+            return y1 - f.detach(), x2.detach(), d1, d2 + x2.grad
+
+    rec = run(Net([Half(), Half()]), torch.randn(3, 8))
+    assert recomputed(rec) == [("blocks.0.f", ("blocks.0.f", 1)), ("blocks.0.f", ("blocks.0.f", 0))]
 
 
 def test_which_call_a_rerun_repeats_is_unknown_where_it_may_be_one_of_several():
