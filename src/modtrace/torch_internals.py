@@ -59,7 +59,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check("torch._guards", "CompileContext", "what torch.compile traces would be shown as if it ran"),
     Check("torch.utils._python_dispatch", "_disable_current_modes", "reading a scalar unseen by user modes"),
-    Check("torch._C", "_get_dispatch_mode", "a mark too many where torch traces a higher-order op"),
+    Check("torch._C", "_get_dispatch_mode", "telling what higher-order ops trace from calls"),
 )
 
 
@@ -209,7 +209,7 @@ def is_tracing() -> bool:
 def is_making_graph() -> bool:
     """Whether `make_fx` traces, as higher-order ops have it do: torch has put its own modes in place of all others.
 
-    Those are no modes of the user's, and what runs below them is part of no step (2.13).
+    What runs below them is part of no step (2.13).
     """
     get_mode: Any = getattr(torch._C, "_get_dispatch_mode", None)
     keys = getattr(torch._C, "_TorchDispatchModeKey", None)

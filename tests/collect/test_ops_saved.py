@@ -329,3 +329,16 @@ def test_what_compiled_code_keeps_is_charged_in_a_call_and_unknown_outside():
     ]
     assert saved == [(False, 48), (True, None)]
     assert saved_by_calls(rec) == {"": 48, "0": 0, "1": 48}
+
+
+def test_a_tensor_that_the_user_keeps_counts_in_every_step_alike():
+    model, mask = nn.Linear(4, 4), torch.ones(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with modtrace.record(model, ops=True, values=None, strict=True) as rec:
+        for _ in range(3):
+            (model(torch.randn(3, 4)) * mask).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    rows = rec.table("ops").to_pylist()
+    products = [row for row in rows if row["name"] == "aten.mul.Tensor" and row["phase"] is None]
+    assert [row["saved_bytes"] for row in products] == [48, 48, 48]

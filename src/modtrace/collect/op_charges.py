@@ -142,7 +142,6 @@ def _kept_of(savings: Savings) -> _Kept:
         if segment is not None and segment.first_id is not None and len(here):
             call_id[here] = segment.first_id + owners.index[here]
             ended_ns[here] = segment.times[segment.structure().exit_event[owners.index[here]]]
-    ended_ns[
-        savings.is_compiled & (call_id < 0)
-    ] = -1  # none of them may be seen, and the next op is anybody's
+    # Of compiled code no op may be seen. In its call any next one will do; outside of calls that is anybody's.
+    ended_ns[savings.is_compiled & (call_id < 0)] = -1
     return _Kept(savings.node, savings.size_bytes, savings.is_function, call_id, ended_ns)

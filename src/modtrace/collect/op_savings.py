@@ -55,7 +55,8 @@ class OpSavings:
         self._has_failed = False
         self._leaves = leaves
         self._found: dict[Backward, Savings] = {}
-        self._seen: dict[int, Any] = {}  # storages that were kept for earlier backwards, and may still live
+        #: Storages that were kept for backwards since the last optimizer's step, and may still live.
+        self._seen: dict[int, Any] = {}
 
     def forget(self) -> None:
         """Lets go of all references to storages."""
@@ -101,7 +102,8 @@ class OpSavings:
         """Of no interest."""
 
     def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
-        """Of no interest."""
+        """What the user keeps over many steps counts in each of them alike."""
+        self._seen = {}
 
     def optimizer_ended(self, optimizer: Any, has_closure: bool) -> None:
         """Of no interest."""

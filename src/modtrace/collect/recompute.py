@@ -86,10 +86,8 @@ def _find_region(region: Region, log: "ThreadLog") -> Region:
         return last
     while last is not None and (last.task != region.task or last.number <= region.number):
         last = next(before, None)
-    if (
-        last is not None
-    ):  # the engine runs nodes in descending order, so of all these it has the lowest number
-        region.next_number = last.number
+    # The engine runs nodes in descending order, so the last one that is higher is the lowest of them.
+    region.next_number = math.inf if last is None else last.number
     return region
 
 

@@ -46,7 +46,7 @@ class NodeSaving(NamedTuple):
     saved: list[SavedTensor]
     is_unknown: bool  # it keeps, or may keep, more than `saved`
     is_function: bool = (
-        False  # of an autograd Function: its number comes before those of the ops in its forward
+        False  # it is of an autograd Function: it is numbered before the ops in its forward run
     )
 
 
