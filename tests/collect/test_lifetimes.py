@@ -216,6 +216,23 @@ def test_locals_of_a_method_that_runs_a_model_die_in_the_same_order():
     assert_same_deaths(run)
 
 
+def test_locals_of_a_function_that_is_given_a_model_die_in_the_same_order():
+    def encode(*given: Any) -> torch.Tensor:
+        model, deaths = given
+        large = deaths.follow("large", torch.ones(2, 4))
+        hidden = model[0](large)
+        del large
+        deaths.mark("encoded")
+        return hidden
+
+    def run(deaths: Deaths) -> None:
+        for _ in range(2):
+            encode(nn.Sequential(nn.Linear(4, 4)), deaths).sum().backward()
+            deaths.mark("backward")
+
+    assert_same_deaths(run)
+
+
 def test_an_exception_of_a_module_frees_the_same():
     def run(deaths: Deaths) -> None:
         model = zoo.Failing(ValueError("on purpose"))

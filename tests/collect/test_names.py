@@ -1,6 +1,7 @@
 """Modules have the paths of `state_dict`, however and whenever they are met."""
 
 import gc
+import types
 
 import pytest
 import torch
@@ -199,6 +200,100 @@ def test_an_entry_point_that_bypasses_hooks_finds_its_root(record):
         model.encode(x())
     assert [each["path"] for each in modules(rec).values()] == ["", "inner", "inner.0", "inner.1"]
     assert modules(rec)[0]["name"] == "Encoder"
+
+
+def passing(function):
+    """A decorator that does not say what it wraps."""
+
+    def call(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return call
+
+
+class Entries(nn.Module):
+    """Has entry points whose first parameter is not called `self`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def other_name(this, x):
+        return this.layer(x)
+
+    def any_arguments(*args):
+        return args[0].layer(args[1])
+
+    @passing
+    def decorated(this, x):
+        return this.layer(x)
+
+    @torch.no_grad()
+    def without_gradients(this, x):
+        return this.layer(x)
+
+    def captured(this, x):
+        return next((lambda y: this.layer(y))(each) for each in (x,))
+
+    def with_parent(this, x):
+        super().__init__  # noqa: B018 (makes `this` a cell)
+        return this.layer(x)
+
+    def in_pieces(this, x):
+        yield this.layer(x)
+
+    @property
+    def answer(this):
+        return this.layer(x())
+
+    @staticmethod
+    def static(model, x):
+        return model.layer(x)
+
+
+class Derived(Entries):
+    def other_name(this, x):
+        return super().other_name(x)
+
+
+def run_layer(model, x):
+    return model.layer(x)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda *, model: model.other_name(x()),
+        lambda *, model: model.any_arguments(x()),
+        lambda *, model: model.decorated(x()),
+        lambda *, model: model.without_gradients(x()),
+        lambda *, model: model.captured(x()),
+        lambda *, model: model.with_parent(x()),
+        lambda *, model: list(model.in_pieces(x())),
+        lambda *, model: model.answer,
+        lambda *, model: model.static(model, x()),
+        lambda *, model: run_layer(model, x()),
+        lambda *, model: types.MethodType(run_layer, model)(x()),
+    ],
+    ids=[
+        "other_name", "any_arguments", "decorated", "without_gradients", "captured", "with_parent", "in_pieces",
+        "answer", "static", "function", "bound",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [Entries, Derived])
+def test_a_function_that_has_the_root_as_its_first_argument_tells_it(record, kind, run):
+    with record() as rec:
+        run(model=kind())  # by name: it is no first argument of the lambda
+    assert paths(rec) == [(kind.__name__, "layer", "layer")]
+
+
+def test_a_first_argument_that_does_not_hold_the_module_is_no_root(record):
+    def distill(teacher, student):
+        student[0](x())
+
+    with record() as rec:
+        distill(Encoder(), nn.Sequential(nn.Linear(4, 4)))
+    assert paths(rec) == [("Linear", "", "")]
 
 
 def test_wrapper_parts_are_stripped_and_kept_in_the_raw_path(record):

@@ -222,6 +222,32 @@ class Encoder(nn.Module):
         return self.encode(x)
 
 
+class OtherNames(Encoder):
+    def encode(this, x):
+        return this.l(x).neg()
+
+    def any_arguments(*args):
+        return args[0].l(args[1]).neg()
+
+
+@pytest.mark.parametrize("name", ["encode", "any_arguments"])
+def test_a_method_whose_first_parameter_has_another_name_is_around_what_it_calls(name):
+    model, value = OtherNames(), x()
+    with ours() as ops:
+        getattr(model, name)(value)
+        assert ops.lines == [("forward", "OtherNames > OtherNames.l", LINEAR), (None, "", "neg")]
+
+
+def test_a_function_that_is_given_a_model_tells_names_and_is_not_the_model():
+    def encode(model, value):
+        return model.l(value).neg()
+
+    model, value = Encoder(), x()
+    with ours() as ops:
+        encode(model, value)
+        assert ops.lines == [("forward", "Encoder.l", LINEAR), (None, "", "neg")]
+
+
 def test_a_child_called_by_a_method_has_its_name_below_the_root_from_the_start():
     """c03: what the method itself does is outside, and its module's with `methods`."""
     model, value = Encoder(), x()
@@ -1093,7 +1119,7 @@ def test_the_recompute_of_a_reentrant_checkpoint_is_one_and_its_backward_is_insi
         assert_gradients_are_pytorchs(hooks, model, lambda: model(value).sum().backward(), full=False)
 
 
-def checkpointing_a_function(reentrant):
+def checkpointing_a_function(reentrant, forward=None):
     class M(nn.Module):
         def __init__(self):
             super().__init__()
@@ -1102,12 +1128,24 @@ def checkpointing_a_function(reentrant):
         def forward(self, x):
             return checkpoint(lambda x: self.b(x).exp(), self.a(x), use_reentrant=reentrant)
 
+        def with_other_name(this, x):
+            return checkpoint(lambda x: this.b(x).exp(), this.a(x), use_reentrant=reentrant)
+
+        def with_a_method(this, x):
+            return checkpoint(this.tail, this.a(x), use_reentrant=reentrant)
+
+        def tail(this, x):
+            return this.b(x).exp()
+
+    if forward is not None:
+        M.forward = getattr(M, forward)
     return M()
 
 
-def test_a_checkpointed_function_is_recomputed_in_the_module_that_has_it():
+@pytest.mark.parametrize("forward", ["forward", "with_other_name", "with_a_method"])
+def test_a_checkpointed_function_is_recomputed_in_the_module_that_has_it(forward):
     """d02b"""
-    model, value = checkpointing_a_function(False), x()
+    model, value = checkpointing_a_function(False, forward), x()
     with ours() as ops:
         model(value).sum().backward()
         assert ops.lines == [

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..recording.module_path import WRAPPER_PARTS, join
 from ..recording.path_pattern import PathFilter, describe_unmatched, unmatched
-from ..torch_internals import frame_local, frames, is_replica
+from ..torch_internals import frames, is_replica, module_given_first, module_of_method
 from .sizes import count_elements
 
 #: Wrappers whose registered part is called `module`: the class's own name tells them.
@@ -176,8 +176,8 @@ class ModuleNames:
     def owners_in(self, frame: FrameType | None, named: NamedModule) -> list[NamedModule]:
         """The modules around a module that a plain method of is running, outermost first."""
         owners: dict[NamedModule, None] = {}
-        for owner in _selves(frame):
-            known = self._by_key.get(id(owner)) or self._original_of(owner)
+        for owner in map(module_of_method, frames(frame)):
+            known = None if owner is None else self._by_key.get(id(owner)) or self._original_of(owner)
             if known is not None and known is not named and _is_under(named, known):
                 owners[known] = None
         return list(owners)[::-1]
@@ -551,22 +551,12 @@ def descendants(top: nn.Module) -> Iterator[nn.Module]:
 
 
 def _outermost_owner(module: nn.Module, frame: FrameType | None) -> nn.Module | None:
-    """The outermost module whose method is running and that `module` is registered below.
+    """The outermost module that a running function has as its first argument and `module` is registered below.
 
-    Finds the root of `model.encode(x)`, which no hook announces.
+    Finds the root of `model.encode(x)` and `encode(model, x)`, which no hook announces.
     """
     found = None
-    for owner in _selves(frame):
-        if any(below is module for below in descendants(owner)):
+    for owner in map(module_given_first, frames(frame)):
+        if owner is not None and any(below is module for below in descendants(owner)):
             found = owner
     return found
-
-
-def _selves(frame: FrameType | None) -> Iterator[nn.Module]:
-    """The modules whose methods run in these frames, innermost first."""
-    for each in frames(frame):
-        code = each.f_code
-        if code.co_argcount and code.co_varnames[0] == "self":
-            owner = frame_local(each, "self")
-            if issubclass(type(owner), nn.Module):  # `isinstance` would run a `__class__` of the user's
-                yield owner
