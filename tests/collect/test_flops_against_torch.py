@@ -1,5 +1,6 @@
 """Whole models take what torch's FlopCounterMode counts, where it counts."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.utils import flop_counter
 from torch.utils.flop_counter import FlopCounterMode
 
 from helpers.architectures import ARCHITECTURES
-from helpers.flop_mode import FlopMode, total_flops
+from helpers.flop_mode import FlopMode, flops_of, total_flops
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -84,15 +85,56 @@ def test_convolutional_network_takes_what_torch_counts(make: Callable[[], nn.Mod
     assert total_flops(run) == torch_says(run) > 1_000_000
 
 
-def test_weight_gradient_of_a_grouped_convolution_is_counted_once_not_once_a_group() -> None:
-    model, x = nn.Conv2d(8, 8, 3, padding=1, groups=4), torch.randn(2, 8, 16, 16)
+@pytest.mark.parametrize(
+    ("kind", "groups", "forward"),
+    [
+        (nn.Conv2d, 1, 73_728),
+        (nn.Conv2d, 4, 18_432),
+        (nn.Conv2d, 8, 9_216),  # depthwise
+        (nn.ConvTranspose2d, 1, 373_248),
+        (nn.ConvTranspose2d, 4, 93_312),
+        (nn.ConvTranspose2d, 8, 46_656),
+    ],
+)
+def test_weight_gradient_of_a_grouped_convolution_is_counted_once_not_once_a_group(
+    kind: Any, groups: int, forward: int
+) -> None:
+    layer, x = kind(8, 16, 3, stride=2, groups=groups), torch.randn(2, 8, 9, 9)
 
-    def run() -> None:
-        model(x).sum().backward()
+    def run(of_input: bool, of_weight: bool) -> None:
+        layer.weight.requires_grad_(of_weight)
+        layer(x.detach().requires_grad_(of_input)).sum().backward()
 
-    forward = 2 * (2 * 8 * 256) * (2 * 9)
-    assert total_flops(run) == forward + forward
-    assert torch_says(run) == forward + 4 * forward
+    with torch.no_grad():
+        assert total_flops(lambda: layer(x)) == torch_says(lambda: layer(x)) == forward
+    for of_input, of_weight in ((True, False), (False, True), (True, True)):
+        each = functools.partial(run, of_input, of_weight)
+        assert total_flops(each) == forward * (1 + of_input + of_weight)
+        assert torch_says(each) == forward * (1 + of_input + groups * of_weight)
+
+
+def _multiply_in_place() -> None:
+    torch.ones(2, 3).addmm_(torch.ones(2, 4), torch.ones(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("run", "flops"),
+    [
+        (lambda: F.scaled_dot_product_attention(*[torch.ones(1, 2, 4, 8)] * 3), 2 * 2 * 2 * 4 * 4 * 8),
+        (lambda: nn.LSTM(4, 8)(torch.ones(3, 2, 4)), 2 * 3 * 2 * 4 * 8 * (4 + 8)),
+        (lambda: torch.ones(3, 4).mv(torch.ones(4)), 2 * 3 * 4),
+        (_multiply_in_place, 2 * 2 * 4 * 3),
+        (lambda: torch.fft.fft(torch.ones(8)), None),
+        (lambda: torch.linalg.svd(torch.eye(3)), None),
+    ],
+    ids=["attention on the CPU", "LSTM", "mv", "in place", "FFT", "factorisation"],
+)
+def test_what_torch_counts_as_nothing_is_counted_or_unknown(
+    run: Callable[[], Any], flops: int | None
+) -> None:
+    with torch.no_grad(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        assert [count for _, count in flops_of(run)] == [flops]
+        assert torch_says(run) == 0
 
 
 class Block(nn.Module):

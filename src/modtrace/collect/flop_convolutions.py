@@ -1,8 +1,9 @@
 """Formulas that give the floating-point operations of convolutions from shapes.
 
-Padding is counted as if it were data, as in `conv_flop_count` of torch.utils.flop_counter. With that file these
-formulas agree but for the gradient of the weight of a grouped convolution: it counts every pair of channels there,
-`groups` times too many (2.13).
+Padding is counted as if it were data, as in `conv_flop_count` of torch.utils.flop_counter. The formulas agree with
+those of that file, except for the gradient of the weight of a grouped convolution, transposed or not: that file (2.13)
+pairs every channel of the input with every channel of the output, which is `groups` times too many. With 4 groups its
+backward is 2.5 times what ours is; with 8 groups 4.5 times.
 """
 
 from collections.abc import Mapping, Sequence

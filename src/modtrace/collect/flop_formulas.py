@@ -1,7 +1,7 @@
 """Formulas that give the floating-point operations of matrix products from shapes, and what all formulas share.
 
 A multiply-add is 2. What an operator does besides its products (adding a bias) is not counted, and a complex or integer
-product counts as a real one: both as in `torch.utils.flop_counter`.
+product counts as a real one; `torch.utils.flop_counter` does the same with products.
 """
 
 from collections.abc import Callable, Mapping, Sequence

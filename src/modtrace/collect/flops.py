@@ -1,9 +1,10 @@
 """Floating-point operations of one operator call, from shapes alone.
 
-The convention is that of `torch.utils.flop_counter`: a multiply-add is 2, element-wise operators, reductions and
+The conventions are those of `torch.utils.flop_counter`: a multiply-add is 2, element-wise operators, reductions and
 copies are 0, the dtype does not matter. Formulas come from three places: what the user has registered with
 `register_flop_formula`, which wins; our own, for what torch does not count (attention on the CPU, recurrent layers,
-`out` and in-place variants, composite operators, which a mode sees whole in inference mode); and torch's.
+in-place variants, composite operators, which a mode sees whole in inference mode) and for what it counts wrongly (the
+gradient of the weight of a grouped convolution); and torch's. docs/limits.md lists where the numbers differ.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -79,7 +79,8 @@ table ops                         one operator as the dispatcher saw it
     is_view         bool          it returned views, and copied nothing
     start_ns        int64
     end_ns          int64?
-    flops           int64?        as torch.utils.flop_counter counts: a multiply-add is 2; null if unknown
+    flops           int64?        a multiply-add is 2; null if unknown. Not always what torch.utils.flop_counter
+                                  says: see FLOPs in limits.md
     bytes_read      int64?        of the tensors it was given; a view reads and writes nothing
     bytes_written   int64?        of the tensors it returned
     saved_bytes     int64?        kept for its backward alone, each storage once; null if unknown. The first op
