@@ -4,7 +4,7 @@ import torch
 
 import modtrace
 from helpers.graph_models import draw_case, make_case
-from helpers.typed_graphs import box_lines, edge_lines
+from helpers.typed_graphs import box_lines, edge_lines, node_lines
 from modtrace.model_graph import ModelGraph
 
 
@@ -185,15 +185,16 @@ def test_attention_reads_the_weights_of_a_module_that_it_does_not_call():
 # Modules.
 
 
-def test_module_that_does_nothing_is_left_out():
+def test_module_that_runs_no_op_is_a_box_with_a_node_and_no_edge():
     graph = draw_case("Identity")
+    assert node_lines(graph)[0] == "forward/Sequential/0/call:Identity"
     assert edge_lines(graph) == [
         "parameter:1.weight -> forward/Sequential/1/aten.t.default (self)",
         "input:[0] -> forward/Sequential/1/aten.mm.default (self)",
         "forward/Sequential/1/aten.t.default -> forward/Sequential/1/aten.mm.default (mat2)",
         "forward/Sequential/1/aten.mm.default -> forward/output:output (output)",
     ]
-    assert box_lines(graph) == ["forward/Sequential", "  forward/Sequential/1"]
+    assert box_lines(graph) == ["forward/Sequential", "  forward/Sequential/0", "  forward/Sequential/1"]
 
 
 def test_module_called_three_times_has_three_boxes_and_one_weight():

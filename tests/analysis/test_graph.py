@@ -92,6 +92,68 @@ def test_shared_module_stands_at_both_places_and_its_parameter_around_both():
     assert graph.boxes[weight_node.box].key == "forward/Net"
 
 
+def test_calls_that_run_no_op_are_boxes_where_they_ran():
+    build, net, outer = begin_net()
+    drop = build.module("drop", "Dropout", parent=net)
+    rest = build.module("rest", "Sequential", parent=net)
+    same = build.module("rest.0", "Identity", parent=rest)
+    build.call(drop, 10, 19, parent=outer, nth=0)
+    made = run_op(build, outer, "aten.relu.default", 20, given_to(build, net))
+    build.call(drop, 30, 39, parent=outer, nth=1)
+    run_op(build, outer, "aten.neg.default", 40, made)
+    build.call(same, 60, 69, parent=build.call(rest, 50, 70, parent=outer))
+    graph = graph_of(build.data())
+    assert box_lines(graph) == [
+        "forward/Net",
+        "  forward/Net/drop",
+        "  forward/Net/drop@1",
+        "  forward/Net/rest",
+        "    forward/Net/rest.0",
+    ]
+    assert node_lines(graph) == [
+        "forward/Net/drop/call:Dropout",
+        "input:[0]",
+        "forward/Net/aten.relu.default",
+        "forward/Net/drop@1/call:Dropout",
+        "forward/Net/aten.neg.default",
+        "forward/Net/rest.0/call:Identity",
+    ]
+    assert edge_lines(graph) == [
+        "input:[0] -> forward/Net/aten.relu.default ([0])",
+        "forward/Net/aten.relu.default -> forward/Net/aten.neg.default ([0])",
+    ]
+    assert node_lines(graph.collapse(depth=1)) == [
+        "forward/Net/drop",
+        "input:[0]",
+        "forward/Net/aten.relu.default",
+        "forward/Net/drop@1",
+        "forward/Net/aten.neg.default",
+        "forward/Net/rest",
+    ]
+    assert [each.ops for each in graph.boxes] == [2, 0, 0, 0, 0]
+    assert node_lines(graph.filter(op="*neg*")) == [
+        "earlier:aten.relu.default",
+        "forward/Net/aten.neg.default",
+    ]
+    assert node_lines(graph.filter(path="drop")) == [
+        "forward/Net/drop/call:Dropout",
+        "forward/Net/drop@1/call:Dropout",
+    ]
+
+
+def test_call_that_compiled_code_ran_in_has_unknown_costs():
+    build, net, outer = begin_net()
+    part = build.module("part", "Linear", parent=net)
+    build.call(part, 10, 19, parent=outer, compiled=True)
+    build.call(build.module("drop", "Dropout", parent=net), 30, 39, parent=outer)
+    run_op(build, outer, "aten.relu.default", 40, given_to(build, net))
+    graph = graph_of(build.data())
+    assert [(each.key, each.flops, each.bytes_read, each.saved_bytes) for each in graph.nodes[:2]] == [
+        ("forward/Net/part/call:Linear", None, None, None),
+        ("forward/Net/drop/call:Dropout", 0, 0, 0),
+    ]
+
+
 def test_two_roots_are_two_boxes():
     build = RecordingBuilder()
     build.step(0, 0, 1000)

@@ -188,6 +188,17 @@ def test_reads_of_the_optimizer_are_one_edge_from_each_side() -> None:
     assert seen[-2:] == [("a", "(optimizer)", 2), ("a", "(optimizer)", 2)]
 
 
+def test_call_that_runs_no_op_is_held_between_what_ran_before_and_after_it() -> None:
+    nodes = [op("a"), layer("drop", "Dropout", ops=0), op("b"), op("alone")]
+    assert body(render_dot(view(nodes, [edge(0, 2)]), style=Bare()))[-3:] == [
+        "n0 -> n2",
+        "n0 -> n1 [style=invis]",
+        "n1 -> n2 [style=invis]",
+    ]
+    upward = [op("a"), op("b", phase="backward"), layer("drop", "Dropout", phase="backward", ops=0)]
+    assert body(render_dot(view(upward, []), style=Bare()))[-1] == "n2 -> n1 [style=invis]"
+
+
 def test_what_is_written_of_names_is_what_is_read_of_them() -> None:
     name = 'a"b\\c\nd<e>&amp;\\N{é}\x07'
     text = render_dot(view([op(name)]), style=Bare())

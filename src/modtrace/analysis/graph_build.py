@@ -30,11 +30,16 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
     """
     ops = read_step_ops(data, step=step)
     has_ops = len(ops) > 0 or bool(data.meta.options.get("ops"))
+    busy = np.unique(ops.call[ops.call >= 0])
     if has_ops:
         ops = ops.take(np.flatnonzero(_has_tensors(data, ops) & part.of_ops(ops)))
-    tree = build_layers(ops.placed, _kept_calls(ops, part, has_ops), ops.phase, ops.start_ns)
+    tree = build_layers(
+        ops.placed, _kept_calls(ops, part, busy if has_ops else None), ops.phase, ops.start_ns
+    )
     measured = read_measured(data, ops.step.step if ops.step else None)
-    draft, edges, tensors = graph_of_ops(data, ops, tree, measured) if has_ops else graph_of_calls(ops, tree)
+    draft, edges, tensors = (
+        graph_of_ops(data, ops, busy, tree, measured) if has_ops else graph_of_calls(ops, tree)
+    )
     order = np.lexsort((np.arange(len(draft.layer)), draft.when, draft.time_ns))
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
@@ -61,13 +66,18 @@ def _has_tensors(data: RecordingData, ops: StepOps) -> Column:
     return np.asarray(np.isin(ops.op_id, reading) | np.isin(ops.op_id, making))
 
 
-def _kept_calls(ops: StepOps, part: Part, has_ops: bool) -> Column:
-    """The calls that ops ran in, with all around them, and outermost ones; without ops those of the step."""
+def _kept_calls(ops: StepOps, part: Part, busy: Rows | None) -> Column:
+    """The calls that shown ops ran in, outermost ones and those in which no op ran; with all around them.
+
+    Args:
+        busy: the calls in which ops ran, shown or not; None: no ops were recorded, and all calls are kept.
+    """
     calls, where = ops.placed.calls, ops.placed.where
     is_place = np.array([*part.has_places([each.path for each in ops.placed.places]), part.paths is None])
     kept = calls.in_step.astype(bool) & part.has_phase(calls.phase) & is_place[np.maximum(where, -1)]
-    if has_ops:
-        kept &= (calls.parent < 0) & (part.ops is None)
+    if busy is not None:
+        kept[busy[calls.parent[busy] >= 0]] = False
+        kept &= part.ops is None
         kept[ops.call[ops.call >= 0]] = True
     waiting = np.flatnonzero(kept)
     while len(waiting):

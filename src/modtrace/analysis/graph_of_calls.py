@@ -1,10 +1,11 @@
-"""The nodes and edges of a step without ops: calls, in the order in which they began."""
+"""The nodes of calls that run no op, and the edges of a step without ops: which call began next."""
 
 from dataclasses import replace
 
 import numpy as np
 
 from ..recording.schema import schema
+from .calls import Column, Rows
 from .graph import CALL, NODE_KINDS, NONE, Edges, Tensors
 from .graph_drafts import AT, Draft
 from .graph_layers import LayerTree
@@ -16,13 +17,37 @@ _CALL = NODE_KINDS.index(CALL)
 
 def graph_of_calls(ops: StepOps, tree: LayerTree) -> tuple[Draft, Edges, Tensors]:
     """A node for each call that has no other inside, and an edge to the one that began next."""
-    rows = np.flatnonzero((tree.call >= 0) & (tree.last == np.arange(len(tree.parent))))
+    draft = draft_calls(ops, tree, np.flatnonzero(_is_innermost(tree)))
+    return draft, _next_edges(draft), _no_tensors()
+
+
+def draft_idle_calls(ops: StepOps, tree: LayerTree, busy: Rows) -> Draft:
+    """A node for each call that has no other inside and ran no op. What a compiled one costs is not known.
+
+    Args:
+        busy: the calls in which ops ran.
+    """
+    is_idle = np.append(_is_innermost(tree), False)  # at the end for calls that are no layer
+    is_idle[tree.of_call[busy]] = False
+    draft = draft_calls(ops, tree, np.flatnonzero(is_idle))
+    is_compiled = ops.placed.column("compiled")[tree.call[draft.layer]] == 1
+    cost = np.where(is_compiled, NONE, 0)
+    numbers = replace(draft.numbers, flops=cost, bytes_read=cost, bytes_written=cost, saved_bytes=cost)
+    return replace(draft, numbers=numbers)
+
+
+def _is_innermost(tree: LayerTree) -> Column:
+    return np.asarray((tree.call >= 0) & (tree.last == np.arange(len(tree.parent))))
+
+
+def draft_calls(ops: StepOps, tree: LayerTree, rows: Rows) -> Draft:
+    """A node in each of the layers `rows`, for the call that the layer is."""
     calls, call = ops.placed.calls, tree.call[rows]
     types = tuple(dict.fromkeys(each.type or each.name for each in tree.places))
     codes = {name: code for code, name in enumerate(types)}
     of_place = np.array([codes[each.type or each.name] for each in tree.places], np.int64)
     unknown = np.full(len(rows), NONE, np.int64)
-    draft = Draft(
+    return Draft(
         layer=rows,
         kind=np.full(len(rows), _CALL, np.int8),
         name=of_place[tree.place[rows]],
@@ -40,7 +65,6 @@ def graph_of_calls(ops: StepOps, tree: LayerTree) -> tuple[Draft, Edges, Tensors
         numbers=replace(empty_numbers(len(rows)), duration_ns=calls.duration_ns[call]),
         names=types,
     )
-    return draft, _next_edges(draft), _no_tensors()
 
 
 def _next_edges(draft: Draft) -> Edges:

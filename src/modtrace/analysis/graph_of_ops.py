@@ -11,14 +11,19 @@ from .graph_drafts import Draft, draft_leaves, draft_ops, draft_outputs, ends_of
 from .graph_layers import LayerTree
 from .graph_leaves import Leaves, Readers, find_leaves, outermost_phase
 from .graph_numbers import Measured
+from .graph_of_calls import draft_idle_calls
 from .graph_reads import Reads, read_uses
 from .step_ops import StepOps
 
 
 def graph_of_ops(
-    data: RecordingData, ops: StepOps, tree: LayerTree, measured: Measured
+    data: RecordingData, ops: StepOps, busy: Rows, tree: LayerTree, measured: Measured
 ) -> tuple[Draft, Edges, Tensors]:
-    """A node for each op, for what it reads of what none of them has made, and for what roots return."""
+    """A node for each op, for what it reads of what none has made, for what roots return, and for calls without ops.
+
+    Args:
+        busy: the calls in which ops ran.
+    """
     calls = ops.placed.calls
     reads, tensors = read_uses(data, ops.op_id, calls.call_id[tree.of_call >= 0])
     reads = replace(reads, call=np.flatnonzero(tree.of_call >= 0)[reads.call])
@@ -33,6 +38,7 @@ def graph_of_ops(
         draft_ops(data, ops, layer, tensors, measured),
         draft_leaves(leaves, measured),
         draft_outputs(reads, ops, tree),
+        draft_idle_calls(ops, tree, busy),
     )
     return join_drafts(parts), _join_edges(reads, readers, leaves, tensors, len(parts[0].layer)), tensors
 

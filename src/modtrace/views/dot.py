@@ -6,7 +6,7 @@ from typing import Any
 from ..analysis.graph_view import GraphView, ViewBox, ViewEdge, ViewNode
 from .dot_labels import with_line, with_number
 from .dot_overlay import Overlay, choose_overlay
-from .dot_phases import DrawnEdge, Sides, choose_edges, find_columns, outermost_boxes
+from .dot_phases import DrawnEdge, Sides, choose_edges, find_columns, outermost_boxes, place_idle
 from .dot_style import GraphStyle
 from .dot_text import escape_html, render_attributes, stack, to_html
 
@@ -61,6 +61,7 @@ class _Writer:
         for row in rows:
             yield f"  {{ rank=same; {'; '.join(f'n{each}' for each in row)} }}\n"
         yield from map(self._edge, choose_edges(self._view, self._sides.of_node))
+        yield from map(self._invisible, filter(self._sides.is_ranked, place_idle(self._view)))
         yield "}\n"
 
     def _graph(self, *, has_rows: bool) -> dict[str, Any]:
@@ -125,6 +126,10 @@ class _Writer:
         if sides.is_ranked(edge) and sides.is_upward(edge):
             return f"  n{edge.target} -> n{edge.source}{render_attributes(_swap_ends(attributes))}\n"
         return f"  n{edge.source} -> n{edge.target}{render_attributes(attributes)}\n"
+
+    def _invisible(self, edge: ViewEdge) -> str:
+        ends = (edge.target, edge.source) if self._sides.is_upward(edge) else (edge.source, edge.target)
+        return "  n{} -> n{} [style=invis]\n".format(*ends)
 
     def _between_boxes(self, edge: ViewEdge) -> dict[str, Any]:
         """Lets an edge end at the borders of the outermost boxes."""

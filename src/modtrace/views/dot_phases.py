@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
 
-from ..analysis.graph import LEAF_KINDS, OP
+from ..analysis.graph import CALL, LEAF_KINDS, NEXT, OP
 from ..analysis.graph_view import LAYER, GraphView, ViewEdge, ViewNode
 from ..recording.phase import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
 
@@ -175,6 +175,24 @@ def _bundle(side: str, before: ViewEdge, edge: ViewEdge) -> ViewEdge:
     """Two edges as one, of the source that stands further up."""
     choose = max if side in _UPWARD else min
     return choose(before, edge, key=lambda each: each.source)._replace(reads=before.reads + edge.reads)
+
+
+def place_idle(view: GraphView) -> Iterator[ViewEdge]:
+    """Edges that are not drawn: calls that ran no op have none, and would stand at the top of the picture.
+
+    Each leads from what ran before such a call in its phase, or to what ran after it.
+    """
+    tied = {end for edge in view.edges for end in (edge.source, edge.target)}
+    is_idle = [
+        each.kind in (CALL, LAYER) and not each.ops and at not in tied for at, each in enumerate(view.nodes)
+    ]
+    last: dict[str | None, int] = {}
+    for at, node in enumerate(view.nodes):
+        if node.kind in (OP, CALL, LAYER):
+            before = last.get(node.phase)
+            last[node.phase] = at
+            if before is not None and (is_idle[before] or is_idle[at]):
+                yield ViewEdge(before, at, NEXT, "", None, None, 1, node.start_ns, False)
 
 
 def outermost_boxes(view: GraphView) -> list[int]:
