@@ -112,6 +112,7 @@ _COMPILER_FOLDERS = tuple(
 )
 _UNPACK_NAME = "unpack_hook"
 _CHECKPOINT_FILE = torch.utils.checkpoint.CheckpointFunction.forward.__code__.co_filename
+_LOADER_FILE = os.path.join(_TORCH_FOLDER, "utils", "data", "dataloader.py")
 _OPTIMIZER_FILE = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 
 
@@ -298,6 +299,11 @@ def is_in_custom_function(start: FrameType | None) -> bool:
     return False
 
 
+def is_in_data_loader(start: FrameType | None) -> bool:
+    """Whether a `DataLoader` fetches a batch in these frames, with `num_workers=0`."""
+    return any(frame.f_code.co_filename == _LOADER_FILE for frame in frames(start))
+
+
 def is_in_optimizer_step(start: FrameType | None) -> bool:
     """Whether an `Optimizer.step` is among the frames: its post hook does not run when it raises."""
     return any(
@@ -433,6 +439,14 @@ class _LeaveHook:
         self._handle.remove()
         with_kwargs = getattr(torch.nn.modules.module, "_global_forward_hooks_with_kwargs", {})
         with_kwargs.pop(self._handle.id, None)
+
+
+def call_arguments(call_frame: FrameType | None) -> tuple[Any, Any]:
+    """The arguments of the module call whose pre-hooks run in this frame; none where a method is called."""
+    if call_frame is None or call_frame.f_code.co_filename != _MODULE_FILE:
+        return (), {}
+    args, kwargs = frame_local(call_frame, "args"), frame_local(call_frame, "kwargs")
+    return args if isinstance(args, tuple) else (), kwargs if isinstance(kwargs, dict) else {}
 
 
 def call_kwargs(call_frame: FrameType) -> dict[str, Any] | None:

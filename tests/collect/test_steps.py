@@ -274,6 +274,109 @@ def test_a_criterion_that_is_a_module_starts_no_step(record):
     assert ran(rec) == [("train", "Net Criterion")] * 2 + [("eval", "Net Criterion")] * 2
 
 
+class Normalize(nn.Module):
+    def forward(self, x):
+        return (x - 0.5) / 2
+
+
+class Samples(torch.utils.data.Dataset):
+    """Six samples; modules prepare each."""
+
+    def __init__(self, *modules):
+        self.modules = modules
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        x = torch.randn(4)
+        for module in self.modules:
+            x = module(x)
+        return x
+
+
+def train_step(net, optimizer, x):
+    net(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("ops", [False, True])
+def test_a_module_that_prepares_a_batch_belongs_to_the_step_that_uses_it(record, ops):
+    net, normalize, flip, accuracy = Net(), Normalize(), nn.Flatten(), Criterion()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record(ops=ops) as rec:
+        for _ in range(3):
+            x = flip(normalize(batch()))
+            train_step(net, optimizer, x)
+            accuracy(x, x)
+    assert ran(rec) == [("train", "Normalize Flatten Net Criterion")] * 3
+
+
+def test_modules_that_run_in_a_data_loader_belong_to_the_step_that_comes_next(record):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader(Samples(Normalize(), nn.ReLU()), batch_size=2)
+    with record() as rec:
+        for x in loader:
+            train_step(net, optimizer, x)
+        for x in loader:
+            with torch.no_grad():
+                net(x)
+        for x in loader:
+            train_step(net, optimizer, x)
+            break
+    prepared = "Normalize ReLU Normalize ReLU Net"
+    assert ran(rec) == [("train", prepared)] * 3 + [("eval", prepared)] * 3 + [("train", prepared)]
+
+
+def test_a_module_that_prepares_a_batch_of_inference_belongs_to_the_step_that_uses_it(record):
+    net, normalize = Net(), Normalize()
+    with record() as rec:
+        for _ in range(3):
+            x = normalize(batch())
+            with torch.no_grad():
+                net(x)
+    assert ran(rec) == [("eval", "Normalize Net")] * 3
+
+
+def test_a_batch_that_is_prepared_before_the_backward_stays_in_the_step_that_is_open(record):
+    net, normalize = Net(), Normalize()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record() as rec:
+        x = normalize(batch())
+        for _ in range(2):
+            loss = net(x).sum()
+            x = normalize(batch())
+            loss.backward()
+            optimizer.step()
+    assert ran(rec) == [("train", "Normalize Net Normalize"), ("train", "Net Normalize")]
+
+
+def test_the_ops_of_a_module_that_prepares_a_batch_move_with_it(record):
+    net, normalize = Net(), Normalize()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record(ops=True) as rec:
+        for _ in range(3):
+            train_step(net, optimizer, normalize(batch()))
+    ops, calls = (rec.table(name).to_pylist() for name in ("ops", "calls"))
+    steps = {call["call_id"]: call["step"] for call in calls}
+    assert [op["step"] for op in ops if op["name"] == "aten.div.Tensor"] == [0, 1, 2]
+    assert all(steps[op["call_id"]] == op["step"] for op in ops if op["call_id"] is not None)
+
+
+def test_a_metric_after_the_optimizer_belongs_to_the_step_that_it_measures(record):
+    net, metric = Net(), Criterion()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record() as rec:
+        for _ in range(3):
+            y = net(batch())
+            y.sum().backward()
+            optimizer.step()
+            metric(y.detach(), batch())
+    assert ran(rec) == [("train", "Net Criterion")] * 3
+
+
 def test_gradients_used_and_cleared_by_hand_end_a_step(record):
     net = Net()
     with record() as rec:

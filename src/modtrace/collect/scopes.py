@@ -34,6 +34,7 @@ from .optimizer_watch import OptimizerWatch
 from .places import Place, PlaceTree
 from .recompute import classify, find_around
 from .segments import EXIT, EXIT_RAISED, EXIT_UNSEEN, Segment
+from .step_data import Handover
 from .thread_log import ASIDE, ThreadLife, ThreadLog
 from .where import Where, where
 
@@ -117,6 +118,7 @@ class ScopeTracker:
         self._threads = threading.local()  # itself, not a subclass: reading from one takes twice as long
         self.lock = threading.RLock()
         self._handles: list[Any] = []
+        self._may_have_data = False  # the last outermost call was of a module without parameters
         self.optimizers = OptimizerWatch(self)
         self.backwards = BackwardWatcher(self)
         self.crossings = CrossingRecorder(self)
@@ -314,6 +316,10 @@ class ScopeTracker:
             segment.owners = place.owners = () if place.is_scope else self._owners(log, place, frame)
         elsewhere = any(other.is_in_module for other in self.logs if other is not log)
         in_step = task >= 0 or log.segment is not None or elsewhere or self.optimizers.is_stepping(frame)
+        if not in_step and not place.is_scope:
+            segment.handover = Handover(
+                frame, has_parameters=bool(segment.named.parameters), is_after_data=self._may_have_data
+            )
         try:
             for listener in list(self.listeners):
                 listener.segment_opened(segment, in_step)
@@ -404,6 +410,10 @@ class ScopeTracker:
         first_id = self.take_ids(len(segment.places) // 2)
         segment.close(log.seqs[-1] if log.seqs else segment.first_seq, first_id)
         log.pop()
+        if segment.handover is not None:
+            self._may_have_data = not segment.named.parameters
+            if self._may_have_data and output is not None:
+                segment.handover.returned(output)
         if segment.task < 0 and output is not None:
             watch_graph(segment, output, self._graph_reached)
         if segment.last_seq == segment.first_seq and not segment.with_grad:

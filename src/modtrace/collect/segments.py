@@ -106,6 +106,7 @@ class Segment:
         "crossings",
         "first_id",
         "first_seq",
+        "handover",
         "holders",
         "last_seq",
         "log",
@@ -142,6 +143,7 @@ class Segment:
         self._events: tuple[Any, Any, Any] = ([], [], [])  # sequence numbers, places, times
         self.first_id: int | None = None  # call_id of its first call, given when it closes
         self.holders = 0  # recorders that have not written its rows yet
+        self.handover: Any = None  # what it was given and has returned, if it begins outside of all that runs
         self.watches: list[weakref.ref[Any]] = []  # dead when its graph is
         self.crossings: Any = None  # of the tensors that went in and came out of its calls, if that is wanted
         self._structure: Structure | None = None

@@ -10,6 +10,7 @@ from ..recording.step_range import StepRange
 from .backward import Backward
 from .gradients import GradientEvidence, evidence_of
 from .segments import Segment
+from .step_data import find_data_calls
 
 #: A step that may still turn out to belong to the next one is not waited for any longer than this.
 _MAX_PENDING = 256
@@ -41,6 +42,7 @@ class Step:
     ops: list[Any] = field(default_factory=list)  # batches of those that ran in it
     savings: list[Any] = field(default_factory=list)  # what its backwards found kept for them
     folded: Counter[int] = field(default_factory=Counter)  # forward calls by module_id, of segments let go
+    worked_ns: int = 0  # when its last backward or optimizer's step ended
     restart: int | None = None  # segments from here on may be the next step's
     asked_for: int = 0  # it is to be written when it ends; 2: so is the one that it may be divided into
 
@@ -67,6 +69,11 @@ class Step:
         self.segments = self.segments[dead:]
         if self.restart is not None:
             self.restart -= dead
+
+    def may_be_divided(self) -> bool:
+        """Whether what runs in it now may come to belong to the next step."""
+        last = self.segments[-1].handover if self.segments else None
+        return self.restart is not None or (last is not None and last.in_loader)
 
     def touch(self, now_ns: int) -> None:
         """Something of the step ended now."""
@@ -149,6 +156,7 @@ class StepFinder:
             self._rejoin(reached)
         step = self._train or self._eval or self._open(True, backward.start_ns)
         step.backwards.append(backward)
+        step.worked_ns = backward.end_ns
         step.touch(backward.end_ns)
         step.went_backward = True
         step.goes_on |= backward.create_graph and not backward.accumulate
@@ -168,6 +176,7 @@ class StepFinder:
         step = self._train or self._open(True, start_ns)
         step.optimizer_steps.append((start_ns, end_ns, thread))
         step.stepped = True
+        step.worked_ns = end_ns
         step.touch(end_ns)
         return step
 
@@ -181,7 +190,7 @@ class StepFinder:
         first, last = self.ended + joinable, self.ended + len(before)
         if step is not None and step.number is not None:
             first = last = step.number
-        return range(first, last + 1 + (step is not None and step.restart is not None))
+        return range(first, last + 1 + (step is not None and step.may_be_divided()))
 
     def number_of(self, step: Step) -> int:
         """The number of a step, as far as it is known now."""
@@ -247,17 +256,21 @@ class StepFinder:
 
     def _begin(self, segment: Segment, now_ns: int) -> Step:
         module_id = segment.named.module_id
-        train = self._train
+        train, before = self._train, (self._train, self._eval)
         if train is not None and (train.stepped or (train.accumulated and train.gradients_cleared())):
             self._close(train, settled=True)
         elif train is not None and segment.with_grad:
             if train.accumulated:
-                train.restart = len(train.segments) if train.restart is None else train.restart
+                train.restart = self._find_data(train, segment) if train.restart is None else train.restart
             elif module_id in train.entered and not train.goes_on:
                 self._close(train, settled=False)
         if segment.with_grad or (self._eval is not None and module_id in self._eval.entered):
             self._close(self._eval, settled=True)
-        step = self._slot(segment.with_grad) or self._open(segment.with_grad, now_ns)
+        step = self._slot(segment.with_grad)
+        if step is None:
+            step = self._open(segment.with_grad, now_ns)
+            for last in filter(None, before):
+                self._take_data(last, step, segment)
         step.entered.add(module_id)
         step.add_root(segment)
         return step
@@ -268,6 +281,25 @@ class StepFinder:
             self._close(step, settled=True)  # the closure of the next optimizer step: LBFGS
             step = self._open(True, self._optimizer_start)
         return step or self._eval or self._open(segment.with_grad or self._manual, now_ns)
+
+    @staticmethod
+    def _find_data(step: Step, root: Segment) -> int:
+        return find_data_calls(step.segments, step.worked_ns, root)
+
+    def _take_data(self, last: Step, step: Step, root: Segment) -> None:
+        """Moves the calls that have prepared a root's data from the end of the step before to the root's own."""
+        at = self._find_data(last, root)
+        moved, last.segments = last.segments[at:], last.segments[:at]
+        if not moved:
+            return
+        step.segments += moved
+        step.start_ns = int(moved[0].times[0])
+        _move_ops(last, step)
+        last.end_ns = min(last.end_ns, step.start_ns)
+        if not last.segments and not last.entered and last is self._train:  # they had opened it themselves
+            self._train = None
+            self._pending.remove(last)
+            _append(step, last)
 
     def _slot(self, with_grad: bool) -> Step | None:
         return self._train if with_grad else self._eval
@@ -323,13 +355,18 @@ class StepFinder:
         new = self._open(True, start_ns)
         new.segments = moved
         new.asked_for = max(step.asked_for - 1, 0)
-        new.ops = [batch for batch in step.ops if batch.start_ns >= start_ns]
-        step.ops = [batch for batch in step.ops if batch.start_ns < start_ns]
+        _move_ops(step, new)
         for segment in moved:
             new.entered.add(segment.named.module_id)
             new.add_root(segment)
             if segment.last_seq is not None:
                 new.touch(int(segment.times[-1]))
+
+
+def _move_ops(step: Step, new: Step) -> None:
+    """Moves the ops that ran since a new step began."""
+    new.ops += [batch for batch in step.ops if batch.start_ns >= new.start_ns]
+    step.ops = [batch for batch in step.ops if batch.start_ns < new.start_ns]
 
 
 def _append(first: Step, step: Step) -> None:
@@ -346,6 +383,7 @@ def _append(first: Step, step: Step) -> None:
     first.accumulated |= step.accumulated
     first.stepped |= step.stepped
     first.asked_for = max(first.asked_for, step.asked_for)
+    first.worked_ns = max(first.worked_ns, step.worked_ns)
     first.evidence += step.evidence
     first.values += step.values
     first.ops += step.ops
