@@ -133,7 +133,6 @@ def test_memory_of_ours_grows_by_less_than_a_step_takes(tmp_path):
 
 
 def test_nothing_is_called_when_a_storage_dies_after_the_recording():
-    # CPython 3.11 may crash where an object dies that two garbage weak references with callbacks know.
     model = nn.Linear(4, 4)
     storages = [each.untyped_storage() for each in model.parameters()]
     with modtrace.record(model, ops=True, strict=True):

@@ -1,7 +1,13 @@
 /* Storages while they live, and the tensors that are known to show them.
 
-   No function here keeps a storage alive, and none but `add_storage` runs Python code. A storage's death may be told at
-   any time that Python code runs, also while one is added. */
+   No weak reference here has a callback. If an object has two that do, and the tuple that `PyObject_ClearWeakRefs`
+   makes for them starts a collection that frees one, CPython calls a freed callback (Objects/weakrefobject.c, 3.11).
+   Instead each storage has an attribute of ours, which is deallocated with the storage's `__dict__`. Torch keeps the
+   Python object of a storage as long as the storage lives, so this is the moment at which the memory is freed. Torch
+   copies and saves storages without their attributes.
+
+   No function here keeps a storage alive, and none but `add_storage` and `forget_storages` runs Python code. A
+   storage may die at any time that Python code runs, also while another one is added. */
 
 #include "_tensor_ids.h"
 #include <stdlib.h>
@@ -21,19 +27,42 @@ static size_t place_of(const Storages *self, const void *key) {
     return at;
 }
 
-Storage *find_storage(const Storages *self, const void *key) {
-    if (self->capacity == 0) return NULL;
-    const StoragePlace *place = &self->places[place_of(self, key)];
-    return place->key == NULL ? NULL : place->storage;
+/* Lets go of what is known of a storage, wherever its attribute is, and keeps the memory for the next one. */
+static void drop(Storages *self, Storage *storage) {
+    if (storage->life != NULL) storage->life->storage = NULL;
+    Py_XDECREF(storage->ref);
+    free(storage->others);
+    storage->next_spare = self->spare;
+    self->spare = storage;
 }
 
+static int is_dead(const Storage *storage) { return PyWeakref_GetObject(storage->ref) == Py_None; }
+
+/* The capacity that leaves half of the places free once the dead storages are gone and one is added. */
+static size_t wanted_capacity(const Storages *self) {
+    size_t alive = 0;
+    for (size_t at = 0; at < self->capacity; at++) alive += self->places[at].key && !is_dead(self->places[at].storage);
+    if (self->capacity == 0) return SMALLEST;
+    return 2 * alive >= self->capacity ? 2 * self->capacity : self->capacity;
+}
+
+/* Makes room for one more, and drops the storages whose end nobody has told. */
 static int grow(Storages *self) {
     Storages grown = *self;
-    grown.capacity = self->capacity ? 2 * self->capacity : SMALLEST;
+    grown.capacity = wanted_capacity(self);
     grown.places = calloc(grown.capacity, sizeof *grown.places);
     if (grown.places == NULL) return PyErr_NoMemory(), -1;
-    for (size_t at = 0; at < self->capacity; at++)
-        if (self->places[at].key != NULL) grown.places[place_of(&grown, self->places[at].key)] = self->places[at];
+    for (size_t at = 0; at < self->capacity; at++) {
+        StoragePlace place = self->places[at];
+        if (place.key == NULL) continue;
+        if (!is_dead(place.storage)) {
+            grown.places[place_of(&grown, place.key)] = place;
+            continue;
+        }
+        grown.count--;
+        grown.live_bytes -= place.storage->size_bytes;
+        drop(&grown, place.storage);
+    }
     free(self->places);
     *self = grown;
     return 0;
@@ -52,52 +81,104 @@ static void vacate(Storages *self, size_t hole) {
     self->count--;
 }
 
-/* Lets go of a storage's reference, which may free the storage. */
-static void release(Storage *storage) {
-    PyObject *ref = storage->ref;
-    storage->owner = NULL;
-    storage->ref = NULL;
-    Py_XDECREF(ref);
+static void remove_storage(Storages *self, Storage *storage) {
+    vacate(self, place_of(self, storage->key));
+    self->live_bytes -= storage->size_bytes;
+    drop(self, storage);
 }
 
-static void remove_storage(Storages *self, Storage *storage) {
-    size_t at = place_of(self, storage->key);
-    if (self->places[at].storage == storage) vacate(self, at);
-    self->live_bytes -= storage->size_bytes;
-    release(storage);
+Storage *find_storage(Storages *self, const void *key) {
+    if (self->capacity == 0) return NULL;
+    const StoragePlace *place = &self->places[place_of(self, key)];
+    if (place->key == NULL) return NULL;
+    if (PyWeakref_GetObject(place->storage->ref) == key) return place->storage;
+    remove_storage(self, place->storage); /* somebody holds on to its attribute, and another storage lies here now */
+    return NULL;
+}
+
+/* Removes our attribute from a storage, if that lives and still has it. */
+static void take_off(const Storages *self, const Storage *storage) {
+    PyObject *stored = PyWeakref_GetObject(storage->ref);
+    if (stored == NULL || stored == Py_None) return;
+    Py_INCREF(stored);
+    PyObject_GenericSetAttr(stored, self->attribute, NULL);
+    PyErr_Clear();
+    Py_DECREF(stored);
 }
 
 void forget_storages(Storages *self) {
     StoragePlace *places = self->places;
     size_t capacity = self->capacity;
+    PyObject *type, *value, *traceback;
     self->places = NULL;
     self->capacity = self->count = 0;
     self->live_bytes = 0;
+    /* Removing attributes may free other storages: by then nobody must look for them here. */
     for (size_t at = 0; at < capacity; at++)
-        if (places[at].key != NULL) release(places[at].storage);
+        if (places[at].key != NULL && places[at].storage->life != NULL) places[at].storage->life->storage = NULL;
+    PyErr_Fetch(&type, &value, &traceback);
+    for (size_t at = 0; at < capacity; at++) {
+        if (places[at].key == NULL) continue;
+        take_off(self, places[at].storage);
+        places[at].storage->life = NULL;
+        drop(self, places[at].storage);
+    }
+    PyErr_Restore(type, value, traceback);
     free(places);
+    for (Storage *spare; (spare = self->spare) != NULL; free(spare)) self->spare = spare->next_spare;
 }
 
-static Storage *new_storage(const Storages *self, PyObject *stored) {
-    Storage *storage = (Storage *)PyType_GenericAlloc(self->type, 0); /* all of it is 0 */
-    if (storage == NULL) return NULL;
-    storage->key = stored;
-    storage->writer = -1;
-    storage->ref = PyWeakref_NewRef(stored, (PyObject *)storage);
-    Storage *held = storage->ref == NULL ? NULL : storage;
-    Py_DECREF(storage); /* its reference holds it from now on */
-    return held;
+/* Says of an object that it can have no weak reference or no attribute: its tensor is treated as one without storage. */
+static int refuse(PyObject *stored) {
+    if (PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_RuntimeError, "cannot tell a storage of the class %R from others", Py_TYPE(stored));
+    }
+    return -1;
+}
+
+/* Refers to a storage, and gives it the attribute that ends with it. -1 with an exception. */
+static int attach(Storages *self, Storage *storage, PyObject *stored) {
+    storage->ref = PyWeakref_NewRef(stored, NULL);
+    if (storage->ref == NULL) return refuse(stored);
+    StorageLife *life = PyObject_New(StorageLife, self->type);
+    if (life == NULL) return -1;
+    life->owner = self;
+    life->storage = storage;
+    storage->life = life;
+    /* Not `PyObject_SetAttr`: a subclass may have a `__setattr__` of its own. */
+    int failed = PyObject_GenericSetAttr(stored, self->attribute, (PyObject *)life);
+    Py_DECREF(life); /* the storage holds it from now on */
+    return failed ? refuse(stored) : 0;
+}
+
+static Storage *new_storage(Storages *self, PyObject *stored) {
+    Storage *storage = self->spare;
+    if (storage != NULL) self->spare = storage->next_spare;
+    else if ((storage = malloc(sizeof *storage)) == NULL) return (Storage *)PyErr_NoMemory();
+    *storage = (Storage){.key = stored, .writer = -1};
+    if (attach(self, storage, stored) == 0) return storage;
+    drop(self, storage);
+    return NULL;
+}
+
+/* The one that another thread has added meanwhile; ours has taken the place of its attribute. */
+static Storage *hand_over(Storages *self, Storage *storage, Storage *known) {
+    known->life = storage->life;
+    if (known->life != NULL) known->life->storage = known;
+    storage->life = NULL;
+    drop(self, storage);
+    return known;
 }
 
 Storage *add_storage(Storages *self, PyObject *stored, int64_t device, int is_made, int64_t size_bytes) {
     Storage *storage = new_storage(self, stored);
     if (storage == NULL) return NULL;
-    if (2 * self->count >= self->capacity && grow(self) < 0) return release(storage), NULL;
-    StoragePlace *place = &self->places[place_of(self, stored)];
-    if (place->key != NULL) return release(storage), place->storage; /* another thread was faster */
-    *place = (StoragePlace){stored, storage};
+    Storage *known = find_storage(self, stored);
+    if (known != NULL) return hand_over(self, storage, known);
+    if (2 * self->count >= self->capacity && grow(self) < 0) return drop(self, storage), NULL;
+    self->places[place_of(self, stored)] = (StoragePlace){stored, storage};
     self->count++;
-    storage->owner = self;
     storage->number = self->next++;
     storage->device = device;
     storage->is_made = is_made;
@@ -146,26 +227,34 @@ void note_write(Storage *self, int64_t op) {
     self->other_count = 0;
 }
 
-/* The weak reference calls it: its storage has died. */
-static PyObject *storage_call(PyObject *object, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs)) {
-    Storage *self = (Storage *)object;
-    if (self->owner != NULL) remove_storage(self->owner, self);
-    Py_RETURN_NONE;
-}
-
-static void storage_dealloc(PyObject *object) {
+/* A storage has died, or somebody has taken its attribute away: then it stays known. */
+static void life_dealloc(PyObject *object) {
+    StorageLife *self = (StorageLife *)object;
     PyTypeObject *type = Py_TYPE(object);
-    free(((Storage *)object)->others);
+    if (self->storage != NULL) {
+        self->storage->life = NULL;
+        if (is_dead(self->storage)) remove_storage(self->owner, self->storage);
+    }
     PyObject_Free(object);
     Py_DECREF(type);
 }
 
+/* What copies or saves the attributes of a storage gets None. */
+static PyObject *life_reduce(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none)) {
+    return Py_BuildValue("O()", Py_TYPE(Py_None));
+}
+
+static PyMethodDef life_methods[] = {
+    {"__reduce__", life_reduce, METH_NOARGS, "A copy is None."},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "One storage; called when it has died."},
-    {Py_tp_call, storage_call},
-    {Py_tp_dealloc, storage_dealloc},
+    {Py_tp_doc, "An attribute of a storage, which ends with it."},
+    {Py_tp_methods, life_methods},
+    {Py_tp_dealloc, life_dealloc},
     {0, NULL},
 };
 
-PyType_Spec storage_spec = {"modtrace.collect._tensor_ids.Storage", sizeof(Storage), 0,
-                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+PyType_Spec life_spec = {"modtrace.collect._tensor_ids.StorageLife", sizeof(StorageLife), 0,
+                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};

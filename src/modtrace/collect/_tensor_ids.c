@@ -370,7 +370,8 @@ static PyObject *ids_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     TensorIds *self = (TensorIds *)PyType_GenericAlloc(type, 0); /* all of it is 0 */
     if (self == NULL) return NULL;
     self->state = state;
-    self->storages.type = (PyTypeObject *)shared((PyObject *)state->storage_type);
+    self->storages.type = (PyTypeObject *)shared((PyObject *)state->life_type);
+    self->storages.attribute = PyUnicode_FromFormat("_modtrace_%p", (void *)self);
     self->geometries.exchange = function;
     self->geometries.exchanging = shared(exchanging);
     self->geometries.make = shared(geometry);
@@ -410,6 +411,7 @@ static void ids_dealloc(PyObject *object) {
     PyObject_GC_UnTrack(object);
     forget_storages(&self->storages);
     Py_XDECREF(self->storages.type);
+    Py_XDECREF(self->storages.attribute);
     Py_XDECREF(self->geometries.exchanging);
     Py_XDECREF(self->geometries.make);
     Py_XDECREF(self->geometries.all);

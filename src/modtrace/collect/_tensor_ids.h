@@ -17,7 +17,7 @@ enum { DEVICE, DTYPE, IS_COMPLEX, IS_CONJ, IS_NEG, LAYOUT, NBYTES, REQUIRES_GRAD
 /* What the module holds. Types of the module hold the module, and their instances hold them: it lives long enough. */
 typedef struct {
     PyObject *names[NAMES];
-    PyTypeObject *storage_type, *ids_type, *reader_type;
+    PyTypeObject *life_type, *ids_type, *reader_type;
 } State;
 
 /* ---- Numbers one behind the other. */
@@ -44,41 +44,56 @@ typedef struct {
     int64_t offset, geometry, tensor;
 } Shown;
 
-/* One storage while it lives, with the tensors that are known to show its present version. It is a Python object, for
-   it is itself the callback of the weak reference that tells of the storage's death. */
-typedef struct {
-    PyObject_HEAD
-    Storages *owner;  /* borrowed; NULL: forgotten */
-    const void *key;  /* the address of the storage's Python object */
-    PyObject *ref;    /* owned; it owns this, and the owner breaks the circle */
+typedef struct StorageLife StorageLife;
+
+/* One storage while it lives, with the tensors that are known to show its present version. */
+typedef struct Storage Storage;
+
+struct Storage {
+    const void *key;   /* the address of the storage's Python object */
+    PyObject *ref;     /* owned: a weak reference to that, without a callback */
+    StorageLife *life; /* borrowed; NULL: somebody has taken the attribute away, and its death is seen late */
     int64_t number, device, version, writer;
     int64_t size_bytes; /* if an op has made it */
     int is_made;        /* an op has */
     Shown first;        /* the first tensor, which is the only one most often */
     Shown *others;      /* OBJECTS_KEPT of them; NULL: none yet */
     int other_count;
-} Storage;
+    Storage *next_spare; /* of those that are not in use */
+};
+
+/* The attribute of a storage's Python object. */
+struct StorageLife {
+    PyObject_HEAD
+    Storages *owner;  /* borrowed; there as long as `storage` is not NULL */
+    Storage *storage; /* borrowed; NULL: forgotten */
+};
 
 typedef struct {
     const void *key; /* NULL: free */
-    Storage *storage; /* owned by its reference */
+    Storage *storage; /* owned */
 } StoragePlace;
 
 /* Storages by the address of their Python object: open addressing, at most half full. */
 struct Storages {
-    PyTypeObject *type; /* owned by whoever has this */
+    PyTypeObject *type;  /* owned by whoever has this: StorageLife */
+    PyObject *attribute; /* owned by whoever has this: its name, which no other living TensorIds has */
     StoragePlace *places;
     size_t capacity, count; /* capacity: a power of two */
+    Storage *spare;
     int64_t live_bytes, next;
 };
 
-extern PyType_Spec storage_spec;
+extern PyType_Spec life_spec;
 
-Storage *find_storage(const Storages *self, const void *key);
+/* What is known of a storage while its Python object lives; NULL: nothing. */
+Storage *find_storage(Storages *self, const void *key);
 
-/* The storage of a Python object that is not known yet; borrowed. Runs Python code. NULL with an exception. */
+/* The storage of a Python object that is not known yet; borrowed. Runs Python code. NULL with an exception, which is
+   RuntimeError where the object can have no attribute. */
 Storage *add_storage(Storages *self, PyObject *stored, int64_t device, int is_made, int64_t size_bytes);
 
+/* Forgets all of them, and takes our attribute off those that live. Runs Python code; leaves exceptions alone. */
 void forget_storages(Storages *self);
 
 /* The first tensor of a storage that shows just this, if need be one that is another object; NULL: none. */

@@ -27,15 +27,15 @@ static int module_exec(PyObject *module) {
     State *state = PyModule_GetState(module);
     for (int at = 0; at < NAMES; at++)
         if ((state->names[at] = PyUnicode_InternFromString(NAMES_OF_TENSORS[at])) == NULL) return -1;
-    state->storage_type = add_type(module, &storage_spec);
-    state->ids_type = state->storage_type == NULL ? NULL : add_type(module, &ids_spec);
+    state->life_type = add_type(module, &life_spec);
+    state->ids_type = state->life_type == NULL ? NULL : add_type(module, &ids_spec);
     state->reader_type = state->ids_type == NULL ? NULL : add_type(module, &reader_spec);
     return state->reader_type == NULL ? -1 : 0;
 }
 
 static int module_traverse(PyObject *module, visitproc visit, void *arg) {
     State *state = PyModule_GetState(module);
-    Py_VISIT(state->storage_type);
+    Py_VISIT(state->life_type);
     Py_VISIT(state->ids_type);
     Py_VISIT(state->reader_type);
     return 0;
@@ -43,7 +43,7 @@ static int module_traverse(PyObject *module, visitproc visit, void *arg) {
 
 static int module_clear(PyObject *module) {
     State *state = PyModule_GetState(module);
-    Py_CLEAR(state->storage_type);
+    Py_CLEAR(state->life_type);
     Py_CLEAR(state->ids_type);
     Py_CLEAR(state->reader_type);
     return 0;

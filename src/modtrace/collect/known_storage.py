@@ -16,18 +16,17 @@ class KnownStorage:
     """A storage, and for each tensor object that shows it: what that shows, and its number."""
 
     __slots__ = (
-        "device", "geometry", "is_made", "number", "object", "offset", "others", "ref", "size_bytes", "tensor",
-        "version", "writer",
+        "device", "geometry", "is_made", "key", "number", "object", "offset", "others", "ref", "size_bytes",
+        "tensor", "version", "writer",
     )  # fmt: skip
 
-    def __init__(
-        self, number: int, device: int, size_bytes: int, ref: "StorageRef", *, is_made: bool
-    ) -> None:
+    def __init__(self, stored: Any, device: int, size_bytes: int, *, is_made: bool) -> None:
         self.is_made = is_made  # an op has made it
-        self.number = number
+        self.number = -1
         self.device = device
         self.size_bytes = size_bytes  # if an op has made it
-        self.ref = ref
+        self.key = id(stored)
+        self.ref = weakref.ref(stored)
         #: How often it has been written to: torch's own count misses `.data`, fused optimizers ...
         self.version = 0
         self.writer = NO_OP  # the op that wrote to it last
@@ -66,9 +65,19 @@ class KnownStorage:
             self.others = None
 
 
-class StorageRef(weakref.ref[Any]):
-    """A weak reference that knows under what its storage is known."""
+class StorageLife:
+    """An attribute of a storage, which ends with it: `_storages.c` says why it is no weak reference."""
 
-    __slots__ = ("key",)
+    __slots__ = ("_owner", "_storage")
 
-    key: int
+    def __init__(self, storage: KnownStorage, owner: "weakref.ref[Any]") -> None:
+        self._storage = storage
+        self._owner = owner  # its `remove()` is told of the death
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # a copy is None
+
+    def __del__(self) -> None:
+        owner = self._owner()
+        if owner is not None and self._storage.ref() is None:  # else somebody has taken the attribute away
+            owner.remove(self._storage)

@@ -85,21 +85,27 @@ class OpRecorder:
         self.want(is_wanted)
 
     def stop(self) -> str | None:
-        """Sees no more; what is to be said if our mode stays on the stack of another thread."""
+        """Sees no more, and takes its attributes off storages.
+
+        Returns:
+            what is to be said if our mode stays on the stack of another thread.
+        """
         self.mode.is_off = True
-        self._boundary.stop()
-        self._leaves.forget_inputs()
-        self._tracker.taps[:] = [tap for tap in self._tracker.taps if tap is not self._savings]
-        if self._savings is not None:
-            self._savings.forget()
         elsewhere = None
-        if self._is_entered:
-            self._is_entered = False
-            if threading.get_ident() == self._thread:
-                self._leave()
-            else:
-                elsewhere = _describe_elsewhere(self._thread)
-        self.mode.ids.forget()  # no weak reference of ours outlives this: see ModuleNames.settle
+        try:
+            self._boundary.stop()
+            self._leaves.forget_inputs()
+            self._tracker.taps[:] = [tap for tap in self._tracker.taps if tap is not self._savings]
+            if self._savings is not None:
+                self._savings.forget()
+            if self._is_entered:
+                self._is_entered = False
+                if threading.get_ident() == self._thread:
+                    self._leave()
+                else:
+                    elsewhere = _describe_elsewhere(self._thread)
+        finally:
+            self.mode.ids.forget()
         return elsewhere
 
     def _leave(self) -> None:

@@ -1,13 +1,14 @@
 """Tells tensors apart: by storage, by how often that was written to, and by what each tensor shows of it."""
 
 import math
+import weakref
 from array import array
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
-from .known_storage import NO_OP, KnownStorage, StorageRef
+from .known_storage import NO_OP, KnownStorage, StorageLife
 
 if TYPE_CHECKING:
     from ._tensor_ids import TensorIds as CompiledTensorIds
@@ -64,8 +65,9 @@ class TensorIds:
     """Numbers for tensors; keeps none of them alive.
 
     A storage is known by its Python object, which torch keeps as long as the storage lives; addresses and `id`s are
-    used again within microseconds. A tensor object alone does not do: autograd hands out new ones for what it saved.
-    Which object it is tells apart tensors that show the same of one storage (`x` and `x.detach()`).
+    used again within microseconds. An attribute of ours ends with that object. A tensor object alone does not do:
+    autograd hands out new ones for what it saved. Which object it is tells apart tensors that show the same of one
+    storage (`x` and `x.detach()`).
 
     What is found goes into flat lists of integers: Python's garbage collector would visit anything else again and
     again until it is written.
@@ -88,7 +90,12 @@ class TensorIds:
         self._unread: set[int] = set()
         self._next_storage = 0
         self._storages: dict[int, KnownStorage] = {}  # by `id` of the storage object, while it lives
-        self._gone = self._remove  # bound once
+        self._most_storages = 64  # when there are so many, those are dropped whose end nobody has told
+        self._attribute = f"_modtrace_{id(self):#x}"  # of storages; no other living object has it
+        self._ref: weakref.ref[Any] = weakref.ref(self)
+
+    def __del__(self) -> None:
+        self.forget()
 
     @property
     def next(self) -> int:
@@ -109,8 +116,11 @@ class TensorIds:
 
     def forget(self) -> None:
         """Whatever comes now is met for the first time: ops have run unseen."""
-        self._storages = {}
-        self.live_bytes = 0
+        storages, self._storages, self.live_bytes = self._storages, {}, 0
+        for storage in storages.values():
+            stored = storage.ref()
+            if stored is not None:
+                vars(stored).pop(self._attribute, None)
 
     def read(self, tensor: torch.Tensor) -> None:
         """An op reads a tensor: notes the use. 0.6 us for one that is known."""
@@ -129,7 +139,7 @@ class TensorIds:
         geometry = self._numbers.get((tensor.shape, tensor.stride(), tensor.dtype))
         if geometry is None:
             geometry = self._find_geometry(tensor)
-        storage = self._storages.get(id(stored))
+        storage = self._known(stored)
         if storage is None:
             return NO_TENSOR
         number = storage.find(id(tensor), int(tensor.storage_offset()), geometry)
@@ -148,6 +158,7 @@ class TensorIds:
             and storage.object == id(tensor)
             and storage.geometry == geometry
             and storage.offset == tensor.storage_offset()
+            and storage.ref() is stored
         ):
             number = storage.tensor
         else:
@@ -160,7 +171,7 @@ class TensorIds:
     def write(self, tensor: torch.Tensor, op: int) -> None:
         """An op has written to a tensor that it was given."""
         stored = tensor.untyped_storage()
-        storage = self._storages.get(id(stored))
+        storage = self._known(stored)
         if storage is None:
             storage = self._add_storage(tensor, stored, made=False)
         storage.note_write(op)
@@ -171,7 +182,7 @@ class TensorIds:
         geometry = self._numbers.get((tensor.shape, tensor.stride(), tensor.dtype))
         if geometry is None:
             geometry = self._find_geometry(tensor)
-        storage = self._storages.get(id(stored))
+        storage = self._known(stored)
         bits = 0
         if storage is None:
             storage, bits = self._add_storage(tensor, stored, made=True), FRESH
@@ -194,7 +205,7 @@ class TensorIds:
 
     def _meet(self, tensor: torch.Tensor, stored: Any, geometry: int) -> int:
         """A tensor object that was not seen first of its storage."""
-        storage = self._storages.get(id(stored))
+        storage = self._known(stored)
         if storage is None:
             storage = self._add_storage(tensor, stored, made=False)
         offset = int(tensor.storage_offset())
@@ -217,22 +228,36 @@ class TensorIds:
         storage.remember(id(tensor), offset, geometry, number)
         return number
 
+    def _known(self, stored: Any) -> KnownStorage | None:
+        storage = self._storages.get(id(stored))
+        if storage is None or storage.ref() is stored:
+            return storage
+        self.remove(storage)  # somebody holds on to its attribute, and another storage lies here now
+        return None
+
     def _add_storage(self, tensor: torch.Tensor, stored: Any, *, made: bool) -> KnownStorage:
-        ref = StorageRef(stored, self._gone)
-        ref.key = key = id(stored)
-        size = stored.nbytes() if made else 0
-        storage = KnownStorage(self._next_storage, self._device(tensor), size, ref, is_made=made)
-        self._next_storage += 1
-        self._storages[key] = storage  # an interrupt does not get between this and the next line
-        self.live_bytes += size
+        if len(self._storages) >= self._most_storages:
+            for dead in [each for each in list(self._storages.values()) if each.ref() is None]:
+                self.remove(dead)
+            self._most_storages = max(64, 2 * len(self._storages))
+        device, size = self._device(tensor), stored.nbytes() if made else 0
+        try:
+            new = KnownStorage(stored, device, size, is_made=made)
+            vars(stored)[self._attribute] = StorageLife(new, self._ref)
+        except TypeError as error:
+            raise RuntimeError from error  # as torch raises where there is no storage at all
+        storage = self._storages.setdefault(new.key, new)
+        if storage is new:  # no other thread was faster
+            new.number = self._next_storage
+            self._next_storage += 1
+            self.live_bytes += size
         return storage
 
-    def _remove(self, ref: Any) -> None:
+    def remove(self, storage: KnownStorage) -> None:
         """A storage has died."""
-        storage = self._storages.get(ref.key)
-        if storage is not None and storage.ref is ref:
+        if self._storages.get(storage.key) is storage:
             self.live_bytes -= storage.size_bytes
-            del self._storages[ref.key]
+            del self._storages[storage.key]
 
     def _find_geometry(self, tensor: torch.Tensor) -> int:
         """The number of what a tensor shows; the quick way finds only plain ones."""
