@@ -385,3 +385,73 @@ def test_what_is_no_module_is_refused_by_name(model, text):
     with pytest.raises(TypeError) as caught:
         modtrace.record(model)
     assert text in str(caught.value)
+
+
+class First(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+class Second(nn.Module):
+    def forward(self, x):
+        return x * 3
+
+
+def test_module_at_the_address_of_a_dead_one_is_another(record):
+    """CPython gives the memory of an object that has died to the next of its size."""
+    addresses = []
+    with record() as rec:
+        for kind in (First, Second) * 3:
+            module = kind()
+            addresses.append(id(module))
+            module(x())
+            del module
+    assert len(set(addresses)) < 6
+    names = [(row["name"], row["type"]) for row in modules(rec).values()]
+    assert names == [("First", "First"), ("Second", "Second")]
+    calls = [rec.table("calls")["module_id"].to_pylist()]
+    assert calls == [[0, 1, 0, 1, 0, 1]]
+
+
+def test_child_at_the_address_of_a_dead_one_is_another(record):
+    class Parent(nn.Module):
+        def forward(self, x):
+            for kind in (First, Second, First):
+                x = kind()(x)
+            return x
+
+    parent = Parent()
+    with record() as rec:
+        parent(x())
+        parent(x())
+    assert paths(rec) == [
+        ("Parent", "", ""), ("Parent", "(First#0)", "(First#0)"), ("Parent", "(Second#0)", "(Second#0)")
+    ]  # fmt: skip
+    assert rec.table("calls")["module_id"].to_pylist() == [0, 1, 2, 1, 0, 1, 2, 1]
+
+
+def test_sizes_of_a_module_do_not_become_those_of_a_dead_one(record):
+    with record() as rec:
+        nn.Linear(4, 4)(x())
+        for width in (1, 2, 3):
+            nn.Sequential(nn.Linear(4, width))(x())
+    found = [(row["type"], row["parameters"]) for row in modules(rec).values()]
+    assert found == [
+        ("Linear", 20), ("Sequential", 5), ("Linear", 5), ("Sequential", 10), ("Linear", 10),
+        ("Sequential", 15), ("Linear", 15),
+    ]  # fmt: skip
+
+
+def test_replica_at_the_address_of_a_dead_one_is_a_replica_of_its_own_original(record):
+    models = [nn.Linear(4, 4), nn.Linear(4, 2)]
+    with record(models) as rec:
+        for _ in range(3):
+            for model in models:
+                model._replicate_for_data_parallel().forward  # noqa: B018
+                replica = model._replicate_for_data_parallel()
+                replica._is_replica = True
+                replica._parameters = dict(model._parameters)
+                replica(x())
+                del replica
+    assert rec.table("calls")["module_id"].to_pylist() == [0, 1] * 3
+    assert len(rec.table("modules")) == 2

@@ -1,7 +1,6 @@
 """Hooks of the user at module boundaries that also run inside compiled code."""
 
 import dataclasses
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -15,6 +14,7 @@ from torch import nn
 from ..torch_internals import is_compile_wrapper, is_dynamo_compiling, keep_out_of_dynamo, unseen
 from .awaited_gradients import Awaited, AwaitedInputs, gets_gradient, keep_gradients_out_of_dynamo
 from .compile_safe_op import Event, Session, hook_op, report
+from .names import named_modules
 
 _Tensors: TypeAlias = tuple[torch.Tensor, ...]
 _Gradients: TypeAlias = tuple[torch.Tensor | None, ...]
@@ -108,7 +108,7 @@ def _check(model: Any, hooks: Sequence[Any], module_filter: Any) -> None:
 
 def _submodules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """All modules below the model by path, without the wrappers that torch.compile makes."""
-    for raw_path, module in model.named_modules():
+    for raw_path, module in named_modules(model):
         path = ".".join(part for part in raw_path.split(".") if part != "_orig_mod")
         if path and not is_compile_wrapper(module):
             yield path, module
@@ -273,8 +273,8 @@ def _prepare_torch() -> None:
 
 # Telling compiled code with our hooks from code without them.
 
-#: How many blocks have put their `forward` on a module.
-_stale: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+#: How many blocks have put their `forward` on a module, by its `id`; each block holds its modules.
+_stale: dict[int, int] = {}
 
 
 def _make_stale(module: nn.Module, stack: ExitStack) -> None:
@@ -285,16 +285,16 @@ def _make_stale(module: nn.Module, stack: ExitStack) -> None:
     module has no `forward` in its `__dict__`. Code with hooks asks for these hooks, so it is not used after the
     block, and is used again in the next (torch 2.13, measured).
     """
-    if module not in _stale:
+    if id(module) not in _stale:
         if "forward" in module.__dict__ or type(getattr(type(module), "forward", None)) is not FunctionType:
             return
         module.__dict__["forward"] = MethodType(type(module).forward, module)
-    _stale[module] = _stale.get(module, 0) + 1
+    _stale[id(module)] = _stale.get(id(module), 0) + 1
     stack.callback(_make_fresh, module)
 
 
 def _make_fresh(module: nn.Module) -> None:
-    _stale[module] -= 1
-    if not _stale[module]:
-        del _stale[module]
+    _stale[id(module)] -= 1
+    if not _stale[id(module)]:
+        del _stale[id(module)]
         module.__dict__.pop("forward", None)

@@ -1,7 +1,6 @@
 """Measures what each backward adds to the gradients of parameters, by a hook on each parameter."""
 
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from ..torch_internals import (
     was_hooked,
 )
 from .backward import Backward
+from .identity_map import IdentityMap
 from .measured import MeasuredParameters
 from .names import NamedModule, descendants, parameter_of
 from .parameter_sites import Measure, ParameterSite, ParameterSites, name_of, store, wanted_by
@@ -49,9 +49,9 @@ class MicroBatchTaps:
         self._hear = self._measure_gradient  # bound once: each hook refers to it
         self._hooks: dict[int, _GradientHook] = {}  # by id of the parameter
         #: By whose call, with the captures that look at it.
-        self._needed: weakref.WeakKeyDictionary[Segment, tuple[set[int], Mask]] = weakref.WeakKeyDictionary()
+        self._needed: IdentityMap[Segment, tuple[set[int], Mask]] = IdentityMap()
         #: Of ended steps, whose graphs may live. A run that never goes backward must not gather them.
-        self._left: weakref.WeakKeyDictionary[Segment, Mask] = weakref.WeakKeyDictionary()
+        self._left: IdentityMap[Segment, Mask] = IdentityMap()
         self._woken: dict[Backward, set[int]] = {}  # what was hooked again for a backward that runs
         self._is_leaving = False  # some step has ended, but not the backward in it
         self._of_backward: dict[Backward | None, MeasuredParameters] = {}
@@ -67,15 +67,15 @@ class MicroBatchTaps:
 
     def segment_left(self, segment: Segment) -> None:
         """The step of a segment has ended: it needs its hooks no more, unless a later backward runs its graph."""
-        needed = self._needed.pop(segment, None)
+        needed = self._needed.pop(segment)
         if needed is not None and needed[0]:
             self._left[segment] = needed[1]
 
     def backward_begins(self, backward: Backward) -> None:
         """Hooks what calls of ended steps have used whose graphs live: of a generator, trained after its critic."""
-        for segment in list(self._left):
+        for segment, _ in self._left.items():
             if self._is_abandoned or not segment.has_graph():
-                self._left.pop(segment, None)
+                self._left.pop(segment)
         living = list(self._left.items())
         if not living:
             return
@@ -108,7 +108,8 @@ class MicroBatchTaps:
         for hook in self._hooks.values():
             hook.remove()
         self._hooks, self._woken = {}, {}
-        self._needed, self._left = weakref.WeakKeyDictionary(), weakref.WeakKeyDictionary()
+        self._needed.clear()
+        self._left.clear()
         left, self._of_backward = list(self._of_backward.values()), {}
         return left
 
@@ -160,7 +161,7 @@ class MicroBatchTaps:
         """Never in the middle of a backward, on any thread."""
         if self._is_leaving and not self._tracker.backwards.is_running():
             self._is_leaving = False
-            needed = set().union(*(each for each, _ in self._needed.values()), *self._woken.values())
+            needed = set().union(*(each for _, (each, _) in self._needed.items()), *self._woken.values())
             for key in [key for key in self._hooks if key not in needed]:
                 self._hooks.pop(key).remove()
 

@@ -13,6 +13,7 @@ from torch import nn
 from ..recording.module_path import WRAPPER_PARTS, join
 from ..recording.path_pattern import PathFilter, describe_unmatched, unmatched
 from ..torch_internals import frames, is_replica, module_given_first, module_of_method
+from .identity_map import IdentityMap
 from .sizes import count_elements
 
 #: Wrappers whose registered part is called `module`: the class's own name tells them.
@@ -29,12 +30,11 @@ class NamedModule:
     """What is known of one module; `module_id` never changes, its path may become better known."""
 
     __slots__ = (
-        "aliases", "buffers", "given", "key", "module_id", "name", "parameters", "parent", "path", "raw_path",
+        "aliases", "buffers", "given", "module_id", "name", "parameters", "parent", "path", "raw_path",
         "ref", "root", "slots", "type_name", "unregistered",
     )  # fmt: skip
 
     def __init__(self, module_id: int, type_name: str) -> None:
-        self.key = -1
         self.module_id = module_id
         self.type_name = type_name
         self.ref: weakref.ref[nn.Module] | None = None
@@ -99,37 +99,19 @@ class ModuleNames:
 
     def __init__(self) -> None:
         self.modules: list[NamedModule] = []  # by module_id
-        self._by_key: dict[int, NamedModule] = {}
+        self._named: IdentityMap[nn.Module, NamedModule] = IdentityMap()
         self._revision = 0  # counts changes of rows
         self._changed: dict[int, int] = {}  # module_id -> revision of its last change
         self._owners: dict[int, list[ParameterOwner]] = {}  # by id of the parameter
         self._lock = threading.RLock()
-        self._on_death: list[Any] = []
-        self._replicas: dict[int, weakref.ref[nn.Module]] = {}
         self._by_hooks: dict[int, NamedModule] = {}  # by the `id` of the dictionary of a module's own hooks
         self._hooks_at = -1  # the revision that it is of
         self._scopes: dict[tuple[NamedModule | None, str], NamedModule] = {}
 
-    def settle(self) -> None:
-        """Nothing more is met: modules are held by plain weak references, which do nothing when they die.
-
-        Two of those with a callback on one object, and a collection while it dies, end in a segmentation fault
-        (CPython 3.11).
-        """
-        with self._lock:
-            self._replicas, self._on_death = {}, []
-            for named in self.modules:
-                module = None if named.ref is None else named.ref()
-                named.ref = None if module is None else weakref.ref(module)
-
-    def on_death(self, forget: Any) -> None:
-        """Has `forget(key)` called when a module dies, with its `id`."""
-        self._on_death.append(forget)
-
     def add_root(self, module: nn.Module, name: str | None = None) -> NamedModule:
         """Names a root that the user gave, and everything registered below it."""
         with self._lock:
-            known = self._by_key.get(id(module))
+            known = self._named.get(module)
             root = known if known is not None and known.root is known else self._register_root(module)
             root.given = True
             if name is not None and root.name != name:
@@ -139,7 +121,7 @@ class ModuleNames:
 
     def get(self, module: nn.Module) -> NamedModule | None:
         """The module's names if it has been met."""
-        return self._by_key.get(id(module))
+        return self._named.get(module)
 
     def find(self, module: nn.Module, caller: NamedModule | None, frame: FrameType | None) -> NamedModule:
         """The names of a module that is being entered; met for the first time, it is given some.
@@ -150,7 +132,7 @@ class ModuleNames:
             frame: the Python frame of the call; looked at when there is no caller.
         """
         with self._lock:
-            known = self._by_key.get(id(module)) or self._original_of(module)
+            known = self._named.get(module) or self._original_of(module)
             if known is not None:
                 return known
             while caller is not None and caller.type_name == SCOPE:
@@ -177,7 +159,7 @@ class ModuleNames:
         """The modules around a module that a plain method of is running, outermost first."""
         owners: dict[NamedModule, None] = {}
         for owner in map(module_of_method, frames(frame)):
-            known = None if owner is None else self._by_key.get(id(owner)) or self._original_of(owner)
+            known = None if owner is None else self._named.get(owner) or self._original_of(owner)
             if known is not None and known is not named and _is_under(named, known):
                 owners[known] = None
         return list(owners)[::-1]
@@ -226,12 +208,12 @@ class ModuleNames:
     def _find_at_outside(self, module: nn.Module, frame: FrameType | None) -> NamedModule:
         owner = _outermost_owner(module, frame)
         if owner is not None:
-            root = self._by_key.get(id(owner))
+            root = self._named.get(owner)
             if root is None:
                 self._register_root(owner)
             else:
                 self._register_below(owner, root)
-            found = self._by_key.get(id(module))
+            found = self._named.get(module)
             if found is not None:
                 return found
         return self._revive_root(module) or self._register_root(module)
@@ -244,7 +226,7 @@ class ModuleNames:
             owner = ancestor.ref() if ancestor.ref is not None else None
             if owner is not None and any(each is module for each in descendants(owner)):
                 self._register_below(owner, ancestor)
-                return self._by_key.get(id(module))
+                return self._named.get(module)
         return None
 
     def _name_unregistered(self, module: nn.Module, caller: NamedModule) -> NamedModule:
@@ -288,24 +270,13 @@ class ModuleNames:
             self._hooks_at = self._revision
         original = self._by_hooks.get(id(module._forward_hooks))  # a replica shares them with its original
         if original is not None:
-            self._by_key[id(module)] = original
-            self._replicas[id(module)] = weakref.ref(module, self._when_dead(id(module)))
+            self._named[module] = original
         return original
-
-    def _when_dead(self, key: int) -> Any:
-        names = weakref.ref(self)
-
-        def forget(dead: "weakref.ref[nn.Module]") -> None:
-            alive = names()
-            if alive is not None:
-                alive._forget(key, dead)
-
-        return forget
 
     # Registering.
 
     def _register_root(self, module: nn.Module) -> NamedModule:
-        root = self._by_key.get(id(module)) or self._new(module)
+        root = self._named.get(module) or self._new(module)
         root.name = root.name or self._free_name(class_name(module))
         self._touch(root)
         self._register_below(module, root)
@@ -313,10 +284,11 @@ class ModuleNames:
 
     def _register_below(self, top: nn.Module, named_top: NamedModule) -> None:
         """Names everything registered below a module, aliases included."""
-        aliases: dict[int, list[str]] = {}
+        aliases: dict[NamedModule, list[str]] = {}
         for module, parent, path, raw_path in walk(top, named_top.path, named_top.raw_path):
-            named_parent = self._by_key[id(parent)]
-            named = self._by_key.get(id(module))
+            named_parent = self._named.get(parent)
+            assert named_parent is not None
+            named = self._named.get(module)
             if named is None:
                 self._place(self._new(module), named_parent, path, raw_path)
             elif named is named_top or named.given:
@@ -325,9 +297,9 @@ class ModuleNames:
                 if named.root is named or named.unregistered:  # met before its root was
                     self._move(named, named_parent, path, raw_path)
             elif path != named.path:
-                aliases.setdefault(id(module), []).append(path)
-        for key, paths in aliases.items():
-            self._add_aliases(self._by_key[key], paths)
+                aliases.setdefault(named, []).append(path)
+        for named, paths in aliases.items():
+            self._add_aliases(named, paths)
         self._count(top, named_top)
 
     def _place(self, named: NamedModule, parent: NamedModule, path: str, raw_path: str) -> None:
@@ -361,7 +333,7 @@ class ModuleNames:
         if root is not None and root is not top and not named_top.unregistered:
             counts.update(count_elements(root))  # what was met late counts for those above it
         for key, (parameters, buffers) in counts.items():
-            named = self._by_key.get(key)
+            named = self._named.of_id(key)
             if named is not None and (named.parameters, named.buffers) != (parameters, buffers):
                 named.parameters, named.buffers = parameters, buffers
                 self._touch(named)
@@ -374,18 +346,8 @@ class ModuleNames:
         return named
 
     def _bind(self, module: nn.Module, named: NamedModule) -> None:
-        named.key = id(module)
-        named.ref = weakref.ref(module, self._when_dead(named.key))
-        self._by_key[named.key] = named
-
-    def _forget(self, key: int, dead: "weakref.ref[nn.Module]") -> None:
-        # No lock: a module may die while this very thread holds it. Each step here is atomic by itself.
-        named = self._by_key.get(key)
-        if named is not None and (named.ref is dead or self._replicas.get(key) is dead):
-            self._by_key.pop(key, None)
-            self._replicas.pop(key, None)
-            for forget in self._on_death:
-                forget(key)
+        named.ref = weakref.ref(module)
+        self._named[module] = named
 
     def _touch(self, named: NamedModule) -> None:
         self._revision += 1
@@ -536,6 +498,16 @@ def _is_under(named: NamedModule, top: NamedModule) -> bool:
     while above is not None and above is not top:
         above = above.parent
     return above is top
+
+
+def named_modules(top: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """What `top.named_modules()` gives; that asks each module for its hash, which it may not have."""
+    yield "", top
+    seen = {id(top)}
+    for module, _, _, raw_path in walk(top, "", ""):
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield raw_path, module
 
 
 def descendants(top: nn.Module) -> Iterator[nn.Module]:

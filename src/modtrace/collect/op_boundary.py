@@ -2,7 +2,6 @@
 
 import sys
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +19,8 @@ from ..torch_internals import (
     unseen,
     wrapped_by_functorch,
 )
-from .names import NamedModule
+from .identity_map import IdentityMap
+from .names import NamedModule, named_modules
 from .op_leaves import Leaf, OpLeaves
 from .op_mode import OpMode
 from .segments import Segment
@@ -59,7 +59,7 @@ class OpBoundary:
         self._mode = mode
         self._leaves = leaves
         self._thread = -1
-        self._named: dict[int, tuple[weakref.ref[nn.Module], int, int]] = {}  # how roots were, by `id`
+        self._named: IdentityMap[nn.Module, tuple[int, int]] = IdentityMap()  # how roots were
         self._enter, self._hear = self._entering, self._returning  # bound once
 
     def start(self) -> None:
@@ -116,12 +116,15 @@ class OpBoundary:
         When a root is met, and again when modules have been met since, or its first parameter lies elsewhere
         (`model.double()`): 2 us for a parameter. Those that no op has made are named when one reads them.
         """
-        first = next(root.parameters(), None)
-        state = (weakref.ref(root), self._tracker.names.revision, 0 if first is None else _memory_of(first))
-        if self._named.get(id(root)) == state:
+        first = next(_parameters_of(root), None)
+        state = (self._tracker.names.revision, 0 if first is None else _memory_of(first))
+        if self._named.get(root) == state:
             return
-        self._named[id(root)] = state
-        with _aside([("", each) for each in (*root.parameters(), *root.buffers())]):
+        self._named[root] = state
+        buffers = (
+            each for module in _modules_of(root) for each in module._buffers.values() if each is not None
+        )
+        with _aside([("", each) for each in (*_parameters_of(root), *buffers)]):
             for owner, name, tensor, role in self._owned_by(root):
                 number = self._find(tensor)
                 if number != NO_TENSOR:
@@ -129,11 +132,12 @@ class OpBoundary:
 
     def _owned_by(self, root: nn.Module) -> Iterator[tuple[NamedModule, str, torch.Tensor, str]]:
         names = self._tracker.names
-        for at, parameter in enumerate(root.parameters()):
+        parameters = {id(each): each for each in _parameters_of(root)}
+        for at, parameter in enumerate(parameters.values()):
             owners = names.owners_of(parameter, learn=at == 0)
             if owners:
                 yield owners[0].module, owners[0].name, parameter, PARAMETER
-        for module in root.modules():
+        for module in _modules_of(root):
             named = names.get(module)
             for name, buffer in module._buffers.items():
                 if named is not None and buffer is not None:
@@ -181,6 +185,15 @@ class OpBoundary:
             number = ids.next
             ids.note_without_storage(tensor, RETURNED, "")
             return number
+
+
+def _modules_of(root: nn.Module) -> Iterator[nn.Module]:
+    return (module for _, module in named_modules(root))
+
+
+def _parameters_of(root: nn.Module) -> Iterator[torch.Tensor]:
+    held = (each for module in _modules_of(root) for each in module._parameters.values())
+    return (each for each in held if each is not None)
 
 
 def _memory_of(tensor: torch.Tensor) -> int:

@@ -3,7 +3,6 @@
 import functools
 import re
 import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from ..recording.role import OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
 from ..torch_internals import DisableTorchFunction, keep_out_of_dynamo, unseen
 from .backward import Backward
 from .buffer_values import BufferTaps
+from .identity_map import IdentityMap
 from .measured import MeasuredParameters, free_rows
 from .micro_batches import MicroBatchTaps
 from .parameter_sites import Measure, ParameterSite, ParameterSites, name_of, store, wanted_by
@@ -71,8 +71,7 @@ class ParameterTaps:
             tracker.names, sites, wishes, measure=measure, settle=settle, failed=failed
         )
         self._stepping: dict[int, _Stepping] = {}  # by thread
-        self._before: weakref.WeakKeyDictionary[Any, dict[_Place, Before]] = weakref.WeakKeyDictionary()
-        self._prefixes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._optimizers: IdentityMap[Any, _Optimizer] = IdentityMap()
         self._optimizers_seen = 0
         self._is_abandoned = False
         keep_out_of_dynamo(ParameterTaps.optimizer_begins, ParameterTaps.optimizer_ended)
@@ -95,6 +94,7 @@ class ParameterTaps:
     def step_ended(self) -> None:
         """No hook stays on a parameter that no open step needs, once no backward runs. After `take_segment()`."""
         self._micro_batches.step_ended()
+        self._optimizers.sweep()  # their copies take as much as the parameters
 
     def take_segment(self, segment: Segment) -> MeasuredParameters | None:
         """What was measured when a segment had ended; its step has ended now."""
@@ -121,7 +121,7 @@ class ParameterTaps:
         left = [stepping.measured for stepping in self._stepping.values()]
         free_rows([*left, *self._micro_batches.stop(), *self._buffers.stop()])
         self._stepping = {}
-        self._before.clear()
+        self._optimizers.clear()
 
     # Optimizers: the weights that a step used, their gradients after clipping, and what has become of them.
 
@@ -170,7 +170,7 @@ class ParameterTaps:
 
     def _parameters_of(self, optimizer: Any, active: Mask) -> Iterator["_Parameter"]:
         """The parameters that a capture means, with their sites."""
-        prefix = self._prefix_of(optimizer)
+        prefix = self._known(optimizer).prefix
         has_learnt = False
         for at, group in enumerate(optimizer.param_groups):
             for number, parameter in enumerate(group["params"]):
@@ -184,13 +184,12 @@ class ParameterTaps:
                 if wanted_by(sites, active):
                     yield _Parameter((at, number), parameter, sites)
 
-    def _prefix_of(self, optimizer: Any) -> str:
-        """What tells the unowned parameters of several optimizers apart."""
-        prefix = self._prefixes.get(optimizer)
-        if prefix is None:
+    def _known(self, optimizer: Any) -> "_Optimizer":
+        known = self._optimizers.get(optimizer)
+        if known is None:
             number, self._optimizers_seen = self._optimizers_seen, self._optimizers_seen + 1
-            prefix = self._prefixes[optimizer] = f"optimizer#{number}." if number else ""
-        return prefix
+            known = self._optimizers[optimizer] = _Optimizer(f"optimizer#{number}." if number else "", {})
+        return known
 
     def _look_before(
         self, stepping: "_Stepping", optimizer: Any, one: "_Parameter", has_closure: bool
@@ -237,10 +236,7 @@ class ParameterTaps:
     # Updates: a copy of each parameter from before, whose memory is used again in the next step.
 
     def _before_of(self, optimizer: Any, place: _Place) -> Before:
-        copies = self._before.get(optimizer)
-        if copies is None:
-            copies = self._before[optimizer] = {}
-        return copies.setdefault(place, Before())
+        return self._known(optimizer).copies.setdefault(place, Before())
 
     def _look_at_update(self, stepping: "_Stepping", optimizer: Any, one: "_Parameter") -> None:
         wanted = self._wanted_in(stepping, UPDATE)
@@ -277,6 +273,13 @@ class _Parameter(NamedTuple):
     place: _Place
     tensor: torch.Tensor
     sites: list[ParameterSite]
+
+
+class _Optimizer(NamedTuple):
+    """What is known of one."""
+
+    prefix: str  # tells its unowned parameters from those of others
+    copies: dict[_Place, Before]
 
 
 class _Stepping(NamedTuple):

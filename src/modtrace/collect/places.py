@@ -1,6 +1,7 @@
 """The tree of callers: where each module has been reached, so that entering it again is one look-up."""
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Optional
 
@@ -28,12 +29,14 @@ class Place(dict[int, "Place"]):
         "named",
         "outermost",
         "owners",
+        "ref",
         "seen_as",
     )
 
-    def __init__(self, key: int, named: NamedModule | None, above: Optional["Place"], index: int) -> None:
-        self.key = key  # id of the module; -1 for an outermost place, so that leaving it takes the slow way
-        self.outermost = key
+    def __init__(self, named: NamedModule | None, above: Optional["Place"], index: int) -> None:
+        self.ref: Callable[[], nn.Module | None] = _no_module  # the module that was met here last
+        self.key = -1  # id of the module; -1 for an outermost place, so that leaving it takes the slow way
+        self.outermost = -1
         self.named = named
         self.above = above
         self.index = index
@@ -81,10 +84,6 @@ class Place(dict[int, "Place"]):
             yield at
             at = at.above
 
-    def is_caller_of(self, named: NamedModule) -> bool:
-        """Whether it has called the module itself, with no other between."""
-        return named.key in self or any(each.named is named for each in self.values())
-
 
 class PlaceTree:
     """All places, by number. Taken under the tracker's lock."""
@@ -92,20 +91,19 @@ class PlaceTree:
     def __init__(self, names: ModuleNames) -> None:
         self._names = names
         self.places: list[Place] = []  # by number
-        self.outside = Place(0, None, None, -1)
+        self.outside = Place(None, None, -1)
         self._outermost: dict[int, Place] = {}
-        self._of_key: dict[int, list[Place]] = {}
-        self._retired: dict[tuple[Place | None, int], Place] = {}
-        names.on_death(self._forget)
+        self._of_module: dict[int, list[Place]] = {}  # by module_id
 
     def find(self, module: nn.Module, above: Place | None, frame: FrameType | None) -> Place:
         """The place of a module below its caller, None: at the outside; made when met for the first time."""
         key = id(module)
         known = self._outermost.get(key) if above is None else above.get(key)
-        if known is not None:
+        if known is not None and known.ref() is module:
             return known
         named = self._names.find(module, None if above is None else above.named, frame)
         place = self._take(key, named, above)
+        place.ref = weakref.ref(module)
         place.compiled = is_compiled(module)
         if above is not None and above.named is not None and named.root is not above.root:
             place.seen_as = _seen_below(above, module)
@@ -122,26 +120,29 @@ class PlaceTree:
 
     def places_of(self, named: NamedModule) -> list[Place]:
         """Where a module has been called."""
-        return [place for place in self._of_key.get(named.key, ()) if place.named is named]
+        module = None if named.ref is None else named.ref()
+        places = () if module is None else self._of_module.get(named.module_id, ())
+        return [place for place in places if place.ref() is module]
 
     def _take(self, key: int, named: NamedModule, above: Place | None) -> Place:
-        place = self._retired.pop((above, named.module_id), None)
+        """A place that is free, as the one of a module that has died and has its name from now on, or a new one."""
+        holder = self._outermost if above is None else above
+        places = self._of_module.setdefault(named.module_id, [])
+        place = next((each for each in places if each.above is above and each.ref() is None), None)
         if place is None:
-            place = Place(key, named, above, len(self.places))
+            place = Place(named, above, len(self.places))
             self.places.append(place)
+            places.append(place)
+        elif holder.get(place.outermost) is place:
+            del holder[place.outermost]
         place.outermost = key
         place.key = -1 if above is None else key
-        (self._outermost if above is None else above)[key] = place
-        self._of_key.setdefault(key, []).append(place)
+        holder[key] = place
         return place
 
-    def _forget(self, key: int) -> None:
-        for place in self._of_key.pop(key, ()):
-            holder = self._outermost if place.above is None else place.above
-            if holder.get(key) is place:
-                del holder[key]
-            assert place.named is not None
-            self._retired[(place.above, place.named.module_id)] = place
+
+def _no_module() -> None:
+    return None
 
 
 def _seen_below(above: Place, module: nn.Module) -> tuple[NamedModule, str] | None:

@@ -1,12 +1,12 @@
 """Names what runs the way PyTorch's trackers do, `Mod.c.0`, and the way `state_dict` does, `c.0`."""
 
-import weakref
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from ..recording.module_path import join
+from .identity_map import IdentityMap
 from .names import SCOPE, ModuleNames, NamedModule, class_name, unwrapped
 from .places import Place, PlaceTree
 from .segments import Segment
@@ -27,16 +27,15 @@ class RootLabels:
     """What one tracker calls roots: by the user's names or by their classes. Outlives the tracker's contexts."""
 
     def __init__(self, chosen: list[tuple[str | None, nn.Module]]) -> None:
-        self._kept: dict[int, tuple[weakref.ref[nn.Module], str]] = {}  # by `id` of the module
+        self._kept: IdentityMap[nn.Module, str] = IdentityMap()
         self._labels: dict[NamedModule, str] = {}
         for name, module in chosen:
             if name is not None:
-                self._keep(module, name)
+                self._kept[module] = name
 
     def begin(self) -> None:
         """Another context: modules are met anew."""
         self._labels = {}
-        self._kept = {key: each for key, each in self._kept.items() if each[0]() is not None}
 
     def label(self, root: NamedModule) -> str:
         """The name of a root; given when it is first asked for."""
@@ -48,23 +47,18 @@ class RootLabels:
     def _find(self, root: NamedModule) -> str:
         module = None if root.ref is None else root.ref()
         if module is not None:
-            kept = self._kept.get(id(module))
-            if kept is not None and kept[0]() is module:
-                return kept[1]
+            kept = self._kept.get(module)
+            if kept is not None:
+                return kept
         label = self._free(_own_name(root, module))
         if module is not None:
-            self._keep(module, label)
+            self._kept[module] = label
         return label
-
-    def _keep(self, module: nn.Module, label: str) -> None:
-        self._kept[id(module)] = (weakref.ref(module), label)
 
     def _free(self, wanted: str) -> str:
         taken = {label for root, label in self._labels.items() if root.root is root}
         alive = {id(each) for each in (root.ref() for root in self._labels if root.ref is not None)}
-        taken.update(
-            label for key, (ref, label) in self._kept.items() if key not in alive and ref() is not None
-        )
+        taken.update(label for module, label in self._kept.items() if id(module) not in alive)
         name, number = wanted, 0
         while name in taken:
             number += 1
@@ -174,6 +168,7 @@ def _as_called_from(caller: Place, chain: list[Place]) -> list[Place]:
     found: list[Place] = []
     at: Place | None = caller
     for place in chain:
-        at = None if at is None else at.get(place.outermost)
+        below = None if at is None else at.get(place.outermost)
+        at = None if below is None or below.named is not place.named else below
         found.append(place if at is None else at)
     return found

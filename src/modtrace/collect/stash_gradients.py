@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from ..torch_internals import (
 )
 from .backward import Backward
 from .graph_walk import base_made_in, edges_to_written_bases, nodes_below, will_run
+from .identity_map import IdentityMap
 from .places import Place
 from .scopes import ScopeTracker
 from .segments import CallRef
@@ -56,7 +56,7 @@ class OutputGradients:
         self._on_gradient = self._arrived  # bound once: each watch refers to it
         self._key = object()  # in the metadata of nodes: another tracker has its own
         self._numbers = itertools.count()
-        self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+        self._watches: IdentityMap[Watch, None] = IdentityMap()
         self._runs: dict[int, _Run] = {}  # by graph task
         self._waiting: list[Arriving] = []  # of all runs, the first to begin first
         self._lock = threading.RLock()
@@ -88,7 +88,7 @@ class OutputGradients:
 
     def stop(self) -> None:
         """Takes every hook off every tensor."""
-        for watch in list(self._watches):
+        for watch, _ in self._watches.items():
             watch.remove()
         self._runs, self._waiting = {}, []
 
@@ -164,7 +164,7 @@ class OutputGradients:
     def _hook(self, tensor: torch.Tensor) -> Watch:
         watch = Watch(next(self._numbers), self._on_gradient)
         watch.handle = _register_hook(tensor, watch)
-        self._watches.add(watch)
+        self._watches[watch] = None
         return watch
 
     # Gradients.

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..optional import require
+from .names import named_modules
 from .stash import Stash, StashFn, StashValueFn, get_stash_fn
 from .stash_collector import StashCollector
 from .stash_names import NamePattern, name_filter, warn_of_unmatched
@@ -99,7 +100,7 @@ class Tracker:
         if not isinstance(module, nn.Module):
             raise TypeError(f"register_all(module={module!r}): give a torch.nn.Module")
         chosen = name_filter(include, exclude, match)
-        names = dict(module.named_modules())
+        names = dict(named_modules(module))
         warn_of_unmatched(chosen, names, type(module).__name__)
         for name, each in names.items():
             if chosen.selects(name):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _UNWATCHED_KEPT = 16
 
 #: Where code runs whose modules are not followed; see `ThreadLog.aside`.
-ASIDE = Place(-1, None, None, -1)
+ASIDE = Place(None, None, -1)
 
 
 class ThreadLog:
