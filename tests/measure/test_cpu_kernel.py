@@ -184,11 +184,9 @@ def test_every_pattern_of_16_bits_is_what_torch_takes_it_for(dtype, skipped, fin
     if finite:
         tensor = tensor[tensor.isfinite()]
     tensor = tensor[skipped:]
-    ours, theirs = (
-        np.sort(decoded(tensor, torch.int16)),
-        np.sort(to_numbers(tensor)),
-    )  # pairs change the order
-    np.testing.assert_array_equal(ours, theirs)
+    ours, theirs = decoded(tensor, torch.int16), to_numbers(tensor)
+    np.testing.assert_array_equal(np.sort(ours), np.sort(theirs))  # pairs change the order
+    # Before sorting: with AVX-512 numpy's sort gives a zero any sign (2.4).
     assert np.signbit(ours[ours == 0]).sum() == np.signbit(theirs[theirs == 0]).sum()
     check(tensor)
 
