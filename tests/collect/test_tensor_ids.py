@@ -310,10 +310,54 @@ def test_what_a_tensor_without_storage_raises_comes_out_and_nothing_changes(ids,
 
 
 def test_a_tensor_without_storage_is_another_one_each_time(ids):
-    ids.note_without_storage(SPARSE, NO_OP, "")
-    ids.note_without_storage(SPARSE, 4, "[1]")
+    ids.note_unreadable(SPARSE, NO_OP, "", RuntimeError("no storage"))
+    ids.note_unreadable(SPARSE, 4, "[1]", RuntimeError("no storage"))
     assert taken(ids) == ([(-1, 0, 0, 0, 0, NO_OP, 0, 0), (-1, 0, 0, 0, 0, 4, 1, 0)], [(0, 0)])
-    assert ids.geometries == [Geometry((3,), None, torch.float32, torch.sparse_coo, False, False)]
+    assert ids.geometries == [
+        Geometry((3,), None, torch.float32, torch.sparse_coo, False, False, "RuntimeError: no storage")
+    ]
+
+
+def test_a_tensor_that_raises_whatever_it_is_asked_is_noted_with_what_autograd_knows(ids):
+    class Broken(torch.Tensor):
+        def __getattribute__(self, name):
+            raise KeyError(f"{name} of 0x7f1234")
+
+    x = torch.ones(2).as_subclass(Broken)
+    torch.Tensor.requires_grad_(x)
+    reader = argument_reader.new_reader(ids)
+    assert reader.read(5, (x,), None) == (5, 1, TENSOR)
+    assert taken(ids) == ([(-1, 0, 0, 0, 0, NO_OP, 0, REQUIRES_GRAD)], [(0, 0)])
+    why = "KeyError: 'untyped_storage of N'"
+    assert (ids.geometries, ids.devices) == ([Geometry((), None, None, None, False, False, why)], [None])
+    assert ids.geometries[0].size_bytes == 0
+
+
+def test_addresses_and_counters_in_errors_do_not_make_geometries_without_end(ids):
+    for at in range(50):
+        ids.note_unreadable(SPARSE, NO_OP, "", KeyError(f"tensor {at} at {hex(id(at))}"))
+    assert [each.note for each in ids.geometries] == ["KeyError: 'tensor N at N'"]
+
+
+@pytest.mark.parametrize(
+    "name, answer", [("shape", [2]), ("stride", lambda: 2), ("dtype", "float32"), ("layout", None)]
+)
+def test_an_answer_of_another_type_is_an_error_and_nothing_changes(ids, name, answer):
+    kind = type("Wrong", (torch.Tensor,), {name: property(lambda self: answer)})
+    with pytest.raises((TypeError, AttributeError)):
+        ids.read(torch.ones(2).as_subclass(kind))
+    assert (taken(ids), ids.next, ids.geometries) == (([], []), 0, [])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_what_is_no_exception_of_a_tensors_own_goes_through_the_reader(ids, error):
+    class Broken(torch.Tensor):
+        def untyped_storage(self):
+            raise error
+
+    with pytest.raises(error):
+        argument_reader.new_reader(ids).read(0, (torch.ones(2).as_subclass(Broken),), None)
+    assert taken(ids) == ([], [])
 
 
 def test_live_bytes_count_what_ops_have_made(ids):

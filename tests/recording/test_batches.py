@@ -40,8 +40,10 @@ def test_column_left_out_is_null_or_empty() -> None:
 
 
 def test_word_left_out_is_empty_and_flag_is_false() -> None:
+    [row] = to_batch("ops", {"op_id": [7]}).to_pylist()
+    assert (row["name"], row["raised"], row["flops"], row["source"]) == ("", False, None, None)
     [row] = to_batch("tensors", {"tensor_id": [7]}).to_pylist()
-    assert (row["dtype"], row["requires_grad"], row["shape"], row["storage"]) == ("", False, [], None)
+    assert (row["dtype"], row["requires_grad"], row["shape"], row["storage"]) == (None, False, [], None)
 
 
 @pytest.mark.parametrize(

@@ -68,12 +68,22 @@ static PyObject *finish_items(Items *self, int failed) {
 
 static int read_argument(ArgumentReader *self, PyObject *arg, Items *into);
 
+/* The exception that is set, which is not set any more; owned. */
+static PyObject *take_exception(void) {
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    return error;
+}
+
 static int append_tensor(ArgumentReader *self, PyObject *tensor, Items *into) {
     if (read_tensor(self->ids, tensor) < 0) {
-        if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) return -1; /* NotImplementedError is one, too */
-        PyErr_Clear();
-        PyObject *slot = PyUnicode_FromString("");
-        int noted = slot == NULL ? -1 : note_without_storage(self->ids, tensor, -1, slot);
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1; /* KeyboardInterrupt is none */
+        PyObject *error = take_exception(), *slot = PyUnicode_FromString("");
+        int noted = slot == NULL ? -1 : note_unreadable(self->ids, tensor, -1, slot, error);
+        Py_DECREF(error);
         Py_XDECREF(slot);
         if (noted < 0) return -1;
     }

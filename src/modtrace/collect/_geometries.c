@@ -113,13 +113,13 @@ static int notice_complex(Geometries *self, const State *state, PyObject *dtype)
     return is_complex;
 }
 
-/* What decides: the number of a Geometry. `stride` may be None. */
+/* What decides: the number of a Geometry. TypeError if an answer of the tensor is none of torch's. */
 static int64_t number_of(Geometries *self, const State *state, PyObject *tensor, const Shape *shape, int flags) {
     PyObject *layout = PyObject_GetAttr(tensor, state->names[LAYOUT]);
     if (layout == NULL) return -1;
     PyObject *conj = flags & CONJ ? Py_True : Py_False, *neg = flags & NEG ? Py_True : Py_False;
-    PyObject *geometry = PyObject_CallFunctionObjArgs(self->make, shape->shape, shape->stride, shape->dtype, layout, conj,
-                                                      neg, NULL);
+    PyObject *geometry = PyObject_CallMethod(self->make, "of", "OOOOOO", shape->shape, shape->stride, shape->dtype,
+                                             layout, conj, neg);
     Py_DECREF(layout);
     if (geometry == NULL) return -1;
     int64_t number = number_in(self->numbers, self->all, geometry);
@@ -190,19 +190,4 @@ int64_t find_geometry(Geometries *self, const State *state, PyObject *tensor, co
     if (number >= 0) return number;
     number = find_by_attributes(self, state, tensor, flags);
     return self->has_complex == had_complex ? insert(self, &key, number) : number; /* else `flags` are not known yet */
-}
-
-int64_t find_geometry_without_stride(Geometries *self, const State *state, PyObject *tensor) {
-    PyObject *size = PyObject_GetAttr(tensor, state->names[SHAPE]);
-    if (size == NULL && PyErr_ExceptionMatches(PyExc_RuntimeError)) { /* a parameter of a lazy module has none yet */
-        PyErr_Clear();
-        size = PyTuple_New(0);
-    }
-    Shape shape = {size, NULL, PyObject_GetAttr(tensor, state->names[DTYPE])};
-    Py_INCREF(Py_None);
-    shape.stride = Py_None;
-    int64_t number = -1;
-    if (shape.shape != NULL && shape.dtype != NULL) number = number_of(self, state, tensor, &shape, 0);
-    release(&shape);
-    return number;
 }

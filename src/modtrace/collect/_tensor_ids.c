@@ -296,11 +296,23 @@ static PyObject *ids_make(PyObject *object, PyObject *const *args, Py_ssize_t co
     Py_RETURN_NONE;
 }
 
-int note_without_storage(TensorIds *self, PyObject *tensor, int64_t op, PyObject *slot_text) {
-    int64_t geometry = find_geometry_without_stride(&self->geometries, self->state, tensor);
-    int64_t device = geometry < 0 ? -1 : device_of(self, tensor);
+/* What Python says of such a tensor: its Geometry, its device or None, and whether it requires a gradient; owned. */
+static PyObject *describe_unreadable(const TensorIds *self, PyObject *tensor, PyObject *error) {
+    PyObject *found = PyObject_CallMethod(self->geometries.make, "of_unreadable", "OO", tensor, error);
+    if (found == NULL || (PyTuple_Check(found) && PyTuple_Size(found) == 3)) return found;
+    PyErr_SetString(PyExc_TypeError, "Geometry.of_unreadable() has to return a tuple of 3");
+    Py_DECREF(found);
+    return NULL;
+}
+
+int note_unreadable(TensorIds *self, PyObject *tensor, int64_t op, PyObject *slot_text, PyObject *error) {
+    PyObject *found = describe_unreadable(self, tensor, error);
+    if (found == NULL) return -1;
+    int64_t geometry = number_in(self->geometries.numbers, self->geometries.all, PyTuple_GetItem(found, 0));
+    int64_t device = geometry < 0 ? -1 : number_in(self->device_numbers, self->devices, PyTuple_GetItem(found, 1));
     int64_t slot = device < 0 ? -1 : slot_of(self, slot_text);
-    int requires_grad = slot < 0 ? -1 : to_truth(PyObject_GetAttr(tensor, self->state->names[REQUIRES_GRAD]));
+    int requires_grad = slot < 0 ? -1 : PyObject_IsTrue(PyTuple_GetItem(found, 2));
+    Py_DECREF(found);
     if (requires_grad < 0 || reserve(self) < 0) return -1;
     if (op == NO_OP) append_use(self, self->next, geometry);
     append_row(self, (int64_t[ROW_WIDTH]){NO_STORAGE, 0, 0, geometry, device, op, slot,
@@ -308,11 +320,11 @@ int note_without_storage(TensorIds *self, PyObject *tensor, int64_t op, PyObject
     return 0;
 }
 
-static PyObject *ids_note_without_storage(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    if (count != 3) return wrong_count("note_without_storage", 3, count);
+static PyObject *ids_note_unreadable(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    if (count != 4) return wrong_count("note_unreadable", 4, count);
     int64_t op = PyLong_AsLongLong(args[1]);
     if (op == -1 && PyErr_Occurred()) return NULL;
-    if (note_without_storage((TensorIds *)self, args[0], op, args[2]) < 0) return NULL;
+    if (note_unreadable((TensorIds *)self, args[0], op, args[2], args[3]) < 0) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -475,8 +487,8 @@ static PyMethodDef methods[] = {
     {"find", ids_find, METH_O, "find(tensor): its number; -1 if meeting it would make it a leaf."},
     {"write", FAST(ids_write), METH_FASTCALL, "write(tensor, op): an op has written to a tensor that it was given."},
     {"make", FAST(ids_make), METH_FASTCALL, "make(tensor, op, slot, given): an op returns a tensor."},
-    {"note_without_storage", FAST(ids_note_without_storage), METH_FASTCALL,
-     "note_without_storage(tensor, op, slot): a tensor that has no storage."},
+    {"note_unreadable", FAST(ids_note_unreadable), METH_FASTCALL,
+     "note_unreadable(tensor, op, slot, error): a tensor that has raised an error when it was read."},
     {NULL, NULL, 0, NULL},
 };
 

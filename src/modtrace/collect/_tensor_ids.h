@@ -131,9 +131,6 @@ typedef struct {
 /* The number of what a tensor shows; -1 with an exception. `data` is where its first element lies; NULL: not known. */
 int64_t find_geometry(Geometries *self, const State *state, PyObject *tensor, const void **data);
 
-/* The same for a tensor that has no strides. */
-int64_t find_geometry_without_stride(Geometries *self, const State *state, PyObject *tensor);
-
 /* ---- Tensors. */
 
 typedef struct {
@@ -152,7 +149,8 @@ extern PyType_Spec ids_spec;
 /* Notes that an op reads a tensor. -1 with an exception, and nothing has changed. */
 int read_tensor(TensorIds *self, PyObject *tensor);
 
-int note_without_storage(TensorIds *self, PyObject *tensor, int64_t op, PyObject *slot);
+/* Adds a row for a tensor that has raised an error when it was read. */
+int note_unreadable(TensorIds *self, PyObject *tensor, int64_t op, PyObject *slot, PyObject *error);
 
 /* ---- Arguments of ops. */
 

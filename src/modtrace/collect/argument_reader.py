@@ -61,8 +61,8 @@ class ArgumentReader:
     def _read_tensor(self, tensor: torch.Tensor) -> None:
         try:
             self._ids.read(tensor)
-        except RuntimeError:  # NotImplementedError is one, too
-            self._ids.note_without_storage(tensor, NO_OP, "")
+        except Exception as error:  # it has no storage, or a subclass of the user's raises
+            self._ids.note_unreadable(tensor, NO_OP, "", error)
 
     def _read_other(self, arg: Any) -> Any:
         if isinstance(arg, dict):

@@ -8,7 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..torch_internals import ACCUMULATE_SEQUENCE_NR, is_functorch_tensor, will_engine_execute
+from ..torch_internals import (
+    ACCUMULATE_SEQUENCE_NR,
+    grad_fn_of,
+    is_functorch_tensor,
+    output_nr_of,
+    will_engine_execute,
+)
 from .segments import CallRef, Ints, Segment
 
 if TYPE_CHECKING:
@@ -56,7 +62,7 @@ def root_nodes(outputs: Iterable[Any]) -> list[Any]:
     with torch._C.DisableTorchFunction():
         for output in outputs:
             if isinstance(output, torch.Tensor):
-                node = None if is_functorch_tensor(output) else output.grad_fn
+                node = None if is_functorch_tensor(output) else grad_fn_of(output)
             else:
                 node = getattr(output, "node", None)  # a GradientEdge
             if node is not None and node._sequence_nr() != ACCUMULATE_SEQUENCE_NR:
@@ -213,8 +219,8 @@ def _fed_at_start(outputs: list[Any], edges: Edges) -> set[Any]:
         for output in outputs:
             if not isinstance(output, torch.Tensor):
                 fed.add((getattr(output, "node", None), getattr(output, "output_nr", 0)))
-            elif output.grad_fn is not None:
-                fed.add((output.grad_fn, output.output_nr))
+            elif (node := grad_fn_of(output)) is not None:
+                fed.add((node, output_nr_of(output)))
             else:
                 leaves.add(id(output))
     if leaves:  # a leaf among the outputs: what accumulates its gradient may be fed by the graph too

@@ -9,6 +9,7 @@ from torch import nn
 
 from ..measure.dtypes import format_of
 from ..measure.memory import array_over, extent_of
+from ..torch_internals import grad_of, version_of
 from .names import descendants, parameter_of
 
 #: Zeroed gradients (`set_to_none=False`) are recognised by looking at one this small, on the CPU only.
@@ -27,7 +28,7 @@ class GradientEvidence:
         self._module = weakref.ref(module)
         self._name = name
         self._grad_id = id(grad)
-        self._version = grad._version
+        self._version = version_of(grad)
 
     def is_cleared(self) -> bool:
         """Whether the gradient is gone, or has been written since and is zero now."""
@@ -36,10 +37,10 @@ class GradientEvidence:
         if parameter is None:
             return True
         with torch._C.DisableTorchFunction():
-            grad = parameter.grad
+            grad = grad_of(parameter)
             if grad is None:
                 return True
-            if id(grad) != self._grad_id or grad._version == self._version:
+            if id(grad) != self._grad_id or version_of(grad) == self._version:
                 return False
             return _is_zero(grad)
 
@@ -68,7 +69,7 @@ def evidence_of(roots: Iterable["weakref.ref[Any] | None"]) -> list[GradientEvid
 def _evidence_below(root: nn.Module) -> GradientEvidence | None:
     for module in (root, *descendants(root)):  # `modules()` fails where one has no hash
         for name, parameter in module._parameters.items():
-            grad = None if parameter is None else parameter.grad
+            grad = None if parameter is None else grad_of(parameter)
             if grad is not None and not grad.is_inference():
                 return GradientEvidence(module, name, grad)
     return None

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..torch_internals import is_dynamo_compiling, is_functorch_tensor
+from ..torch_internals import grad_fn_of, is_dynamo_compiling, is_functorch_tensor
 from .segments import Segment
 from .slots import find_slots
 
@@ -64,7 +64,7 @@ def watch_graph(segment: Segment, output: Any, reached: Callable[[Segment], None
 def node_of(tensor: torch.Tensor) -> Any:
     """The node that a tensor comes from; None if there is none that could be asked for."""
     try:
-        return None if is_functorch_tensor(tensor) else tensor.grad_fn
+        return None if is_functorch_tensor(tensor) else grad_fn_of(tensor)
     except RuntimeError:  # a view whose base was written to: torch allows it until its gradient is asked for
         return None
 

@@ -144,7 +144,11 @@ class KeptTensors:
             held.extra.add_note(shortened(reason), _BLOB)
 
     def _put_array(self, extra: Extra, tensor: torch.Tensor, name: str) -> None:
-        array = logical_array(tensor)
+        try:
+            array, shape = logical_array(tensor), tuple(tensor.shape)
+        except Exception as error:  # a subclass of the user's
+            extra.add_note(f"not kept: {type(error).__name__}", _BLOB)
+            return
         if array is None:
             extra.add_note(_FREED, _BLOB)
         elif self._put is None:
@@ -152,7 +156,7 @@ class KeptTensors:
         else:
             dtype = str(tensor.dtype).removeprefix("torch.")
             try:
-                extra.blob = self._put(name, array, dtype, tuple(tensor.shape))
+                extra.blob = self._put(name, array, dtype, shape)
             except MemoryError:
                 extra.add_note(_NO_MEMORY, _BLOB)
                 return

@@ -10,7 +10,7 @@ from ..measure.measurer import Measurement
 from ..measure.rows import Rows
 from ..recording.module_path import join
 from ..recording.role import GRAD_OUTPUT, ROLES
-from ..torch_internals import graph_task_id, is_dynamo_compiling
+from ..torch_internals import grad_fn_of, graph_task_id, is_dynamo_compiling, output_nr_of
 from .graph_walk import base_made_in, edges_to_written_bases, nodes_below
 from .names import NamedModule
 from .places import Place
@@ -91,9 +91,9 @@ class GradientTap:
     def hook(self, tensor: torch.Tensor) -> None:
         """Hears of the tensor's gradient from now on."""
         self.handle = _register_hook(tensor, self)
-        node = tensor.grad_fn
+        node = grad_fn_of(tensor)
         if node is not None:
-            self.output_nr = tensor.output_nr
+            self.output_nr = output_nr_of(tensor)
             known = _metadata_of(node).setdefault(_METADATA_KEY, [])
             known[:] = [ref for ref in known if ref() is not None]  # the same node may be returned for ever
             known.append(weakref.ref(self))

@@ -16,7 +16,9 @@ from ..torch_internals import (
     graph_task_id,
     insides_of,
     is_dynamo_compiling,
+    is_leaf,
     keep_out_of_dynamo,
+    requires_grad_of,
     was_hooked,
 )
 from .backward import Backward
@@ -133,7 +135,7 @@ class MicroBatchTaps:
         has_learnt = False
         for module in (top, *descendants(top)):
             for parameter in module._parameters.values():
-                if parameter is None or not parameter.requires_grad or not parameter.is_leaf:
+                if parameter is None or not _can_be_hooked(parameter):
                     continue
                 hooked.add(id(parameter))
                 known = self._hooks.get(id(parameter))
@@ -142,7 +144,7 @@ class MicroBatchTaps:
                     known = None
                 if known is not None:
                     known.active |= active
-                elif not is_uninitialized(parameter):
+                else:
                     owners = self._tracker.names.owners_of(parameter)
                     if not owners and not has_learnt:
                         owners = self._tracker.names.owners_of(parameter, learn=True)
@@ -153,7 +155,11 @@ class MicroBatchTaps:
     def _hook(self, parameter: torch.Tensor, sites: list[ParameterSite], active: Mask) -> None:
         if wanted_by(sites, self._wanted):
             hook, is_first = _GradientHook(sites, active, self._hear), not was_hooked(parameter)
-            hook.handle, hook.insides = _register_hook(parameter, hook), insides_of(parameter)
+            hook.insides = insides_of(parameter)
+            try:
+                hook.handle = _register_hook(parameter, hook)
+            except Exception:  # of a subclass of the user's: its micro-batches have no rows
+                return
             hook.was_first = is_first or hook.stands_behind_ours()
             self._hooks[id(parameter)] = hook
 
@@ -187,6 +193,15 @@ class MicroBatchTaps:
 
 
 _register_hook: Callable[[torch.Tensor, Any], Any] = torch.Tensor.register_hook
+
+
+def _can_be_hooked(parameter: torch.Tensor) -> bool:
+    """Whether it has a gradient that can be heard of; a subclass of the user's that raises when asked is not hooked."""
+    try:
+        insides_of(parameter)
+        return requires_grad_of(parameter) and is_leaf(parameter) and not is_uninitialized(parameter)
+    except Exception:
+        return False
 
 
 class _GradientHook:

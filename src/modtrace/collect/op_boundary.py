@@ -21,7 +21,7 @@ from ..torch_internals import (
 )
 from .identity_map import IdentityMap
 from .names import NamedModule, named_modules
-from .op_leaves import Leaf, OpLeaves
+from .op_leaves import Leaf, OpLeaves, is_parameter
 from .op_mode import OpMode
 from .segments import Segment
 from .slots import find_slots
@@ -95,7 +95,7 @@ class OpBoundary:
             kwargs = log.kwargs_of(sys._getframe(2))
             with DisableTorchFunction():
                 found = _tensors_in(args) + _tensors_in(kwargs) if kwargs else _tensors_in(args)
-                given = [each for each in found if not isinstance(each[1], nn.Parameter)]
+                given = [each for each in found if not is_parameter(each[1])]
                 self._leaves.note_inputs(given, place.named)
                 if self._is_seen():
                     self._name_owned(module)
@@ -146,7 +146,7 @@ class OpBoundary:
     def _find(self, tensor: torch.Tensor) -> int:
         try:
             return self._mode.ids.find(_unwrapped(tensor))
-        except RuntimeError:  # it has no storage: the op that reads it meets another one
+        except Exception:  # it is unreadable: the op that reads it meets another one
             return NO_TENSOR
 
     # Coming out.
@@ -181,9 +181,9 @@ class OpBoundary:
         tensor, ids = _unwrapped(tensor), self._mode.ids
         try:
             return ids.identify(tensor)
-        except RuntimeError:  # it has no storage; NotImplementedError is one, too
+        except Exception as error:  # it has no storage, or a subclass of the user's raises
             number = ids.next
-            ids.note_without_storage(tensor, RETURNED, "")
+            ids.note_unreadable(tensor, RETURNED, "", error)
             return number
 
 
@@ -200,10 +200,7 @@ def _memory_of(tensor: torch.Tensor) -> int:
     """Tells one memory from the next; 0 where there is none."""
     try:
         return id(tensor.untyped_storage())
-    except (
-        RuntimeError,
-        ValueError,
-    ):  # not yet (lazy), or not at all (NotImplementedError is a RuntimeError)
+    except Exception:  # not yet (lazy), not at all (sparse), or a subclass of the user's raises
         return 0
 
 

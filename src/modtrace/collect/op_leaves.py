@@ -64,7 +64,7 @@ class OpLeaves:
         self.found.append(Leaf(tensor_id, *self._describe(tensor, log)))
 
     def _describe(self, tensor: torch.Tensor, log: "ThreadLog") -> tuple[str, str, NamedModule | None]:
-        if isinstance(tensor, nn.Parameter):
+        if is_parameter(tensor):
             owners = self._tracker.names.owners_of(tensor)
             if not owners and not self._has_learnt:
                 owners, self._has_learnt = self._tracker.names.owners_of(tensor, learn=True), True
@@ -78,6 +78,14 @@ class OpLeaves:
         if known is not None and known.ref() is tensor:
             return INPUT, known.slot, known.owner
         return LEAF, "", log.place.named
+
+
+def is_parameter(tensor: torch.Tensor) -> bool:
+    """Whether it is a parameter; what a subclass of the user's that raises is, is not known, and taken for no."""
+    try:
+        return isinstance(tensor, nn.Parameter)
+    except Exception:
+        return False
 
 
 def _modules_around(log: "ThreadLog") -> Iterator[tuple[nn.Module, NamedModule]]:

@@ -271,14 +271,14 @@ class OpMode(UnwrappedMode):
     def _write_tensor(self, tensor: torch.Tensor, op: int) -> None:
         try:
             self.ids.write(tensor, op)
-        except RuntimeError:
-            return  # it has no storage: every time it is met it is another tensor
+        except Exception:
+            return  # it is unreadable: every time it is met it is another tensor
 
     def _make(self, tensor: torch.Tensor, op: int, slot: str, given: Any) -> None:
         try:
             self.ids.make(tensor, op, slot, given)
-        except RuntimeError:  # it has no storage; NotImplementedError is one, too
-            self.ids.note_without_storage(tensor, op, slot)
+        except Exception as error:  # it has no storage, or a subclass of the user's raises
+            self.ids.note_unreadable(tensor, op, slot, error)
 
 
 def tensors_in(value: Any, slot: str) -> Iterator[tuple[torch.Tensor, str]]:

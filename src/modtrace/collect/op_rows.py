@@ -145,7 +145,9 @@ class OpTables:
         new = self._mode.ids.geometries[len(self._sizes) :]
         if new:
             self._sizes = np.append(self._sizes, [each.size_bytes for each in new])
-            numbers = [each.dtype.is_floating_point or each.dtype.is_complex for each in new]
+            numbers = [
+                each.dtype is None or each.dtype.is_floating_point or each.dtype.is_complex for each in new
+            ]
             self._has_numbers = np.append(self._has_numbers, numbers)
 
     def _are_differentiable(self, found: JoinedOps) -> npt.NDArray[np.bool_]:
@@ -271,13 +273,14 @@ def _tensor_columns(found: JoinedOps, ids: AnyTensorIds, site: npt.NDArray[np.in
         "conj": np.array([each.conj for each in shown], bool)[place],
         "neg": np.array([each.neg for each in shown], bool)[place],
         "dtype": _words(place, [_word(each.dtype) for each in shown]),
-        "device": _words(device, [str(each) for each in ids.devices]),
+        "device": _words(device, [_word(each) for each in ids.devices]),
         "layout": _words(place, [_word(each.layout) for each in shown]),
         "requires_grad": (bits & REQUIRES_GRAD) != 0,
         "storage": _null(storage),
         "version": np.ma.masked_array(version, storage < 0),
         "producer_op": _null(producer),
         "slot": [ids.slots[each] for each in slot.tolist()],
+        "note": _words(place, [each.note for each in shown]),
     }
 
 
@@ -309,13 +312,20 @@ def _null(values: Any) -> Any:
     return np.ma.masked_array(values, values < 0)
 
 
-def _words(codes: Ints, words: Sequence[str]) -> pa.DictionaryArray:
-    """A column of words of which only those that are there are kept; `words` may hold one twice."""
+def _words(codes: Ints, words: Sequence[str | None]) -> pa.DictionaryArray:
+    """Returns a column of words, null for None. Only words that are used are kept; `words` may hold one twice."""
     used, back = np.unique(codes, return_inverse=True)
     numbers: dict[str, int] = {}
-    new = np.array([numbers.setdefault(words[code], len(numbers)) for code in used.tolist()], np.int32)
-    return pa.DictionaryArray.from_arrays(from_numpy(new[back], pa.int32()), from_strings([*numbers]))
+    new = [
+        _NO_WORD if word is None else numbers.setdefault(word, len(numbers))
+        for word in map(words.__getitem__, used)
+    ]
+    column = np.array(new, np.int32)[back]
+    return pa.DictionaryArray.from_arrays(from_numpy(_null(column), pa.int32()), from_strings([*numbers]))
 
 
-def _word(value: torch.dtype | torch.layout) -> str:
-    return str(value).removeprefix("torch.")
+_NO_WORD = -1
+
+
+def _word(value: torch.dtype | torch.layout | torch.device | None) -> str | None:
+    return None if value is None else str(value).removeprefix("torch.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ..measure.measurer import Measurement, Measurer
+from ..measure.measurer import Measurement, Measurer, not_asked_for
 from ..measure.want import USUAL
 from ..recording.module_path import join
 from ..recording.role import LEAF, OP_OUTPUT
@@ -161,6 +161,6 @@ class OpValues:
 
 def _uninitialized(tensor: torch.Tensor) -> Measurement:
     """Of memory that holds whatever it held before: a NaN in it means nothing."""
-    return Measurement(
-        None, -1, tensor.shape, tensor.dtype, "not measured: nothing has been written to it yet"
-    )
+    found = not_asked_for(tensor)
+    found.note = "not measured: nothing has been written to it yet"
+    return found

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ..measure.differences import Before
-from ..measure.measurer import Measurement
+from ..measure.measurer import Measurement, not_asked_for
 from ..recording.phase import OPTIMIZER
 from ..recording.role import OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
-from ..torch_internals import DisableTorchFunction, keep_out_of_dynamo, unseen
+from ..torch_internals import DisableTorchFunction, grad_of, keep_out_of_dynamo, unseen
 from .backward import Backward
 from .buffer_values import BufferTaps
 from .identity_map import IdentityMap
@@ -226,7 +226,7 @@ class ParameterTaps:
         return found
 
     def _look_at_gradient(self, stepping: "_Stepping", optimizer: Any, one: "_Parameter") -> None:
-        gradient = one.tensor.grad
+        gradient = grad_of(one.tensor)
         if gradient is None:
             return
         found = self._look_at(stepping, one, PARAMETER_GRAD, gradient)
@@ -244,7 +244,8 @@ class ParameterTaps:
         keep = want.lazy or bool(want.functions)  # somebody may hold it on
         moved = self._before_of(optimizer, one.place).difference(one.tensor, keep=keep)
         if moved.tensor is None:
-            nothing = _nothing(moved.shape, one.tensor.dtype, moved.note)
+            nothing = not_asked_for(one.tensor)
+            nothing.shape, nothing.note, nothing.start_ns = moved.shape, moved.note, time.perf_counter_ns()
             store(stepping.measured, nothing, UPDATE, one.sites, wanted)
             return
         found = self._look_at(stepping, one, UPDATE, moved.tensor)

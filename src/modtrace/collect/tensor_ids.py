@@ -1,6 +1,7 @@
 """Tells tensors apart: by storage, by how often that was written to, and by what each tensor shows of it."""
 
 import math
+import re
 import weakref
 from array import array
 from collections.abc import Iterable
@@ -8,6 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
+from ..measure.measurer import shortened
+from ..measure.user_functions import described
+from ..torch_internals import requires_grad_of
 from .known_storage import NO_OP, KnownStorage, StorageLife
 
 if TYPE_CHECKING:
@@ -47,18 +51,59 @@ _COMPLEX = frozenset(
 class Geometry(NamedTuple):
     """How a tensor shows its storage."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # (): also if it is not known
     stride: tuple[int, ...] | None  # None: it has none
-    dtype: torch.dtype
-    layout: torch.layout
+    dtype: torch.dtype | None  # None, here and below: it is not known
+    layout: torch.layout | None
     conj: bool
     neg: bool
+    note: str | None = None  # why the tensor's storage, and maybe more of it, is not known
+
+    @classmethod
+    def of(cls, shape: Any, stride: Any, dtype: Any, layout: Any, conj: bool, neg: bool) -> "Geometry":
+        """Returns the geometry of a tensor that has a storage, from what the tensor has answered.
+
+        Raises:
+            TypeError: an answer is of another type than torch's own, so the tensor is a subclass that has made it up.
+        """
+        kinds = {"shape": tuple, "stride()": tuple, "dtype": torch.dtype, "layout": torch.layout}
+        for (name, kind), answer in zip(kinds.items(), (shape, stride, dtype, layout), strict=True):
+            if not isinstance(answer, kind):
+                raise TypeError(f"{name} of the tensor is a {type(answer).__name__}")
+        return cls(shape, stride, dtype, layout, conj, neg)
+
+    @classmethod
+    def of_unreadable(
+        cls, tensor: torch.Tensor, error: Exception
+    ) -> "tuple[Geometry, torch.device | None, bool]":
+        """Returns what a tensor that has raised still tells, its device, and whether it requires a gradient."""
+        shape, dtype = _answer(tensor, "shape", tuple), _answer(tensor, "dtype", torch.dtype)
+        layout, device = _answer(tensor, "layout", torch.layout), _answer(tensor, "device", torch.device)
+        geometry = cls(shape or (), None, dtype, layout, False, False, _reason(error))
+        return geometry, device, requires_grad_of(tensor)
 
     @property
     def size_bytes(self) -> int:
-        """What its elements take."""
+        """What its elements take; 0 if that is not known."""
+        if self.dtype is None:
+            return 0
         sizes = [size for size in self.shape if isinstance(size, int)]  # of a nested tensor one is a symbol
         return math.prod(sizes) * self.dtype.itemsize if len(sizes) == len(self.shape) else 0
+
+
+def _answer(tensor: torch.Tensor, name: str, kind: type) -> Any:
+    """Returns an attribute of a tensor; None if it raises, is of another type, or could not be looked up."""
+    try:
+        answer = getattr(tensor, name)
+        hash(answer)
+    except Exception:  # a subclass of the user's may raise anything
+        return None
+    return answer if isinstance(answer, kind) else None
+
+
+def _reason(error: Exception) -> str | None:
+    # Addresses and counters in the text would make every tensor's geometry a new one, which is kept for the whole run.
+    return shortened(re.sub(r"0x[0-9a-fA-F]+|\d+", "N", described(error)))
 
 
 class TensorIds:
@@ -78,13 +123,13 @@ class TensorIds:
         self.leaves: list[tuple[int, torch.Tensor]] = []
         self.live_bytes = 0  # of the storages that ops have made and that live
         self.geometries: list[Geometry] = []  # by number
-        self.devices: list[torch.device] = []
+        self.devices: list[torch.device | None] = []  # None: not known
         self.slots: list[str] = [""]
         self._rows: list[int] = []  # ROW_WIDTH numbers for each tensor met since they were last taken
         self._used: list[int] = []  # tensor and geometry, for each use of one since they were last taken
         self._first = 0  # the tensor of the first row
         self._numbers: dict[Any, int] = {}  # of geometries
-        self._devices: dict[torch.device, int] = {}
+        self._devices: dict[torch.device | None, int] = {}
         self._slots: dict[str, int] = {"": 0}
         self._has_complex = False  # only then may a tensor be a conjugated or negated view
         self._unread: set[int] = set()
@@ -191,14 +236,14 @@ class TensorIds:
             return
         self._unread.add(self._add(tensor, storage, geometry, op, slot, bits))
 
-    def note_without_storage(self, tensor: torch.Tensor, op: int, slot: str) -> None:
-        """A tensor that has no storage (sparse, mkldnn): each time another one."""
-        try:
-            shape = tensor.shape
-        except RuntimeError:  # a parameter of a lazy module has none yet
-            shape = torch.Size()
-        geometry = self._number_of(Geometry(shape, None, tensor.dtype, tensor.layout, False, False))
-        row = (NO_STORAGE, 0, 0, geometry, self._device(tensor), op, self._slot(slot), tensor.requires_grad)
+    def note_unreadable(self, tensor: torch.Tensor, op: int, slot: str, error: Exception) -> None:
+        """Adds a row for a tensor that raised an error when it was read: a new tensor each time.
+
+        A tensor without storage (sparse, mkldnn) raises one, and a subclass of the user's may raise any.
+        """
+        shown, device, requires_grad = Geometry.of_unreadable(tensor, error)
+        geometry = self._number_of(shown)
+        row = (NO_STORAGE, 0, 0, geometry, self._device(device), op, self._slot(slot), requires_grad)
         if op == NO_OP:
             self._used += (self.next, geometry)
         self._rows += row
@@ -240,7 +285,7 @@ class TensorIds:
             for dead in [each for each in list(self._storages.values()) if each.ref() is None]:
                 self.remove(dead)
             self._most_storages = max(64, 2 * len(self._storages))
-        device, size = self._device(tensor), stored.nbytes() if made else 0
+        device, size = self._device(tensor.device), stored.nbytes() if made else 0
         try:
             new = KnownStorage(stored, device, size, is_made=made)
             vars(stored)[self._attribute] = StorageLife(new, self._ref)
@@ -268,7 +313,7 @@ class TensorIds:
                 key: number for key, number in self._numbers.items() if isinstance(key, Geometry)
             }
         conj, neg = (tensor.is_conj(), tensor.is_neg()) if self._has_complex else (False, False)
-        geometry = Geometry(tensor.shape, tensor.stride(), dtype, tensor.layout, conj, neg)
+        geometry = Geometry.of(tensor.shape, tensor.stride(), dtype, tensor.layout, conj, neg)
         number = self._number_of(geometry)
         if not self._has_complex:
             self._numbers[geometry[:3]] = number
@@ -281,8 +326,7 @@ class TensorIds:
             self.geometries.append(geometry)
         return number
 
-    def _device(self, tensor: torch.Tensor) -> int:
-        device = tensor.device
+    def _device(self, device: torch.device | None) -> int:
         number = self._devices.get(device)
         if number is None:
             number = self._devices[device] = len(self.devices)

@@ -19,6 +19,7 @@ from ..torch_internals import (
     graph_task_id,
     is_batched_tensor,
     keep_out_of_dynamo,
+    requires_grad_of,
     tracing_state,
     unseen,
 )
@@ -333,7 +334,7 @@ class ValueTaps:
             tap.add_site(seen.event, slot, seen.grad_mark)
             return
         try:
-            if tensor.requires_grad and not is_batched_tensor(tensor):
+            if requires_grad_of(tensor) and not is_batched_tensor(tensor):
                 tap.event, tap.slot, tap.mark = seen.event, slot, seen.grad_mark
                 want = self._wishes.want(seen.grad_mark >> ROLE_BITS)
                 if want.tensors or want.lazy:
@@ -345,7 +346,9 @@ class ValueTaps:
                     base_tap = BaseTap(tap, tensor.shape, self._on_gradient)
                     base_tap.hook(base)
                     seen.measured.taps.append(base_tap)
-        except RuntimeError:  # a view whose base was written to: torch gives it no gradient to hear of
+        except (
+            Exception
+        ):  # a view whose base was written to has no gradient (RuntimeError); or a subclass raises
             return
 
     # Gradients.

@@ -77,7 +77,10 @@ class Measurer:
         try:
             # While `torch.jit.trace` runs, reading a shape would become part of the trace.
             if kind_of(tensor) in self._plain and not is_uninitialized(tensor) and tracing_state() is None:
-                measured = self._measure_memory(tensor, tensor.shape, None)
+                shape = tensor.shape
+                if type(shape) is not torch.Size:  # 40 ns
+                    raise TypeError(f"shape of the tensor is a {type(shape).__name__}")
+                measured = self._measure_memory(tensor, shape, None)
                 if measured is not None:
                     return measured
             return self._measure_special(tensor)
@@ -88,7 +91,7 @@ class Measurer:
         """How often torch knows the tensor to have been written to; None where it does not count."""
         try:
             return tensor._version
-        except RuntimeError:  # made in inference mode
+        except Exception:  # made in inference mode (RuntimeError), or a subclass of the user's raises
             return None
 
     def _measure_memory(

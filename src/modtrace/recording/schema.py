@@ -99,15 +99,17 @@ table tensors                     one tensor as an op or a call produced or firs
     offset          int64
     conj            bool
     neg             bool
-    dtype           word
-    device          word
-    layout          word
+    dtype           word?
+    device          word?
+    layout          word?
     requires_grad   bool          as the first op that reads it, or the call that returns it, finds it
     storage         int64?        tensors that share memory share it; null if it has none (sparse)
     version         int64?        how often the storage had been written to
     producer_op     int64?        that returned it, or else wrote to its storage last; null if none was seen
     producer_call   int64?        later
     slot            string        of the op's output; "" if it returns one tensor
+    note            word?         why its storage is not known: it has none, or a subclass of yours raised when asked;
+                                  null columns and an empty shape are then not known either
 
 table uses                        who read which tensor
     consumer_op     int64?
