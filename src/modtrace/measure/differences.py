@@ -11,8 +11,8 @@ from torch.utils.dlpack import from_dlpack
 from ..torch_internals import kind_of, plain_kinds
 from .dtypes import format_of
 from .elements import to_floats
-from .measurer import shortened
-from .memory import array_over, extent_of, is_held
+from .measurer import shortened, why_not
+from .memory import array_over, extent_of, is_held, too_many
 from .special import Plain, find_plain, is_uninitialized
 from .user_functions import described
 
@@ -56,7 +56,7 @@ class Before:
             elif self._take_memory(plain.tensor) or self._take_by_op(plain.tensor):
                 self._layout = _layout_of(plain.tensor)
             else:
-                self._note = "not measured: its storage has been freed"
+                self._note = why_not(plain.tensor)
         except Exception as error:  # a subclass of the user's, no memory left, a device that lacks an op
             self._layout, self._note = None, _failure(error)
 
@@ -95,7 +95,7 @@ class Before:
 
     def _take_by_op(self, tensor: torch.Tensor) -> bool:
         """Whether there was anything to copy."""
-        if not is_held(tensor):
+        if not is_held(tensor) or too_many(tensor) is not None:
             return False
         known = self._copy
         # Without the strides: an expanded one's copy is dense.

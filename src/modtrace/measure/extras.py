@@ -13,10 +13,10 @@ from .device_spread import channel_max_on_device, sample_on_device, spread_on_de
 from .dtypes import Format, Raw, format_of
 from .fingerprints import fingerprint_array, hash_array, sketch_array
 from .measurer import shortened, why_not
-from .memory import is_held, logical_array
+from .memory import is_held, logical_array, too_many
 from .special import find_plain, is_uninitialized
 from .spread import channel_max_array, sample_array, spread_array
-from .user_functions import UserFunctions, described
+from .user_functions import UserFunctions, described, name_of
 from .want import Extra, Want
 
 
@@ -61,7 +61,14 @@ class Extras:
                 extra.add_note(form.note)
                 _measure_parts(tensor, form, parts, want, extra)
         if want.functions and is_held(tensor):
+            self._call_functions(tensor, want, extra)
+
+    def _call_functions(self, tensor: torch.Tensor, want: Want, extra: Extra) -> None:
+        reason = too_many(tensor)
+        if reason is None:
             self._functions.call(tensor, want.functions, extra)
+        for function in want.functions if reason is not None else ():
+            extra.add_note(shortened(f"function {name_of(function)} not called: {reason}"), "user", function)
 
 
 def is_plain(tensor: torch.Tensor, kinds: tuple[int, ...]) -> bool:
@@ -96,10 +103,17 @@ def _missing_parts(want: Want, extra: Extra) -> list[str]:
 
 
 def _measure_parts(tensor: torch.Tensor, form: Format, parts: list[str], want: Want, extra: Extra) -> None:
+    bounded = []
+    for part in parts:
+        reason = None if part == _SAMPLE else too_many(tensor, once=part in (_SPREAD, _CHANNEL_MAX))
+        if reason is None:
+            bounded.append(part)
+        else:
+            _note_absence(part, reason, want, extra)
     if tensor.device.type == "cpu":
-        _measure_host(tensor, form, parts, want, extra)
+        _measure_host(tensor, form, bounded, want, extra)
     else:
-        _measure_device(tensor, parts, want, extra)
+        _measure_device(tensor, bounded, want, extra)
 
 
 def _measure_host(tensor: torch.Tensor, form: Format, parts: list[str], want: Want, extra: Extra) -> None:

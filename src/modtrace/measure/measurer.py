@@ -18,7 +18,7 @@ from ..torch_internals import (
 from .cpu_kernel import measure_array, repeat
 from .device_kernel import measure_on_device
 from .dtypes import format_of
-from .memory import array_over, extent_of, is_held
+from .memory import array_over, extent_of, is_held, too_many
 from .native import KINDS, measure_into
 from .rows import DeviceRows, HostRows, Rows
 from .special import Plain, find_plain, is_uninitialized
@@ -137,7 +137,7 @@ class Measurer:
         self, tensor: torch.Tensor, shape: tuple[int, ...], note: str | None
     ) -> Measurement | None:
         form = format_of(tensor.dtype)
-        if form is None or not is_held(tensor):
+        if form is None or not is_held(tensor) or too_many(tensor, once=True) is not None:
             return None
         rows = self._devices.get(tensor.device)
         if rows is None:
@@ -161,7 +161,9 @@ def why_not(tensor: torch.Tensor) -> str:
     """Why there is nothing to be read of a strided tensor."""
     if format_of(tensor.dtype) is None:
         return f"not measured: dtype {str(tensor.dtype).removeprefix('torch.')}"
-    return "not measured: its storage has been freed"
+    if not is_held(tensor):
+        return "not measured: its storage has been freed"
+    return f"not measured: {too_many(tensor)}"
 
 
 def _unmeasured(tensor: torch.Tensor, error: Exception) -> Measurement:

@@ -1,11 +1,18 @@
 """Where a CPU tensor's elements lie in memory, read without a single op of torch's."""
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from .dtypes import Format, Raw, format_of
+
+#: Where elements lie in memory more than once, because a tensor is expanded or its windows overlap, at most this many
+#: are gone through, or this many times as many as lie there. `zeros(1).expand(1 << 40)` would take 20 minutes.
+MOST_ELEMENTS = 2**27
+MOST_TIMES = 16
 
 
 class Extent(NamedTuple):
@@ -19,7 +26,10 @@ class Extent(NamedTuple):
 
 
 def extent_of(tensor: torch.Tensor) -> Extent | None:
-    """Where a strided CPU tensor's elements lie; None if its storage does not reach so far: it has been freed.
+    """Where a strided CPU tensor's elements lie.
+
+    Returns None if its storage does not reach so far, for it has been freed, or if there are too many of them: see
+    `too_many`.
 
     FSDP frees storages. Nothing is kept alive: what is read there must be read before the tensor is gone.
     """
@@ -34,7 +44,7 @@ def extent_of(tensor: torch.Tensor) -> Extent | None:
             strides.append(stride)
     if _is_dense(shape, strides):
         return _dense(tensor, tensor.numel() // repeats, repeats)
-    if not is_held(tensor):
+    if not is_held(tensor) or _too_many(shape, strides) is not None:
         return None
     return Extent(tensor.data_ptr(), tensor.numel() // repeats, repeats, tuple(shape), tuple(strides))
 
@@ -72,6 +82,27 @@ def logical_array(tensor: torch.Tensor) -> Raw | None:
     item = raw.itemsize * form.parts
     steps = tuple(item * stride for stride in tensor.stride())
     return _array(tensor.data_ptr(), raw, shape, steps if form.parts == 1 else (*steps, raw.itemsize))
+
+
+def too_many(tensor: torch.Tensor, *, once: bool = False) -> str | None:
+    """Says why the elements of a strided tensor are too many to go through them; None if they are not.
+
+    Args:
+        once: each element of an expanded tensor is taken once, however often it counts.
+    """
+    dims = zip(tensor.shape, tensor.stride(), strict=True)
+    shape_and_strides = [dim for dim in dims if not once or dim[1]]
+    return _too_many([size for size, _ in shape_and_strides], [stride for _, stride in shape_and_strides])
+
+
+def _too_many(shape: Sequence[int], strides: Sequence[int]) -> str | None:
+    numel = prod(shape)
+    if numel <= MOST_ELEMENTS:
+        return None
+    held = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    if numel <= MOST_TIMES * held:
+        return None
+    return f"{numel:,} elements that lie in memory as {held:,} are too many"
 
 
 def is_held(tensor: torch.Tensor) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ..torch_internals import batched_below, functional_below, is_functorch_tensor, wrapped_by_functorch
+from .memory import too_many
 
 _SPARSE_COO = torch.sparse_coo
 _SPARSE_COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
@@ -43,6 +44,9 @@ def find_plain(tensor: torch.Tensor) -> Plain:
             shape = _shape_of(tensor)
         inner = _look_inside(tensor)
         if inner is None:
+            reason = too_many(tensor) if _is_to_be_copied(tensor) else None
+            if reason is not None:
+                return Plain(None, shape, f"not measured: {reason}")
             return Plain(_resolved(tensor), shape, "; ".join(notes) or None)
         tensor, note, shape = inner.tensor, inner.note, inner.shape if inner.shape is not None else shape
         if note is not None:
@@ -170,13 +174,15 @@ def _has_memory(tensor: torch.Tensor) -> bool:
         return False
 
 
+def _is_to_be_copied(tensor: torch.Tensor) -> bool:
+    return tensor._is_zerotensor() or tensor.is_conj() or tensor.is_neg()
+
+
 def _resolved(tensor: torch.Tensor) -> torch.Tensor:
     """With what its bits say done to its memory: conjugation, negation, zeros that take no place."""
     if tensor._is_zerotensor():
         return tensor.detach().clone()
-    if tensor.is_conj() or tensor.is_neg():
-        return tensor.detach().resolve_conj().resolve_neg()
-    return tensor
+    return tensor.detach().resolve_conj().resolve_neg() if _is_to_be_copied(tensor) else tensor
 
 
 def _is_a(tensor: torch.Tensor, module: str, name: str) -> bool:
