@@ -174,3 +174,27 @@ def test_a_collective_that_has_not_been_waited_for_is_not_waited_for(mesh):
     check(tensor, expect((3,), note, None))
     assert not tensor.completed
     tensor.wait()
+
+
+def masked(data, mask):
+    from torch.masked import as_masked_tensor
+
+    return as_masked_tensor(data, mask)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+@pytest.mark.parametrize("kind", ["conjugate", "negative", "masked"])
+def test_what_would_be_copied_to_be_measured_is_not_read_once_its_storage_is_freed(kind):
+    data = torch.ones(4, dtype=torch.float32 if kind == "masked" else torch.complex64)
+    views = {
+        "conjugate": data.conj,
+        "negative": lambda: data.conj().imag,
+        "masked": lambda: masked(data, torch.ones(4, dtype=torch.bool)),
+    }
+    tensor = views[kind]()
+    storage = tensor._masked_data.untyped_storage() if kind == "masked" else data.untyped_storage()
+    storage.resize_(0)
+    note = measure(tensor).note
+    assert (
+        note == "not measured: " + ("ValueError: " if kind == "masked" else "") + "its storage has been freed"
+    )

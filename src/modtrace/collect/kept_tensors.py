@@ -9,7 +9,7 @@ import torch
 from ..measure.dtypes import format_of
 from ..measure.extras import is_plain
 from ..measure.measurer import shortened, why_not
-from ..measure.memory import is_held, logical_array, too_many
+from ..measure.memory import logical_array, why_unread
 from ..measure.special import find_plain
 from ..measure.want import Extra
 from ..torch_internals import has_own_dispatch, outside_transforms, plain_kinds, unseen, version_of
@@ -107,7 +107,7 @@ class KeptTensors:
     def _now_or_later(
         self, extra: Extra, tensor: torch.Tensor, name: str, *, lazy: bool
     ) -> torch.Tensor | None:
-        if format_of(tensor.dtype) is None or not is_held(tensor) or too_many(tensor) is not None:
+        if format_of(tensor.dtype) is None or why_unread(tensor) is not None:
             extra.add_note(why_not(tensor).replace("not measured", "not kept"), _BLOB)
             return None
         version = version_of(tensor) if lazy else None

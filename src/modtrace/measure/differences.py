@@ -12,7 +12,7 @@ from ..torch_internals import kind_of, plain_kinds
 from .dtypes import format_of
 from .elements import to_floats
 from .measurer import shortened, why_not
-from .memory import array_over, extent_of, is_held, too_many
+from .memory import array_over, extent_of, why_unread
 from .special import Plain, find_plain, is_uninitialized
 from .user_functions import described
 
@@ -95,7 +95,7 @@ class Before:
 
     def _take_by_op(self, tensor: torch.Tensor) -> bool:
         """Whether there was anything to copy."""
-        if not is_held(tensor) or too_many(tensor) is not None:
+        if why_unread(tensor) is not None:
             return False
         known = self._copy
         # Without the strides: an expanded one's copy is dense.

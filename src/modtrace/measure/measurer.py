@@ -18,7 +18,7 @@ from ..torch_internals import (
 from .cpu_kernel import measure_array, repeat
 from .device_kernel import measure_on_device
 from .dtypes import format_of
-from .memory import array_over, extent_of, is_held, too_many
+from .memory import array_over, extent_of, is_held, too_many, why_unread
 from .native import KINDS, measure_into
 from .rows import DeviceRows, HostRows, Rows
 from .special import Plain, find_plain, is_uninitialized
@@ -161,9 +161,7 @@ def why_not(tensor: torch.Tensor) -> str:
     """Why there is nothing to be read of a strided tensor."""
     if format_of(tensor.dtype) is None:
         return f"not measured: dtype {str(tensor.dtype).removeprefix('torch.')}"
-    if not is_held(tensor):
-        return "not measured: its storage has been freed"
-    return f"not measured: {too_many(tensor)}"
+    return f"not measured: {why_unread(tensor)}"
 
 
 def _unmeasured(tensor: torch.Tensor, error: Exception) -> Measurement:

@@ -84,6 +84,11 @@ def logical_array(tensor: torch.Tensor) -> Raw | None:
     return _array(tensor.data_ptr(), raw, shape, steps if form.parts == 1 else (*steps, raw.itemsize))
 
 
+def why_unread(tensor: torch.Tensor) -> str | None:
+    """Says why nobody may go through all elements of a strided tensor; None if one may."""
+    return too_many(tensor) if is_held(tensor) else "its storage has been freed"
+
+
 def too_many(tensor: torch.Tensor, *, once: bool = False) -> str | None:
     """Says why the elements of a strided tensor are too many to go through them; None if they are not.
 

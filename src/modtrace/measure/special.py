@@ -8,7 +8,7 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from ..torch_internals import batched_below, functional_below, is_functorch_tensor, wrapped_by_functorch
-from .memory import too_many
+from .memory import why_unread
 
 _SPARSE_COO = torch.sparse_coo
 _SPARSE_COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
@@ -44,7 +44,7 @@ def find_plain(tensor: torch.Tensor) -> Plain:
             shape = _shape_of(tensor)
         inner = _look_inside(tensor)
         if inner is None:
-            reason = too_many(tensor) if _is_to_be_copied(tensor) else None
+            reason = why_unread(tensor) if tensor.is_conj() or tensor.is_neg() else None
             if reason is not None:
                 return Plain(None, shape, f"not measured: {reason}")
             return Plain(_resolved(tensor), shape, "; ".join(notes) or None)
@@ -116,7 +116,11 @@ def _look_inside_known_subclass(tensor: Any) -> _Inner | None:
     if _is_a(tensor, *_DTENSOR):
         return _Inner(tensor._local_tensor, "DTensor: the part on this rank")
     if _is_a(tensor, *_MASKED):
-        return _Inner(tensor._masked_data[tensor._masked_mask], "MaskedTensor: the elements not masked")
+        data, mask = tensor._masked_data, tensor._masked_mask
+        reason = why_unread(data) or why_unread(mask)
+        if reason is not None:
+            raise ValueError(reason)
+        return _Inner(data[mask], "MaskedTensor: the elements not masked")
     return None
 
 
@@ -174,15 +178,13 @@ def _has_memory(tensor: torch.Tensor) -> bool:
         return False
 
 
-def _is_to_be_copied(tensor: torch.Tensor) -> bool:
-    return tensor._is_zerotensor() or tensor.is_conj() or tensor.is_neg()
-
-
 def _resolved(tensor: torch.Tensor) -> torch.Tensor:
     """With what its bits say done to its memory: conjugation, negation, zeros that take no place."""
     if tensor._is_zerotensor():
         return tensor.detach().clone()
-    return tensor.detach().resolve_conj().resolve_neg() if _is_to_be_copied(tensor) else tensor
+    if tensor.is_conj() or tensor.is_neg():
+        return tensor.detach().resolve_conj().resolve_neg()
+    return tensor
 
 
 def _is_a(tensor: torch.Tensor, module: str, name: str) -> bool:
