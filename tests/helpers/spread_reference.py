@@ -22,9 +22,8 @@ def spread_of(numbers: Sequence[float] | np.ndarray) -> dict[str, Any]:
     array = np.asarray(numbers, np.float64).reshape(-1)
     magnitudes = np.abs(array)
     finite = magnitudes[np.isfinite(magnitudes) & (magnitudes > 0)]
-    histogram = [0] * 256
-    for number in finite.tolist():
-        histogram[bin_of(number)] += 1
+    bins = np.clip(np.frexp(finite)[1] + 126, 0, 255)  # as `bin_of`
+    histogram = np.bincount(bins, minlength=256).tolist()
     with np.errstate(all="ignore"):
         squares = array * array
         return {
