@@ -8,6 +8,8 @@ TORCH_ARGS ?=
 ARGS ?=
 # A part of the tests: make test TESTS=tests/store
 TESTS ?=
+# How many times as many cases the fuzzers of the C code run in `make sanitize` as in `make test`
+FUZZ ?= 10
 # Processes that run all the tests beside each other
 WORKERS ?= 2
 
@@ -18,6 +20,19 @@ BENCH_STAMP := $(VENV)/.modtrace-bench-stamp
 PIP := PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq
 CHECKED := src tests examples benchmarks docs
 
+# `make sanitize` builds the C code apart from the usual build. It runs more cases of the fuzzers, has malloc make Python's
+# objects, which AddressSanitizer then watches, and keeps the reports of all processes that tests start. It does not look
+# for leaks, because what Python's garbage collector knows counts as reachable. An allocation that is too large fails as
+# usual, and does not end the process.
+SANITIZED := build/sanitize
+SANITIZERS := -fsanitize=address,undefined
+TESTS_OF_C := tests/test_sanitizers.py tests/measure tests/collect/test_*tensor*.py tests/collect/test_ops_*.py
+UNDER_SANITIZERS = PYTHONPATH=$(CURDIR)/$(SANITIZED)/lib MODTRACE_SANITIZED=$(CURDIR)/$(SANITIZED)/lib \
+	MODTRACE_FUZZ=$(FUZZ) PYTHONMALLOC=malloc \
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$(CURDIR)/$(SANITIZED)/report \
+	UBSAN_OPTIONS=print_stacktrace=1:log_path=$(CURDIR)/$(SANITIZED)/report
+
 define PYTHON_IS_NEW_ENOUGH
 import sys
 if sys.version_info < (3, 10):
@@ -27,7 +42,7 @@ endef
 export PYTHON_IS_NEW_ENOUGH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check format docs bench soak zoo clean
+.PHONY: help env demo test check format docs bench soak zoo sanitize clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +100,13 @@ soak: env  ## run the long tests
 
 zoo: env  ## run the tests on every transformers architecture
 	$(BIN)/python -m pytest -m zoo
+
+sanitize: env  ## run the tests of the C code under AddressSanitizer and UndefinedBehaviorSanitizer (gcc, Linux)
+	@rm -rf $(SANITIZED)
+	@CC=gcc MODTRACE_CFLAGS='$(SANITIZERS) -g -O1 -fno-omit-frame-pointer -fno-sanitize-recover=all' \
+		LDFLAGS='$(SANITIZERS)' $(BIN)/python setup.py -q build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
+	@$(UNDER_SANITIZERS) $(BIN)/python -m pytest -m 'not soak and not zoo' -n $(WORKERS) --dist worksteal \
+		$(or $(TESTS),$(TESTS_OF_C)); tests=$$?; cat $(SANITIZED)/report.* 2> /dev/null && exit 1; exit $$tests
 
 clean:  ## delete what the other targets made, but for .venv
 	rm -rf build dist demo.modtrace .pytest_cache .mypy_cache .ruff_cache .hypothesis

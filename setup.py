@@ -1,5 +1,7 @@
 """Builds what is compiled where there is a C compiler; without it values and ops are recorded more slowly."""
 
+import os
+
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
@@ -8,6 +10,9 @@ _FLAGS = {
     "msvc": ["/O2", "/fp:precise"],
 }
 
+#: `make sanitize` gives some; they stand behind those above, where CFLAGS would stand before them.
+_MORE_FLAGS = os.environ.get("MODTRACE_CFLAGS", "").split()
+
 _TENSOR_IDS = ("_tensor_ids_module", "_tensor_ids", "_argument_reader", "_geometries", "_storages")
 
 
@@ -15,7 +20,7 @@ class BuildWithFlags(build_ext):
     """Gives each compiler the flags it knows."""
 
     def build_extension(self, ext: Extension) -> None:
-        ext.extra_compile_args = _FLAGS.get(self.compiler.compiler_type, [])
+        ext.extra_compile_args = [*_FLAGS.get(self.compiler.compiler_type, []), *_MORE_FLAGS]
         super().build_extension(ext)
 
 
