@@ -44,7 +44,7 @@ class Switch:
         return self.answer
 
 
-def odd_class(name: str, switch: Switch) -> type[torch.Tensor]:
+def odd_class(name: str, switch: Switch, base: type[torch.Tensor] = torch.Tensor) -> type[torch.Tensor]:
     """A subclass with one attribute, or one method, of its own."""
 
     def ask(self: Any) -> Any:
@@ -57,6 +57,25 @@ def odd_class(name: str, switch: Switch) -> type[torch.Tensor]:
     return type(
         "Odd", (torch.Tensor,), own if name != "__eq__" else {**own, "__hash__": torch.Tensor.__hash__}
     )
+
+
+class Wrapping(torch.Tensor):
+    """Runs its ops on a tensor that it holds, so that ops return it too."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        wrapper.inner = inner
+        return wrapper
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        inner = [each.inner if isinstance(each, Wrapping) else each for each in args]
+        found = func(*inner, **(kwargs or {}))
+        return cls(found) if isinstance(found, torch.Tensor) else found
 
 
 class Adding(nn.Module):
@@ -149,3 +168,20 @@ def test_a_tensor_that_answers_nonsense_ends_nothing(name, answer, role):
 def test_an_interrupt_that_comes_while_a_tensor_is_asked_goes_on_to_the_user():
     with pytest.raises(KeyboardInterrupt):
         train("untyped_storage", Switch(KeyboardInterrupt()), "input", record=True)
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES + METHODS)
+def test_a_tensor_that_ops_return_and_that_raises_ends_nothing(name):
+    switch = Switch(KeyError("odd"))
+    x = odd_class(name, switch, Wrapping)(torch.ones(2, 3))
+    with modtrace.record(ops=True, values=EVERYTHING, strict=True) as rec:
+        switch.is_on = True
+        torch.ones(3).mul(2)
+        y = x * 3
+        y.add_(1)
+        switch.is_on = False
+    names = ["aten.ones.default", "aten.mul.Tensor", "aten.mul.Tensor", "aten.add_.Tensor"]
+    assert [row["name"] for row in rec.table("ops").to_pylist()] == names
+    assert rec.meta.marks == ()
+    notes = {row["note"] for row in rec.table("tensors").to_pylist()}
+    assert notes == ({None, "KeyError: 'odd'"} if name in [*SHOWN, "layout"] else {None})
