@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -49,6 +49,7 @@ def same(found: torch.Tensor | None, expected: torch.Tensor) -> bool:
     return torch.allclose(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
+@settings(deadline=None)
 @given(st.data(), st.sampled_from(FLOATS), st.booleans())
 def test_difference_of_floats_is_that_of_the_elements(data: st.DataObject, dtype: torch.dtype, keep: bool):
     numbers = st.lists(st.floats(width=32), min_size=6, max_size=6)
@@ -59,6 +60,7 @@ def test_difference_of_floats_is_that_of_the_elements(data: st.DataObject, dtype
     assert same(found.tensor, new.to(wide) - old.to(wide))
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-(2**62), 2**62 - 1), min_size=2, max_size=2))
 def test_difference_of_integers_is_exact(pair: list[int]):
     old, new = (torch.tensor([each]) for each in pair)

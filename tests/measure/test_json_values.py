@@ -8,7 +8,7 @@ from collections import OrderedDict, namedtuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modtrace.measure.json_values import to_json_value
@@ -118,6 +118,7 @@ NESTED = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(NESTED)
 def test_what_json_holds_anyway_is_not_changed(value):
     assert json.dumps(to_json_value(value)) == json.dumps(value)
