@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from modtrace.recording.batches import to_batch
 from modtrace.recording.phase import PHASES
 from modtrace.recording.protocols import RecordingData, Sink
+from modtrace.recording.role import ROLES
 from modtrace.recording.schema import schema, schemas
 
 MS = 1_000_000
@@ -61,10 +62,15 @@ def same(one: Any, other: Any) -> bool:
     return repr(one) == repr(other)
 
 
+#: A row refers to an earlier one of its table; a reader demands it. Here ids of rows are the larger ones.
+_REFERENCES = {"parent_call_id", "forward_call_id", "recompute_of", "forward_op_id", "parent_id"}
+_IDS = {"call_id", "op_id", "module_id"}
+_FIRST_ID = 1000
+
 _PRIMITIVES = {
     pa.bool_(): st.booleans(),
-    pa.int32(): st.integers(-(2**31), 2**31 - 1),
-    pa.int64(): st.integers(-(2**63), 2**63 - 1),
+    pa.int32(): st.integers(0, 2**31 - 1),
+    pa.int64(): st.integers(0, 2**62 - 1),
     pa.float64(): st.floats(),
     pa.float32(): st.floats(width=32),
     pa.string(): st.text(max_size=5),
@@ -75,7 +81,16 @@ _WORDS = st.sampled_from(["", "aten.addmm.default", "output", "α", "a" * 100]) 
 
 def _values(field: pa.Field) -> st.SearchStrategy[Any]:
     if pa.types.is_dictionary(field.type):
-        one = st.sampled_from(PHASES) if field.name == "phase" else _WORDS
+        known = {"phase": PHASES, "role": ROLES}.get(field.name)
+        one = _WORDS if known is None else st.sampled_from(known)
+    elif field.name == "histogram":
+        one = st.lists(st.integers(0, 9), min_size=1, max_size=3).map(
+            lambda each: each + [0] * (256 - len(each))
+        )
+    elif field.name in _REFERENCES:
+        one = st.integers(0, _FIRST_ID - 1)
+    elif field.name in _IDS:
+        one = st.integers(_FIRST_ID, 2**31 - 1)
     elif pa.types.is_list(field.type):
         one = st.lists(_PRIMITIVES[field.type.value_type], max_size=3)
     else:
@@ -87,7 +102,8 @@ def _values(field: pa.Field) -> st.SearchStrategy[Any]:
 def columns_of(draw: st.DrawFn, table: str) -> Columns:
     """Columns of a table: always those that must be given, and some of the others."""
     rows = draw(st.integers(0, 4))
-    fields = [each for each in schema(table) if each.name == "phase" or draw(st.booleans())]
+    always = {"phase", *_IDS}
+    fields = [each for each in schema(table) if each.name in always or draw(st.booleans())]
     fields = fields or [schema(table).field(0)]
     return {each.name: draw(st.lists(_values(each), min_size=rows, max_size=rows)) for each in fields}
 

@@ -201,13 +201,17 @@ def test_recording_in_which_no_rank_wrote_is_told(path: Path) -> None:
     )
 
 
-def test_table_that_may_not_be_read_is_told(path: Path) -> None:
-    (path / "rank-00000/calls.arrow").unlink()
-    (path / "rank-00000/calls.arrow").mkdir()
-    with pytest.raises(
-        RecordingError, match=r"calls\.arrow: cannot be read: .*\. Check that you may read it\."
-    ):
-        FolderReader(path).table("calls")
+def test_table_that_may_not_be_read_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: Path, flags: int) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    reader = FolderReader(path)
+    monkeypatch.setattr("modtrace.store.regular_file.os.open", refuse)
+    with pytest.raises(RecordingError) as caught:
+        reader.table("calls")
+    assert str(caught.value) == (
+        f"{path}/rank-00000/calls.arrow: cannot be read: Permission denied. Check that you may read it."
+    )
 
 
 # --- other versions

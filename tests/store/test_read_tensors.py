@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers.raw_tensors import Given, given_tensor
-from modtrace.errors import RecordingError
+from modtrace.errors import DamagedRecordingError, RecordingError
 from modtrace.recording.meta import RunMeta
 from modtrace.store.copy import write_recording
 from modtrace.store.read_tensors import TensorFiles
@@ -85,9 +85,11 @@ def test_folder_in_the_place_of_a_file_is_no_tensor(tmp_path: Path) -> None:
     file.unlink()
     file.mkdir()
     reader = FolderReader(writer.path)
-    assert reader.meta.marks == ()
-    with pytest.raises(RecordingError, match=r"cannot be read: Is a directory\. Check that you may read it"):
+    why = f"{file}: a regular file is expected, and a folder is there. Copy the file again."
+    assert reader.meta.marks == (f"tensors-00000.safetensors cannot be read ({why})",)
+    with pytest.raises(DamagedRecordingError) as caught:
         reader.tensor("tensors-00000.safetensors:000000.t")
+    assert str(caught.value) == why
 
 
 @pytest.mark.parametrize("blob", ["", "out", "../meta.json:out", "tensors-1.safetensors:out"])

@@ -104,12 +104,19 @@ def test_file_that_is_no_stream_is_told(tmp_path: Path, content: bytes) -> None:
     )
 
 
-def test_damage_in_the_middle_leaves_what_is_before(tmp_path: Path) -> None:
+def test_damage_in_the_middle_names_the_batch_and_where_to_cut(tmp_path: Path) -> None:
     path = tmp_path / "scalars.arrow"
     first_end, *_ = write_stream(path, "scalars", SCALARS)
     content = bytearray(path.read_bytes())
     content[first_end : first_end + 16] = b"\x7f" * 16
     path.write_bytes(content)
+    with pytest.raises(DamagedRecordingError) as caught:
+        read_stream(path, schema("scalars"))
+    assert str(caught.value) == (
+        f"{path}: batch 1 is damaged: no message begins at byte {first_end}. Copy the file again, cut it at byte "
+        f"{first_end} to read what lies before, or delete it to read the other tables."
+    )
+    os.truncate(path, first_end)
     assert read_stream(path, schema("scalars")).to_pylist() == ROWS[:2]
 
 

@@ -1,6 +1,5 @@
 """The statistics that a history can show, by name, and how each is computed of merged rows."""
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ..errors import DamagedRecordingError
+from ..recording.json_text import parse_json
 from ..recording.number_formats import FORMATS
 from ..recording.spread import OF_TIER_1, OF_TIER_2, SpreadColumns, read_spread
 from ..recording.statistics import DERIVED, RAW, Numbers, read_statistics
@@ -149,7 +150,16 @@ def _of_user(name: str, found: SelectedValues, cells: Cells) -> Numbers:
         )
     texts = found.table[_USER].take(pa.array(cells.single)).to_pylist()
     keys = name.split(":")[1:]
-    return np.array([_number(json.loads(text), keys) for text in texts], np.float64)
+    return np.array([_number(_parse_user(text), keys) for text in texts], np.float64)
+
+
+def _parse_user(text: str | None) -> Any:
+    try:
+        return None if text is None else parse_json(text)
+    except ValueError as error:
+        raise DamagedRecordingError(
+            f"values.user: {(text or '')[:80]!r} is no value of your function: {error}. Copy the recording again."
+        ) from error
 
 
 def _number(value: Any, keys: Sequence[str]) -> float:
@@ -157,7 +167,10 @@ def _number(value: Any, keys: Sequence[str]) -> float:
     for key in keys:
         value = _below(_only(value), key)
     value = _only(value)
-    return float(value) if isinstance(value, (int, float)) else math.nan
+    try:
+        return float(value) if isinstance(value, (int, float)) else math.nan
+    except OverflowError:  # an integer beyond 1.8e308
+        return math.copysign(math.inf, value)
 
 
 def _only(value: Any) -> Any:

@@ -11,7 +11,7 @@ from ..errors import (
     RecordingExistsError,
 )
 from ..recording.meta import RunMeta
-from .header import Header, read_header, write_header
+from .header import Header, is_temporary_header, read_header, write_header
 from .layout import HEADER, describe_content, rank_folder, rank_folders
 
 _ATTEMPTS = 10_000
@@ -59,8 +59,8 @@ def _prepare(path: Path, meta: RunMeta, *, overwrite: bool) -> None:
 
 
 def _is_empty(path: Path) -> bool:
-    """Whether nothing is there, or only a header that another rank is about to put in place."""
-    return all(each.name.startswith(HEADER + ".") for each in path.iterdir())
+    """Whether nothing is there, or only headers of other ranks, or of killed runs, that are not in their place."""
+    return all(map(is_temporary_header, path.iterdir()))
 
 
 def _is_of_run(path: Path, meta: RunMeta) -> bool:
@@ -95,7 +95,7 @@ def _make_room(path: Path, *, overwrite: bool) -> None:
 def _is_recording(path: Path) -> bool:
     """Whether it has a header of ours: a damaged one is, if a rank's folder is beside it."""
     try:
-        return read_header(path) is not None
+        return read_header(path) is not None or any(map(is_temporary_header, path.iterdir()))
     except NewerSchemaError:
         return True
     except DamagedRecordingError:
@@ -105,7 +105,9 @@ def _is_recording(path: Path) -> bool:
 def _delete_recording(path: Path) -> None:
     for each in rank_folders(path):
         shutil.rmtree(each)
-    (path / HEADER).unlink()
+    for each in path.iterdir():
+        if each.name == HEADER or is_temporary_header(each):
+            each.unlink()
 
 
 def _delete_if_there(folder: Path) -> None:

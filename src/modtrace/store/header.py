@@ -2,13 +2,19 @@
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import DamagedRecordingError, NewerSchemaError
+from ..recording.json_text import parse_json
 from ..recording.schema import SCHEMA_VERSION
 from .layout import HEADER
+from .regular_file import read_regular
+
+_MOST_BYTES = 2**20
+_TEMPORARY = re.compile(re.escape(HEADER) + r"\.\d+\.tmp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +44,22 @@ def write_header(path: Path, *, run_id: str, created: str, modtrace_version: str
     os.replace(whole, path / HEADER)
 
 
+def is_temporary_header(file: Path) -> bool:
+    """Whether it is a header that is not in its place: yet, or because the process was killed that wrote it."""
+    return _TEMPORARY.fullmatch(file.name) is not None
+
+
 def read_header(path: Path) -> Header | None:
     """The header of the recording in the folder `path`; None if there is none.
 
     Raises:
         DamagedRecordingError: it cannot be understood.
         NewerSchemaError: a newer modtrace wrote it.
-        OSError: it cannot be read.
+        RecordingError: it cannot be read.
     """
     file = path / HEADER
     try:
-        text = file.read_bytes()
+        text = read_regular(file, _MOST_BYTES)
     except FileNotFoundError:
         return None
     return _parse(path, file, text)
@@ -56,12 +67,12 @@ def read_header(path: Path) -> Header | None:
 
 def _parse(path: Path, file: Path, text: bytes) -> Header:
     try:
-        values: dict[str, Any] = json.loads(text)
+        values: dict[str, Any] = parse_json(text)
         found = {name: values.get(name, "") for name in ("run_id", "created", "modtrace_version")}
         version = values["schema_version"]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise _damaged(file, text, repr(error)) from error
-    if type(version) is not int or not all(isinstance(each, str) for each in found.values()):
+    if type(version) is not int or version < 1 or not all(isinstance(each, str) for each in found.values()):
         raise _damaged(file, text, "a value is of the wrong type")
     if version > SCHEMA_VERSION:
         raise NewerSchemaError(

@@ -6,12 +6,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..errors import DamagedRecordingError
+from ..recording.json_text import parse_json
 from ..recording.meta import RunMeta
 from .layout import META
+from .regular_file import read_regular
 
 # The file is made of whole pieces of this size, at least half of one left as spaces for marks to come.
 _PIECE_BYTES = 16 * 1024
-_MAY_BE_NULL = ("git_commit", "ended")
+_MAY_BE_NULL = ("git_commit", "ended", "shards")
+_OF_TEXTS = ("argv", "marks", "ended")
+_MOST_BYTES = 2**26  # of the file: 400,000 marks are shorter
+_MOST_INTEGER = 2**63 - 1
 
 
 class StoredMeta(NamedTuple):
@@ -20,20 +26,27 @@ class StoredMeta(NamedTuple):
     meta: RunMeta
     ended: tuple[str, ...] | None  # tables written to their end-of-stream marker; None: not closed
     damage: str | None  # why the file cannot be understood; the meta is empty then
+    shards: int | None = None  # files of whole tensors that were made; None: not known
 
 
-def write_meta(folder: Path, meta: RunMeta, *, ended: Sequence[str] | None) -> None:
+def write_meta(
+    folder: Path, meta: RunMeta, *, ended: Sequence[str] | None, shards: int | None = None
+) -> None:
     """Writes the meta of a rank, over the one that is there if it fits into the same place.
 
     Args:
         folder: of the rank.
         meta: what is known about the run.
         ended: the tables that have their end-of-stream marker; None before the recording is closed.
+        shards: how many files of whole tensors were made; None before the recording is closed.
 
     Raises:
         OSError: it cannot be written; the old one stays, unless the disk itself failed.
     """
-    text = json.dumps({**meta.to_json(), "ended": ended}, indent=2, default=str).encode() + b"\n"
+    text = (
+        json.dumps({**meta.to_json(), "ended": ended, "shards": shards}, indent=2, default=str).encode()
+        + b"\n"
+    )
     file = folder / META
     reserved = file.stat().st_size if file.exists() else 0
     if len(text) > reserved:
@@ -62,26 +75,41 @@ def _overwrite(file: Path, text: bytes) -> None:
 
 
 def read_meta(folder: Path) -> StoredMeta:
-    """The meta of a rank; a file that cannot be understood is told of, for the tables do not need it."""
+    """The meta of a rank; a file that cannot be understood is told of, for the tables do not need it.
+
+    Raises:
+        RecordingError: the system does not let us read it.
+    """
     try:
-        values = json.loads((folder / META).read_bytes())
+        values = parse_json(read_regular(folder / META, _MOST_BYTES))
         wrong = _of_wrong_type(values)
     except FileNotFoundError:
         return StoredMeta(RunMeta(), ended=None, damage="the file is missing")
+    except DamagedRecordingError as error:
+        return StoredMeta(RunMeta(), ended=None, damage=str(error))
     except ValueError as error:
         return StoredMeta(RunMeta(), ended=None, damage=f"not JSON: {error}")
     if wrong is not None:
         return StoredMeta(RunMeta(), ended=None, damage=wrong)
     ended = values.get("ended")
-    return StoredMeta(RunMeta.from_json(values), None if ended is None else tuple(ended), damage=None)
+    return StoredMeta(
+        RunMeta.from_json(values),
+        None if ended is None else tuple(ended),
+        damage=None,
+        shards=values.get("shards"),
+    )
 
 
 def _of_wrong_type(values: Any) -> str | None:
     """Says which value is not of its field's type; None if all are."""
     if not isinstance(values, Mapping):
         return f"a JSON object is expected, and a {type(values).__name__} is there"
-    for name, example in {**RunMeta(git_commit="").to_json(), "ended": []}.items():
+    for name, example in {**RunMeta(git_commit="").to_json(), "ended": [], "shards": 0}.items():
         value = values.get(name, example)
         if type(value) is not type(example) and not (name in _MAY_BE_NULL and value is None):
             return f"{name} is {value!r}, and a value of type {type(example).__name__} is expected"
+        if isinstance(value, int) and not 0 <= value <= _MOST_INTEGER:
+            return f"{name} is {value}, and a number from 0 to 2**63 is expected"
+        if name in _OF_TEXTS and not all(isinstance(each, str) for each in value or ()):
+            return f"{name} holds something else than texts"
     return None

@@ -1,17 +1,18 @@
 """Reads whole tensors from the files of a rank, also from those that were never finished."""
 
 import contextlib
-import json
 import math
 import mmap
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import DamagedRecordingError, RecordingError
+from ..recording.json_text import parse_json
 from ..recording.raw_tensor import RawTensor, itemsize_of
+from .regular_file import open_regular, read_range, read_regular, unreadable
 from .shard_file import (
     DATA_BYTES,
     DTYPE,
@@ -20,16 +21,23 @@ from .shard_file import (
     StoredTensor,
     index_file,
     is_shard_name,
+    shard_file,
     shard_files,
 )
 
 _MOST_HEADER_BYTES = 100_000_000  # as the library safetensors has it
+_MOST_DIMENSIONS = 64  # as numpy has it
+_MOST_BYTES = 2**63 - 1
 _TORCH_DTYPES = {name: dtype for dtype, name in FORMAT_DTYPES.items()}
 _DATA_BYTES = re.compile(rf'"{re.escape(DATA_BYTES)}": ?"(\d+)"'.encode())
 
 
 class TensorFiles:
-    """The files of tensors in a rank's folder; each is mapped into memory when it is first needed."""
+    """The files of tensors in a rank's folder; each is opened when it is first needed.
+
+    A file that was finished is mapped into memory. One that was not may become shorter while its run goes on, and
+    whoever looks at a mapped byte that is gone is killed (SIGBUS): of such a file each tensor is read by itself.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,27 +64,39 @@ class TensorFiles:
                 "or not yet. The marks of the recording say if writing failed."
             )
         start, stop = shard.base + stored.start, shard.base + stored.stop
-        if stop > len(shard.data):
+        data = shard.content.read(start, stop) if stop <= shard.content.size_bytes else memoryview(b"")
+        if len(data) < stop - start:
             raise DamagedRecordingError(
-                f"{self._folder / file}: cut at byte {len(shard.data)}, and {name!r} ends at byte {stop}. "
+                f"{self._folder / file}: cut at byte {shard.content.size_bytes}, and {name!r} ends at byte {stop}. "
                 "Copy the file again; the tensors in front of it can be read."
             )
-        return RawTensor(dtype=stored.dtype, shape=stored.shape, data=shard.data[start:stop])
+        return RawTensor(dtype=stored.dtype, shape=stored.shape, data=data)
 
     def hold(self) -> None:
-        """Maps all files that can be read: from now on others in their places are not looked at."""
+        """Opens all files that can be read: from now on others in their places are not looked at."""
         for file in shard_files(self._folder):
             with contextlib.suppress(RecordingError):  # whoever wants a tensor is told
                 self._open(file)
         self._are_held = True
 
-    def marks(self) -> Iterator[str]:
-        """What is wrong with the files of a recording that was closed."""
-        for file in shard_files(self._folder):
-            if index_file(file).exists():
-                yield f"{file.name} has no header: modtrace can read it, other programs cannot"
-            elif _is_cut(file):
-                yield f"{file.name} is cut: the tensors at its end are missing"
+    def marks(self, files: int | None) -> Iterator[str]:
+        """What is wrong with the files of a recording that was closed.
+
+        Args:
+            files: how many were made; None: not known, and up to the last that is there.
+        """
+        there = {each.name for each in shard_files(self._folder)}
+        made = [shard_file(self._folder, number) for number in range(files or 0)]
+        for file in sorted({*made, *(self._folder / name for name in there)}, key=_by_number):
+            try:
+                if file.name not in there:
+                    yield f"{file.name} is missing"
+                elif _index_bytes(file) >= 0:
+                    yield f"{file.name} has no header: modtrace can read it, other programs cannot"
+                elif _is_cut(file):
+                    yield f"{file.name} is cut: the tensors at its end are missing"
+            except (OSError, RecordingError) as error:
+                yield f"{file.name} cannot be read ({error})"
 
     def _open(self, file: Path) -> "_Shard":
         known = self._shards.get(file.name)
@@ -87,24 +107,68 @@ class TensorFiles:
             if known is None or known.state != state:
                 known = self._shards[file.name] = _read_shard(file, state)
             return known
+        except RecordingError:
+            raise
         except FileNotFoundError as error:
             raise RecordingError(
                 f"{file}: this file of whole tensors is missing. It was not copied, or not written yet."
             ) from error
         except OSError as error:
-            raise RecordingError(
-                f"{file}: cannot be read: {error.strerror or error}. Check that you may read it."
-            ) from error
+            raise unreadable(file, error) from error
 
 
 _State = tuple[int, int, int, int]
 
 
+class _Content(Protocol):
+    """The bytes of a file."""
+
+    size_bytes: int
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Those from `start` to `stop`; fewer where the file has become shorter."""
+
+
 class _Shard(NamedTuple):
     state: _State
-    data: memoryview  # the whole file
+    content: _Content
     base: int  # where the tensors begin in it
     tensors: Mapping[str, StoredTensor]
+
+
+class _Mapped:
+    """A file that nobody writes to."""
+
+    def __init__(self, fd: int) -> None:
+        self.size_bytes = os.fstat(fd).st_size
+        self._data = memoryview(
+            mmap.mmap(fd, self.size_bytes, access=mmap.ACCESS_READ) if self.size_bytes else b""
+        )
+
+    def read(self, start: int, stop: int) -> memoryview:
+        return self._data[start:stop]
+
+
+class _Open:
+    """A file that may change; it stays open, so that it can be read when it was deleted."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.size_bytes = os.fstat(fd).st_size
+        self._path = path
+        self._fd = os.dup(fd)
+
+    def read(self, start: int, stop: int) -> memoryview:
+        try:
+            return read_range(self._path, self._fd, start, stop)
+        except OSError as error:
+            raise unreadable(self._path, error) from error
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
+def _by_number(file: Path) -> tuple[int, str]:
+    return len(file.name), file.name
 
 
 def _state(file: Path) -> _State:
@@ -121,79 +185,84 @@ def _index_bytes(file: Path) -> int:
 
 
 def _read_shard(file: Path, state: _State) -> _Shard:
-    data = _map(file)
     tensors = _read_index(index_file(file))  # it tells of all whole tensors, whether there is a header or not
+    with open_regular(file) as fd:
+        content: _Content = _Mapped(fd) if tensors is None else _Open(file, fd)
+    length = int.from_bytes(content.read(0, LENGTH_BYTES), "little")
     if tensors is None:
-        tensors = _read_header(file, data)
-    return _Shard(state, data, LENGTH_BYTES + _header_length(data), tensors)
-
-
-def _header_length(front: bytes | memoryview) -> int:
-    return int.from_bytes(front[:LENGTH_BYTES], "little")
-
-
-def _map(file: Path) -> memoryview:
-    with open(file, "rb") as opened:
-        if not os.fstat(opened.fileno()).st_size:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+        tensors = _read_header(file, content, length)
+    return _Shard(state, content, LENGTH_BYTES + length, tensors)
 
 
 def _read_index(file: Path) -> dict[str, StoredTensor] | None:
     """The tensors of a shard that was not finished; None for one that was. A line that is cut is left out."""
     try:
-        lines = file.read_bytes().split(b"\n")
+        lines = read_regular(file, _MOST_HEADER_BYTES).split(b"\n")
     except FileNotFoundError:
         return None
-    tensors = {}
+    tensors: dict[str, StoredTensor] = {}
+    end = 0
     for line in lines[:-1]:
         try:
-            values = json.loads(line)
-            tensors[values["name"]] = _checked(
-                str(values["dtype"]), values["shape"], int(values["start"]), int(values["stop"])
-            )
+            values = parse_json(line)
+            stored = _checked(values["dtype"], values["shape"], values["start"], values["stop"])
+            if values["name"] in tensors or stored.start < end:
+                raise ValueError(f"{values['name']!r} lies over another")
+            tensors[values["name"]] = stored
         except (ValueError, LookupError, TypeError):
             break  # what follows is not to be trusted
+        end = stored.stop
     return tensors
 
 
-def _read_header(file: Path, data: memoryview) -> dict[str, StoredTensor]:
-    length = _header_length(data)
+def _read_header(file: Path, content: _Content, length: int) -> dict[str, StoredTensor]:
+    size = content.size_bytes
     try:
-        if len(data) < LENGTH_BYTES + length or length > _MOST_HEADER_BYTES:
-            raise LookupError(f"a header of {length} bytes in a file of {len(data)}")
-        header = json.loads(bytes(data[LENGTH_BYTES : LENGTH_BYTES + length]))
+        if size < LENGTH_BYTES + length or length > _MOST_HEADER_BYTES:
+            raise LookupError(f"a header of {length} bytes in a file of {size}")
+        header = parse_json(bytes(content.read(LENGTH_BYTES, LENGTH_BYTES + length)))
         metadata = header.pop("__metadata__", {})
-        return {name: _to_stored(entry, metadata.get(DTYPE + name)) for name, entry in header.items()}
+        found = {name: _to_stored(entry, metadata.get(DTYPE + name)) for name, entry in header.items()}
+        _check_apart(found)
+        return found
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DamagedRecordingError(
-            f"{file}: not a safetensors file ({len(data)} bytes; {error}). Copy it again."
+            f"{file}: not a safetensors file ({size} bytes; {error}). Copy it again."
         ) from error
 
 
 def _to_stored(entry: Mapping[str, Any], true_dtype: str | None) -> StoredTensor:
-    start, stop = (int(each) for each in entry["data_offsets"])
+    start, stop = entry["data_offsets"]
     if true_dtype is None:
         return _checked(_TORCH_DTYPES[entry["dtype"]], entry["shape"], start, stop)
     return _checked(true_dtype, entry["shape"][:-1], start, stop)
 
 
-def _checked(dtype: str, given_shape: Iterable[Any], start: int, stop: int) -> StoredTensor:
-    shape = tuple(int(each) for each in given_shape)
+def _checked(dtype: Any, given_shape: Iterable[Any], start: Any, stop: Any) -> StoredTensor:
+    shape = tuple(given_shape)
+    if not isinstance(dtype, str) or any(type(each) is not int for each in (start, stop, *shape)):
+        raise LookupError(f"{dtype!r} of shape {shape} from {start!r} to {stop!r}")
     size_bytes = stop - start
     whole_bytes = math.prod(shape) * itemsize_of(dtype, shape, size_bytes)
     if start < 0 or min(shape, default=0) < 0 or size_bytes != whole_bytes:
         raise LookupError(f"{size_bytes} bytes at {start} for {dtype} of shape {shape}")
+    if len(shape) > _MOST_DIMENSIONS or 16 * math.prod(filter(None, shape)) > _MOST_BYTES:
+        raise LookupError(f"no array has the shape {shape}")
     return StoredTensor(dtype, shape, start, stop)
+
+
+def _check_apart(tensors: Mapping[str, StoredTensor]) -> None:
+    end = 0
+    for name, each in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if each.start < end:
+            raise LookupError(f"{name!r} lies over another")
+        end = each.stop
 
 
 def _is_cut(file: Path) -> bool:
     """Whether the file ends before its tensors do, as far as the first bytes of the header tell."""
-    try:
-        with open(file, "rb") as opened:
-            front = opened.read(512)
-    except OSError:
-        return False  # whoever wants a tensor is told
+    with open_regular(file) as fd:
+        size, front = os.fstat(fd).st_size, bytes(read_range(file, fd, 0, 512))
     found = _DATA_BYTES.search(front)
-    base = LENGTH_BYTES + _header_length(front)
-    return found is None or file.stat().st_size < base + int(found[1])
+    base = LENGTH_BYTES + int.from_bytes(front[:LENGTH_BYTES], "little")
+    return found is None or size < base + int(found[1])

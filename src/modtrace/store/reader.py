@@ -11,18 +11,20 @@ import pyarrow.compute as pc
 from ..errors import DamagedRecordingError, NotARecordingError, RecordingError, RecordingNotFoundError
 from ..recording.meta import RunMeta
 from ..recording.raw_tensor import RawTensor
-from ..recording.schema import schema
-from .header import Header, read_header
+from ..recording.schema import schema, schemas
+from .header import Header, is_temporary_header, read_header
 from .layout import META, describe_content, is_rank_folder, rank_folders, table_file
 from .metafile import StoredMeta, read_meta
-from .read_stream import is_ended, read_stream
+from .read_stream import is_ended, read_table
 from .read_tensors import TensorFiles
+from .regular_file import unreadable
 
 
 class FolderReader:
-    """The `RecordingData` of a folder; tables are memory-mapped when they are first asked for.
+    """The `RecordingData` of a folder. A table is read and checked when it is first asked for.
 
-    A recording that is still written may be read: a table, and the meta, show what is there when asked for.
+    A recording that is still written may be read: a table, and the meta, show what is there when asked for. Tables
+    of one that was closed are mapped into memory.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -46,7 +48,7 @@ class FolderReader:
         except RecordingError:  # RecordingNotFoundError is an OSError too
             raise
         except OSError as error:
-            raise _unreadable(self.path, error) from error
+            raise unreadable(self.path, error) from error
         self._header = header
         self._tables: dict[str, tuple[_FileState, pa.Table]] = {}
         self._tensors = TensorFiles(self.folder)
@@ -58,14 +60,14 @@ class FolderReader:
         Raises:
             RecordingError: its file cannot be read any more.
         """
-        meta, ended, damage = self._read_meta_unless_final()
+        meta, ended, damage, shards = self._read_meta_unless_final()
         if damage is not None:
             meta = _meta_of(self._header)
             marks: tuple[str, ...] = (f"{META} cannot be understood ({damage})",)
         elif ended is None:
             marks = (self._not_closed(),)
         else:
-            marks = (*self._cut_tables(ended), *self._tensors.marks())
+            marks = (*self._cut_tables(ended), *self._tensors.marks(shards))
         return replace(meta, marks=(*meta.marks, *marks), complete=meta.complete and not marks)
 
     def table(self, name: str) -> pa.Table:
@@ -73,18 +75,21 @@ class FolderReader:
 
         Raises:
             ValueError: there is no such table.
-            DamagedRecordingError: its file cannot be understood.
+            DamagedRecordingError: its file cannot be understood; what is merely cut is read to its last whole batch.
             RecordingError: its file cannot be read.
         """
         wanted, file = schema(name), table_file(self.folder, name)
+        is_final = name in (self._read_meta_unless_final().ended or ())
         try:
             state = _state(file)
             if name not in self._tables or self._tables[name][0] != state:
-                self._tables[name] = state, read_stream(file, wanted)
+                self._tables[name] = state, read_table(file, name, is_final=is_final)
         except FileNotFoundError:
             return pa.Table.from_batches([], schema=wanted)
+        except RecordingError:
+            raise
         except OSError as error:
-            raise _unreadable(file, error) from error
+            raise unreadable(file, error) from error
         return self._tables[name][1]
 
     def tensor(self, blob: str) -> RawTensor:
@@ -102,10 +107,7 @@ class FolderReader:
 
     def _read_meta_unless_final(self) -> StoredMeta:
         if self._stored.ended is None:
-            try:
-                self._stored = read_meta(self.folder)
-            except OSError as error:
-                raise _unreadable(self.folder / META, error) from error
+            self._stored = read_meta(self.folder)
         return self._stored
 
     def _not_closed(self) -> str:
@@ -120,12 +122,15 @@ class FolderReader:
 
     def _cut_tables(self, ended: Iterable[str]) -> Iterator[str]:
         """Says what is missing of a recording that was closed: it may have been copied in part."""
-        for name in ended:
+        for name in (each for each in schemas() if each in ended):
             file = table_file(self.folder, name)
-            if not file.exists():
+            try:
+                if not is_ended(file):
+                    yield f"{file.name} is cut: it is read to its last whole batch"
+            except FileNotFoundError:
                 yield f"{file.name} is missing"
-            elif not is_ended(file):
-                yield f"{file.name} is cut: it is read to its last whole batch"
+            except RecordingError as error:
+                yield f"{file.name} cannot be read ({error})"
 
 
 _FileState = tuple[int, int, int]
@@ -151,6 +156,11 @@ def _find(path: Path) -> tuple[Header, Path]:
         if header is not None:
             return header, path
     header = read_header(path)
+    if header is None and any(map(is_temporary_header, path.iterdir())):
+        raise DamagedRecordingError(
+            f"{path}: the run ended while it made this recording, or is about to make it: recording.json is not in its "
+            "place yet. Record again."
+        )
     if header is None:
         raise NotARecordingError(
             f"{path}: not a recording: there is no recording.json in this folder ({describe_content(path)}). "
@@ -171,7 +181,3 @@ def _first_rank(path: Path) -> Path:
 
 def _meta_of(header: Header) -> RunMeta:
     return RunMeta(run_id=header.run_id, created=header.created, modtrace_version=header.modtrace_version)
-
-
-def _unreadable(path: Path, error: OSError) -> RecordingError:
-    return RecordingError(f"{path}: cannot be read: {error.strerror or error}. Check that you may read it.")

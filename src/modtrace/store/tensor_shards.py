@@ -73,6 +73,7 @@ class TensorShards:
         self._is_done = threading.Event()
         self._file: ShardFile | None = None  # the thread's
         self._finished_bytes = 0
+        self.files = 0  # that were made
 
     @property
     def size_bytes(self) -> int:
@@ -218,6 +219,7 @@ class TensorShards:
         if self._file is None or self._file.number != part.shard:
             self._finish_file()
             self._file = ShardFile(self._folder, part.shard, part.reserve_bytes)
+            self.files = part.shard + 1
         return self._file
 
     def _finish_file(self) -> None:

@@ -298,7 +298,8 @@ class FolderWriter:
 
     def _save_meta(self) -> None:
         try:
-            write_meta(self.folder, self._meta, ended=self._ended)
+            shards = None if self._ended is None else self._tensors.files
+            write_meta(self.folder, self._meta, ended=self._ended, shards=shards)
         except OSError as error:
             warnings.warn(
                 f"{self.path}: meta.json cannot be written: {error.strerror or error}. "

@@ -1,0 +1,117 @@
+"""Finds the messages of an Arrow stream that are whole, before Arrow reads any of them.
+
+The layout is that of https://arrow.apache.org/docs/format/Columnar.html: each message is a marker, the length of its
+metadata, the metadata (a flatbuffer, of which four fields are read here) and its body.
+"""
+
+import struct
+from typing import NamedTuple
+
+_MARKER = b"\xff\xff\xff\xff"
+_PREFIX_BYTES = 8  # the marker, and the length of the metadata
+_NOT_WRITTEN = bytes(4)
+
+# Numbers of fields in Message.fbs. The type of a header that is neither batch is of no interest.
+_HEADER_TYPE, _HEADER, _BODY_LENGTH = 1, 2, 3
+_DICTIONARY, _BATCH = 2, 3
+_DICTIONARY_DATA = 1
+_COMPRESSION = 3
+
+
+class Damage(Exception):
+    """What a stream holds at `start` is no message of ours."""
+
+    def __init__(self, start: int, batch: int, why: str) -> None:
+        super().__init__(why)
+        self.start = start
+        self.batch = batch
+
+
+class Messages(NamedTuple):
+    """The whole messages at the front of a stream."""
+
+    stop: int  # where they end, without the end-of-stream marker
+    batches: tuple[int, ...]  # where each batch begins, with the dictionaries that it brings
+    is_ended: bool  # the end-of-stream marker follows, and nothing behind it
+
+
+def find_messages(data: memoryview) -> Messages:
+    """The messages that are whole.
+
+    A message that goes on behind the end of the file was never finished. Nor was what begins with zeros: they stand
+    where a file was made longer, and the power failed before its pages were written.
+
+    Raises:
+        Damage: something else than a message stands between them, or one is compressed: ours never are, and what it
+            would take to read it is not known.
+    """
+    at = start = 0
+    batches: list[int] = []
+    while True:
+        front = bytes(data[at : at + _PREFIX_BYTES])
+        is_unwritten = at > 0 and front[:4] == _NOT_WRITTEN
+        if is_unwritten or (len(front) < _PREFIX_BYTES and _MARKER.startswith(front[:4])):
+            return Messages(start, tuple(batches), is_ended=False)
+        if not front.startswith(_MARKER):
+            raise Damage(start, len(batches), f"no message begins at byte {at}")
+        length = int.from_bytes(front[4:], "little", signed=True)
+        body = at + _PREFIX_BYTES + length
+        if not length:
+            if body != len(data):
+                raise Damage(at, len(batches), f"the stream ends at byte {body} of {len(data)}")
+            return Messages(at, tuple(batches), is_ended=True)
+        if body > len(data):
+            return Messages(start, tuple(batches), is_ended=False)
+        try:
+            kind, body_length = _read_metadata(bytes(data[at + _PREFIX_BYTES : body]))
+        except (struct.error, ValueError) as error:
+            raise Damage(start, len(batches), f"{error} (byte {at})") from error
+        at = body + body_length
+        if at > len(data):
+            return Messages(start, tuple(batches), is_ended=False)
+        if kind != _DICTIONARY:
+            if kind == _BATCH:
+                batches.append(start)
+            start = at
+
+
+def _read_metadata(metadata: bytes) -> tuple[int, int]:
+    """The type of a message, and how long its body is."""
+    message = _unpack("<I", metadata, 0)
+    kind, length = _field(metadata, message, _HEADER_TYPE), _field(metadata, message, _BODY_LENGTH)
+    header_type = _unpack("<B", metadata, kind) if kind else 0
+    body_length = _unpack("<q", metadata, length) if length else 0
+    if body_length < 0:
+        raise ValueError(f"a message has a body of {body_length} bytes")
+    if header_type in (_DICTIONARY, _BATCH):
+        batch = _table(metadata, message, _HEADER)
+        if header_type == _DICTIONARY:
+            batch = _table(metadata, batch, _DICTIONARY_DATA)
+        if _field(metadata, batch, _COMPRESSION):
+            raise ValueError("a message is compressed")
+    return header_type, body_length
+
+
+def _table(metadata: bytes, table: int, number: int) -> int:
+    """Where the table is that a field refers to."""
+    at = _field(metadata, table, number)
+    if not at:
+        raise ValueError("a message has no header")
+    return at + _unpack("<I", metadata, at)
+
+
+def _field(metadata: bytes, table: int, number: int) -> int:
+    """Where a field of a table is; 0 where the table does not have it."""
+    vtable = table - _unpack("<i", metadata, table)
+    at = 4 + 2 * number
+    if at + 2 > _unpack("<H", metadata, vtable):
+        return 0
+    offset = _unpack("<H", metadata, vtable + at)
+    return table + offset if offset else 0
+
+
+def _unpack(form: str, metadata: bytes, at: int) -> int:
+    if at < 0:
+        raise ValueError("a message refers to what lies before it")
+    [value] = struct.unpack_from(form, metadata, at)
+    return int(value)

@@ -1,0 +1,114 @@
+"""Opens the files of a recording: regular files alone, and no more of them than a bound allows."""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import DamagedRecordingError, RecordingError
+
+#: Without O_NONBLOCK the open of a FIFO waits for a writer.
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_MOST_AT_ONCE = 2**30  # one read of Linux returns at most 2 GB
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[int]:
+    """Gives the descriptor of a regular file, open for reading.
+
+    A symbolic link to a regular file is followed: stores of large files (git-annex, DVC) keep links. What counts is
+    the file that was opened, not what the path showed before.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        DamagedRecordingError: something else is there: a folder, a FIFO, a device or a socket.
+        RecordingError: it cannot be opened or read.
+    """
+    try:
+        fd = os.open(path, _READ)
+    except FileNotFoundError:
+        raise
+    except OSError as error:  # a socket cannot be opened: ENXIO
+        raise _describe_other(path) or unreadable(path, error) from error
+    try:
+        mode = os.fstat(fd).st_mode
+        if not stat.S_ISREG(mode):
+            raise _no_file(path, mode)
+        yield fd
+    except FileNotFoundError:
+        raise
+    except RecordingError:
+        raise
+    except OSError as error:
+        raise unreadable(path, error) from error
+    finally:
+        os.close(fd)
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """The content of a regular file, up to the size that it has when it is opened.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        DamagedRecordingError: it is no regular file, or longer than `most_bytes`.
+        RecordingError: it cannot be read.
+    """
+    with open_regular(path) as fd:
+        size = os.fstat(fd).st_size
+        if size > most_bytes:
+            raise DamagedRecordingError(
+                f"{path}: a file of {size} bytes, and at most {most_bytes} are read of it. Copy it again."
+            )
+        return bytes(read_range(path, fd, 0, size))
+
+
+def read_range(path: Path, fd: int, start: int, stop: int) -> memoryview:
+    """The bytes from `start` to `stop` of a file; fewer where it ends before.
+
+    Raises:
+        RecordingError: there is no memory for them.
+        OSError: they cannot be read.
+    """
+    try:
+        data = memoryview(bytearray(stop - start))
+    except (MemoryError, OverflowError) as error:
+        raise RecordingError(
+            f"{path}: no memory for {stop - start} bytes of it. Read it where there is more."
+        ) from error
+    done = 0
+    while done < len(data):
+        count = os.preadv(fd, [data[done : done + _MOST_AT_ONCE]], start + done)
+        if not count:
+            break
+        done += count
+    return data[:done].toreadonly()
+
+
+def unreadable(path: Path, error: OSError) -> RecordingError:
+    """What is said of a file that the system does not let us read."""
+    return RecordingError(f"{path}: cannot be read: {error.strerror or error}. Check that you may read it.")
+
+
+def _describe_other(path: Path) -> RecordingError | None:
+    """What is said of what cannot be opened as a file; None where a regular file is there."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return None
+    return None if stat.S_ISREG(mode) else _no_file(path, mode)
+
+
+def _no_file(path: Path, mode: int) -> DamagedRecordingError:
+    kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+    return DamagedRecordingError(
+        f"{path}: a regular file is expected, and {kind} is there. Copy the file again."
+    )

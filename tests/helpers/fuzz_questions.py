@@ -1,0 +1,121 @@
+"""Every command and every answer that a recording is asked for, without torch."""
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from modtrace.cli.main import main
+from modtrace.face import Recording, open_recording
+from modtrace.recording.role import ROLES
+from modtrace.recording.schema import schemas
+
+Ask = Callable[[Path], object]
+
+
+def _of_recording(ask: Callable[[Recording], Any]) -> Ask:
+    return lambda path: ask(open_recording(path))
+
+
+def _tensors(rec: Recording) -> None:
+    """Every whole tensor, as its bytes."""
+    for blob in sorted(set(rec.table("values")["blob"].drop_null().to_pylist()))[:50]:
+        rec.data.tensor(blob).to_numpy()
+
+
+def _copy(path: Path) -> None:
+    open_recording(path).write(path.parent / "copy")
+
+
+#: The answers of the API.
+ANSWERS: dict[str, Ask] = {
+    "print": _of_recording(str),
+    "tree": _of_recording(lambda rec: rec.module_tree(step=1)),
+    "frame": _of_recording(lambda rec: [rec._named_table(name) for name in schemas()]),
+    "nonfinite": _of_recording(lambda rec: rec.first_nonfinite()),
+    "triggers": _of_recording(lambda rec: rec.triggers),
+    **{f"history {role}": _of_recording(lambda rec, role=role: rec.history(role=role)) for role in ROLES},
+    **{
+        f"history {stat}": _of_recording(lambda rec, stat=stat: rec.history(stat=stat))
+        for stat in (
+            "kurtosis",
+            "p50",
+            "underflow:fp16",
+            "user:mean",
+            "zero_fraction",
+            "argmax",
+            "dynamic_range",
+        )
+    },
+    "history update": _of_recording(lambda rec: rec.history(role="update", stat="relative")),
+    "stack": _of_recording(lambda rec: rec.stack("blocks.*", step=1, call=0)),
+    "op table": _of_recording(lambda rec: [rec.op_table(by=by) for by in ("module", "call", "op")]),
+    "memory table": _of_recording(lambda rec: rec.memory_table(ops=True)),
+    "paths": _of_recording(lambda rec: rec.paths(phase="backward").modules()),
+    "graph": _of_recording(lambda rec: str(rec.graph())),
+    "folded graph": _of_recording(lambda rec: str(rec.graph().without_views().fold().collapse(depth=1))),
+    "graph with tensors": _of_recording(lambda rec: rec.graph(step=1).with_tensors().layout()),
+    "tensors": _of_recording(_tensors),
+    "write": _copy,
+}
+
+
+def _command(*arguments: str) -> Ask:
+    return lambda path: run_command(*(each.replace("RUN", str(path)) for each in arguments))
+
+
+def run_command(*arguments: str) -> int:
+    """The exit code of a command.
+
+    Raises:
+        AssertionError: it is none of ours, or an error is told in more than a line.
+    """
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    before = sys.argv, sys.stdout, sys.stderr
+    sys.argv, sys.stdout, sys.stderr = ["modtrace", *arguments], out, err
+    try:
+        main()
+    except SystemExit as exited:
+        code = exited.code
+    finally:
+        sys.argv, sys.stdout, sys.stderr = before
+    err.seek(0)
+    told = err.read()
+    assert code in (0, 1, 2), (code, told)
+    assert "Traceback" not in told, told
+    assert code != 2 or told.startswith("modtrace: error: "), told
+    return int(code)
+
+
+_TO = "RUN.out"
+#: The commands, `RUN` standing for the recording. Pictures are left out: other programs draw them.
+COMMANDS: dict[str, Ask] = {
+    " ".join(each): _command(*each)
+    for each in [
+        ("show", "RUN"),
+        ("show", "RUN", "--json"),
+        ("show", "RUN", "--slots", "--no-fold", "--sort", "total"),
+        ("ops", "RUN"),
+        ("ops", "RUN", "--by", "call", "--json"),
+        ("memory", "RUN", "--ops"),
+        ("memory", "RUN", "--json"),
+        ("paths", "RUN"),
+        ("paths", "RUN", "--json", "--phase", "recompute"),
+        ("graph", "RUN"),
+        ("graph", "RUN", "--json"),
+        ("graph", "RUN", "-o", _TO + ".dot", "--color", "nonfinite", "--tensors", "--views"),
+        ("timeline", "RUN", "-o", _TO + ".json", "--op-flows"),
+        ("nonfinite", "RUN"),
+        ("nonfinite", "RUN", "--json"),
+        ("plot", "RUN", "--json"),
+        ("plot", "RUN", "--json", "--role", "parameter_grad", "--stat", "std"),
+        ("plot", "RUN", "--json", "--kind", "histogram", "--step", "1"),
+        ("export", "RUN", "--format", "csv", "-o", _TO),
+        ("export", "RUN", "--format", "parquet", "-o", _TO),
+        ("export", "RUN", "--format", "graphml", "-o", _TO),
+        ("export", "RUN", "--format", "model-explorer", "-o", _TO + ".json"),
+        ("export", "RUN", "--format", "trace", "-o", _TO),
+    ]
+}
+QUESTIONS = {**ANSWERS, **COMMANDS}
