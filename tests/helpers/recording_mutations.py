@@ -243,33 +243,35 @@ def change_rows(file: Path, files: list[Path], random: Random) -> None:
 
 def change_columns(file: Path, files: list[Path], random: Random) -> None:
     """A table without a column, with one of another type, with one twice, or one that is unknown."""
+    what = random.choice(["drop", "twice", "name", *_OTHER_TYPES])
+    place, name = random.random(), random.choice(["", "unknown", "🦊", "step"])
 
     def change(batch: pa.RecordBatch) -> pa.RecordBatch:
         names, columns = list(batch.schema.names), list(batch.columns)
-        at = random.randrange(len(names))
-        what = random.choice(["drop", "type", "twice", "unknown", "name"])
+        at = int(place * len(names))
         if what == "drop":
             del names[at], columns[at]
-        elif what == "type":
-            rows = range(batch.num_rows)
-            columns[at] = random.choice(
-                [
-                    pa.array([str(each) for each in rows]),
-                    pa.array([[each] for each in rows], pa.list_(pa.int64())),
-                    pa.array([{"a": each} for each in rows], pa.struct([("a", pa.int64())])),
-                    pa.array([float(each) for each in rows]),
-                    pa.nulls(batch.num_rows),
-                    pa.array([each % 100 for each in rows], pa.int8()),
-                ]
-            )
         elif what == "twice":
             names.append(names[at])
             columns.append(columns[at])
+        elif what == "name":
+            names[at] = name
         else:
-            names[at] = random.choice(["", "unknown", "🦊", "step"])
+            columns[at] = _OTHER_TYPES[what](range(batch.num_rows))
         return pa.RecordBatch.from_arrays(columns, names=names)
 
     _rewrite(files, random, change)
+
+
+_OTHER_TYPES: dict[str, Callable[[range], pa.Array]] = {
+    "string": lambda rows: pa.array([str(each) for each in rows], pa.string()),
+    "list": lambda rows: pa.array([[each] for each in rows], pa.list_(pa.int64())),
+    "struct": lambda rows: pa.array([{"a": each} for each in rows], pa.struct([("a", pa.int64())])),
+    "float": lambda rows: pa.array([float(each) for each in rows], pa.float64()),
+    "null": lambda rows: pa.nulls(len(rows)),
+    "int8": lambda rows: pa.array([each % 100 for each in rows], pa.int8()),
+    "uint64": lambda rows: pa.array([2**64 - 1 - each for each in rows], pa.uint64()),
+}
 
 
 def compress(file: Path, files: list[Path], random: Random) -> None:
