@@ -64,7 +64,7 @@ def find_messages(data: memoryview) -> Messages:
             return Messages(start, tuple(batches), is_ended=False)
         try:
             kind, body_length = _read_metadata(bytes(data[at + _PREFIX_BYTES : body]))
-        except (struct.error, ValueError) as error:
+        except (struct.error, LookupError) as error:
             raise Damage(start, len(batches), f"{error} (byte {at})") from error
         at = body + body_length
         if at > len(data):
@@ -82,13 +82,13 @@ def _read_metadata(metadata: bytes) -> tuple[int, int]:
     header_type = _unpack("<B", metadata, kind) if kind else 0
     body_length = _unpack("<q", metadata, length) if length else 0
     if body_length < 0:
-        raise ValueError(f"a message has a body of {body_length} bytes")
+        raise LookupError(f"a message has a body of {body_length} bytes")
     if header_type in (_DICTIONARY, _BATCH):
         batch = _table(metadata, message, _HEADER)
         if header_type == _DICTIONARY:
             batch = _table(metadata, batch, _DICTIONARY_DATA)
         if _field(metadata, batch, _COMPRESSION):
-            raise ValueError("a message is compressed")
+            raise LookupError("a message is compressed")
     return header_type, body_length
 
 
@@ -96,7 +96,7 @@ def _table(metadata: bytes, table: int, number: int) -> int:
     """Where the table is that a field refers to."""
     at = _field(metadata, table, number)
     if not at:
-        raise ValueError("a message has no header")
+        raise LookupError("a message has no header")
     return at + _unpack("<I", metadata, at)
 
 
@@ -112,6 +112,6 @@ def _field(metadata: bytes, table: int, number: int) -> int:
 
 def _unpack(form: str, metadata: bytes, at: int) -> int:
     if at < 0:
-        raise ValueError("a message refers to what lies before it")
+        raise LookupError("a message refers to what lies before it")
     [value] = struct.unpack_from(form, metadata, at)
     return int(value)

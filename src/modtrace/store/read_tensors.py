@@ -207,7 +207,7 @@ def _read_index(file: Path) -> dict[str, StoredTensor] | None:
             values = parse_json(line)
             stored = _checked(values["dtype"], values["shape"], values["start"], values["stop"])
             if values["name"] in tensors or stored.start < end:
-                raise ValueError(f"{values['name']!r} lies over another")
+                raise LookupError(f"{values['name']!r} lies over another")
             tensors[values["name"]] = stored
         except (ValueError, LookupError, TypeError):
             break  # what follows is not to be trusted

@@ -51,6 +51,7 @@ class FolderReader:
             raise unreadable(self.path, error) from error
         self._header = header
         self._tables: dict[str, tuple[_FileState, pa.Table]] = {}
+        self._ends: dict[str, tuple[_FileState, bool]] = {}
         self._tensors = TensorFiles(self.folder)
 
     @property
@@ -125,12 +126,17 @@ class FolderReader:
         for name in (each for each in schemas() if each in ended):
             file = table_file(self.folder, name)
             try:
-                if not is_ended(file):
+                state = _state(file)
+                if name not in self._ends or self._ends[name][0] != state:
+                    self._ends[name] = state, is_ended(file)
+                if not self._ends[name][1]:
                     yield f"{file.name} is cut: it is read to its last whole batch"
-            except FileNotFoundError:
-                yield f"{file.name} is missing"
             except RecordingError as error:
                 yield f"{file.name} cannot be read ({error})"
+            except FileNotFoundError:
+                yield f"{file.name} is missing"
+            except OSError as error:
+                yield f"{file.name} cannot be read ({unreadable(file, error)})"
 
 
 _FileState = tuple[int, int, int]

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from ..errors import DamagedRecordingError, RecordingError
 
 #: Without O_NONBLOCK the open of a FIFO waits for a writer.
@@ -79,8 +81,8 @@ def read_range(path: Path, fd: int, start: int, stop: int) -> memoryview:
         OSError: they cannot be read.
     """
     try:
-        data = memoryview(bytearray(stop - start))
-    except (MemoryError, OverflowError) as error:
+        data = np.empty(stop - start, np.uint8).data
+    except (MemoryError, ValueError) as error:
         raise RecordingError(
             f"{path}: no memory for {stop - start} bytes of it. Read it where there is more."
         ) from error

@@ -1,0 +1,33 @@
+"""However a recording is damaged, it is refused by a named error or answered; what is missing is marked."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from helpers.fuzzing import Outcome, fuzz, make_originals, summarize
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("originals")
+    make_originals(folder)
+    return folder
+
+
+def test_hundreds_of_damaged_recordings_are_refused_or_marked(originals: Path) -> None:
+    """`python tests/helpers/fuzzing.py FOLDER None SEED` asks everything of one of them."""
+    outcomes = fuzz(originals, range(240), questions=4)
+    print(summarize(outcomes))
+    assert len(outcomes) == 240
+    assert [each for each in outcomes if each.is_fault] == []
+
+
+@pytest.mark.soak
+def test_20_000_damaged_recordings_are_refused_or_marked(originals: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:  # each waits for a process
+        halves = pool.map(lambda start: fuzz(originals, range(start, 21_000, 2), questions=6), (1000, 1001))
+        outcomes: list[Outcome] = [each for half in halves for each in half]
+    print(summarize(outcomes))
+    assert len(outcomes) == 20_000
+    assert [each for each in outcomes if each.is_fault] == []
