@@ -40,14 +40,14 @@ ANSWERS: dict[str, Ask] = {
         f"history {stat}": _of_recording(lambda rec, stat=stat: rec.history(stat=stat))
         for stat in (
             "kurtosis",
-            "p50",
+            "quantile:0.5",
             "underflow:fp16",
-            "user:mean",
             "zero_fraction",
             "argmax",
             "dynamic_range",
         )
     },
+    "history user": _of_recording(lambda rec: rec.history("dropout", stat="user:mean", call=0)),
     "history update": _of_recording(lambda rec: rec.history(role="update", stat="relative")),
     "stack": _of_recording(lambda rec: rec.stack("blocks.*", step=1, call=0)),
     "op table": _of_recording(lambda rec: [rec.op_table(by=by) for by in ("module", "call", "op")]),

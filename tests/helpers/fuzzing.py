@@ -19,6 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+import modtrace
 from helpers.fuzz_questions import QUESTIONS
 from helpers.recording_mutations import UNSEEN, copy_of, mutate
 from modtrace.errors import ModtraceError
@@ -31,7 +32,7 @@ WHOLE, PARTIAL, REFUSED = "answered whole", "answered in part, with a mark", "re
 
 _MEMORY_BYTES = 2**30  # beyond what the process has
 _CPU_S, _WALL_S = 60, 300  # the wall of a machine on which much else runs
-_PACKAGE = str(Path(__file__).parents[2] / "src" / "modtrace")
+_PACKAGE = str(Path(modtrace.__file__).parent)
 
 
 class Outcome(NamedTuple):
@@ -77,7 +78,8 @@ def _serve(folder: Path, questions: int | None, seeds: Iterable[int]) -> None:
     ) as scratch:  # what is imported when it is needed is there then
         copy_of(folder / "closed", Path(scratch, "run"))
         for question in QUESTIONS:
-            _ask(question, Path(scratch, "run"))
+            assert QUESTIONS[question](Path(scratch, "run")) != 2, question
+            _delete_others(Path(scratch, "run"))
     for seed in seeds:
         name = Random(-seed - 1).choice(ORIGINALS)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -166,10 +168,15 @@ def _ask(question: str, path: Path) -> str:
         if not _is_ours(error):
             raise
         is_refused = False
+    _delete_others(path)
+    return REFUSED if is_refused else WHOLE
+
+
+def _delete_others(path: Path) -> None:
+    """Deletes what a question wrote beside the recording."""
     for made in path.parent.iterdir():
         if made != path:
             shutil.rmtree(made) if made.is_dir() else made.unlink()
-    return REFUSED if is_refused else WHOLE
 
 
 def _is_ours(error: BaseException) -> bool:
