@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import ipc
 
@@ -77,6 +78,19 @@ def overwrite_number(file: Path, files: list[Path], random: Random) -> None:
         at = random.randrange(max(front, 8)) // width * width
         number = random.choice([*WILD, random.randrange(1000)])
         content[at : at + width] = (number % 2 ** (8 * width)).to_bytes(width, "little")
+    replace(file, bytes(content))
+
+
+def overwrite_offset(file: Path, files: list[Path], random: Random) -> None:
+    """A wild number among numbers that grow, as the offsets of texts and lists do."""
+    file = random.choice([each for each in files if each.suffix == ".arrow"])
+    content = bytearray(file.read_bytes())
+    numbers = np.frombuffer(bytes(content[: len(content) // 4 * 4]), np.int32)
+    before, at, after = numbers[:-2], numbers[1:-1], numbers[2:]
+    is_offset = (before >= 0) & (before <= at) & (at <= after) & (after < before + 10_000) & (after > 0)
+    for place in random.choices(np.flatnonzero(is_offset).tolist(), k=random.choice([1, 2])):
+        number = random.choice([*WILD, int(numbers[place]) + random.choice([-9, -1, 1, 9, 4096])])
+        content[4 * place + 4 : 4 * place + 8] = (number % 2**32).to_bytes(4, "little")
     replace(file, bytes(content))
 
 
@@ -299,9 +313,24 @@ def _rewrite(
 #: How often each comes is how often it stands here. What is in `UNSEEN` may take rows away and leave a valid
 #: recording, so that nothing can tell that they are missing.
 MUTATIONS = [
-    *(flip_bits, flip_bits, overwrite_run, overwrite_number, overwrite_number, overwrite_number),
-    *(truncate, append, move_bytes, edit_json, edit_json, edit_json, swap, link, no_file, folders),
-    *(change_cells, change_cells, change_cells, change_cells, change_rows, change_columns, compress),
+    *[flip_bits] * 2,
+    *[overwrite_number] * 3,
+    *[overwrite_offset] * 3,
+    *[edit_json] * 3,
+    *[change_cells] * 4,
+    *(
+        overwrite_run,
+        truncate,
+        append,
+        move_bytes,
+        swap,
+        link,
+        no_file,
+        folders,
+        change_rows,
+        change_columns,
+        compress,
+    ),
 ]
 UNSEEN = {change_rows, edit_json, folders}
 
