@@ -85,6 +85,9 @@ def run_command(*arguments: str) -> int:
     assert code in (0, 1, 2), (code, told)
     assert "Traceback" not in told, told
     assert code != 2 or told.startswith("modtrace: error: "), told
+    assert "--step" in arguments or "--step" not in told, (
+        told
+    )  # an error of another kind that is told as one of it
     return int(code)
 
 

@@ -62,9 +62,9 @@ def same(one: Any, other: Any) -> bool:
     return repr(one) == repr(other)
 
 
-#: A row refers to an earlier one of its table; a reader demands it. Here ids of rows are the larger ones.
-_REFERENCES = {"parent_call_id", "forward_call_id", "recompute_of", "forward_op_id", "parent_id"}
-_IDS = {"call_id", "op_id", "module_id"}
+#: No rows of a table lie inside each other in a circle; a reader demands it. Here no row lies in another.
+_REFERENCES = {"parent_call_id", "parent_id"}
+_IDS = {"call_id", "module_id"}
 _FIRST_ID = 1000
 
 _PRIMITIVES = {

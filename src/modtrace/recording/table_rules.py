@@ -1,11 +1,13 @@
 """What the rows of a table keep to beyond their types, so that an analysis can rely on it."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .arrays import to_numpy
 from .phase import PHASES
 from .role import ROLES
 
@@ -14,11 +16,9 @@ _INTEGERS_END = 2**62
 _WORDS = {"phase": PHASES, "role": ("", *ROLES)}  # "": a column that nobody gave
 _MAGNITUDES = 256  # of a histogram
 
-#: Columns that refer to an earlier row of their own table: no chain of them comes back to where it began.
-_EARLIER = {
-    "calls": ("call_id", ("parent_call_id", "forward_call_id", "recompute_of")),
-    "ops": ("op_id", ("forward_op_id",)),
-}
+#: Tables whose rows lie inside each other: their ids, what refers to the row around, and which of several rows of one
+#: id counts: the first, or, of modules, the last.
+_TREES = {"calls": ("call_id", "parent_call_id", 0), "modules": ("module_id", "parent_id", -1)}
 
 
 class Fault(NamedTuple):
@@ -50,14 +50,10 @@ def _find_faults(name: str, table: pa.Table) -> Iterator[Fault]:
             yield from _find_wild_integer(field.name, column)
         elif field.name in _WORDS:
             yield from _find_unknown_word(field.name, column)
-        elif pa.types.is_list(field.type) and pa.types.is_integer(field.type.value_type):
+        elif pa.types.is_list(field.type):
             yield from _find_bad_list(field.name, column)
-    if name in _EARLIER:
-        own, references = _EARLIER[name]
-        for each in references:
-            yield from _find_later_reference(table, own, each)
-    if name == "modules":
-        yield from _find_cycle(table)
+    if name in _TREES:
+        yield from _find_circle(table, *_TREES[name])
 
 
 def _find_wild_integer(name: str, column: pa.ChunkedArray) -> Iterator[Fault]:
@@ -73,48 +69,44 @@ def _find_unknown_word(name: str, column: pa.ChunkedArray) -> Iterator[Fault]:
     for chunk in column.chunks:
         unknown = [each for each in chunk.dictionary.to_pylist() if each not in known]
         if unknown:
-            yield Fault(name, 0, f"has the word {unknown[0]!r}, and there are {', '.join(known)}")
+            row = max(_first(pc.equal(column.cast(pa.string()), unknown[0])), 0)
+            yield Fault(
+                name, row, f"has the word {unknown[0]!r}, and there are {', '.join(filter(None, known))}"
+            )
 
 
 def _find_bad_list(name: str, column: pa.ChunkedArray) -> Iterator[Fault]:
-    """Sizes and counts are not negative; a histogram has all of its magnitudes."""
-    lowest = pc.min(pc.list_flatten(column)).as_py()
-    if lowest is not None and lowest < 0:
-        yield Fault(name, _first(_any_below_zero(column)), "holds a negative number")
+    """Lists hold no null; sizes and counts are not negative; a histogram has all of its magnitudes."""
+    inside = pc.list_flatten(column)
+    if inside.null_count:
+        yield Fault(name, _row_of(column, pc.index(pc.is_null(inside), True)), "holds a null")
+    if pa.types.is_integer(inside.type) and (pc.min(inside).as_py() or 0) < 0:
+        yield Fault(name, _row_of(column, pc.index(pc.less(inside, 0), True)), "holds a negative number")
     if name == "histogram" and column.null_count < len(column):
         lengths = pc.not_equal(pc.list_value_length(column), _MAGNITUDES)
         if pc.any(lengths).as_py():
             yield Fault(name, _first(lengths), f"has not {_MAGNITUDES} counts")
 
 
-def _find_later_reference(table: pa.Table, own: str, reference: str) -> Iterator[Fault]:
-    """What is referred to was there before, so that no chain of references comes back to where it began."""
-    later = pc.greater_equal(table[reference], table[own])
-    if pc.any(later).as_py():
-        row = _first(later)
-        referred, at = table[reference][row].as_py(), table[own][row].as_py()
-        yield Fault(reference, row, f"is {referred} where {own} is {at}, and it refers to an earlier one")
+def _row_of(lists: pa.ChunkedArray, inside: pa.Scalar) -> int:
+    """The row in whose list an element lies, given by its number among all of them."""
+    return int(pc.list_parent_indices(lists)[inside.as_py()].as_py())
 
 
-def _find_cycle(modules: pa.Table) -> Iterator[Fault]:
-    """Modules may be named after those that they hold, so their chains are walked; the last row of a module counts."""
-    ids, parents = modules["module_id"].to_pylist(), modules["parent_id"].to_pylist()
-    above = dict(zip(ids, parents, strict=True))
-    seen: set[int] = set()
-    for row, module in enumerate(ids):
-        chain: dict[int | None, None] = {}
-        at: int | None = module
-        while at in above and at not in seen and at not in chain:
-            chain[at] = None
-            at = above[at]
-        if at in chain:
-            yield Fault("parent_id", row, f"leads from module {module} back to module {at}")
-        seen.update(each for each in chain if each is not None)
-
-
-def _any_below_zero(lists: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Whether each list holds a negative number."""
-    return pa.chunked_array([pa.array([min(each or [0]) < 0 for each in lists.to_pylist()], pa.bool_())])
+def _find_circle(table: pa.Table, id_column: str, around: str, counts: int) -> Iterator[Fault]:
+    """No chain of rows that lie inside each other comes back to where it was."""
+    ids, outer = to_numpy(table[id_column]), to_numpy(table[around])
+    if not (outer >= ids).any():  # ids become smaller along every chain, as those of most calls do
+        return
+    order = np.argsort(ids, kind="stable")
+    side: Literal["left", "right"] = "right" if counts else "left"
+    at = np.clip(np.searchsorted(ids[order], outer, side) + counts, 0, len(ids) - 1)
+    above = np.where(ids[order[at]] == outer, order[at], -1)
+    for _ in range(len(ids).bit_length()):  # after n times those that are 2**n above
+        above = np.where(above >= 0, above[above], -1)
+    if (above >= 0).any():
+        row = int(np.argmax(above >= 0))
+        yield Fault(around, row, f"leads from {id_column} {ids[row]} into a circle")
 
 
 def _first(is_fault: pa.ChunkedArray) -> int:

@@ -59,7 +59,7 @@ def read_header(path: Path) -> Header | None:
     """
     file = path / HEADER
     try:
-        text = read_regular(file, _MOST_BYTES)
+        text = bytes(read_regular(file, _MOST_BYTES))
     except FileNotFoundError:
         return None
     return _parse(path, file, text)

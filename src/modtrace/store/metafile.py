@@ -81,7 +81,7 @@ def read_meta(folder: Path) -> StoredMeta:
         RecordingError: the system does not let us read it.
     """
     try:
-        values = parse_json(read_regular(folder / META, _MOST_BYTES))
+        values = parse_json(bytes(read_regular(folder / META, _MOST_BYTES)))
         wrong = _of_wrong_type(values)
     except FileNotFoundError:
         return StoredMeta(RunMeta(), ended=None, damage="the file is missing")

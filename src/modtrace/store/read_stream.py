@@ -1,7 +1,5 @@
 """Reads an Arrow stream, which may end anywhere, to its last whole batch, and trusts nothing in it."""
 
-import mmap
-import os
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
@@ -16,9 +14,9 @@ from ..recording.schema import schema
 from ..recording.table_rules import Fault, find_fault
 from ..recording.words import share_dictionaries
 from .arrow_messages import Damage, Messages, find_messages
-from .regular_file import open_regular, read_range
+from .regular_file import map_regular, read_regular
 
-#: What Arrow raises of bytes that nobody has vouched for; most of its own errors are among them.
+#: What Arrow raises of bytes that are not what they say.
 ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OverflowError, MemoryError)
 
 
@@ -53,7 +51,7 @@ def read_stream(path: Path, wanted: pa.Schema, *, is_final: bool = False) -> pa.
         FileNotFoundError: nothing is there.
         RecordingError: it cannot be read.
     """
-    data = _content(path, is_final)
+    data = map_regular(path) if is_final else read_regular(path)
     messages = _find_messages(path, data)
     if not messages.stop:
         return pa.Table.from_batches([], schema=wanted)
@@ -70,19 +68,7 @@ def is_ended(path: Path) -> bool:
         FileNotFoundError: nothing is there.
         RecordingError: it cannot be read.
     """
-    return _find_messages(path, _content(path, is_final=True)).is_ended
-
-
-def _content(path: Path, is_final: bool) -> memoryview:
-    """The bytes of a file; mapped only if it is still the one at that path, as long as when it was opened."""
-    with open_regular(path) as fd:
-        opened = os.fstat(fd)
-        if is_final and opened.st_size:
-            mapped = mmap.mmap(fd, opened.st_size, access=mmap.ACCESS_READ)
-            now = path.stat()
-            if (now.st_dev, now.st_ino, now.st_size) == (opened.st_dev, opened.st_ino, opened.st_size):
-                return memoryview(mapped)
-        return read_range(path, fd, 0, opened.st_size)
+    return _find_messages(path, map_regular(path)).is_ended
 
 
 def _find_messages(path: Path, data: memoryview) -> Messages:
@@ -172,7 +158,7 @@ def _breaks_rule(path: Path, table: pa.Table, fault: Fault) -> DamagedRecordingE
     ends = list(accumulate(len(chunk) for chunk in table[fault.column].chunks))
     number = bisect_right(ends, fault.row)
     row = fault.row - (ends[number - 1] if number else 0)
-    start = _find_messages(path, _content(path, is_final=False)).batches[number]
+    start = _find_messages(path, read_regular(path)).batches[number]
     return damaged_batch(path, number, start, f"column {fault.column!r} {fault.why} (row {row})")
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import mmap
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from ..errors import DamagedRecordingError, RecordingError
 from ..recording.json_text import parse_json
 from ..recording.raw_tensor import RawTensor, itemsize_of
-from .regular_file import open_regular, read_range, read_regular, unreadable
+from .regular_file import map_regular, open_regular, read_range, read_regular, unreadable
 from .shard_file import (
     DATA_BYTES,
     DTYPE,
@@ -139,11 +138,9 @@ class _Shard(NamedTuple):
 class _Mapped:
     """A file that nobody writes to."""
 
-    def __init__(self, fd: int) -> None:
-        self.size_bytes = os.fstat(fd).st_size
-        self._data = memoryview(
-            mmap.mmap(fd, self.size_bytes, access=mmap.ACCESS_READ) if self.size_bytes else b""
-        )
+    def __init__(self, path: Path) -> None:
+        self._data = map_regular(path)
+        self.size_bytes = len(self._data)
 
     def read(self, start: int, stop: int) -> memoryview:
         return self._data[start:stop]
@@ -152,10 +149,11 @@ class _Mapped:
 class _Open:
     """A file that may change; it stays open, so that it can be read when it was deleted."""
 
-    def __init__(self, path: Path, fd: int) -> None:
-        self.size_bytes = os.fstat(fd).st_size
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._fd = os.dup(fd)
+        with open_regular(path) as fd:
+            self.size_bytes = os.fstat(fd).st_size
+            self._fd = os.dup(fd)
 
     def read(self, start: int, stop: int) -> memoryview:
         try:
@@ -164,7 +162,8 @@ class _Open:
             raise unreadable(self._path, error) from error
 
     def __del__(self) -> None:
-        os.close(self._fd)
+        with contextlib.suppress(AttributeError):  # it could not be opened
+            os.close(self._fd)
 
 
 def _by_number(file: Path) -> tuple[int, str]:
@@ -186,8 +185,7 @@ def _index_bytes(file: Path) -> int:
 
 def _read_shard(file: Path, state: _State) -> _Shard:
     tensors = _read_index(index_file(file))  # it tells of all whole tensors, whether there is a header or not
-    with open_regular(file) as fd:
-        content: _Content = _Mapped(fd) if tensors is None else _Open(file, fd)
+    content: _Content = _Mapped(file) if tensors is None else _Open(file)
     length = int.from_bytes(content.read(0, LENGTH_BYTES), "little")
     if tensors is None:
         tensors = _read_header(file, content, length)
@@ -197,7 +195,7 @@ def _read_shard(file: Path, state: _State) -> _Shard:
 def _read_index(file: Path) -> dict[str, StoredTensor] | None:
     """The tensors of a shard that was not finished; None for one that was. A line that is cut is left out."""
     try:
-        lines = read_regular(file, _MOST_HEADER_BYTES).split(b"\n")
+        lines = bytes(read_regular(file, _MOST_HEADER_BYTES)).split(b"\n")
     except FileNotFoundError:
         return None
     tensors: dict[str, StoredTensor] = {}

@@ -1,5 +1,6 @@
 """Opens the files of a recording: regular files alone, and no more of them than a bound allows."""
 
+import mmap
 import os
 import stat
 from collections.abc import Iterator
@@ -56,21 +57,42 @@ def open_regular(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def read_regular(path: Path, most_bytes: int) -> bytes:
+def read_regular(path: Path, most_bytes: int | None = None) -> memoryview:
     """The content of a regular file, up to the size that it has when it is opened.
 
     Raises:
         FileNotFoundError: nothing is there.
-        DamagedRecordingError: it is no regular file, or longer than `most_bytes`.
+        DamagedRecordingError: it is no regular file, or longer than `most_bytes`; None: however long it is.
         RecordingError: it cannot be read.
     """
     with open_regular(path) as fd:
         size = os.fstat(fd).st_size
-        if size > most_bytes:
+        if most_bytes is not None and size > most_bytes:
             raise DamagedRecordingError(
                 f"{path}: a file of {size} bytes, and at most {most_bytes} are read of it. Copy it again."
             )
-        return bytes(read_range(path, fd, 0, size))
+        return read_range(path, fd, 0, size)
+
+
+def map_regular(path: Path) -> memoryview:
+    """The content of a regular file that nobody writes to any more, mapped into memory.
+
+    It is read instead if, when it is mapped, another file is at the path, or one of another size: a mapped file that
+    becomes shorter ends the process that looks at it (SIGBUS).
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        DamagedRecordingError: it is no regular file.
+        RecordingError: it cannot be read.
+    """
+    with open_regular(path) as fd:
+        opened = os.fstat(fd)
+        if opened.st_size:
+            mapped = mmap.mmap(fd, opened.st_size, access=mmap.ACCESS_READ)
+            now = path.stat()
+            if (now.st_dev, now.st_ino, now.st_size) == (opened.st_dev, opened.st_ino, opened.st_size):
+                return memoryview(mapped)
+        return read_range(path, fd, 0, opened.st_size)
 
 
 def read_range(path: Path, fd: int, start: int, stop: int) -> memoryview:
