@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -322,6 +323,39 @@ def test_file_of_tensors_that_was_deleted_later_is_marked(tmp_path: Path) -> Non
     assert FolderReader(writer.path).meta.marks == ()
     shard_file(writer.folder, 2).unlink()
     assert FolderReader(writer.path).meta.marks == ("tensors-00002.safetensors is missing",)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_file_of_tensors_that_was_deleted_before_the_run_was_killed_is_marked(
+    tmp_path: Path, number: int
+) -> None:
+    writer = write_shards(tmp_path / "run")
+    shard_file(writer.folder, number).unlink()
+    writer.abandon()
+    assert FolderReader(writer.path).meta.marks == (
+        "not closed: the process ended or is still running; no step is complete",
+        f"tensors-0000{number}.safetensors is missing",
+    )
+
+
+def test_recording_that_is_deleted_while_it_is_open_is_told(path: Path) -> None:
+    reader = FolderReader(path)
+    assert reader.meta.complete
+    shutil.rmtree(path)
+    with pytest.raises(RecordingError) as caught:
+        reader.meta  # noqa: B018
+    assert str(caught.value) == (
+        f"{path}/rank-00000: cannot be read: No such file or directory. Check that you may read it."
+    )
+
+
+def test_files_that_can_never_have_been_made_are_not_named_one_by_one(path: Path) -> None:
+    file = path / "rank-00000/meta.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "shards": 2**62}))
+    marks = FolderReader(path).meta.marks
+    assert len(marks) == 11
+    assert marks[0] == "tensors-00001.safetensors is missing"
+    assert marks[10] == f"{2**62 - 11} more files of whole tensors are missing"
 
 
 def test_run_that_was_killed_before_its_header_was_in_place_is_told(tmp_path: Path) -> None:

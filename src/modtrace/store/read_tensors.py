@@ -5,6 +5,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -19,14 +20,17 @@ from .shard_file import (
     LENGTH_BYTES,
     StoredTensor,
     index_file,
+    index_files,
     is_shard_name,
     shard_file,
     shard_files,
+    shard_number,
 )
 
 _MOST_HEADER_BYTES = 100_000_000  # as the library safetensors has it
 _MOST_DIMENSIONS = 64  # as numpy has it
 _MOST_BYTES = 2**63 - 1
+_MOST_NAMED = 10
 _TORCH_DTYPES = {name: dtype for dtype, name in FORMAT_DTYPES.items()}
 _DATA_BYTES = re.compile(rf'"{re.escape(DATA_BYTES)}": ?"(\d+)"'.encode())
 
@@ -78,24 +82,34 @@ class TensorFiles:
                 self._open(file)
         self._are_held = True
 
-    def marks(self, files: int | None) -> Iterator[str]:
-        """What is wrong with the files of a recording that was closed.
+    def missing(self, files: int | None) -> Iterator[str]:
+        """Says which files are not there any more.
 
         Args:
-            files: how many were made; None: not known, and up to the last that is there.
+            files: how many were made; None: not known, and up to the last of which something is there.
         """
-        there = {each.name for each in shard_files(self._folder)}
-        made = [shard_file(self._folder, number) for number in range(files or 0)]
-        for file in sorted({*made, *(self._folder / name for name in there)}, key=_by_number):
+        there = {shard_number(each) for each in shard_files(self._folder)}
+        if files is None:
+            files = max((*there, *map(shard_number, index_files(self._folder))), default=-1) + 1
+        gone = (number for number in range(files) if number not in there)
+        named = list(islice(gone, _MOST_NAMED))
+        yield from (f"{shard_file(self._folder, number).name} is missing" for number in named)
+        more = files - sum(number < files for number in there) - len(named)
+        if more:
+            yield f"{more} more files of whole tensors are missing"
+
+    def marks(self) -> Iterator[str]:
+        """What is wrong with the files of a recording that was closed."""
+        for file in shard_files(self._folder):
             try:
-                if file.name not in there:
-                    yield f"{file.name} is missing"
-                elif _index_bytes(file) >= 0:
+                if _index_bytes(file) >= 0:
                     yield f"{file.name} has no header: modtrace can read it, other programs cannot"
                 elif _is_cut(file):
                     yield f"{file.name} is cut: the tensors at its end are missing"
-            except (OSError, RecordingError) as error:
+            except RecordingError as error:
                 yield f"{file.name} cannot be read ({error})"
+            except OSError as error:
+                yield f"{file.name} cannot be read ({unreadable(file, error)})"
 
     def _open(self, file: Path) -> "_Shard":
         known = self._shards.get(file.name)
@@ -164,10 +178,6 @@ class _Open:
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # it could not be opened
             os.close(self._fd)
-
-
-def _by_number(file: Path) -> tuple[int, str]:
-    return len(file.name), file.name
 
 
 def _state(file: Path) -> _State:

@@ -1,7 +1,7 @@
 """Reads a recording from its folder, whole or cut anywhere, without torch."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,11 +64,9 @@ class FolderReader:
         meta, ended, damage, shards = self._read_meta_unless_final()
         if damage is not None:
             meta = _meta_of(self._header)
-            marks: tuple[str, ...] = (f"{META} cannot be understood ({damage})",)
-        elif ended is None:
-            marks = (self._not_closed(),)
+            marks = [f"{META} cannot be understood ({damage})"]
         else:
-            marks = (*self._cut_tables(ended), *self._tensors.marks(shards))
+            marks = self._find_marks(ended, shards)
         return replace(meta, marks=(*meta.marks, *marks), complete=meta.complete and not marks)
 
     def table(self, name: str) -> pa.Table:
@@ -110,6 +108,14 @@ class FolderReader:
         if self._stored.ended is None:
             self._stored = read_meta(self.folder)
         return self._stored
+
+    def _find_marks(self, ended: Sequence[str] | None, shards: int | None) -> list[str]:
+        try:
+            if ended is None:
+                return [self._not_closed(), *self._tensors.missing(None)]
+            return [*self._cut_tables(ended), *self._tensors.missing(shards), *self._tensors.marks()]
+        except OSError as error:  # the folder is gone
+            raise unreadable(self.folder, error) from error
 
     def _not_closed(self) -> str:
         try:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from ..recording.raw_tensor import itemsize_of
 
-_NAME = re.compile(r"tensors-(\d{5,})\.safetensors")
+_NAME = re.compile(r"tensors-(\d{5,100})\.safetensors")
+_INDEX = re.compile(r"tensors-(\d{5,100})\.index\.jsonl")
 
 #: In the header's `__metadata__`: where the data end, and, behind this word, the dtype of a tensor that
 #: safetensors has no name for.
@@ -69,6 +70,16 @@ def index_file(shard: Path) -> Path:
 def is_shard_name(name: str) -> bool:
     """Whether it is the name of a file of tensors."""
     return _NAME.fullmatch(name) is not None
+
+
+def shard_number(file: Path) -> int:
+    """The number of a file of tensors, or of its index."""
+    return int(file.name.partition("-")[2].partition(".")[0])
+
+
+def index_files(folder: Path) -> list[Path]:
+    """The indexes of all files of tensors that have no header."""
+    return [each for each in folder.iterdir() if _INDEX.fullmatch(each.name)]
 
 
 def shard_files(folder: Path) -> list[Path]:
