@@ -24,6 +24,10 @@ def _tensors(rec: Recording) -> None:
         rec.data.tensor(blob).to_numpy()
 
 
+def _last_step(rec: Recording) -> int:
+    return max(rec.table("steps")["step"].to_pylist(), default=0)
+
+
 def _copy(path: Path) -> None:
     open_recording(path).write(path.parent / "copy")
 
@@ -31,7 +35,7 @@ def _copy(path: Path) -> None:
 #: The answers of the API.
 ANSWERS: dict[str, Ask] = {
     "print": _of_recording(str),
-    "tree": _of_recording(lambda rec: rec.module_tree(step=1)),
+    "tree": _of_recording(lambda rec: rec.module_tree(step=_last_step(rec))),
     "frame": _of_recording(lambda rec: [rec._named_table(name) for name in schemas()]),
     "nonfinite": _of_recording(lambda rec: rec.first_nonfinite()),
     "triggers": _of_recording(lambda rec: rec.triggers),
@@ -49,13 +53,13 @@ ANSWERS: dict[str, Ask] = {
     },
     "history user": _of_recording(lambda rec: rec.history("dropout", stat="user:mean", call=0)),
     "history update": _of_recording(lambda rec: rec.history(role="update", stat="relative")),
-    "stack": _of_recording(lambda rec: rec.stack("blocks.*", step=1, call=0)),
+    "stack": _of_recording(lambda rec: rec.stack("blocks.*", step=_last_step(rec), call=0)),
     "op table": _of_recording(lambda rec: [rec.op_table(by=by) for by in ("module", "call", "op")]),
     "memory table": _of_recording(lambda rec: rec.memory_table(ops=True)),
     "paths": _of_recording(lambda rec: rec.paths(phase="backward").modules()),
     "graph": _of_recording(lambda rec: str(rec.graph())),
     "folded graph": _of_recording(lambda rec: str(rec.graph().without_views().fold().collapse(depth=1))),
-    "graph with tensors": _of_recording(lambda rec: rec.graph(step=1).with_tensors().layout()),
+    "graph with tensors": _of_recording(lambda rec: rec.graph(step=_last_step(rec)).with_tensors().layout()),
     "tensors": _of_recording(_tensors),
     "write": _copy,
 }
