@@ -42,7 +42,7 @@ def test_proved_recording_is_shown_and_exits_with_0(
     assert run_command(monkeypatch, "verify", "models_to_verify:make") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "models_to_verify:make (Sequential): its recording is proved"
-    assert [line[:8].strip() for line in lines[1:10]] == ["ok"] * 9
+    assert [line[:8].strip() for line in lines[1:11]] == ["ok"] * 10
 
 
 def test_fault_exits_with_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +64,7 @@ def test_json_is_given(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert run_command(monkeypatch, "verify", "models_to_verify:make", "--json", "--seed", "7") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["ok"], found["unchecked"]) == (True, [])
-    assert [each["name"] for each in found["checks"]][:2] == ["op count", "replay in order"]
+    assert [each["name"] for each in found["checks"]][:2] == ["determinism", "op count"]
 
 
 @pytest.mark.parametrize(

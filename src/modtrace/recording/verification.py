@@ -23,6 +23,7 @@ class Verification:
         default_factory=dict
     )  # by rule: parents that need not change their child
     unchecked: tuple[tuple[str, str], ...] = ()  # what could not be checked, and why
+    is_deterministic: bool = True  # two unrecorded runs gave the same; else `unchecked` says what differs
 
     @property
     def ok(self) -> bool:
@@ -51,7 +52,8 @@ class Verification:
         """The result in one line."""
         failed = [each.name for each in self.checks if not each.passed]
         result = f"FAILED: {', '.join(failed)}" if failed else "its recording is proved"
-        return f"{self.model}: {result}"
+        own = "" if self.is_deterministic else "; the model is not deterministic by itself"
+        return f"{self.model}: {result}{own}"
 
     def __bool__(self) -> bool:
         return self.ok

@@ -116,14 +116,22 @@ def check_undeclared_writes(graph: RecordedGraph, keep: OpKeep) -> Check:
     )
 
 
-def check_equal(name: str, expected: Mapping[str, bytes], found: Mapping[str, bytes]) -> Check:
-    """Whether a recorded run has computed the same bits as the plain one."""
+def check_outputs(plain: Results, other: Results) -> Check:
+    """Whether another run has computed the same outputs as the plain one, and left the same buffers."""
+    return _check_equal("outputs", plain.outputs, other.outputs)
+
+
+def check_gradients(plain: Results, other: Results) -> Check:
+    """Whether another run has computed the same gradients as the plain one."""
+    return _check_equal("gradients", plain.gradients, other.gradients)
+
+
+def _check_equal(name: str, expected: Mapping[str, bytes], found: Mapping[str, bytes]) -> Check:
     for each in {**expected, **found}:
         if each not in found or each not in expected:
-            side = "recorded" if each in found else "unrecorded"
-            return _failed(name, f"{each} is there in the {side} run only")
+            return _failed(name, f"only one of the runs has {each}")
         if expected[each] != found[each]:
-            return _failed(name, f"{each} has other bits than in the unrecorded run")
+            return _failed(name, f"{each} has other bits than in an unrecorded run")
     return Check(
         name=name, passed=True, why=f"{len(found)} tensors are bit by bit those of an unrecorded run"
     )
@@ -159,11 +167,11 @@ def _path_fault(path: str, kind: str, own: Mapping[str, str]) -> str | None:
     return None if own[path] == kind else f"the module {path!r} is a {own[path]}, recorded as a {kind}"
 
 
-def check_nothing_left(plain: Results, recorded: Results) -> Check:
-    """Whether torch, the model and the generators are as an unrecorded run leaves them."""
-    found = [*differences(plain.surroundings, recorded.surroundings), *recorded.changes]
-    if plain.generators is not None and recorded.generators is not None:
-        found += [f"the generator of {name}" for name in recorded.generators.differing(plain.generators)]
+def check_nothing_left(plain: Results, other: Results) -> Check:
+    """Whether another run has left torch, the model and the generators as the plain one."""
+    found = [*differences(plain.surroundings, other.surroundings), *other.changes]
+    if plain.generators is not None and other.generators is not None:
+        found += [f"the generator of {name}" for name in other.generators.differing(plain.generators)]
     if found:
         return _failed("nothing left behind", f"{found[0]} is not what an unrecorded run leaves")
     return Check(
