@@ -832,6 +832,17 @@ def schema_arguments(func: Any) -> list[tuple[str, bool, bool]] | None:
     ]
 
 
+#: Types of arguments in schemas. For a tensor a number may be given.
+_NUMBER_TYPES = frozenset({"Tensor", "number", "float", "Optional[number]", "List[number]"})
+
+
+def number_arguments(func: Any) -> frozenset[str]:
+    """The names of the arguments of an op that may be plain numbers: a factor, an exponent, a limit; never a size."""
+    schema = getattr(func, "_schema", None)
+    arguments = [] if schema is None else schema.arguments
+    return frozenset(each.name for each in arguments if str(each.type) in _NUMBER_TYPES)
+
+
 def negated_view(tensor: torch.Tensor) -> torch.Tensor:
     """A view of the storage whose elements read as their negatives: what `x.conj().imag` is."""
     negated: torch.Tensor = getattr(torch, "_neg_view")(tensor)  # noqa: B009 (unknown to mypy)

@@ -68,6 +68,12 @@ class KeptOp:
         """What it is called: `aten.addmm.default`."""
         return self.plan.name
 
+    @property
+    def argument_names(self) -> list[str]:
+        """Of each of its tensors: the argument that it is, or is in."""
+        names = self.plan.argument_names
+        return [names[each] if isinstance(each, int) else each for each in self.template.arguments]
+
 
 class _Given(NamedTuple):
     """A tensor that an op is given."""
@@ -160,7 +166,9 @@ def _why_not_plain(tensor: torch.Tensor) -> str | None:
         return f"it works with a tensor of layout {str(tensor.layout).removeprefix('torch.')}, which has no storage"
     if tensor.is_nested or tensor.is_quantized or is_functorch_tensor(tensor):
         return "it works with a nested, quantised or transformed tensor, which is more than its storage"
-    return "it works with a meta tensor, which has no content" if tensor.is_meta else None
+    if tensor.is_meta:
+        return "it works with a meta tensor, which has no content"
+    return "it works with zeros that have no memory" if tensor._is_zerotensor() else None
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

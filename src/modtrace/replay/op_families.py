@@ -1,4 +1,11 @@
-"""Which ops use of an argument its shape alone, overwrite, choose, multiply ... by their names without overload."""
+"""Which ops use of an argument its shape alone, overwrite, choose, count ... by their names without overload."""
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from ..collect.op_plans import base_name, name_of
 
 # fmt: off
 
@@ -21,24 +28,18 @@ SHAPE_ONLY: dict[str, tuple[str, ...]] = {
     "reflection_pad1d_backward": ("self",), "reflection_pad2d_backward": ("self",),
     "replication_pad1d_backward": ("self",), "replication_pad2d_backward": ("self",),
     "nll_loss_backward": ("self", "total_weight"), "nll_loss2d_backward": ("self", "total_weight"),
-    "mkldnn_rnn_layer_backward": ("hx_", "cx_tmp", "output", "hy_", "cy_", "weight3", "weight4"),
+    "_segment_reduce_backward": ("output", "data"),
+    "_embedding_bag_backward": ("indices", "offsets", "offset2bag", "bag_size", "maximum_indices"),
+    "mkldnn_rnn_layer_backward": ("input", "hx_", "cx_tmp", "output", "hy_", "cy_", "weight3", "weight4"),
 }
+
+#: The answer of these is the same for all integers, or for all that have no sign.
+ASKING_OF_REALS = frozenset({"isnan", "isinf", "isposinf", "isneginf", "signbit"})
 
 #: These return `self` with something written into a part of it, which may be all of it.
 SCATTERING = frozenset({
     "scatter", "index_put", "slice_scatter", "select_scatter", "index_copy", "masked_scatter", "index_fill",
     "diagonal_scatter", "as_strided_scatter", "copy", "fill", "index_reduce", "scatter_reduce",
-})
-
-#: These take some elements of their first tensor by their places.
-SELECTING = frozenset({
-    "index", "gather", "index_select", "embedding", "take", "take_along_dim", "masked_select", "roll", "flip",
-})
-
-#: Of these, and of all backwards, a factor that is zero hides the others.
-MULTIPLYING = frozenset({
-    "mul", "mul_", "mm", "bmm", "addmm", "baddbmm", "addbmm", "matmul", "linear", "dot", "mv", "addmv", "addcmul",
-    "addcmul_", "convolution", "_grouped_mm", "grouped_mm", "cumprod", "prod",
 })
 
 #: These give the place of an element, or the element at a place.
@@ -48,13 +49,62 @@ CHOOSING = frozenset({
     "multi_margin_loss_backward", "multilabel_margin_loss_backward",
 })
 
-#: Of these integers are plain numbers: any will do. Elsewhere they may be indices, and stay in the range they have.
-ANY_INTEGER = frozenset({
-    "add", "sub", "rsub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "where", "copy_", "_to_copy", "clone", "neg",
-    "abs", "sum", "cumsum", "cat", "stack", "remainder", "maximum", "minimum", "max", "min", "amax", "amin", "any",
-    "all", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "logical_and", "logical_or", "logical_not",
-    "clamp", "clamp_min", "clamp_max", "floor_divide", "fmod", "equal", "isin", "view", "_unsafe_view", "alias",
-    "detach", "expand", "permute", "transpose", "t", "slice", "select", "unsqueeze", "squeeze", "reshape",
-    "lift_fresh", "unbind", "split", "_local_scalar_dense", "tril", "triu", "masked_fill", "div", "pow", "sign",
-    "repeat", "flip", "roll", "constant_pad_nd", "add_", "sub_", "mul_", "masked_fill_", "eq_", "ne_",
+#: Arguments that indices are compared with, and numbers that lead to no other memory when they stand in their place.
+SAFE_INTEGERS = {"ignore_index": -1, "padding_idx": -1, "diagonal": 0}
+
+#: These use integers as numbers, though torch tags none of their overloads (`may_be_index`).
+_ANY_INTEGER = frozenset({
+    "copy", "_to_copy", "clone", "cumsum", "cumprod", "cummax", "cummin", "cat", "stack", "equal", "isin", "view",
+    "_unsafe_view", "_reshape_alias", "as_strided", "alias", "detach", "expand", "permute", "transpose", "t", "slice",
+    "select", "unsqueeze", "squeeze", "reshape", "diagonal", "unfold", "lift_fresh", "unbind", "split",
+    "split_with_sizes", "_local_scalar_dense", "tril", "triu", "repeat", "flip", "roll", "constant_pad_nd", "fill",
+    "floor_divide", "bucketize", "searchsorted", "sort", "topk", "kthvalue", "median", "mode", "nonzero", "histc",
+    "_unique2", "unique_dim", "unique_consecutive", "mm", "_int_mm", "bmm", "addmm", "baddbmm", "mv", "dot",
 })
+
+#: These use integers as indices only in the arguments `index` and `indices`.
+_INDEXING = frozenset({
+    "gather", "index", "_unsafe_index", "index_select", "take", "masked_select", "index_put", "_unsafe_index_put",
+    "_index_put_impl", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill",
+    "index_reduce", "masked_scatter", "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter",
+})
+# fmt: on
+
+#: Names of tags of ops that use integers as numbers: torch 2.11 does not have all of them.
+_NUMBER_TAGS = frozenset({"pointwise", "reduction"})
+
+
+def may_be_index(tensor: torch.Tensor, func: Any, argument: str) -> bool:
+    """Whether a tensor holds integers that an op may use as indices, which kernels do not always check."""
+    is_real = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+    if is_real or tensor.dtype is torch.bool or _takes_any_integer(func):
+        return False
+    return _functional_name(func) not in _INDEXING or argument in ("index", "indices")
+
+
+@cache
+def _takes_any_integer(func: Any) -> bool:
+    """Whether an op uses integers as numbers.
+
+    Some overloads lack the tag of the others (torch 2.13: `le_.Scalar`, `masked_fill.Tensor`, all of `_foreach_add`).
+    """
+    functional = _functional_name(func)
+    packet = getattr(torch.ops.aten, functional or "", None)
+    overloads = [] if packet is None else packet.overloads()
+    return (
+        functional in _ANY_INTEGER
+        or _counts(func)
+        or any(_counts(getattr(packet, each)) for each in overloads)
+    )
+
+
+def _functional_name(func: Any) -> str | None:
+    """Of `aten.add_.Tensor` and `aten._foreach_add.List` it is `add`; None: the op is not torch's."""
+    base = base_name(name_of(func))
+    if not base.startswith("aten."):
+        return None
+    return base.removeprefix("aten.").removeprefix("_foreach_").rstrip("_")
+
+
+def _counts(func: Any) -> bool:
+    return any(tag.name in _NUMBER_TAGS for tag in func.tags)

@@ -1,38 +1,90 @@
 """Other contents for a tensor that an op reads: near, far, permuted, constant; within what its kind allows."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count, islice, zip_longest
+from typing import Any
 
 import torch
 
-from ..collect.op_plans import base_name
+from ..torch_internals import number_arguments
 from .contents import copy_of, tensor_in
-from .op_families import ANY_INTEGER
+from .kept_ops import KeptOp
+from .op_families import SAFE_INTEGERS, may_be_index
 from .replayer import moved
 
 #: Magnitudes of what replaces real numbers.
 _SCALES = (1.0, 100.0, 1e-3)
 
+#: So many contents are tried in all other arguments at once.
+_OTHER_CONTENTS = 8
 
-def perturbed(
-    tensor: torch.Tensor, name: str, scalars: Sequence[float], others: Sequence[torch.Tensor], seed: int
-) -> Iterator[torch.Tensor]:
-    """Tensors like this one on memory of their own, with other content, the likeliest to matter first.
+
+def perturbed(kept: KeptOp, at: int, inputs: Sequence[torch.Tensor], seed: int) -> Iterator[torch.Tensor]:
+    """Tensors like one that an op reads on memory of their own, with other content, the likeliest to matter first.
 
     Args:
-        name: of the op.
-        scalars: numbers among its arguments, which content is compared with.
-        others: the other tensors among them.
+        kept: the op; the numbers among its arguments are what content is compared with.
+        at: which of the tensors.
+        inputs: all tensors among its arguments.
         seed: of the random numbers.
     """
+    tensor = inputs[at]
+    others = [each for place, each in enumerate(inputs) if place != at]
     generator = torch.Generator().manual_seed(seed)
-    for change in _changes(tensor, name, scalars, others, generator):
+    is_index = may_be_index(tensor, kept.plan.func, kept.argument_names[at])
+    for change in _changes(tensor, kept, others, generator, is_index=is_index):
         storage = copy_of(tensor.untyped_storage())
-        flat = _whole(tensor, storage) if name.startswith("aten.as_strided") else _span(tensor, storage)
-        wide = (
-            flat.double() if flat.dtype.is_floating_point else flat.clone()
-        )  # there is no float8 arithmetic
-        flat.copy_(change(wide).to(flat.dtype))
+        flat = _whole(tensor, storage) if kept.name.startswith("aten.as_strided") else _span(tensor, storage)
+        flat.copy_(change(_widened(flat)).to(flat.dtype))
         yield moved(tensor, storage)
+    if not is_index:
+        yield from _as_others(tensor, others)
+
+
+def with_other_arguments(
+    kept: KeptOp, at: int, inputs: Sequence[torch.Tensor], seed: int
+) -> Iterator[tuple[KeptOp, list[torch.Tensor]]]:
+    """An op and its tensors with other content in all that it is given but one tensor: numbers, tensors, both."""
+    others = [each for each in range(len(inputs)) if each != at]
+    other_numbers = _with_other_numbers(kept)
+    if other_numbers is not None:
+        yield other_numbers, list(inputs)
+    for op in (kept, other_numbers):
+        if op is not None:
+            streams = [
+                islice(perturbed(op, each, inputs, seed + 1 + each), _OTHER_CONTENTS) for each in others
+            ]
+            for contents in zip_longest(*streams):
+                tensors = list(inputs)
+                for place, content in zip(others, contents, strict=True):
+                    tensors[place] = inputs[place] if content is None else content
+                yield op, tensors
+
+
+def _with_other_numbers(kept: KeptOp) -> KeptOp | None:
+    """An op with other factors, exponents, limits; None: it has none."""
+    names = kept.plan.argument_names
+    numbers, order = number_arguments(kept.plan.func), count()
+
+    def change(key: int | str, value: Any) -> Any:
+        name = names[key] if isinstance(key, int) else key
+        if name in SAFE_INTEGERS and (value == 0 or name == "diagonal"):  # 255 may be no index but a mark
+            return SAFE_INTEGERS[name]
+        return _other_number(value, next(order)) if name in numbers else value
+
+    template = kept.template.changed(change)
+    return None if template.key() == kept.template.key() else replace(kept, template=template)
+
+
+def _other_number(value: Any, order: int) -> Any:
+    """A number of the same type, further up for a later argument: a lower limit stays below an upper one."""
+    if isinstance(value, list):
+        return [_other_number(each, order) for each in value]
+    if type(value) is int:
+        return order + 2
+    return order + 0.5 if type(value) is float else value
 
 
 _Change = Callable[[torch.Tensor], torch.Tensor]
@@ -40,30 +92,31 @@ _Change = Callable[[torch.Tensor], torch.Tensor]
 
 def _changes(
     tensor: torch.Tensor,
-    name: str,
-    scalars: Sequence[float],
+    kept: KeptOp,
     others: Sequence[torch.Tensor],
     generator: torch.Generator,
+    *,
+    is_index: bool,
 ) -> Iterator[_Change]:
     if tensor.dtype is torch.bool:
         yield from _of_truths(generator)
     elif tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         yield from _of_reals(tensor, generator)
-        yield from map(_constant, _compared_with(scalars, others))
-    elif base_name(name).split(".")[-1] in ANY_INTEGER:
-        yield from _of_integers(tensor, generator, is_index=False)
-        limits = torch.iinfo(tensor.dtype)
-        values = (value for value in _compared_with(scalars, others) if limits.min <= value <= limits.max)
-        yield from map(_constant, values)
+        yield from map(_constant, _compared_with(kept, others))
+    elif is_index:
+        yield from _of_indices(tensor, generator)
     else:
-        yield from _of_integers(tensor, generator, is_index=True)
+        yield from _of_integers(tensor, generator)
+        limits = torch.iinfo(tensor.dtype)
+        values = _compared_with(kept, others)
+        yield from (_constant(each) for each in values if _least(limits) <= each <= limits.max)
 
 
 def _of_truths(generator: torch.Generator) -> Iterator[_Change]:
     yield lambda flat: ~flat
-    yield lambda flat: _random(flat, generator) > 0.5
-    yield _constant(1)
-    yield _constant(0)
+    yield from map(_constant, (1, 0))
+    for _ in range(5):
+        yield lambda flat: _random(flat, generator) > 0.5
 
 
 def _of_reals(tensor: torch.Tensor, generator: torch.Generator) -> Iterator[_Change]:
@@ -78,24 +131,64 @@ def _of_reals(tensor: torch.Tensor, generator: torch.Generator) -> Iterator[_Cha
         yield _constant(value)
 
 
-def _of_integers(tensor: torch.Tensor, generator: torch.Generator, *, is_index: bool) -> Iterator[_Change]:
-    low, high = (int(tensor.min()), int(tensor.max())) if tensor.numel() else (0, 0)
+def _of_integers(tensor: torch.Tensor, generator: torch.Generator) -> Iterator[_Change]:
+    """Any integers from a little below those that are there to a little above."""
     limits = torch.iinfo(tensor.dtype)
-    low = min(low, 0) if is_index else max(low - 1, limits.min)
-    high = max(high, 0) if is_index else min(high + 1, limits.max)
+    known = _widened(tensor) if tensor.numel() else torch.zeros(1, dtype=torch.int64)
+    low, high = max(int(known.min()) - 1, _least(limits)), min(int(known.max()) + 1, limits.max)
     yield lambda flat: torch.where(flat < high, flat + 1, torch.full_like(flat, low))
+    yield from map(_constant, dict.fromkeys((high, low, 0)))
     for _ in range(3):
         yield lambda flat: (low + _random(flat, generator) * (high - low + 1)).floor().clamp(low, high)
     yield lambda flat: flat.flip(0)
-    for value in (low, high, 0):
-        yield _constant(value)
 
 
-def _compared_with(scalars: Sequence[float], others: Sequence[torch.Tensor]) -> Iterator[float]:
-    yield from (each for each in scalars if each == each)
+def _of_indices(tensor: torch.Tensor, generator: torch.Generator) -> Iterator[_Change]:
+    """The integers that are there, and 0. Others may lead out of memory, also those between a mark (-100) and 0."""
+    shown = _widened(tensor).reshape(-1)
+    known = torch.unique(torch.cat([shown, shown.new_zeros(1)]))
+
+    def at(places: torch.Tensor) -> torch.Tensor:
+        some: torch.Tensor = known[places % len(known)]
+        return some
+
+    yield lambda flat: at(torch.searchsorted(known, flat) + 1)
+    yield from map(_constant, dict.fromkeys((int(known[-1]), int(known[0]), 0)))
+    for _ in range(3):
+        yield lambda flat: at((_random(flat, generator) * len(known)).long())
+    yield lambda flat: at(torch.searchsorted(known, flat.flip(0)))
+
+
+def _least(limits: torch.iinfo) -> int:
+    """The least integer that is tried: the least of all, divided by -1, ends the process (`div`, torch 2.13)."""
+    return max(limits.min, -limits.max)
+
+
+def _compared_with(kept: KeptOp, others: Sequence[torch.Tensor]) -> Iterator[float]:
+    """Numbers that content may be compared with, and those just beyond on both sides."""
+    numbers = [*kept.template.scalars(), *(number for other in others for number in _extremes(other))]
+    steps = (number + step for number in numbers for step in (0, 1, -1) if number == number)
+    yield from dict.fromkeys(steps)
+
+
+def _extremes(tensor: torch.Tensor) -> tuple[float, ...]:
+    """The least and the greatest finite element, and the first one."""
+    if not tensor.numel() or tensor.dtype.is_complex:
+        return ()
+    wide = tensor.double()
+    finite = wide[wide.isfinite()]
+    limits = (float(finite.min()), float(finite.max())) if finite.numel() else ()
+    return (float(wide.reshape(-1)[0]), *limits)
+
+
+def _as_others(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Tensors like the first one with the elements of each other one that fits."""
     for other in others:
-        if other.numel() and not other.dtype.is_complex:
-            yield float(other.reshape(-1)[0])
+        if tensor.dtype is other.dtype:
+            filled = moved(tensor, copy_of(tensor.untyped_storage()))
+            with suppress(RuntimeError):  # its shape does not fit, or several elements share their memory
+                filled.copy_(other)
+                yield filled
 
 
 def _constant(value: float) -> _Change:
@@ -115,11 +208,17 @@ def _normal(flat: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def _scale_of(tensor: torch.Tensor) -> float:
     """The magnitude of the largest finite element; 1 if there is none but zeros."""
-    wide = tensor.double() if tensor.dtype.is_floating_point else tensor
-    sizes = wide.abs().double()
+    sizes = _widened(tensor).abs().double()
     sizes = sizes[sizes.isfinite()]
     largest = float(sizes.max()) if sizes.numel() else 0.0
     return min(largest, 1e4) or 1.0
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of the elements in a dtype that has all operations: float8 and uint16 have few."""
+    if tensor.dtype is torch.bool or tensor.dtype.is_complex:
+        return tensor.clone()
+    return tensor.to(torch.float64 if tensor.dtype.is_floating_point else torch.int64, copy=True)
 
 
 def _whole(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:

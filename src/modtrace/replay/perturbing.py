@@ -2,19 +2,23 @@
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 
 import torch
 
 from ..collect.op_mode import tensors_in
 from .contents import digest
-from .exemptions import SAME_AS_CHECKED, exemption, make_case
+from .exemptions import HIDDEN, SAME_AS_CHECKED, exemption, make_case
 from .kept_ops import KeptOp, numbers_in, uninitialised
-from .perturbations import perturbed
+from .perturbations import perturbed, with_other_arguments
 from .recorded_graph import RecordedOp
 from .replayer import call_op, own_memory
 
 #: Of ops with the same arguments and shapes so many are checked.
 CHECKED_OF_A_KIND = 3
+
+#: What an op raises that does not take what it is given.
+_REFUSALS = (RuntimeError, IndexError, ValueError)
 
 _Answer = tuple[Hashable, ...]
 
@@ -48,16 +52,23 @@ class Perturber:
     def _changes_something(
         self, kept: KeptOp, at: int, inputs: Sequence[torch.Tensor], expected: _Answer
     ) -> bool:
-        others = [each for place, each in enumerate(inputs) if place != at]
-        seed = self._seed + kept.number
-        for other in perturbed(inputs[at], kept.name, kept.template.scalars(), others, seed):
+        for other in perturbed(kept, at, inputs, self._seed + kept.number):
             tensors = own_memory(inputs, [each for each in kept.written if each != at])
             tensors[at] = other
             try:
                 if _answer(kept, tensors)[0] != expected:
                     return True
-            except (RuntimeError, IndexError, ValueError):
+            except _REFUSALS:
                 return True  # it has looked at the content: the recorded one it takes
+        return False
+
+    def _is_hidden(self, kept: KeptOp, at: int, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether a tensor changes what its op gives as soon as the other arguments are others."""
+        for op, tensors in with_other_arguments(kept, at, inputs, self._seed + kept.number):
+            with suppress(*_REFUSALS):
+                expected, _ = _answer(op, own_memory(tensors, op.written))
+                if self._changes_something(op, at, tensors, expected):
+                    return True
         return False
 
     def _exempt(
@@ -69,6 +80,8 @@ class Perturber:
         outputs: list[torch.Tensor],
     ) -> None:
         rule = exemption(make_case(kept, at, inputs, outputs))
+        if rule is None and self._is_hidden(kept, at, inputs):
+            rule = HIDDEN
         if rule is not None:
             self.exempt[rule] += 1
         elif self.fault is None:

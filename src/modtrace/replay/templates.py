@@ -1,6 +1,7 @@
 """The arguments of an op without its tensors, to be given other tensors later."""
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,6 +65,13 @@ class Template:
         """The real numbers among the arguments themselves."""
         values = [*self._args, *self._kwargs.values()]
         return [float(each) for each in values if type(each) in (int, float)]
+
+    def changed(self, change: Callable[[int | str, Any], Any]) -> "Template":
+        """The same, but for what `change` makes of each argument, given its position or name and its value."""
+        other = copy.copy(self)
+        other._args = [change(at, value) for at, value in enumerate(self._args)]
+        other._kwargs = {name: change(name, value) for name, value in self._kwargs.items()}
+        return other
 
     def key(self) -> str:
         """Equal for ops that are given the same, but for their tensors."""
