@@ -44,8 +44,8 @@ HIDING = {
         lambda x: torch.where(x > 0, torch.tensor(NAN), torch.tensor(NAN)),
         lambda x: x.masked_scatter(NOWHERE, x + 1),
         lambda x: (x > 0) * NOWHERE,
-        lambda x: x.tril(-10),
     ],
+    "a cut": [lambda x: x.tril(-10), lambda x: F.pad(x, (-4, 4))],
     "an index": [
         lambda x: (x + 0).index_put_((NOWHERE,), x.sum()),
         lambda x: (x + 0).index_put_((torch.tensor([0, 2]),), torch.tensor(0.0), accumulate=True),
@@ -73,6 +73,9 @@ HIDING = {
             zero_infinity=True,
         ),
     ],
+    "an empty target": [
+        lambda x: F.ctc_loss(x.unsqueeze(1), torch.tensor([[1, 1]]), torch.tensor([3]), torch.tensor([0]))
+    ],
     "a place that is far away": [lambda x: F.grid_sample(x[None, None], torch.full((1, 2, 2, 2), 50.0))],
 }
 
@@ -81,6 +84,9 @@ HIDING_IN_BACKWARD = {
     "saturation": lambda x: F.relu6(x + 1000) + F.hardshrink(x, 1000.0) + F.threshold(x, 100.0, 5.0),
     "a token of padding": lambda x: F.embedding(torch.tensor([1, 1]), x, padding_idx=1),
     "targets that are ignored": lambda x: F.nll_loss(x, IGNORED, reduction="none"),
+    "no alignment": lambda x: F.ctc_loss(
+        x.unsqueeze(1).log_softmax(-1), torch.tensor([[1, 1, 1]]), torch.tensor([3]), torch.tensor([3])
+    ),
     "the first token of padding": lambda x: F.embedding(torch.tensor([0, 0]), x, padding_idx=0),
     "NaN": lambda x: (x * 0) / (x * 0),
 }

@@ -49,8 +49,11 @@ CHOOSING = frozenset({
     "multi_margin_loss_backward", "multilabel_margin_loss_backward",
 })
 
-#: Arguments that indices are compared with, and numbers that lead to no other memory when they stand in their place.
-SAFE_INTEGERS = {"ignore_index": -1, "padding_idx": -1, "diagonal": 0}
+#: An index that is passed over. It may be -1 instead where it is 0, an index that is always there; 255 may be a mark.
+PASSED_OVER = frozenset({"ignore_index", "padding_idx"})
+
+#: What cuts something off, and may be 0 instead.
+CUTTING = frozenset({"diagonal", "pad"})
 
 #: These use integers as numbers, though torch tags none of their overloads (`may_be_index`).
 _ANY_INTEGER = frozenset({
@@ -62,12 +65,15 @@ _ANY_INTEGER = frozenset({
     "_unique2", "unique_dim", "unique_consecutive", "mm", "_int_mm", "bmm", "addmm", "baddbmm", "mv", "dot",
 })
 
-#: These use integers as indices only in the arguments `index` and `indices`.
+#: These use integers as indices only in the arguments below. The lengths that `_ctc_loss` is given it checks.
 _INDEXING = frozenset({
     "gather", "index", "_unsafe_index", "index_select", "take", "masked_select", "index_put", "_unsafe_index_put",
     "_index_put_impl", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill",
     "index_reduce", "masked_scatter", "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter",
+    "_ctc_loss",
 })
+
+_INDICES = frozenset({"index", "indices", "targets"})
 # fmt: on
 
 #: Names of tags of ops that use integers as numbers: torch 2.11 does not have all of them.
@@ -79,7 +85,7 @@ def may_be_index(tensor: torch.Tensor, func: Any, argument: str) -> bool:
     is_real = tensor.dtype.is_floating_point or tensor.dtype.is_complex
     if is_real or tensor.dtype is torch.bool or _takes_any_integer(func):
         return False
-    return _functional_name(func) not in _INDEXING or argument in ("index", "indices")
+    return _functional_name(func) not in _INDEXING or argument in _INDICES
 
 
 @cache

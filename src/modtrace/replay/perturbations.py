@@ -11,7 +11,7 @@ import torch
 from ..torch_internals import number_arguments
 from .contents import copy_of, tensor_in
 from .kept_ops import KeptOp
-from .op_families import SAFE_INTEGERS, may_be_index
+from .op_families import CUTTING, PASSED_OVER, may_be_index
 from .replayer import moved
 
 #: Magnitudes of what replaces real numbers.
@@ -70,8 +70,10 @@ def _with_other_numbers(kept: KeptOp) -> KeptOp | None:
 
     def change(key: int | str, value: Any) -> Any:
         name = names[key] if isinstance(key, int) else key
-        if name in SAFE_INTEGERS and (value == 0 or name == "diagonal"):  # 255 may be no index but a mark
-            return SAFE_INTEGERS[name]
+        if name in PASSED_OVER and value == 0:
+            return -1
+        if name in CUTTING:
+            return [0] * len(value) if isinstance(value, list) else 0
         return _other_number(value, next(order)) if name in numbers else value
 
     template = kept.template.changed(change)

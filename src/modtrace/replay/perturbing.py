@@ -44,15 +44,15 @@ class Perturber:
             return
         expected, outputs = _answer(kept, own_memory(inputs, kept.written))
         for at in range(len(inputs)):
-            if self._changes_something(kept, at, inputs, expected):
+            if self._changes_something(kept, at, inputs, expected, self._seed + kept.number):
                 self.checked += 1
             else:
                 self._exempt(op, kept, at, inputs, outputs)
 
     def _changes_something(
-        self, kept: KeptOp, at: int, inputs: Sequence[torch.Tensor], expected: _Answer
+        self, kept: KeptOp, at: int, inputs: Sequence[torch.Tensor], expected: _Answer, seed: int
     ) -> bool:
-        for other in perturbed(kept, at, inputs, self._seed + kept.number):
+        for other in perturbed(kept, at, inputs, seed):
             tensors = own_memory(inputs, [each for each in kept.written if each != at])
             tensors[at] = other
             try:
@@ -64,10 +64,11 @@ class Perturber:
 
     def _is_hidden(self, kept: KeptOp, at: int, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether a tensor changes what its op gives as soon as the other arguments are others."""
-        for op, tensors in with_other_arguments(kept, at, inputs, self._seed + kept.number):
+        seed = self._seed + kept.number
+        for more, (op, tensors) in enumerate(with_other_arguments(kept, at, inputs, seed)):
             with suppress(*_REFUSALS):
                 expected, _ = _answer(op, own_memory(tensors, op.written))
-                if self._changes_something(op, at, tensors, expected):
+                if self._changes_something(op, at, tensors, expected, seed + more):
                     return True
         return False
 
