@@ -153,6 +153,20 @@ def test_transformed_tensors_and_generators_of_the_users_are_replayed(seeded):
     assert [what for what, _ in found.unchecked] == ["backward"]
 
 
+def test_module_that_the_forward_puts_in_the_place_of_another_is_at_its_path(seeded):
+    class Replacing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            self.inner = nn.Tanh()
+            return self.inner(x)
+
+    found = modtrace.verify(Replacing(), (torch.randn(2, 4, requires_grad=True),))
+    assert found, f"\n{found}"
+
+
 def test_no_module_is_a_type_error():
     with pytest.raises(TypeError, match=r"^verify\(model=3\): give a torch.nn.Module, not a int$"):
         modtrace.verify(3)

@@ -8,7 +8,7 @@ from ..recording.protocols import RecordingData
 from ..recording.verification import Check
 from .kept_ops import OpKeep
 from .left_behind import differences
-from .model_run import Results
+from .model_run import Results, modules_of
 from .orders import random_order
 from .perturbing import Perturber
 from .recorded_graph import RecordedGraph
@@ -137,12 +137,18 @@ def _check_equal(name: str, expected: Mapping[str, bytes], found: Mapping[str, b
     )
 
 
-def check_paths(model: nn.Module, data: RecordingData) -> Check:
-    """Whether every recorded path leads to a module of the recorded class, and every op to a recorded call."""
+def check_paths(model: nn.Module, data: RecordingData, left: set[tuple[str, str]]) -> Check:
+    """Whether every recorded path leads to a module of the recorded class, and every op to a recorded call.
+
+    Args:
+        left: the paths and classes after the recorded run, in which a model may replace modules of its own.
+    """
     modules = {row["module_id"]: row for row in data.table("modules").to_pylist()}
     calls = {row["call_id"]: row["module_id"] for row in data.table("calls").to_pylist()}
-    own = {path: type(each).__name__ for path, each in model.named_modules(remove_duplicate=False)}
-    ours = {row["module_id"] for row in modules.values() if row["type"] == own[""] and not row["raw_path"]}
+    own: dict[str, list[str]] = {}
+    for path, kind in sorted(modules_of(model)) + sorted(left - modules_of(model)):
+        own.setdefault(path, []).append(kind)
+    ours = {row["module_id"] for row in modules.values() if row["type"] in own[""] and not row["raw_path"]}
     for row in modules.values():
         fault = _path_fault(row["raw_path"], row["type"], own) if row["root_id"] in ours else None
         if fault is not None:
@@ -158,13 +164,13 @@ def check_paths(model: nn.Module, data: RecordingData) -> Check:
     return Check(name="paths", passed=True, why=f"{len(modules)} modules are where their paths lead")
 
 
-def _path_fault(path: str, kind: str, own: Mapping[str, str]) -> str | None:
+def _path_fault(path: str, kind: str, own: Mapping[str, Sequence[str]]) -> str | None:
     if "(" in path:  # it is registered nowhere: only where it was called can be looked for
         parent = path.partition("(")[0].rstrip(".")
         return None if parent in own else f"{path!r} is recorded in {parent!r}, which the model does not have"
     if path not in own:
         return f"the model has no module {path!r}, which is recorded as a {kind}"
-    return None if own[path] == kind else f"the module {path!r} is a {own[path]}, recorded as a {kind}"
+    return None if kind in own[path] else f"the module {path!r} is a {own[path][0]}, recorded as a {kind}"
 
 
 def check_nothing_left(plain: Results, other: Results) -> Check:

@@ -27,6 +27,7 @@ class Results:
     gradients: dict[str, bytes] = field(default_factory=dict)
     generators: AllGenerators | None = None  # where they stand afterwards
     surroundings: dict[str, Any] = field(default_factory=dict)  # what it has left around it
+    modules: set[tuple[str, str]] = field(default_factory=set)  # paths and classes that it has left
     unchecked: list[tuple[str, str]] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)  # what is not as it was once all was put back
 
@@ -53,12 +54,18 @@ def run_model(
             output = model(*own_args, **own_kwargs)
             _run_backward(output, results)
         results.surroundings = look_around(model)
+        results.modules = modules_of(model)
         _keep_results(model, output, (own_args, own_kwargs), results)
         del output
     finally:
         state.put_back()
     results.changes = state.differences()
     return results
+
+
+def modules_of(model: nn.Module) -> set[tuple[str, str]]:
+    """The path and the class of each module, under all its paths."""
+    return {(path, type(each).__name__) for path, each in model.named_modules(remove_duplicate=False)}
 
 
 def _run_backward(output: Any, results: Results) -> None:

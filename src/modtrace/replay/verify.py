@@ -89,7 +89,7 @@ def _prove(run: RecordedRun, model: nn.Module, seed: int) -> Verification:
             shuffled,
             checks.check_perturbation(perturber, shuffled.passed),
             checks.check_undeclared_writes(graph, run.keep),
-            checks.check_paths(model, run.data),
+            checks.check_paths(model, run.data, run.results.modules),
         ),
         exempt=dict(perturber.exempt.most_common()),
         unchecked=(*_obstacles(graph, run.keep), *_compiled(run)),
