@@ -118,18 +118,33 @@ def _hearing_sigterm() -> Iterator[None]:
     pid = os.getpid()
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != pid:  # a fork, which has this handler, too
+        if os.getpid() != pid:  # forked by another thread than the main one
             _end_by(signal.SIGTERM)
         raise Terminated
 
-    is_ours = threading.current_thread() is threading.main_thread()
-    if is_ours and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, terminate)
+    def exchange(one: Any, other: Any) -> None:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and os.getpid() == pid and signal.getsignal(signal.SIGTERM) == one:
+            signal.signal(signal.SIGTERM, other)
+
+    # A fork has the default from its first moment: Python drops what comes before a fork runs again.
+    was_ours = False
+
+    def before_fork() -> None:
+        nonlocal was_ours
+        was_ours = signal.getsignal(signal.SIGTERM) is terminate
+        exchange(terminate, signal.SIG_DFL)
+
+    def after_fork() -> None:
+        if was_ours:
+            exchange(signal.SIG_DFL, terminate)
+
+    exchange(signal.SIG_DFL, terminate)
+    os.register_at_fork(before=before_fork, after_in_parent=after_fork)
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGTERM) is terminate and os.getpid() == pid:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        exchange(terminate, signal.SIG_DFL)
 
 
 def _end_by(number: signal.Signals) -> None:
