@@ -260,20 +260,17 @@ def test_table_of_a_run_that_is_not_closed_does_not_hang_on_its_file(tmp_path: P
     writer.abandon()
 
 
-def test_file_that_was_replaced_while_it_was_opened_is_not_mapped(
+def test_file_that_becomes_shorter_while_it_is_opened_is_not_mapped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = closed(tmp_path) / "calls.arrow"
-    content, stat = file.read_bytes(), Path.stat
+    stat = Path.stat
 
-    def replace_first(path: Path, **options: Any) -> os.stat_result:
-        if path == file:
-            file.unlink()
-            file.write_bytes(content)
+    def shorten_first(path: Path, **options: Any) -> os.stat_result:
+        os.truncate(file, 0)
         return stat(path, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "stat", replace_first)
+        patched.setattr(Path, "stat", shorten_first)
         table = read_stream(file, schema("calls"), is_final=True)
-    os.truncate(file, 0)
-    assert table.to_pylist() == expected(3)["calls"]
+    assert table.num_rows == 0
