@@ -439,13 +439,14 @@ def test_nothing_keeps_a_model_or_an_optimizer_alive():
     optimizer = torch.optim.AdamW(model.parameters())
     with watching(roles=ALL, micro_batches=True) as watch:
         train(model, optimizer, torch.ones(1, 2))
-        before = watch.taps._before
-        assert len(before) == 1
+        known = watch.taps._optimizers
+        assert [each is optimizer for each, _ in known.items()] == [True]
         gone = weakref.ref(optimizer)
         del optimizer
         gc.collect()
         assert gone() is None
-        assert len(before) == 0  # the copies went with the optimizer
+        watch.taps.step_ended()
+        assert known._items == {}  # the copies went with the step in which the optimizer died
         alive = weakref.ref(model)
         del model
         gc.collect()

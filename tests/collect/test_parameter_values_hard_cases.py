@@ -65,9 +65,9 @@ def test_stopped_taps_let_go_of_the_copies_while_the_optimizer_lives() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watching(model, roles="update") as watch:
         train(model, optimizer)
-        copies = watch.taps._before
-        assert len(copies[optimizer]) == 2
-    assert len(copies) == 0
+        known = watch.taps._optimizers
+        assert [len(each.copies) for _, each in known.items()] == [2]
+    assert [*known.items()] == []
 
 
 # What need not be looked at.
