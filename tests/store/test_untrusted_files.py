@@ -114,6 +114,16 @@ def test_link_to_a_regular_file_is_followed(path: Path) -> None:
     assert reader.meta.complete
 
 
+def test_system_that_cannot_read_at_an_offset_reads_the_same(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows has no `preadv`."""
+    monkeypatch.delattr("os.preadv")
+    reader = FolderReader(path)
+    assert rows(reader) == expected(2)
+    assert reader.tensor(BLOB).shape == (2, 3)
+
+
 def test_link_that_leads_to_itself_is_told(path: Path) -> None:
     file = path / "rank-00000/calls.arrow"
     file.unlink()

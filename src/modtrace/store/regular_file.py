@@ -11,8 +11,9 @@ import numpy as np
 
 from ..errors import DamagedRecordingError, RecordingError
 
-#: Without O_NONBLOCK the open of a FIFO waits for a writer.
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+#: Without O_NONBLOCK the open of a FIFO waits for a writer. Windows has only the first and the last of these flags.
+_FLAGS = ("O_RDONLY", "O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
+_READ = sum(getattr(os, name, 0) for name in _FLAGS)
 _MOST_AT_ONCE = 2**30  # one read of Linux returns at most 2 GB
 
 _KINDS = {
@@ -110,11 +111,19 @@ def read_range(path: Path, fd: int, start: int, stop: int) -> memoryview:
         ) from error
     done = 0
     while done < len(data):
-        count = os.preadv(fd, [data[done : done + _MOST_AT_ONCE]], start + done)
+        count = _read_into(data[done : done + _MOST_AT_ONCE], fd, start + done)
         if not count:
             break
         done += count
     return data[:done].toreadonly()
+
+
+def _read_into(data: memoryview, fd: int, start: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [data], start)
+    with open(fd, "rb", buffering=0, closefd=False) as file:  # Windows
+        file.seek(start)
+        return file.readinto(data) or 0
 
 
 def unreadable(path: Path, error: OSError) -> RecordingError:
