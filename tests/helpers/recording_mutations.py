@@ -332,7 +332,7 @@ MUTATIONS = [
         compress,
     ),
 ]
-UNSEEN = {change_rows, edit_json, folders}
+UNSEEN = {change_rows, edit_json, folders, swap}  # tensors.arrow has all that must be in uses.arrow
 
 
 def mutate(folder: Path, files: list[Path], seed: int) -> Callable[..., None]:
