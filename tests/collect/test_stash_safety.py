@@ -218,7 +218,7 @@ def test_graph_and_tensors_die_as_they_would_without_a_tracker() -> None:
                 del out, h, c, hidden, x
                 assert [each() for each in alive] == [None] * len(alive)
             assert len(tracker._collector._gradients._runs) == 0
-            assert len(list(tracker._collector._gradients._watches)) == 0
+            assert len(list(tracker._collector._gradients._watches.items())) == 0
     finally:
         gc.enable()
 
@@ -245,7 +245,7 @@ def test_memory_of_a_tracker_does_not_grow_with_steps() -> None:
                 (
                     len(collector.steps._labelled),
                     len(collector.steps._steps),
-                    len(collector._gradients._watches),
+                    len(collector._gradients._watches._items),
                 )
             )
     assert max(sizes[200:]) <= max(sizes[:100])

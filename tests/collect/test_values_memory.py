@@ -423,12 +423,12 @@ def test_recording_that_cannot_begin_leaves_nothing(monkeypatch):
     from modtrace.collect import scopes
 
     def fails(self):
-        raise RuntimeError("can't start new thread")
+        raise RuntimeError("on purpose")
 
     model = nn.Linear(4, 4)
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", fails)
-        with pytest.raises(RuntimeError, match="can't start new thread"), record(model):
+        patch.setattr("modtrace.collect.flush_timer.FlushTimer.start", fails)
+        with pytest.raises(RuntimeError, match="on purpose"), record(model):
             raise AssertionError("it began")
     left = scopes.current()
     y = model(torch.ones(2, 4))

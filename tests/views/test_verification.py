@@ -71,6 +71,7 @@ def test_json_has_all_of_it() -> None:
         ],
         "exempt": {"overwritten": 2},
         "unchecked": [["backward", "no output with real numbers requires a gradient"]],
+        "is_deterministic": True,
     }
 
 
