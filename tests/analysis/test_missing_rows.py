@@ -77,7 +77,7 @@ def test_steps_that_were_held_do_not_hide_that_files_are_cut() -> None:
 
 def test_whole_recording_in_which_nothing_ran_says_so() -> None:
     assert explain_none(meta(), "ops") == (
-        "no ops are in this recording: nothing ran that it was to have ops of."
+        "no ops are in this recording: no op ran on the thread that entered it, and it has no ops of other threads."
     )
 
 

@@ -159,7 +159,7 @@ def test_nothing_that_was_wanted_has_run(run: Runner) -> None:
     assert run("nonfinite") == 2
     assert run.err == (
         "modtrace: error: run.modtrace: no values are in this recording: "
-        "nothing ran that it was to have values of.\n"
+        "no tensor came up that it was to measure.\n"
     )
 
 

@@ -161,7 +161,7 @@ def test_options_reach_the_recording(tmp_path):
 def test_a_script_without_a_model_leaves_an_empty_recording_that_says_so(tmp_path):
     run(tmp_path, "record", "train.py", script="print('hello')\n")
     shown = run(tmp_path, "show", "train.modtrace", check=2)
-    assert "no calls are in this recording: nothing ran that it was to have calls of" in shown.stderr
+    assert "no calls are in this recording: no module was called in its steps" in shown.stderr
 
 
 def test_a_script_that_records_by_itself_is_recorded_twice(tmp_path):

@@ -160,5 +160,5 @@ def test_empty_recording_is_exit_code_2_and_says_so(
 
     assert run_command(monkeypatch, "show", "run.modtrace") == 2
     assert capsys.readouterr().err == (
-        "modtrace: error: run.modtrace: no calls are in this recording: nothing ran that it was to have calls of.\n"
+        "modtrace: error: run.modtrace: no calls are in this recording: no module was called in its steps.\n"
     )

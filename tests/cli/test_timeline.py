@@ -148,7 +148,7 @@ def test_recording_of_nothing_gives_no_trace_and_says_so(
     said = capsys.readouterr()
     assert (said.out, said.err) == (
         "",
-        f"modtrace: error: {folder}: no calls are in this recording: nothing ran that it was to have calls of.\n",
+        f"modtrace: error: {folder}: no calls are in this recording: no module was called in its steps.\n",
     )
 
 

@@ -340,6 +340,21 @@ def test_a_module_that_prepares_a_batch_of_inference_belongs_to_the_step_that_us
     assert ran(rec) == [("eval", "Normalize Net")] * 3
 
 
+@pytest.mark.parametrize("ops", [False, True])
+def test_a_module_that_prepares_the_first_batch_without_gradients_leaves_no_step_of_its_own(record, ops):
+    net, normalize = Net(), Normalize()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record(ops=ops) as rec:
+        for _ in range(3):
+            with torch.no_grad():
+                x = normalize(batch())
+            rec.log(seen=1)
+            train_step(net, optimizer, x)
+    assert ran(rec) == [("train", "Normalize Net")] * 3
+    assert rec.table("steps").column("step").to_pylist() == [0, 1, 2]
+    assert sorted(set(rec.table("calls").column("step").to_pylist())) == [0, 1, 2]
+
+
 def test_a_batch_that_is_prepared_before_the_backward_stays_in_the_step_that_is_open(record):
     net, normalize = Net(), Normalize()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -18,6 +18,14 @@ _HOW_TO_RECORD = {
     "whole tensors": "Record with values=modtrace.Capture(tensors=True).",
 }
 
+#: Why there are no rows though they were wanted and none is missing.
+_NOTHING_RAN = {
+    "calls": "no module was called in its steps",
+    "ops": "no op ran on the thread that entered it, and it has no ops of other threads",
+    "values": "no tensor came up that it was to measure",
+    "whole tensors": "no tensor came up that it was to keep",
+}
+
 
 def require_rows(data: RecordingData, table: str) -> None:
     """Refuses a recording without rows of a table, for nothing can be said of it then.
@@ -61,7 +69,7 @@ def explain_none(meta: RunMeta, what: str) -> str:
         return f"no {what} are in this recording{why}"
     if not meta.complete:
         return f"no {what} are in this recording yet: no step with any has ended."
-    return f"no {what} are in this recording: nothing ran that it was to have {what} of."
+    return f"no {what} are in this recording: {_NOTHING_RAN[what]}."
 
 
 def say_missing(marks: Sequence[str]) -> str:

@@ -296,9 +296,11 @@ class StepFinder:
         step.start_ns = int(moved[0].times[0])
         _move_ops(last, step)
         last.end_ns = min(last.end_ns, step.start_ns)
-        if not last.segments and not last.entered and last is self._train:  # they had opened it themselves
-            self._train = None
-            self._pending.remove(last)
+        if not last.segments and not last.entered and self._pending[-2:] == [last, step]:
+            self._close(last, settled=True)
+            self._pending.remove(
+                last
+            )  # they had opened it themselves: the number that it had is the root's now
             _append(step, last)
 
     def _slot(self, with_grad: bool) -> Step | None:
