@@ -451,7 +451,7 @@ def test_last_complete_training_step_is_shown() -> None:
 
     assert tree.step is not None
     assert (tree.step.step, tree.step.kind, tree.step.complete) == (1, "train", True)
-    assert (tree.step.first, tree.step.last, tree.step.count) == (0, 3, 4)
+    assert (tree.step.first, tree.step.last, tree.step.count, tree.step.partial) == (0, 2, 3, 1)
     assert totals(tree) == {"": (1, 20, 20)}
 
 

@@ -35,7 +35,7 @@ LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, res
 
 def closing_line(done: "subprocess.CompletedProcess[str]") -> str:
     said = [line for line in done.stderr.splitlines() if line.startswith("modtrace: ")]
-    assert len([line for line in said if "modtrace show" in line]) == 1
+    assert len([line for line in said if re.match("modtrace: (recorded|wrote) ", line)]) == 1
     assert said[-1] == done.stderr.splitlines()[-1]
     return re.sub(r"[\d,]+ rows?, \d+\.\d MB", "ROWS", said[-1])
 
@@ -52,6 +52,9 @@ def test_disk_that_is_full_in_the_middle_is_told_with_the_steps_that_are_kept(tm
     rows = sum(rec.table(name).num_rows for name in modtrace.recording.schema.schemas())
     assert f", {rows:,} rows, " in done.stderr.splitlines()[-1]
     assert f"! {mark}" in str(rec)
+    step = rec.module_tree().step
+    assert step is not None
+    assert (step.count, step.last) == (kept, kept - 1)
 
 
 def test_disk_that_is_full_from_the_first_batch_on_leaves_a_recording_that_opens(tmp_path: Path) -> None:
@@ -69,7 +72,7 @@ def test_disk_that_is_full_from_the_first_batch_on_leaves_a_recording_that_opens
     assert "incomplete from step 0: File too large (" in shown.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signal_that_ends_the_program_leaves_the_line_and_ends_the_process(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -77,12 +80,22 @@ def test_signal_that_ends_the_program_leaves_the_line_and_ends_the_process(
         TRAIN + f"import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep(9)\nprint('not reached')\n"
     )
     done = run(tmp_path, "record", "train.py", script=script, check=-number)
-    ended_by = {signal.SIGINT: "KeyboardInterrupt", signal.SIGTERM: "Terminated: SIGTERM"}[number]
+    ended_by = "KeyboardInterrupt" if number == signal.SIGINT else f"Terminated: {number.name}"
     assert closing_line(done) == (
         f"modtrace: recorded 5 steps, ROWS; the run ended by {ended_by}; complete to step 3. {END}"
     )
     assert done.stdout == ""
     assert "Traceback" not in done.stderr or number == signal.SIGINT
+
+
+def test_signal_that_the_starter_ignores_stays_ignored(tmp_path: Path) -> None:
+    script = "import os, signal\nos.kill(os.getpid(), signal.SIGHUP)\nprint('went on')\n"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        done = run(tmp_path, "record", "train.py", script=script)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert done.stdout == "went on\n"
 
 
 def test_handler_of_the_programs_own_and_a_forked_child_hear_sigterm_as_without_us(tmp_path: Path) -> None:
@@ -130,7 +143,7 @@ def test_processes_that_may_have_trained_are_counted_and_others_are_not(tmp_path
     done = run(tmp_path, "record", "train.py", script=script)
     assert closing_line(done) == (
         "modtrace: recorded nothing; no module was called in this process; "
-        f"not recorded: 4 Python processes that it started. {END}"
+        "not recorded: 4 Python processes that it started."
     )
 
 
@@ -142,6 +155,48 @@ def test_recording_that_cannot_be_read_back_is_told(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith(
         "modtrace: 5 steps ran, and what was recorded of them cannot be read: "
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--steps", "100:200"], "recorded 0 of 5 steps, ROWS; no step of 100:200 ran."),
+        (["--keep-last", "2"], "wrote 0 of 5 steps, ROWS."),
+    ],
+)
+def test_recording_without_calls_is_not_advised_to_be_shown(
+    tmp_path: Path, options: list[str], said: str
+) -> None:
+    done = run(tmp_path, "record", *options, "train.py", script=TRAIN)
+    assert closing_line(done) == f"modtrace: {said}"
+
+
+def test_step_with_a_backward_alone_says_that_no_module_was_called(tmp_path: Path) -> None:
+    script = "import torch\ntorch.ones(1, requires_grad=True).sum().backward()\n"
+    done = run(tmp_path, "record", "train.py", script=script)
+    assert closing_line(done) == "modtrace: recorded 1 step, ROWS; no module was called in this process."
+
+
+def test_program_that_cannot_be_compiled_leaves_the_recording_that_it_would_replace(tmp_path: Path) -> None:
+    run(tmp_path, "record", "train.py", script=TRAIN)
+    done = run(tmp_path, "record", "--overwrite", "train.py", script="def f(:\n", check=1)
+    assert closing_line(done) == "modtrace: recorded nothing; no module was called in this process."
+    assert "SyntaxError" in done.stderr
+    assert modtrace.open_recording(tmp_path / "train.modtrace").table("steps").num_rows == 5
+
+
+def test_recording_that_is_there_names_the_option_of_the_command(tmp_path: Path) -> None:
+    run(tmp_path, "record", "train.py", script=TRAIN)
+    done = run(tmp_path, "record", "--to", "train.modtrace", "train.py", script=TRAIN, check=2)
+    assert done.stderr.endswith("Give another path, or --overwrite to replace it.\n")
+
+
+def test_step_before_the_exception_is_the_one_that_is_shown(tmp_path: Path) -> None:
+    script = TRAIN + "model(torch.ones(2, 4)).sum().backward()\nraise ValueError('boom')\n"
+    run(tmp_path, "record", "train.py", script=script, check=1)
+    shown = run(tmp_path, "show", "train.modtrace")
+    assert "step 4 (train), " in shown.stdout
+    assert "; 6 steps recorded, 0 to 5" in shown.stdout
 
 
 @pytest.mark.parametrize(

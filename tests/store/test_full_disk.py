@@ -283,3 +283,22 @@ def test_close_on_a_full_disk_leaves_every_row_that_was_written(
     reader = FolderReader(path)
     assert rows(reader) == expected(5)
     assert reader.meta.marks == ()
+
+
+def test_folder_in_which_nothing_could_be_written_leaves_its_path_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_nothing(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("modtrace.store.writer.write_meta", write_nothing)
+    path = tmp_path / "run.modtrace"
+    with pytest.raises(RecordingError, match=r"run\.modtrace: cannot write here: No space left on device"):
+        FolderWriter(path, META)
+    assert not path.exists()
+    monkeypatch.undo()
+    FolderWriter(path, META).close()
+    monkeypatch.setattr("modtrace.store.writer.write_meta", write_nothing)
+    with pytest.raises(RecordingError):
+        FolderWriter(path, RunMeta(run_id="r1", rank=1))
+    assert [each.name for each in sorted(path.iterdir())] == ["rank-00000", "recording.json"]

@@ -52,6 +52,7 @@ def test_tree_is_nested_json_with_times_in_nanoseconds() -> None:
             "first": 3,
             "last": 3,
             "count": 1,
+            "partial": 0,
         },
         "forward": outer,
         "backward": NONE,

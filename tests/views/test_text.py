@@ -283,9 +283,14 @@ def test_step_without_calls_says_so() -> None:
 
 
 def test_step_that_is_not_complete_says_so() -> None:
-    step = ShownStep(step=4, kind=None, start_ns=None, end_ns=None, first=4, last=4, count=1)
-    text = render_module_tree(tree(node("Net", "Net", PhaseTimes(calls=1, total_ns=5)), step=step))
-    assert text.splitlines()[1] == "step 4, whose end was not recorded; 1 step recorded"
+    step = ShownStep(step=4, kind=None, start_ns=None, end_ns=None, first=4, last=4, count=0, partial=1)
+    net = node("Net", "Net", PhaseTimes(calls=1, total_ns=5))
+    text = render_module_tree(tree(net, step=step))
+    assert text.splitlines()[1] == "step 4, whose end was not recorded; parts of 1 step recorded"
+    text = render_module_tree(tree(net, step=replace(step, first=0, last=3, count=4, partial=2)))
+    assert text.splitlines()[1] == (
+        "step 4, whose end was not recorded; 4 steps recorded, 0 to 3, and parts of 2 more"
+    )
 
 
 def test_markup_in_names_is_printed_as_it_is() -> None:

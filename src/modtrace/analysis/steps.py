@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from .calls import column_of
+from ..recording.phase import OPTIMIZER, PHASES
+from .calls import column_of, phase_codes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +20,10 @@ class ShownStep:
     start_ns: int | None
     end_ns: int | None
     overhead_ns: int = 0  # of the time between: what modtrace spent measuring
-    first: int  # of the recording's steps
+    first: int  # of the recording's steps whose end was recorded; of all if there is none
     last: int
     count: int
+    partial: int = 0  # further steps, of which there are rows and no end
 
     @property
     def complete(self) -> bool:
@@ -45,8 +47,9 @@ def choose_step(steps: pa.Table, calls: pa.Table, step: int | None) -> ShownStep
     rows = {row["step"]: row for row in steps.to_pylist()}
     called = set(np.unique(column_of(calls, "step")).tolist())
     known = sorted(rows.keys() | called)
+    ended = sorted(rows)
     if step is None:
-        step = _most_telling(rows, called)
+        step = _most_telling(rows, called, _steps_with_optimizer(calls))
     elif step not in known:
         raise ValueError(f"no step {step!r} in this recording; there are: {name_steps(known) or 'none'}")
     if step is None:
@@ -58,17 +61,27 @@ def choose_step(steps: pa.Table, calls: pa.Table, step: int | None) -> ShownStep
         start_ns=row.get("start_ns"),
         end_ns=row.get("end_ns"),
         overhead_ns=row.get("overhead_ns") or 0,
-        first=known[0],
-        last=known[-1],
-        count=len(known),
+        first=(ended or known)[0],
+        last=(ended or known)[-1],
+        count=len(ended),
+        partial=len(known) - len(ended),
     )
 
 
-def _most_telling(rows: dict[int, dict[str, Any]], called: set[int]) -> int | None:
-    """The last complete step, training before evaluation, and if possible one that has calls."""
+def _steps_with_optimizer(calls: pa.Table) -> set[int]:
+    is_optimizer = phase_codes(calls["phase"]) == PHASES.index(OPTIMIZER)
+    return set(np.unique(column_of(calls, "step")[is_optimizer]).tolist())
+
+
+def _most_telling(rows: dict[int, dict[str, Any]], called: set[int], updated: set[int]) -> int | None:
+    """The last complete step, training before evaluation, and if possible one that has calls.
+
+    A training step that an exception has ended has no call of the optimizer: it counts behind those that have one.
+    """
     complete = [step for step in rows if step in called]
     training = [step for step in complete if rows[step]["kind"] == "train"]
-    return max(training or complete or called or rows, default=None)
+    updating = [step for step in training if step in updated]
+    return max(updating or training or complete or called or rows, default=None)
 
 
 def name_steps(steps: Sequence[int]) -> str:

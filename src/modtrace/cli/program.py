@@ -70,8 +70,8 @@ def find_module(name: str, arguments: Sequence[str]) -> Program:
 def run_program(program: Program, recording: AbstractContextManager[Any]) -> int:
     """Runs a program inside a recording, which is entered first and left when the program ends.
 
-    SIGTERM is heard where nobody else does, and ends the program by an exception, as Ctrl-C does: Python would end at
-    once, with the recording open.
+    A program that cannot be compiled is not recorded. SIGTERM and SIGHUP end the program by an exception, as Ctrl-C
+    does, unless the program handles them: Python would end at once, with the recording open.
 
     Returns:
         the exit code that `python` would have given; less than 0 if a signal would have ended it, see `exit_like`.
@@ -80,12 +80,17 @@ def run_program(program: Program, recording: AbstractContextManager[Any]) -> int
         ModtraceError: the recording cannot be made.
     """
     namespace = _become_main(program)
+    try:
+        code = _compile(program)
+    except Exception as error:
+        _show(error, namespace)
+        return 1
     recording.__enter__()
     try:
-        with _hearing_sigterm():
-            _run_and_leave(lambda: exec(_compile(program), namespace), recording)
-    except Terminated:
-        return -signal.SIGTERM
+        with _raising_on(signal.SIGTERM), _raising_on(signal.SIGHUP):
+            _run_and_leave(lambda: exec(code, namespace), recording)
+    except Terminated as error:
+        return -error.number
     except SystemExit as error:
         return _exit_code(error)
     except BaseException as error:
@@ -105,34 +110,35 @@ def exit_like(code: int) -> int:
 
 
 class Terminated(SystemExit):
-    """SIGTERM came."""
+    """A signal came that ends a process."""
 
-    def __init__(self) -> None:
-        super().__init__("SIGTERM")
-        self.code = 128 + signal.SIGTERM
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.number = number
+        self.code = 128 + number
 
 
 @contextlib.contextmanager
-def _hearing_sigterm() -> Iterator[None]:
-    """Inside, SIGTERM raises, unless the program handles it, or whoever started this process ignores it."""
+def _raising_on(number: signal.Signals) -> Iterator[None]:
+    """Inside, the signal raises, unless the program handles it, or whoever started this process ignores it."""
     pid = os.getpid()
 
-    def terminate(number: int, frame: FrameType | None) -> None:
+    def terminate(_: int, frame: FrameType | None) -> None:
         if os.getpid() != pid:  # forked by another thread than the main one
-            _end_by(signal.SIGTERM)
-        raise Terminated
+            _end_by(number)
+        raise Terminated(number)
 
     def exchange(one: Any, other: Any) -> None:
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and os.getpid() == pid and signal.getsignal(signal.SIGTERM) == one:
-            signal.signal(signal.SIGTERM, other)
+        if is_main and os.getpid() == pid and signal.getsignal(number) == one:
+            signal.signal(number, other)
 
     # A fork has the default from its first moment: Python drops what comes before a fork runs again.
     was_ours = False
 
     def before_fork() -> None:
         nonlocal was_ours
-        was_ours = signal.getsignal(signal.SIGTERM) is terminate
+        was_ours = signal.getsignal(number) is terminate
         exchange(terminate, signal.SIG_DFL)
 
     def after_fork() -> None:

@@ -2,17 +2,18 @@
 
 import contextlib
 import os
+import shlex
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from ..errors import ModtraceError, ModtraceWarning
 from ..recording.capture_text import parse_capture
+from ..recording.step_range import ALL_STEPS, to_step_range
 from ..views.headline import describe_note
 from .children import StartedProcesses
 from .program import Program, exit_like, find_module, find_script, run_program
@@ -155,7 +156,8 @@ def _run(program: Program, recording: Any, quiet: bool) -> int:
             code = run_program(program, _PlainWarnings(recording))
     except ModtraceError as error:
         reporter.end(())
-        click.echo(f"modtrace: error: {error}", err=True)
+        text = str(error).replace("overwrite=True", "--overwrite")  # in the words of the command line
+        click.echo(f"modtrace: error: {text}", err=True)
         return 2
     reporter.end(_describe_end(recording, started.count))
     return exit_like(code)
@@ -221,7 +223,11 @@ class _Reporter:
 def _describe_end(recording: Any, started: int) -> Iterator[str]:
     """The last triggers, and the closing line: what is in the recording, what is not, and how to look at it."""
     try:
-        meta, kept = recording.meta, recording.table("steps").num_rows
+        meta, kept, calls = (
+            recording.meta,
+            recording.table("steps").num_rows,
+            recording.table("calls").num_rows,
+        )
     except ModtraceError as error:
         seen = _count(recording.progress.steps, "step")
         yield f"{seen} ran, and what was recorded of them cannot be read: {error}"
@@ -229,14 +235,23 @@ def _describe_end(recording: Any, started: int) -> Iterator[str]:
     for note in meta.notes[-_SHOWN_NOTES:]:
         yield describe_note(note)
     missing = list(meta.marks[:_SHOWN_MARKS])
-    if not (recording.progress.steps or missing):
-        missing.append("no module was called in this process")
+    if not (calls or missing or meta.notes):
+        missing.append(_say_why_nothing(recording.progress.steps, meta.options.get("steps")))
     if len(meta.marks) > _SHOWN_MARKS:
         missing.append(f"{_count(len(meta.marks) - _SHOWN_MARKS, 'more mark')}")
     if started:
         missing.append(f"not recorded: {_count(started, 'Python process', 'es')} that it started")
     said = "; ".join([_describe_kept(recording.progress, kept, "keep_last" in meta.options), *missing])
-    yield f"{said}. Look at it with: modtrace show {Path(recording.path)}"
+    yield (
+        f"{said}. Look at it with: modtrace show {shlex.quote(str(recording.path))}" if calls else f"{said}."
+    )
+
+
+def _say_why_nothing(ran: int, chosen: str | None) -> str:
+    """Why there is no call in a recording that is whole."""
+    if ran and to_step_range(chosen) != ALL_STEPS:
+        return f"no step of {chosen} ran"
+    return "no module was called in this process"
 
 
 def _describe_kept(progress: Any, kept: int, keeps_last: bool) -> str:

@@ -1,5 +1,6 @@
 """Makes the folder that a rank writes to, and deletes nothing but a recording that is to be replaced."""
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -43,6 +44,18 @@ def create_rank_folder(path: Path, meta: RunMeta, *, overwrite: bool, new_attemp
         raise RecordingError(
             f"{path}: cannot write a recording here: {error.strerror or error}. Give another path."
         ) from error
+
+
+def delete_empty_rank_folder(path: Path, folder: Path) -> None:
+    """Deletes a folder of a rank in which nothing could be written, so that the path is free for the next run.
+
+    The header goes with the last rank's folder, and the recording's folder if nothing else is in it.
+    """
+    with contextlib.suppress(OSError):
+        _delete_if_there(folder)
+        if not rank_folders(path):
+            _delete_recording(path)
+            path.rmdir()
 
 
 def _prepare(path: Path, meta: RunMeta, *, overwrite: bool) -> None:

@@ -18,7 +18,7 @@ from ..recording.meta import Note, RunMeta
 from ..recording.schema import schema, schemas
 from ..recording.tensor_options import TensorOptions
 from .compact import compact
-from .folder import create_rank_folder
+from .folder import create_rank_folder, delete_empty_rank_folder
 from .layout import table_file
 from .metafile import write_meta
 from .stream import TableStream
@@ -86,6 +86,7 @@ class FolderWriter:
         try:
             write_meta(self.folder, self._meta, ended=None)
         except OSError as error:
+            delete_empty_rank_folder(self.path, self.folder)
             raise RecordingError(f"{path}: cannot write here: {error.strerror or error}") from error
 
     @property

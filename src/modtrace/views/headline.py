@@ -28,14 +28,26 @@ def describe_head(
 def _describe_step(step: ShownStep | None, missing: str) -> str:
     if step is None:
         return "nothing was recorded"
-    known = (
-        f"{step.count} steps recorded, {step.first} to {step.last}" if step.count > 1 else "1 step recorded"
-    )
+    known = _describe_known(step)
     if step.duration_ns is None:
         return f"step {step.step}, whose end was not recorded; {known}"
     measuring = f" without {format_time(step.overhead_ns)} of measuring" if step.overhead_ns else ""
     nothing = f", {missing}" if missing else ""
     return f"step {step.step} ({step.kind}), {format_time(step.duration_ns)}{measuring}{nothing}; {known}"
+
+
+def _describe_known(step: ShownStep) -> str:
+    """How many steps the recording has."""
+    of = f", {step.first} to {step.last}" if step.count > 1 else ""
+    whole = f"{step.count} step{'' if step.count == 1 else 's'} recorded{of}"
+    if not step.partial:
+        return whole
+    parts = f"parts of {step.partial}"
+    return (
+        f"{whole}, and {parts} more"
+        if step.count
+        else f"{parts} step{'' if step.partial == 1 else 's'} recorded"
+    )
 
 
 #: So many notes are shown, the last ones.
