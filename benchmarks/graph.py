@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from modtrace.analysis.graph_fold import fold_graph
+from modtrace.analysis.graph_view.fold import fold_graph
 from modtrace.model_graph import ModelGraph, graph_of
 from modtrace.recording.protocols import RecordingData
 

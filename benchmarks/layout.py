@@ -10,9 +10,9 @@ import gc
 import time
 from statistics import median
 
-from modtrace.analysis.graph import DATA, MODULE, OP
-from modtrace.analysis.graph_view import GraphView, ViewBox, ViewEdge, ViewNode
-from modtrace.analysis.layout import lay_out
+from modtrace.analysis.graph.columns import DATA, MODULE, OP
+from modtrace.analysis.graph_view.records import GraphView, ViewBox, ViewEdge, ViewNode
+from modtrace.analysis.layout.layout import lay_out
 
 SIZES = (1_000, 10_000, 50_000, 200_000)
 NODES_PER_BOX = 20

@@ -17,7 +17,7 @@ import numpy as np
 
 from modtrace.recording.meta import RunMeta
 from modtrace.recording.phase import PHASES
-from modtrace.recording.statistics import first_nonfinite_row
+from modtrace.recording.statistics.moments import first_nonfinite_row
 from modtrace.store.reader import FolderReader
 from modtrace.store.writer import FolderWriter
 

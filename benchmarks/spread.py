@@ -7,11 +7,11 @@ import torch
 from values import _best_us as best_us
 
 from measure import machine, render_table
-from modtrace.measure import native_spread
+from modtrace.measure import native_tier2 as native_spread
 from modtrace.measure.dtypes import format_of
 from modtrace.measure.measurer import Measurer, quiet
 from modtrace.measure.memory import logical_array
-from modtrace.measure.spread import channel_max_array, sample_array, spread_array
+from modtrace.measure.tier2 import channel_max_array, sample_array, spread_array
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from measure import Estimate, estimate, machine, render_table
 from modtrace.recording.meta import RunMeta
-from modtrace.recording.tensor_options import TensorOptions
+from modtrace.recording.options.tensor_options import TensorOptions
 from modtrace.store.writer import FolderWriter
 
 MIB = 2**20

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from modtrace.recording.batches import to_batch
+from modtrace.recording.arrow.batches import to_batch
 from modtrace.recording.meta import RunMeta
 from modtrace.recording.schema import schema
 

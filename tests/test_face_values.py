@@ -8,7 +8,7 @@ import pytest
 import modtrace
 from builders import RecordingBuilder
 from modtrace import face
-from modtrace.analysis.value_sites import Wanted
+from modtrace.analysis.values.selection import Wanted
 from modtrace.face import Recording
 
 

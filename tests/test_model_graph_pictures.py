@@ -12,7 +12,7 @@ from helpers.programs import needs_program
 from helpers.typed_steps import begin_net, given_to, record_training, run_op
 from modtrace import ModtraceError
 from modtrace.model_graph import ModelGraph, graph_of
-from modtrace.views.dot_style import GraphStyle
+from modtrace.views.dot.style import GraphStyle
 
 
 @pytest.fixture

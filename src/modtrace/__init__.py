@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from .face import Recording, open_recording
     from .live import LiveRecording, record
     from .model_graph import ModelGraph, graph
-    from .recording.capture import Capture
-    from .recording.op_options import Ops
-    from .recording.tensor_options import TensorOptions
-    from .recording.triggers import Above, NonFinite, OnSignal, OutOfBand
+    from .recording.options.capture import Capture
+    from .recording.options.op_options import Ops
+    from .recording.options.tensor_options import TensorOptions
+    from .recording.triggers.triggers import Above, NonFinite, OnSignal, OutOfBand
     from .replay.verify import verify
-    from .views.dot_style import GraphStyle
+    from .views.dot.style import GraphStyle
 
 __version__ = "0.1.0"
 
 #: Public names and where they live. They are loaded when first asked for: `import modtrace` stays light.
 _HOMES = {
-    "Above": "recording.triggers",
-    "Capture": "recording.capture",
-    "GraphStyle": "views.dot_style",
+    "Above": "recording.triggers.triggers",
+    "Capture": "recording.options.capture",
+    "GraphStyle": "views.dot.style",
     "LiveRecording": "live",
     "ModTracker": "collect.module_tracker",
     "ModelGraph": "model_graph",
@@ -33,12 +33,12 @@ _HOMES = {
     "ModuleTracker": "collect.module_tracker",
     "ModtraceError": "errors",
     "ModtraceWarning": "errors",
-    "NonFinite": "recording.triggers",
-    "OnSignal": "recording.triggers",
-    "Ops": "recording.op_options",
-    "OutOfBand": "recording.triggers",
+    "NonFinite": "recording.triggers.triggers",
+    "OnSignal": "recording.triggers.triggers",
+    "Ops": "recording.options.op_options",
+    "OutOfBand": "recording.triggers.triggers",
     "Recording": "face",
-    "TensorOptions": "recording.tensor_options",
+    "TensorOptions": "recording.options.tensor_options",
     "graph": "model_graph",
     "open_recording": "face",
     "record": "live",

@@ -6,31 +6,31 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from .analysis.history import History, build_history
-from .analysis.memory_table import MemoryTable, build_memory_table
-from .analysis.module_tree import ModuleTree, build_module_tree
-from .analysis.nonfinite import NonFinite, find_first_nonfinite
-from .analysis.op_groups import GroupedBy
-from .analysis.op_paths import OpPaths, build_op_paths
-from .analysis.op_table import OpTable, build_op_table
-from .analysis.stack import Stack, build_stack
-from .analysis.tensor_lookup import find_tensor, find_tensors
-from .analysis.timeline import build_timeline
-from .analysis.value_sites import Wanted
-from .analysis.value_table import build_value_table
+from .analysis.modules.module_tree import ModuleTree, build_module_tree
+from .analysis.ops.groups import GroupedBy
+from .analysis.ops.memory_table import MemoryTable, build_memory_table
+from .analysis.ops.op_paths import OpPaths, build_op_paths
+from .analysis.ops.op_table import OpTable, build_op_table
+from .analysis.timeline.timeline import build_timeline
+from .analysis.values.history import History, build_history
+from .analysis.values.nonfinite import NonFinite, find_first_nonfinite
+from .analysis.values.selection import Wanted
+from .analysis.values.stack import Stack, build_stack
+from .analysis.values.tensor_lookup import find_tensor, find_tensors
+from .analysis.values.value_table import build_value_table
 from .model_graph import ModelGraph, graph_of
 from .optional import require
-from .recording.capture import Patterns
 from .recording.meta import HELD, Note, RunMeta
+from .recording.options.capture import Patterns
+from .recording.options.step_range import to_step_range
 from .recording.protocols import RecordingData
 from .recording.raw_tensor import to_torch_if_there
 from .recording.role import OUTPUT
-from .recording.step_range import to_step_range
 from .store.copy import write_recording
 from .store.reader import FolderReader
-from .views.perfetto import write_perfetto
-from .views.plot import Kind, check_picture_name, draw, find_plotted, write_axes
-from .views.text import render_module_tree
+from .views.formats.perfetto import write_perfetto
+from .views.plot.draw import Kind, check_picture_name, draw, find_plotted, write_axes
+from .views.text.module_tree import render_module_tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,20 +8,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .analysis.module_tree import ModuleTree
-from .analysis.nonfinite import NonFinite
+from .analysis.modules.module_tree import ModuleTree
+from .analysis.values.nonfinite import NonFinite
 from .errors import MisuseError, NothingRecordedError
 from .face import Recording
 from .optional import require
-from .recording.capture import STATS, Capture, Patterns, to_captures
-from .recording.capture import to_json as captures_to_json
-from .recording.memory import MemoryRecording
+from .recording.in_memory.recording import MemoryRecording
 from .recording.meta import HELD, Note, RunMeta
-from .recording.op_options import Ops, to_ops
+from .recording.options.capture import STATS, Capture, Patterns, to_captures
+from .recording.options.capture import to_json as captures_to_json
+from .recording.options.op_options import Ops, to_ops
+from .recording.options.step_range import StepRange, to_step_range
+from .recording.options.tensor_options import TensorOptions
 from .recording.protocols import RecordingData, Sink
-from .recording.step_range import StepRange, to_step_range
-from .recording.tensor_options import TensorOptions
-from .recording.triggers import Trigger, check_keep_last, paths_of, to_triggers
+from .recording.triggers.triggers import Trigger, check_keep_last, paths_of, to_triggers
 from .store.reader import FolderReader
 from .store.writer import FolderWriter
 

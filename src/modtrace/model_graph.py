@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .analysis.graph import LAYER_KINDS, PHASE, Graph
-from .analysis.graph_build import build_graph
-from .analysis.graph_contract import without_views
-from .analysis.graph_fold import Folding, fold_graph
-from .analysis.graph_items import Seen, close_below
-from .analysis.graph_keys import name_layers
-from .analysis.graph_parts import WHOLE, Part
-from .analysis.graph_view import GraphView, ViewBox, ViewEdge, ViewNode
-from .analysis.graph_visible import build_view
-from .analysis.missing_rows import require_ops
+from .analysis.graph.build import build_graph
+from .analysis.graph.columns import LAYER_KINDS, PHASE, Graph
+from .analysis.graph.parts import WHOLE, Part
+from .analysis.graph_view.build import build_view
+from .analysis.graph_view.contract import without_views
+from .analysis.graph_view.fold import Folding, fold_graph
+from .analysis.graph_view.items import Seen, close_below
+from .analysis.graph_view.keys import name_layers
+from .analysis.graph_view.records import GraphView, ViewBox, ViewEdge, ViewNode
+from .analysis.step.missing_rows import require_ops
 from .errors import ModtraceError
 from .optional import require
-from .recording.path_pattern import PathFilter, to_path_filter
+from .recording.options.path_filter import PathFilter, to_path_filter
 from .recording.protocols import RecordingData
 from .store.reader import FolderReader
 
 if TYPE_CHECKING:
-    from .analysis.layout import Layout
-    from .views.dot_style import GraphStyle
+    from .analysis.layout.layout import Layout
+    from .views.dot.style import GraphStyle
 
 _PHASE = LAYER_KINDS.index(PHASE)
 _Path = str | os.PathLike[str]
@@ -227,7 +227,7 @@ class ModelGraph:
 
     def layout(self) -> "Layout":
         """Where everything that is visible stands, in execution order."""
-        from .analysis.layout import lay_out
+        from .analysis.layout.layout import lay_out
 
         return lay_out(self.view)
 
@@ -241,13 +241,13 @@ class ModelGraph:
         Raises:
             ValueError: there is no such number.
         """
-        from .views.dot import render_dot
+        from .views.dot.render import render_dot
 
         return render_dot(self.view, style=style, overlay=color)
 
     def render_svg(self, *, style: "GraphStyle | None" = None, color: str | None = None) -> str:
         """The picture as SVG; arguments and errors are those of `write_svg`."""
-        from .views.dot_run import render_svg
+        from .views.dot.graphviz import render_svg
 
         return render_svg(self.view, style=style, overlay=color)
 
@@ -257,7 +257,7 @@ class ModelGraph:
         Raises:
             ModtraceError: the file cannot be written.
         """
-        from .views.dot_run import write_dot
+        from .views.dot.graphviz import write_dot
 
         write_dot(self.view, path, style=style, overlay=color)
 
@@ -267,7 +267,7 @@ class ModelGraph:
         Raises:
             ModtraceError: the program `dot` (Graphviz) is missing or fails, or the file cannot be written.
         """
-        from .views.dot_run import write_svg
+        from .views.dot.graphviz import write_svg
 
         write_svg(self.view, path, style=style, overlay=color)
 
@@ -280,7 +280,7 @@ class ModelGraph:
         dpi: int = 96,
     ) -> None:
         """Draws the picture with `dpi` pixels an inch; arguments and errors as of `write_svg`."""
-        from .views.dot_run import write_png
+        from .views.dot.graphviz import write_png
 
         write_png(self.view, path, style=style, overlay=color, dpi=dpi)
 
@@ -290,7 +290,7 @@ class ModelGraph:
         Raises:
             ModtraceError: the file cannot be written.
         """
-        from .views.graphml import write_graphml
+        from .views.formats.graphml import write_graphml
 
         write_graphml(self.view, path)
 
@@ -300,12 +300,12 @@ class ModelGraph:
         Raises:
             ModtraceError: the file cannot be written.
         """
-        from .views.model_explorer import write_model_explorer
+        from .views.formats.model_explorer import write_model_explorer
 
         write_model_explorer(self.view, path)
 
     def __str__(self) -> str:
-        from .views.graph_text import render_graph
+        from .views.common.graph_summary import render_graph
 
         return render_graph(self.view)
 

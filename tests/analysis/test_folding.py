@@ -1,9 +1,9 @@
 """Folding: siblings that are alike keep their lines, what is inside them is shown once."""
 
 from builders import RecordingBuilder
-from modtrace.analysis.folding import fold
-from modtrace.analysis.module_tree import ModuleTree, build_module_tree, iterate_nodes
-from modtrace.analysis.times import PhaseTimes
+from modtrace.analysis.modules.folding import fold
+from modtrace.analysis.modules.module_tree import ModuleTree, build_module_tree, iterate_nodes
+from modtrace.analysis.step.times import PhaseTimes
 
 
 def lines(tree: ModuleTree) -> list[tuple[int, str, str, int, int]]:

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.large_graphs import record_blocks, record_calls, record_chain, record_nested
 from helpers.typed_graphs import box_lines, edge_lines
-from modtrace.analysis.layout import Layout
+from modtrace.analysis.layout.layout import Layout
 from modtrace.model_graph import ModelGraph, graph_of
 
 #: Frames: far less than anything here is long or deep.

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from builders import RecordingBuilder, TypedRecording
 from helpers.typed_runs import typed_run
-from modtrace.analysis.history import History, build_history
-from modtrace.analysis.value_sites import Wanted
-from modtrace.recording.statistics import Stats, merge
+from modtrace.analysis.values.history import History, build_history
+from modtrace.analysis.values.selection import Wanted
+from modtrace.recording.statistics.moments import Stats, merge
 
 
 def history(data: TypedRecording, stat: str = "rms", **wanted: Any) -> History:

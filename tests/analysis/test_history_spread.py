@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
-from modtrace.analysis.exponents import LOWEST, build_exponents
-from modtrace.analysis.history import build_history
-from modtrace.analysis.value_sites import Wanted
+from modtrace.analysis.values.exponents import LOWEST, build_exponents
+from modtrace.analysis.values.history import build_history
+from modtrace.analysis.values.selection import Wanted
 
 
 def spread_of(numbers: list[float]) -> dict[str, Any]:

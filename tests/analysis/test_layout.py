@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from helpers.layout_svg import render_layout
 from helpers.typed_layouts import box, edge, node, view
-from modtrace.analysis.graph import PARAMETER, PHASE
-from modtrace.analysis.graph_view import GraphView, ViewBox, ViewEdge, ViewNode
-from modtrace.analysis.layout import Layout, Rectangles, lay_out
+from modtrace.analysis.graph.columns import PARAMETER, PHASE
+from modtrace.analysis.graph_view.records import GraphView, ViewBox, ViewEdge, ViewNode
+from modtrace.analysis.layout.layout import Layout, Rectangles, lay_out
 
 WIDE, TALL = 100.0, 26.0
 

@@ -3,9 +3,9 @@
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
-from modtrace.analysis.call_memory import CallMemory
-from modtrace.analysis.memory_table import MemoryRow, MemoryTable, build_memory_table
-from modtrace.analysis.op_savings import OpSaving, Savings
+from modtrace.analysis.ops.call_memory import CallMemory
+from modtrace.analysis.ops.memory_table import MemoryRow, MemoryTable, build_memory_table
+from modtrace.analysis.ops.savings import OpSaving, Savings
 
 
 def training_step() -> TypedRecording:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
-from modtrace.analysis.missing_rows import explain_none, require_ops
-from modtrace.analysis.nonfinite import find_first_nonfinite
-from modtrace.analysis.value_sites import Wanted, kept_values, select_values
+from modtrace.analysis.step.missing_rows import explain_none, require_ops
+from modtrace.analysis.values.nonfinite import find_first_nonfinite
+from modtrace.analysis.values.selection import Wanted, kept_values, select_values
 from modtrace.errors import NothingRecordedError
 from modtrace.model_graph import graph_of
 from modtrace.recording.meta import HELD, Note, RunMeta

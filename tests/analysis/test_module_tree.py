@@ -5,9 +5,9 @@ import pyarrow as pa
 import pytest
 
 from builders import RecordingBuilder
-from modtrace.analysis.module_tree import ModuleNode, ModuleTree, build_module_tree, iterate_nodes
-from modtrace.analysis.times import PhaseTimes
-from modtrace.recording.batches import to_batch
+from modtrace.analysis.modules.module_tree import ModuleNode, ModuleTree, build_module_tree, iterate_nodes
+from modtrace.analysis.step.times import PhaseTimes
+from modtrace.recording.arrow.batches import to_batch
 
 
 def totals(tree: ModuleTree) -> dict[str, tuple[int, int, int]]:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from builders import RecordingBuilder
-from modtrace.analysis.nonfinite import Measured, NonFinite, count_measured, find_first_nonfinite
+from modtrace.analysis.values.nonfinite import Measured, NonFinite, count_measured, find_first_nonfinite
 
 nan, inf = math.nan, math.inf
 

@@ -3,7 +3,7 @@
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
-from modtrace.analysis.op_paths import OpPath, build_op_paths, collapse
+from modtrace.analysis.ops.op_paths import OpPath, build_op_paths, collapse
 
 
 def training_step() -> TypedRecording:

@@ -3,8 +3,8 @@
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
-from modtrace.analysis.op_sums import NO_OPS, OpSums, PhaseSums
-from modtrace.analysis.op_table import OpRow, OpTable, build_op_table
+from modtrace.analysis.ops.op_table import OpRow, OpTable, build_op_table
+from modtrace.analysis.ops.sums import NO_OPS, OpSums, PhaseSums
 
 
 def training_step() -> TypedRecording:

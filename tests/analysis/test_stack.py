@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
-from modtrace.analysis.stack import Stack, build_stack
-from modtrace.analysis.value_sites import Wanted
+from modtrace.analysis.values.selection import Wanted
+from modtrace.analysis.values.stack import Stack, build_stack
 from modtrace.recording.raw_tensor import RawTensor
 
 

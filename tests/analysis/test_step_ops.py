@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 
 from builders import RecordingBuilder
-from modtrace.analysis.step_ops import has_ops, read_step_ops, word_codes
+from modtrace.analysis.step.ops import has_ops, read_step_ops, word_codes
 
 
 def test_words_of_chunks_with_dictionaries_of_their_own_get_one_code_each() -> None:

@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 
 from builders import RecordingBuilder, TypedRecording, raw_statistics
-from modtrace.analysis.folding import fold
-from modtrace.analysis.module_tree import build_module_tree, iterate_nodes
-from modtrace.analysis.value_summary import NonFiniteCount, SlotValues, ValueSummary
-from modtrace.recording.statistics import Stats
+from modtrace.analysis.modules.folding import fold
+from modtrace.analysis.modules.module_tree import build_module_tree, iterate_nodes
+from modtrace.analysis.modules.value_summary import NonFiniteCount, SlotValues, ValueSummary
+from modtrace.recording.statistics.moments import Stats
 
 nan, inf = math.nan, math.inf
 

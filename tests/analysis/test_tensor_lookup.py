@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from builders import RecordingBuilder
-from modtrace.analysis.tensor_lookup import find_tensor
-from modtrace.analysis.value_sites import Wanted
+from modtrace.analysis.values.selection import Wanted
+from modtrace.analysis.values.tensor_lookup import find_tensor
 from modtrace.face import Recording
 from modtrace.recording.raw_tensor import RawTensor
 

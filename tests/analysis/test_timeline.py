@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
-from modtrace.analysis.timeline import FLOW_KINDS, Lane, Timeline, build_timeline
-from modtrace.analysis.timeline_arrange import SPAN_KINDS
-from modtrace.analysis.timeline_spans import Detail
-from modtrace.recording.step_range import StepRange
+from modtrace.analysis.timeline.arrange import SPAN_KINDS
+from modtrace.analysis.timeline.spans import Detail
+from modtrace.analysis.timeline.timeline import FLOW_KINDS, Lane, Timeline, build_timeline
+from modtrace.recording.options.step_range import StepRange
 
 
 class Span(NamedTuple):

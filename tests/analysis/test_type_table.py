@@ -1,9 +1,9 @@
 """The table of module types."""
 
 from builders import RecordingBuilder
-from modtrace.analysis.module_tree import build_module_tree
-from modtrace.analysis.times import PhaseTimes
-from modtrace.analysis.type_table import TypeTimes, build_type_table
+from modtrace.analysis.modules.module_tree import build_module_tree
+from modtrace.analysis.modules.type_table import TypeTimes, build_type_table
+from modtrace.analysis.step.times import PhaseTimes
 
 
 def test_types_are_summed_and_nested_ones_count_once() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from builders import RecordingBuilder, TypedRecording
 from helpers.typed_runs import typed_run
-from modtrace.analysis.history import History, build_history
-from modtrace.analysis.value_sites import Wanted
+from modtrace.analysis.values.history import History, build_history
+from modtrace.analysis.values.selection import Wanted
 from modtrace.recording.meta import HELD, Note
 
 

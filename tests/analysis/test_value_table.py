@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from builders import RecordingBuilder, TypedRecording
-from modtrace.analysis.value_table import build_value_table
+from modtrace.analysis.values.value_table import build_value_table
 from modtrace.recording.schema import schema
 
 NAMES = ["root", "path", "call", "type", "role", "slot"]

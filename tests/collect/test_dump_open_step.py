@@ -12,7 +12,7 @@ from torch import nn
 import modtrace
 from helpers.typed_rows import write_step
 from modtrace.collect.keep_last import KeepLast
-from modtrace.recording.memory import MemoryRecording
+from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.meta import Note
 
 MANY = 2**30

@@ -14,8 +14,8 @@ from modtrace.collect.extra_columns import extra_columns, extra_notes
 from modtrace.measure.extras import Extras
 from modtrace.measure.user_functions import UserFunctions
 from modtrace.measure.want import Extra, Want
-from modtrace.recording.batches import to_columns
-from modtrace.recording.fingerprints import hash_to_bytes
+from modtrace.recording.arrow.batches import to_columns
+from modtrace.recording.statistics.fingerprints import hash_to_bytes
 
 
 def first(tensor):

@@ -15,8 +15,8 @@ from helpers.typed_rows import calls_of, step_row
 from modtrace.collect import held_blobs, held_steps, keep_last
 from modtrace.collect.held_blobs import HeldBlobs
 from modtrace.collect.keep_last import KeepLast
-from modtrace.recording.memory import MemoryRecording
-from modtrace.recording.step_band import StepBand
+from modtrace.recording.in_memory.recording import MemoryRecording
+from modtrace.recording.triggers.step_band import StepBand
 
 NUMBERS = np.ones(4, np.float32)
 

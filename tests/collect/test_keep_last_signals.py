@@ -13,7 +13,7 @@ from torch import nn
 
 import modtrace
 from modtrace.collect.signals import SignalWatch
-from modtrace.recording.triggers import OnSignal
+from modtrace.recording.triggers.triggers import OnSignal
 
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT)
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from helpers.interrupting import Interrupting
 from helpers.typed_rows import calls_of, rows, scalars_of, step_row, write_step
 from modtrace.collect.keep_last import KeepLast, in_front_of
-from modtrace.recording.memory import MemoryRecording
+from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.meta import Note
-from modtrace.recording.triggers import Above, NonFinite
+from modtrace.recording.triggers.triggers import Above, NonFinite
 
 MANY = 2**30
 

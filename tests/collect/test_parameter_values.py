@@ -11,7 +11,7 @@ from torch import nn
 
 import zoo
 from helpers.parameter_watch import watching, watching_for
-from modtrace.recording.capture import Capture
+from modtrace.recording.options.capture import Capture
 
 ALL = ("parameter", "parameter_grad", "update", "optimizer_state", "buffer")
 

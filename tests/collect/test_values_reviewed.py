@@ -20,9 +20,9 @@ from modtrace.collect.buffer_values import BufferTaps
 from modtrace.collect.keep_last import KeepLast
 from modtrace.collect.micro_batches import MicroBatchTaps
 from modtrace.collect.signals import SignalWatch
-from modtrace.recording.memory import MemoryRecording
-from modtrace.recording.tensor_memory import TensorMemory
-from modtrace.recording.triggers import OnSignal
+from modtrace.recording.in_memory.recording import MemoryRecording
+from modtrace.recording.in_memory.tensors import TensorMemory
+from modtrace.recording.triggers.triggers import OnSignal
 
 MICRO_BATCHES = Capture(roles="parameter_grad", micro_batches=True)
 

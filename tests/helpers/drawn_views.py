@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from helpers.typed_records import typed_box, typed_edge, typed_node, typed_view
-from modtrace.analysis.graph_view import LAYER, GraphView, ViewBox, ViewEdge, ViewNode
+from modtrace.analysis.graph_view.records import LAYER, GraphView, ViewBox, ViewEdge, ViewNode
 
 _UNKNOWN = {"flops": None, "bytes_read": None, "bytes_written": None, "saved_bytes": None}
 _NODE = typed_node("", root="Net", call=0, phase="forward", **_UNKNOWN)

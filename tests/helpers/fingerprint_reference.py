@@ -1,4 +1,4 @@
-"""The hash and the sketch, element by element in plain Python: what recording/fingerprints.py says, said once more."""
+"""The hash and the sketch in plain Python, element by element: what `recording.statistics.fingerprints` defines."""
 
 import math
 from functools import cache

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from modtrace.recording.memory import MemoryRecording
+from modtrace.recording.in_memory.recording import MemoryRecording
 
 
 class Interrupting(MemoryRecording):

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from modtrace.recording.memory import MemoryRecording
+from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.meta import RunMeta
+from modtrace.recording.options.tensor_options import TensorOptions
 from modtrace.recording.protocols import RecordingData, Sink
-from modtrace.recording.tensor_options import TensorOptions
 from modtrace.store.copy import write_recording
 from modtrace.store.reader import FolderReader
 from modtrace.store.writer import FolderWriter

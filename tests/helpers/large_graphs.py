@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from modtrace.recording.memory import MemoryRecording
+from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.meta import RunMeta
 from modtrace.recording.phase import FORWARD, PHASES
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from html import escape
 
-from modtrace.analysis.graph import LEAF_KINDS
-from modtrace.analysis.graph_view import LAYER, GraphView
-from modtrace.analysis.layout import Layout
+from modtrace.analysis.graph.columns import LEAF_KINDS
+from modtrace.analysis.graph_view.records import LAYER, GraphView
+from modtrace.analysis.layout.layout import Layout
 
 _MARGIN = 20
 

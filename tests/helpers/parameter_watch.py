@@ -12,7 +12,7 @@ from modtrace.collect.measured import MeasuredParameters
 from modtrace.collect.parameter_values import ParameterTaps
 from modtrace.collect.wishes import Wishes
 from modtrace.measure.measurer import Measurement
-from modtrace.recording.capture import Capture
+from modtrace.recording.options.capture import Capture
 from modtrace.torch_internals import unseen
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from modtrace.analysis.exponents import LOWEST, Exponents
-from modtrace.analysis.history import History
+from modtrace.analysis.values.exponents import LOWEST, Exponents
+from modtrace.analysis.values.history import History
 
 NAN = float("nan")
 

@@ -8,11 +8,11 @@ from torch import nn
 
 import modtrace
 from helpers.architectures import ARCHITECTURES
-from modtrace.analysis.graph_build import build_graph
-from modtrace.analysis.graph_fold import fold_graph
-from modtrace.analysis.graph_items import Seen, close_below
-from modtrace.analysis.graph_view import GraphView
-from modtrace.analysis.graph_visible import build_view
+from modtrace.analysis.graph.build import build_graph
+from modtrace.analysis.graph_view.build import build_view
+from modtrace.analysis.graph_view.fold import fold_graph
+from modtrace.analysis.graph_view.items import Seen, close_below
+from modtrace.analysis.graph_view.records import GraphView
 from modtrace.recording.protocols import RecordingData
 
 _EXAMPLES = Path(__file__).parent.parent.parent / "examples"

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from builders import raw_statistics
-from modtrace.recording.batches import to_batch
+from modtrace.recording.arrow.batches import to_batch
 
 
 def bin_of(number: float) -> int:

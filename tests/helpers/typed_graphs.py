@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from builders import RecordingBuilder, TypedRecording
-from modtrace.analysis.graph_view import GraphView
+from modtrace.analysis.graph_view.records import GraphView
 from modtrace.model_graph import ModelGraph
 
 #: What a program does, and two numbers that say with what.

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from helpers.typed_records import typed_box, typed_edge, typed_node, typed_view
-from modtrace.analysis.graph import MODULE, OP
-from modtrace.analysis.graph_view import GraphView, ViewBox, ViewEdge, ViewNode
+from modtrace.analysis.graph.columns import MODULE, OP
+from modtrace.analysis.graph_view.records import GraphView, ViewBox, ViewEdge, ViewNode
 
 _UNKNOWN = {"flops": None, "bytes_read": None, "bytes_written": None, "saved_bytes": None}
 

@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from modtrace.recording.batches import to_batch
+from modtrace.recording.arrow.batches import to_batch
 from modtrace.recording.phase import PHASES
 from modtrace.recording.protocols import RecordingData, Sink
 from modtrace.recording.role import ROLES

@@ -1,7 +1,7 @@
 """Types steps of one small model for tests of the execution graph."""
 
 from builders import RecordingBuilder
-from modtrace.analysis.graph_view import ViewNode
+from modtrace.analysis.graph_view.records import ViewNode
 from modtrace.model_graph import ModelGraph
 
 

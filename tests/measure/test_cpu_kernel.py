@@ -29,7 +29,7 @@ from helpers.kernels import both_kernels
 from modtrace.measure import measurer
 from modtrace.measure.cpu_kernel import EMPTY, RawStatistics, measure_array, repeat
 from modtrace.measure.dtypes import CHUNK, Format, Scratch, format_of
-from modtrace.recording.statistics import Stats, merge
+from modtrace.recording.statistics.moments import Stats, merge
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 

@@ -11,11 +11,11 @@ from helpers.devices import Devices, no_waiting
 from helpers.dtypes import DEVICE_DTYPES as DTYPES
 from helpers.float64_reference import to_numbers
 from helpers.spread_reference import spread_of
-from modtrace.measure import device_spread
-from modtrace.measure.device_spread import channel_max_on_device, sample_on_device, spread_on_device
+from modtrace.measure import device_tier2 as device_spread
+from modtrace.measure.device_tier2 import channel_max_on_device, sample_on_device, spread_on_device
 from modtrace.measure.dtypes import format_of
 from modtrace.measure.memory import logical_array
-from modtrace.measure.spread import channel_max_array, sample_array, spread_array
+from modtrace.measure.tier2 import channel_max_array, sample_array, spread_array
 
 VIEWS = {
     "whole": lambda x: x,

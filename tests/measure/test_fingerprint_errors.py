@@ -13,7 +13,7 @@ import pytest
 
 from modtrace.measure.dtypes import Format
 from modtrace.measure.fingerprints import sketch_array
-from modtrace.recording.fingerprints import SKETCH_FLOOR, sketch_distance
+from modtrace.recording.statistics.fingerprints import SKETCH_FLOOR, sketch_distance
 
 Array = np.ndarray
 FLOAT32 = Format(np.float32)

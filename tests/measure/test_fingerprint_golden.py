@@ -11,7 +11,7 @@ import torch
 from helpers import fingerprint_reference as reference
 from helpers.fingerprint_kernels import KERNELS, use_kernel
 from helpers.float64_reference import to_numbers
-from modtrace.recording import fingerprints
+from modtrace.recording.statistics import fingerprints
 
 FIVE = [1.0, -2.0, 0.5, 3.0, -0.25]
 FIVE_INTEGERS = [1, -2, 127, -128, 5]

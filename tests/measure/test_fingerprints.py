@@ -21,7 +21,12 @@ from modtrace.measure import device_fingerprints, fingerprints
 from modtrace.measure.dtypes import format_of
 from modtrace.measure.fingerprints import Shard
 from modtrace.measure.memory import logical_array
-from modtrace.recording.fingerprints import bucket_and_sign, hash_weight, merge_hashes, merge_sketches
+from modtrace.recording.statistics.fingerprints import (
+    bucket_and_sign,
+    hash_weight,
+    merge_hashes,
+    merge_sketches,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 

@@ -18,14 +18,16 @@ from helpers.float64_reference import assert_near_reference, measure, statistics
 from helpers.fuzzed import FUZZ
 from helpers.spread_reference import spread_of
 from modtrace.collect.kept_tensors import KeptTensors
-from modtrace.measure import fingerprints, measurer, spread, spread_kernel
+from modtrace.measure import fingerprints, measurer
+from modtrace.measure import tier2 as spread
+from modtrace.measure import tier2_kernel as spread_kernel
 from modtrace.measure.differences import Before
 from modtrace.measure.extras import Extras
 from modtrace.measure.user_functions import UserFunctions
 from modtrace.measure.want import Extra, Want
-from modtrace.recording.fingerprints import bucket_and_sign, hash_weight
 from modtrace.recording.raw_tensor import copy_raw
-from modtrace.recording.sample import sample_positions
+from modtrace.recording.statistics.fingerprints import bucket_and_sign, hash_weight
+from modtrace.recording.statistics.sample import sample_positions
 from modtrace.torch_internals import unseen
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")

@@ -15,10 +15,11 @@ from helpers.dtypes import DTYPES, FLOAT8, FLOATS
 from helpers.float64_reference import to_numbers
 from helpers.kernels import both_kernels
 from helpers.spread_reference import bin_of, spread_of
-from modtrace.measure import spread, spread_kernel
+from modtrace.measure import tier2 as spread
+from modtrace.measure import tier2_kernel as spread_kernel
 from modtrace.measure.dtypes import CHUNK, format_of
 from modtrace.measure.memory import logical_array
-from modtrace.measure.spread import RawSpread, spread_array
+from modtrace.measure.tier2 import RawSpread, spread_array
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 

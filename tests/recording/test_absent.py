@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from modtrace.recording.absent import absent_column
+from modtrace.recording.arrow.absent import absent_column
 from modtrace.recording.schema import schema, schemas
 
 FIELDS = [field for name in schemas() for field in schema(name)]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.recording.arrays import from_list, from_numpy, to_numpy
+from modtrace.recording.arrow.arrays import from_list, from_numpy, to_numpy
 
 LISTS = [
     (pa.int8(), st.integers(-128, 127)),

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from modtrace.recording.batches import to_batch
+from modtrace.recording.arrow.batches import to_batch
 from modtrace.recording.schema import schema
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from modtrace.recording.buffer import TableBuffer
+from modtrace.recording.arrow.buffer import TableBuffer
 
 
 def test_rows_are_taken_as_one_batch() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modtrace.recording.capture import STATS, Capture, to_captures, to_json
+from modtrace.recording.options.capture import STATS, Capture, to_captures, to_json
 from modtrace.recording.role import ROLES
 
 USUAL = Capture()

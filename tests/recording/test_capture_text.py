@@ -2,8 +2,8 @@
 
 import pytest
 
-from modtrace.recording.capture import Capture
-from modtrace.recording.capture_text import parse_capture
+from modtrace.recording.options.capture import Capture
+from modtrace.recording.options.capture_text import parse_capture
 
 
 @pytest.mark.parametrize(

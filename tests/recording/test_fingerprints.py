@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import fingerprint_reference as reference
-from modtrace.recording.fingerprints import (
+from modtrace.recording.statistics.fingerprints import (
     CHUNK,
     HASH_SIZE,
     LANES,

@@ -3,7 +3,7 @@
 import pytest
 
 from modtrace.errors import MisuseError
-from modtrace.recording.memory import MemoryRecording
+from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.meta import RunMeta
 
 

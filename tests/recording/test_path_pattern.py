@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.recording.path_pattern import PathFilter, describe_unmatched, to_path_filter, unmatched
+from modtrace.recording.options.path_filter import PathFilter, describe_unmatched, to_path_filter, unmatched
 
 PARTS = st.text(st.sampled_from("abc_019"), min_size=1, max_size=4)
 PATHS = st.lists(PARTS, min_size=1, max_size=5).map(".".join)

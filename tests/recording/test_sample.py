@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.recording.sample import sample_positions
+from modtrace.recording.statistics.sample import sample_positions
 
 
 @given(st.integers(0, 2**50), st.integers(1, 300))

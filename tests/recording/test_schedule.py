@@ -2,8 +2,8 @@
 
 import pytest
 
-from modtrace.recording.schedule import StepPredicate, to_schedule
-from modtrace.recording.step_range import StepRange
+from modtrace.recording.options.schedule import StepPredicate, to_schedule
+from modtrace.recording.options.step_range import StepRange
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from helpers.spread_reference import spread_of, value_rows
-from modtrace.recording.number_formats import FORMATS, to_format
 from modtrace.recording.schema import schema
-from modtrace.recording.spread import LOWER_EDGES, UPPER_EDGES, SpreadColumns, read_spread
+from modtrace.recording.statistics.number_formats import FORMATS, to_format
+from modtrace.recording.statistics.tier2 import LOWER_EDGES, UPPER_EDGES, SpreadColumns, read_spread
 
 nan, inf = math.nan, math.inf
 

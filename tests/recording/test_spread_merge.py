@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.spread_reference import spread_of, value_rows
-from modtrace.recording.spread import SpreadColumns, read_spread
-from modtrace.recording.spread_merge import merge_groups, merge_spread, take
+from modtrace.recording.statistics.tier2 import SpreadColumns, read_spread
+from modtrace.recording.statistics.tier2_merge import merge_groups, merge_spread, take
 
 nan, inf = math.nan, math.inf
 

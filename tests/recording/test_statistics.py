@@ -12,9 +12,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from builders import raw_statistics
-from modtrace.recording.batches import to_batch
+from modtrace.recording.arrow.batches import to_batch
 from modtrace.recording.schema import schema
-from modtrace.recording.statistics import (
+from modtrace.recording.statistics.moments import (
     Stats,
     first_nonfinite_row,
     merge,

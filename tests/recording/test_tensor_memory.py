@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from modtrace.errors import RecordingError
-from modtrace.recording.memory import MemoryRecording
-from modtrace.recording.tensor_options import TensorOptions
+from modtrace.recording.in_memory.recording import MemoryRecording
+from modtrace.recording.options.tensor_options import TensorOptions
 
 SMALL = TensorOptions(max_bytes=4096)
 

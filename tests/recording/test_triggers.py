@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builders import raw_statistics
-from modtrace.recording.batches import to_columns
-from modtrace.recording.capture import Capture
+from modtrace.recording.arrow.batches import to_columns
 from modtrace.recording.meta import Note, RunMeta
-from modtrace.recording.step_band import StepBand
-from modtrace.recording.trigger_watch import TriggerWatch
-from modtrace.recording.triggers import (
+from modtrace.recording.options.capture import Capture
+from modtrace.recording.triggers.step_band import StepBand
+from modtrace.recording.triggers.triggers import (
     Above,
     NonFinite,
     OnSignal,
@@ -26,6 +25,7 @@ from modtrace.recording.triggers import (
     paths_of,
     to_triggers,
 )
+from modtrace.recording.triggers.watch import TriggerWatch
 
 NAN, INF = math.nan, math.inf
 

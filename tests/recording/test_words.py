@@ -2,8 +2,8 @@
 
 import pyarrow as pa
 
-from modtrace.recording.batches import to_columns
-from modtrace.recording.words import TableWords, share_dictionaries
+from modtrace.recording.arrow.batches import to_columns
+from modtrace.recording.arrow.dictionary_codes import TableWords, share_dictionaries
 
 
 def names(words: list[str]) -> dict[str, pa.Array]:

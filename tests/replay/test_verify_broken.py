@@ -7,8 +7,8 @@ import modtrace
 from helpers.proved import SMALL, Calls
 from modtrace.collect import op_mode, op_rows
 from modtrace.collect.op_plans import OpPlan
-from modtrace.recording.batches import to_batch
-from modtrace.recording.memory import MemoryRecording
+from modtrace.recording.arrow.batches import to_batch
+from modtrace.recording.in_memory.recording import MemoryRecording
 
 
 def failed(model, *args):

@@ -4,8 +4,8 @@ import numpy as np
 
 from modtrace.collect.keep_last import KeepLast
 from modtrace.collect.op_args import ArgumentTexts
-from modtrace.recording.memory import MemoryRecording
-from modtrace.recording.tensor_options import TensorOptions
+from modtrace.recording.in_memory.recording import MemoryRecording
+from modtrace.recording.options.tensor_options import TensorOptions
 from modtrace.store.tensor_shards import TensorShards
 
 MB = 2**20

@@ -10,7 +10,7 @@ import pytest
 from builders import RecordingBuilder, TypedRecording
 from helpers.exported import broken_recording
 from modtrace.errors import RecordingError, RecordingExistsError
-from modtrace.recording.batches import to_batch
+from modtrace.recording.arrow.batches import to_batch
 from modtrace.recording.meta import RunMeta
 from modtrace.recording.schema import schemas
 from modtrace.store.copy import write_recording

@@ -11,7 +11,7 @@ import pytest
 
 from helpers.typed_rows import CALLS, MS, calls_of, expected, rows, scalars_of, step_row, write_step
 from modtrace.errors import ModtraceWarning, RecordingError
-from modtrace.recording.memory import MemoryRecording
+from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.meta import RunMeta
 from modtrace.store.copy import write_recording
 from modtrace.store.reader import FolderReader

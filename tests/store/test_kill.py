@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.typed_rows import MS, calls_of
-from modtrace.recording.batches import to_batch
+from modtrace.recording.arrow.batches import to_batch
 from modtrace.store.reader import FolderReader
 
 # Steps take 7 ms of the clock that the writer is given, and as little of the real one as they can.

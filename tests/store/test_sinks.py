@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.kept import META, Keep, keep_in_copied_memory, keep_in_folder, keep_in_memory
 from helpers.typed_rows import Columns, expected, rows, rows_of, same, write_all, write_step, writes
-from modtrace.recording.memory import MemoryRecording
+from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.protocols import RecordingData, Sink
 from modtrace.recording.schema import schema, schemas
 from modtrace.store.copy import write_recording

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from helpers.typed_rows import columns_of, same
 from modtrace.errors import DamagedRecordingError
-from modtrace.recording.buffer import TableBuffer
+from modtrace.recording.arrow.buffer import TableBuffer
 from modtrace.recording.schema import schema
 from modtrace.store.compact import compact
 from modtrace.store.read_stream import is_ended, read_stream

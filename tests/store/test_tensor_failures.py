@@ -16,7 +16,7 @@ from helpers.raw_tensors import given_tensor
 from helpers.typed_rows import expected, rows, write_step
 from modtrace.errors import ModtraceWarning, RecordingError
 from modtrace.recording.meta import RunMeta
-from modtrace.recording.tensor_options import TensorOptions
+from modtrace.recording.options.tensor_options import TensorOptions
 from modtrace.store import tensor_shards
 from modtrace.store.reader import FolderReader
 from modtrace.store.writer import FolderWriter

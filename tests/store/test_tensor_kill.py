@@ -12,7 +12,7 @@ import pytest
 from helpers.raw_tensors import given_tensor
 from modtrace.errors import DamagedRecordingError
 from modtrace.recording.meta import RunMeta
-from modtrace.recording.tensor_options import TensorOptions
+from modtrace.recording.options.tensor_options import TensorOptions
 from modtrace.store.copy import write_recording
 from modtrace.store.read_tensors import TensorFiles
 from modtrace.store.reader import FolderReader

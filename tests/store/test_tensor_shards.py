@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from helpers.raw_tensors import Given, given_tensor, given_tensors
 from modtrace.errors import DamagedRecordingError, RecordingError
 from modtrace.recording.meta import RunMeta
-from modtrace.recording.tensor_options import TensorOptions
+from modtrace.recording.options.tensor_options import TensorOptions
 from modtrace.store.reader import FolderReader
 from modtrace.store.shard_file import index_file
 from modtrace.store.writer import FolderWriter

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from helpers.kept import META, Keep, keep_in_copied_memory, keep_in_folder, keep_in_memory
 from helpers.raw_tensors import Given, given_tensor, given_tensors
 from modtrace.errors import MisuseError, RecordingError
-from modtrace.recording.memory import MemoryRecording
+from modtrace.recording.in_memory.recording import MemoryRecording
+from modtrace.recording.options.tensor_options import TensorOptions
 from modtrace.recording.protocols import RecordingData, Sink
-from modtrace.recording.tensor_options import TensorOptions
 from modtrace.store.copy import write_recording
 from modtrace.store.reader import FolderReader
 from modtrace.store.writer import FolderWriter

@@ -10,7 +10,7 @@ from helpers.raw_tensors import given_tensor
 from helpers.typed_rows import write_step
 from modtrace.errors import ModtraceWarning
 from modtrace.recording.meta import RunMeta
-from modtrace.recording.tensor_options import TensorOptions
+from modtrace.recording.options.tensor_options import TensorOptions
 from modtrace.store.reader import FolderReader
 from modtrace.store.tensor_ring import TensorRing
 from modtrace.store.writer import FolderWriter

@@ -15,7 +15,7 @@ from helpers.typed_rows import MS, expected, rows, write_step
 from modtrace.errors import DamagedRecordingError, RecordingError
 from modtrace.recording.json_text import parse_json
 from modtrace.recording.meta import RunMeta
-from modtrace.recording.tensor_options import TensorOptions
+from modtrace.recording.options.tensor_options import TensorOptions
 from modtrace.store.reader import FolderReader
 from modtrace.store.shard_file import index_file, shard_file
 from modtrace.store.writer import FolderWriter

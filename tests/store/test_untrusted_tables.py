@@ -11,7 +11,7 @@ from pyarrow import ipc
 
 from helpers.typed_rows import MS, expected, rows, write_step
 from modtrace.errors import DamagedRecordingError
-from modtrace.recording.batches import to_batch
+from modtrace.recording.arrow.batches import to_batch
 from modtrace.recording.meta import RunMeta
 from modtrace.recording.schema import schema
 from modtrace.store.read_stream import read_stream, read_table

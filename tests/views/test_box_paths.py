@@ -1,7 +1,7 @@
 """Names for boxes: labels with slashes between them, each name once."""
 
 from helpers.typed_records import typed_box
-from modtrace.views.box_paths import name_boxes
+from modtrace.views.common.box_paths import name_boxes
 
 
 def test_labels_of_boxes_make_one_namespace_each_whatever_is_in_them() -> None:

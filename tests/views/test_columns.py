@@ -1,6 +1,6 @@
 """Text in columns."""
 
-from modtrace.views.columns import Column, Text, render_columns, render_lines
+from modtrace.views.common.columns import Column, Text, render_columns, render_lines
 
 
 def test_wide_letters_take_two_columns_and_accents_none() -> None:

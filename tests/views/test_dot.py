@@ -4,10 +4,10 @@ from typing import Any
 
 from golden import assert_golden
 from helpers.drawn_views import box, edge, layer, leaf, op, phase_box, view
-from modtrace.analysis.graph import INPUT, NEXT, OUTPUT, PARAMETER
-from modtrace.analysis.graph_view import GraphView, ViewEdge, ViewNode
-from modtrace.views.dot import render_dot
-from modtrace.views.dot_style import GraphStyle
+from modtrace.analysis.graph.columns import INPUT, NEXT, OUTPUT, PARAMETER
+from modtrace.analysis.graph_view.records import GraphView, ViewEdge, ViewNode
+from modtrace.views.dot.render import render_dot
+from modtrace.views.dot.style import GraphStyle
 
 
 class Bare(GraphStyle):

@@ -3,10 +3,10 @@
 from typing import Any
 
 from helpers.drawn_views import box, edge, layer, op, view
-from modtrace.analysis.graph_view import GraphView, ViewEdge, ViewNode
-from modtrace.views.dot import render_dot
-from modtrace.views.dot_style import GraphStyle
-from modtrace.views.dot_text import Html
+from modtrace.analysis.graph_view.records import GraphView, ViewEdge, ViewNode
+from modtrace.views.dot.render import render_dot
+from modtrace.views.dot.style import GraphStyle
+from modtrace.views.dot.text import Html
 
 
 def test_names_in_labels_of_the_style_are_escaped() -> None:

@@ -10,9 +10,15 @@ import pytest
 from golden import assert_golden
 from helpers.recorded_views import record_architecture, record_gpt, view_of
 from helpers.typed_records import typed_box, typed_edge, typed_node, typed_view
-from modtrace.analysis.graph_view import GraphView
+from modtrace.analysis.graph_view.records import GraphView
 from modtrace.errors import ModtraceError
-from modtrace.views.graphml import EDGE_KEYS, NODE_KEYS, iterate_graphml, render_graphml, write_graphml
+from modtrace.views.formats.graphml import (
+    EDGE_KEYS,
+    NODE_KEYS,
+    iterate_graphml,
+    render_graphml,
+    write_graphml,
+)
 
 FORWARD = typed_box("forward", kind="phase", path=None, root=None, call=None)
 BLOCK = typed_box("forward/blocks.0", label="blocks.0", box=0)

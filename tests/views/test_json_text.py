@@ -3,8 +3,8 @@
 import json
 
 from builders import RecordingBuilder
-from modtrace.analysis.module_tree import build_module_tree
-from modtrace.views.json_text import render_module_tree_json
+from modtrace.analysis.modules.module_tree import build_module_tree
+from modtrace.views.text.module_tree_json import render_module_tree_json
 
 NONE = {
     "calls": 0,

@@ -4,11 +4,11 @@ import json
 from dataclasses import replace
 
 from golden import assert_golden
-from modtrace.analysis.call_memory import CallMemory
-from modtrace.analysis.memory_table import MemoryRow, MemoryTable
-from modtrace.analysis.op_savings import OpSaving, Savings
-from modtrace.analysis.steps import ShownStep
-from modtrace.views.memory_table import render_memory_table, render_memory_table_json
+from modtrace.analysis.ops.call_memory import CallMemory
+from modtrace.analysis.ops.memory_table import MemoryRow, MemoryTable
+from modtrace.analysis.ops.savings import OpSaving, Savings
+from modtrace.analysis.step.chosen_step import ShownStep
+from modtrace.views.text.memory_table import render_memory_table, render_memory_table_json
 
 STEP = ShownStep(step=4, kind="train", start_ns=0, end_ns=200_000_000, first=4, last=4, count=1)
 MLP = Savings(ops=4, saved_bytes=6_000_000, unknown=1)

@@ -13,7 +13,7 @@ from helpers.explorer_json import EDGES, NET, NODES, PHASES, fill, find_unknown,
 from helpers.programs import load_model_explorer
 from helpers.typed_records import typed_edge, typed_node, typed_view
 from modtrace.errors import ModtraceError
-from modtrace.views.model_explorer import (
+from modtrace.views.formats.model_explorer import (
     iterate_model_explorer,
     render_model_explorer,
     write_model_explorer,

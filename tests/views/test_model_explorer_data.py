@@ -3,7 +3,7 @@
 import pytest
 
 from helpers.explorer_json import NET, NODES, load_node_data
-from modtrace.views.model_explorer_data import NODE_DATA
+from modtrace.views.formats.model_explorer_data import NODE_DATA
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import pytest
 
 from helpers.explorer_json import load_graph, load_node_data
 from helpers.recorded_views import record_architecture, record_gpt, view_of
-from modtrace.analysis.graph_view import GraphView
+from modtrace.analysis.graph_view.records import GraphView
 from modtrace.recording.protocols import RecordingData
-from modtrace.views.model_explorer_data import NODE_DATA
+from modtrace.views.formats.model_explorer_data import NODE_DATA
 
 
 @pytest.fixture(scope="module", params=["GPT", "GPT-2", "Whisper", "Mixtral"])

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from golden import assert_golden
-from modtrace.analysis.nonfinite import Measured, NonFinite
-from modtrace.views.nonfinite import render_nonfinite, render_nonfinite_json
+from modtrace.analysis.values.nonfinite import Measured, NonFinite
+from modtrace.views.text.nonfinite import render_nonfinite, render_nonfinite_json
 
 MEASURED = Measured(tensors=12_345, unmeasured=0, steps=30, last_step=29)
 FOUND = NonFinite(

@@ -4,10 +4,10 @@ import json
 from dataclasses import replace
 
 from golden import assert_golden
-from modtrace.analysis.op_sums import OpSums, PhaseSums
-from modtrace.analysis.op_table import OpRow, OpTable
-from modtrace.analysis.steps import ShownStep
-from modtrace.views.op_table import render_op_table, render_op_table_json
+from modtrace.analysis.ops.op_table import OpRow, OpTable
+from modtrace.analysis.ops.sums import OpSums, PhaseSums
+from modtrace.analysis.step.chosen_step import ShownStep
+from modtrace.views.text.op_table import render_op_table, render_op_table_json
 
 STEP = ShownStep(step=19, kind="train", start_ns=0, end_ns=200_000_000, first=0, last=19, count=20)
 MATMULS = OpSums(ops=2, time_ns=4_000_000, flops=9_600_000_000, bytes_read=2_400_000, bytes_written=800_000)

@@ -14,11 +14,11 @@ from helpers.plotted import NAN, exponents, history, words
 from helpers.typed_runs import typed_run
 from modtrace.errors import ModtraceError
 from modtrace.face import Recording
-from modtrace.views.plot import draw, write_axes
-from modtrace.views.plot_heatmap import cells_of, plot_heatmap
-from modtrace.views.plot_histogram import plot_histogram
-from modtrace.views.plot_lines import plot_lines
-from modtrace.views.plot_style import NONFINITE_COLOR, choose_scale
+from modtrace.views.plot.draw import draw, write_axes
+from modtrace.views.plot.heatmap import cells_of, plot_heatmap
+from modtrace.views.plot.histogram import plot_histogram
+from modtrace.views.plot.lines import plot_lines
+from modtrace.views.plot.style import NONFINITE_COLOR, choose_scale
 
 pytest.importorskip("matplotlib")
 

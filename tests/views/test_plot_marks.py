@@ -9,20 +9,14 @@ import numpy as np
 import pytest
 
 from helpers.plotted import NAN, exponents, history, words
-from modtrace.analysis.exponents import LOWEST
+from modtrace.analysis.values.exponents import LOWEST
 from modtrace.errors import MissingLibraryError
-from modtrace.views.plot import check_picture_name, write_axes
-from modtrace.views.plot_heatmap import plot_heatmap
-from modtrace.views.plot_histogram import plot_histogram
-from modtrace.views.plot_json import render_plotted_json
-from modtrace.views.plot_lines import plot_lines
-from modtrace.views.plot_style import (
-    NONFINITE_COLOR,
-    UNMEASURED_COLOR,
-    color_scale,
-    drawable,
-    linear_part,
-)
+from modtrace.views.plot.draw import check_picture_name, write_axes
+from modtrace.views.plot.heatmap import plot_heatmap
+from modtrace.views.plot.histogram import plot_histogram
+from modtrace.views.plot.lines import plot_lines
+from modtrace.views.plot.numbers_json import render_plotted_json
+from modtrace.views.plot.style import NONFINITE_COLOR, UNMEASURED_COLOR, color_scale, drawable, linear_part
 
 pytest.importorskip("matplotlib")
 

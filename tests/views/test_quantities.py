@@ -2,7 +2,7 @@
 
 import pytest
 
-from modtrace.views.quantities import format_count, format_number, format_share, format_time
+from modtrace.views.common.numbers import format_count, format_number, format_share, format_time
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from modtrace.views.sizes import format_bytes, format_flops, format_gflops_rate, mark_unknown
+from modtrace.views.common.sizes import format_bytes, format_flops, format_gflops_rate, mark_unknown
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import pytest
 
 from builders import raw_statistics
 from golden import assert_golden
-from modtrace.analysis.module_tree import ModuleNode, ModuleTree
-from modtrace.analysis.steps import ShownStep
-from modtrace.analysis.times import NO_CALLS, PhaseTimes
-from modtrace.analysis.value_summary import NonFiniteCount, SlotValues, ValueSummary
-from modtrace.recording.statistics import Stats
-from modtrace.views.text import SORT_KEYS, SortKey, render_module_tree
+from modtrace.analysis.modules.module_tree import ModuleNode, ModuleTree
+from modtrace.analysis.modules.value_summary import NonFiniteCount, SlotValues, ValueSummary
+from modtrace.analysis.step.chosen_step import ShownStep
+from modtrace.analysis.step.times import NO_CALLS, PhaseTimes
+from modtrace.recording.statistics.moments import Stats
+from modtrace.views.text.module_tree import SORT_KEYS, SortKey, render_module_tree
 
 STEP = ShownStep(step=19, kind="train", start_ns=0, end_ns=200_000_000, first=0, last=19, count=20)
 

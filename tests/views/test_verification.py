@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from modtrace.recording.verification import Check, Verification
-from modtrace.views.verification import render_verification, render_verification_json
+from modtrace.views.text.verification import render_verification, render_verification_json
 
 FOUND = Verification(
     model="GPT",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from modtrace.errors import ModtraceError
-from modtrace.views.whole_file import write_pieces
+from modtrace.views.common.whole_file import write_pieces
 
 
 def test_pieces_are_written_behind_each_other_and_nothing_lies_beside_them(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
-from ..views.columns import Column, Text, printable, render_columns
+from ..views.common.columns import Column, Text, printable, render_columns
 from .output import find_terminal, print_text
 
 _LIBRARIES = ("modtrace", "torch", "numpy", "pyarrow", "pandas", "click", "transformers")

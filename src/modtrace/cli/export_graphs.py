@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from ..analysis.graph_view import GraphView
+from ..analysis.graph_view.records import GraphView
 from ..model_graph import ModelGraph, graph_of
 from ..recording.protocols import RecordingData
-from ..views import graphml, model_explorer
+from ..views.formats import graphml, model_explorer
 from .export_formats import ExportOptions
 from .readable import at_depth
 from .with_ops import require_part

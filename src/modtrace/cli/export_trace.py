@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from ..analysis.timeline import build_timeline
+from ..analysis.timeline.timeline import build_timeline
+from ..recording.options.step_range import ALL_STEPS, StepRange
 from ..recording.protocols import RecordingData
-from ..recording.step_range import ALL_STEPS, StepRange
-from ..views.perfetto import write_perfetto
+from ..views.formats.perfetto import write_perfetto
 from .export_formats import ExportOptions
 
 

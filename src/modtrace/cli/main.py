@@ -8,7 +8,7 @@ from typing import NoReturn
 import click
 
 from ..errors import ModtraceError, NothingRecordedError
-from ..views.columns import printable
+from ..views.common.columns import printable
 
 #: Each is the function of its name in the module `modtrace.cli.<name>`, which is imported when it is called.
 COMMANDS = {

@@ -2,8 +2,8 @@
 
 import click
 
-from ..analysis.memory_table import build_memory_table
-from ..views.memory_table import render_memory_table, render_memory_table_json
+from ..analysis.ops.memory_table import build_memory_table
+from ..views.text.memory_table import render_memory_table, render_memory_table_json
 from .output import find_terminal, print_text
 from .with_ops import ask_for_ops, open_with_rows
 

@@ -2,8 +2,8 @@
 
 import click
 
-from ..analysis.nonfinite import count_measured, find_first_nonfinite
-from ..views.nonfinite import render_nonfinite, render_nonfinite_json
+from ..analysis.values.nonfinite import count_measured, find_first_nonfinite
+from ..views.text.nonfinite import render_nonfinite, render_nonfinite_json
 from .output import find_terminal, print_text
 from .with_ops import ask, open_with_rows
 

@@ -2,10 +2,10 @@
 
 import click
 
-from ..analysis.op_groups import GROUPED_BY, GroupedBy
-from ..analysis.op_table import build_op_table
+from ..analysis.ops.groups import GROUPED_BY, GroupedBy
+from ..analysis.ops.op_table import build_op_table
 from ..recording.phase import PHASES
-from ..views.op_table import render_op_table, render_op_table_json
+from ..views.text.op_table import render_op_table, render_op_table_json
 from .output import find_terminal, print_text
 from .with_ops import ask_for_ops, open_with_rows
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ..views.columns import printable
+from ..views.common.columns import printable
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ import os
 
 import click
 
-from ..analysis.op_paths import build_op_paths
+from ..analysis.ops.op_paths import build_op_paths
 from ..recording.phase import PHASES
 from ..recording.protocols import RecordingData
-from ..views.op_paths import render_modules, render_op_paths, render_op_paths_json
+from ..views.text.op_paths import render_modules, render_op_paths, render_op_paths_json
 from .factory import LoadedModel, call_model, is_factory, load_factory
 from .output import find_terminal, print_text, tell_marks
 from .with_ops import ask_for_ops, open_with_rows

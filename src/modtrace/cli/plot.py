@@ -2,10 +2,10 @@
 
 import click
 
-from ..analysis.value_sites import Wanted
+from ..analysis.values.selection import Wanted
 from ..recording.role import OUTPUT, ROLES
-from ..views.plot import KINDS, Kind, check_picture_name, draw, find_plotted, write_axes
-from ..views.plot_json import render_plotted_json
+from ..views.plot.draw import KINDS, Kind, check_picture_name, draw, find_plotted, write_axes
+from ..views.plot.numbers_json import render_plotted_json
 from .output import print_text, tell, tell_marks
 from .with_ops import ask, open_with_rows
 

@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from ..errors import ModtraceError, ModtraceWarning
-from ..recording.capture_text import parse_capture
-from ..recording.step_range import ALL_STEPS, to_step_range
-from ..views.headline import describe_note
+from ..recording.options.capture_text import parse_capture
+from ..recording.options.step_range import ALL_STEPS, to_step_range
+from ..views.common.headline import describe_note
 from .children import StartedProcesses
 from .program import Program, exit_like, find_module, find_script, run_program
 

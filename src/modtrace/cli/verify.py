@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import click
 
-from ..views.verification import render_verification, render_verification_json
+from ..views.text.verification import render_verification, render_verification_json
 from .factory import call_model, load_factory
 from .output import find_terminal, print_text
 

@@ -7,13 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from ..torch_internals import (
-    base_of,
-    graph_task_id,
-    is_functorch_tensor,
-    keep_out_of_dynamo,
-    queue_callback,
-)
+from ..torch_internals import base_of, graph_task_id, is_functorch_tensor, keep_out_of_dynamo, queue_callback
 from .compile_safe_op import Event, report
 
 

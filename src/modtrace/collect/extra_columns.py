@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..measure.want import Extra, Note, Want
-from ..recording.fingerprints import hash_to_bytes
+from ..recording.statistics.fingerprints import hash_to_bytes
 from .device_results import read_results
 
 _Rows = list[tuple[int, Extra]]

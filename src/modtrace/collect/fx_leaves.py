@@ -7,7 +7,13 @@ from typing import TypeAlias
 
 from torch import nn
 
-from ..recording.path_pattern import PathFilter, PathPattern, Unmatched, describe_unmatched, to_path_filter
+from ..recording.options.path_filter import (
+    PathFilter,
+    PathPattern,
+    Unmatched,
+    describe_unmatched,
+    to_path_filter,
+)
 
 Leaf: TypeAlias = type[nn.Module] | str | re.Pattern[str]
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..recording.arrays import from_numpy, to_numpy
+from ..recording.arrow.arrays import from_numpy, to_numpy
 
 _Ids = npt.NDArray[np.int64]
 

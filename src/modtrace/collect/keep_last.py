@@ -6,12 +6,12 @@ from typing import Any
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..recording.arrays import from_strings, to_numpy
-from ..recording.batches import to_columns
+from ..recording.arrow.arrays import from_strings, to_numpy
+from ..recording.arrow.batches import to_columns
 from ..recording.meta import HELD, Note
 from ..recording.protocols import Sink
-from ..recording.trigger_watch import TriggerWatch
-from ..recording.triggers import OnSignal, Trigger
+from ..recording.triggers.triggers import OnSignal, Trigger
+from ..recording.triggers.watch import TriggerWatch
 from .held_blobs import HeldBlob, HeldBlobs
 from .held_steps import HeldSteps
 

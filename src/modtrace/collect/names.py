@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..recording.module_path import WRAPPER_PARTS, join
-from ..recording.path_pattern import PathFilter, describe_unmatched, unmatched
+from ..recording.options.path_filter import PathFilter, describe_unmatched, unmatched
 from ..torch_internals import frames, is_replica, module_given_first, module_of_method
 from .identity_map import IdentityMap
 from .sizes import count_elements

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from ..recording.op_options import Ops
+from ..recording.options.op_options import Ops
 from ..torch_internals import (
     count_dispatch_modes,
     is_dispatch_mode_on,

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from ..recording.arrays import from_numpy, from_strings
+from ..recording.arrow.arrays import from_numpy, from_strings
 from ..recording.role import BUFFER, LEAF, PARAMETER
 from .call_rows import count_before
 from .joined_ops import JoinedOps

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..recording.op_options import Ops
+from ..recording.options.op_options import Ops
 from ..recording.protocols import Sink
 from .backward import Backward
 from .failure_reporter import FailureReporter

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import MisuseError, ModtraceWarning
-from ..recording.capture import Capture
-from ..recording.op_options import Ops
+from ..recording.options.capture import Capture
+from ..recording.options.op_options import Ops
+from ..recording.options.step_range import ALL_STEPS, StepRange
 from ..recording.protocols import Sink
-from ..recording.step_range import ALL_STEPS, StepRange
 from ..torch_internals import keep_out_of_dynamo
 from . import scopes
 from .backward import Backward

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from ..errors import MisuseError
-from ..recording.triggers import OnSignal
+from ..recording.triggers.triggers import OnSignal
 from .failure_reporter import start_thread
 
 #: A signal is acted on so long after it came, at most, or when a step ends.

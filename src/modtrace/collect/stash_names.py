@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import ModtraceWarning
-from ..recording.path_pattern import (
+from ..recording.options.path_filter import (
     REGEX_PREFIX,
     PathFilter,
     PathPattern,

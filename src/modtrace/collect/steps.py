@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..recording.step_range import StepRange
+from ..recording.options.step_range import StepRange
 from .backward import Backward
 from .gradients import GradientEvidence, evidence_of
 from .segments import Segment

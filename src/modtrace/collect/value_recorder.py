@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..recording.capture import Capture
-from ..recording.path_pattern import describe_unmatched, unmatched
+from ..recording.options.capture import Capture
+from ..recording.options.path_filter import describe_unmatched, unmatched
 from ..recording.protocols import Sink
 from .backward import Backward
 from .call_rows import NthMemory

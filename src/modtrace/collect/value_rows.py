@@ -15,14 +15,7 @@ from ..recording.phase import BACKWARD, FORWARD, PHASES, RECOMPUTE
 from ..recording.role import OP_OUTPUT, ROLES
 from .call_rows import NthMemory
 from .extra_columns import extra_columns, extra_notes
-from .measured import (
-    ROLE_BITS,
-    ROLE_CODES,
-    Measured,
-    MeasuredGradients,
-    MeasuredOutputs,
-    MeasuredParameters,
-)
+from .measured import ROLE_BITS, ROLE_CODES, Measured, MeasuredGradients, MeasuredOutputs, MeasuredParameters
 from .op_leaves import Leaf
 from .op_values import MeasuredOps
 from .segments import Ints, Segment

@@ -8,11 +8,11 @@ from typing import Any
 from torch import nn
 
 from ..measure.want import USUAL, Want
-from ..recording.capture import Capture
 from ..recording.module_path import join, path_below
+from ..recording.options.capture import Capture
+from ..recording.options.schedule import Schedule, StepPredicate
+from ..recording.options.step_range import ALL_STEPS
 from ..recording.role import ROLES
-from ..recording.schedule import Schedule, StepPredicate
-from ..recording.step_range import ALL_STEPS
 from .names import ModuleNames, NamedModule, ParameterOwner
 from .places import Place
 

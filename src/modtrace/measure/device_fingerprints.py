@@ -1,4 +1,4 @@
-"""The hash and the sketch of a tensor on a device, without waiting for it; recording/fingerprints.py defines them.
+"""Takes the hash and the sketch of a tensor on a device, without waiting for it; `recording.statistics` defines them.
 
 Every element finds its own weight, and every bucket its elements: some forty kernels for a million of them, not written
 for speed yet. No two sums meet in one place, so that all runs give the same bits. To be called without modes, gradients
@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from ..recording import fingerprints as definition
-from ..recording.fingerprints import BLOCKS, LANES, SKETCH_SIZE, WORDS
+from ..recording.statistics import fingerprints as definition
+from ..recording.statistics.fingerprints import BLOCKS, LANES, SKETCH_SIZE, WORDS
 from .fingerprints import Shard, place_of, steps_in
 
 #: Elements at a time, with the zeros around them: what is made on the way takes no more than 100 times as many bytes.

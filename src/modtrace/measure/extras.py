@@ -9,13 +9,13 @@ import torch
 
 from ..torch_internals import kind_of, outside_transforms, plain_kinds, tracing_state, unseen
 from .device_fingerprints import hash_on_device, sketch_on_device
-from .device_spread import channel_max_on_device, sample_on_device, spread_on_device
+from .device_tier2 import channel_max_on_device, sample_on_device, spread_on_device
 from .dtypes import Format, Raw, format_of
 from .fingerprints import fingerprint_array, hash_array, sketch_array
 from .measurer import shortened, why_not
 from .memory import is_held, logical_array, too_many
 from .special import find_plain, is_uninitialized
-from .spread import channel_max_array, sample_array, spread_array
+from .tier2 import channel_max_array, sample_array, spread_array
 from .user_functions import UserFunctions, described, name_of
 from .want import Extra, Want
 

@@ -1,4 +1,4 @@
-"""The hash and the sketch of numbers in CPU memory; recording/fingerprints.py says what they are.
+"""The hash and the sketch of numbers in CPU memory; recording/statistics/fingerprints.py says what they are.
 
 `array` is always one of raw elements, as `memory.logical_array` gives it: of any shape and strides, complex numbers
 with an axis of two parts behind the others. Elements are taken in row-major order, whatever the strides.
@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..recording import fingerprints as definition
-from ..recording.fingerprints import SKETCH_SIZE, Sketch, fold_rows, place_chunks
+from ..recording.statistics import fingerprints as definition
+from ..recording.statistics.fingerprints import SKETCH_SIZE, Sketch, fold_rows, place_chunks
 from .dtypes import CHUNK, Floats, Format, Raw
 from .elements import address_of, kind_of, kind_of_floats, to_floats
 

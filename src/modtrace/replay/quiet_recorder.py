@@ -10,9 +10,9 @@ from ..collect.environment import describe_run
 from ..collect.op_mode import OpKeeper
 from ..collect.recorder import Recorder
 from ..errors import ModtraceWarning
-from ..recording.capture import to_captures
-from ..recording.memory import MemoryRecording
-from ..recording.op_options import Ops
+from ..recording.in_memory.recording import MemoryRecording
+from ..recording.options.capture import to_captures
+from ..recording.options.op_options import Ops
 
 _NO_LIMIT = 2**62  # bytes: a proof, as a graph, needs every row
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import ipc
 
-from ..recording.words import share_dictionaries
+from ..recording.arrow.dictionary_codes import share_dictionaries
 from .stream import TableStream
 
 LARGE_BATCH_ROWS = 65_536

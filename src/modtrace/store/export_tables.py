@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..recording.arrays import from_list, to_numpy
+from ..recording.arrow.arrays import from_list, to_numpy
 from ..recording.meta import RunMeta
 from ..recording.protocols import RecordingData
 from ..recording.schema import schemas

@@ -9,10 +9,10 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from ..errors import DamagedRecordingError
-from ..recording.absent import absent_column
+from ..recording.arrow.absent import absent_column
+from ..recording.arrow.dictionary_codes import share_dictionaries
+from ..recording.arrow.table_rules import Fault, find_fault
 from ..recording.schema import schema
-from ..recording.table_rules import Fault, find_fault
-from ..recording.words import share_dictionaries
 from .arrow_messages import Damage, Messages, find_messages
 from .regular_file import map_regular, read_regular
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
+from ..recording.options.tensor_options import TensorOptions
 from ..recording.raw_tensor import check_raw, copy_raw
-from ..recording.tensor_options import TensorOptions
 from .shard_file import ShardFile, header_bytes, shard_file
 from .tensor_ring import TensorPart, TensorRing, split
 

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import MisuseError, ModtraceWarning, RecordingError
-from ..recording.buffer import TableBuffer
+from ..recording.arrow.buffer import TableBuffer
 from ..recording.meta import Note, RunMeta
+from ..recording.options.tensor_options import TensorOptions
 from ..recording.schema import schema, schemas
-from ..recording.tensor_options import TensorOptions
 from .compact import compact
 from .folder import create_rank_folder, delete_empty_rank_folder
 from .layout import table_file

@@ -1,0 +1,138 @@
+"""Builds the execution graph of one step of a recording."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...recording.phase import FORWARD, PHASES
+from ...recording.protocols import RecordingData
+from ..step.calls import Column, Rows, column_of
+from ..step.ops import StepOps, read_step_ops
+from .columns import CONTAINER, LAYER_KINDS, NONE, Edges, Graph, Layers, Nodes
+from .costs import Measured, numbers_of_layers, read_measured
+from .layers import LayerTree, build_layers
+from .of_calls import graph_of_calls
+from .of_ops import graph_of_ops
+from .parts import WHOLE, Part
+
+
+def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WHOLE) -> Graph:
+    """The graph of a step: every call is a layer, every op a node, every tensor that an op reads an edge.
+
+    Without ops the nodes are the calls of modules that call no other, joined in the order in which they began.
+
+    Args:
+        step: None chooses as `build_module_tree` does.
+        part: what of the step; what its ops read of what others have made are leaves.
+
+    Raises:
+        ValueError: the recording has no such step.
+    """
+    ops = read_step_ops(data, step=step)
+    has_ops = len(ops) > 0 or bool(data.meta.options.get("ops"))
+    busy = np.unique(ops.call[ops.call >= 0])
+    if has_ops:
+        ops = ops.take(np.flatnonzero(_has_tensors(data, ops) & part.of_ops(ops)))
+    tree = build_layers(
+        ops.placed, _kept_calls(ops, part, busy if has_ops else None), ops.phase, ops.start_ns
+    )
+    measured = read_measured(data, ops.step.step if ops.step else None)
+    draft, edges, tensors = (
+        graph_of_ops(data, ops, busy, tree, measured) if has_ops else graph_of_calls(ops, tree)
+    )
+    order = np.lexsort((np.arange(len(draft.layer)), draft.when, draft.time_ns))
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    sorted_rows = np.lexsort((rank, draft.layer))
+    new = np.append(np.empty(len(order), np.int64), NONE)
+    new[sorted_rows] = np.arange(len(order))
+    nodes = draft.to_nodes(sorted_rows, rank, new)
+    return Graph(
+        command=data.meta.argv,
+        marks=data.meta.marks,
+        step=ops.step,
+        has_ops=has_ops or not len(tree.call),
+        layers=_to_layers(ops, tree, nodes, measured),
+        nodes=nodes,
+        edges=_sort_edges(edges, new, nodes),
+        tensors=replace(tensors, producer=new[tensors.producer]),
+    )
+
+
+def _has_tensors(data: RecordingData, ops: StepOps) -> Column:
+    """Whether each op reads or returns a tensor: marks of the profiler do neither."""
+    reading = column_of(data.table("uses"), "consumer_op")
+    making = column_of(data.table("tensors"), "producer_op")
+    return np.asarray(np.isin(ops.op_id, reading) | np.isin(ops.op_id, making))
+
+
+def _kept_calls(ops: StepOps, part: Part, busy: Rows | None) -> Column:
+    """The calls that shown ops ran in, outermost ones and those in which no op ran; with all around them.
+
+    Args:
+        busy: the calls in which ops ran, shown or not; None: no ops were recorded, and all calls are kept.
+    """
+    calls, where = ops.placed.calls, ops.placed.where
+    is_place = np.array([*part.has_places([each.path for each in ops.placed.places]), part.paths is None])
+    kept = calls.in_step.astype(bool) & part.has_phase(calls.phase) & is_place[np.maximum(where, -1)]
+    if busy is not None:
+        kept[busy[calls.parent[busy] >= 0]] = False
+        kept &= part.ops is None
+        kept[ops.call[ops.call >= 0]] = True
+    waiting = np.flatnonzero(kept)
+    while len(waiting):
+        kept[waiting] = True
+        above = calls.parent[waiting]
+        waiting = np.unique(above[above >= 0])
+        waiting = waiting[~kept[waiting]]
+    return np.asarray(kept)
+
+
+def _sort_edges(edges: Edges, new: Rows, nodes: Nodes) -> Edges:
+    """The edges between the nodes where they now are, by time; those of one target as it takes them."""
+    source, target = new[edges.source], new[edges.target]
+    order = np.argsort(nodes.order[target], kind="stable")
+    return replace(edges.take(order), source=source[order], target=target[order])
+
+
+def _to_layers(ops: StepOps, tree: LayerTree, nodes: Nodes, measured: Measured) -> Layers:
+    calls, placed = ops.placed.calls, ops.placed
+    at = tree.call
+    is_call = at >= 0
+    if not len(calls):
+        calls_of, nth, repeats, raised = np.full(len(at), NONE), np.full(len(at), NONE), at, is_call
+    else:
+        calls_of = np.where(is_call, calls.call_id[at], NONE)
+        nth = np.where(is_call, placed.column("nth")[placed.origin[at]], NONE)
+        repeats = np.where(is_call & (calls.repeats[at] >= 0), tree.of_call[calls.repeats[at]], NONE)
+        raised = is_call & calls.raised[at].astype(bool)
+    repeats = np.where(is_call, repeats, _find_containers(tree))
+    return Layers(
+        parent=tree.parent,
+        last=tree.last,
+        depth=tree.depth,
+        kind=tree.kind,
+        phase=tree.phase,
+        place=tree.place,
+        nth=nth,
+        call_id=calls_of,
+        repeats=repeats,
+        start_ns=tree.start_ns,
+        raised=raised,
+        numbers=numbers_of_layers(tree, calls, nodes.layer, nodes.numbers, measured),
+        places=tree.places,
+    )
+
+
+def _find_containers(tree: LayerTree) -> Rows:
+    """The layer of the forward at the place of each container in another phase, the first of several."""
+    keys = [(place.root, place.path) for place in tree.places]
+    is_forward = tree.phase == PHASES.index(FORWARD)
+    first: dict[tuple[str | None, str | None], int] = {}
+    for row in np.flatnonzero(is_forward).tolist():
+        first.setdefault(keys[tree.place[row]], row)
+    is_wanted = (tree.kind == LAYER_KINDS.index(CONTAINER)) & ~is_forward
+    found = np.full(len(is_forward), NONE, np.int64)
+    for row in np.flatnonzero(is_wanted).tolist():
+        found[row] = first.get(keys[tree.place[row]], NONE)
+    return found

@@ -1,0 +1,191 @@
+"""The execution graph of one step as columns: layers, the nodes in them, and the edges between nodes."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ..step.calls import Column, Rows
+from ..step.chosen_step import ShownStep
+
+#: No layer, no node.
+NONE = -1
+
+# What a node is.
+OP = "op"
+CALL = "call"  # of a module that calls none, where no ops were recorded
+INPUT = "input"
+PARAMETER = "parameter"
+BUFFER = "buffer"
+CONSTANT = "constant"  # no op has made it, and it is none of the model's
+EARLIER = "earlier"  # an op has made it that is not in the graph: in an earlier step, or left out
+TENSOR = "tensor"  # made by an op of the graph; only in views that show tensors
+OUTPUT = "output"
+NODE_KINDS = (OP, CALL, INPUT, PARAMETER, BUFFER, CONSTANT, EARLIER, TENSOR, OUTPUT)
+LEAF_KINDS = (INPUT, PARAMETER, BUFFER, CONSTANT, EARLIER)
+
+# What a layer is.
+PHASE = "phase"
+MODULE = "module"  # one call of a module
+CONTAINER = "container"  # a module that holds others and is not called: ModuleList
+OPTIMIZER_STEP = "optimizer"
+LAYER_KINDS = (PHASE, MODULE, CONTAINER, OPTIMIZER_STEP)
+
+# What an edge says.
+DATA = "data"  # what the source has made, or is, the target reads
+NEXT = "next"  # the target is the call that began next; where no ops were recorded
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Numbers:
+    """What nodes or layers cost and hold; -1 where it is not known."""
+
+    duration_ns: Column
+    flops: Column
+    bytes_read: Column
+    bytes_written: Column
+    saved_bytes: Column
+    nonfinite: Column  # NaN and infinite elements of what was measured; -1: nothing was
+    measured: Column  # finite or not: elements that `sumsq` is of
+    sumsq: Column  # float64
+
+    def take(self, rows: Rows) -> "Numbers":
+        """The numbers of some rows."""
+        return Numbers(**{name: column[rows] for name, column in vars(self).items()})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Layers:
+    """Boxes around nodes, in pre-order: what lies inside a layer stands behind it, up to `last`."""
+
+    parent: Rows  # NONE for those that lie in no other
+    last: Rows
+    depth: Column  # 0 for a root, 1 for what is registered in it, and so on; -1 for a phase
+    kind: Column  # codes of LAYER_KINDS
+    phase: Column  # codes of PHASES
+    place: Column  # number in `places`
+    nth: Column  # n-th call of the module in the step, from 0; -1: not known, or no call
+    call_id: Column  # NONE where it is no call
+    repeats: Rows  # the layer of the forward call that this backward or recompute belongs to
+    start_ns: Column
+    raised: Column
+    numbers: Numbers
+    places: tuple["LayerPlace", ...]
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+
+@dataclass(frozen=True)
+class LayerPlace:
+    """What layers are called that are calls of one module at one place, or of none."""
+
+    name: str  # path, of a root its name; the name of a phase
+    label: str  # the part of the path below the layer around it
+    path: str | None = None
+    root: str | None = None
+    type: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Nodes:
+    """Nodes, those of one layer together, in the order of `Layers` and within a layer in that of time."""
+
+    layer: Rows  # NONE: in no layer
+    order: Rows  # rank in time
+    kind: Column  # codes of NODE_KINDS
+    name: Column  # codes of `names`
+    nth: Column  # of its name within the call, from 0; of an output of its call
+    root: Column  # codes of `roots`: of a leaf or an output, where the recording has several roots; -1: no matter
+    phase: Column  # codes of PHASES; -1 for none
+    op_id: Column  # NONE where it is no op
+    tensor: Rows  # row of `Graph.tensors` of a leaf, or of the first thing that an op returns; NONE for none
+    args: Column  # codes of `argument_texts`
+    is_view: Column  # an op that returned views of what it read
+    repeats: Rows  # the op that a backward op goes back to, or that a recomputed op repeats
+    start_ns: Column
+    raised: Column
+    numbers: Numbers
+    names: tuple[str, ...]
+    roots: tuple[str, ...]
+    argument_texts: tuple[str, ...]
+
+    def take(self, rows: Rows) -> "Nodes":
+        """Some of the nodes; `repeats` still counts all of them."""
+        kept: dict[str, Any] = {
+            name: each[rows] for name, each in vars(self).items() if isinstance(each, np.ndarray)
+        }
+        return replace(self, **kept, numbers=self.numbers.take(rows))
+
+    def __len__(self) -> int:
+        return len(self.layer)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Edges:
+    """Who reads what whom has made, in the order of time."""
+
+    source: Rows
+    target: Rows
+    tensor: Rows  # row of `Graph.tensors`; NONE for edges that are NEXT
+    slot: Column  # codes of `slots`: the argument of the target
+    time_ns: Column  # when the target began
+    slots: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def take(self, rows: Rows) -> "Edges":
+        """Some of the edges."""
+        columns = {name: each[rows] for name, each in vars(self).items() if name != "slots"}
+        return Edges(**columns, slots=self.slots)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tensors:
+    """The tensors that the edges and leaves of a graph are about."""
+
+    tensor_id: Column
+    producer: Rows  # the node that made it; NONE: it is a leaf
+    slot: Column  # codes of `slots`: of the op's output
+    table: pa.Table  # shape, dtype, device and more: a row for each
+    slots: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.tensor_id)
+
+    @cached_property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shape of each."""
+        return [tuple(each) for each in self.table["shape"].to_pylist()]
+
+    @cached_property
+    def dtypes(self) -> list[str]:
+        """The dtype of each: `float32`."""
+        return list(self.table["dtype"].to_pylist())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Graph:
+    """The execution graph of one step, or of a part of it."""
+
+    command: tuple[str, ...]
+    marks: tuple[str, ...]
+    step: ShownStep | None  # None: nothing was recorded
+    has_ops: bool  # False: the step has none; nodes are calls, and edges say what ran next
+    layers: Layers
+    nodes: Nodes
+    edges: Edges
+    tensors: Tensors
+
+    @cached_property
+    def first_node(self) -> Rows:
+        """The first node inside each layer, in its own or in those inside of it."""
+        return np.searchsorted(self.nodes.layer, np.arange(len(self.layers)), side="left")
+
+    @cached_property
+    def end_node(self) -> Rows:
+        """The node behind the last one inside each layer."""
+        return np.searchsorted(self.nodes.layer, self.layers.last, side="right")

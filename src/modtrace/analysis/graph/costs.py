@@ -1,0 +1,168 @@
+"""What the nodes and layers of a graph cost and hold."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ...recording import role
+from ...recording.phase import BACKWARD, PHASES
+from ...recording.protocols import RecordingData
+from ..step.calls import Calls, Column, RowFinder, Rows, column_of
+from .columns import NONE, Numbers
+from .layers import LayerTree
+
+_SUMMED = ("flops", "bytes_read", "bytes_written", "saved_bytes")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measured:
+    """Raw statistics of the tensors that were measured in a step, by whom they belong to."""
+
+    op_id: Column  # -1 for none
+    call_id: Column
+    site: Column
+    is_gradient: Column  # at what a call returned; `call_id` is that of the forward
+    is_op_output: Column
+    nonfinite: Column
+    count: Column
+    sumsq: Column
+
+    def take(self, rows: Column) -> "Measured":
+        """Some of the rows."""
+        return Measured(**{name: column[rows] for name, column in vars(self).items()})
+
+    def sum_at(self, rows: Rows, size: int) -> tuple[Column, Column, Column]:
+        """What was not finite, was measured, and its sum of squares, for each of `size`; -1: nothing was."""
+        known = rows >= 0
+        at = rows[known]
+        counts = np.bincount(at, minlength=size)
+        sums = [sum_at(at, column[known], size) for column in (self.nonfinite, self.count, self.sumsq)]
+        nonfinite, measured, sumsq = (np.where(counts > 0, each, -1) for each in sums)
+        return nonfinite, measured, sumsq
+
+    def first_at_sites(self) -> "Measured":
+        """One row for each site: that of the op that read it first, or else the first there is."""
+        order = np.argsort(self.op_id < 0, kind="stable")
+        _, first = np.unique(self.site[order], return_index=True)
+        return self.take(order[first])
+
+
+def read_measured(data: RecordingData, step: int | None) -> Measured:
+    """The statistics of a step."""
+    columns = ["step", "site_id", "call_id", "op_id", "count", "sumsq", "nan_count", "inf_count"]
+    table = data.table("values").select(columns)
+    kept = column_of(table, "step") == step if step is not None else np.zeros(table.num_rows, bool)
+    table = table.filter(pa.array(kept & np.asarray(table["count"].is_valid())))
+    sites = data.table("sites")
+    roles = [*sites["role"].to_pylist(), None]
+    at = RowFinder(column_of(sites, "site_id"))(column_of(table, "site_id"))
+    is_output = np.array([each == role.OUTPUT for each in roles])[at]
+    is_gradient = np.array([each == role.GRAD_OUTPUT for each in roles])[at]
+    is_call = is_output | is_gradient
+    return Measured(
+        op_id=np.where(is_call, NONE, column_of(table, "op_id")),
+        call_id=np.where(is_call, column_of(table, "call_id"), NONE),
+        site=column_of(table, "site_id"),
+        is_gradient=is_gradient,
+        is_op_output=np.array([each == role.OP_OUTPUT for each in roles])[at],
+        nonfinite=column_of(table, "nan_count") + column_of(table, "inf_count"),
+        count=column_of(table, "count"),
+        sumsq=column_of(table, "sumsq").astype(np.float64),
+    )
+
+
+def empty_numbers(size: int) -> Numbers:
+    """Of what costs nothing and was not measured."""
+    free = np.zeros(size, np.int64)
+    unknown = np.full(size, NONE, np.int64)
+    return Numbers(
+        duration_ns=free,
+        flops=free,
+        bytes_read=free,
+        bytes_written=free,
+        saved_bytes=free,
+        nonfinite=unknown,
+        measured=unknown,
+        sumsq=unknown.astype(np.float64),
+    )
+
+
+def join_numbers(parts: Iterable[Numbers]) -> Numbers:
+    """The rows of one behind those of the other."""
+    columns = zip(*(vars(each).values() for each in parts), strict=True)
+    return Numbers(**dict(zip(Numbers.__dataclass_fields__, map(np.concatenate, columns), strict=True)))
+
+
+def numbers_of_layers(
+    tree: LayerTree, calls: Calls, of_node: Rows, nodes: Numbers, measured: Measured
+) -> Numbers:
+    """What the nodes inside each layer cost together; times are those of calls, where they are known.
+
+    Args:
+        of_node: the layer of each node.
+    """
+    size = len(tree.parent)
+    sums = {name: _sum_inside(getattr(nodes, name), of_node, tree) for name in _SUMMED}
+    nonfinite, count, sumsq = measured.sum_at(_layers_of(measured, tree, calls), size)
+    return Numbers(
+        duration_ns=_durations(tree, calls, of_node, nodes.duration_ns),
+        **sums,
+        nonfinite=nonfinite,
+        measured=count,
+        sumsq=sumsq,
+    )
+
+
+def _sum_inside(column: Column, of_node: Rows, tree: LayerTree) -> Column:
+    """Sums over all that is inside of each layer; -1 where one is not known."""
+    inside = of_node >= 0
+    layer, values = of_node[inside], column[inside]
+    totals = _to_totals(sum_at(layer, np.maximum(values, 0), len(tree.parent)), tree)
+    unknown = _to_totals(sum_at(layer, values < 0, len(tree.parent)), tree)
+    return np.where(unknown > 0, NONE, totals)
+
+
+def sum_at(rows: Rows, values: Column, size: int) -> Column:
+    """The sum of the values at each of `size` rows; exact for integers, which a sum in float64 is not."""
+    total = np.zeros(size, np.float64 if values.dtype.kind == "f" else np.int64)
+    np.add.at(total, rows, values)
+    return total
+
+
+def _to_totals(own: Column, tree: LayerTree) -> Column:
+    """Of each layer what it and all inside of it have: they stand behind it, up to its last."""
+    before = np.concatenate([[0], np.cumsum(own)])
+    return np.asarray(before[tree.last + 1] - before[: len(own)])
+
+
+def _durations(tree: LayerTree, calls: Calls, of_node: Rows, durations: Column) -> Column:
+    """The time of each call; without a call, or without its end, that of what is inside."""
+    inside = of_node >= 0
+    own = sum_at(of_node[inside], durations[inside], len(tree.parent)).tolist()
+    call = tree.call
+    is_known = (call >= 0) & calls.ended[call] if len(calls) else call >= 0
+    own_known = np.where(is_known, calls.duration_ns[call], 0).tolist() if len(calls) else own
+    known = is_known.tolist()
+    for at in range(len(own) - 1, -1, -1):
+        if known[at]:
+            own[at] = own_known[at]
+        if tree.parent[at] >= 0:
+            own[tree.parent[at]] += own[at]
+    return np.array(own, np.int64)
+
+
+def _layers_of(measured: Measured, tree: LayerTree, calls: Calls) -> Rows:
+    """The layer that each row is about: of a gradient that of the backward."""
+    call = RowFinder(calls.call_id)(measured.call_id)
+    if not len(calls):
+        return call
+    at = np.append(tree.call, NONE)[tree.of_call]
+    stands_for = np.where(at == np.arange(len(calls)), tree.of_call, NONE)  # a wrapper, not what it wraps
+    layer = np.where(call >= 0, stands_for[call], NONE)
+    backward = np.full(len(calls) + 1, NONE, np.int64)
+    is_backward = (calls.phase == PHASES.index(BACKWARD)) & (calls.repeats >= 0) & (stands_for >= 0)
+    rows = np.flatnonzero(is_backward)
+    backward[calls.repeats[rows]] = stands_for[rows]
+    return np.where(measured.is_gradient, backward[call], layer)

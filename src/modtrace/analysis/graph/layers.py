@@ -1,0 +1,236 @@
+"""Makes the layers of a graph of the calls of a step: a box for each call, for containers and for phases."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...recording.module_path import is_below
+from ...recording.phase import OPTIMIZER, PHASES
+from ..step.calls import Column, Rows
+from ..step.ops import PlacedCalls
+from .columns import CONTAINER, LAYER_KINDS, MODULE, NONE, OPTIMIZER_STEP, PHASE, LayerPlace
+
+_OPTIMIZER = PHASES.index(OPTIMIZER)
+_FAR = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerTree:
+    """The layers in pre-order, as in `graph.Layers`, and which call became which."""
+
+    parent: Rows
+    last: Rows
+    depth: Column
+    kind: Column
+    phase: Column
+    place: Column
+    call: Rows  # the row of the call; NONE for containers and phases
+    start_ns: Column
+    places: tuple[LayerPlace, ...]
+    of_call: Rows  # the layer of each call; NONE: it is not in the graph
+    of_phase: Rows  # the layer of each phase; NONE: nothing ran in it
+
+
+@dataclass
+class _Layer:
+    """A layer before all are known."""
+
+    kind: int
+    phase: int
+    parent: int
+    where: int  # index of a place of the module tree; negative for none
+    place: int
+    call: int
+    depth: int
+    start_ns: int
+    children: list[int] = field(default_factory=list)
+
+
+def build_layers(placed: PlacedCalls, kept: Column, phase: Column, start_ns: Column) -> LayerTree:
+    """The layers of the calls that are `kept`, and of the phases in which ops ran.
+
+    Args:
+        phase: of each op the code of its phase; NONE for none.
+        start_ns: of each op.
+    """
+    growing = _Growing(placed)
+    for level in placed.levels:
+        for row in level[kept[level]].tolist():
+            growing.add_call(row)
+    for code in range(len(PHASES)):
+        begun = start_ns[phase == code]
+        if len(begun):
+            growing.begin_phase(code, int(begun.min()))
+    return growing.to_tree()
+
+
+class _Growing:
+    """Layers while they are made, those around before those inside."""
+
+    def __init__(self, placed: PlacedCalls) -> None:
+        self._placed = placed
+        calls = placed.calls
+        self._phase, self._parent = calls.phase.tolist(), calls.parent.tolist()
+        self._module, self._start_ns = calls.module.tolist(), calls.start_ns.tolist()
+        self._where = placed.where.tolist()
+        self._layers: list[_Layer] = []
+        self._of_call = [NONE] * len(calls)
+        self._of_phase: dict[int, int] = {}
+        self._containers: dict[tuple[int, int], int] = {}  # by the layer around and the place
+        self._chains: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._places: dict[tuple[int, int], int] = {}  # by place and place around
+        self._place_names: list[LayerPlace] = []
+
+    def add_call(self, row: int) -> None:
+        """A call; what is around it has been added, or is not in the graph."""
+        above = self._parent[row]
+        where, phase = self._where[row], self._phase[row]
+        around = self._of_call[above] if above >= 0 else NONE
+        if around == NONE:
+            around = self.phase_layer(phase)
+        elif self._where[above] == where and self._module[above] != self._module[row]:
+            self._of_call[row] = around  # a wrapper and what it wraps are one
+            return
+        for each in self._containers_between(where, self._layers[around].where):
+            around = self._container(around, each, phase)
+        kind = OPTIMIZER_STEP if phase == _OPTIMIZER and where < 0 else MODULE
+        self._of_call[row] = self._add(kind, phase, around, where, row, self._start_ns[row])
+
+    def begin_phase(self, phase: int, start_ns: int) -> None:
+        """An op ran in a phase, perhaps outside of all calls."""
+        layer = self._layers[self.phase_layer(phase)]
+        layer.start_ns = min(layer.start_ns, start_ns)
+
+    def phase_layer(self, phase: int) -> int:
+        """The layer of a phase."""
+        if phase not in self._of_phase:
+            self._place_names.append(LayerPlace(PHASES[phase], PHASES[phase]))
+            layer = _Layer(
+                LAYER_KINDS.index(PHASE), phase, NONE, NONE, len(self._place_names) - 1, NONE, NONE, _FAR
+            )
+            self._layers.append(layer)
+            self._of_phase[phase] = len(self._layers) - 1
+        return self._of_phase[phase]
+
+    def _containers_between(self, where: int, around: int) -> tuple[int, ...]:
+        """The places between a place and that of the layer around, from outside; none where it lies elsewhere."""
+        if where < 0:
+            return ()
+        chain = self._chains.get((where, around))
+        if chain is None:
+            above: list[int] = []
+            at = self._placed.places[where].parent
+            while at >= 0 and at != around:
+                above.append(at)
+                at = self._placed.places[at].parent
+            is_inside = at == around or around < 0
+            chain = self._chains[where, around] = tuple(reversed(above)) if is_inside else ()
+        return chain
+
+    def _container(self, around: int, where: int, phase: int) -> int:
+        found = self._containers.get((around, where))
+        if found is None:
+            found = self._containers[around, where] = self._add(CONTAINER, phase, around, where, NONE, _FAR)
+        return found
+
+    def _add(self, kind: str, phase: int, around: int, where: int, call: int, start_ns: int) -> int:
+        outer = self._layers[around]
+        place = self._place(where, outer.where)
+        depth = outer.depth + 1
+        layer = _Layer(LAYER_KINDS.index(kind), phase, around, where, place, call, depth, start_ns)
+        self._layers.append(layer)
+        outer.children.append(len(self._layers) - 1)
+        return len(self._layers) - 1
+
+    def _place(self, where: int, around: int) -> int:
+        found = self._places.get((where, around))
+        if found is None:
+            name = self._placed.name(where)
+            above = self._placed.places[around].path if around >= 0 else None
+            is_inside = name.path is not None and above is not None and is_below(name.path, above)
+            label = name.path[len(above) :].lstrip(".") if is_inside and name.path and above else ""
+            self._place_names.append(
+                LayerPlace(name.name, label or name.name, name.path, name.root, name.type or "")
+            )
+            found = self._places[where, around] = len(self._place_names) - 1
+        return found
+
+    def to_tree(self) -> LayerTree:
+        """The layers, sorted."""
+        for layer in reversed(self._layers):
+            if layer.parent >= 0:
+                outer = self._layers[layer.parent]
+                outer.start_ns = min(outer.start_ns, layer.start_ns)
+        order = self._pre_order()
+        new = np.full(len(order) + 1, NONE, np.int64)
+        new[order] = np.arange(len(order))
+        layers = [self._layers[each] for each in order]
+        parent = new[np.array([each.parent for each in layers], np.int64)]
+        return LayerTree(
+            parent=parent,
+            last=find_last(parent),
+            depth=np.array([each.depth for each in layers], np.int32),
+            kind=np.array([each.kind for each in layers], np.int8),
+            phase=np.array([each.phase for each in layers], np.int8),
+            place=np.array([each.place for each in layers], np.int64),
+            call=np.array([each.call for each in layers], np.int64),
+            start_ns=np.array([each.start_ns for each in layers], np.int64),
+            places=tuple(self._place_names),
+            of_call=new[np.array(self._of_call, np.int64)],
+            of_phase=new[np.array([self._of_phase.get(each, NONE) for each in range(len(PHASES))])],
+        )
+
+    def _pre_order(self) -> list[int]:
+        def by_time(each: int) -> tuple[int, int]:
+            return self._layers[each].start_ns, each
+
+        waiting = sorted((at for at, each in enumerate(self._layers) if each.parent < 0), key=by_time)
+        waiting.reverse()
+        order = []
+        while waiting:
+            order.append(waiting.pop())
+            waiting.extend(sorted(self._layers[order[-1]].children, key=by_time, reverse=True))
+        return order
+
+
+def find_last(parent: Rows) -> Rows:
+    """The last layer inside each, itself if there is none; layers stand in pre-order."""
+    last = list(range(len(parent)))
+    for at, above in zip(range(len(parent) - 1, -1, -1), reversed(parent.tolist()), strict=True):
+        if above >= 0 and last[above] < last[at]:
+            last[above] = last[at]
+    return np.array(last, np.int64)
+
+
+def common_layer(low: Rows, high: Rows, parent: Rows, last: Rows) -> Rows:
+    """The innermost layer that holds two layers and all between them in pre-order; NONE if there is none.
+
+    Args:
+        low: the first of each two; NONE for none.
+        high: the other.
+    """
+    low = low.copy()
+    climbing = np.flatnonzero(low >= 0)
+    while len(climbing):
+        climbing = climbing[last[low[climbing]] < high[climbing]]
+        low[climbing] = parent[low[climbing]]
+        climbing = climbing[low[climbing] >= 0]
+    return low
+
+
+def follow(leads_to: Rows) -> Rows:
+    """Where each ends that leads to another, which may lead on; what leads nowhere leads to itself."""
+    while True:
+        further = leads_to[leads_to]
+        if np.array_equal(further, leads_to):
+            return leads_to
+        leads_to = further
+
+
+def group_children(parent: Rows) -> dict[int, list[int]]:
+    """The layers in each layer, in order; those in none under NONE."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for at, above in enumerate(parent.tolist()):
+        children[above].append(at)
+    return children

@@ -1,0 +1,148 @@
+"""The leaves of a graph: tensors that are read and that no op of the graph has made."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ...recording import role
+from ...recording.module_path import join
+from ...recording.protocols import RecordingData
+from ..step.calls import Column, RowFinder, Rows, column_of
+from .columns import (
+    BUFFER,
+    CONSTANT,
+    EARLIER,
+    INPUT,
+    LAYER_KINDS,
+    NODE_KINDS,
+    NONE,
+    PARAMETER,
+    PHASE,
+    Tensors,
+)
+from .layers import LayerTree, common_layer
+
+_KIND_OF_ROLE = {role.PARAMETER: PARAMETER, role.BUFFER: BUFFER, role.INPUT: INPUT, role.LEAF: CONSTANT}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Leaves:
+    """Leaves as columns."""
+
+    tensor: Rows
+    kind: Column  # codes of NODE_KINDS
+    name: list[str]  # of a parameter or buffer its path; of an input its place among the arguments
+    root: list[str]  # whose it is, where the recording has several roots; else ""
+    site: Column  # site_id; -1 for none
+    time_ns: Column  # when it was first read
+    layer: Rows
+
+
+class Readers(NamedTuple):
+    """Who reads tensors: first ops, then outputs."""
+
+    tensor: Rows
+    layer: Rows
+    time_ns: Column
+    op_count: int  # of them are ops
+
+
+def find_leaves(
+    data: RecordingData,
+    readers: Readers,
+    tensors: Tensors,
+    made_by: Column,
+    given: Mapping[int, str],
+    tree: LayerTree,
+) -> Leaves:
+    """The leaves that ops read or that are returned.
+
+    Args:
+        made_by: of each tensor the id of the op that made it, also of one that is not in the graph; -1 for none.
+        given: where tensors are among the arguments of a root, by tensor.
+    """
+    by_time = np.argsort(readers.time_ns, kind="stable")
+    by_time = by_time[tensors.producer[readers.tensor[by_time]] < 0]
+    tensor, first = np.unique(readers.tensor[by_time], return_index=True)
+    site = column_of(tensors.table, "site_id")[tensor]
+    kinds, names, roots = _name_sites(data)
+    at = RowFinder(column_of(data.table("sites"), "site_id"))(site).tolist()
+    earlier = _name_ops(data, np.where(site < 0, made_by[tensor], NONE))
+    unnamed = [(EARLIER, name) if name else (CONSTANT, CONSTANT) for name in earlier]
+    found = [
+        (kinds[row], names[row]) if row >= 0 else (INPUT, given[each]) if each in given else other
+        for row, other, each in zip(at, unnamed, tensor.tolist(), strict=True)
+    ]
+    kind = np.array([NODE_KINDS.index(each) for each, _ in found], np.int8)
+    reader = by_time[first]
+    return Leaves(
+        tensor=tensor,
+        kind=kind,
+        name=[name for _, name in found],
+        root=[roots[row] if row >= 0 else "" for row in at],
+        site=site,
+        time_ns=readers.time_ns[reader],
+        layer=_place(tensor, kind, readers, readers.layer[reader], tree),
+    )
+
+
+def _name_ops(data: RecordingData, op_id: Column) -> list[str | None]:
+    """The names of ops; None for -1."""
+    ops = data.table("ops")
+    rows = RowFinder(column_of(ops, "op_id"))(op_id)
+    known = ops["name"].take(pa.array(np.maximum(rows, 0))).to_pylist() if ops.num_rows else [""] * len(rows)
+    names = [name if row >= 0 else EARLIER for name, row in zip(known, rows.tolist(), strict=True)]
+    return [name if op >= 0 else None for name, op in zip(names, op_id.tolist(), strict=True)]
+
+
+def _name_sites(data: RecordingData) -> tuple[list[str], list[str], list[str]]:
+    """The kind of leaf, the name and, where the recording has several, the root of each row of `sites`."""
+    sites = data.table("sites").select(["module_id", "role", "slot"]).to_pylist()
+    modules = {row["module_id"]: row for row in data.table("modules").to_pylist()}
+    paths = {number: row["path"] for number, row in modules.items()}
+    roots = {
+        number: row["name"] or row["type"] for number, row in modules.items() if row["parent_id"] is None
+    }
+    shown = {number: roots.get(row["root_id"], "") for number, row in modules.items() if len(roots) > 1}
+    kinds = [_KIND_OF_ROLE.get(row["role"], CONSTANT) for row in sites]
+    names = []
+    for row, kind in zip(sites, kinds, strict=True):
+        path = paths.get(row["module_id"], "") if kind in (PARAMETER, BUFFER) else ""
+        names.append(join(path, row["slot"]) or kind)
+    return kinds, names, [shown.get(row["module_id"], "") for row in sites]
+
+
+def _place(tensor: Rows, kind: Column, readers: Readers, first: Rows, tree: LayerTree) -> Rows:
+    """The layer of each leaf: the innermost that holds all ops that read it in the phase of the first of them.
+
+    An input lies in no module, nor does what is only returned.
+
+    Args:
+        first: the layer of who reads it first.
+    """
+    phase = np.append(outermost_phase(tree), NONE)
+    leaf_of = np.full(int(readers.tensor.max(initial=-1)) + 1, NONE, np.int64)
+    leaf_of[tensor] = np.arange(len(tensor))
+    leaf, layer = leaf_of[readers.tensor], readers.layer
+    first_phase = phase[np.append(first, NONE)[leaf]]
+    kept = (leaf >= 0) & (phase[layer] == first_phase)
+    is_read = np.zeros(len(tensor), bool)
+    is_op = kept & (np.arange(len(kept)) < readers.op_count)
+    is_read[leaf[is_op]] = True
+    kept = is_op | (kept & ~np.append(is_read, True)[leaf])
+    low = np.full(len(tensor), len(tree.parent), np.int64)
+    high = np.full(len(tensor), NONE, np.int64)
+    np.minimum.at(low, leaf[kept], layer[kept])
+    np.maximum.at(high, leaf[kept], layer[kept])
+    around = common_layer(low, high, tree.parent, tree.last)
+    return np.where(kind == NODE_KINDS.index(INPUT), phase[first], around)
+
+
+def outermost_phase(tree: LayerTree) -> Rows:
+    """The layer of the phase that each layer lies in."""
+    is_phase = tree.kind == LAYER_KINDS.index(PHASE)
+    found = np.maximum.accumulate(np.where(is_phase, np.arange(len(is_phase)), NONE))
+    return np.asarray(found)

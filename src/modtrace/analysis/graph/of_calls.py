@@ -1,0 +1,89 @@
+"""The nodes of calls that run no op, and the edges of a step without ops: which call began next."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...recording.schema import schema
+from ..step.calls import Column, Rows
+from ..step.ops import StepOps
+from .columns import CALL, NODE_KINDS, NONE, Edges, Tensors
+from .costs import empty_numbers
+from .layers import LayerTree
+from .node_tables import AT, Draft
+
+_CALL = NODE_KINDS.index(CALL)
+
+
+def graph_of_calls(ops: StepOps, tree: LayerTree) -> tuple[Draft, Edges, Tensors]:
+    """A node for each call that has no other inside, and an edge to the one that began next."""
+    draft = draft_calls(ops, tree, np.flatnonzero(_is_innermost(tree)))
+    return draft, _next_edges(draft), _no_tensors()
+
+
+def draft_idle_calls(ops: StepOps, tree: LayerTree, busy: Rows) -> Draft:
+    """A node for each call that has no other inside and ran no op. What a compiled one costs is not known.
+
+    Args:
+        busy: the calls in which ops ran.
+    """
+    is_idle = np.append(_is_innermost(tree), False)  # at the end for calls that are no layer
+    is_idle[tree.of_call[busy]] = False
+    draft = draft_calls(ops, tree, np.flatnonzero(is_idle))
+    is_compiled = ops.placed.column("compiled")[tree.call[draft.layer]] == 1
+    cost = np.where(is_compiled, NONE, 0)
+    numbers = replace(draft.numbers, flops=cost, bytes_read=cost, bytes_written=cost, saved_bytes=cost)
+    return replace(draft, numbers=numbers)
+
+
+def _is_innermost(tree: LayerTree) -> Column:
+    return np.asarray((tree.call >= 0) & (tree.last == np.arange(len(tree.parent))))
+
+
+def draft_calls(ops: StepOps, tree: LayerTree, rows: Rows) -> Draft:
+    """A node in each of the layers `rows`, for the call that the layer is."""
+    calls, call = ops.placed.calls, tree.call[rows]
+    types = tuple(dict.fromkeys(each.type or each.name for each in tree.places))
+    codes = {name: code for code, name in enumerate(types)}
+    of_place = np.array([codes[each.type or each.name] for each in tree.places], np.int64)
+    unknown = np.full(len(rows), NONE, np.int64)
+    return Draft(
+        layer=rows,
+        kind=np.full(len(rows), _CALL, np.int8),
+        name=of_place[tree.place[rows]],
+        nth=np.zeros(len(rows), np.int32),
+        root=[""] * len(rows),
+        phase=tree.phase[rows],
+        op_id=unknown,
+        tensor=unknown,
+        args=unknown,
+        is_view=np.zeros(len(rows), bool),
+        repeats=unknown,
+        time_ns=calls.start_ns[call],
+        when=np.full(len(rows), AT, np.int8),
+        raised=calls.raised[call].astype(bool),
+        numbers=replace(empty_numbers(len(rows)), duration_ns=calls.duration_ns[call]),
+        names=types,
+    )
+
+
+def _next_edges(draft: Draft) -> Edges:
+    """Joins the calls of one phase in the order in which they began."""
+    order = np.lexsort((draft.time_ns, draft.phase))
+    same = draft.phase[order][1:] == draft.phase[order][:-1]
+    source, target = order[:-1][same], order[1:][same]
+    return Edges(
+        source=source,
+        target=target,
+        tensor=np.full(len(source), NONE, np.int64),
+        slot=np.full(len(source), NONE, np.int64),
+        time_ns=draft.time_ns[target],
+        slots=(),
+    )
+
+
+def _no_tensors() -> Tensors:
+    nothing = np.zeros(0, np.int64)
+    return Tensors(
+        tensor_id=nothing, producer=nothing, slot=nothing, table=schema("tensors").empty_table(), slots=()
+    )

@@ -1,0 +1,92 @@
+"""The nodes and edges of a step whose ops were recorded."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...recording.protocols import RecordingData
+from ..step.calls import RowFinder, Rows, column_of
+from ..step.ops import StepOps
+from .columns import NONE, Edges, Tensors
+from .costs import Measured
+from .layers import LayerTree
+from .leaves import Leaves, Readers, find_leaves, outermost_phase
+from .node_tables import Draft, draft_leaves, draft_ops, draft_outputs, ends_of, join_drafts
+from .of_calls import draft_idle_calls
+from .reads import Reads, read_uses
+
+
+def graph_of_ops(
+    data: RecordingData, ops: StepOps, busy: Rows, tree: LayerTree, measured: Measured
+) -> tuple[Draft, Edges, Tensors]:
+    """A node for each op, for what it reads of what none has made, for what roots return, and for calls without ops.
+
+    Args:
+        busy: the calls in which ops ran.
+    """
+    calls = ops.placed.calls
+    reads, tensors = read_uses(data, ops.op_id, calls.call_id[tree.of_call >= 0])
+    reads = replace(reads, call=np.flatnonzero(tree.of_call >= 0)[reads.call])
+    every = data.table("tensors")
+    row = RowFinder(column_of(every, "tensor_id"))(tensors.tensor_id)
+    made_by = column_of(every, "producer_op")[row]
+    reads = _without_strays(reads, tensors)
+    layer = _layers_of_ops(ops, tree)
+    readers, given = _readers(reads, ops, layer, tree), _name_given(reads)
+    leaves = find_leaves(data, readers, tensors, made_by, given, tree)
+    parts = (
+        draft_ops(data, ops, layer, tensors, measured),
+        draft_leaves(leaves, measured),
+        draft_outputs(reads, ops, tree),
+        draft_idle_calls(ops, tree, busy),
+    )
+    return join_drafts(parts), _join_edges(reads, readers, leaves, tensors, len(parts[0].layer)), tensors
+
+
+def _without_strays(reads: Reads, tensors: Tensors) -> Reads:
+    """The same without outputs that nothing in the graph has made or reads, and that are none of the model's."""
+    is_read = np.zeros(len(tensors), bool)
+    is_read[reads.tensor] = True
+    known = (tensors.producer >= 0) | is_read | (column_of(tensors.table, "site_id") >= 0)
+    kept = known[reads.returned]
+    return replace(reads, call=reads.call[kept], returned=reads.returned[kept], place=reads.place[kept])
+
+
+def _readers(reads: Reads, ops: StepOps, layer: Rows, tree: LayerTree) -> Readers:
+    around = outermost_phase(tree)[tree.of_call[reads.call]]
+    return Readers(
+        tensor=np.concatenate([reads.tensor, reads.returned]),
+        layer=np.concatenate([layer[reads.op], around]),
+        time_ns=np.concatenate([ops.start_ns[reads.op], ends_of(ops.placed)[reads.call]]),
+        op_count=len(reads.op),
+    )
+
+
+def _name_given(reads: Reads) -> dict[int, str]:
+    """Where each tensor that a root was given is among its arguments: `[0]`."""
+    slots = [each.removeprefix("input") for each in reads.slots]
+    given = zip(reads.given[::-1].tolist(), reads.given_as[::-1].tolist(), strict=True)
+    return {tensor: slots[slot] for tensor, slot in given}  # of several the first
+
+
+def _layers_of_ops(ops: StepOps, tree: LayerTree) -> Rows:
+    by_phase = np.append(tree.of_phase, NONE)[ops.phase]
+    return np.where(ops.call >= 0, tree.of_call[ops.call], by_phase) if len(tree.of_call) else by_phase
+
+
+def _join_edges(reads: Reads, readers: Readers, leaves: Leaves, tensors: Tensors, op_count: int) -> Edges:
+    """From what made each tensor, or is it, to what reads it; outputs stand behind ops and leaves."""
+    maker = tensors.producer.copy()
+    maker[leaves.tensor] = op_count + np.arange(len(leaves.tensor))
+    output = op_count + len(leaves.tensor) + np.arange(len(reads.call))
+    source = maker[readers.tensor]
+    target = np.concatenate([reads.op, output])
+    known = source >= 0  # what a model returns may be something that no op has read or made
+    return Edges(
+        source=source[known],
+        target=target[known],
+        tensor=readers.tensor[known],
+        slot=np.concatenate([reads.slot, reads.place])[known],
+        time_ns=readers.time_ns[known],
+        slots=reads.slots,
+    )

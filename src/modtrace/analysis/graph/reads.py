@@ -1,0 +1,84 @@
+"""What the ops of a step read and return: the rows of `uses` and `tensors` that are about them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ...recording.protocols import RecordingData
+from ..step.calls import Column, RowFinder, Rows, column_of
+from ..step.ops import word_codes
+from .columns import NONE, Tensors
+
+#: What the slots of what calls are given begin with; those of what they return begin with `output`.
+_GIVEN = "input"
+
+#: Columns of `tensors` that a graph keeps.
+_KEPT = (
+    "shape", "stride", "offset", "dtype", "device", "layout", "requires_grad", "storage", "version", "site_id",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reads:
+    """Who reads which tensor, in the order of the table; rows of the ops and calls that were given."""
+
+    op: Rows
+    tensor: Rows  # row of the tensors
+    slot: Column  # codes of `slots`
+    slots: tuple[str, ...]
+    call: Rows  # of what calls return: the call,
+    returned: Rows  # the tensor,
+    place: Column  # and where it is in the output: codes of `slots`
+    given: Rows  # of what calls are given: the tensor,
+    given_as: Column  # and where it is among the arguments: codes of `slots`
+
+
+def read_uses(data: RecordingData, op_id: Column, call_id: Column) -> tuple[Reads, Tensors]:
+    """What ops read and return, and what calls return; `producer` of the tensors is a row of `op_id`."""
+    uses, tensors = data.table("uses"), data.table("tensors")
+    find_op = RowFinder(op_id)
+    op = find_op(column_of(uses, "consumer_op"))
+    call = _find_calls(uses, call_id)
+    kept = np.flatnonzero((op >= 0) | (call >= 0))
+    producer = find_op(column_of(tensors, "producer_op"))
+    ids = column_of(tensors, "tensor_id")
+    read = RowFinder(ids)(column_of(uses, "tensor_id")[kept])
+    kept, read = kept[read >= 0], read[read >= 0]
+    is_wanted = producer >= 0
+    is_wanted[read] = True
+    rows = np.flatnonzero(is_wanted)
+    number = np.cumsum(is_wanted) - 1
+    slot, slots = word_or_text_codes(uses["slot"].take(pa.array(kept)))
+    is_given = np.array([each.startswith(_GIVEN) for each in slots] + [False])[slot] & (op[kept] < 0)
+    by_op, by_call = np.flatnonzero(op[kept] >= 0), np.flatnonzero((op[kept] < 0) & ~is_given)
+    tensor = number[read]
+    reads = Reads(
+        op=op[kept][by_op],
+        tensor=tensor[by_op],
+        slot=slot[by_op],
+        slots=slots,
+        call=call[kept][by_call],
+        returned=tensor[by_call],
+        place=slot[by_call],
+        given=tensor[is_given],
+        given_as=slot[is_given],
+    )
+    return reads, _to_tensors(tensors.take(pa.array(rows)), producer[rows], ids[rows])
+
+
+def _find_calls(uses: pa.Table, call_id: Column) -> Rows:
+    column = uses["consumer_call"]
+    if column.null_count == len(column):
+        return np.full(len(column), NONE, np.int64)
+    return RowFinder(call_id)(column_of(uses, "consumer_call"))
+
+
+def _to_tensors(table: pa.Table, producer: Rows, tensor_id: Column) -> Tensors:
+    slot, slots = word_or_text_codes(table["slot"])
+    return Tensors(tensor_id=tensor_id, producer=producer, slot=slot, table=table.select(_KEPT), slots=slots)
+
+
+def word_or_text_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:
+    """A column of strings as codes, and the strings; -1 for null."""
+    return word_codes(column if pa.types.is_dictionary(column.type) else column.dictionary_encode())

@@ -1,0 +1,310 @@
+"""Makes a view of a graph: what is visible as boxes, nodes and edges."""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ...recording.phase import PHASES
+from ..graph.columns import (
+    EARLIER,
+    INPUT,
+    LAYER_KINDS,
+    NODE_KINDS,
+    NONE,
+    OP,
+    PHASE,
+    TENSOR,
+    Graph,
+    LayerPlace,
+    Numbers,
+)
+from ..graph.costs import sum_at
+from ..step.calls import Column, Rows
+from ..step.pausing import without_collection
+from .items import Items, Seen
+from .keys import distinct, layer_keys, name_layers, node_keys
+from .lift import LiftedEdges
+from .records import LAYER, GraphView, ViewBox, ViewNode
+
+_PHASE, _OP, _INPUT = LAYER_KINDS.index(PHASE), NODE_KINDS.index(OP), NODE_KINDS.index(INPUT)
+_IS_NAMED_AS_OP = [each in (OP, EARLIER) for each in NODE_KINDS]
+
+
+def build_view(graph: Graph, seen: Seen) -> GraphView:
+    """The boxes, nodes and edges that are visible; edges that stay inside a closed layer are left out."""
+    with without_collection():
+        return _build(_Visible(graph, seen), graph)
+
+
+def _build(visible: "_Visible", graph: Graph) -> GraphView:
+    items = visible.in_order()
+    number = np.full(int(items.max(initial=0)) + 1, NONE, np.int64)
+    number[items] = np.arange(len(items))
+    return GraphView(
+        command=graph.command,
+        marks=graph.marks,
+        step=graph.step,
+        has_ops=graph.has_ops,
+        boxes=visible.boxes(),
+        nodes=visible.nodes(items, number),
+        edges=visible.edges.to_view(number),
+    )
+
+
+class _Visible:
+    """The items that are visible, and what is known of them."""
+
+    def __init__(self, graph: Graph, seen: Seen) -> None:
+        self._graph = graph
+        self._items = items = Items(graph, seen)
+        self._order = items.order()
+        self.edges = LiftedEdges(graph, items, self._order)
+        self._box_rows = self._open_layers()
+        self._box_of = self._innermost_boxes()
+        self._layer_keys = layer_keys(graph)
+        is_op = np.concatenate([[0], np.cumsum(graph.nodes.kind == _OP)])
+        inside = is_op[graph.end_node] - is_op[graph.first_node]
+        self._layer_ops = np.bincount(items.layer_for, inside, minlength=len(inside)).astype(np.int64)
+        self._layer_repeats = np.bincount(items.layer_for, minlength=len(inside))
+        self._names, self._labels = name_layers(graph, seen.folding)
+        self._layer_numbers = _sum_numbers(graph.layers.numbers, items.layer_for)
+
+    @cached_property
+    def _node_keys(self) -> list[str]:
+        return node_keys(self._graph, self._layer_keys)
+
+    def in_order(self) -> Rows:
+        """The items that are nodes of the view, by time; a tensor stands behind what makes it."""
+        shown = np.unique(self._items.of_node)
+        tensors = np.unique(self._items.tensor_of_edge)
+        tensors = tensors[tensors >= 0]
+        _, first = np.unique(self._items.tensor_of_edge, return_index=True)
+        edge = first[len(first) - len(tensors) :]
+        made_by = self._items.of_node[self._graph.edges.source[edge]]
+        self._maker = dict(zip(tensors.tolist(), made_by.tolist(), strict=True))
+        self._edge = dict(zip(tensors.tolist(), edge.tolist(), strict=True))
+        items = np.concatenate([shown, tensors])
+        times = np.concatenate([self._order[shown], self._order[made_by]])
+        return items[np.lexsort((items, np.arange(len(items)) >= len(shown), times))]
+
+    def _open_layers(self) -> Rows:
+        """The layers that are boxes; a phase is one only where there are several."""
+        layers, items = self._graph.layers, self._items
+        is_open = (items.closed_at < 0) & (items.layer_for == np.arange(len(layers)))
+        is_open &= self._graph.end_node > self._graph.first_node
+        is_phase = layers.kind == _PHASE
+        if int((is_open & is_phase).sum()) < 2:
+            is_open &= ~is_phase
+        return np.flatnonzero(is_open)
+
+    def _innermost_boxes(self) -> Rows:
+        """The number of the innermost box around what lies in each layer; NONE, at the end, for no layer."""
+        number = np.full(len(self._graph.layers), NONE, np.int64)
+        number[self._box_rows] = np.arange(len(self._box_rows))
+        found: list[int] = []
+        for own, above in zip(number.tolist(), self._graph.layers.parent.tolist(), strict=True):
+            found.append(own if own >= 0 else found[above] if above >= 0 else NONE)
+        return np.array([*found, NONE], np.int64)
+
+    def boxes(self) -> tuple[ViewBox, ...]:
+        layers, rows = self._graph.layers, self._box_rows
+        columns = (
+            layers.kind, layers.place, layers.nth, layers.phase, layers.depth, self._layer_repeats,
+            self._layer_ops, layers.start_ns, layers.raised,
+        )  # fmt: skip
+        known = zip(
+            rows.tolist(),
+            self._box_of[layers.parent[rows]].tolist(),
+            *(each[rows].tolist() for each in columns),
+            _number_tuples(self._layer_numbers.take(rows)),
+            strict=True,
+        )
+        return tuple(
+            ViewBox._make(
+                (
+                    self._layer_keys[row],
+                    LAYER_KINDS[kind],
+                    self._names[row],
+                    self._labels[row],
+                    place.type,
+                    place.path,
+                    place.root,
+                    None if nth < 0 else nth,
+                    PHASES[phase],
+                    box,
+                    depth,
+                    repeats,
+                    ops,
+                    start_ns,
+                    *numbers,
+                    raised,
+                    row,
+                )
+            )
+            for row, box, kind, at, nth, phase, depth, repeats, ops, start_ns, raised, numbers in known
+            for place in (layers.places[at],)
+        )
+
+    def nodes(self, items: Rows, number: Rows) -> tuple[ViewNode, ...]:
+        """The nodes of the view; `number` is that of each item."""
+        base, behind = self._items.first_node, self._items.first_tensor
+        rows = items.tolist()
+        layer_items, node_items = items[items < base], items[(items >= base) & (items < behind)] - base
+        layers = iter(self._layer_nodes(layer_items, number))
+        nodes = iter(self._own_nodes(node_items, number))
+        made: list[ViewNode] = []
+        for item in rows:
+            if item < base:
+                made.append(next(layers))
+            elif item < behind:
+                made.append(next(nodes))
+            else:
+                made.append(self._tensor_node(item, made[number[self._maker[item]]]))
+        if self._maker:  # what `_foreach_add_` makes has no slots
+            keys = distinct(each.key for each in made)
+            made = [each._replace(key=key) for each, key in zip(made, keys, strict=True)]
+        return tuple(made)
+
+    def _layer_nodes(self, rows: Rows, number: Rows) -> Iterable[ViewNode]:
+        layers = self._graph.layers
+        columns = (
+            layers.place, layers.nth, layers.phase, self._layer_repeats, self._layer_ops, layers.start_ns,
+            layers.raised,
+        )  # fmt: skip
+        twin = self._items.of_layer[layers.repeats[rows]]
+        known = zip(
+            rows.tolist(),
+            self._box_of[layers.parent[rows]].tolist(),
+            _numbers_of(twin, number),
+            *(each[rows].tolist() for each in columns),
+            _number_tuples(self._layer_numbers.take(rows)),
+            strict=True,
+        )
+        for row, box, goes_back, at, nth, phase, repeats, ops, start_ns, raised, numbers in known:
+            place = layers.places[at]
+            yield ViewNode._make((
+                self._layer_keys[row], LAYER, self._names[row], self._labels[row], place.type, place.path, place.root,
+                None if nth < 0 else nth, PHASES[phase], box, repeats, ops, None, None, "", start_ns, *numbers,
+                raised, goes_back, row,
+            ))  # fmt: skip
+
+    def _own_nodes(self, rows: Rows, number: Rows) -> Iterable[ViewNode]:
+        graph, nodes = self._graph, self._graph.nodes
+        layers, tensors = graph.layers, graph.tensors
+        repeats = np.bincount(self._items.node_for, minlength=len(nodes))
+        sums = _sum_numbers(nodes.numbers, self._items.node_for).take(rows)
+        keys = self._node_keys
+        twin = np.append(self._items.of_node, NONE)[nodes.repeats[rows]]
+        places = [*(layers.places[each] for each in layers.place.tolist()), None]
+        nth = [*layers.nth.tolist(), NONE]
+        labels = [_shorten(each) for each in nodes.names]
+        columns = (
+            nodes.layer, nodes.kind, nodes.name, nodes.phase, nodes.tensor, nodes.args, nodes.start_ns, nodes.raised
+        )  # fmt: skip
+        known = zip(
+            rows.tolist(),
+            self._box_of[nodes.layer[rows]].tolist(),
+            _numbers_of(twin, number),
+            repeats[rows].tolist(),
+            *(each[rows].tolist() for each in columns),
+            _number_tuples(sums),
+            strict=True,
+        )
+        for (
+            row,
+            box,
+            goes_back,
+            count,
+            layer,
+            kind,
+            name,
+            phase,
+            tensor,
+            args,
+            start_ns,
+            raised,
+            numbers,
+        ) in known:
+            place = places[layer]
+            call = nth[layer]
+            yield ViewNode._make((
+                keys[row], NODE_KINDS[kind], nodes.names[name],
+                labels[name] if _IS_NAMED_AS_OP[kind] else _label(kind, nodes.names[name], place),
+                "", place.path if place else None, place.root if place else None, None if call < 0 else call,
+                PHASES[phase] if phase >= 0 else None, box, count, count if kind == _OP else 0,
+                tensors.shapes[tensor] if tensor >= 0 else None, tensors.dtypes[tensor] if tensor >= 0 else None,
+                nodes.argument_texts[args] if args >= 0 else "", start_ns, *numbers, raised, goes_back, row,
+            ))  # fmt: skip
+
+    def _tensor_node(self, item: int, maker: ViewNode) -> ViewNode:
+        edges, tensors = self._graph.edges, self._graph.tensors
+        tensor = int(edges.tensor[self._edge[item]])
+        slot = tensors.slots[int(tensors.slot[tensor])] if tensors.slot[tensor] >= 0 else ""
+        name = slot or "tensor"
+        producer = int(self._items.node_for[tensors.producer[tensor]])
+        return maker._replace(
+            key=f"{self._node_keys[producer]}:{name}", kind=TENSOR, name=name, label=name, type="", ops=0,
+            shape=tensors.shapes[tensor], dtype=tensors.dtypes[tensor], args="", duration_ns=0, flops=0, bytes_read=0,
+            bytes_written=0, saved_bytes=0, nonfinite=None, rms=None, twin=NONE, first=tensor,
+        )  # fmt: skip
+
+
+def _numbers_of(items: Rows, number: Rows) -> list[int]:
+    """The visible nodes that items are; NONE for what is none."""
+    known = (items >= 0) & (items < len(number))
+    found: list[int] = np.where(known, np.append(number, NONE)[np.where(known, items, -1)], NONE).tolist()
+    return found
+
+
+def _below(name: str, place: LayerPlace | None) -> str:
+    """The path of a parameter as seen from the module in which it is shown: `weight`."""
+    return name.removeprefix(f"{place.path}.") if place and place.path else name
+
+
+def _label(kind: int, name: str, place: LayerPlace | None) -> str:
+    """What a leaf or an output is shown as: `weight`, `input[0]`."""
+    return f"input{name}" if kind == _INPUT else _below(name, place)
+
+
+def _shorten(name: str) -> str:
+    """`addmm` for `aten.addmm.default`; the last part of a path."""
+    parts = name.split(".")
+    return parts[1] if len(parts) == 3 else parts[-1]
+
+
+def _sum_numbers(numbers: Numbers, onto: Rows) -> Numbers:
+    """The sums over what each stands for; -1 where one is not known, or nothing was measured."""
+    if np.array_equal(onto, np.arange(len(onto))):
+        return numbers
+    sums: dict[str, Column] = {}
+    count = np.bincount(onto, minlength=len(onto))
+    for name, column in vars(numbers).items():
+        total = sum_at(onto, np.maximum(column, 0), len(onto))
+        unknown = sum_at(onto, column < 0, len(onto))
+        is_measure = name in ("nonfinite", "measured", "sumsq")
+        missing = unknown == count if is_measure else unknown > 0
+        sums[name] = np.where(missing, NONE, total).astype(column.dtype)
+    return Numbers(**sums)
+
+
+def _number_tuples(numbers: Numbers) -> Iterable[tuple[Any, ...]]:
+    """Time, flops, bytes read, written and saved, what is not finite, and the root mean square, for each row."""
+    counted = [
+        numbers.flops,
+        numbers.bytes_read,
+        numbers.bytes_written,
+        numbers.saved_bytes,
+        numbers.nonfinite,
+    ]
+    has_mean = numbers.measured > 0
+    mean = np.where(has_mean, numbers.sumsq, 0) / np.where(has_mean, numbers.measured, 1)
+    rms: Sequence[float | None] = [
+        root if has else None for root, has in zip(np.sqrt(mean).tolist(), has_mean.tolist(), strict=True)
+    ]
+    return zip(numbers.duration_ns.tolist(), *map(_to_optional, counted), rms, strict=True)
+
+
+def _to_optional(column: Column) -> list[int | None]:
+    return [None if each < 0 else each for each in column.tolist()]

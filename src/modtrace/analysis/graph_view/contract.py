@@ -1,0 +1,50 @@
+"""Leaves view ops out of a graph: what reads a view reads what it is a view of."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..graph.columns import LEAF_KINDS, NODE_KINDS, NONE, Graph
+from ..graph.layers import follow
+from ..step.calls import Rows
+
+
+def without_views(graph: Graph) -> Graph:
+    """The same graph without the ops that only return views of what they read; nothing is lost but their nodes."""
+    nodes, edges = graph.nodes, graph.edges
+    base = _find_bases(graph)
+    kept = np.flatnonzero(base == np.arange(len(nodes)))
+    new = np.full(len(nodes) + 1, NONE, np.int64)
+    new[kept] = np.arange(len(kept))
+    edges = edges.take(np.flatnonzero(new[edges.target] >= 0))
+    is_leaf = np.append(np.isin(nodes.kind, [NODE_KINDS.index(each) for each in LEAF_KINDS]), True)
+    maker = np.append(base, NONE)[graph.tensors.producer]
+    return replace(
+        graph,
+        nodes=replace(nodes.take(kept), repeats=new[nodes.repeats[kept]]),
+        edges=replace(edges, source=new[base[edges.source]], target=new[edges.target]),
+        tensors=replace(
+            graph.tensors,
+            producer=np.where(is_leaf[maker], NONE, new[maker]),
+            slot=graph.tensors.slot[_find_viewed(graph)],
+        ),
+    )
+
+
+def _find_viewed(graph: Graph) -> Rows:
+    """For each tensor that a view op has made the one that it shows, through other views; itself for any other."""
+    edges, producer = graph.edges, graph.tensors.producer
+    read = np.full(len(graph.nodes) + 1, NONE, np.int64)  # by each view op; at the end by none
+    into = np.flatnonzero(graph.nodes.is_view[edges.target])[::-1]
+    read[edges.target[into]] = edges.tensor[into]
+    shown = np.where(read[producer] >= 0, read[producer], np.arange(len(producer)))
+    return follow(shown)
+
+
+def _find_bases(graph: Graph) -> Rows:
+    """What each node is a view of, through other views; itself if it is none."""
+    nodes, edges = graph.nodes, graph.edges
+    base = np.arange(len(nodes))
+    into = np.flatnonzero(nodes.is_view[edges.target])[::-1]
+    base[edges.target[into]] = edges.source[into]  # the first argument comes last here, and stays
+    return follow(base)

@@ -1,0 +1,129 @@
+"""Finds siblings in a graph that are alike and numbered on from each other: `layers.0` to `layers.31`."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..graph.columns import LAYER_KINDS, MODULE, NONE, Graph
+from ..graph.layers import follow, group_children
+from ..step.calls import Rows
+from .signatures import sign_layers
+
+_MODULE = LAYER_KINDS.index(MODULE)
+
+
+class Run(NamedTuple):
+    """Layers that are alike; the first stands for all."""
+
+    first: int
+    layers: tuple[int, ...]  # in the order in which they ran, the first too
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Folding:
+    """For each layer and node the one that stands for it, itself if it is not folded."""
+
+    layer: Rows
+    node: Rows
+    runs: tuple[Run, ...]
+
+
+def fold_graph(graph: Graph) -> Folding:
+    """Runs of sibling layers whose insides are the same: ops, shapes, names and edges.
+
+    A run is folded only if no way leads from one of its layers through what lies outside to another of them.
+    """
+    layer, node = np.arange(len(graph.layers)), np.arange(len(graph.nodes))
+    runs = []
+    for run in _find_runs(graph):
+        if layer[run.first] != run.first:
+            continue  # it lies in a layer that another one stands for
+        runs.append(run)
+        for each in run.layers:
+            _map_onto(graph, run.first, each, layer, node)
+    return Folding(layer=follow(layer), node=follow(node), runs=tuple(runs))
+
+
+def _map_onto(graph: Graph, first: int, other: int, layer: Rows, node: Rows) -> None:
+    """What corresponds in two layers that are alike stands in one order in both."""
+    size = int(graph.layers.last[first]) - first + 1
+    layer[other : other + size] = np.arange(first, first + size)
+    start, end = int(graph.first_node[first]), int(graph.end_node[first])
+    begin = int(graph.first_node[other])
+    node[begin : begin + end - start] = np.arange(start, end)
+
+
+def _find_runs(graph: Graph) -> Iterator[Run]:
+    """Runs of siblings that may be folded, those around before those inside."""
+    signatures = sign_layers(graph)
+    crossing = _Crossing(graph)
+    children = group_children(graph.layers.parent)
+    found = [
+        run
+        for siblings in children.values()
+        for run in _split(graph, siblings, signatures)
+        if crossing.is_closed(run)
+    ]
+    return iter(sorted(found))  # a layer stands before what is inside of it
+
+
+def _split(graph: Graph, siblings: Sequence[int], signatures: Sequence[int]) -> Iterator[Run]:
+    """The longest runs of siblings that are alike and numbered up, or in a backward down."""
+    run: list[int] = []
+    direction = 0
+    numbers = [_number(graph, each) for each in siblings]
+    for each, number in zip([*siblings, NONE], [*numbers, None], strict=True):
+        last = _number(graph, run[-1]) if run else None
+        step = 0 if number is None or last is None else number - last
+        is_next = (
+            run and abs(step) == 1 and direction in (0, step) and signatures[each] == signatures[run[-1]]
+        )
+        if is_next:
+            direction = step
+            run.append(each)
+            continue
+        if len(run) > 1:
+            yield Run(run[0], tuple(run))
+        run, direction = ([each] if number is not None else []), 0
+
+
+def _number(graph: Graph, layer: int) -> int | None:
+    if graph.layers.kind[layer] != _MODULE:
+        return None
+    label = graph.layers.places[int(graph.layers.place[layer])].label
+    return int(label) if label.isdecimal() else None
+
+
+class _Crossing:
+    """The edges that lead out of layers."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._target = graph.edges.target
+        self._by_source = np.argsort(graph.edges.source, kind="stable")
+        self._sources = graph.edges.source[self._by_source]
+
+    def is_closed(self, run: Run) -> bool:
+        """Whether nothing outside lies on a way from one of the layers to another."""
+        first = min(int(self._graph.first_node[each]) for each in run.layers)
+        end = max(int(self._graph.end_node[each]) for each in run.layers)
+        order = self._graph.nodes.order
+        latest = int(order[first:end].max(initial=NONE))
+        met: set[int] = set()
+        reached = self._target[self._edges(first, end)]
+        while len(reached):
+            if met and bool(((reached >= first) & (reached < end)).any()):
+                return False
+            outside = (reached < first) | (reached >= end)
+            new = {*reached[outside & (order[reached] < latest)].tolist()} - met
+            met |= new
+            edges = [self._edges(each, each + 1) for each in new]
+            reached = self._target[np.concatenate(edges)] if edges else reached[:0]
+        return True
+
+    def _edges(self, first: int, end: int) -> Rows:
+        """The edges from the nodes from `first` to before `end`."""
+        begin, behind = np.searchsorted(self._sources, [first, end])
+        return self._by_source[begin:behind]

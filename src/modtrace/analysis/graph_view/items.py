@@ -1,0 +1,123 @@
+"""What stands for what in a view of a graph: closed layers for what is inside, one of a folded run for all."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..graph.columns import LAYER_KINDS, LEAF_KINDS, NODE_KINDS, NONE, OPTIMIZER_STEP, Graph, Tensors
+from ..step.calls import Column, Rows, column_of
+from .fold import Folding
+from .signatures import number_columns
+
+_OPTIMIZER_STEP = LAYER_KINDS.index(OPTIMIZER_STEP)
+_LEAVES = [NODE_KINDS.index(each) for each in LEAF_KINDS]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Seen:
+    """What of a graph is to be seen."""
+
+    closed: Column  # of each layer whether it is shown as one node
+    folding: Folding | None = None
+    tensors: bool = False  # whether what ops return are nodes
+
+
+def close_below(graph: Graph, depth: int) -> Column:
+    """The layers that lie `depth` below a root, and all inside of them; innermost ones and optimizer steps too.
+
+    None, if no layer lies so deep.
+
+    Raises:
+        ValueError: `depth` is negative.
+    """
+    if depth < 0:
+        raise ValueError(f"depth={depth!r}: give 0 to see the roots alone, or more")
+    layers = graph.layers
+    if depth > layers.depth.max(initial=0):
+        return np.zeros(len(layers), bool)
+    is_innermost = _has_none_inside(graph) & (layers.depth > 0)
+    is_step = layers.kind == _OPTIMIZER_STEP
+    return np.asarray((layers.depth >= depth) | is_step | is_innermost)
+
+
+class Items:
+    """What is visible, as items: layer n is item n, node n is item `first_node + n`, tensors come behind."""
+
+    def __init__(self, graph: Graph, seen: Seen) -> None:
+        self.graph = graph
+        self.first_node = len(graph.layers)
+        self.first_tensor = self.first_node + len(graph.nodes)
+        folding = seen.folding
+        self.layer_for = np.arange(self.first_node) if folding is None else folding.layer
+        self.node_for = np.arange(len(graph.nodes)) if folding is None else folding.node
+        closed = seen.closed if graph.has_ops else seen.closed | _has_none_inside(graph)
+        shown_closed = np.zeros(self.first_node, bool)
+        shown_closed[self.layer_for[closed]] = True  # one that is closed closes all that it is folded with
+        self.closed_at = _outermost_closed(graph.layers.parent, shown_closed)
+        self.of_layer = np.append(self.closed_at[self.layer_for], NONE)
+        layer = self.of_layer[graph.nodes.layer]
+        self.of_node = np.where(layer >= 0, layer, self.first_node + self.node_for)
+        self.tensor_of_edge = self._tensors() if seen.tensors else np.full(len(graph.edges), NONE, np.int64)
+
+    def _tensors(self) -> Rows:
+        """The item of what each edge is about, where an op has made it and it is seen outside of its layer."""
+        edges, tensors = self.graph.edges, self.graph.tensors
+        if not len(tensors):
+            return np.full(len(edges), NONE, np.int64)
+        key = _name_tensors(tensors, self.node_for)[edges.tensor]
+        is_inside = self.of_node[edges.source] == self.of_node[edges.target]
+        distinct, number = np.unique(np.where(is_inside, NONE, key), return_inverse=True)
+        has_none = len(distinct) > 0 and distinct[0] == NONE
+        number = number.reshape(-1) - has_none
+        return np.where(number >= 0, self.first_tensor + number, NONE)
+
+    def phase_of(self, items: Rows) -> Column:
+        """The phase of layers and nodes; that of tensors is not asked for."""
+        phases = np.concatenate([self.graph.layers.phase, self.graph.nodes.phase, [NONE]])
+        return np.asarray(phases[np.minimum(items, self.first_tensor)])
+
+    def order(self) -> Column:
+        """When each layer and node comes; a leaf before all that reads it. Those that are not there come last."""
+        graph = self.graph
+        times = np.full(self.first_tensor, np.iinfo(np.int64).max, np.int64)
+        np.minimum.at(times, self.of_node, 2 * graph.nodes.order + 1)
+        is_leaf = np.isin(graph.nodes.kind, _LEAVES) & (self.of_node >= self.first_node)
+        reads = np.flatnonzero(is_leaf[graph.edges.source])
+        source, target = (self.of_node[each[reads]] for each in (graph.edges.source, graph.edges.target))
+        np.minimum.at(times, source, times[target] - 1)
+        return times
+
+
+def _name_tensors(tensors: Tensors, node_for: Rows) -> Rows:
+    """A number for each tensor that an op has made, the same for those that correspond in folded layers.
+
+    What an op makes is told apart by its slot, and ops that name none (`_foreach_add_`) by what memory it shows.
+    """
+    made = np.flatnonzero(tensors.producer >= 0)
+    producer, slot = tensors.producer[made], tensors.slot[made].astype(np.int64)
+    storage = column_of(tensors.table, "storage")[made].astype(np.int64)
+    storage = np.where(storage >= 0, storage, -2 - made)
+    place = number_columns(np.stack([producer, slot]))
+    memory = number_columns(np.stack([place, storage - storage.min(initial=0)]))
+    _, first, which = np.unique(memory, return_index=True, return_inverse=True)
+    order = np.lexsort((first, place[first]))
+    begins = np.searchsorted(place[first][order], place[first])
+    rank = np.empty(len(first), np.int64)
+    rank[order] = np.arange(len(first))
+    rank -= begins
+    key = np.full(len(tensors), NONE, np.int64)
+    key[made] = number_columns(np.stack([node_for[producer], slot, rank[which.reshape(-1)]]))
+    return key
+
+
+def _has_none_inside(graph: Graph) -> Column:
+    return np.asarray(graph.layers.last == np.arange(len(graph.layers)))
+
+
+def _outermost_closed(parent: Rows, closed: Column) -> Rows:
+    """The outermost closed layer around each layer, itself if it is that one; NONE if all around it are open."""
+    found: list[int] = []
+    for at, (above, is_closed) in enumerate(zip(parent.tolist(), closed.tolist(), strict=True)):
+        outer = found[above] if above >= 0 else NONE
+        found.append(outer if outer >= 0 else at if is_closed else NONE)
+    return np.array(found, np.int64)

@@ -1,0 +1,73 @@
+"""Names for the nodes and layers of a graph that are the same in the next step and in the next run."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from ...recording.module_path import is_below
+from ...recording.phase import PHASES
+from ..graph.columns import LAYER_KINDS, LEAF_KINDS, NODE_KINDS, OP, OPTIMIZER_STEP, PHASE, Graph
+from .fold import Folding
+
+
+def layer_keys(graph: Graph) -> list[str]:
+    """A name for each layer: `forward/GPT/blocks.0.attn`, `backward/GPT/head@1`."""
+    layers = graph.layers
+    rows = zip(
+        layers.kind.tolist(), layers.phase.tolist(), layers.place.tolist(), layers.nth.tolist(), strict=True
+    )
+    return distinct(_layer_key(graph, *row) for row in rows)
+
+
+def _layer_key(graph: Graph, kind: int, phase: int, place: int, nth: int) -> str:
+    if LAYER_KINDS[kind] in (PHASE, OPTIMIZER_STEP):
+        return PHASES[phase] if LAYER_KINDS[kind] == PHASE else f"{PHASES[phase]}/step"
+    found = graph.layers.places[place]
+    call = f"@{nth}" if nth > 0 else ""
+    return f"{PHASES[phase]}/{found.root or ''}{f'/{found.path}' if found.path else ''}{call}"
+
+
+def name_layers(graph: Graph, folding: Folding | None) -> tuple[list[str], list[str]]:
+    """What each layer is called, and its label: `layers.0..31.attn` in one that stands for several, `attn`."""
+    layers = graph.layers
+    places = [layers.places[each] for each in layers.place.tolist()]
+    names, labels = [each.name for each in places], [each.label for each in places]
+    for run in folding.runs if folding else ():
+        numbers = sorted(int(places[each].label) for each in run.layers)
+        old, label = names[run.first], f"{numbers[0]}..{numbers[-1]}"
+        new = f"{old.removesuffix(labels[run.first])}{label}"
+        labels[run.first] = label
+        for each in range(run.first, int(layers.last[run.first]) + 1):
+            if is_below(names[each], old):
+                names[each] = new + names[each][len(old) :]
+    return names, labels
+
+
+def node_keys(graph: Graph, layers: list[str]) -> list[str]:
+    """A name for each node: that of its layer with the op and its number, `forward/GPT/head/aten.addmm.default#1`.
+
+    Args:
+        layers: the names of the layers.
+    """
+    nodes = graph.nodes
+    around = [*layers, "outside"]  # the layer -1
+    is_leaf = [each in LEAF_KINDS for each in NODE_KINDS]
+    kinds = [f"{each}:" if each != OP else "" for each in NODE_KINDS]
+    columns = (nodes.layer, nodes.kind, nodes.root, nodes.name, nodes.nth)
+    roots = [*(f"{each}/" for each in nodes.roots), ""]  # the root -1
+    names = nodes.names
+    return distinct(
+        f"{kinds[kind]}{roots[root]}{names[name]}"
+        if is_leaf[kind]
+        else f"{around[layer]}/{kinds[kind]}{roots[root]}{names[name]}{f'#{nth}' if nth > 0 else ''}"
+        for layer, kind, root, name, nth in zip(*(each.tolist() for each in columns), strict=True)
+    )
+
+
+def distinct(keys: Iterable[str]) -> list[str]:
+    """The same, with a number behind those that were there before."""
+    found: defaultdict[str, int] = defaultdict(int)
+    told_apart = []
+    for key in keys:
+        found[key] += 1
+        told_apart.append(key if found[key] == 1 else f"{key}~{found[key]}")
+    return told_apart

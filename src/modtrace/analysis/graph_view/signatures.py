@@ -1,0 +1,83 @@
+"""Tells which layers of a graph are the same inside: modules, ops, shapes, and the edges between them."""
+
+from collections.abc import Hashable
+
+import numpy as np
+
+from ..graph.columns import BUFFER, NODE_KINDS, NONE, PARAMETER, Graph
+from ..graph.layers import common_layer, group_children
+from ..step.calls import Column, Rows
+
+#: What is called by its path; in two layers that are alike the last part of it is the same.
+_OWNED = [NODE_KINDS.index(PARAMETER), NODE_KINDS.index(BUFFER)]
+
+
+def sign_layers(graph: Graph) -> list[int]:
+    """A number for each layer; two are alike inside if their numbers are the same."""
+    layers = graph.layers
+    codes = _sign_nodes(graph)
+    own_first = graph.first_node.tolist()
+    own_end = np.searchsorted(graph.nodes.layer, np.arange(len(layers)), side="right").tolist()
+    edges, edge_first = _edges_by_layer(graph)
+    children = group_children(layers.parent)
+    places = [layers.places[each] for each in layers.place.tolist()]
+    known: dict[Hashable, int] = {}
+    signatures = [NONE] * len(layers)
+    for at in range(len(layers) - 1, -1, -1):
+        inside = tuple((places[each].label, signatures[each]) for each in children.get(at, ()))
+        signature = (
+            places[at].type,
+            int(layers.kind[at]),
+            inside,
+            codes[own_first[at] : own_end[at]].tobytes(),
+            edges[edge_first[at] : edge_first[at + 1]].tobytes(),
+        )
+        signatures[at] = known.setdefault(signature, len(known))
+    return signatures
+
+
+def _sign_nodes(graph: Graph) -> Column:
+    """A number for each node: what it is, what it is called, what it is told and what it returns."""
+    nodes = graph.nodes
+    codes: dict[str, int] = {}
+    full = np.array([codes.setdefault(each, len(codes)) for each in nodes.names], np.int64)
+    short = np.array(
+        [codes.setdefault(each.rpartition(".")[2], len(codes)) for each in nodes.names], np.int64
+    )
+    shapes: dict[Hashable, int] = {}
+    described = zip(graph.tensors.shapes, graph.tensors.dtypes, strict=True)
+    shape = np.array([*(shapes.setdefault(each, len(shapes)) for each in described), NONE], np.int64)
+    name = (
+        np.where(np.isin(nodes.kind, _OWNED), short[nodes.name], full[nodes.name])
+        if len(nodes)
+        else nodes.name
+    )
+    columns = np.stack([nodes.kind.astype(np.int64), name, shape[nodes.tensor], nodes.args])
+    return number_columns(columns)
+
+
+def number_columns(columns: Column) -> Column:
+    """A number for each column of a matrix of integers that are not large; equal columns get equal ones."""
+    key = np.zeros(columns.shape[1], np.int64)
+    for row in columns:
+        _, key = np.unique(key * (int(row.max(initial=0)) + 2) + row + 1, return_inverse=True)
+        key = key.reshape(-1).astype(np.int64)
+    return key
+
+
+def _edges_by_layer(graph: Graph) -> tuple[Column, Rows]:
+    """The edges of the innermost layer that holds both ends: where they begin and end in it, and the slot.
+
+    Returns:
+        the edges as rows, those of one layer together, and where each layer's begin.
+    """
+    edges, layers = graph.edges, graph.layers
+    one, other = graph.nodes.layer[edges.source], graph.nodes.layer[edges.target]
+    layer = common_layer(np.minimum(one, other), np.maximum(one, other), layers.parent, layers.last)
+    kept = np.flatnonzero(layer >= 0)
+    layer = layer[kept]
+    begin = graph.first_node[layer] if len(layers) else layer
+    rows = np.stack([edges.source[kept] - begin, edges.target[kept] - begin, edges.slot[kept]], axis=1)
+    order = np.lexsort((rows[:, 2], rows[:, 0], rows[:, 1], layer))
+    starts = np.searchsorted(layer[order], np.arange(len(layers) + 1))
+    return np.ascontiguousarray(rows[order]), starts

@@ -1,0 +1,94 @@
+"""The rows of one level of a layout: how tall each is, and from where to where it is taken."""
+
+from .sizes import COLUMN_GAP, LINE_GAP, ROW_GAP, ROW_HEIGHT, WIDEST_ROW
+
+
+class RowStack:
+    """Rows from the top down. A row below another one never moves again: what is taller reaches over several.
+
+    What is taken of a row is one stretch, from the left end of its first thing to the right end of its last.
+    """
+
+    def __init__(self) -> None:
+        self.top: list[float] = []
+        self.bottom: list[float] = []
+        self.start: list[float] = []
+        self.end: list[float] = []
+        self._next: dict[int, int] = {}  # of a row that is full, one further down
+
+    def __len__(self) -> int:
+        return len(self.top)
+
+    def add(self, lowest_top: float, height: float, left: float, right: float) -> None:
+        """Adds a row that begins at `lowest_top` or further down, and something in it."""
+        top = self.bottom[-1] + ROW_GAP if self.bottom else 0.0
+        if lowest_top > top:
+            top = lowest_top
+        self.top.append(top)
+        self.bottom.append(top + (height if height > ROW_HEIGHT else ROW_HEIGHT))
+        self.start.append(left)
+        self.end.append(right)
+
+    def find_row(self, row: int) -> int:
+        """The first row from this one on that has room for a further node."""
+        if row == len(self.top) or self.end[row] <= WIDEST_ROW:
+            return row
+        passed = []
+        while row < len(self.top) and self.end[row] > WIDEST_ROW:
+            passed.append(row)
+            row = self._next.get(row, row + 1)
+        for each in passed:
+            self._next[each] = row
+        return row
+
+    def find_row_of_box(self, row: int) -> int:
+        """This row, if a box that stands right of all from there on has room; else the last one, or a new one."""
+        if row >= len(self.top) - 1 or max(self.end[row:]) > WIDEST_ROW:
+            return self.find_row(max(row, len(self.top) - 1))
+        return row
+
+    def reach_down(self, row: int, height: float) -> int:
+        """The last row that something of this height takes that stands in `row`; the last of all grows to hold it."""
+        bottoms = self.bottom
+        bottom, last, behind = self.top[row] + height, row, len(bottoms) - 1
+        while bottom > bottoms[last] and last < behind:
+            last += 1
+        if bottom > bottoms[last]:
+            bottoms[last] = bottom
+        return last
+
+    def find_place(
+        self, first: int, last: int, wanted: float, left: float, right: float, *, may_grow: bool
+    ) -> float:
+        """Where something can stand in these rows: where it is wanted, or right of what stands there.
+
+        What may grow to the right does not stand left of something.
+        """
+        if first == last:
+            start, end = self.start[first], self.end[first]
+        else:
+            start, end = min(self.start[first : last + 1]), max(self.end[first : last + 1])
+        if wanted + right + COLUMN_GAP <= start and not may_grow:
+            return wanted
+        return max(wanted, end + COLUMN_GAP + left)
+
+    def find_place_below(self, first: int, wanted: float, left: float) -> float:
+        """Where something can stand that may grow to the right and down: right of all from this row on."""
+        return max(wanted, max(self.end[first:]) + COLUMN_GAP + left)
+
+    def take(self, first: int, last: int, left: float, right: float) -> None:
+        """Takes a stretch of some rows."""
+        start, end = self.start, self.end
+        for row in range(first, last + 1):
+            if left < start[row]:
+                start[row] = left
+            if right > end[row]:
+                end[row] = right
+
+    def find_channel(self, first: int, last: int, wanted: tuple[float, ...]) -> float:
+        """Where a line can run down these rows: at the first of the wanted places that is free, or right of all."""
+        start, end = min(self.start[first : last + 1]), max(self.end[first : last + 1])
+        for x in wanted:
+            if x - LINE_GAP >= end or x + LINE_GAP <= start:
+                return x
+        return end + LINE_GAP

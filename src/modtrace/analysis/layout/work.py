@@ -1,0 +1,178 @@
+"""What the placing of levels reads and fills: items, their edges, and the points that edges go through."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..graph.columns import INPUT, LEAF_KINDS
+from ..graph_view.records import GraphView
+from ..step.calls import Column, Rows
+from .sizes import HALF, Floats
+from .tree import ACROSS, DOWN, LOOP, ItemTree, LiftedPairs
+
+# Whether an item is placed when its turn comes, or with its first reader.
+AT_ONCE, ENTRANT, WITH_LEAVES, LEAF = range(4)
+
+_LEAVES = frozenset(LEAF_KINDS)
+_CONSTANTS = _LEAVES - {INPUT}
+# An op that reads more leaves than this is more than a detail of its reader.
+_FEW = 4
+
+
+@dataclass(frozen=True)
+class Bends:
+    """Points that edges go through, as columns; x and y are as seen from the origin of a level."""
+
+    edge: list[int] = field(default_factory=list)
+    level: list[int] = field(default_factory=list)
+    x: list[float] = field(default_factory=list)
+    y: list[float] = field(default_factory=list)
+
+    def add(self, edge: int, level: int, x: float, y: float) -> None:
+        """Adds a point."""
+        self.edge.append(edge)
+        self.level.append(level)
+        self.x.append(x)
+        self.y.append(y)
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Edges by item: those of item n are `edge[first[n] : first[n + 1]]`."""
+
+    first: list[int]
+    edge: list[int]
+    read: list[int]  # the item that each comes from
+
+    def has(self, item: int) -> bool:
+        """Whether an item has any."""
+        return self.first[item + 1] > self.first[item]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Work:
+    """Lists have an entry for each item, and one at the end for what is outside of all."""
+
+    tree: ItemTree
+    x: list[
+        float
+    ]  # of the column of the item, from the origin of its level: the spine, at the top of the content
+    y: list[float]  # of its top edge
+    left: list[float]  # from the column to its left edge
+    right: list[float]
+    height: list[float]  # of a box with its title
+    last_row: list[int]  # in its level; -1: it is not placed yet
+    waits: list[int]
+    is_aside: list[bool]  # what it makes goes to other phases alone: it leaves its column to what comes next
+    into: Grouped  # edges from another item of the level
+    entering: Grouped  # edges from outside of the level
+    leaving: dict[
+        int, list[tuple[int, int]]
+    ]  # of a level: edges to outside, and the items that they start in
+    looping: dict[int, list[int]]  # of a level: the edges that go back up
+    source: list[int]  # of each edge: the node
+    content_height: list[float]  # of each level: without title and padding
+    bends: Bends
+    lanes: Bends  # one for each edge that goes back up; y says nothing
+
+
+def prepare_work(view: GraphView, tree: ItemTree, sizes: Floats) -> Work:
+    """The work before anything is placed."""
+    items = tree.nodes + tree.boxes + 1
+    boxes = [0.0] * (tree.boxes + 1)
+    edges = tree.edges
+    half = np.minimum(sizes[:, 0] / 2, HALF)
+    return Work(
+        tree=tree,
+        x=[0.0] * items,
+        y=[0.0] * items,
+        left=half.tolist() + boxes,
+        right=(sizes[:, 0] - half).tolist() + boxes,
+        height=sizes[:, 1].tolist() + boxes,
+        last_row=[-1] * items,
+        waits=_find_waiting(view, tree, items),
+        is_aside=_find_aside(tree, items),
+        into=_group(items, np.flatnonzero(edges.kind == DOWN), edges.to_item, edges.from_item),
+        entering=_group_entering(items, *_only_down(edges, edges.entered_by)),
+        leaving=_find_leaving(tree),
+        looping=_find_looping(tree),
+        source=edges.source.tolist(),
+        content_height=[0.0] * (tree.boxes + 1),
+        bends=Bends(),
+        lanes=Bends(),
+    )
+
+
+def _group(size: int, edge: Rows, item: Rows, read: Rows) -> Grouped:
+    """Groups edges, in their order; `item` and `read` have an entry for each edge of the view."""
+    order = edge[np.argsort(item[edge], kind="stable")]
+    first = np.searchsorted(item[order], np.arange(size + 1))
+    return Grouped(first.tolist(), order.tolist(), read[order].tolist())
+
+
+def _only_down(edges: LiftedPairs, crossing: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
+    """Of edges and items that they cross the border of the level of: those of edges that go down."""
+    edge, item = crossing
+    kept = edges.kind[edge] == DOWN
+    return edge[kept], item[kept]
+
+
+def _group_entering(size: int, edge: Rows, item: Rows) -> Grouped:
+    """Groups edges by an item; one edge may be at several."""
+    order = np.argsort(item, kind="stable")
+    first = np.searchsorted(item[order], np.arange(size + 1))
+    return Grouped(first.tolist(), edge[order].tolist(), [])
+
+
+def _find_leaving(tree: ItemTree) -> dict[int, list[tuple[int, int]]]:
+    edge, item = _only_down(tree.edges, tree.edges.left_by)
+    found: dict[int, list[tuple[int, int]]] = {}
+    for level, *both in zip(tree.level_of[item].tolist(), edge.tolist(), item.tolist(), strict=True):
+        found.setdefault(level, []).append((both[0], both[1]))
+    return found
+
+
+def _find_looping(tree: ItemTree) -> dict[int, list[int]]:
+    edge = np.flatnonzero(tree.edges.kind == LOOP)
+    found: dict[int, list[int]] = {}
+    for level, each in zip(tree.level_of[tree.edges.from_item[edge]].tolist(), edge.tolist(), strict=True):
+        found.setdefault(level, []).append(each)
+    return found
+
+
+def _find_waiting(view: GraphView, tree: ItemTree, items: int) -> list[int]:
+    """What stands beside its first reader: leaves, ops that read but leaves, or nothing, or only from outside.
+
+    What nothing in its level reads is placed when its turn comes, so that what comes later does not move it.
+    """
+    is_node = np.arange(items) < tree.nodes
+    is_leaf, is_constant = np.zeros(items, bool), np.zeros(items, bool)
+    is_leaf[: tree.nodes] = [node.kind in _LEAVES for node in view.nodes]
+    is_constant[: tree.nodes] = [node.kind in _CONSTANTS for node in view.nodes]
+    edges, down = tree.edges, np.flatnonzero(tree.edges.kind == DOWN)
+    inside, constants_inside = _count(items, edges.to_item[down], is_constant[edges.from_item[down]])
+    edge, item = _only_down(edges, edges.entered_by)
+    outside, constants_outside = _count(items, item, is_constant[edges.source[edge]])
+    is_read = is_node & (np.bincount(edges.from_item[down], minlength=items) > 0)
+    of_none = is_read & (inside == 0)
+    of_leaves = is_read & (inside > 0) & (inside <= _FEW) & (inside == constants_inside) & (outside == 0)
+    waits = np.full(items, AT_ONCE)
+    waits[of_leaves] = WITH_LEAVES
+    waits[of_none] = ENTRANT
+    waits[of_none & ((outside == constants_outside) | (is_leaf & (outside == 0)))] = LEAF
+    found: list[int] = waits.tolist()
+    return found
+
+
+def _find_aside(tree: ItemTree, items: int) -> list[bool]:
+    """The nodes that something reads, but nothing in their own phase."""
+    edges = tree.edges
+    across = edges.kind == ACROSS
+    in_all, in_others = (np.bincount(each, minlength=items) for each in (edges.source, edges.source[across]))
+    found: list[bool] = ((in_all > 0) & (in_all == in_others)).tolist()
+    return found
+
+
+def _count(size: int, item: Rows, is_constant: Column) -> tuple[Column, Column]:
+    """How many there are of each item, and how many of those are constants."""
+    return np.bincount(item, minlength=size), np.bincount(item[is_constant], minlength=size)

@@ -1,0 +1,119 @@
+"""Folds siblings that are alike: each keeps its line, what is inside them is shown once."""
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
+
+from ...recording.module_path import is_below, join
+from ..step.times import PhaseTimes
+from .module_tree import MODULE_PHASES, ModuleNode, ModuleTree, rebuild
+from .value_summary import merge_summaries
+
+#: More siblings than this become one line.
+LISTED = 12
+
+_Signed = tuple[ModuleNode, int]  # a folded node and the number of its shape
+
+
+def fold(tree: ModuleTree, *, listed: int = LISTED) -> ModuleTree:
+    """The tree with runs of siblings folded that are numbered and alike: `blocks.0` to `blocks.5`.
+
+    Each of a run stays, without what is inside it; behind them a node of the role `inside` sums up what is
+    inside all of them. A run of more than `listed` becomes one node of the role `folded`, which has the
+    shortest and the longest time of one of them.
+    """
+    shapes: dict[Hashable, int] = {}
+
+    def fold_node(node: ModuleNode, children: Sequence[_Signed]) -> _Signed:
+        shape = (*_own_shape(node), tuple((child.label, number) for child, number in children))
+        folded = tuple(each for run in _find_runs(children) for each in _fold_run(run, listed))
+        return replace(node, children=folded), shapes.setdefault(shape, len(shapes))
+
+    return replace(tree, roots=tuple(node for node, _ in rebuild(tree.roots, fold_node)))
+
+
+def _own_shape(node: ModuleNode) -> tuple[Hashable, ...]:
+    calls = tuple(node.phase(phase).calls for phase in MODULE_PHASES)
+    return node.type, node.called, node.same_as, node.parameters, calls
+
+
+def _find_runs(children: Sequence[_Signed]) -> list[list[ModuleNode]]:
+    """The children in order, those that are numbered on from each other and alike together."""
+    runs: list[list[ModuleNode]] = []
+    last_number = None
+    for node, number in children:
+        if number == last_number and _is_next(runs[-1][-1].label, node.label):
+            runs[-1].append(node)
+        else:
+            runs.append([node])
+        last_number = number
+    return runs
+
+
+def _is_next(label: str, following: str) -> bool:
+    return label.isdecimal() and following.isdecimal() and int(following) == int(label) + 1
+
+
+def _fold_run(run: Sequence[ModuleNode], listed: int) -> Iterator[ModuleNode]:
+    if len(run) == 1:
+        yield run[0]
+    elif len(run) > listed:
+        yield replace(_merge(run), role="folded")
+    else:
+        yield from (replace(node, children=()) for node in run)
+        if run[0].children:
+            yield replace(_merge(run), role="inside")
+
+
+def _merge(run: Sequence[ModuleNode]) -> ModuleNode:
+    """One node for all of a run, with one node for each of what they have inside."""
+    label = f"{run[0].label}..{run[-1].label}"
+    path = join(run[0].path.removesuffix(run[0].label).removesuffix("."), label)
+    made: list[ModuleNode] = []
+    for group in _children_first(run):
+        children = made[len(made) - len(group[0].children) :]
+        del made[len(made) - len(children) :]
+        made.append(_sum_up(group, _renamed(group[0].path, run[0].path, path), tuple(children)))
+    return replace(made[0], label=label)
+
+
+def _children_first(run: Sequence[ModuleNode]) -> Iterator[Sequence[ModuleNode]]:
+    """The nodes that correspond in all of a run, those inside before what is around them."""
+    waiting: list[Sequence[ModuleNode]] = [run]
+    groups = []
+    while waiting:
+        groups.append(waiting.pop())
+        waiting.extend(zip(*(node.children for node in groups[-1]), strict=True))
+    return reversed(groups)
+
+
+def _renamed(path: str, old: str, new: str) -> str:
+    return new + path[len(old) :] if is_below(path, old) else path
+
+
+def _sum_up(group: Sequence[ModuleNode], path: str, children: tuple[ModuleNode, ...]) -> ModuleNode:
+    parameters = [node.parameters for node in group if node.parameters is not None]
+    return replace(
+        group[0],
+        path=path,
+        parameters=sum(parameters) if parameters else None,
+        forward=_sum_times([node.forward for node in group]),
+        backward=_sum_times([node.backward for node in group]),
+        recompute=_sum_times([node.recompute for node in group]),
+        values=merge_summaries(node.values for node in group),
+        count=sum(node.count for node in group),
+        children=children,
+    )
+
+
+def _sum_times(times: Sequence[PhaseTimes]) -> PhaseTimes:
+    shares = [each.share for each in times if each.share is not None]
+    return PhaseTimes(
+        calls=sum(each.calls for each in times),
+        total_ns=sum(each.total_ns for each in times),
+        self_ns=sum(each.self_ns for each in times),
+        share=sum(shares) if shares else None,
+        unfinished=sum(each.unfinished for each in times),
+        raised=sum(each.raised for each in times),
+        shortest_ns=min(each.total_ns if each.shortest_ns is None else each.shortest_ns for each in times),
+        longest_ns=max(each.total_ns if each.longest_ns is None else each.longest_ns for each in times),
+    )

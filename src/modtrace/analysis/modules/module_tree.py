@@ -1,0 +1,220 @@
+"""The tree of modules with the times of one step."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from ...recording.meta import Note
+from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
+from ...recording.protocols import RecordingData
+from ..step.calls import Rows, phase_codes, read_calls
+from ..step.chosen_step import ShownStep, choose_step
+from ..step.placement import NOWHERE, Place, Placer, label_places, merge_wrappers, name_roots
+from ..step.times import NO_CALLS, CallTimes, PhaseTimes
+from .value_summary import ValueSummary
+from .values import read_values, summarize_values
+
+Made = TypeVar("Made")
+
+#: The phases that modules run in.
+MODULE_PHASES = (FORWARD, BACKWARD, RECOMPUTE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleNode:
+    """A module at one place in the tree; after folding, several modules that are alike.
+
+    A module that was not called itself (a `ModuleList`) has the times of what ran inside it.
+    """
+
+    path: str
+    root: str  # the name of the root: two models of one class are two roots
+    label: str  # the part of the path below the parent; the name of a root
+    type: str
+    module_id: int
+    parameters: int | None
+    called: bool
+    same_as: str | None = None  # the module's own path, where a shared module is shown at another one
+    forward: PhaseTimes = NO_CALLS
+    backward: PhaseTimes = NO_CALLS
+    recompute: PhaseTimes = NO_CALLS
+    values: ValueSummary | None = None  # None where nothing was measured, here and inside
+    count: int = 1  # modules that this node sums up
+    role: Literal["module", "folded", "inside"] = "module"  # inside: of the siblings before it, in one
+    children: tuple["ModuleNode", ...] = ()
+
+    def phase(self, name: str) -> PhaseTimes:
+        """The times of one of MODULE_PHASES."""
+        times: PhaseTimes = getattr(self, name)
+        return times
+
+    @property
+    def calls(self) -> int:
+        """Forward calls; where there is none, those of another phase."""
+        return self.forward.calls or max(self.backward.calls, self.recompute.calls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleTree:
+    """The modules that ran in one step, and where its time went."""
+
+    command: tuple[str, ...]
+    marks: tuple[str, ...]
+    step: ShownStep | None  # None: nothing was recorded
+    roots: tuple[ModuleNode, ...]
+    forward: PhaseTimes  # of the step: calls that no other call of the phase is around
+    backward: PhaseTimes
+    recompute: PhaseTimes
+    optimizer: PhaseTimes
+    outside_ns: int | None  # the part of the step in which no call ran; None: its length is not known
+    backward_recorded: bool  # some step of the recording has backward calls, or was to have them
+    notes: tuple[Note, ...] = ()  # why steps were written, or were not
+
+    def phase(self, name: str) -> PhaseTimes:
+        """The times of a phase in the whole step."""
+        times: PhaseTimes = getattr(self, name)
+        return times
+
+
+def build_module_tree(data: RecordingData, *, step: int | None = None) -> ModuleTree:
+    """The modules that ran in a step, as they are registered, with their times and values.
+
+    Args:
+        step: None shows the last complete training step that has calls; without one the last complete
+            step, and without any the last that was begun.
+
+    Raises:
+        ValueError: the recording has no such step; the text names those there are.
+    """
+    table = data.table("calls")
+    shown = choose_step(data.table("steps"), table, step)
+    number = shown.step if shown else None
+    values = read_values(data.table("values"), data.table("sites"), number)
+    calls = read_calls(
+        table, number, also=values.call_id
+    )  # gradients may be those of an earlier step's calls
+    placer = Placer(merge_wrappers(data.table("modules").to_pylist()))
+    times = CallTimes(calls, shown, placer)
+    summaries = summarize_values(values, calls, times.placed, placer)
+    return ModuleTree(
+        command=data.meta.argv,
+        marks=data.meta.marks,
+        notes=data.meta.notes,
+        step=shown,
+        roots=_assemble(placer.places, times, summaries),
+        forward=times.of_phase(FORWARD),
+        backward=times.of_phase(BACKWARD),
+        recompute=times.of_phase(RECOMPUTE),
+        optimizer=times.of_phase(OPTIMIZER),
+        outside_ns=times.outside_ns(),
+        backward_recorded=_has_backward(data),
+    )
+
+
+def _has_backward(data: RecordingData) -> bool:
+    wanted = data.meta.options.get("backward_times") or data.meta.options.get("ops")
+    return bool(wanted) or PHASES.index(BACKWARD) in phase_codes(data.table("calls")["phase"])
+
+
+def iterate_nodes(roots: Iterable[ModuleNode]) -> Iterator[tuple[int, ModuleNode]]:
+    """Every node with its depth, parents first; as deep as it may be, nothing recurses."""
+    waiting = [(0, node) for node in reversed(tuple(roots))]
+    while waiting:
+        depth, node = waiting.pop()
+        yield depth, node
+        waiting.extend((depth + 1, child) for child in reversed(node.children))
+
+
+def rebuild(roots: Sequence[ModuleNode], make: Callable[[ModuleNode, Sequence[Made]], Made]) -> list[Made]:
+    """What `make` makes of each root; it gets a node and what it made of the node's children."""
+    made: list[Made] = []
+    for _, node in reversed(list(iterate_nodes(roots))):
+        children = made[len(made) - len(node.children) :]
+        del made[len(made) - len(children) :]
+        made.append(make(node, children[::-1]))
+    return made[::-1]
+
+
+@dataclass(frozen=True)
+class _Assembled:
+    """A node with the calls that its times are of, for the containers around it."""
+
+    node: ModuleNode
+    rows: Mapping[str, Rows]
+
+
+def _assemble(
+    places: Sequence[Place], times: CallTimes, summaries: Mapping[int, ValueSummary]
+) -> tuple[ModuleNode, ...]:
+    """The nodes that ran or have something inside that ran, children before what is around them.
+
+    A module that was not called is there too if values are known of its calls (gradients of a forward in an
+    earlier step), or if its parameters are not finite.
+    """
+    below = _sort_children(places)
+    labels, roots = label_places(places), name_roots(places)
+    made: dict[int, _Assembled] = {}
+    for index in _children_first(below):
+        place = places[index]
+        children = [made.pop(child) for child in below[index] if child in made]
+        rows = {phase: _rows_of(times.at(index, phase), phase, children, times) for phase in MODULE_PHASES}
+        values = summaries.get(index)
+        if children or any(len(each) for each in rows.values()) or (values is not None and values.at_calls):
+            sums = {phase: times.sum_up(times.at(index, phase), total=rows[phase]) for phase in MODULE_PHASES}
+            root = roots.get(place.module.root_id, "")
+            made[index] = _Assembled(_make_node(place, root, labels[index], sums, values, children), rows)
+    return tuple(made[index].node for index in below[NOWHERE] if index in made)
+
+
+def _children_first(below: Mapping[int, Sequence[int]]) -> Iterator[int]:
+    waiting, order = list(below[NOWHERE]), []
+    while waiting:
+        order.append(waiting.pop())
+        waiting.extend(below[order[-1]])
+    return reversed(order)
+
+
+def _sort_children(places: Sequence[Place]) -> Mapping[int, list[int]]:
+    """Places by the place above: as they were registered, shared modules from elsewhere last."""
+    below: dict[int, list[int]] = defaultdict(list)
+    for index in sorted(
+        range(len(places)), key=lambda at: (places[at].is_alias, places[at].module.module_id)
+    ):
+        below[places[index].parent].append(index)
+    return below
+
+
+def _rows_of(own: Rows, phase: str, children: Sequence[_Assembled], times: CallTimes) -> Rows:
+    """The calls whose whole time is a node's: its own, or if it has none those of what is inside it."""
+    inside = [child.rows[phase] for child in children if len(child.rows[phase])]
+    if not len(own) and inside:
+        own = np.concatenate(inside)
+    return times.outermost(own)
+
+
+def _make_node(
+    place: Place,
+    root: str,
+    label: str,
+    times: Mapping[str, PhaseTimes],
+    values: ValueSummary | None,
+    children: Sequence[_Assembled],
+) -> ModuleNode:
+    return ModuleNode(
+        path=place.path,
+        root=root,
+        label=label,
+        type=place.module.type,
+        module_id=place.module.module_id,
+        parameters=place.module.parameters,
+        called=any(each.calls for each in times.values()),
+        same_as=place.module.path if place.is_alias else None,
+        forward=times[FORWARD],
+        backward=times[BACKWARD],
+        recompute=times[RECOMPUTE],
+        values=values,
+        children=tuple(child.node for child in children),
+    )

@@ -1,0 +1,86 @@
+"""Sums the module tree up by module type."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...recording.phase import BACKWARD, FORWARD, RECOMPUTE
+from ..step.times import NO_CALLS, PhaseTimes
+from .module_tree import MODULE_PHASES, ModuleNode, ModuleTree, iterate_nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class TypeTimes:
+    """All called modules of one type; a module inside another one of its type adds nothing to the totals."""
+
+    type: str
+    modules: int
+    forward: PhaseTimes = NO_CALLS
+    backward: PhaseTimes = NO_CALLS
+    recompute: PhaseTimes = NO_CALLS
+
+    def phase(self, name: str) -> PhaseTimes:
+        """The times of one of MODULE_PHASES."""
+        times: PhaseTimes = getattr(self, name)
+        return times
+
+
+def build_type_table(tree: ModuleTree) -> tuple[TypeTimes, ...]:
+    """The types of the modules that were called, the one with most time of its own first."""
+    modules: dict[str, set[int]] = defaultdict(set)
+    for _, node in iterate_nodes(tree.roots):
+        if node.called:
+            modules[node.type].add(node.module_id)
+    sums = {phase: _sum_phase(tree.roots, phase) for phase in MODULE_PHASES}
+    rows = [
+        TypeTimes(
+            type=each,
+            modules=len(ids),
+            forward=sums[FORWARD].get(each, NO_CALLS),
+            backward=sums[BACKWARD].get(each, NO_CALLS),
+            recompute=sums[RECOMPUTE].get(each, NO_CALLS),
+        )
+        for each, ids in modules.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-_self_ns(row), row.type)))
+
+
+def _sum_phase(roots: Sequence[ModuleNode], phase: str) -> Mapping[str, PhaseTimes]:
+    times: dict[str, list[tuple[PhaseTimes, bool]]] = defaultdict(list)
+    for node, is_inside in _iterate_called(roots, phase):
+        times[node.type].append((node.phase(phase), is_inside))
+    return {each: _sum_type(found) for each, found in times.items()}
+
+
+def _iterate_called(roots: Sequence[ModuleNode], phase: str) -> Iterator[tuple[ModuleNode, bool]]:
+    """The nodes called in a phase, each with whether such a node of its type is around it."""
+    around: Counter[str] = Counter()
+    waiting = [(node, False) for node in roots]
+    while waiting:
+        node, is_left = waiting.pop()
+        was_called = node.phase(phase).calls > 0
+        if is_left:
+            around[node.type] -= was_called
+            continue
+        if was_called:
+            yield node, around[node.type] > 0
+        around[node.type] += was_called
+        waiting.append((node, True))
+        waiting.extend((child, False) for child in node.children)
+
+
+def _sum_type(times: Sequence[tuple[PhaseTimes, bool]]) -> PhaseTimes:
+    outer = [each for each, is_inside in times if not is_inside]
+    shares = [each.share for each in outer if each.share is not None]
+    return PhaseTimes(
+        calls=sum(each.calls for each, _ in times),
+        total_ns=sum(each.total_ns for each in outer),
+        self_ns=sum(each.self_ns for each, _ in times),
+        share=sum(shares) if shares else None,
+        unfinished=sum(each.unfinished for each, _ in times),
+        raised=sum(each.raised for each, _ in times),
+    )
+
+
+def _self_ns(row: TypeTimes) -> int:
+    return sum(row.phase(phase).self_ns for phase in MODULE_PHASES)

@@ -1,0 +1,183 @@
+"""Merges the statistics of one step for every place in the module tree."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...recording.phase import PHASES, RECOMPUTE
+from ...recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
+from ...recording.statistics.moments import RAW, StatColumns, Stats, read_statistics
+from ..step.calls import Calls, Column, RowFinder, Rows, column_of, iterate_levels, phase_codes
+from ..step.placement import NOWHERE, Placer
+from ..step.value_places import place_by_calls
+from .value_summary import KINDS, Kind, NonFiniteCount, SlotValues, ValueSummary
+
+_OUTPUT, _RECOMPUTED, _GRADIENT, _PARAMETER, _PARAMETER_GRADIENT = range(len(KINDS))
+
+_KIND_OF_ROLE = {
+    OUTPUT: _OUTPUT,
+    GRAD_OUTPUT: _GRADIENT,
+    PARAMETER: _PARAMETER,
+    PARAMETER_GRAD: _PARAMETER_GRADIENT,
+}
+_NO_KIND = -1
+_NO_ROWS: Rows = np.empty(0, np.int64)
+_COLUMNS = ["phase", "site_id", "call_id", "op_id", "order"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepValues:
+    """The measured rows of `values` of one step as columns."""
+
+    stats: StatColumns
+    order: Column
+    call_id: Column  # -1 for none
+    module: Column  # NO_MODULE for none
+    kind: Column  # index of KINDS; _NO_KIND for roles that are not summed up
+    slot: Column  # index of `slots`
+    slots: Sequence[str]
+
+
+def read_values(values: pa.Table, sites: pa.Table, step: int | None) -> StepValues:
+    """The rows of a step that have statistics, without those of single ops."""
+    kept = column_of(values, "step") == step if step is not None else np.zeros(values.num_rows, bool)
+    table = values.select([*_COLUMNS, *RAW]).filter(pa.array(kept))
+    table = table.filter(pc.and_(pc.is_valid(table["count"]), pc.is_null(table["op_id"])))
+    # One more at the end, for ids that are not there: index -1.
+    module = np.append(column_of(sites, "module_id"), -1)
+    kind = np.array([_KIND_OF_ROLE.get(role, _NO_KIND) for role in [*sites["role"].to_pylist(), None]])
+    slots, slot = np.unique([*sites["slot"].to_pylist(), ""], return_inverse=True)
+    site = RowFinder(column_of(sites, "site_id"))(column_of(table, "site_id"))
+    is_recomputed = (kind[site] == _OUTPUT) & (phase_codes(table["phase"]) == PHASES.index(RECOMPUTE))
+    return StepValues(
+        stats=read_statistics(table),
+        order=column_of(table, "order"),
+        call_id=column_of(table, "call_id"),
+        module=module[site],
+        kind=np.where(is_recomputed, _RECOMPUTED, kind[site]),
+        slot=slot[site],
+        slots=slots.tolist(),
+    )
+
+
+def summarize_values(
+    values: StepValues, calls: Calls, placed: Rows, placer: Placer
+) -> Mapping[int, ValueSummary]:
+    """The summaries of the places that have values or have something inside that has, by place.
+
+    Args:
+        placed: the place of each of `calls`.
+    """
+    own = _group(values, place_by_calls(values.module, values.call_id, calls, placed, placer), placer)
+    summaries: dict[int, ValueSummary] = {}
+    inside: dict[int, list[_Inside]] = {}
+    parents = np.array([place.parent for place in placer.places], np.int64)
+    for level in reversed(list(iterate_levels(parents))):
+        for index in level.tolist():
+            summary, around = _summarize(values, own.get(index, {}), inside.pop(index, []))
+            if summary is not None:
+                summaries[index] = summary
+                inside.setdefault(int(parents[index]), []).append(around)
+    return summaries
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """The rows of a place and of what is inside it that the places around it count too."""
+
+    parameters: Rows
+    parameter_gradients: Rows
+    nonfinite: Rows
+
+
+def _group(values: StepValues, place: Rows, placer: Placer) -> Mapping[int, Mapping[int, Rows]]:
+    """The rows by place and kind; those of parameters stand at every place of their module."""
+    of_calls: dict[int, dict[int, Rows]] = {}
+    rows = np.flatnonzero((place >= 0) & (values.kind != _NO_KIND))
+    keys = place[rows] * len(KINDS) + values.kind[rows]
+    for key, group in _split(rows, keys):
+        index, kind = divmod(key, len(KINDS))
+        of_calls.setdefault(index, {})[kind] = _distinct(group, values)
+    for index, each in enumerate(placer.places):
+        if each.is_alias:
+            main = of_calls.get(placer.place(each.module.module_id, NOWHERE), {})
+            shared = {kind: main[kind] for kind in (_PARAMETER, _PARAMETER_GRADIENT) if kind in main}
+            if shared:
+                of_calls.setdefault(index, {}).update(shared)
+    return of_calls
+
+
+def _split(rows: Rows, keys: Column) -> Iterable[tuple[int, Rows]]:
+    """The rows of each key."""
+    order = np.argsort(keys, kind="stable")
+    distinct, first = np.unique(keys[order], return_index=True)
+    groups = np.split(rows[order], first[1:]) if len(rows) else []
+    return zip(distinct.tolist(), groups, strict=True)
+
+
+def _distinct(rows: Rows, values: StepValues) -> Rows:
+    """One row of each measurement, in the order of the rows."""
+    _, first = np.unique(values.order[rows], return_index=True)
+    return rows[np.sort(first)]
+
+
+def _summarize(
+    values: StepValues, own: Mapping[int, Rows], inside: Sequence[_Inside]
+) -> tuple[ValueSummary | None, _Inside]:
+    rows = [own.get(kind, _NO_ROWS) for kind in range(len(KINDS))]
+    bad = [each[values.stats.nonfinite[each] > 0] for each in rows]
+    bad_inside = _join([each.nonfinite for each in inside], values)
+    around = _Inside(
+        _join([rows[_PARAMETER], *(each.parameters for each in inside)], values),
+        _join([rows[_PARAMETER_GRADIENT], *(each.parameter_gradients for each in inside)], values),
+        _join([*bad, bad_inside], values),
+    )
+    if not own and not inside:
+        return None, around
+    summary = ValueSummary(
+        output=_merge_rows(rows[_OUTPUT], values),
+        gradient=_merge_rows(rows[_GRADIENT], values),
+        parameters=_merge_rows(around.parameters, values),
+        parameter_gradients=_merge_rows(around.parameter_gradients, values),
+        slots=_summarize_slots(rows[_OUTPUT], rows[_GRADIENT], values),
+        nonfinite=tuple(
+            _count(kind, each, values) for kind, each in zip(KINDS, bad, strict=True) if len(each)
+        ),
+        nonfinite_inside=int(values.stats.nonfinite[bad_inside].sum()),
+    )
+    return summary, around
+
+
+def _join(parts: Sequence[Rows], values: StepValues) -> Rows:
+    """All rows, one of each measurement."""
+    filled = [each for each in parts if len(each)]
+    if len(filled) < 2:
+        return filled[0] if filled else _NO_ROWS
+    return _distinct(np.concatenate(filled), values)
+
+
+def _merge_rows(rows: Rows, values: StepValues) -> Stats | None:
+    return values.stats.merge(rows) if len(rows) else None
+
+
+def _count(kind: Kind, rows: Rows, values: StepValues) -> NonFiniteCount:
+    stats = values.stats
+    return NonFiniteCount(
+        kind=kind, nan_count=int(stats.nan_count[rows].sum()), inf_count=int(stats.inf_count[rows].sum())
+    )
+
+
+def _summarize_slots(outputs: Rows, gradients: Rows, values: StepValues) -> tuple[SlotValues, ...]:
+    """The slots in the order in which they were measured first."""
+    of_output, of_gradient = (dict(_split(each, values.slot[each])) for each in (outputs, gradients))
+    return tuple(
+        SlotValues(
+            slot=values.slots[slot],
+            output=_merge_rows(of_output.get(slot, _NO_ROWS), values),
+            gradient=_merge_rows(of_gradient.get(slot, _NO_ROWS), values),
+        )
+        for slot in dict.fromkeys(values.slot[np.concatenate([outputs, gradients])].tolist())
+    )

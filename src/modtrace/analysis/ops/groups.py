@@ -1,0 +1,159 @@
+"""Groups the ops of a step: by module, by call, or by name."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from ..step.calls import Column, Rows
+from ..step.ops import NO_PLACE_NAMES, PlacedCalls, PlaceName, StepOps
+from .sums import sum_by
+
+GroupedBy = Literal["module", "op", "call"]
+GROUPED_BY: tuple[GroupedBy, ...] = get_args(GroupedBy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """What the ops of a group have in common."""
+
+    name: str  # path, `path@1` for the second call, or the op's name
+    place: PlaceName | None = None  # None: ops of one name
+    call: int | None = None  # of one call: n-th of its module in the step, from 0
+    call_step: int | None = None  # of one call: the step of its forward
+    allocated_bytes: int | None = None  # by its calls without those inside them; None: not known
+    busiest: PlaceName | None = None  # of one name: where most of the time goes
+    busiest_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """The group of each op, and the groups."""
+
+    of_op: Rows
+    groups: Sequence[Group]
+
+
+def group_ops(ops: StepOps, by: GroupedBy) -> Grouping:
+    """The ops in groups; every group has at least one.
+
+    Raises:
+        ValueError: `by` is something else.
+    """
+    if by not in GROUPED_BY:
+        raise ValueError(f"by={by!r}: give one of {', '.join(map(repr, GROUPED_BY))}")
+    return _GROUPERS[by](ops)
+
+
+def call_name(place: PlaceName, nth: int | None) -> str:
+    """`path` for the first call of a module in the step, `path@1` for the second."""
+    return f"{place.name}@{nth}" if nth is not None and nth > 0 else place.name
+
+
+def _by_module(ops: StepOps) -> Grouping:
+    distinct, of_op = np.unique(ops.where, return_inverse=True)
+    allocated = _sum_allocated(ops, ops.placed.where, distinct)
+    places = [ops.placed.name(each) for each in distinct.tolist()]
+    groups = [
+        Group(name=place.name, place=place, allocated_bytes=each)
+        for place, each in zip(places, allocated, strict=True)
+    ]
+    return Grouping(of_op, groups)
+
+
+def _by_call(ops: StepOps) -> Grouping:
+    """By place and forward call: a wrapper's call and that of what it wraps are one."""
+    placed = ops.placed
+    of_call, first = _number_forward_calls(placed)
+    keys = np.where(ops.call >= 0, of_call[ops.call], ops.where) if len(of_call) else ops.where
+    distinct, of_op = np.unique(keys, return_inverse=True)
+    allocated = _sum_allocated(ops, of_call, distinct)
+    nth, steps = placed.column("nth"), placed.column("step")
+    groups = []
+    for key, each in zip(distinct.tolist(), allocated, strict=True):
+        if key < 0:
+            groups.append(Group(name=NO_PLACE_NAMES[key], place=placed.name(key), allocated_bytes=each))
+        else:
+            groups.append(_call_group(placed, first[key], nth, steps, each))
+    return Grouping(of_op, groups)
+
+
+def _number_forward_calls(placed: PlacedCalls) -> tuple[Rows, Rows]:
+    """The number of each call's forward call, or where it stands if that is no place; and a call of each."""
+    at_place = np.flatnonzero(placed.where >= 0)
+    origin = placed.origin[at_place]
+    nth = placed.column("nth")[origin]
+    # Without its number in the step a call is told from others by its row.
+    alone = np.where(nth < 0, origin, -1)
+    keys = np.stack([placed.where[at_place], placed.column("step")[origin], nth, alone])
+    _, first, number = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+    of_call = placed.where.copy()
+    of_call[at_place] = number.reshape(-1)
+    return of_call, at_place[first]
+
+
+def _call_group(placed: PlacedCalls, call: int, nth: Column, steps: Column, allocated: int | None) -> Group:
+    place, origin = placed.name(int(placed.where[call])), placed.origin[call]
+    number = int(nth[origin]) if nth[origin] >= 0 else None
+    return Group(
+        name=call_name(place, number),
+        place=place,
+        call=number,
+        call_step=int(steps[origin]),
+        allocated_bytes=allocated,
+    )
+
+
+def _by_op(ops: StepOps) -> Grouping:
+    """By name; the module on which most time goes is the first of those that tie."""
+    distinct, of_op = np.unique(ops.name, return_inverse=True)
+    places, of_place = np.unique(ops.where, return_inverse=True)
+    time_ns = sum_by(of_op * len(places) + of_place, ops.duration_ns, len(distinct) * len(places))
+    by_place = time_ns.reshape(len(distinct), len(places))
+    has_ops = np.zeros_like(by_place, bool)
+    has_ops[of_op, of_place] = True
+    busiest = np.where(has_ops, by_place, -1).argmax(axis=1) if len(distinct) else of_op
+    groups = [
+        Group(
+            name=ops.names[name],
+            busiest=ops.placed.name(int(places[at])),
+            busiest_ns=int(by_place[row, at]),
+        )
+        for row, (name, at) in enumerate(zip(distinct.tolist(), busiest.tolist(), strict=True))
+    ]
+    return Grouping(of_op, groups)
+
+
+_GROUPERS: Mapping[GroupedBy, Callable[[StepOps], Grouping]] = {
+    "module": _by_module,
+    "op": _by_op,
+    "call": _by_call,
+}
+
+
+def _sum_allocated(ops: StepOps, of_call: Rows, wanted: Rows) -> list[int | None]:
+    """What the step's calls of each group allocated themselves; None where that of one is not known."""
+    own, known = _own_allocated(ops.placed)
+    calls = ops.placed.calls
+    is_shown = calls.in_step if ops.only_phase is None else calls.in_step & (calls.phase == ops.only_phase)
+    rows = np.flatnonzero(is_shown & np.isin(of_call, wanted))
+    group = np.searchsorted(wanted, of_call[rows])
+    total = sum_by(group, own[rows], len(wanted))
+    counts = np.bincount(group, minlength=len(wanted))
+    unknown = np.bincount(group[~known[rows]], minlength=len(wanted))
+    return [
+        int(each) if count and not missing else None
+        for each, count, missing in zip(total, counts, unknown, strict=True)
+    ]
+
+
+def _own_allocated(placed: PlacedCalls) -> tuple[Column, Column]:
+    """What each call allocated without the calls inside it, and whether that is known."""
+    allocated = placed.column("allocated_bytes")
+    own, known = allocated.copy(), allocated >= 0
+    inside = np.flatnonzero(placed.calls.parent >= 0)
+    around = placed.calls.parent[inside]
+    np.subtract.at(own, around, allocated[inside])
+    np.logical_and.at(known, around, known[inside].copy())
+    return own, known

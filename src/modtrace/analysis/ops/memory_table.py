@@ -1,0 +1,134 @@
+"""Which modules keep memory for the backward of one step, and how much their calls allocate."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
+from ...recording.protocols import RecordingData
+from ..step.calls import Rows
+from ..step.chosen_step import ShownStep
+from ..step.ops import NO_PLACE_NAMES, PlacedCalls, StepOps, read_step_ops
+from .call_memory import NO_CALL_MEMORY, CallMemory, find_call_memory
+from .savings import OpSaving, Savings, sum_inside, sum_savings, sum_savings_by_op
+
+#: Groups of ops are numbered from 0, and where they ran in no module, their index is negative.
+_NO_PLACES = len(NO_PLACE_NAMES)
+
+_NOTHING = Savings()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryRow:
+    """The memory of a module, or of what ran in none."""
+
+    name: str  # the path, of a root its name; (outside of modules), (optimizer)
+    root: str | None  # the name of the root; None where it is no module
+    path: str | None
+    type: str | None
+    saved: Savings  # for backward, by its own ops
+    saved_inside: Savings  # the same with the ops of the modules inside it
+    share: float | None  # its own ops' part of all that is saved; None: nothing is
+    ops: tuple[OpSaving, ...] = ()  # its own ops by name, where they were asked for
+    forward: CallMemory = NO_CALL_MEMORY
+    backward: CallMemory = NO_CALL_MEMORY
+    recompute: CallMemory = NO_CALL_MEMORY
+    optimizer: CallMemory = NO_CALL_MEMORY
+
+    def phase(self, name: str) -> CallMemory:
+        """The calls of one of PHASES."""
+        memory: CallMemory = getattr(self, name)
+        return memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryTable:
+    """The memory of one step by module; what saves most comes first."""
+
+    command: tuple[str, ...]
+    marks: tuple[str, ...]
+    step: ShownStep | None  # None: nothing was recorded
+    recorded: bool  # some step of the recording has ops
+    rows: tuple[MemoryRow, ...]
+    saved: Savings  # by all ops of the step
+    peak_bytes: int | None  # of the call with the highest peak; None: not known of any
+
+
+def build_memory_table(data: RecordingData, *, step: int | None = None, ops: bool = False) -> MemoryTable:
+    """What the modules of a step save for backward, and what their calls allocate.
+
+    Args:
+        step: None chooses as `build_module_tree` does.
+        ops: whether each row says which of its ops save.
+
+    Raises:
+        ValueError: the recording has no such step.
+    """
+    found = read_step_ops(data, step=step)
+    [total] = sum_savings(found, found.where * 0, 1)
+    memory = find_call_memory(found.placed)
+    rows = _build_rows(found, memory, total.saved_bytes, by_op=ops)
+    peaks = [each.peak_bytes for each in memory.values() if each.peak_bytes is not None]
+    return MemoryTable(
+        command=data.meta.argv,
+        marks=data.meta.marks,
+        step=found.step,
+        recorded=found.recorded,
+        rows=tuple(sorted(rows, key=_size)),
+        saved=total,
+        peak_bytes=max(peaks, default=None),
+    )
+
+
+def _size(row: MemoryRow) -> tuple[int, int, int, str, str]:
+    inside = -row.saved_inside.saved_bytes
+    return -row.saved.saved_bytes, -row.saved.recompute_bytes, inside, row.root or "", row.name
+
+
+def _build_rows(
+    ops: StepOps, memory: Mapping[tuple[int, str], CallMemory], saved_bytes: int, *, by_op: bool
+) -> list[MemoryRow]:
+    """A row for each place that has ops, or calls of the step."""
+    placed, group = ops.placed, ops.where + _NO_PLACES
+    parent = _find_parents(placed)
+    own, inside = sum_savings(ops, group, len(parent)), sum_inside(ops, group, parent)
+    by_name = sum_savings_by_op(ops, group) if by_op else {}
+    called = {where for where, _ in memory}
+    return [
+        _make_row(placed, where, own[at], inside[at], tuple(by_name.get(at, ())), memory, saved_bytes)
+        for at, where in enumerate(range(-_NO_PLACES, len(placed.places)))
+        if own[at] != _NOTHING or where in called
+    ]
+
+
+def _find_parents(placed: PlacedCalls) -> Rows:
+    """The group above the group of each place; those that are no place have none."""
+    above = [place.parent for place in placed.places]
+    return np.array([-1] * _NO_PLACES + [each + _NO_PLACES if each >= 0 else -1 for each in above], np.int64)
+
+
+def _make_row(
+    placed: PlacedCalls,
+    where: int,
+    own: Savings,
+    inside: Savings,
+    ops: tuple[OpSaving, ...],
+    memory: Mapping[tuple[int, str], CallMemory],
+    saved_bytes: int,
+) -> MemoryRow:
+    place = placed.name(where)
+    return MemoryRow(
+        name=place.name,
+        root=place.root,
+        path=place.path,
+        type=place.type,
+        saved=own,
+        saved_inside=inside,
+        share=own.saved_bytes / saved_bytes if saved_bytes else None,
+        ops=ops,
+        forward=memory.get((where, FORWARD), NO_CALL_MEMORY),
+        backward=memory.get((where, BACKWARD), NO_CALL_MEMORY),
+        recompute=memory.get((where, RECOMPUTE), NO_CALL_MEMORY),
+        optimizer=memory.get((where, OPTIMIZER), NO_CALL_MEMORY),
+    )

@@ -1,0 +1,101 @@
+"""The ops of one step summed up by module, by call or by name, the most expensive first."""
+
+from dataclasses import dataclass
+
+from ...recording.protocols import RecordingData
+from ..step.chosen_step import ShownStep
+from ..step.ops import PlaceName, read_step_ops
+from .groups import Group, GroupedBy, group_ops
+from .sums import PhaseSums, sum_ops
+
+_NO_PLACE = PlaceName("")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpRow:
+    """The ops of a module without those inside it, of one of its calls, or of one name."""
+
+    name: str  # what the row is called: the path, of a root its name; `path@1`; the op; (optimizer)
+    root: str | None  # the name of the root; None for ops of one name, and where they ran in no module
+    path: str | None  # of the module; None as above
+    type: str | None  # of the module
+    call: int | None  # by call: n-th of its module in the step, from 0
+    call_step: int | None  # by call: the step of its forward; a backward may come in a later one
+    share: float | None  # of the time of all ops that the table sums up; None: that is no time at all
+    allocated_bytes: int | None  # by the calls themselves, without those inside them; None: not known
+    busiest: str | None  # by op: what the row of the module would be called where most of the time goes
+    busiest_root: str | None
+    busiest_ns: int  # the time that goes there
+    sums: PhaseSums
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpTable:
+    """What the ops of one step cost."""
+
+    command: tuple[str, ...]
+    marks: tuple[str, ...]
+    step: ShownStep | None  # None: nothing was recorded
+    by: GroupedBy
+    phase: str | None  # the phase that was asked for; None: all
+    recorded: bool  # some step of the recording has ops
+    rows: tuple[OpRow, ...]
+    sums: PhaseSums  # of all rows
+
+
+def build_op_table(
+    data: RecordingData, *, step: int | None = None, by: GroupedBy = "module", phase: str | None = None
+) -> OpTable:
+    """What the ops of a step cost, by what they belong to; rows with most time come first.
+
+    Ops that ran in no module have rows of their own, which have no path.
+
+    Args:
+        step: None chooses as `build_module_tree` does.
+        by: "module", "call" (a forward with its backward and recompute) or "op" (ops of one name).
+        phase: one of `PHASES` to leave all other ops out.
+
+    Raises:
+        ValueError: the recording has no such step, or `by` or `phase` is something else.
+    """
+    ops = read_step_ops(data, step=step, phase=phase)
+    grouping = group_ops(ops, by)
+    sums = sum_ops(ops, grouping.of_op, len(grouping.groups))
+    [total] = sum_ops(ops, grouping.of_op * 0, 1)
+    rows = [
+        _to_row(group, each, total.together.time_ns)
+        for group, each in zip(grouping.groups, sums, strict=True)
+    ]
+    return OpTable(
+        command=data.meta.argv,
+        marks=data.meta.marks,
+        step=ops.step,
+        by=by,
+        phase=phase,
+        recorded=ops.recorded,
+        rows=tuple(sorted(rows, key=_cost)),
+        sums=total,
+    )
+
+
+def _cost(row: OpRow) -> tuple[int, int, str, str]:
+    together = row.sums.together
+    return -together.time_ns, -together.ops, row.root or "", row.name
+
+
+def _to_row(group: Group, sums: PhaseSums, all_ns: int) -> OpRow:
+    place, busiest = group.place or _NO_PLACE, group.busiest or _NO_PLACE
+    return OpRow(
+        name=group.name,
+        root=place.root,
+        path=place.path,
+        type=place.type,
+        call=group.call,
+        call_step=group.call_step,
+        share=sums.together.time_ns / all_ns if all_ns else None,
+        allocated_bytes=group.allocated_bytes,
+        busiest=busiest.name or None,
+        busiest_root=busiest.root,
+        busiest_ns=group.busiest_ns,
+        sums=sums,
+    )

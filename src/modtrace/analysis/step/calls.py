@@ -1,0 +1,188 @@
+"""The calls of one step as columns, and the tree that they form."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...recording.phase import PHASES
+
+Rows = npt.NDArray[np.int64]  # positions in the columns of `Calls`; -1 for none
+Column = npt.NDArray[Any]
+
+NO_MODULE = -1
+_COLUMNS = (
+    "call_id",
+    "step",
+    "module_id",
+    "parent_call_id",
+    "phase",
+    "forward_call_id",
+    "recompute_of",
+    "start_ns",
+    "end_ns",
+    "overhead_ns",
+    "raised",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calls:
+    """Calls as columns; `parent` and `repeats` are row numbers."""
+
+    call_id: Column
+    module: Column  # NO_MODULE where null
+    phase: Column  # codes of PHASES
+    parent: Rows  # the call of the same phase around it
+    repeats: Rows  # the forward of a backward, the call that a recompute repeats
+    start_ns: Column
+    duration_ns: Column  # without what modtrace spent measuring inside; 0 where the end was not seen
+    overhead_ns: Column  # what it spent: the call ended after both together
+    ended: Column
+    raised: Column
+    in_step: Column  # False: a call of an earlier step that one of this step refers to
+
+    def __len__(self) -> int:
+        return len(self.module)
+
+
+def read_calls(table: pa.Table, step: int | None, *, also: Column | None = None) -> Calls:
+    """The calls of a step, with those of the earlier steps that its backwards and recomputes refer to.
+
+    Args:
+        also: ids of further calls that are referred to; -1 for none.
+    """
+    table = table.select(_COLUMNS)
+    steps = column_of(table, "step")
+    kept = steps == step if step is not None else np.zeros(len(steps), bool)
+    referred = _repeated(table)[kept]
+    if also is not None:
+        referred = np.concatenate([referred, also])
+    earlier = _steps_of(referred, table, kept, steps)
+    if len(earlier):
+        kept = kept | np.isin(steps, earlier)
+    return _to_calls(table.filter(pa.array(kept)), step)
+
+
+def read_all_calls(table: pa.Table) -> Calls:
+    """The calls of all steps."""
+    return _to_calls(table.select(_COLUMNS), None)
+
+
+def _to_calls(table: pa.Table, step: int | None) -> Calls:
+    start_ns, end_ns = column_of(table, "start_ns"), column_of(table, "end_ns")
+    ended = np.asarray(table["end_ns"].is_valid())
+    took_ns = np.where(ended, end_ns - start_ns, 0)
+    overhead_ns = np.clip(column_of(table, "overhead_ns"), 0, took_ns)
+    phase = phase_codes(table["phase"])
+    call_id = column_of(table, "call_id")
+    row_of = RowFinder(call_id)
+    parent = row_of(column_of(table, "parent_call_id"))
+    return Calls(
+        call_id=call_id,
+        module=column_of(table, "module_id"),
+        phase=phase,
+        parent=np.where((parent >= 0) & (phase[parent] == phase), parent, -1) if len(phase) else parent,
+        repeats=row_of(_repeated(table)),
+        start_ns=start_ns,
+        duration_ns=took_ns - overhead_ns,
+        overhead_ns=overhead_ns,
+        ended=ended,
+        raised=column_of(table, "raised"),
+        in_step=column_of(table, "step") == step,
+    )
+
+
+def _steps_of(wanted: Column, table: pa.Table, kept: Column, steps: Column) -> Column:
+    """The steps of the calls that are wanted and not kept."""
+    call_ids = column_of(table, "call_id")
+    missing = np.setdiff1d(wanted[wanted >= 0], call_ids[kept])
+    return np.unique(steps[np.isin(call_ids, missing)])
+
+
+def _repeated(table: pa.Table) -> Column:
+    forward = column_of(table, "forward_call_id")
+    return np.where(forward >= 0, forward, column_of(table, "recompute_of"))
+
+
+def column_of(table: pa.Table, name: str) -> Column:
+    """A column without nulls: -1 stands for them."""
+    column = table[name]
+    if column.null_count:
+        column = pc.fill_null(column, -1)
+    return np.asarray(column.to_numpy())
+
+
+def phase_codes(column: pa.ChunkedArray) -> Column:
+    """The phases as codes of `PHASES`, whatever the codes of the chunks are; -1 for null."""
+    chunks = []
+    for chunk in column.chunks:
+        codes = np.array([PHASES.index(each) for each in chunk.dictionary.to_pylist()] + [-1], np.int8)
+        chunks.append(codes[pc.fill_null(chunk.indices, -1).to_numpy()])
+    return np.concatenate(chunks) if chunks else np.empty(0, np.int8)
+
+
+class RowFinder:
+    """Finds the rows of ids."""
+
+    def __init__(self, ids: Column) -> None:
+        self._order = np.argsort(ids, kind="stable")
+        self._sorted = ids[self._order]
+
+    def __call__(self, wanted: Column) -> Rows:
+        """The row of each id, -1 where there is none."""
+        if not len(self._sorted):
+            return np.full(len(wanted), -1, np.int64)
+        at = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
+        return np.where(self._sorted[at] == wanted, self._order[at], -1)
+
+
+def iterate_levels(parent: Rows) -> Iterator[Rows]:
+    """The rows without parent, then their children, and so on; children of one parent lie together."""
+    order = np.argsort(parent, kind="stable")
+    counts = np.bincount(parent + 1, minlength=len(parent) + 1)
+    ends = np.cumsum(counts)
+    level = order[: counts[0]]
+    while len(level):
+        yield level
+        widths = counts[level + 1]
+        first = np.repeat(ends[level + 1] - widths, widths)
+        within = np.arange(len(first)) - np.repeat(np.cumsum(widths) - widths, widths)
+        level = order[first + within]
+
+
+@dataclass(frozen=True)
+class CallOrder:
+    """Calls numbered in pre-order: what lies inside a call has the numbers from its own up to `last`."""
+
+    number: Rows
+    last: Rows
+
+    def outermost(self, rows: Rows) -> Rows:
+        """Those of `rows` that lie in no other of them."""
+        rows = rows[np.argsort(self.number[rows])]
+        reached = np.maximum.accumulate(self.last[rows])
+        is_outer = np.ones(len(rows), bool)
+        is_outer[1:] = self.number[rows][1:] > reached[:-1]
+        return rows[is_outer]
+
+
+def number_calls(levels: list[Rows], parent: Rows) -> CallOrder:
+    """Numbers the calls in pre-order, a level at a time."""
+    size = np.ones(len(parent), np.int64)
+    for level in reversed(levels[1:]):
+        np.add.at(size, parent[level], size[level])
+    number = np.zeros(len(parent), np.int64)
+    for depth, level in enumerate(levels):
+        before = np.cumsum(size[level]) - size[level]
+        if depth:
+            above = parent[level]
+            is_first = np.ones(len(level), bool)
+            is_first[1:] = above[1:] != above[:-1]
+            before = before - before[is_first][np.cumsum(is_first) - 1] + number[above] + 1
+        number[level] = before
+    return CallOrder(number, number + size - 1)

@@ -1,0 +1,99 @@
+"""Chooses the step that an analysis shows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ...recording.phase import OPTIMIZER, PHASES
+from .calls import column_of, phase_codes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownStep:
+    """A step, among those of its recording."""
+
+    step: int
+    kind: str | None  # train, eval; None where the step's end was not recorded
+    start_ns: int | None
+    end_ns: int | None
+    overhead_ns: int = 0  # of the time between: what modtrace spent measuring
+    first: int  # of the recording's steps whose end was recorded; of all if there is none
+    last: int
+    count: int
+    partial: int = 0  # further steps, of which there are rows and no end
+
+    @property
+    def complete(self) -> bool:
+        """Whether the step's end was recorded."""
+        return self.end_ns is not None
+
+    @property
+    def duration_ns(self) -> int | None:
+        """How long it took without what modtrace spent measuring; None if its end was not recorded."""
+        if self.start_ns is None or self.end_ns is None:
+            return None
+        return max(self.end_ns - self.start_ns - self.overhead_ns, 0)
+
+
+def choose_step(steps: pa.Table, calls: pa.Table, step: int | None) -> ShownStep | None:
+    """The step asked for, or the one worth showing; None if there is none at all.
+
+    Raises:
+        ValueError: there is no such step.
+    """
+    rows = {row["step"]: row for row in steps.to_pylist()}
+    called = set(np.unique(column_of(calls, "step")).tolist())
+    known = sorted(rows.keys() | called)
+    ended = sorted(rows)
+    if step is None:
+        step = _most_telling(rows, called, _steps_with_optimizer(calls))
+    elif step not in known:
+        raise ValueError(f"no step {step!r} in this recording; there are: {name_steps(known) or 'none'}")
+    if step is None:
+        return None
+    row = rows.get(step, {})
+    return ShownStep(
+        step=step,
+        kind=row.get("kind"),
+        start_ns=row.get("start_ns"),
+        end_ns=row.get("end_ns"),
+        overhead_ns=row.get("overhead_ns") or 0,
+        first=(ended or known)[0],
+        last=(ended or known)[-1],
+        count=len(ended),
+        partial=len(known) - len(ended),
+    )
+
+
+def _steps_with_optimizer(calls: pa.Table) -> set[int]:
+    is_optimizer = phase_codes(calls["phase"]) == PHASES.index(OPTIMIZER)
+    return set(np.unique(column_of(calls, "step")[is_optimizer]).tolist())
+
+
+def _most_telling(rows: dict[int, dict[str, Any]], called: set[int], updated: set[int]) -> int | None:
+    """The last complete step, training before evaluation, and if possible one that has calls.
+
+    A training step that an exception has ended has no call of the optimizer: it counts behind those that have one.
+    """
+    complete = [step for step in rows if step in called]
+    training = [step for step in complete if rows[step]["kind"] == "train"]
+    updating = [step for step in training if step in updated]
+    return max(updating or training or complete or called or rows, default=None)
+
+
+def name_steps(steps: Sequence[int]) -> str:
+    """Sorted step numbers for a reader: `0..19, 25`."""
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and step == runs[-1][1] + 1:
+            runs[-1][1] = step
+        else:
+            runs.append([step, step])
+    return ", ".join(_name_run(first, last) for first, last in runs)
+
+
+def _name_run(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}..{last}"

@@ -1,0 +1,87 @@
+"""Says why a recording has no rows of what it is asked for: nobody wanted them, or they are missing."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...errors import NothingRecordedError
+from ...recording.meta import HELD, RunMeta
+from ...recording.phase import PHASES
+from ...recording.protocols import RecordingData
+from .calls import column_of, phase_codes
+from .chosen_step import name_steps
+
+#: How rows of what are recorded that were not; calls always are.
+_HOW_TO_RECORD = {
+    "ops": "Record with ops=True, or modtrace record --ops.",
+    "values": "Record with values='stats' or modtrace.Capture(...).",
+    "whole tensors": "Record with values=modtrace.Capture(tensors=True).",
+}
+
+#: Why there are no rows though they were wanted and none is missing.
+_NOTHING_RAN = {
+    "calls": "no module was called in its steps",
+    "ops": "no op ran on the thread that entered it, and it has no ops of other threads",
+    "values": "no tensor came up that it was to measure",
+    "whole tensors": "no tensor came up that it was to keep",
+}
+
+
+def require_rows(data: RecordingData, table: str) -> None:
+    """Refuses a recording without rows of a table, for nothing can be said of it then.
+
+    Raises:
+        NothingRecordedError: there are none; the text says why.
+    """
+    if not data.table(table).num_rows:
+        raise NothingRecordedError(explain_none(data.meta, table))
+
+
+def require_ops(data: RecordingData, step: int, phase: str | None = None) -> None:
+    """Refuses a step, or a phase of it, that has no ops.
+
+    Raises:
+        NothingRecordedError: there are none; the text says where there are some.
+    """
+    require_rows(data, "ops")
+    ops = data.table("ops").select(["step", "phase"])
+    of_step = column_of(ops, "step") == step
+    found, missing = phase_codes(ops["phase"])[of_step], say_missing(data.meta.marks)
+    if phase is None and not len(found):
+        steps = name_steps(np.unique(column_of(ops, "step")).tolist())
+        raise NothingRecordedError(f"no ops are of step {step}; steps with ops: {steps}.{missing}")
+    if phase is not None and PHASES.index(phase) not in found:
+        there = ", ".join(each for code, each in enumerate(PHASES) if code in found) or "none"
+        raise NothingRecordedError(
+            f"no ops of step {step} ran in phase {phase!r}; they ran in: {there}.{missing}"
+        )
+
+
+def explain_none(meta: RunMeta, what: str) -> str:
+    """Why there are no `calls`, `ops`, `values` or `whole tensors`."""
+    held = [note.reason for note in meta.notes if note.kind == HELD]
+    if not _were_wanted(meta, what):
+        return f"no {what} were recorded. {_HOW_TO_RECORD[what]}"
+    why = f": {held[-1]}" if held else ""
+    if meta.marks:
+        return f"no {what} are in this recording{why}.{say_missing(meta.marks)}"
+    if held:
+        return f"no {what} are in this recording{why}"
+    if not meta.complete:
+        return f"no {what} are in this recording yet: no step with any has ended."
+    return f"no {what} are in this recording: {_NOTHING_RAN[what]}."
+
+
+def say_missing(marks: Sequence[str]) -> str:
+    """A sentence with a space in front that cites the marks of a recording; empty if there are none."""
+    return f" The recording is not whole: {'; '.join(marks)}." if marks else ""
+
+
+def _were_wanted(meta: RunMeta, what: str) -> bool:
+    """Whether the options of the recording ask for them; where nothing is known of those, marks and notes count."""
+    if what == "calls":
+        return True
+    option = meta.options.get("ops" if what == "ops" else "values", bool(meta.marks or meta.notes))
+    if what == "whole tensors" and not isinstance(option, bool):
+        return isinstance(option, list) and any(each.get("tensors") for each in option)
+    return bool(option)

@@ -1,0 +1,230 @@
+"""The ops of one step as columns, each with the place in the module tree at which it ran."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ...recording.phase import OPTIMIZER, PHASES
+from ...recording.protocols import RecordingData
+from .calls import Calls, Column, RowFinder, Rows, column_of, iterate_levels, phase_codes, read_calls
+from .chosen_step import ShownStep, choose_step
+from .placement import Placer, merge_wrappers, name_roots, place_calls
+
+#: Where an op ran that ran at no place of the module tree.
+OUTSIDE = -1
+OPTIMIZERS = -2
+UNRECORDED = -3
+
+#: What these are called; `UNRECORDED`: the op names a call that the recording does not have.
+NO_PLACE_NAMES = {
+    OUTSIDE: "(outside of modules)",
+    OPTIMIZERS: "(optimizer)",
+    UNRECORDED: "(call not recorded)",
+}
+
+_COLUMNS = (
+    "op_id",
+    "step",
+    "call_id",
+    "phase",
+    "name",
+    "nth",
+    "start_ns",
+    "end_ns",
+    "flops",
+    "bytes_read",
+    "bytes_written",
+    "saved_bytes",
+    "raised",
+)
+
+
+@dataclass(frozen=True)
+class PlaceName:
+    """What a place of the module tree is called, or what is no place."""
+
+    name: str  # the path, of a root its name
+    root: str | None = None  # the name of the root; None where it is no place
+    path: str | None = None
+    type: str | None = None
+    parent: int = OUTSIDE  # the index of the place above; OUTSIDE for a root
+
+
+@dataclass(frozen=True)
+class PlacedCalls:
+    """Calls with the places at which they stand; `table` has further columns of them."""
+
+    calls: Calls
+    levels: list[Rows]
+    where: Rows  # the index of each call's place; OPTIMIZERS for an optimizer's step
+    places: tuple[PlaceName, ...]
+    table: pa.Table
+
+    @cached_property
+    def origin(self) -> Rows:
+        """The forward call that each belongs to, itself if it is one."""
+        rows = np.arange(len(self.calls))
+        for _ in range(2):  # a backward's nodes may be those of a recompute
+            rows = np.where(self.calls.repeats[rows] >= 0, self.calls.repeats[rows], rows)
+        return rows
+
+    def column(self, name: str) -> Column:
+        """Another column of the calls; -1 for null."""
+        return column_of(self.table, name)[self._at]
+
+    def name(self, where: int) -> PlaceName:
+        """What the place of that index is called."""
+        return self.places[where] if where >= 0 else PlaceName(NO_PLACE_NAMES[where])
+
+    @cached_property
+    def _at(self) -> Rows:
+        return RowFinder(column_of(self.table, "call_id"))(self.calls.call_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOps:
+    """Ops as columns, in the order of the table; -1 stands for null."""
+
+    step: ShownStep | None  # None: nothing was recorded
+    recorded: bool  # some step of the recording has ops
+    only_phase: int | None  # code of the phase that was asked for; None: the ops of all phases
+    placed: PlacedCalls
+    op_id: Column
+    call: Rows  # the row of each op's call; -1 for none
+    where: Rows  # the index of the place at which it ran, or one of NO_PLACE_NAMES
+    phase: Column  # codes of PHASES
+    name: Column  # codes of `names`
+    names: tuple[str, ...]
+    nth: Column
+    start_ns: Column
+    duration_ns: Column  # 0 where the end was not seen
+    ended: Column
+    flops: Column
+    bytes_read: Column
+    bytes_written: Column
+    saved_bytes: Column
+    raised: Column
+
+    def __len__(self) -> int:
+        return len(self.op_id)
+
+    def take(self, rows: Rows) -> "StepOps":
+        """Some of the ops."""
+        columns: dict[str, Any] = {
+            name: each[rows] for name, each in vars(self).items() if isinstance(each, np.ndarray)
+        }
+        return replace(self, **columns)
+
+
+def read_step_ops(data: RecordingData, *, step: int | None, phase: str | None = None) -> StepOps:
+    """The ops of a step.
+
+    Args:
+        step: None chooses the step that the module tree shows.
+        phase: one of PHASES; None for all ops, also those that run in none.
+
+    Raises:
+        ValueError: the recording has no such step, or there is no such phase.
+    """
+    calls, recorded = data.table("calls"), data.table("ops")
+    shown = choose_step(data.table("steps"), calls, step)
+    only = _to_code(phase)
+    table = _keep(recorded.select(_COLUMNS), shown, only)
+    placed = _place(data, calls, shown, column_of(table, "call_id"))
+    return _to_columns(table, placed, step=shown, recorded=recorded.num_rows > 0, only_phase=only)
+
+
+def has_ops(data: RecordingData) -> bool:
+    """Whether any op was recorded."""
+    return bool(data.table("ops").num_rows)
+
+
+def _to_code(phase: str | None) -> int | None:
+    if phase is not None and phase not in PHASES:
+        raise ValueError(f"no phase {phase!r}; there are: {', '.join(PHASES)}")
+    return None if phase is None else PHASES.index(phase)
+
+
+def _keep(table: pa.Table, shown: ShownStep | None, phase: int | None) -> pa.Table:
+    if shown is None:
+        return table.slice(0, 0)
+    table = table.filter(pa.array(column_of(table, "step") == shown.step))
+    return table if phase is None else table.filter(pa.array(phase_codes(table["phase"]) == phase))
+
+
+def _place(data: RecordingData, table: pa.Table, shown: ShownStep | None, also: Column) -> PlacedCalls:
+    calls = read_calls(table, shown.step if shown else None, also=also)
+    levels = list(iterate_levels(calls.parent))
+    placer = Placer(merge_wrappers(data.table("modules").to_pylist()))
+    where = place_calls(calls, levels, placer)
+    where[calls.phase == PHASES.index(OPTIMIZER)] = OPTIMIZERS
+    return PlacedCalls(calls, levels, where, _name_places(placer), table)
+
+
+def _name_places(placer: Placer) -> tuple[PlaceName, ...]:
+    roots = name_roots(placer.places)
+    return tuple(
+        PlaceName(
+            name=place.path or roots.get(place.module.root_id, ""),
+            root=roots.get(place.module.root_id, ""),
+            path=place.path,
+            type=place.module.type,
+            parent=place.parent,
+        )
+        for place in placer.places
+    )
+
+
+def _to_columns(
+    table: pa.Table,
+    placed: PlacedCalls,
+    *,
+    step: ShownStep | None,
+    recorded: bool,
+    only_phase: int | None,
+) -> StepOps:
+    call_id, phase = column_of(table, "call_id"), phase_codes(table["phase"])
+    call = RowFinder(placed.calls.call_id)(call_id)
+    ended = np.asarray(table["end_ns"].is_valid())
+    start_ns = column_of(table, "start_ns")
+    name, names = word_codes(table["name"])
+    return StepOps(
+        step=step,
+        recorded=recorded,
+        only_phase=only_phase,
+        placed=placed,
+        op_id=column_of(table, "op_id"),
+        call=call,
+        where=_find_where(call_id, call, phase, placed),
+        phase=phase,
+        name=name,
+        names=names,
+        nth=column_of(table, "nth"),
+        start_ns=start_ns,
+        duration_ns=np.where(ended, column_of(table, "end_ns") - start_ns, 0),
+        ended=ended,
+        flops=column_of(table, "flops"),
+        bytes_read=column_of(table, "bytes_read"),
+        bytes_written=column_of(table, "bytes_written"),
+        saved_bytes=column_of(table, "saved_bytes"),
+        raised=column_of(table, "raised"),
+    )
+
+
+def _find_where(call_id: Column, call: Rows, phase: Column, placed: PlacedCalls) -> Rows:
+    alone = np.where(phase == PHASES.index(OPTIMIZER), OPTIMIZERS, OUTSIDE)
+    alone = np.where(call_id >= 0, UNRECORDED, alone)
+    return np.where(call >= 0, placed.where[call], alone) if len(placed.calls) else alone
+
+
+def word_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:
+    """A column of words as codes, whatever the codes of the chunks are, and the words; -1 for null."""
+    known: dict[str, int] = {}
+    chunks = [np.empty(0, np.int64)]
+    for chunk in column.chunks:
+        codes = [known.setdefault(each, len(known)) for each in chunk.dictionary.to_pylist()]
+        chunks.append(np.array([*codes, -1], np.int64)[chunk.indices.fill_null(-1).to_numpy()])
+    return np.concatenate(chunks), tuple(known)

@@ -1,0 +1,214 @@
+"""Places every call of a step at a node of the tree of registered modules."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...recording.module_path import is_below, join, path_below
+from ...recording.phase import BACKWARD, FORWARD, PHASES, RECOMPUTE
+from .calls import NO_MODULE, Calls, Rows
+
+NOWHERE = -1
+#: Calls are placed after those that they repeat.
+_PLACING_ORDER = (FORWARD, RECOMPUTE, BACKWARD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """A registered module; a wrapper and what it wraps are one."""
+
+    module_id: int
+    root_id: int
+    path: str
+    aliases: tuple[str, ...] = ()
+    name: str | None = None
+    type: str = ""
+    parent_id: int | None = None
+    parameters: int | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node before its times are known."""
+
+    module: Module
+    path: str
+    parent: int  # index of a place; NOWHERE for a root
+
+    @property
+    def is_alias(self) -> bool:
+        """Whether this is not the module's own path."""
+        return self.path != self.module.path
+
+
+def merge_wrappers(rows: Sequence[Mapping[str, Any]]) -> dict[int, Module]:
+    """The modules by id; a wrapper and the wrapped, which have one path, share an entry, named after both."""
+    by_id = {row["module_id"]: row for row in rows}  # the last row wins
+    chains: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for module_id, outermost in _find_outermost(by_id).items():
+        chains[outermost].append(by_id[module_id])
+    merged: dict[int, Module] = {}
+    for outermost, chain in chains.items():
+        chain.sort(key=lambda row: (row["module_id"] != outermost, len(row["raw_path"])))
+        merged.update(dict.fromkeys((row["module_id"] for row in chain), _merge(chain)))
+    return merged
+
+
+def _find_outermost(by_id: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
+    """For each module the outermost wrapper around it; most are their own."""
+    outermost: dict[int, int] = {}
+    for module_id in by_id:
+        chain: dict[int, None] = {}
+        while module_id not in outermost and module_id not in chain and _is_wrapped(by_id[module_id], by_id):
+            chain[module_id] = None
+            module_id = by_id[module_id]["parent_id"]
+        found = outermost.get(module_id, module_id)
+        outermost.update(dict.fromkeys([*chain, module_id], found))
+    return outermost
+
+
+def _is_wrapped(row: Mapping[str, Any], by_id: Mapping[int, Mapping[str, Any]]) -> bool:
+    parent = by_id.get(row["parent_id"])
+    return parent is not None and (parent["root_id"], parent["path"]) == (row["root_id"], row["path"])
+
+
+def _merge(chain: Sequence[Mapping[str, Any]]) -> Module:
+    """One module of a wrapper, what it wraps, and so on."""
+    outer, types = chain[0], [row["type"] for row in chain]
+    return Module(
+        module_id=outer["module_id"],
+        root_id=outer["root_id"],
+        path=outer["path"],
+        aliases=tuple(dict.fromkeys(alias for row in chain for alias in row["aliases"])),
+        name=next((row["name"] for row in chain if row["name"]), None),
+        type="(".join(types) + ")" * (len(types) - 1),
+        parent_id=outer["parent_id"],
+        parameters=next((row["parameters"] for row in chain if row["parameters"] is not None), None),
+    )
+
+
+class Placer:
+    """Knows the places of registered modules, and adds some where shared or unknown modules are called."""
+
+    def __init__(self, modules: Mapping[int, Module]) -> None:
+        self._modules = modules
+        distinct = list({module.module_id: module for module in modules.values()}.values())
+        self._main = {module.module_id: index for index, module in enumerate(distinct)}
+        self.places = [Place(module, module.path, self._registered_in(module)) for module in distinct]
+        self._at = {(place.module.root_id, place.path): index for index, place in enumerate(self.places)}
+        self._aliased = {(each.root_id, alias): each for each in distinct for alias in each.aliases}
+        self._known: dict[tuple[int, int], int] = {}  # by module and calling place
+        self._shared: dict[tuple[int, str], int] = {}  # by module and path
+
+    def _registered_in(self, module: Module) -> int:
+        above = self._modules.get(module.parent_id) if module.parent_id is not None else None
+        return NOWHERE if above is None else self._main[above.module_id]
+
+    def place(self, module_id: int, parent: int) -> int:
+        """The place of a module that is called from the place `parent`, or from NOWHERE."""
+        key = (module_id, parent)
+        if key not in self._known:
+            self._known[key] = self._find_place(module_id, parent)
+        return self._known[key]
+
+    def _find_place(self, module_id: int, parent: int) -> int:
+        module = self._modules.get(module_id)
+        if module is None:
+            return self._place_unknown(module_id, parent)
+        main = self._main[module.module_id]
+        if parent == NOWHERE or self.places[parent].module.root_id != module.root_id:
+            return main
+        path = self._path_from(self.places[parent], module)
+        return main if path == module.path else self._place_at(path, module)
+
+    def _place_unknown(self, module_id: int, parent: int) -> int:
+        label = "(unknown)" if module_id == NO_MODULE else f"(unknown#{module_id})"
+        above = self.places[parent] if parent != NOWHERE else None
+        root_id = above.module.root_id if above else module_id
+        path = join(above.path, label) if above else label
+        return self._add(Place(Module(module_id=module_id, root_id=root_id, path=path), path, parent))
+
+    def _path_from(self, above: Place, module: Module) -> str:
+        """The one of the module's paths under which `above` runs it."""
+        if not is_below(module.path, above.module.path):
+            return path_below(above.path, module.path, module.aliases)
+        if not above.is_alias:
+            return module.path
+        return join(above.path, module.path[len(above.module.path) :].lstrip("."))
+
+    def _place_at(self, path: str, module: Module) -> int:
+        """The place of a shared module at another path than its own."""
+        key = (module.module_id, path)
+        if key not in self._shared:
+            self._shared[key] = self._add(Place(module, path, self._place_above(path, module.root_id)))
+        return self._shared[key]
+
+    def _place_above(self, path: str, root_id: int) -> int:
+        """The nearest place above a path; shared containers on the way get their places."""
+        missing = []
+        while path:
+            path = path.rpartition(".")[0]
+            if (root_id, path) in self._at:
+                break
+            if (root_id, path) in self._aliased:
+                missing.append(path)
+        index = self._at.get((root_id, path), NOWHERE)
+        for each in reversed(missing):
+            module = self._aliased[root_id, each]
+            index = self._shared[module.module_id, each] = self._add(Place(module, each, index))
+        return index
+
+    def _add(self, place: Place) -> int:
+        self.places.append(place)
+        index = len(self.places) - 1
+        self._at.setdefault((place.module.root_id, place.path), index)
+        return index
+
+
+def label_places(places: Sequence[Place]) -> list[str]:
+    """What each place is called below the place above: a part of its path; the name of a root."""
+    return [_label(each, places[each.parent] if each.parent != NOWHERE else None) for each in places]
+
+
+def name_roots(places: Sequence[Place]) -> dict[int, str]:
+    """What each root is called, by its id."""
+    labels = zip(places, label_places(places), strict=True)
+    return {place.module.module_id: label for place, label in labels if not place.is_alias}
+
+
+def _label(place: Place, above: Place | None) -> str:
+    if above is None:
+        return place.module.name or place.path or place.module.type
+    return place.path[len(above.path) :].lstrip(".") if is_below(place.path, above.path) else place.path
+
+
+def place_calls(calls: Calls, levels: Sequence[Rows], placer: Placer) -> Rows:
+    """The index of each call's place; NOWHERE for optimizer steps.
+
+    A call that repeats another one (a backward, a recompute) stands where that one stands.
+    """
+    placed = np.full(len(calls), NOWHERE, np.int64)
+    for phase in _PLACING_ORDER:
+        code = PHASES.index(phase)
+        for level in levels:
+            rows = level[calls.phase[level] == code]
+            repeats = calls.repeats[rows]
+            placed[rows] = np.where(repeats >= 0, placed[repeats], NOWHERE)
+            _place_by_caller(calls, rows[placed[rows] == NOWHERE], placed, placer)
+    return placed
+
+
+def _place_by_caller(calls: Calls, rows: Rows, placed: Rows, placer: Placer) -> None:
+    """Places rows whose callers are placed; each pair of module and caller's place is looked up once."""
+    if not len(rows):
+        return
+    callers = np.where(calls.parent[rows] >= 0, placed[calls.parent[rows]], NOWHERE)
+    pairs = np.stack([calls.module[rows].astype(np.int64), callers])
+    distinct, which = np.unique((pairs[0] << 32) + pairs[1], return_inverse=True)
+    first = np.empty(len(distinct), np.int64)
+    first[which] = np.arange(len(rows))
+    places = [placer.place(int(pairs[0, at]), int(pairs[1, at])) for at in first]
+    placed[rows] = np.array(places, np.int64)[which]

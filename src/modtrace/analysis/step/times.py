@@ -1,0 +1,124 @@
+"""The times of a step's calls, summed for any group of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...recording.phase import PHASES
+from .calls import Calls, Column, Rows, iterate_levels, number_calls
+from .chosen_step import ShownStep
+from .placement import NOWHERE, Placer, place_calls
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseTimes:
+    """Calls in one phase of a step; all times are without what modtrace spent measuring."""
+
+    calls: int = 0
+    total_ns: int = 0  # with what is called inside; a call inside a call of the same module counts once
+    self_ns: int = 0  # without; a call whose children overlap in several threads has 0, not less
+    share: float | None = None  # total_ns as a part of the step; None: how long the step took is not known
+    unfinished: int = 0  # calls without time: their end was not seen
+    raised: int = 0  # calls that ended by an exception
+    shortest_ns: int | None = None  # of the modules that a folded line stands for
+    longest_ns: int | None = None
+
+
+class CallTimes:
+    """The calls of a step, with what has to be derived from all of them together."""
+
+    def __init__(self, calls: Calls, step: ShownStep | None, placer: Placer) -> None:
+        levels = list(iterate_levels(calls.parent))
+        placed = place_calls(calls, levels, placer)
+        self.placed = placed  # the index of each call's place
+        self._calls = calls
+        self._step = step
+        self._order = number_calls(levels, calls.parent)
+        self._rows = _group(calls, placed)
+        self._within_wrapper = _is_within_wrapper(calls, placed)
+        self._self_ns = _own_times(calls)
+
+    def at(self, place: int, phase: str) -> Rows:
+        """The calls of the step that stand at a place."""
+        return self._rows.get((place, PHASES.index(phase)), _NO_ROWS)
+
+    def outermost(self, rows: Rows) -> Rows:
+        """Those of `rows` that lie in no other of them."""
+        return self._order.outermost(rows)
+
+    def sum_up(self, rows: Rows, *, total: Rows) -> PhaseTimes:
+        """The times of the calls `rows`, of which `total` are those whose whole time is counted."""
+        if not len(rows) and not len(total):
+            return NO_CALLS
+        calls = self._calls
+        counted = rows[~self._within_wrapper[rows]]
+        total_ns = int(calls.duration_ns[total].sum())
+        step_ns = self._step.duration_ns if self._step else None
+        return PhaseTimes(
+            calls=len(counted),
+            total_ns=total_ns,
+            self_ns=int(self._self_ns[rows].sum()),
+            share=total_ns / step_ns if step_ns else None,
+            unfinished=int(np.count_nonzero(~calls.ended[counted])),
+            raised=int(np.count_nonzero(calls.raised[counted])),
+        )
+
+    def of_phase(self, phase: str) -> PhaseTimes:
+        """The calls of a phase in the step that no other call of the phase is around."""
+        rows = self.outermost(
+            np.flatnonzero(self._calls.in_step & (self._calls.phase == PHASES.index(phase)))
+        )
+        return self.sum_up(rows, total=rows)
+
+    def outside_ns(self) -> int | None:
+        """The part of the step in which no call ran; None where that cannot be known."""
+        rows = self.outermost(np.flatnonzero(self._calls.in_step))
+        step = self._step
+        if step is None or step.start_ns is None or step.end_ns is None or not self._calls.ended[rows].all():
+            return None
+        starts, overhead_ns = self._calls.start_ns[rows], self._calls.overhead_ns[rows]
+        ends = starts + self._calls.duration_ns[rows] + overhead_ns
+        uncovered_ns = step.end_ns - step.start_ns - _covered_ns(starts, ends, step.start_ns, step.end_ns)
+        # Calls that overlap in several threads may have spent more together than the step has on its clock.
+        measuring_ns = max(step.overhead_ns - int(overhead_ns.sum()), 0)
+        return max(uncovered_ns - measuring_ns, 0)
+
+
+NO_CALLS = PhaseTimes()
+_NO_ROWS: Rows = np.empty(0, np.int64)
+
+
+def _group(calls: Calls, placed: Rows) -> Mapping[tuple[int, int], Rows]:
+    """The rows of the step by place and phase."""
+    rows = np.flatnonzero(calls.in_step & (placed != NOWHERE))
+    keys = placed[rows] * len(PHASES) + calls.phase[rows]
+    order = np.argsort(keys, kind="stable")
+    distinct, first = np.unique(keys[order], return_index=True)
+    groups = np.split(rows[order], first[1:]) if len(rows) else []
+    return {divmod(int(key), len(PHASES)): group for key, group in zip(distinct, groups, strict=True)}
+
+
+def _is_within_wrapper(calls: Calls, placed: Rows) -> Column:
+    """Whether a call is that of the wrapped module by its wrapper: both are one node, and this one call."""
+    has_parent = calls.parent >= 0
+    same_node = has_parent & (placed[calls.parent] == placed)
+    within: Column = same_node & (calls.module[calls.parent] != calls.module)
+    return within
+
+
+def _own_times(calls: Calls) -> Column:
+    """The time of each call without its children of the same phase."""
+    inside = np.zeros(len(calls), np.int64)
+    is_child = calls.parent >= 0
+    np.add.at(inside, calls.parent[is_child], calls.duration_ns[is_child])
+    own: Column = np.maximum(calls.duration_ns - inside, 0)
+    return own
+
+
+def _covered_ns(starts: Column, ends: Column, first_ns: int, last_ns: int) -> int:
+    """The length of the union of intervals, within bounds."""
+    order = np.argsort(starts, kind="stable")
+    starts, ends = np.clip(starts[order], first_ns, last_ns), np.clip(ends[order], first_ns, last_ns)
+    reached = np.maximum.accumulate(np.concatenate([[first_ns], ends]))
+    return int(np.maximum(ends - np.maximum(starts, reached[:-1]), 0).sum())

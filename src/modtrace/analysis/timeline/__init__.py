@@ -1,0 +1,1 @@
+"""The calls and ops of a step as spans on tracks of time."""

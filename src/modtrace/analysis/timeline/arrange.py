@@ -1,0 +1,113 @@
+"""Puts spans into the lanes of a timeline, in order, so that they nest."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...recording.phase import OPTIMIZER
+from ..step.calls import Column, RowFinder, Rows
+from .nesting import Nested, find_parents, nest
+from .spans import LANE_KINDS, STEPS, Detail, SpanRows
+
+SPAN_KINDS = ("call", "op", "step")
+
+#: Times that were moved by more are told as they were measured: clocks and hooks take some of that.
+_ROUNDING_NS = 1_000
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Spans below each other that nest."""
+
+    kind: str  # one of LANE_KINDS
+    thread: int | None  # counts up in the order the threads were first seen; None for the steps
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Spans:
+    """What ran from when to when, in the order of its beginning, the outer before what is inside."""
+
+    lane: Rows  # index in the timeline's lanes
+    kind: Column  # codes of SPAN_KINDS
+    start_ns: Column  # since the timeline's start
+    duration_ns: Column  # with what modtrace spent measuring values inside
+    name: Column  # codes of `names`
+    names: tuple[str, ...]
+    details: tuple[Detail, ...]
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Arranged:
+    """Spans in order."""
+
+    lanes: tuple[Lane, ...]
+    spans: Spans
+    start_ns: int  # when the first began
+    place: Rows  # of each row that was given, in the spans
+
+
+def arrange(rows: SpanRows, kind: Column) -> Arranged:
+    """The spans in lanes, in the order of their beginning.
+
+    Args:
+        rows: the spans as measured.
+        kind: of each the code of SPAN_KINDS.
+    """
+    lane, lanes = _number_lanes(rows)
+    end_ns = _find_ends(rows)
+    nested = nest(_find_around(rows, lane, end_ns), lane, rows.start_ns, end_ns)
+    duration_ns = nested.end_ns - nested.start_ns
+    order = np.lexsort((duration_ns, nested.depth, lane, nested.start_ns))
+    zero_ns = int(rows.start_ns.min()) if len(rows) else 0
+    spans = Spans(
+        lane=lane[order],
+        kind=kind[order],
+        start_ns=nested.start_ns[order] - zero_ns,
+        duration_ns=duration_ns[order],
+        name=rows.name.values[order],
+        names=rows.name.words or (),
+        details=tuple(each.take(order) for each in (*rows.details, *_tell_clips(rows, nested, zero_ns))),
+    )
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    return Arranged(lanes=lanes, spans=spans, start_ns=zero_ns, place=place)
+
+
+def _number_lanes(rows: SpanRows) -> tuple[Rows, tuple[Lane, ...]]:
+    """The lane of each row, and the lanes."""
+    keys = rows.thread.astype(np.int64) * len(LANE_KINDS) + rows.lane
+    keys, number = np.unique(keys, return_inverse=True)
+    found = zip((keys // len(LANE_KINDS)).tolist(), (keys % len(LANE_KINDS)).tolist(), strict=True)
+    return number, tuple(Lane(LANE_KINDS[kind], None if thread < 0 else thread) for thread, kind in found)
+
+
+def _find_ends(rows: SpanRows) -> Column:
+    """When each ended: what never did at the latest with its step, or with the last that was seen."""
+    last_ns = max(int(rows.start_ns.max(initial=0)), int(rows.end_ns[rows.ended].max(initial=0)))
+    steps = np.flatnonzero((rows.lane == LANE_KINDS.index(STEPS)) & rows.ended)
+    step = RowFinder(rows.step[steps])(rows.step)
+    end_ns: Column = np.where(rows.ended, rows.end_ns, np.append(rows.end_ns[steps], last_ns)[step])
+    return end_ns
+
+
+def _find_around(rows: SpanRows, lane: Rows, end_ns: Column) -> Rows:
+    """The span around each; of steps, and of optimizers inside optimizers, by their times."""
+    by_time = np.isin(rows.lane, (LANE_KINDS.index(STEPS), LANE_KINDS.index(OPTIMIZER))) & (rows.parent < 0)
+    at = np.flatnonzero(by_time)
+    found = find_parents(lane[at], rows.start_ns[at], end_ns[at])
+    parent: Rows = rows.parent.copy()
+    parent[at] = np.append(at, -1)[found]
+    return parent
+
+
+def _tell_clips(rows: SpanRows, nested: Nested, zero_ns: int) -> tuple[Detail, ...]:
+    start_moved = np.abs(nested.start_ns - rows.start_ns) > _ROUNDING_NS
+    end_moved = rows.ended & (np.abs(nested.end_ns - rows.end_ns) > _ROUNDING_NS)
+    return (
+        Detail("unfinished", ~rows.ended),
+        Detail("measured_start_ns", np.where(start_moved, rows.start_ns - zero_ns, -1)),
+        Detail("measured_end_ns", np.where(end_moved, rows.end_ns - zero_ns, -1)),
+    )

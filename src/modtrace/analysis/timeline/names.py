@@ -1,0 +1,93 @@
+"""Names the calls of all steps, and finds what was noted of their values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
+from ..ops.groups import call_name
+from ..step.calls import (
+    Calls,
+    Column,
+    RowFinder,
+    Rows,
+    column_of,
+    iterate_levels,
+    phase_codes,
+    read_all_calls,
+)
+from ..step.ops import PlaceName, word_codes
+from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
+
+_OPTIMIZER_NAME = PlaceName("optimizer")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CallNames:
+    """The calls of all steps, with what they are called."""
+
+    calls: Calls
+    name: Column  # codes of `names`
+    names: tuple[str, ...]  # path, `path@1` for the second call of a module in a step, of a root its name
+    place: Rows  # index in `types` and `roots`; -1 for an optimizer's step
+    types: tuple[str, ...]
+    roots: tuple[str, ...]
+
+
+def name_calls(modules: pa.Table, table: pa.Table) -> CallNames:
+    """Names all calls.
+
+    Args:
+        modules: the table of modules.
+        table: the table of calls.
+    """
+    calls = read_all_calls(table)
+    placer = Placer(merge_wrappers(modules.to_pylist()))
+    where = place_calls(calls, list(iterate_levels(calls.parent)), placer)
+    where[calls.phase == PHASES.index(OPTIMIZER)] = NOWHERE
+    places = _name_places(placer)
+    name, names = _name_each(places, where, column_of(table, "nth"))
+    return CallNames(
+        calls=calls,
+        name=name,
+        names=names,
+        place=where,
+        types=tuple(each.type or "" for each in places),
+        roots=tuple(each.root or "" for each in places),
+    )
+
+
+def _name_places(placer: Placer) -> Sequence[PlaceName]:
+    roots = name_roots(placer.places)
+    found = []
+    for place in placer.places:
+        root = roots.get(place.module.root_id, "")
+        found.append(PlaceName(place.path or root, root=root, type=place.module.type))
+    return found
+
+
+def _name_each(places: Sequence[PlaceName], where: Rows, nth: Column) -> tuple[Column, tuple[str, ...]]:
+    """The name of each call as a code, and the names."""
+    numbers = int(nth.max(initial=-1)) + 2
+    keys, code = np.unique(where * numbers + (nth + 1), return_inverse=True)
+    names = [
+        call_name(places[place] if place != NOWHERE else _OPTIMIZER_NAME, number - 1)
+        for place, number in zip((keys // numbers).tolist(), (keys % numbers).tolist(), strict=True)
+    ]
+    return code, tuple(names)
+
+
+def find_notes(values: pa.Table, call_ids: Column) -> tuple[Column, tuple[str, ...]]:
+    """What was first noted of the outputs of each call, as codes with the words; -1 for nothing."""
+    values = values.select(["call_id", "op_id", "phase", "note"])
+    noted = values["note"].is_valid().to_numpy() & values["op_id"].is_null().to_numpy()
+    values = values.filter(pa.array(noted))
+    values = values.filter(pa.array(phase_codes(values["phase"]) != PHASES.index(BACKWARD)))
+    codes, words = word_codes(values["note"])
+    row = RowFinder(call_ids)(column_of(values, "call_id"))
+    found = np.full(len(call_ids), -1, np.int64)
+    known = np.flatnonzero(row >= 0)[::-1]  # of several for one call the first is written last
+    found[row[known]] = codes[known]
+    return found, words

@@ -1,0 +1,186 @@
+"""Reads steps, calls and ops as spans that do not nest yet."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ...recording.phase import PHASES
+from ...recording.protocols import RecordingData
+from ..step.calls import Calls, Column, RowFinder, Rows, column_of, phase_codes
+from ..step.ops import word_codes
+from .names import CallNames, find_notes, name_calls
+from .spans import LANE_KINDS, OUTSIDE, STEPS, Detail, SpanRows
+
+#: The lane of each code of PHASES.
+_LANE_OF_PHASE = np.array([LANE_KINDS.index(phase) for phase in PHASES])
+_OUTSIDE = LANE_KINDS.index(OUTSIDE)
+_NEVER_NS = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CallRows:
+    """Calls as spans, and what of them ops need."""
+
+    spans: SpanRows
+    call_id: Column
+    origin: Rows  # the forward of a backward, the call that a recompute repeats; -1 for none
+    phase: Column
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OpRows:
+    """Ops as spans; `origin` is, in backward, the op whose node ran."""
+
+    spans: SpanRows
+    origin: Rows
+
+
+def read_call_rows(data: RecordingData, steps: Sequence[int]) -> CallRows:
+    """The calls of some steps."""
+    table = data.table("calls")
+    named = name_calls(data.table("modules"), table)
+    calls, kept = named.calls, np.isin(column_of(table, "step"), list(steps))
+    rows = np.flatnonzero(kept)
+    table = table.filter(pa.array(kept))
+    spans = SpanRows(
+        name=Detail("name", named.name[rows], named.names),
+        step=column_of(table, "step"),
+        thread=column_of(table, "thread"),
+        lane=_LANE_OF_PHASE[calls.phase[rows]],
+        start_ns=calls.start_ns[rows],
+        end_ns=(calls.start_ns + calls.duration_ns + calls.overhead_ns)[rows],
+        ended=calls.ended[rows],
+        parent=_find_on_thread(_renumber(calls.parent, kept), column_of(table, "thread")),
+        details=_tell_calls(named, rows, table, find_notes(data.table("values"), calls.call_id[rows])),
+    )
+    return CallRows(
+        spans=spans,
+        call_id=calls.call_id[rows],
+        origin=_renumber(calls.repeats, kept),
+        phase=calls.phase[rows],
+    )
+
+
+def _renumber(refers: Rows, kept: Column) -> Rows:
+    """For each row that is kept the row it refers to, counted among those that are kept; -1 for none."""
+    number = np.append(np.where(kept, np.cumsum(kept) - 1, -1), -1)
+    return number[refers[kept]]
+
+
+def _find_on_thread(parent: Rows, thread: Column) -> Rows:
+    """The parents without those on other threads: each thread has lanes of its own."""
+    is_same = thread == np.append(thread, -1)[parent]
+    return np.where(is_same, parent, -1)
+
+
+def _tell_calls(
+    named: CallNames, rows: Rows, table: pa.Table, notes: tuple[Column, tuple[str, ...]]
+) -> tuple[Detail, ...]:
+    calls: Calls = named.calls
+    place = named.place[rows]
+    roots = [Detail("root", place, named.roots)] if len(set(named.roots)) > 1 else []
+    return (
+        Detail("type", place, named.types),
+        *roots,
+        Detail("phase", calls.phase[rows], PHASES),
+        Detail("step", column_of(table, "step")),
+        *(
+            Detail(each, column_of(table, each))
+            for each in ("nth", "flops", "allocated_bytes", "peak_bytes", "saved_bytes", "raised", "compiled")
+        ),
+        Detail("overhead_ns", np.where(calls.overhead_ns[rows] > 0, calls.overhead_ns[rows], -1)),
+        Detail("note", *notes),
+    )
+
+
+def read_op_rows(data: RecordingData, steps: Sequence[int], calls: CallRows) -> OpRows:
+    """The ops of some steps, each in its call if it ran at the time of its call on the call's thread."""
+    table = data.table("ops")
+    table = table.filter(pa.array(np.isin(column_of(table, "step"), list(steps))))
+    phase, start_ns, ended = phase_codes(table["phase"]), column_of(table, "start_ns"), _ended(table)
+    end_ns = np.where(ended, column_of(table, "end_ns"), start_ns)
+    call = RowFinder(calls.call_id)(column_of(table, "call_id"))
+    parent, lane = _put(call, column_of(table, "thread"), phase, start_ns, end_ns, calls.spans)
+    return OpRows(
+        spans=SpanRows(
+            name=Detail("name", *word_codes(table["name"])),
+            step=column_of(table, "step"),
+            thread=column_of(table, "thread"),
+            lane=lane,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            ended=ended,
+            parent=parent,
+            details=_tell_ops(table, phase, call, calls.spans.name),
+        ),
+        origin=RowFinder(column_of(table, "op_id"))(column_of(table, "forward_op_id")),
+    )
+
+
+def _put(
+    call: Rows, thread: Column, phase: Column, start_ns: Column, end_ns: Column, calls: SpanRows
+) -> tuple[Rows, Column]:
+    """The call in which each op is drawn, and its lane."""
+    if not len(calls):
+        return call, np.full(len(call), _OUTSIDE)
+    call_end_ns = np.where(calls.ended, calls.end_ns, _NEVER_NS)[call]
+    in_time = (start_ns <= call_end_ns) & (end_ns >= calls.start_ns[call])
+    is_same = (call >= 0) & (thread == calls.thread[call])
+    inside = is_same & in_time
+    beside = (call >= 0) & ~is_same & (phase >= 0)  # an engine's thread works for calls of another
+    lane = np.where(inside, calls.lane[call], np.where(beside, _LANE_OF_PHASE[phase], _OUTSIDE))
+    return np.where(inside, call, -1), lane
+
+
+def _tell_ops(table: pa.Table, phase: Column, call: Rows, names: Detail) -> tuple[Detail, ...]:
+    of_call = np.append(names.values, -1)[call]
+    return (
+        Detail("call", of_call, names.words),
+        Detail("phase", phase, PHASES),
+        *(
+            Detail(each, column_of(table, each))
+            for each in ("step", "nth", "flops", "bytes_read", "bytes_written", "saved_bytes", "raised")
+        ),
+    )
+
+
+def read_step_rows(data: RecordingData, steps: Sequence[int], inside: Sequence[SpanRows]) -> SpanRows:
+    """Some steps; one whose end was not recorded begins with the first span inside of it."""
+    table = data.table("steps")
+    table = table.filter(pa.array(np.isin(column_of(table, "step"), list(steps))))
+    open_steps, open_start_ns = _find_open(column_of(table, "step"), inside)
+    missing = np.full(len(open_steps), -1)
+    kind, kinds = word_codes(table["kind"])
+    step = np.concatenate([column_of(table, "step"), open_steps])
+    overhead_ns = column_of(table, "overhead_ns")
+    return SpanRows(
+        name=Detail("name", np.arange(len(step)), tuple(f"step {each}" for each in step.tolist())),
+        step=step,
+        thread=np.full(len(step), -1),
+        lane=np.full(len(step), LANE_KINDS.index(STEPS)),
+        start_ns=np.concatenate([column_of(table, "start_ns"), open_start_ns]),
+        end_ns=np.concatenate([column_of(table, "end_ns"), missing]),
+        ended=np.arange(len(step)) < table.num_rows,
+        parent=np.full(len(step), -1, np.int64),
+        details=(
+            Detail("kind", np.concatenate([kind, missing]), kinds),
+            Detail("step", step),
+            Detail("overhead_ns", np.concatenate([np.where(overhead_ns > 0, overhead_ns, -1), missing])),
+        ),
+    )
+
+
+def _find_open(known: Column, inside: Sequence[SpanRows]) -> tuple[Column, Column]:
+    """The steps that are not known and have spans, and when the first of these began."""
+    step = np.concatenate([each.step for each in inside])
+    start_ns = np.concatenate([each.start_ns for each in inside])
+    rows = np.flatnonzero(~np.isin(step, known))
+    rows = rows[np.argsort(start_ns[rows], kind="stable")]
+    found, first = np.unique(step[rows], return_index=True)
+    return found.astype(np.int64), start_ns[rows][first]
+
+
+def _ended(table: pa.Table) -> Column:
+    return np.asarray(table["end_ns"].is_valid())

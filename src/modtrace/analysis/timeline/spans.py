@@ -1,0 +1,96 @@
+"""Spans as measured, with what is told of them; those of several kinds become one set of columns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
+from ..step.calls import Column, Rows
+
+# What a lane shows.
+STEPS = "steps"
+OUTSIDE = "outside of modules"  # ops without a call, or seen at another time than their call
+#: In the order in which they stand, below each other for each thread.
+LANE_KINDS = (STEPS, FORWARD, RECOMPUTE, BACKWARD, OPTIMIZER, OUTSIDE)
+
+
+@dataclass(frozen=True, eq=False)
+class Detail:
+    """What is told of spans, one value each; -1, or False, where there is nothing to tell."""
+
+    name: str
+    values: Column
+    words: tuple[str, ...] | None = None  # the values are codes of these
+
+    def nothing(self, count: int) -> "Detail":
+        """The same of spans of which it tells nothing."""
+        value = False if self.values.dtype == bool else -1
+        return Detail(self.name, np.full(count, value), None if self.words is None else ())
+
+    def take(self, rows: Rows) -> "Detail":
+        """The same of some spans."""
+        return Detail(self.name, self.values[rows], self.words)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SpanRows:
+    """Spans as measured."""
+
+    name: Detail
+    step: Column
+    thread: Column  # -1: the span is of no thread
+    lane: Column  # codes of LANE_KINDS
+    start_ns: Column
+    end_ns: Column
+    ended: Column  # False: the end was not seen, and end_ns says nothing
+    parent: Rows  # the span around it; -1 for none
+    details: tuple[Detail, ...]
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+def join_rows(parts: Sequence[SpanRows], parents: Sequence[int]) -> SpanRows:
+    """The spans of all parts behind each other.
+
+    Args:
+        parts: each of another kind.
+        parents: for each the part of which its parents are rows.
+    """
+    firsts = [0, *accumulate(len(each) for each in parts)]
+    plain = ("step", "thread", "lane", "start_ns", "end_ns", "ended")
+    columns = {name: np.concatenate([getattr(each, name) for each in parts]) for name in plain}
+    parent = [
+        np.where(each.parent < 0, -1, each.parent + firsts[part])
+        for each, part in zip(parts, parents, strict=True)
+    ]
+    return SpanRows(
+        name=_join([each.name for each in parts]),
+        parent=np.concatenate(parent),
+        details=tuple(_join_details(parts)),
+        **columns,
+    )
+
+
+def _join_details(parts: Sequence[SpanRows]) -> list[Detail]:
+    """Each detail for all spans; nothing where a part does not tell it."""
+    like = {each.name: each for part in parts for each in part.details}
+    told = [{each.name: each for each in part.details} for part in parts]
+    return [
+        _join([known.get(name) or each.nothing(len(part)) for known, part in zip(told, parts, strict=True)])
+        for name, each in like.items()
+    ]
+
+
+def _join(details: Sequence[Detail]) -> Detail:
+    """The values of one detail behind each other."""
+    if details[0].words is None:
+        return Detail(details[0].name, np.concatenate([each.values for each in details]))
+    words: list[str] = []
+    values = []
+    for each in details:
+        values.append(np.where(each.values < 0, -1, each.values + len(words)))
+        words += each.words or ()
+    return Detail(details[0].name, np.concatenate(values), tuple(words))

@@ -1,0 +1,127 @@
+"""When what ran: spans of steps, calls and ops in lanes of their thread and phase, with arrows between them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...recording.options.step_range import ALL_STEPS, StepRange
+from ...recording.phase import BACKWARD, PHASES, RECOMPUTE
+from ...recording.protocols import RecordingData
+from ..step.calls import Column, Rows, column_of
+from ..step.chosen_step import name_steps
+from ..step.ops import has_ops
+from .arrange import Arranged, Lane, Spans, arrange
+from .rows import CallRows, OpRows, read_call_rows, read_op_rows, read_step_rows
+from .spans import join_rows
+
+#: What an arrow leads to from a forward.
+FLOW_KINDS = (BACKWARD, RECOMPUTE)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Flows:
+    """Arrows from what ran forward to its backwards, and to what repeats it."""
+
+    kind: Column  # codes of FLOW_KINDS
+    source: Rows  # rows of the spans
+    target: Rows
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Timeline:
+    """The spans of some steps of a recording."""
+
+    command: tuple[str, ...]
+    marks: tuple[str, ...]
+    run_id: str
+    rank: int
+    world_size: int
+    start_unix_ns: int | None  # when its time 0 was; None: the recording has no clock anchor
+    steps: tuple[int, ...]
+    lanes: tuple[Lane, ...]  # in the order in which they stand below each other
+    spans: Spans
+    flows: Flows
+    lacks_backward: bool  # a training step is shown, and the times of its backward were not recorded
+
+
+def build_timeline(
+    data: RecordingData, *, steps: StepRange = ALL_STEPS, ops: bool = True, op_flows: bool = False
+) -> Timeline:
+    """The steps, calls and ops of a recording with their times, made to nest.
+
+    A span lies in the call around it. What was measured otherwise, or never ended, is clipped to that; where
+    this moves a time by more than a microsecond, the span has what was measured as its details
+    `measured_start_ns` and `measured_end_ns`, and what never ended has `unfinished`.
+
+    Args:
+        steps: which steps.
+        ops: with the ops, if they were recorded.
+        op_flows: also arrows from forward ops to those of their backward.
+
+    Raises:
+        ValueError: the recording has no such step.
+    """
+    wanted = _choose(data, steps)
+    calls = read_call_rows(data, wanted)
+    of_ops = read_op_rows(data, wanted if ops else (), calls)
+    parts = (calls.spans, of_ops.spans, read_step_rows(data, wanted, (calls.spans, of_ops.spans)))
+    kind = np.repeat(np.arange(len(parts)), [len(each) for each in parts])
+    arranged = arrange(join_rows(parts, parents=(0, 0, 2)), kind)
+    meta = data.meta
+    return Timeline(
+        command=meta.argv,
+        marks=meta.marks,
+        run_id=meta.run_id,
+        rank=meta.rank,
+        world_size=meta.world_size,
+        start_unix_ns=_to_unix(data, arranged.start_ns),
+        steps=wanted,
+        lanes=arranged.lanes,
+        spans=arranged.spans,
+        flows=_find_flows(calls, of_ops if op_flows else None, arranged),
+        lacks_backward=_lacks_backward(data, calls, wanted),
+    )
+
+
+def _choose(data: RecordingData, steps: StepRange) -> tuple[int, ...]:
+    columns = [column_of(data.table(name), "step") for name in ("steps", "calls", "ops")]
+    known = np.unique(np.concatenate(columns)).tolist()
+    wanted = tuple(step for step in known if step in steps)
+    if not wanted and steps != ALL_STEPS:
+        is_one = steps.stop == steps.start + 1
+        named = f"{steps.start}" if is_one else f"of {steps}"
+        raise ValueError(f"no step {named} in this recording; there are: {name_steps(known) or 'none'}")
+    return wanted
+
+
+def _to_unix(data: RecordingData, start_ns: int) -> int | None:
+    meta = data.meta
+    return meta.clock_time_ns + start_ns - meta.clock_perf_counter_ns if meta.clock_time_ns else None
+
+
+def _lacks_backward(data: RecordingData, calls: CallRows, steps: Sequence[int]) -> bool:
+    asked = data.meta.options.get("backward_times") or has_ops(data)
+    if asked or np.any(calls.phase == PHASES.index(BACKWARD)):
+        return False
+    table = data.table("steps").select(["step", "kind"]).to_pylist()
+    return any(row["kind"] == "train" for row in table if row["step"] in set(steps))
+
+
+def _find_flows(calls: CallRows, ops: OpRows | None, arranged: Arranged) -> Flows:
+    """The arrows from calls, and from ops if they are given; none leads back in time."""
+    call = np.flatnonzero(calls.origin >= 0)
+    kind = np.where(calls.phase[call] == PHASES.index(BACKWARD), 0, 1)
+    source, target = calls.origin[call], call
+    if ops is not None:
+        op = np.flatnonzero(ops.origin >= 0)
+        first = len(calls.call_id)
+        kind = np.concatenate([kind, np.zeros(len(op), np.int64)])
+        source = np.concatenate([source, ops.origin[op] + first])
+        target = np.concatenate([target, op + first])
+    source, target = arranged.place[source], arranged.place[target]
+    forth = arranged.spans.start_ns[source] <= arranged.spans.start_ns[target]
+    return Flows(kind=kind[forth], source=source[forth], target=target[forth])

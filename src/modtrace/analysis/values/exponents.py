@@ -1,0 +1,88 @@
+"""How the magnitudes of tensors are spread over the powers of two: of one site over steps, or of many in one step."""
+
+from dataclasses import dataclass, replace
+from numbers import Integral
+
+import numpy as np
+import numpy.typing as npt
+
+from ...recording.protocols import RecordingData
+from ...recording.statistics.moments import Numbers
+from ...recording.statistics.tier2 import read_spread
+from ...recording.suggestions import first_few
+from ..step.calls import column_of
+from .selection import SelectedValues, Wanted, select_values
+from .value_cells import Cells, group_rows, merge_spreads
+
+#: The bins with two bounds: bin k holds magnitudes from `2**(k - 127)`; what is below is in bin 0, above in bin 255.
+LOWEST = -126
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exponents:
+    """Which part of the numbers has which magnitude; a row for each step, or for each site."""
+
+    steps: tuple[int, ...]  # of the rows; the same one in each where they are sites
+    sites: tuple[str, ...]  # of the rows; the same one in each where they are steps
+    shares: Numbers  # [row, bin], of all numbers: see `LOWEST`
+    zero: Numbers  # the part that is zero
+    nonfinite: Numbers  # the part that is NaN or infinite
+    role: str
+
+
+def build_exponents(data: RecordingData, wanted: Wanted, step: int | None = None) -> Exponents:
+    """The spread of one site over the steps, or of all sites that are meant in one step.
+
+    Several rows of a site in a step are added up, which is exact.
+
+    Raises:
+        TypeError, ValueError: nothing is meant, no histograms were recorded, or without a step several sites are
+            meant.
+    """
+    meant = wanted if step is None else _in_step(wanted, step)
+    found = select_values(data, meant)
+    measured = _is_measured(found)
+    if not measured.any():
+        raise ValueError(_describe_none(data, meant, "steps" if step is None else "step"))
+    found = found.filter(measured)
+    cells = group_rows(found)
+    sites = np.unique(cells.site)
+    if step is None and len(sites) > 1:
+        names = first_few([found.names[site] for site in sites], 5)
+        raise ValueError(
+            f"path={wanted.path!r} means {len(sites)} sites ({names}), and a histogram over steps is of one. "
+            "Give its path, or step= for all of them in one step."
+        )
+    return _shares(found, cells, wanted.role)
+
+
+def _in_step(wanted: Wanted, step: int) -> Wanted:
+    return replace(wanted, steps=step if isinstance(step, Integral) else [step])
+
+
+def _is_measured(found: SelectedValues) -> npt.NDArray[np.bool_]:
+    measured: npt.NDArray[np.bool_] = np.asarray(found.table["histogram"].is_valid())
+    return measured
+
+
+def _describe_none(data: RecordingData, wanted: Wanted, argument: str) -> str:
+    """Why there is no histogram: none was recorded, or only in other steps."""
+    found = select_values(data, replace(wanted, steps=None))
+    steps = np.unique(column_of(found.table, "step")[_is_measured(found)]).tolist()
+    if not steps:
+        return "no histograms were recorded of these tensors. Record them with Capture(stats=2)."
+    named = first_few(steps, 8)
+    return f"{argument}={wanted.steps!r}: no histogram was recorded there; there are some in steps {named}"
+
+
+def _shares(found: SelectedValues, cells: Cells, role: str) -> Exponents:
+    merged = merge_spreads(read_spread(found.table), cells)
+    with np.errstate(all="ignore"):
+        return Exponents(
+            steps=tuple(cells.step.tolist()),
+            sites=tuple(found.names[site] for site in cells.site.tolist()),
+            shares=merged.histogram[merged.histogram_row] / merged.stats.count[:, None],
+            zero=merged.zero_fraction,
+            nonfinite=merged.stats.nonfinite / merged.stats.count,
+            role=role,
+        )

@@ -1,0 +1,100 @@
+"""How one statistic goes, step by step and site by site."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...optional import require
+from ...recording.protocols import RecordingData
+from ...recording.role import PARAMETER, UPDATE
+from ...recording.statistics.moments import Numbers, read_statistics
+from ..step.calls import Rows
+from .selection import SelectedValues, Wanted, select_values
+from .statistics import evaluate, is_measured, to_stat
+from .value_cells import Cells, group_rows
+
+#: The size of an optimizer's update, as a part of the size of the parameter that it found.
+RELATIVE = "relative"
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """One statistic of many sites over steps. All arrays have a row a step and a column a site."""
+
+    steps: npt.NDArray[np.int64]  # ascending; those in which one of the sites was measured
+    sites: tuple[str, ...]  # in layer order, also of gradients
+    values: Numbers  # NaN where `measured` is False, and where the statistic is NaN
+    stat: str
+    role: str
+    measured: npt.NDArray[np.bool_]
+    nonfinite: npt.NDArray[np.bool_]  # where the tensors hold NaN or infinite numbers
+
+    def to_frame(self) -> Any:
+        """A `pandas.DataFrame` with a row a step and a column a site.
+
+        Raises:
+            MissingLibraryError: pandas is not installed.
+        """
+        pandas = require("pandas", "History.to_frame()")
+        steps = pandas.Index(self.steps, name="step")
+        return pandas.DataFrame(self.values, index=steps, columns=list(self.sites))
+
+
+def build_history(data: RecordingData, stat: str, wanted: Wanted) -> History:
+    """The history of a statistic; see `Recording.history`.
+
+    Raises:
+        TypeError: the path or the steps are something else.
+        ValueError: nothing is meant, there is no such statistic, or it was not measured.
+    """
+    if stat == RELATIVE:
+        return _relative_history(data, wanted)
+    known = to_stat(stat)
+    found = select_values(data, wanted)
+    found = found.filter(is_measured(known, found.table))
+    cells = group_rows(found)
+    steps = np.unique(cells.step)
+    at = (np.searchsorted(steps, cells.step), cells.site)
+    shape = (len(steps), len(found.names))
+    values, measured, nonfinite = np.full(shape, np.nan), np.zeros(shape, bool), np.zeros(shape, bool)
+    values[at], measured[at], nonfinite[at] = evaluate(known, found, cells), True, _nonfinite(found, cells)
+    return History(
+        steps=steps,
+        sites=found.names,
+        values=values,
+        stat=stat,
+        role=wanted.role,
+        measured=measured,
+        nonfinite=nonfinite,
+    )
+
+
+def _nonfinite(found: SelectedValues, cells: Cells) -> npt.NDArray[np.bool_]:
+    """Whether one of the rows of each cell holds NaN or infinite numbers."""
+    bad = read_statistics(found.table).nonfinite[cells.rows] > 0
+    return np.logical_or.reduceat(bad, cells.first) if len(cells.first) else np.empty(0, bool)
+
+
+def _relative_history(data: RecordingData, wanted: Wanted) -> History:
+    if wanted.role != UPDATE:
+        raise ValueError(f"stat='relative' is the size of updates: give role='update', not {wanted.role!r}")
+    updates = build_history(data, "l2", wanted)
+    parameters = build_history(data, "l2", replace(wanted, role=PARAMETER))
+    below = _aligned(parameters, updates.steps, updates.sites)
+    with np.errstate(all="ignore"):
+        values = updates.values / below
+    return replace(updates, values=values, stat=RELATIVE)
+
+
+def _aligned(history: History, steps: Rows, sites: Sequence[str]) -> Numbers:
+    """The values at other steps and sites; NaN where there are none."""
+    row_of = {step: row for row, step in enumerate(history.steps.tolist())}
+    column_of_site = {name: column for column, name in enumerate(history.sites)}
+    rows = [row_of.get(step, -1) for step in steps.tolist()]
+    columns = [column_of_site.get(name, -1) for name in sites]
+    padded = np.pad(history.values, ((0, 1), (0, 1)), constant_values=np.nan)  # -1: nothing
+    aligned: Numbers = padded[np.ix_(rows, columns)]
+    return aligned

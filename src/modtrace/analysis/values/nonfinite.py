@@ -1,0 +1,181 @@
+"""Finds where NaN and infinite values came up first."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ...errors import NothingRecordedError
+from ...recording.module_path import join
+from ...recording.protocols import RecordingData
+from ...recording.role import PARAMETER
+from ...recording.statistics.moments import first_nonfinite_row, nonfinite_rows
+from ...recording.suggestions import first_few
+from ..step.calls import NO_MODULE, column_of, read_calls
+from ..step.missing_rows import require_rows, say_missing
+from ..step.placement import NOWHERE, Module, Placer, merge_wrappers, name_roots
+from ..step.value_places import place_values
+
+#: So many parameters are named in a hint.
+_NAMED = 3
+
+_COLUMNS = ["step", "phase", "site_id", "call_id", "numel", "nan_count", "inf_count"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonFinite:
+    """The first tensor of a recording that holds NaN or infinite values, by step and order of measuring."""
+
+    root: str | None  # the name of the root; None if no module owns the parameter
+    path: str | None  # of the module, at the place where it was called
+    call: int | None  # n-th of its module in the step, from 0; None for a parameter
+    op: str | None = None  # None where only modules were recorded
+    phase: str | None
+    step: int
+    role: str | None  # output, grad_output, parameter, parameter_grad
+    slot: str
+    kind: str | None = None  # producer, source; None where only modules were recorded
+    source: str | None = None  # of a parameter its full path
+    count: int  # NaN and infinite together
+    nan_count: int
+    inf_count: int
+    numel: int
+    inputs: tuple[str, ...] = ()
+    chain: tuple[str, ...] = ()
+    hint: str | None = None  # what else is known about where the values came from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """How much a recording says about values at all."""
+
+    tensors: int  # rows of `values` with statistics
+    unmeasured: int  # rows whose note says why they have none
+    steps: int  # that have rows
+    last_step: int | None  # of them; None: there are none
+
+
+def count_measured(data: RecordingData) -> Measured:
+    """How many tensors were measured, whatever their values."""
+    values = data.table("values")
+    unmeasured = values["count"].null_count
+    steps = np.unique(column_of(values, "step")).tolist()
+    return Measured(
+        tensors=values.num_rows - unmeasured,
+        unmeasured=unmeasured,
+        steps=len(steps),
+        last_step=steps[-1] if steps else None,
+    )
+
+
+def find_first_nonfinite(data: RecordingData) -> NonFinite | None:
+    """The first row of `values`, by step and order, with NaN or infinite values; None if there is none.
+
+    Raises:
+        NothingRecordedError: no tensor was measured.
+    """
+    values = data.table("values")
+    at = first_nonfinite_row(values)
+    if at is None:
+        _require_measured(data)
+        return None
+    [row] = values.select(_COLUMNS).slice(at, 1).to_pylist()
+    site = _find_row(data.table("sites"), "site_id", row["site_id"]) or {}
+    modules = merge_wrappers(data.table("modules").to_pylist())
+    root, path = _find_place(site.get("module_id"), row["call_id"], data.table("calls"), modules)
+    role, slot = site.get("role"), site.get("slot", "")
+    is_parameter = role == PARAMETER
+    return NonFinite(
+        root=root,
+        path=path,
+        call=site.get("nth"),
+        phase=row["phase"],
+        step=row["step"],
+        role=role,
+        slot=slot,
+        source=join(path or "", slot) if is_parameter else None,
+        count=row["nan_count"] + row["inf_count"],
+        nan_count=row["nan_count"],
+        inf_count=row["inf_count"],
+        numel=row["numel"],
+        hint=None if is_parameter else _describe_weights(site.get("module_id"), row["step"], data, modules),
+    )
+
+
+def _require_measured(data: RecordingData) -> None:
+    """Refuses a recording in which no tensor has statistics.
+
+    Raises:
+        NothingRecordedError: there is none; the text says why.
+    """
+    require_rows(data, "values")
+    values = data.table("values").select(["count", "note"])
+    if values["count"].null_count == values.num_rows:
+        notes = values["note"].drop_null().unique().to_pylist() or ["no statistics were asked for"]
+        raise NothingRecordedError(
+            f"none of the {values.num_rows} tensors in this recording could be measured: {first_few(notes, 3)}."
+            + say_missing(data.meta.marks)
+        )
+
+
+def describe_counts(nan_count: int, inf_count: int) -> str:
+    """How many there are of which: `3 NaN, 1 inf`."""
+    counts = [f"{nan_count} NaN" if nan_count else "", f"{inf_count} inf" if inf_count else ""]
+    return ", ".join(each for each in counts if each)
+
+
+def _find_row(table: pa.Table, column: str, wanted: int | None) -> Mapping[str, Any] | None:
+    """The row of an id, if it is there."""
+    if wanted is None:
+        return None
+    rows = np.flatnonzero(column_of(table, column) == wanted)
+    if not len(rows):
+        return None
+    found: list[Mapping[str, Any]] = table.slice(int(rows[0]), 1).to_pylist()
+    return found[0]
+
+
+def _find_place(
+    module_id: int | None, call_id: int | None, calls: pa.Table, modules: Mapping[int, Module]
+) -> tuple[str | None, str | None]:
+    """The root's name and the path of the place where the module was called."""
+    call = _find_row(calls, "call_id", call_id)
+    placer = Placer(modules)
+    module = np.array([NO_MODULE if module_id is None else module_id])
+    row_id = np.array([-1 if call_id is None else call_id])
+    [at] = place_values(module, row_id, read_calls(calls, call["step"] if call else None), placer)
+    if at == NOWHERE:
+        return None, None
+    place = placer.places[at]
+    return name_roots(placer.places).get(place.module.root_id, ""), place.path
+
+
+def _describe_weights(
+    module_id: int | None, step: int, data: RecordingData, modules: Mapping[int, Module]
+) -> str | None:
+    """Says which parameters of the module were not finite either, if any were."""
+    if module_id is None or module_id not in modules:
+        return None
+    found = list(_nonfinite_parameters(modules[module_id], step, data, modules))
+    if not found:
+        return None
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return f"the weights it used hold non-finite values: {', '.join(found[:_NAMED])}{more}"
+
+
+def _nonfinite_parameters(
+    module: Module, step: int, data: RecordingData, modules: Mapping[int, Module]
+) -> Iterator[str]:
+    values = data.table("values")
+    slots = {
+        site["site_id"]: site["slot"]
+        for site in data.table("sites").select(["site_id", "module_id", "role", "slot"]).to_pylist()
+        if site["role"] == PARAMETER and modules.get(site["module_id"]) is module
+    }
+    rows = nonfinite_rows(values, step)
+    is_own = np.isin(column_of(values, "site_id")[rows], list(slots))
+    for row in values.select(["site_id", "nan_count", "inf_count"]).take(rows[is_own]).to_pylist():
+        counts = describe_counts(row["nan_count"], row["inf_count"])
+        yield f"{join(module.path, slots[row['site_id']])} ({counts})"

@@ -1,0 +1,348 @@
+"""Chooses rows of `values` by path, role, slot, phase, call and step, and names the sites that they are of."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...errors import NothingRecordedError
+from ...recording.module_path import join
+from ...recording.options.path_filter import PathFilter, describe_unmatched, to_path_filter, unmatched
+from ...recording.options.schedule import to_schedule
+from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
+from ...recording.protocols import RecordingData
+from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, OP_OUTPUT, OUTPUT, ROLES
+from ..step.calls import Calls, RowFinder, Rows, column_of, iterate_levels, phase_codes, read_all_calls
+from ..step.missing_rows import explain_none, require_rows, say_missing
+from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
+from ..step.value_places import place_by_calls
+
+#: Of a call; the slot is a place in what it is given or returns. All others are called by their slot.
+_OF_CALLS = frozenset({INPUT, OUTPUT, GRAD_OUTPUT, GRAD_INPUT, OP_OUTPUT})
+
+#: A site that was measured in several phases is meant in the first of these: a recompute says nothing new, and a
+#: parameter's gradient is the one that the optimizer used, not what each backward has added to it.
+_PREFERRED = (OPTIMIZER, FORWARD, BACKWARD, RECOMPUTE)
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectedValues:
+    """Rows of `values`, and the site of each.
+
+    Sites are in the order in which the forward first calls their modules, an outer module before what is inside
+    it, also those of gradients: layer order. A measurement that a wrapper and what it wraps share is there once.
+    """
+
+    table: pa.Table
+    site: Rows  # index of `names`
+    names: tuple[str, ...]
+    primary: tuple[bool, ...]  # of each site: whether it is the first slot of its module, or no slot at all
+
+    def filter(self, kept: npt.NDArray[np.bool_]) -> "SelectedValues":
+        """Only some of the rows; the names stay."""
+        return replace(self, table=self.table.filter(pa.array(kept)), site=self.site[kept])
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which rows are meant; see `Recording.history`."""
+
+    path: Any = None
+    role: str = OUTPUT
+    slot: str | None = None
+    phase: str | None = None
+    call: int | None = None
+    steps: Any = None
+    kept: bool = False  # only rows of which a whole tensor was kept
+    counters: bool = True  # False: no states that have one element of every parameter, where there are others
+
+
+class _Site(NamedTuple):
+    """What tells one site from another; calls of a module are not told apart."""
+
+    place: int
+    slot: str
+    op: str | None
+    op_nth: int
+
+
+def select_values(data: RecordingData, wanted: Wanted) -> SelectedValues:
+    """The rows that are meant.
+
+    Raises:
+        TypeError: the path or the steps are something else.
+        ValueError: nothing is meant, or there is no such role or phase.
+    """
+    paths = to_path_filter(wanted.path, argument="path")
+    _check_words(wanted)
+    values, at = _rows_of_role(data, wanted)
+    sites = data.table("sites")
+    places = _Places(data, values, sites, at)
+    site_of_row, distinct = _sites_of(sites, at, places.of_row)
+    meant = _matching(paths, distinct, places, wanted)
+    kept = meant[site_of_row]
+    kept &= _narrowed(kept, values, sites, at, wanted)
+    if not wanted.counters:
+        kept &= _is_no_counter(kept, values, sites, at)
+    rows = np.flatnonzero(kept)
+    rows = rows[_is_preferred(values.take(rows), site_of_row[rows])]
+    rows = _once_a_measurement(rows, site_of_row, values)
+    shown, site = _in_layer_order(site_of_row[rows], distinct, places, wanted.role)
+    return SelectedValues(
+        table=values.take(rows),
+        site=site,
+        names=_name(shown, places, wanted.role),
+        primary=_first_slots(shown, wanted.role),
+    )
+
+
+def _check_words(wanted: Wanted) -> None:
+    if wanted.role not in ROLES:
+        raise ValueError(f"role={wanted.role!r}: give one of {', '.join(ROLES)}")
+    if wanted.phase is not None and wanted.phase not in PHASES:
+        raise ValueError(f"phase={wanted.phase!r}: give one of {', '.join(PHASES)}, or None")
+
+
+def _rows_of_role(data: RecordingData, wanted: Wanted) -> tuple[pa.Table, Rows]:
+    """The rows of a role, and the row of `sites` of each."""
+    values, sites = kept_values(data) if wanted.kept else data.table("values"), data.table("sites")
+    require_rows(data, "values")
+    roles = np.array([*sites["role"].to_pylist(), ""], object)
+    at = RowFinder(column_of(sites, "site_id"))(column_of(values, "site_id"))
+    rows = np.flatnonzero(roles[at] == wanted.role)
+    if not len(rows):
+        there = sorted(set(roles[at]) - {""})
+        raise NothingRecordedError(_describe_no_role(wanted, there) + say_missing(data.meta.marks))
+    return values.take(rows), at[rows]
+
+
+def kept_values(data: RecordingData) -> pa.Table:
+    """The rows of `values` of which a whole tensor was kept.
+
+    Raises:
+        NothingRecordedError: there are none.
+    """
+    values = data.table("values")
+    kept = values.filter(values["blob"].is_valid())
+    if not kept.num_rows:
+        raise NothingRecordedError(explain_none(data.meta, "whole tensors"))
+    return kept
+
+
+def _describe_no_role(wanted: Wanted, there: Sequence[str]) -> str:
+    what, more = ("kept whole", ", tensors=True") if wanted.kept else ("measured", "")
+    return (
+        f"role={wanted.role!r} was not {what}; {what} were: {', '.join(there)}. "
+        f"Record with values=modtrace.Capture(roles={wanted.role!r}{more})."
+    )
+
+
+class _Places:
+    """Where the rows stand in the tree of modules."""
+
+    def __init__(self, data: RecordingData, values: pa.Table, sites: pa.Table, at: Rows) -> None:
+        placer = Placer(merge_wrappers(data.table("modules").to_pylist()))
+        calls = read_all_calls(data.table("calls"))
+        placed = place_calls(calls, list(iterate_levels(calls.parent)), placer)
+        module = column_of(sites, "module_id")[at]
+        self.of_row = place_by_calls(module, column_of(values, "call_id"), calls, placed, placer)
+        self._places = placer.places
+        self._roots = name_roots(placer.places)
+        self._started = _first_starts(calls, placed, len(placer.places))
+
+    def path(self, place: int) -> str:
+        return self._places[place].path if place != NOWHERE else ""
+
+    def root(self, place: int) -> str:
+        return self._roots.get(self._places[place].module.root_id, "") if place != NOWHERE else ""
+
+    def rank(self, place: int) -> tuple[float, int]:
+        """By the first forward call; those that were never called come behind, in the order of the modules."""
+        return (float(self._started[place]), place) if place != NOWHERE else (np.inf, len(self._places))
+
+
+def _first_starts(calls: Calls, placed: Rows, places: int) -> npt.NDArray[np.float64]:
+    started = np.full(places, np.inf)
+    rows = np.flatnonzero((calls.phase == PHASES.index(FORWARD)) & (placed != NOWHERE))
+    np.minimum.at(started, placed[rows], calls.start_ns[rows].astype(np.float64))
+    return started
+
+
+def _sites_of(sites: pa.Table, at: Rows, place: Rows) -> tuple[Rows, list[_Site]]:
+    """The site of each row, as an index of those there are."""
+    slots, ops = sites["slot"].to_pylist(), sites["op"].to_pylist()
+    op_nths = column_of(sites, "op_nth")
+    pairs, which = np.unique((at << 32) + place + 1, return_inverse=True)
+    known: dict[_Site, int] = {}
+    codes: list[int] = []
+    for site, where in zip((pairs >> 32).tolist(), (pairs % 2**32 - 1).tolist(), strict=True):
+        found = _Site(where, slots[site], ops[site], int(op_nths[site]))
+        codes.append(known.setdefault(found, len(known)))
+    return np.array(codes, np.int64)[which], list(known)
+
+
+def _matching(
+    paths: PathFilter, distinct: Sequence[_Site], places: _Places, wanted: Wanted
+) -> npt.NDArray[np.bool_]:
+    """Which of the sites are meant."""
+    names = [_paths_of(each, places, wanted.role) for each in distinct]
+    there = dict.fromkeys(path for each in names for path in each)
+    missing = unmatched(paths, there)
+    if missing:
+        missing = [each._replace(argument="path") for each in missing]
+        what = "module" if wanted.role in _OF_CALLS else "module or parameter"
+        role = f"with role={wanted.role!r}"
+        what += f" of which a whole tensor {role} was kept" if wanted.kept else f" {role}"
+        found = describe_unmatched(missing, there, what=what)
+        raise ValueError(f"{found}. Give a path or a glob such as '**.attn'.")
+    return np.array([paths.selects(*each) for each in names], bool)
+
+
+def _paths_of(site: _Site, places: _Places, role: str) -> list[str]:
+    """What a pattern may say: the module's path, and of a parameter its own, `weight` of `weight.exp_avg` too."""
+    path = places.path(site.place)
+    if role in _OF_CALLS:
+        return [path]
+    parts = site.slot.split(".")
+    own = [join(path, ".".join(parts[: count + 1])) for count in range(len(parts))]
+    return [path, *own] if site.place != NOWHERE else own
+
+
+def _narrowed(
+    kept: npt.NDArray[np.bool_], values: pa.Table, sites: pa.Table, at: Rows, wanted: Wanted
+) -> npt.NDArray[np.bool_]:
+    """Which rows have the slot, the call, the phase and the steps that are meant."""
+    columns: tuple[tuple[str, Any, Callable[[], npt.NDArray[Any]]], ...] = (
+        ("slot", wanted.slot, lambda: np.array(sites["slot"].to_pylist(), object)[at]),
+        ("call", wanted.call, lambda: column_of(sites, "nth")[at]),
+        ("phase", wanted.phase, lambda: np.array([*PHASES, None], object)[phase_codes(values["phase"])]),
+    )
+    for argument, chosen, read in columns:
+        if chosen is not None:
+            column = read()
+            narrowed = kept & (column == chosen)
+            if not narrowed.any():
+                raise ValueError(
+                    f"{argument}={chosen!r}: no such row with role={wanted.role!r} at path={wanted.path!r}; "
+                    f"there are: {_list(column[kept].tolist())}"
+                )
+            kept = narrowed
+    return kept & in_steps(column_of(values, "step"), kept, wanted)
+
+
+def _is_no_counter(
+    kept: npt.NDArray[np.bool_], values: pa.Table, sites: pa.Table, at: Rows
+) -> npt.NDArray[np.bool_]:
+    """Which rows are of a state, the last part of the slot, that has more than one element of some parameter."""
+    states = np.array([state_of(slot) for slot in sites["slot"].to_pylist()], object)[at]
+    larger = set(states[kept & (column_of(values, "numel") > 1)])
+    return np.array([not larger or state in larger for state in states], np.bool_)
+
+
+def state_of(name: str) -> str:
+    """What an optimizer calls a state: `exp_avg` of `fc.weight.exp_avg`."""
+    return name.rpartition(".")[2]
+
+
+def in_steps(steps: Rows, of: npt.NDArray[np.bool_], wanted: Wanted) -> npt.NDArray[np.bool_]:
+    """Which rows are of the steps that are meant.
+
+    Raises:
+        ValueError: none of those of `of`.
+    """
+    given = wanted.steps
+    if given is None:
+        return np.ones(len(steps), bool)
+    is_one = isinstance(given, Integral)
+    schedule = to_schedule([int(given)] if is_one else given)
+    chosen = np.isin(steps, [each for each in np.unique(steps).tolist() if each in schedule])
+    if not (of & chosen).any():
+        raise ValueError(
+            f"{'step' if is_one else 'steps'}={given!r}: nothing was {'kept' if wanted.kept else 'measured'} there; "
+            f"there are: {_list(steps[of].tolist())}"
+        )
+    return chosen
+
+
+def _list(found: Iterable[Any]) -> str:
+    words = [repr(each) for each in sorted(set(found), key=lambda each: (each is None, each))]
+    if len(words) > _SHOWN:
+        words = [*words[: _SHOWN - 1], "…", words[-1]]
+    return ", ".join(words)
+
+
+def _is_preferred(values: pa.Table, site: Rows) -> npt.NDArray[np.bool_]:
+    """Which rows are of the preferred phase of their site, and of what a call or an optimizer showed, not an op."""
+    ranks = np.array([_PREFERRED.index(phase) for phase in PHASES] + [len(PHASES)])
+    rank = ranks[phase_codes(values["phase"])]
+    rank = rank + (len(ranks) + 1) * (column_of(values, "op_id") >= 0)
+    best = np.full(int(site.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(best, site, rank)
+    preferred: npt.NDArray[np.bool_] = rank == best[site]
+    return preferred
+
+
+def _once_a_measurement(rows: Rows, site_of_row: Rows, values: pa.Table) -> Rows:
+    """Rows without those of a wrapper that returned what it wraps had returned."""
+    step, order, site = column_of(values, "step")[rows], column_of(values, "order")[rows], site_of_row[rows]
+    sorted_rows = np.lexsort((order, site, step))  # stable: the first of those that are alike stays in front
+    first = np.ones(len(rows), bool)
+    for column in (order, site, step):
+        changed = column[sorted_rows][1:] != column[sorted_rows][:-1]
+        first[1:] = changed if column is order else first[1:] | changed
+    return rows[np.sort(sorted_rows[first])]
+
+
+def _in_layer_order(
+    site_of_row: Rows, distinct: Sequence[_Site], places: _Places, role: str
+) -> tuple[list[_Site], Rows]:
+    """The sites that are left, sorted, and for each row its index among them."""
+
+    def rank(code: int) -> tuple[Any, ...]:
+        by_slot = _natural(distinct[code].slot) if role in _OF_CALLS and role != OP_OUTPUT else []
+        return (*places.rank(distinct[code].place), by_slot, code)
+
+    order = sorted(np.unique(site_of_row).tolist(), key=rank)
+    index = np.full(len(distinct), -1, np.int64)
+    index[order] = np.arange(len(order))
+    return [distinct[code] for code in order], index[site_of_row]
+
+
+def _first_slots(shown: Sequence[_Site], role: str) -> tuple[bool, ...]:
+    if role not in _OF_CALLS:
+        return (True,) * len(shown)
+    first: dict[tuple[Any, ...], _Site] = {}
+    for each in shown:
+        first.setdefault((each.place, each.op, each.op_nth), each)
+    chosen = set(first.values())
+    return tuple(each in chosen for each in shown)
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """A key that sorts `[2]` before `[10]`."""
+    parts = "".join(each if each.isdigit() else f" {each} " for each in text).split()
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+
+def _name(shown: Sequence[_Site], places: _Places, role: str) -> tuple[str, ...]:
+    """What the sites are called: `blocks.0.attn`, `blocks.0.attn[1]`, `blocks.0.attn.weight`, `GPT/head`."""
+    roots = {places.root(each.place) for each in shown if each.place != NOWHERE}
+    return tuple(_name_one(each, places, role, roots) for each in shown)
+
+
+def _name_one(site: _Site, places: _Places, role: str, roots: Collection[str]) -> str:
+    path, root = places.path(site.place), places.root(site.place)
+    if role not in _OF_CALLS:
+        name = join(path, site.slot)
+    else:
+        name = path or root
+        if site.op is not None:
+            name += f"/{site.op}" + (f"@{site.op_nth}" if site.op_nth > 0 else "")
+        name += site.slot
+    return f"{root}/{name}" if len(roots) > 1 and name != root else name

@@ -1,0 +1,87 @@
+"""One array of the whole tensors of many sites, with a layer axis in front."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...recording.protocols import RecordingData
+from ...recording.raw_tensor import RawTensor
+from ...recording.suggestions import first_few
+from ..step.calls import column_of
+from .selection import SelectedValues, Wanted, select_values
+from .value_cells import Cells, group_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Whole tensors of one shape, one behind the other."""
+
+    sites: tuple[str, ...]  # in layer order, also of gradients
+    values: npt.NDArray[Any]  # [site, ...]; bfloat16 as float32
+    step: int
+    role: str
+
+
+def build_stack(data: RecordingData, step: int | None, wanted: Wanted) -> Stack:
+    """The tensors of the sites that are meant in one step; see `Recording.stack`.
+
+    Raises:
+        TypeError, ValueError: nothing is meant, several steps or several tensors of a site are, no tensors were kept,
+            their shapes differ, or numpy has no numbers for their dtype.
+    """
+    found = select_values(data, replace(wanted, kept=True, steps=step))
+    if wanted.slot is None:
+        found = found.filter(np.array(found.primary, bool)[found.site])
+    step = _only_step(found) if step is None else step
+    cells = group_rows(found)
+    _check_single(found, cells)
+    names = tuple(found.names[site] for site in cells.site.tolist())
+    blobs = found.table["blob"].take(pa.array(cells.single)).to_pylist()
+    raw = {name: data.tensor(blob) for name, blob in zip(names, blobs, strict=True)}
+    _check_shapes(raw)
+    values = np.stack([_to_numbers(name, each) for name, each in raw.items()])
+    return Stack(sites=names, values=values, step=step, role=wanted.role)
+
+
+def _only_step(found: SelectedValues) -> int:
+    steps = np.unique(column_of(found.table, "step")).tolist()
+    if len(steps) > 1:
+        raise ValueError(
+            f"stack(): tensors of {len(steps)} steps are there ({first_few(steps)}). Give step=."
+        )
+    return int(steps[0])
+
+
+def _check_single(found: SelectedValues, cells: Cells) -> None:
+    several = cells.several()
+    if several:
+        cell, rows = several[0]
+        raise ValueError(
+            f"{found.names[cells.site[cell]]}: {len(rows)} tensors in step {cells.step[cell]}. "
+            "Choose one with call=, slot= or phase=."
+        )
+
+
+def _check_shapes(tensors: Mapping[str, RawTensor]) -> None:
+    (first, one), *others = tensors.items()
+    for name, each in others:
+        if each.shape != one.shape:
+            raise ValueError(
+                f"{name} has the shape {list(each.shape)}, and {first} has {list(one.shape)}: they do not stack. "
+                "Choose sites of one shape with path= or slot=."
+            )
+
+
+def _to_numbers(name: str, tensor: RawTensor) -> npt.NDArray[Any]:
+    array = tensor.to_numpy()
+    if tensor.dtype == "bfloat16":  # the upper half of a float32
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    if array.dtype.name != tensor.dtype:
+        raise ValueError(
+            f"{name}: numpy has no {tensor.dtype}. Read each with rec.tensor(), which gives torch's."
+        )
+    return array

@@ -1,0 +1,184 @@
+"""The statistics that a history can show, by name, and how each is computed of merged rows."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...errors import DamagedRecordingError
+from ...recording.json_text import parse_json
+from ...recording.statistics.moments import DERIVED, RAW, Numbers, read_statistics
+from ...recording.statistics.number_formats import FORMATS
+from ...recording.statistics.tier2 import OF_TIER_1, OF_TIER_2, SpreadColumns, read_spread
+from ...recording.suggestions import did_you_mean
+from .selection import SelectedValues
+from .value_cells import Cells, merge_spreads, merge_statistics
+
+_USUAL = (*RAW, *DERIVED)
+
+_OF_SPREAD = ("sumabs", "zero_count", "sum4", "argmax", *OF_TIER_2, "dynamic_range")
+
+#: Named with what they are asked for: `underflow:fp16`, `quantile:0.99`.
+_OF_FORMATS = ("underflow", "flushed", "overflow")
+_QUANTILE = "quantile"
+
+_USER = "user"
+
+
+_TIER_1, _TIER_2 = "values='stats' or Capture(stats=1)", "values=modtrace.Capture(stats=2)"
+
+
+class Stat(NamedTuple):
+    """A statistic that somebody has asked for."""
+
+    name: str
+    column: str  # it was measured where this column is not null
+    compute: Callable[[SelectedValues, Cells], Numbers]
+    how: str  # what measures it
+
+
+def to_stat(name: str) -> Stat:
+    """The statistic of this name.
+
+    Raises:
+        ValueError: there is none; the text lists those there are.
+    """
+    if name in _USUAL:
+        return Stat(name, "count", lambda found, cells: _usual(name, found, cells), _TIER_1)
+    if name in OF_TIER_1:
+        return Stat(name, "count", lambda found, cells: _spread(name, found, cells), _TIER_1)
+    if name in _OF_SPREAD or _is_asked_of_histogram(name):
+        return Stat(name, "zero_count", lambda found, cells: _spread(name, found, cells), _TIER_2)
+    if name == _USER or name.startswith(f"{_USER}:"):
+        return Stat(name, _USER, lambda found, cells: _of_user(name, found, cells), "Capture(function=...)")
+    of, _, asked = str(name).partition(":")
+    if asked and of in _OF_FORMATS:
+        raise ValueError(f"stat={name!r}: no such number format; there are: {', '.join(FORMATS)}")
+    if asked and of == _QUANTILE:
+        raise ValueError(f"stat={name!r}: give a part between 0 and 1, as in quantile:0.99")
+    hint = did_you_mean(name, stat_names())
+    raise ValueError(f"stat={name!r}: there is no such statistic.{hint} There are: {', '.join(stat_names())}")
+
+
+def stat_names() -> list[str]:
+    """All of them; where a part is in capitals, something else stands there."""
+    asked = [*(f"{each}:FORMAT" for each in _OF_FORMATS), f"{_QUANTILE}:PART", f"{_USER}:KEY"]
+    return [*_USUAL, *OF_TIER_1, *_OF_SPREAD, "relative", _USER, *asked]
+
+
+def is_measured(stat: Stat, values: pa.Table) -> npt.NDArray[np.bool_]:
+    """Which rows have it.
+
+    Raises:
+        ValueError: none of them.
+    """
+    measured: npt.NDArray[np.bool_] = np.asarray(values[stat.column].is_valid())
+    if not measured.any():
+        notes = sorted({note for note in values["note"].to_pylist() if note})
+        why = f" Of these tensors it says: {'; '.join(notes[:3])}." if notes else ""
+        raise ValueError(f"stat={stat.name!r} was not measured here. Record it with {stat.how}.{why}")
+    return measured
+
+
+def evaluate(stat: Stat, found: SelectedValues, cells: Cells) -> Numbers:
+    """The statistic of each cell.
+
+    Raises:
+        ValueError: a cell holds several values that do not merge.
+    """
+    return stat.compute(found, cells)
+
+
+def _usual(name: str, found: SelectedValues, cells: Cells) -> Numbers:
+    column: Any = getattr(merge_statistics(read_statistics(found.table), cells), name)
+    return np.asarray(column, np.float64)
+
+
+# Of tier 2.
+
+
+def _is_asked_of_histogram(name: str) -> bool:
+    of, _, asked = name.partition(":")
+    return (of in _OF_FORMATS and asked in FORMATS) or (of == _QUANTILE and _is_part(asked))
+
+
+def _is_part(text: str) -> bool:
+    try:
+        return 0 <= float(text) <= 1
+    except ValueError:
+        return False
+
+
+def _spread(name: str, found: SelectedValues, cells: Cells) -> Numbers:
+    merged = merge_spreads(read_spread(found.table), cells)
+    of, _, asked = name.partition(":")
+    if of == _QUANTILE:
+        low, high = merged.quantile(float(asked))
+        return np.sqrt(low * high)  # the middle of a power of two; 0 where it may be 0
+    if of == "overflow":
+        return merged.overflow_fraction(asked).low
+    if of == "dynamic_range":
+        return merged.dynamic_range.low
+    return _column(merged, of, asked)
+
+
+def _column(merged: SpreadColumns, of: str, asked: str) -> Numbers:
+    if asked:
+        numbers: Numbers = getattr(merged, f"{of}_fraction")(asked)
+        return numbers
+    column = np.asarray(getattr(merged, of), np.float64)
+    return np.where(column < 0, np.nan, column) if of in _COUNTED else column
+
+
+#: Where they are not known, -1 stands for them.
+_COUNTED = ("zero_count", "argmax")
+
+
+# What the user's own functions returned.
+
+
+def _of_user(name: str, found: SelectedValues, cells: Cells) -> Numbers:
+    several = cells.several()
+    if several:
+        cell, rows = several[0]
+        raise ValueError(
+            f"stat={name!r}: {found.names[cells.site[cell]]} has {len(rows)} values of yours in step "
+            f"{cells.step[cell]}, and they do not merge. Choose one with call=, slot= or phase=."
+        )
+    texts = found.table[_USER].take(pa.array(cells.single)).to_pylist()
+    keys = name.split(":")[1:]
+    return np.array([_number(_parse_user(text), keys) for text in texts], np.float64)
+
+
+def _parse_user(text: str | None) -> Any:
+    try:
+        return None if text is None else parse_json(text)
+    except ValueError as error:
+        raise DamagedRecordingError(
+            f"values.user: {(text or '')[:80]!r} is no value of your function: {error}. Copy the recording again."
+        ) from error
+
+
+def _number(value: Any, keys: Sequence[str]) -> float:
+    """What lies below the keys; NaN where that is no number. A list of one is what it holds."""
+    for key in keys:
+        value = _below(_only(value), key)
+    value = _only(value)
+    try:
+        return float(value) if isinstance(value, (int, float)) else math.nan
+    except OverflowError:  # an integer beyond 1.8e308
+        return math.copysign(math.inf, value)
+
+
+def _only(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _below(value: Any, key: str) -> Any:
+    if isinstance(value, dict):
+        return value.get(key)
+    is_place = isinstance(value, list) and key.isdecimal() and int(key) < len(value)
+    return value[int(key)] if is_place else None

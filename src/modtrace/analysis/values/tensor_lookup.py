@@ -1,0 +1,88 @@
+"""Finds the whole tensors that were kept of a site."""
+
+import operator
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...recording.protocols import RecordingData
+from ...recording.raw_tensor import RawTensor
+from ...recording.suggestions import first_few
+from ..step.calls import RowFinder, column_of
+from .selection import Wanted, in_steps, kept_values, select_values
+
+
+def find_tensor(data: RecordingData, site: str | int, step: int | None, wanted: Wanted) -> RawTensor:
+    """The one tensor that is meant; see `Recording.tensor`.
+
+    Raises:
+        TypeError, ValueError: none is meant, or several are; the text says which there are.
+        RecordingError: it was to be kept, and is not there.
+    """
+    rows = _rows(data, site, wanted if step is None else replace(wanted, steps=step))
+    blobs = rows["blob"].to_pylist()
+    if len(set(blobs)) > 1:
+        raise ValueError(_describe_several(data, rows, site))
+    return data.tensor(blobs[0])
+
+
+def find_tensors(data: RecordingData, site: str | int, wanted: Wanted) -> Iterator[tuple[int, RawTensor]]:
+    """Each tensor that is meant with its step, in the order of measuring; each is read when it is asked for.
+
+    Raises:
+        TypeError, ValueError: none is meant, or those of several sites are.
+    """
+    rows = _rows(data, site, wanted).sort_by([("step", "ascending"), ("order", "ascending")])
+    steps, blobs = rows["step"].to_pylist(), rows["blob"].to_pylist()
+    return ((step, data.tensor(blob)) for blob, step in dict(zip(blobs, steps, strict=True)).items())
+
+
+def _rows(data: RecordingData, site: str | int, wanted: Wanted) -> pa.Table:
+    """The rows of one site, in one slot."""
+    wanted = replace(wanted, kept=True)
+    if not isinstance(site, str):
+        return _rows_of_id(kept_values(data), _to_id(site), wanted)
+    found = select_values(data, replace(wanted, path=site))
+    if len(found.names) > 1:
+        raise ValueError(
+            f"tensor({site!r}): {len(found.names)} sites are meant: {first_few(found.names)}. "
+            "Give the path of one, or slot=."
+        )
+    return found.table
+
+
+def _to_id(site: object) -> int:
+    try:
+        return operator.index(site)  # type: ignore[arg-type]  # whatever it is
+    except TypeError:
+        raise TypeError(f"tensor({site!r}): give the path of a module or parameter, or a site_id") from None
+
+
+def _rows_of_id(values: pa.Table, site_id: int, wanted: Wanted) -> pa.Table:
+    rows = values.filter(pc.equal(values["site_id"], site_id))
+    if not rows.num_rows:
+        there = sorted(set(values["site_id"].to_pylist()))
+        raise ValueError(
+            f"tensor({site_id}): no tensor of this site_id was kept; there are: {first_few(there)}"
+        )
+    steps = column_of(rows, "step")
+    return rows.filter(pa.array(in_steps(steps, np.ones(len(steps), bool), wanted)))
+
+
+def _describe_several(data: RecordingData, rows: pa.Table, site: str | int) -> str:
+    """Says what tells the tensors apart, and what to give."""
+    which = f"tensor({site!r})"
+    steps = sorted(set(rows["step"].to_pylist()))
+    if len(steps) > 1:
+        return f"{which}: tensors of {len(steps)} steps were kept: {first_few(steps)}. Give step=."
+    sites = data.table("sites")
+    at = RowFinder(column_of(sites, "site_id"))(column_of(rows, "site_id"))
+    calls = np.unique(column_of(sites, "nth")[at]).tolist()
+    if len(calls) > 1:
+        return f"{which}: tensors of {len(calls)} calls were kept in step {steps[0]}: {first_few(calls)}. Give call=."
+    return (
+        f"{which}: {rows.num_rows} tensors were kept in step {steps[0]}. Read them one by one with tensors()."
+    )

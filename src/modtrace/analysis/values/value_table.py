@@ -1,0 +1,87 @@
+"""The `values` table with the names of its sites and what is derived from its statistics."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...recording.arrow.arrays import from_strings
+from ...recording.protocols import RecordingData
+from ...recording.statistics.moments import DERIVED, RAW
+from ...recording.statistics.tier2 import OF_TIER_1, OF_TIER_2, read_spread
+from ..step.calls import RowFinder, Rows, column_of, read_all_calls
+from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots
+from ..step.value_places import place_values
+from .update_sizes import relative_sizes
+
+#: What tells where and when a tensor was seen, and what it is; in front of the statistics.
+_FRONT = (
+    "step", "phase", "root", "path", "call", "type", "role", "slot", "op", "op_nth", "shape", "dtype", "numel",
+)  # fmt: skip
+
+
+def build_value_table(data: RecordingData) -> pa.Table:
+    """All rows of `values`, with further columns; see `Recording.frame`.
+
+    Path and type are those of the place where the module was called. What is derived is null where nothing was
+    measured. Hashes are hexadecimal text.
+    """
+    values = data.table("values")
+    columns = {name: values[name] for name in values.column_names}
+    columns |= _name_sites(data, values) | _derive(values)
+    columns["hash"] = _hex(values["hash"])
+    columns["relative"] = relative_sizes(values, data.table("sites"))
+    order = dict.fromkeys([*_FRONT, *RAW, *DERIVED, *OF_TIER_1, *OF_TIER_2, "argmax", "relative", *columns])
+    return pa.table({name: columns[name] for name in order})
+
+
+def _name_sites(data: RecordingData, values: pa.Table) -> dict[str, Any]:
+    sites = data.table("sites")
+    site = RowFinder(column_of(sites, "site_id"))(column_of(values, "site_id"))
+    names = _name_places(data, _take(sites, "module_id", site), column_of(values, "call_id"))
+    copied = {"call": "nth", "role": "role", "slot": "slot", "op": "op", "op_nth": "op_nth"}
+    return names | {name: sites[of].take(_indices(site)) for name, of in copied.items()}
+
+
+def _name_places(data: RecordingData, module: npt.NDArray[Any], call_id: npt.NDArray[Any]) -> dict[str, Any]:
+    placer = Placer(merge_wrappers(data.table("modules").to_pylist()))
+    placed = place_values(module, call_id, read_all_calls(data.table("calls")), placer)
+    places, roots = placer.places, name_roots(placer.places)
+    return {
+        "root": _words([roots.get(each.module.root_id, "") for each in places], placed),
+        "path": _words([each.path for each in places], placed),
+        "type": _words([each.module.type for each in places], placed),
+    }
+
+
+def _derive(values: pa.Table) -> dict[str, pa.Array]:
+    spread = read_spread(values)
+    unmeasured = np.asarray(values["count"].is_null())
+    columns = {name: pa.array(getattr(spread.stats, name), mask=unmeasured) for name in DERIVED}
+    columns |= {name: pa.array(getattr(spread, name), mask=unmeasured) for name in OF_TIER_1}
+    return columns | {name: pa.array(getattr(spread, name), mask=~spread.is_measured) for name in OF_TIER_2}
+
+
+def _hex(hashes: pa.ChunkedArray) -> pa.Array:
+    return from_strings([None if each is None else each.hex() for each in hashes.to_pylist()])
+
+
+def _take(table: pa.Table, name: str, rows: Rows) -> npt.NDArray[Any]:
+    column = column_of(table, name)
+    return np.where(rows >= 0, column[rows], -1) if len(column) else rows
+
+
+def _indices(rows: Rows) -> pa.Array:
+    return pa.array(rows, mask=rows < 0)
+
+
+def _words(words: Sequence[str], placed: Rows) -> pa.DictionaryArray:
+    """The word of each row's place; null for NOWHERE."""
+    distinct = {word: code for code, word in enumerate(dict.fromkeys(words))}
+    codes = np.array([distinct[word] for word in words], np.int32)
+    indices = codes[placed] if len(codes) else np.zeros(len(placed), np.int32)
+    return pa.DictionaryArray.from_arrays(
+        pa.array(indices, mask=placed == NOWHERE), pa.array(list(distinct), pa.string())
+    )

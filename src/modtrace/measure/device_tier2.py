@@ -1,0 +1,184 @@
+"""The spread of a tensor on a device, without waiting for it: what depends on the data is decided there."""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from ..recording.statistics.sample import place_in_parts
+from ..recording.statistics.tier2 import BINS
+from .blocks import blocks
+from .tier2 import why_no_channels
+
+#: Elements per chunk: what is made on the way takes no more memory than some fifty times this many bytes.
+_CHUNK = 2**22
+
+#: So many neighbours add to tables of their own, for additions to one number wait for each other.
+_TABLES = 64
+
+
+class DeviceSpread(NamedTuple):
+    """As `RawSpread`, on the device."""
+
+    sumabs: torch.Tensor  # float64
+    zero_count: torch.Tensor  # int64
+    sum4: torch.Tensor  # float64
+    argmax: torch.Tensor | None  # int64
+    histogram: torch.Tensor  # int64 [256]
+
+
+def spread_on_device(tensor: torch.Tensor) -> DeviceSpread:
+    """The spread of all elements of a strided tensor, those of an expanded one as often as they are there.
+
+    Not written for speed yet: two dozen kernels a chunk. To be called without modes, gradients or transforms.
+
+    Args:
+        tensor: any floating, complex, integer or boolean dtype that the device can convert.
+    """
+    if not tensor.numel():
+        return _of_nothing(tensor.device)
+    once, repeats = _without_repeats(tensor)
+    parts = 2 if tensor.is_complex() else 1
+    start, found = 0, []
+    for numbers in _chunks(torch.view_as_real(once) if parts == 2 else once):
+        found.append(_measure(numbers, start))
+        start += numbers.numel()
+    sumabs, zeros, sum4, histogram, largest, argmax = (torch.stack(each) for each in zip(*found, strict=True))
+    # `argmax[...]` would wait for the index.
+    index = argmax.gather(0, largest.argmax().reshape(1)).reshape(()) // parts
+    return DeviceSpread(
+        sumabs.sum() * repeats,
+        zeros.sum() * repeats,
+        sum4.sum() * repeats,
+        index if repeats == 1 else _index_in(tensor, once, index),
+        histogram.sum(dim=0) * repeats,
+    )
+
+
+def channel_max_on_device(tensor: torch.Tensor, dim: int) -> torch.Tensor | str:
+    """As `channel_max_array`: float32 on the device, or why there is none."""
+    reason = why_no_channels(tuple(tensor.shape), dim)
+    if reason is not None:
+        return reason
+    axis = dim % tensor.dim()
+    once, _ = _without_repeats(tensor)
+    numbers = torch.view_as_real(once) if tensor.is_complex() else once
+    largest = torch.zeros(once.shape[axis], dtype=torch.float32, device=tensor.device)
+    others = [each for each in range(numbers.dim()) if each != axis]
+    for block in blocks(numbers.shape, _CHUNK):
+        found = _to_floats(numbers[block]).abs()
+        found = torch.amax(found, dim=others) if others else found
+        of_block = largest[block[axis]]
+        torch.maximum(of_block, found.to(torch.float32), out=of_block)
+    return largest.expand(tensor.shape[axis]) if once.shape[axis] < tensor.shape[axis] else largest
+
+
+def sample_on_device(tensor: torch.Tensor, k: int) -> torch.Tensor:
+    """As `sample_array`: float32 on the device."""
+    shape, numel = tensor.shape, tensor.numel()
+    places = torch.arange(min(numel, k), device=tensor.device)
+    if numel > k:
+        places = place_in_parts(places, numel, k)
+    found = tensor[_unravel(places, shape)] if shape else tensor.reshape(1)[places]
+    if tensor.is_complex():
+        found = torch.view_as_real(found)
+    return found.to(torch.float32).reshape(-1)
+
+
+def _of_nothing(device: torch.device) -> DeviceSpread:
+    zeros = torch.zeros(BINS + 1, dtype=torch.int64, device=device)
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    return DeviceSpread(sums[0], zeros[0], sums[1], None, zeros[1:])
+
+
+def _without_repeats(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The tensor with size 1 in each expanded dimension, and how often each of its elements counts."""
+    repeats = 1
+    for dim in range(tensor.dim()):
+        if tensor.stride(dim) == 0 and tensor.size(dim) > 1:
+            repeats *= tensor.size(dim)
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor, repeats
+
+
+def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """All elements in row-major order, in rows of bounded length."""
+    if tensor.is_contiguous():
+        yield from torch.split(tensor.reshape(-1), _CHUNK)
+    else:
+        yield from (tensor[block].reshape(-1) for block in blocks(tensor.shape, _CHUNK))
+
+
+class _Found(NamedTuple):
+    sumabs: torch.Tensor
+    zeros: torch.Tensor
+    sum4: torch.Tensor
+    histogram: torch.Tensor
+    largest: torch.Tensor  # its bits
+    argmax: torch.Tensor
+
+
+def _measure(numbers: torch.Tensor, start: int) -> _Found:
+    floats = _to_floats(numbers)
+    bits = _magnitude_bits(floats)
+    zeros = (bits == 0).sum()
+    comparable = bits.clamp(max=_NAN[bits.dtype])  # one NaN is as good as another
+    wide = floats.to(torch.float64)
+    squares = wide * wide
+    return _Found(
+        wide.abs().sum(),
+        zeros,
+        torch.dot(squares, squares),
+        _count_exponents(bits, zeros),
+        comparable.amax().to(torch.int64),
+        comparable.argmax() + start,
+    )
+
+
+def _to_floats(numbers: torch.Tensor) -> torch.Tensor:
+    """As float32, or float64 where that is too narrow."""
+    if numbers.dtype == torch.float64 or (not numbers.is_floating_point() and numbers.element_size() > 2):
+        return numbers.to(torch.float64)
+    return numbers.to(torch.float32)
+
+
+def _magnitude_bits(floats: torch.Tensor) -> torch.Tensor:
+    """As integers, which are in the order of the magnitudes; those of NaN are above all others."""
+    if floats.dtype == torch.float32:
+        return floats.view(torch.int32) & 0x7FFFFFFF
+    return floats.view(torch.int64) & 0x7FFFFFFFFFFFFFFF
+
+
+def _count_exponents(bits: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
+    if bits.dtype == torch.int32:
+        bins = bits >> 23
+        nonfinite = (bins == 255).sum()
+    else:
+        exponents = bits >> 52
+        nonfinite = (exponents == 2047).sum()
+        bins = (exponents - 896).clamp(0, BINS - 1)  # the biases are 1023 and 127
+    # `bincount` and `histc` wait for the device, or are refused where ops have to be deterministic.
+    table = torch.arange(bins.numel(), device=bits.device) % _TABLES
+    counts = torch.zeros(BINS * _TABLES, dtype=torch.int64, device=bits.device)
+    counts.scatter_add_(0, bins.to(torch.int64) * _TABLES + table, torch.ones_like(table))
+    histogram = counts.view(BINS, _TABLES).sum(dim=1)
+    histogram[0] -= zeros
+    histogram[-1] -= nonfinite
+    return histogram
+
+
+def _index_in(tensor: torch.Tensor, once: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """The index that an element of `once` has in the expanded tensor; of its copies there, the first one's."""
+    found = torch.zeros_like(index)
+    for size, at in zip(tensor.shape, _unravel(index, once.shape), strict=True):
+        found = found * size + at
+    return found
+
+
+def _unravel(index: torch.Tensor, shape: torch.Size) -> tuple[torch.Tensor, ...]:
+    sizes: list[int] = list(shape)
+    return tuple(index // prod(sizes[dim + 1 :]) % size for dim, size in enumerate(sizes))
+
+
+_NAN: dict[torch.dtype, Any] = {torch.int32: 0x7F800001, torch.int64: 0x7FF0000000000001}

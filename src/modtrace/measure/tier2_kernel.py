@@ -1,0 +1,119 @@
+"""The spread of numbers that lie side by side: in one pass where the kernel is compiled, else by numpy."""
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..recording.statistics.tier2 import BINS
+from .dtypes import Floats, Format, Raw
+from .elements import address_of, kind_of, kind_of_floats, to_floats
+from .native_tier2 import spread_into
+
+Histogram = npt.NDArray[np.int64]
+
+
+class Spread(NamedTuple):
+    """What is known of one piece of an array, or of several."""
+
+    size: int
+    histogram: Histogram
+    zeros: int
+    argmax: int  # the first of those numbers that are as large as the largest
+    sumabs: float
+    sum4: float
+    largest: float  # magnitude
+
+
+def measure_piece(raw: Raw, form: Format) -> Spread:
+    """The spread of raw elements that lie side by side; at most CHUNK of them if the kernel does not read them."""
+    kind = kind_of(form)
+    if spread_into is None:
+        return _measure_with_numpy(to_floats(raw, form))
+    if kind is not None:
+        return _measure_memory(raw, kind)
+    floats = to_floats(raw, form)
+    return _measure_memory(floats, kind_of_floats(floats))
+
+
+def is_read(form: Format) -> bool:
+    """Whether the compiled kernel is there and reads these raw elements."""
+    return spread_into is not None and kind_of(form) is not None
+
+
+def join(pieces: Iterable[Spread]) -> Spread:
+    """The spread of all pieces together; at least one, in their order."""
+    whole: Spread | None = None
+    start = 0
+    for piece in pieces:
+        whole = piece if whole is None else _joined(whole, piece, start)
+        start += piece.size
+    assert whole is not None
+    return whole
+
+
+def _joined(one: Spread, other: Spread, start: int) -> Spread:
+    """Args: start: where the other one begins."""
+    is_larger = other.largest > one.largest or (math.isnan(other.largest) and not math.isnan(one.largest))
+    return Spread(
+        start + other.size,
+        one.histogram + other.histogram,
+        one.zeros + other.zeros,
+        start + other.argmax if is_larger else one.argmax,
+        one.sumabs + other.sumabs,
+        one.sum4 + other.sum4,
+        other.largest if is_larger else one.largest,
+    )
+
+
+def _measure_memory(array: Raw, kind: int) -> Spread:
+    assert spread_into is not None
+    found = np.empty(BINS + 5, np.int64)
+    spread_into(address_of(array), array.size, kind, address_of(found))
+    zeros, argmax = found[BINS : BINS + 2].tolist()
+    sumabs, sum4, largest = found[BINS + 2 :].view(np.float64).tolist()
+    return Spread(array.size, found[:BINS], zeros, argmax, sumabs, sum4, largest)
+
+
+def _measure_with_numpy(floats: Floats) -> Spread:
+    bits = _magnitude_bits(floats)
+    zeros = len(bits) - int(np.count_nonzero(bits))
+    histogram = _count_exponents(bits)
+    histogram[0] -= zeros
+    argmax = int(np.minimum(bits, _NAN[bits.dtype]).argmax())  # one NaN is as good as another
+    squares = np.square(floats, dtype=np.float64)
+    np.square(squares, out=squares)
+    return Spread(
+        len(floats),
+        histogram,
+        zeros,
+        argmax,
+        float(np.add.reduce(np.abs(floats), dtype=np.float64)),
+        float(np.add.reduce(squares)),  # `dot` starts threads, which wait for each other on a busy machine
+        abs(float(floats[argmax])),
+    )
+
+
+def _magnitude_bits(floats: Floats) -> npt.NDArray[Any]:
+    """The bits of magnitudes, as integers: in the order of the magnitudes, and those of NaN above all others."""
+    if floats.dtype == np.float32:
+        return np.asarray(floats.view(np.uint32) & np.uint32(0x7FFFFFFF))
+    return np.asarray(floats.view(np.uint64) & np.uint64(0x7FFFFFFFFFFFFFFF))
+
+
+def _count_exponents(bits: npt.NDArray[Any]) -> Histogram:
+    """Zeros are in the first bin; what is not finite is in none."""
+    if bits.dtype == np.uint32:
+        histogram = np.bincount(bits >> np.uint32(23), minlength=BINS)
+        histogram[-1] = 0
+        return histogram
+    exponents = (bits >> np.uint64(52)).astype(np.int64)
+    bins = np.clip(exponents - 896, 0, BINS - 1)  # the biases are 1023 and 127
+    histogram = np.bincount(bins, minlength=BINS)
+    histogram[-1] -= np.count_nonzero(exponents == 2047)
+    return histogram
+
+
+_NAN = {np.dtype(np.uint32): np.uint32(0x7F800001), np.dtype(np.uint64): np.uint64(0x7FF0000000000001)}

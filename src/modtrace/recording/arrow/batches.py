@@ -1,0 +1,142 @@
+"""Turns columns as collectors hold them into Arrow columns of a table's schema."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ..phase import PHASES
+from ..schema import schema
+from .absent import absent_column
+from .arrays import from_list, from_numpy, from_rows, from_strings
+
+_PHASE_TYPE = pa.dictionary(pa.int8(), pa.string())
+
+
+def to_batch(table: str, columns: Mapping[str, Any]) -> pa.RecordBatch:
+    """One batch of `table` from its columns; see `Sink.write` for what may be given, and `to_columns`.
+
+    Raises:
+        ValueError: the columns do not fit the table.
+    """
+    given = to_columns(table, columns)
+    rows = len(next(iter(given.values())))
+    fields = schema(table)
+    arrays = [given[each.name] if each.name in given else absent_column(each, rows) for each in fields]
+    return pa.RecordBatch.from_arrays(arrays, schema=fields)
+
+
+def to_columns(table: str, columns: Mapping[str, Any]) -> dict[str, pa.Array]:
+    """The columns that are given, in the order and of the types of the schema.
+
+    A masked array means null where it is masked; integers given for a phase are codes of `PHASES`;
+    a 2-D array given for a list column is one list a row. NaN stays NaN, and is not null. Numpy arrays
+    are copied: the caller may use them again.
+
+    Raises:
+        ValueError: a column is not in the schema, none is given, lengths differ, a value is not of the
+            column's type, or a null is in a column that may have none; the text names the column.
+    """
+    wanted = _wanted_columns(table)
+    if not columns or not columns.keys() <= wanted.keys():
+        unknown = ", ".join(repr(name) for name in columns if name not in wanted)
+        raise ValueError(f"table {table!r} has no column {unknown or '(none was given)'}")
+    if len(set(map(len, columns.values()))) > 1:
+        lengths = {name: len(values) for name, values in columns.items()}
+        raise ValueError(f"columns of table {table!r} are of different lengths: {lengths}")
+    given = {}
+    for name, column in wanted.items():
+        if name in columns:
+            given[name] = _checked(column, columns[name])
+        elif column.must_be_given:
+            raise ValueError(f"{column.title}: must be given")
+    return given
+
+
+class _Wanted(NamedTuple):
+    """A column of a schema, with what would take long to ask Arrow for in every batch."""
+
+    title: str
+    type: pa.DataType
+    nullable: bool
+    is_phase: bool
+
+    @property
+    def must_be_given(self) -> bool:
+        return self.is_phase and not self.nullable
+
+
+@cache
+def _wanted_columns(table: str) -> dict[str, _Wanted]:
+    return {
+        each.name: _Wanted(f"{table}.{each.name}", each.type, each.nullable, each.type == _PHASE_TYPE)
+        for each in schema(table)
+    }
+
+
+def _checked(column: _Wanted, values: Any) -> pa.Array:
+    try:
+        array = _phases(values) if column.is_phase else _to_array(values, column.type)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"{column.title}: not a column of {column.type}: {error}") from error
+    if not column.nullable and array.null_count:
+        raise ValueError(f"{column.title}: {array.null_count} of {len(array)} values are null; none may be")
+    return array
+
+
+def _to_array(values: Any, wanted: pa.DataType) -> pa.Array:
+    if isinstance(values, np.ndarray):
+        if values.ndim == 2 and pa.types.is_list(wanted):
+            return from_rows(values, wanted)
+        if values.dtype.kind not in "OUS":
+            return from_numpy(values, wanted)
+        values = values.tolist()
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if isinstance(values, pa.Array):
+        return _as_type(values, wanted)
+    if isinstance(values, (list, tuple, range)):
+        return from_list(values, wanted)
+    return pa.array(values, type=wanted)
+
+
+def _as_type(values: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if values.type == wanted:
+        return values
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pa.types.is_dictionary(wanted):
+        return values.cast(wanted.value_type).dictionary_encode()
+    return values.cast(wanted)
+
+
+def _phases(values: Any) -> pa.Array:
+    """The dictionary is always `PHASES`, so that the codes mean the same in every file."""
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        if (
+            values.type == _PHASE_TYPE
+            and isinstance(values, pa.Array)
+            and values.dictionary.equals(_phase_words())
+        ):
+            return values
+        values = values.to_pylist()
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
+        codes = from_numpy(values, pa.int8())
+    else:
+        codes = from_list([_phase_code(each) for each in values], pa.int8())
+    return pa.DictionaryArray.from_arrays(codes, _phase_words())  # raises where a code has no phase
+
+
+@cache
+def _phase_words() -> pa.Array:
+    return from_strings(PHASES)
+
+
+def _phase_code(phase: str | int | None) -> int | None:
+    if not isinstance(phase, str):
+        return phase
+    if phase not in PHASES:
+        raise ValueError(f"no phase {phase!r}; there are: {', '.join(PHASES)}")
+    return PHASES.index(phase)

@@ -1,0 +1,139 @@
+"""Gives the words of a table's dictionary columns codes that stay the same from batch to batch.
+
+Arrow makes a new dictionary for every batch. With codes that stay, small batches join by copying integers,
+and a stream needs to carry each word only once.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ..schema import schema
+from .absent import absent_column
+from .arrays import from_numpy, from_strings
+
+
+class TableWords:
+    """The words of one table's dictionary columns, each with its code."""
+
+    def __init__(self, table: str) -> None:
+        self._schema = schema(table)
+        self._columns = {
+            each.name: _Words(each) for each in self._schema if pa.types.is_dictionary(each.type)
+        }
+
+    def __len__(self) -> int:
+        return sum(map(len, self._columns.values()))
+
+    @property
+    def size_bytes(self) -> int:
+        """What the dictionaries take of the batch that was last decoded."""
+        return sum(each.size_bytes for each in self._columns.values())
+
+    def encode(self, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+        """The columns, of which there are some, as a batch with codes in place of words."""
+        coded = dict(columns)
+        for name, words in self._columns.items():
+            if name in columns:
+                coded[name] = words.encode(columns[name])
+            elif not words.is_nullable:
+                coded[name] = words.encode_empty(len(next(iter(columns.values()))))
+        return pa.RecordBatch.from_arrays(list(coded.values()), names=list(coded))
+
+    def align(self, coded: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+        """The coded batches, all with the columns that any of them has."""
+        first = coded[0].schema
+        if all(each.schema.equals(first) for each in coded):
+            return coded
+        present = {name for each in coded for name in each.schema.names}
+        names = [name for name in self._schema.names if name in present]
+        fields = [self._schema.field(name) for name in names]
+        return [pa.RecordBatch.from_arrays(_fill(each, fields), names=names) for each in coded]
+
+    def decode(self, coded: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch in the table's schema; its dictionaries hold every word seen so far, in order of code."""
+        arrays = _fill(coded, self._schema)
+        for name, words in self._columns.items():
+            at = self._schema.get_field_index(name)
+            arrays[at] = words.decode(arrays[at])
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+class _Words:
+    """The words of one column."""
+
+    def __init__(self, column: pa.Field) -> None:
+        self.is_nullable = column.nullable
+        self._codes: dict[Any, int] = {}
+        self._code_type = column.type.index_type
+        self._array = from_strings([])  # of all words, made when asked for
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self._array.get_total_buffer_size())
+
+    def encode(self, column: pa.DictionaryArray) -> pa.Array:
+        codes = self._codes
+        new = [codes.setdefault(word, len(codes)) for word in column.dictionary.to_pylist()]
+        if new == list(range(len(new))):
+            return column.indices
+        return from_numpy(np.array(new), self._code_type).take(column.indices)
+
+    def encode_empty(self, rows: int) -> pa.Array:
+        """The codes of a column that was not given and may not be null."""
+        return from_numpy(np.full(rows, self._codes.setdefault("", len(self._codes))), self._code_type)
+
+    def decode(self, codes: pa.Array) -> pa.DictionaryArray:
+        if len(self._array) < len(self._codes):
+            self._array = from_strings(list(self._codes))
+        return pa.DictionaryArray.from_arrays(codes, self._array, safe=False)
+
+
+def _fill(coded: pa.RecordBatch, fields: Sequence[pa.Field]) -> list[pa.Array]:
+    """The columns of a coded batch that are asked for; those it has not are absent ones."""
+    present = dict(zip(coded.schema.names, coded.columns, strict=True))
+    return [
+        present[each.name] if each.name in present else _absent_codes(each, coded.num_rows) for each in fields
+    ]
+
+
+def _absent_codes(field: pa.Field, rows: int) -> pa.Array:
+    column = absent_column(field, rows)
+    return column.indices if pa.types.is_dictionary(field.type) else column
+
+
+def share_dictionaries(table: pa.Table) -> pa.Table:
+    """The table with one dictionary a column, without copying where each chunk's begins the last one's."""
+    for at, each in enumerate(table.schema):
+        if pa.types.is_dictionary(each.type) and table.column(at).num_chunks > 1:
+            table = table.set_column(at, each, _share(table.column(at)))
+    return table
+
+
+def _share(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    chunks = column.chunks
+    last = chunks[-1].dictionary
+    if not _all_begin(chunks, last):
+        return column.unify_dictionaries()
+    if all(len(each.dictionary) == len(last) for each in chunks):
+        return column
+    return pa.chunked_array(
+        [pa.DictionaryArray.from_arrays(each.indices, last, safe=False) for each in chunks]
+    )
+
+
+def _all_begin(chunks: list[pa.DictionaryArray], last: pa.Array) -> bool:
+    """Whether every chunk's dictionary is the start of `last`; one that follows itself is compared once."""
+    before = None
+    for chunk in chunks:
+        dictionary = chunk.dictionary
+        same = (len(dictionary), *(buffer and buffer.address for buffer in dictionary.buffers()))
+        if same != before and not dictionary.equals(last.slice(0, len(dictionary))):
+            return False
+        before = same
+    return True

@@ -1,0 +1,90 @@
+"""Keeps whole tensors in memory, the newest of them when they are too many."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import RecordingError
+from ..raw_tensor import RawTensor, check_raw, copy_raw, read_only
+from .blobs import IN_MEMORY
+
+_LEAST_BYTES = 512  # what a tensor takes beside its elements, about
+
+
+class TensorMemory:
+    """The whole tensors of a recording in memory. Any thread may call it."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.size_bytes = 0
+        self._max_bytes = max_bytes
+        self._kept: dict[str, _Kept] = {}  # by reference, oldest first
+        self._count = 0
+        self._last_dropped_step: int | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What was dropped, as a sentence; empty if nothing was."""
+        if self._last_dropped_step is None:
+            return ()
+        return (
+            f"whole tensors of steps before {self._last_dropped_step + 1} were dropped "
+            f"to stay within max_bytes={self._max_bytes}",
+        )
+
+    def put(
+        self, name: str, array: npt.NDArray[Any], dtype: str, shape: Sequence[int], step: int
+    ) -> str | None:
+        """Keeps a copy; see `Sink.put_tensor`."""
+        check_raw(name, array, dtype, shape)
+        size_bytes = max(array.nbytes, _LEAST_BYTES)
+        if size_bytes > self._max_bytes:
+            self._note_dropped(step)
+            return None
+        own = np.empty(array.nbytes, np.uint8)
+        copy_raw(array, own)
+        raw = RawTensor(dtype=dtype, shape=tuple(shape), data=read_only(own))
+        with self._lock:
+            blob = f"{IN_MEMORY}:{self._count:06d}.{name}"
+            self._count += 1
+            self._kept[blob] = _Kept(raw, step, size_bytes)
+            self.size_bytes += size_bytes
+            self._drop_oldest()
+        return blob
+
+    def get(self, blob: str) -> RawTensor:
+        """The tensor of a reference that `put` gave.
+
+        Raises:
+            RecordingError: it was dropped, or never here.
+        """
+        kept = self._kept.get(blob)
+        if kept is None:
+            why = self.marks[0] if self.marks else "the recording in memory has none of this name"
+            raise RecordingError(f"{blob}: this tensor is not here: {why}.")
+        return kept.raw
+
+    def clear(self) -> None:
+        """Drops all."""
+        self._kept = {}
+        self.size_bytes = 0
+
+    def _drop_oldest(self) -> None:
+        while self.size_bytes > self._max_bytes:
+            dropped = self._kept.pop(next(iter(self._kept)))
+            self.size_bytes -= dropped.size_bytes
+            self._note_dropped(dropped.step)
+
+    def _note_dropped(self, step: int) -> None:
+        self._last_dropped_step = max(
+            step, -1 if self._last_dropped_step is None else self._last_dropped_step
+        )
+
+
+class _Kept(NamedTuple):
+    raw: RawTensor
+    step: int
+    size_bytes: int

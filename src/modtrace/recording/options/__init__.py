@@ -1,0 +1,1 @@
+"""What users choose: captures, schedules, filters of paths, ranges of steps."""

@@ -1,0 +1,253 @@
+"""What `record(values=...)` keeps of which tensors, in which steps."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Integral
+from typing import Any
+
+from ..role import GRAD_OUTPUT, LEAF, OP_OUTPUT, OP_ROLES, OUTPUT, PARAMETER, PARAMETER_GRAD, ROLES
+from ..suggestions import did_you_mean
+from .path_filter import PathFilter, to_path_filter
+from .schedule import NoSteps, Schedule, to_schedule
+
+#: What `record(values="stats")` measures.
+STATS = "stats"
+
+#: What `Capture()` looks at.
+DEFAULT_ROLES = (OUTPUT, GRAD_OUTPUT, PARAMETER, PARAMETER_GRAD)
+
+#: More values of one tensor are no sample.
+_MOST_SAMPLES = 65_536
+
+_MOST_CAPTURES = 40  # each is a bit
+
+#: Which modules and parameters are meant: see `Capture`.
+Patterns = str | re.Pattern[str] | Sequence[str | re.Pattern[str]] | None
+
+#: Which steps are meant: see `Capture`.
+Steps = str | range | slice | Sequence[int] | Callable[[int], bool] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture:
+    """Which tensors are looked at, in which steps, and what is kept of them.
+
+    `record(values=[Capture(...), Capture(...)])` takes several; what two of them want of one tensor is kept once.
+
+    Args:
+        roles: one or several of `input`, `output`, `grad_output`, `grad_input` (of module calls), `parameter`,
+            `parameter_grad`, `buffer`, `optimizer_state`, `update` (of an optimizer's step), `op_output`, `leaf`
+            (with `record(ops=True)`); `"all"` for all that can be had.
+        include: which modules and parameters, by path: a glob over the whole path (`*` stays within one part,
+            `**` crosses dots), a compiled regular expression or a text `re:...`, which are searched, or a list of
+            those; None for all. A parameter is meant by its own path and by its module's, an op by its module's.
+        exclude: the same for what is left out although it is included.
+        types: only modules of these classes (or of those that inherit from them), given as classes or as names of
+            classes (`"Linear"`); parameters and ops by the module that they belong to.
+        where: a function of path and module (None where there is none) that says whether it is meant. It is asked
+            once for each module and parameter.
+        ops: of op outputs, only those of ops with these names, globs such as `"aten.*softmax*"`.
+        steps: `"START:STOP[:EVERY]"`, a range or a slice, a list of numbers, a function of the step's number; None for
+            all steps.
+        on_trigger: look at as many steps behind each step that a trigger of `record(triggers=...)` has fired in, and
+            at no others unless `steps` says so.
+        stats: 1 for count, minimum, maximum, sum, sum of squares, NaN and infinite elements; 2 for the histogram of
+            exponents, sums of magnitudes and of fourth powers, zeros, the place of the largest magnitude and the
+            largest one of each channel as well; 0 for none.
+        channel_dim: the dimension of the channels, for `stats=2`.
+        hash: whether to keep a hash of 64 bits, which tells whether two tensors are equal.
+        sketch: whether to keep 64 numbers that tell how far two tensors are apart.
+        sample: how many values to keep, at places that depend on the number of elements alone.
+        tensors: keep the whole tensor. `True` copies it when it comes by; `"lazy"` keeps a reference, and copies it
+            before the optimizer steps, or when the step ends, unless somebody has written to it until then (the row
+            says so then).
+        function: a function of your own, called with each tensor (detached, outside of your modes); what it returns
+            (a number, text, list, dict, or a tensor that becomes one of these) is kept as JSON.
+        micro_batches: whether `parameter_grad` also means what each backward adds to a gradient.
+
+    Raises:
+        TypeError, ValueError: an argument is something else, or cannot be read.
+    """
+
+    roles: str | Sequence[str] = DEFAULT_ROLES
+    include: Patterns = None
+    exclude: Patterns = None
+    types: type | str | Sequence[type | str] = ()
+    where: Callable[[str, Any], bool] | None = None
+    ops: str | Sequence[str] = ()
+    steps: Steps = None
+    on_trigger: int = 0
+    stats: int = 1
+    channel_dim: int = -1
+    hash: bool = False
+    sketch: bool = False
+    sample: int = 0
+    tensors: bool | str = False
+    function: Callable[[Any], Any] | None = None
+    micro_batches: bool = False
+    paths: PathFilter = field(init=False, repr=False, compare=False)
+    schedule: Schedule = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._set("roles", _checked_roles(self.roles))
+        self._set("types", _checked_types(self.types))
+        self._set("ops", _checked_ops(self.ops))
+        self._set("paths", to_path_filter(self.include, self.exclude))
+        self._check_numbers()
+        self._check_switches()
+        self._check_sense()
+        waits = self.on_trigger and self.steps is None
+        self._set("schedule", NoSteps() if waits else to_schedule(self.steps))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_numbers(self) -> None:
+        if self.stats not in (0, 1, 2):
+            raise ValueError(f"stats={self.stats!r}: give 0 for none, 1 for the usual ones, 2 for all")
+        if not isinstance(self.channel_dim, Integral):
+            raise TypeError(f"channel_dim={self.channel_dim!r}: give the number of a dimension, such as -1")
+        if not isinstance(self.on_trigger, Integral) or self.on_trigger < 0:
+            raise ValueError(f"on_trigger={self.on_trigger!r}: give a number of steps, 0 for no waiting")
+        if not isinstance(self.sample, Integral) or not 0 <= self.sample <= _MOST_SAMPLES:
+            raise ValueError(f"sample={self.sample!r}: give a number of values, at most {_MOST_SAMPLES:,}")
+        for name in ("stats", "channel_dim", "on_trigger", "sample"):
+            self._set(name, int(getattr(self, name)))  # numpy's are no JSON
+
+    def _check_switches(self) -> None:
+        if not (isinstance(self.tensors, (bool, str)) and self.tensors in (True, False, "lazy")):
+            raise ValueError(f"tensors={self.tensors!r}: give True, False or 'lazy'")
+        for name in ("hash", "sketch", "micro_batches"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name}={getattr(self, name)!r}: give True or False")
+        for name in ("where", "function"):
+            given = getattr(self, name)
+            if given is not None and not callable(given):
+                raise TypeError(f"{name}={given!r}: give a function")
+
+    def _check_sense(self) -> None:
+        if self.ops and OP_OUTPUT not in self.roles:
+            raise ValueError(f"ops={self.ops!r} chooses among what ops return: it takes the role 'op_output'")
+        if self.micro_batches and PARAMETER_GRAD not in self.roles:
+            raise ValueError(
+                "micro_batches=True is about parameters' gradients: it takes the role 'parameter_grad'"
+            )
+
+    @property
+    def wants_ops(self) -> bool:
+        """Whether it looks at what ops return or read."""
+        return not OP_ROLES.isdisjoint(self.roles)
+
+    def to_json(self) -> dict[str, Any]:
+        """What it says, for meta.json; functions by their names."""
+        said: dict[str, Any] = {"roles": list(self.roles), "stats": self.stats}
+        said |= {name: given for name, given in self.paths.to_json().items() if given is not None}
+        if self.steps is not None:
+            said["steps"] = str(self.schedule)
+        for name in ("on_trigger", "hash", "sketch", "sample", "tensors", "micro_batches"):
+            if getattr(self, name):
+                said[name] = getattr(self, name)
+        for name in ("types", "ops"):
+            if getattr(self, name):
+                said[name] = [_name_of(each) for each in getattr(self, name)]
+        for name in ("where", "function"):
+            if getattr(self, name) is not None:
+                said[name] = _name_of(getattr(self, name))
+        return said
+
+
+def to_captures(
+    values: object, include: object = None, exclude: object = None, *, ops: bool
+) -> tuple[Capture, ...]:
+    """What `record(values=..., include=..., exclude=...)` means; none for `values=None`.
+
+    Args:
+        ops: whether ops are recorded.
+
+    Raises:
+        TypeError, ValueError: `values` is something else, or asks for what cannot be had.
+    """
+    if values is None:
+        if include is not None or exclude is not None:
+            raise ValueError("include and exclude choose what is measured, and values=None measures nothing")
+        return ()
+    if isinstance(values, str) and values == STATS:
+        return _usual(include, exclude, ops)
+    if include is not None or exclude is not None:
+        raise ValueError("with values=Capture(...) say include and exclude there: Capture(include=...)")
+    given = values if isinstance(values, (list, tuple)) else (values,)
+    if not given:
+        raise ValueError(f"values={values!r}: give at least one Capture, or None to measure nothing")
+    if len(given) > _MOST_CAPTURES:
+        raise ValueError(f"values holds {len(given)} captures, and {_MOST_CAPTURES} are the most")
+    captures: list[Capture] = []
+    for each in given:
+        captures += _usual(None, None, ops) if isinstance(each, str) and each == STATS else (_one(each, ops),)
+    return tuple(captures)
+
+
+def to_json(captures: Sequence[Capture]) -> dict[str, Any]:
+    """What meta.json says of them: as `record()` was told, for `"stats"`."""
+    if not captures:
+        return {"values": None}
+    first, *others = captures
+    usual = _usual(first.include, first.exclude, ops=bool(others))
+    if list(usual) == list(captures):
+        chosen = {name: given for name, given in first.paths.to_json().items() if given is not None}
+        return {"values": STATS, **chosen}
+    return {"values": [each.to_json() for each in captures]}
+
+
+def _usual(include: Any, exclude: Any, ops: bool) -> tuple[Capture, ...]:
+    of_modules = Capture(include=include, exclude=exclude)
+    return (of_modules, Capture(roles=(OP_OUTPUT, LEAF))) if ops else (of_modules,)
+
+
+def _one(given: object, ops: bool) -> Capture:
+    if not isinstance(given, Capture):
+        raise ValueError(
+            f"values={given!r}: give {STATS!r}, modtrace.Capture(...), a list of those, or None to measure nothing"
+        )
+    if ops or not given.wants_ops:
+        return given
+    if set(given.roles) == set(ROLES):  # "all": all that can be had
+        return replace(given, roles=[role for role in ROLES if role not in OP_ROLES])
+    role = next(role for role in given.roles if role in OP_ROLES)
+    raise ValueError(f"Capture(roles={role!r}) looks at what ops return: it takes record(ops=True)")
+
+
+def _checked_roles(given: Any) -> tuple[str, ...]:
+    if isinstance(given, str):
+        given = ROLES if given == "all" else (given,)
+    if not isinstance(given, Iterable):
+        raise TypeError(f"roles={given!r}: give one such as 'output', a list of them, or 'all'")
+    roles = tuple(given)
+    if not roles:
+        raise ValueError("roles=(): give at least one, such as 'output'")
+    for role in roles:
+        if role not in ROLES:
+            hint = did_you_mean(role, ROLES)
+            raise ValueError(f"roles: there is no role {role!r}.{hint} There are: {', '.join(ROLES)}")
+    return tuple(dict.fromkeys(roles))
+
+
+def _checked_ops(given: Any) -> tuple[str, ...]:
+    found = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    if not all(isinstance(each, str) for each in found):
+        raise TypeError(
+            f"ops={given!r}: give names of ops or globs such as 'aten.*softmax*', or a list of those"
+        )
+    return found
+
+
+def _checked_types(given: Any) -> tuple[type | str, ...]:
+    found = tuple(given) if isinstance(given, (list, tuple, set, frozenset)) else (given,)
+    for each in found:
+        if not isinstance(each, (str, type)):
+            raise TypeError(f"types: {each!r} is neither a class nor the name of one")
+    return found
+
+
+def _name_of(given: Any) -> str:
+    return given if isinstance(given, str) else str(getattr(given, "__qualname__", given))

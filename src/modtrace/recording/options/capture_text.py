@@ -1,0 +1,68 @@
+"""Reads a capture from a text, as the command line has it: `roles=output stats=2 hash steps=::10`."""
+
+import shlex
+from typing import Any
+
+from ..suggestions import did_you_mean
+from .capture import STATS, Capture
+
+#: What can be said, and how it is read.
+_FLAGS = ("hash", "sketch", "micro_batches", "tensors")
+_NUMBERS = ("stats", "sample", "on_trigger", "channel_dim")
+_LISTS = ("roles", "types", "ops", "include", "exclude")
+_TEXTS = ("steps", "tensors")
+_NAMES = tuple(dict.fromkeys((*_LISTS, "steps", *_NUMBERS, *_FLAGS)))
+
+
+def parse_capture(text: str) -> "Capture | str":
+    """The capture that a text means; `"stats"` for that word.
+
+    Words are parted by spaces: `name=value`, where lists are parted by commas, and the bare names of what is on or off.
+    What holds spaces or commas of its own can be quoted, and `include` said again.
+
+    Raises:
+        ValueError: a word cannot be read, or the capture makes no sense.
+    """
+    if text.strip() == STATS:
+        return STATS
+    if not text.strip():
+        raise ValueError("capture '' says nothing: give words such as 'roles=output stats=2', or 'stats'")
+    options: dict[str, Any] = {}
+    for word in _split(text):
+        name, value = _read(word, text)
+        options[name] = [*options[name], *value] if name in options and name in _LISTS else value
+    if options.get("roles") == ["all"]:
+        options["roles"] = "all"
+    return Capture(**options)
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"capture {text!r}: cannot be parted into words: {error}") from error
+
+
+def _read(word: str, text: str) -> tuple[str, Any]:
+    name, has_value, value = word.partition("=")
+    if name not in _NAMES:
+        hint = did_you_mean(name, _NAMES)
+        raise ValueError(f"capture {text!r}: there is no {name!r}.{hint} There are: {', '.join(_NAMES)}")
+    if not has_value:
+        if name in _FLAGS:
+            return name, True
+        raise ValueError(f"capture {text!r}: {name!r} needs a value, as in {name}=...")
+    if name in _NUMBERS:
+        return name, _number(name, value, text)
+    if name in _LISTS:
+        return name, [value] if value.startswith("re:") else value.split(",")
+    if name in _TEXTS:
+        return name, value
+    raise ValueError(f"capture {text!r}: {name!r} is on where it stands, and takes no value")
+
+
+def _number(name: str, value: str, text: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f"capture {text!r}: {name}={value} is no number") from None

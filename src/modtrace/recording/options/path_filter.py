@@ -1,0 +1,341 @@
+"""Which modules and parameters are meant by a pattern: globs over dotted paths, and regular expressions."""
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any, NamedTuple
+
+from ..suggestions import first_few
+
+#: What a text begins with that is a regular expression and no glob.
+REGEX_PREFIX = "re:"
+
+#: The flags that a text can hold, by their letters.
+_FLAGS = {"a": re.ASCII, "i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE}
+
+#: How like a path must be to be called near; difflib's own default.
+_NEAR = 0.6
+
+#: Only so many paths are compared exactly, the likeliest first: 20,000 paths unlike each other take 0.2 s, not 1.4 s.
+_COMPARED = 200
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class PathPattern:
+    """One pattern: `text` as it is stored and shown, `expression` as it is searched in a path."""
+
+    text: str
+    expression: re.Pattern[str]
+
+    def matches(self, path: str) -> bool:
+        """Whether a path is meant."""
+        return self.expression.search(path) is not None
+
+
+@dataclass(frozen=True)
+class PathFilter:
+    """What is included, but for what is excluded; `include` None is everything."""
+
+    include: tuple[PathPattern, ...] | None = None
+    exclude: tuple[PathPattern, ...] = ()
+
+    @property
+    def is_all(self) -> bool:
+        """Whether there is nothing to check."""
+        return self.include is None and not self.exclude
+
+    def selects(self, *paths: str) -> bool:
+        """Whether a thing that has these names is meant: a parameter has its own path and its module's."""
+        if self.include is not None and not _any_matches(self.include, paths):
+            return False
+        return not _any_matches(self.exclude, paths)
+
+    def to_json(self) -> dict[str, list[str] | None]:
+        """Its patterns as texts; `to_path_filter(**texts)` makes it again."""
+        include = None if self.include is None else [each.text for each in self.include]
+        return {"include": include, "exclude": [each.text for each in self.exclude] or None}
+
+
+class Unmatched(NamedTuple):
+    """A pattern that matches nothing, and the argument it was given in."""
+
+    argument: str
+    pattern: PathPattern
+
+
+def to_path_filter(
+    include: object = None, exclude: object = None, *, argument: str = "include"
+) -> PathFilter:
+    """The modules and parameters that a user means.
+
+    A glob is for the whole path: `*` and `?` stay within one part, `[abc]` and `[!abc]` are one character,
+    `**` goes across parts. `**.attn` is any `attn`, `blocks.**` is all that lies inside `blocks`, `""` is the
+    root.
+
+    Args:
+        include: a glob; a compiled regular expression, or a text that begins with `re:`, both searched in the
+            path; a list or tuple of those; None for everything.
+        exclude: the same, for what is left out although it is included; None for nothing.
+        argument: what `include` is called in an error.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: it is empty, or it cannot be read as a glob or as a regular expression.
+    """
+    included = None if include is None else to_patterns(argument, include)
+    return PathFilter(included, () if exclude is None else to_patterns("exclude", exclude))
+
+
+def unmatched(path_filter: PathFilter, paths: Collection[str]) -> list[Unmatched]:
+    """The patterns that match none of the paths, those of `include` first."""
+    given = [("include", each) for each in path_filter.include or ()]
+    given += [("exclude", each) for each in path_filter.exclude]
+    return [Unmatched(argument, each) for argument, each in given if not _any_matches((each,), paths)]
+
+
+def describe_unmatched(
+    found: Iterable[Unmatched], paths: Collection[str], *, what: str = "module", root: str | None = None
+) -> str:
+    """The text of an error about patterns that match nothing, with the paths that are nearest.
+
+    Args:
+        found: what `unmatched` returned.
+        paths: the paths that there are.
+        what: what has those paths, such as "module or parameter".
+        root: the name of the root, shown beside its empty path.
+    """
+    return ". ".join(_describe(each, paths, what, root) for each in found)
+
+
+def to_patterns(
+    argument: str, given: object, read: Callable[[str, Any], PathPattern] | None = None
+) -> tuple[PathPattern, ...]:
+    """One pattern or several.
+
+    Args:
+        argument: what it was given in, for an error.
+        given: what is read, or a list or tuple of those.
+        read: makes a pattern, told where it stands; None: as `to_path_filter` does.
+
+    Raises:
+        ValueError: the list is empty.
+    """
+    read = read or _to_pattern
+    if not isinstance(given, (list, tuple)):
+        return (read(argument, given),)
+    if not given:
+        raise ValueError(f"{argument}={given!r} holds no pattern. Give at least one, or None to do without.")
+    return tuple(read(f"{argument}[{place}]", each) for place, each in enumerate(given))
+
+
+def _any_matches(patterns: Iterable[PathPattern], paths: Collection[str]) -> bool:
+    return any(each.matches(path) for each in patterns for path in paths)
+
+
+# Reading what the user gave.
+
+
+def _to_pattern(where: str, given: object) -> PathPattern:
+    if isinstance(given, str):
+        is_regex = given.startswith(REGEX_PREFIX)
+        return PathPattern(given, _read_regex(where, given) if is_regex else _read_glob(where, given))
+    if isinstance(given, re.Pattern) and isinstance(given.pattern, str):
+        return PathPattern(REGEX_PREFIX + _inline_flags(given) + given.pattern, given)
+    raise TypeError(
+        f"{where}={_short(repr(given))}: give a glob such as 'blocks.*.attn', a regular expression, "
+        "or a list of those"
+    )
+
+
+def _inline_flags(expression: re.Pattern[str]) -> str:
+    letters = "".join(letter for letter, flag in _FLAGS.items() if expression.flags & flag)
+    return f"(?{letters})" if letters else ""
+
+
+def _read_regex(where: str, text: str) -> re.Pattern[str]:
+    source = text.removeprefix(REGEX_PREFIX)
+    try:
+        return re.compile(source)
+    except (re.error, OverflowError, RecursionError) as error:
+        reason = getattr(error, "msg", str(error)) + _place_in(source, getattr(error, "pos", None))
+        raise ValueError(
+            f"{where}={text!r} is not a regular expression: {reason}. "
+            "Correct it, or leave out 're:' for a glob."
+        ) from error
+
+
+def _place_in(source: str, position: int | None) -> str:
+    if position is None:
+        return ""
+    rest = _short(source[position:], 20)
+    return f" at position {position} of {source!r}, " + (f"before {rest!r}" if rest else "its end")
+
+
+def _short(text: str, most: int = 80) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+# Globs.
+
+
+class _BadGlob(Exception):
+    """Says what is wrong with a glob, and where."""
+
+
+def _read_glob(where: str, glob: str) -> re.Pattern[str]:
+    try:
+        return re.compile(rf"(?s)\A{_translate(glob)}\Z")
+    except _BadGlob as error:
+        raise ValueError(
+            f"{where}={glob!r} is not a glob: {error}. Correct it, or begin with 're:' for an expression."
+        ) from error
+
+
+def _translate(glob: str) -> str:
+    """The regular expression that means the same. No part of it can be matched in more than polynomial time."""
+    found: list[str] = []
+    at = 0
+    while at < len(glob):
+        translate = {"*": _stars, "?": _any_character, "[": _class}.get(glob[at], _literal)
+        text, at = translate(glob, at)
+        found.append(text)
+    return "".join(found)
+
+
+def _literal(glob: str, at: int) -> tuple[str, int]:
+    return re.escape(glob[at]), at + 1
+
+
+def _any_character(glob: str, at: int) -> tuple[str, int]:
+    return "[^.]", at + 1
+
+
+def _stars(glob: str, at: int) -> tuple[str, int]:
+    end = at
+    while glob[end : end + 1] == "*":
+        end += 1
+    begins_part = at == 0 or glob[at - 1] == "."
+    if end - at == 1:
+        is_part = begins_part and glob[end : end + 1] in ("", ".")
+        return ("[^.]+" if is_part else "[^.]*"), end
+    if begins_part and glob[end : end + 1] == ".":
+        return r"(?:[^.]+\.)*", end + 1
+    return (".+" if begins_part and at > 0 and end == len(glob) else ".*"), end
+
+
+def _class(glob: str, at: int) -> tuple[str, int]:
+    start = at + 2 if glob[at + 1 : at + 2] == "!" else at + 1
+    end = glob.find("]", start + 1)  # one that comes first is a member, as in a shell
+    if end < 0:
+        raise _BadGlob(f"the [ at position {at} is not closed")
+    negated = "^" if start > at + 1 else ""
+    return rf"(?!\.)[{negated}{_members(glob, start, end)}]", end + 1
+
+
+def _members(glob: str, start: int, end: int) -> str:
+    found: list[str] = []
+    at = start
+    while at < end:
+        if glob[at + 1] == "-" and at + 2 < end:
+            low, high = glob[at], glob[at + 2]
+            if low > high:
+                raise _BadGlob(f"the range {low}-{high} at position {at} is the wrong way round")
+            found.append(f"{_escaped(low)}-{_escaped(high)}")
+            at += 3
+        else:
+            found.append(_escaped(glob[at]))
+            at += 1
+    return "".join(found)
+
+
+def _escaped(character: str) -> str:
+    """A member of a class: `re.escape` leaves some that a class of two of them gives a warning for."""
+    return character if character.isalnum() else "\\" + character
+
+
+# What is near.
+
+
+def _describe(found: Unmatched, paths: Collection[str], what: str, root: str | None) -> str:
+    argument, text = found.argument, found.pattern.text
+    if not paths:
+        return f"{argument}={text!r} matches no {what}: there is none"
+    near = _nearest(text, paths)
+    if near:
+        shown = ", ".join(_shown(path, root) for path in near)
+        return f"{argument}={text!r} matches no {what}; the nearest are: {shown}"
+    shown = first_few([_shown(path, root) for path in paths], _SHOWN)
+    return f"{argument}={text!r} matches no {what}; there are: {shown}"
+
+
+def _shown(path: str, root: str | None) -> str:
+    return path or (f'"" ({root})' if root else '""')
+
+
+def _nearest(text: str, paths: Collection[str]) -> list[str]:
+    """The paths whose words are most like those of the pattern; all alike but for a number are as near."""
+    outline = _outline(text)
+    found = _nearest_to(outline, paths)
+    if not found and outline[:1] != ["**"]:
+        found = _nearest_to(["**", *outline], paths)  # `attn`, given for what `**.attn` is
+    return found
+
+
+def _nearest_to(outline: list[str], paths: Iterable[str]) -> list[str]:
+    alike: dict[str, list[str]] = {}
+    for path in paths:
+        group = alike.setdefault(_compared_part(path, outline), [])
+        if len(group) < _SHOWN:
+            group.append(path)
+    ranked = _rank(".".join(part for part in outline if part != "**"), alike)
+    return [path for words in ranked for path in alike[words]][:_SHOWN]
+
+
+def _rank(wanted: str, found: Iterable[str]) -> list[str]:
+    matcher = SequenceMatcher(None, "", wanted, autojunk=False)  # it keeps what it learns of its second text
+    rough: list[tuple[float, str]] = []
+    for words in found:
+        matcher.set_seq1(words)
+        if matcher.real_quick_ratio() >= _NEAR and matcher.quick_ratio() >= _NEAR:
+            rough.append((matcher.quick_ratio(), words))
+    exact: list[tuple[float, str]] = []
+    for _, words in sorted(rough, key=_likeness)[:_COMPARED]:
+        matcher.set_seq1(words)
+        exact.append((matcher.ratio(), words))
+    return [words for likeness, words in sorted(exact, key=_likeness) if likeness >= _NEAR]
+
+
+def _likeness(rated: tuple[float, Any]) -> float:
+    return -rated[0]
+
+
+def _outline(text: str) -> list[str]:
+    """The parts of a pattern in small letters, with `*` for whatever stands for a whole part."""
+    glob = _regex_as_glob(text.removeprefix(REGEX_PREFIX)) if text.startswith(REGEX_PREFIX) else text
+    parts = re.sub(r"\[[^]]+\]", "*", glob).casefold().split(".")
+    return ["**" if set(part) == {"*"} and len(part) > 1 else _word(part) for part in parts if part]
+
+
+def _regex_as_glob(source: str) -> str:
+    """Roughly what an expression means: enough to find what it looks like."""
+    anchored, closed = source.startswith("^"), source.endswith("$")
+    words = re.sub(r"\\[dw][+*]?|(?<!\\)\.[+*]\??|\[[^]]+\][+*]?", "*", source)
+    words = re.sub(r"\(\?\w+\)|[^\w.*-]", "", words)
+    return (words if closed else f"{words}.**") if anchored else f"**.{words}"
+
+
+def _compared_part(path: str, outline: list[str]) -> str:
+    """As much of a path as the pattern speaks of: `**` may be any number of parts."""
+    parts = [_word(part) for part in path.casefold().split(".")]
+    spoken = len([part for part in outline if part != "**"])
+    if "**" in outline and len(parts) > spoken:
+        ahead = outline.index("**")
+        parts = parts[:ahead] + parts[len(parts) - (spoken - ahead) :]
+    return ".".join(parts)
+
+
+def _word(part: str) -> str:
+    return "*" if part.isdigit() or part == "?" else part

@@ -1,0 +1,241 @@
+"""What the raw statistics of stat rows mean, without torch."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..arrow.arrays import to_numpy
+
+Numbers = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+#: The columns of the `values` table that are read here.
+RAW = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count")
+
+#: What is derived from them.
+DERIVED = ("mean", "std", "rms", "l2", "abs_max", "nonfinite")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """The raw statistics of one tensor, or of several merged, with what is derived from them.
+
+    What is derived is NaN where it is not defined: the mean of no numbers, the standard deviation of one.
+    """
+
+    count: int = 0
+    min: float | None = None  # NaN if a NaN was among them; None if count is 0
+    max: float | None = None
+    sum: float = 0.0
+    sumsq: float = 0.0  # sum of squares
+    nan_count: int = 0
+    inf_count: int = 0
+
+    @property
+    def mean(self) -> float:
+        """The arithmetic mean."""
+        return float(self._columns.mean[0])
+
+    @property
+    def rms(self) -> float:
+        """The root of the mean square."""
+        return float(self._columns.rms[0])
+
+    @property
+    def std(self) -> float:
+        """The standard deviation; see `StatColumns.std`."""
+        return float(self._columns.std[0])
+
+    @property
+    def l2(self) -> float:
+        """The root of the sum of squares; 0 for no numbers."""
+        return float(self._columns.l2[0])
+
+    @property
+    def abs_max(self) -> float:
+        """The largest magnitude."""
+        return float(self._columns.abs_max[0])
+
+    @property
+    def nonfinite(self) -> int:
+        """How many numbers are NaN or infinite."""
+        return self.nan_count + self.inf_count
+
+    @cached_property
+    def _columns(self) -> "StatColumns":
+        return columns_of([self])
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatColumns:
+    """The raw statistics of many tensors, one a row, with what is derived from them as columns."""
+
+    count: Counts  # 0 also where nothing was measured
+    min: Numbers  # NaN where null
+    max: Numbers
+    sum: Numbers  # NaN where nothing was measured; 0 where there were no numbers
+    sumsq: Numbers
+    nan_count: Counts
+    inf_count: Counts
+
+    @property
+    def mean(self) -> Numbers:
+        """The arithmetic mean."""
+        return divide(self.sum, self.count)
+
+    @property
+    def rms(self) -> Numbers:
+        """The root of the mean square."""
+        return np.sqrt(divide(self.sumsq, self.count))
+
+    @property
+    def std(self) -> Numbers:
+        """The standard deviation with Bessel's correction, NaN for less than two numbers, as `torch.std`.
+
+        `sumsq / n - mean**2` cancels where the numbers are nearly constant. So the variance is kept between
+        the bounds that minimum and maximum set: at least `(max - min)**2 / (2 * n)` (J. von Szokefalvi Nagy,
+        Jahresbericht der Deutschen Mathematiker-Vereinigung 27, 1918), at most `(max - mean) * (mean - min)`
+        (R. Bhatia and C. Davis, American Mathematical Monthly 107, 2000). NaN where a sum is not finite.
+        """
+        n = self.count.astype(np.float64)
+        with np.errstate(all="ignore"):
+            spread = self.max - self.min
+            mean = np.clip(self.mean, self.min, self.max)  # a sum has the rounding errors of its kernel
+            lower = spread / n * (spread / 2)
+            upper = (self.max - mean) * (mean - self.min)
+            # The lower bound has the last word: the upper one has the error of the mean.
+            variance = np.maximum(np.minimum(self.sumsq / n - mean * mean, upper), lower)
+            std = np.where(spread == 0, 0, np.sqrt(variance * (n / (n - 1))))
+        is_known = (np.isfinite(self.sum) & np.isfinite(self.sumsq)) | (spread == 0)
+        return np.where((n >= 2) & is_known, std, np.nan)
+
+    @property
+    def l2(self) -> Numbers:
+        """The root of the sum of squares; 0 for no numbers."""
+        return np.sqrt(self.sumsq)
+
+    @property
+    def abs_max(self) -> Numbers:
+        """The largest magnitude."""
+        largest: Numbers = np.maximum(np.abs(self.min), np.abs(self.max))
+        return largest
+
+    @cached_property
+    def nonfinite(self) -> Counts:
+        """How many numbers are NaN or infinite."""
+        return self.nan_count + self.inf_count
+
+    def merge(self, rows: npt.NDArray[np.int64] | slice = slice(None)) -> Stats:
+        """The statistics of all numbers of these rows together.
+
+        Counts, minimum and maximum are exact. Sums are rounded once, so the order of the rows does not matter.
+        """
+        count = self.count[rows]
+        filled = count > 0
+        return Stats(
+            count=int(count.sum()),
+            min=float(self.min[rows][filled].min()) if filled.any() else None,
+            max=float(self.max[rows][filled].max()) if filled.any() else None,
+            sum=add_up(self.sum[rows][filled].tolist()),
+            sumsq=add_up(self.sumsq[rows][filled].tolist()),
+            nan_count=int(self.nan_count[rows].sum()),
+            inf_count=int(self.inf_count[rows].sum()),
+        )
+
+
+def merge(many: Iterable[Stats]) -> Stats:
+    """The statistics of all numbers together, whatever the order; of none, a count of 0."""
+    return columns_of(list(many)).merge()
+
+
+def read_statistics(values: pa.Table) -> StatColumns:
+    """The raw statistics of rows of the `values` table."""
+    count = to_numpy(values["count"])  # -1: not measured
+    numbers = {name: to_numpy(values[name], null=np.nan) for name in ("min", "max", "sum", "sumsq")}
+    return StatColumns(
+        count=np.maximum(count, 0),
+        min=numbers["min"],
+        max=numbers["max"],
+        sum=np.where(count == 0, 0, numbers["sum"]),
+        sumsq=np.where(count == 0, 0, numbers["sumsq"]),
+        nan_count=to_numpy(values["nan_count"]),
+        inf_count=to_numpy(values["inf_count"]),
+    )
+
+
+def first_nonfinite_row(values: pa.Table) -> int | None:
+    """The index of the first row, by step and order, of a module's tensor with NaN or infinite elements; None without.
+
+    Reads four columns of the `values` table a batch at a time: of a memory-mapped one, only their pages.
+    """
+    first: tuple[int, int, int] | None = None  # step, order, row
+    for offset, rows, step, order in _scan_nonfinite(values):
+        if len(rows):
+            row = rows[np.lexsort((order[rows], step[rows]))[0]]
+            found = (int(step[row]), int(order[row]), offset + int(row))
+            first = found if first is None else min(first, found)
+    return first[2] if first is not None else None
+
+
+def nonfinite_rows(values: pa.Table, step: int) -> npt.NDArray[np.int64]:
+    """The indices of a step's rows of tensors with NaN or infinite elements."""
+    found = [offset + rows[steps[rows] == step] for offset, rows, steps, _ in _scan_nonfinite(values)]
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+def _scan_nonfinite(values: pa.Table) -> Iterator[tuple[int, npt.NDArray[np.int64], Any, Any]]:
+    """For each batch its first row's index, the non-finite rows in it, and its columns step and order.
+
+    Rows of single ops are left out: what is not finite there may be meant so, the `-inf` of a mask.
+    """
+    offset = 0
+    for batch in values.select(["step", "order", "nan_count", "inf_count", "op_id"]).to_batches():
+        step, order, nan_count, inf_count = (to_numpy(column) for column in batch.columns[:4])
+        rows = np.flatnonzero((nan_count | inf_count) > 0)
+        if len(rows):
+            rows = rows[to_numpy(batch.column("op_id"), null=-1)[rows] < 0]
+        yield offset, rows, step, order
+        offset += batch.num_rows
+
+
+def columns_of(many: Sequence[Stats]) -> StatColumns:
+    """The same as columns, one tensor a row."""
+    columns: dict[str, Any] = {}
+    for field in fields(Stats):
+        kind = np.int64 if field.name in {"count", "nan_count", "inf_count"} else np.float64
+        values = [getattr(each, field.name) for each in many]
+        columns[field.name] = np.array([np.nan if each is None else each for each in values], kind)
+    return StatColumns(**columns)
+
+
+def divide(numbers: npt.NDArray[Any], count: Counts) -> Numbers:
+    """The quotient, infinite or NaN where the count is 0; nobody hears of that."""
+    with np.errstate(all="ignore"):
+        quotient: Numbers = numbers / count
+    return quotient
+
+
+def add_up(numbers: Sequence[float]) -> float:
+    """The sum, rounded once; NaN for an infinity of each sign, infinite only where no float can hold it."""
+    special = [each for each in numbers if not math.isfinite(each)]
+    if special:
+        return sum(special)
+    try:
+        return math.fsum(numbers)
+    except OverflowError:  # perhaps on the way only: whether fsum meets it depends on the order
+        return _add_up_fractions(numbers)
+
+
+def _add_up_fractions(numbers: Sequence[float]) -> float:
+    total = sum(map(Fraction, numbers), Fraction())
+    try:
+        return float(total)
+    except OverflowError:
+        return math.inf if total > 0 else -math.inf

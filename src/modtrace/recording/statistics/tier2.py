@@ -1,0 +1,253 @@
+"""What the columns of tier 2 mean: what is derived from sums of magnitudes, zeros and histograms of exponents."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..arrow.arrays import to_numpy
+from .moments import Counts, Numbers, StatColumns, divide, read_statistics
+from .number_formats import NumberFormat, to_format
+
+BINS = 256
+
+#: What is derived here of tier 1 alone, and of the sums of tier 2.
+OF_TIER_1 = ("nan_fraction", "inf_fraction", "crest")
+OF_TIER_2 = ("mean_abs", "zero_fraction", "kurtosis")
+
+#: The smallest magnitude that belongs into each bin, and that from which on they belong into the next.
+LOWER_EDGES: Numbers = np.array([0.0, *(2.0**exponent for exponent in range(-126, 129))])
+UPPER_EDGES: Numbers = np.array([*LOWER_EDGES[1:], np.inf])
+
+#: The exponents of the smallest and of the largest float64, as numbers of bins, were there any.
+_FIRST_OF_FLOAT64, _LAST_OF_FLOAT64 = 127 - 1074, 127 + 1023
+
+#: Below, part of a sum of squares or of fourth powers may have been too small for a float64.
+_SMALLEST_SUM = 1e-290
+
+#: Rows of histograms that are looked at in one go: 8 MB.
+_ROWS = 4096
+
+
+class Bounds(NamedTuple):
+    """What a number is at least and at most; the same where it is known exactly."""
+
+    low: Numbers
+    high: Numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpreadColumns:
+    """The columns of tier 2 of many tensors, one a row, with what is derived from them as columns.
+
+    What is derived is NaN where it was not measured, is not defined or cannot be told. Fractions are of all numbers,
+    those that are not finite among them.
+    """
+
+    stats: StatColumns  # of the same rows
+    sumabs: Numbers  # NaN where not measured; infinite or NaN where numbers are
+    zero_count: Counts  # -1 where not measured
+    sum4: Numbers
+    argmax: Counts  # flat, row-major; -1 where not measured, where there are no elements, and of merged rows
+    histogram: Counts  # [measured rows, 256]
+    histogram_row: Counts  # where each row's histogram stands there; -1: not measured
+    channel_max: pa.Array  # list<float>, null where not measured
+
+    @property
+    def is_measured(self) -> npt.NDArray[np.bool_]:
+        """Which rows have anything of tier 2."""
+        measured: npt.NDArray[np.bool_] = self.zero_count >= 0
+        return measured
+
+    @property
+    def mean_abs(self) -> Numbers:
+        """The arithmetic mean of the magnitudes."""
+        return divide(self.sumabs, self.stats.count)
+
+    @property
+    def zero_fraction(self) -> Numbers:
+        """The part that is zero, of either sign."""
+        return divide(np.where(self.is_measured, self.zero_count, np.nan), self.stats.count)
+
+    @property
+    def nan_fraction(self) -> Numbers:
+        """The part that is NaN; known without tier 2."""
+        return divide(self.stats.nan_count, self.stats.count)
+
+    @property
+    def inf_fraction(self) -> Numbers:
+        """The part that is infinite; known without tier 2."""
+        return divide(self.stats.inf_count, self.stats.count)
+
+    @property
+    def kurtosis(self) -> Numbers:
+        """The mean fourth power over the square of the mean square: about zero, not about the mean.
+
+        1 where all magnitudes are the same, 3 of normal numbers around zero, the count where but one is not zero. So
+        outliers are told in activations whose mean is far from zero, too (B. He et al., Understanding and Minimising
+        Outlier Features in Neural Network Training, 2024, take it of the norms of neurons).
+        """
+        n, squares = self.stats.count.astype(np.float64), self.stats.sumsq
+        with np.errstate(all="ignore"):
+            # Sums have the errors of their kernels.
+            found = np.clip(n * (self.sum4 / squares / squares), 1, n)
+            is_known = np.isfinite(squares) & np.isfinite(self.sum4) & (self.sum4 > _SMALLEST_SUM)
+        return np.where(is_known, found, np.nan)
+
+    @property
+    def crest(self) -> Numbers:
+        """The crest factor: the largest magnitude over the root of the mean square; known without tier 2."""
+        n, squares = self.stats.count.astype(np.float64), self.stats.sumsq
+        with np.errstate(all="ignore"):
+            found = np.clip(self.stats.abs_max / self.stats.rms, 1, np.sqrt(n))
+            is_known = np.isfinite(squares) & (squares > _SMALLEST_SUM)
+        return np.where(is_known, found, np.nan)
+
+    @property
+    def dynamic_range(self) -> Bounds:
+        """How many bins the largest magnitude is above the smallest that is not zero: powers of two between them.
+
+        Exact, but for numbers below 2^-126 or from 2^128 on, whose bins are of more than one power.
+        """
+
+        def measure(counts: Counts, rows: Counts) -> Numbers:
+            filled = counts > 0
+            first, last = filled.argmax(axis=1), BINS - 1 - filled[:, ::-1].argmax(axis=1)
+            highest = np.where(last == BINS - 1, _LAST_OF_FLOAT64, last)
+            lowest = np.where(first == 0, _FIRST_OF_FLOAT64, first)
+            bounds = np.stack([last - first, highest - lowest]).astype(np.float64)
+            return np.where(filled.any(axis=1), bounds, np.nan)
+
+        return Bounds(*self._of_histograms(measure, 2))
+
+    def quantile(self, p: float) -> Bounds:
+        """Between what the magnitude lies than which a part `p` of the numbers is not larger: two powers of two.
+
+        Zeros are the smallest magnitudes and infinite ones the largest; NaN are left out. `sqrt(low * high)` is off by
+        a factor of 1.41 at most, where `low` is not zero.
+
+        Raises:
+            ValueError: `p` is not between 0 and 1.
+        """
+        if not 0 <= p <= 1:
+            raise ValueError(f"p={p!r}: a quantile is asked for by a number from 0 to 1")
+
+        def measure(counts: Counts, rows: Counts) -> Numbers:
+            n = self.stats.count[rows] - self.stats.nan_count[rows]
+            rank = np.clip(np.ceil(p * n), 1, n)
+            up_to = self.zero_count[rows, None] + np.cumsum(counts, axis=1)
+            at = (up_to < rank[:, None]).sum(axis=1)
+            is_zero = rank <= self.zero_count[rows]
+            low, high = np.append(LOWER_EDGES, np.inf)[at], np.append(UPPER_EDGES, np.inf)[at]
+            high = np.fmax(low, np.fmin(high, self.stats.abs_max[rows]))
+            return np.where(n > 0, np.where(is_zero, 0.0, np.stack([low, high])), np.nan)
+
+        return Bounds(*self._of_histograms(measure, 2))
+
+    def underflow_fraction(self, format: str) -> Numbers:
+        """The part that is not zero and below the smallest normal number of a format of `FORMATS`. Exact."""
+        below = _first_bin_from(to_format(format).smallest_normal)
+        return self._fraction(lambda counts, rows: counts[:, :below].sum(axis=1))
+
+    def flushed_fraction(self, format: str) -> Numbers:
+        """The part that is not zero and below the smallest subnormal number of a format.
+
+        Rounding to nearest makes zero of those up to half of it, and keeps the others as the smallest subnormal.
+
+        NaN where that of float32 or bf16 is asked for, and some are below 2^-126: there is one bin for all of them.
+        """
+        smallest = to_format(format).smallest_subnormal
+        below = _first_bin_from(smallest)
+        if smallest >= LOWER_EDGES[1]:
+            return self._fraction(lambda counts, rows: counts[:, :below].sum(axis=1))
+        return self._fraction(lambda counts, rows: np.where(counts[:, 0] > 0, np.nan, 0))
+
+    def overflow_fraction(self, format: str) -> Bounds:
+        """The part that is above the largest finite number of a format, infinite ones among them.
+
+        Exact where minimum and maximum say that none is, or where none lies between the largest number of the format
+        and the powers of two around it.
+        """
+        of = to_format(format)
+        found = self._of_histograms(lambda counts, rows: self._above(of, counts, rows), 2)
+        return Bounds(*divide(found, self.stats.count))
+
+    def _above(self, of: NumberFormat, counts: Counts, rows: Counts) -> tuple[Counts, Counts]:
+        """At least and at most so many numbers are above the largest one of a format."""
+        end = _first_bin_from(of.largest)
+        surely = counts[:, end:].sum(axis=1) + self.stats.inf_count[rows]
+        near = counts[:, end - 1]
+        ends = np.stack([self.stats.max[rows], -self.stats.min[rows]])  # of no use beside a NaN
+        seen = ((ends > of.largest) & (ends < LOWER_EDGES[end])).sum(axis=0)
+        perhaps = np.where((ends <= of.largest).all(axis=0), 0, near)
+        return surely + np.minimum(seen, near), surely + perhaps
+
+    def _fraction(self, count: Callable[[Counts, Counts], Any]) -> Numbers:
+        return divide(
+            self._of_histograms(lambda counts, rows: count(counts, rows)[None], 1)[0], self.stats.count
+        )
+
+    def _of_histograms(self, measure: Callable[[Counts, Counts], Any], width: int) -> Numbers:
+        """Asks for some rows at a time, whose counts and whose places it gives; NaN for rows without counts."""
+        found = np.full((width, len(self.histogram_row)), np.nan)
+        rows = np.flatnonzero(self.histogram_row >= 0)
+        for start in range(0, len(rows), _ROWS):
+            some = rows[start : start + _ROWS]
+            with np.errstate(all="ignore"):
+                found[:, some] = measure(self.histogram[self.histogram_row[some]], some)
+        return found
+
+
+def read_spread(values: pa.Table) -> SpreadColumns:
+    """The columns of tier 2 of rows of the `values` table."""
+    histogram, row = _read_histograms(values["histogram"])
+    return SpreadColumns(
+        stats=read_statistics(values),
+        sumabs=to_numpy(values["sumabs"], null=np.nan),
+        zero_count=to_numpy(values["zero_count"]),
+        sum4=to_numpy(values["sum4"], null=np.nan),
+        argmax=to_numpy(values["argmax"]),
+        histogram=histogram,
+        histogram_row=row,
+        channel_max=_in_one(values["channel_max"]),
+    )
+
+
+def read_sums(stats: StatColumns, sums: Mapping[str, Any]) -> SpreadColumns:
+    """The columns of tier 2 where `sumabs`, `zero_count` and `sum4` alone are there: no histograms, no places."""
+    count = len(stats.count)
+    return SpreadColumns(
+        stats=stats,
+        sumabs=sums["sumabs"],
+        zero_count=sums["zero_count"],
+        sum4=sums["sum4"],
+        argmax=np.full(count, -1),
+        histogram=np.empty((0, BINS), np.int64),
+        histogram_row=np.full(count, -1),
+        channel_max=pa.nulls(count, pa.list_(pa.float32())),
+    )
+
+
+def _read_histograms(column: pa.ChunkedArray | pa.Array) -> tuple[Counts, Counts]:
+    """The histograms, without a copy where they lie one behind the other; and which one each row has."""
+    column = _in_one(column)
+    is_whole = np.asarray(pc.equal(pc.list_value_length(column), BINS).fill_null(False))
+    start = to_numpy(column.offsets)[:-1]
+    if (start[is_whole] % BINS).any():  # something else stands between them
+        column = column.filter(pa.array(is_whole))
+        start = (np.cumsum(is_whole) - 1) * BINS + column.offset
+    counts = to_numpy(column.values, null=0)
+    return counts[: len(counts) // BINS * BINS].reshape(-1, BINS), np.where(is_whole, start // BINS, -1)
+
+
+def _in_one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _first_bin_from(magnitude: float) -> int:
+    """The first bin that holds no magnitude below this one."""
+    return int(np.searchsorted(LOWER_EDGES, magnitude))

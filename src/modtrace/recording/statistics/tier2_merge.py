@@ -1,0 +1,127 @@
+"""How the columns of tier 2 merge: of parts of a tensor, of micro-batches, of ranks."""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from .moments import Counts, StatColumns, add_up, columns_of
+from .tier2 import BINS, SpreadColumns
+
+
+def merge_spread(
+    columns: SpreadColumns,
+    rows: Counts | slice = slice(None),
+    *,
+    offsets: Sequence[int] | Counts | None = None,
+) -> SpreadColumns:
+    """All numbers of these rows together, as columns of one row.
+
+    Counts, histogram and channel maxima are exact; sums are rounded once, so the order does not matter. What one of the
+    rows does not have, of those with numbers, the whole does not have. Channel maxima are those of all rows, where they
+    are equally many.
+
+    Args:
+        offsets: where each row's elements begin in the flat whole, if it consists of such parts; without, there is no
+            `argmax`.
+    """
+    if isinstance(rows, slice):
+        rows = np.arange(len(columns.zero_count))[rows]
+    places = np.asarray(rows, np.int64)
+    has_numbers = columns.stats.count[places] > 0
+    filled = places[has_numbers]
+    is_known = bool(columns.is_measured[places].any() and columns.is_measured[filled].all())
+    histogram, row = _merge_histograms(columns, places, filled)
+    starts = None if offsets is None else np.asarray(offsets, np.int64)[has_numbers]
+    return SpreadColumns(
+        stats=columns_of([columns.stats.merge(places)]),
+        sumabs=np.array([add_up(columns.sumabs[filled].tolist()) if is_known else np.nan]),
+        zero_count=np.array([columns.zero_count[filled].sum() if is_known else -1]),
+        sum4=np.array([add_up(columns.sum4[filled].tolist()) if is_known else np.nan]),
+        argmax=np.array([-1 if starts is None else _merge_argmax(columns, filled, starts)]),
+        histogram=histogram,
+        histogram_row=row,
+        channel_max=pa.array([_merge_channels(columns, filled)], pa.list_(pa.float32())),
+    )
+
+
+def merge_groups(columns: SpreadColumns, groups: Sequence[Counts]) -> SpreadColumns:
+    """One row for each group of rows, merged as by `merge_spread`; a row that is alone stays as it is."""
+    alone = [at for at, group in enumerate(groups) if len(group) == 1]
+    single = take(columns, np.array([groups[at][0] for at in alone], np.int64))
+    if len(alone) == len(groups):
+        return single
+    several = [at for at, group in enumerate(groups) if len(group) != 1]
+    merged = _concatenate([_compact(single), *(merge_spread(columns, groups[at]) for at in several)])
+    return take(merged, np.argsort([*alone, *several]))
+
+
+def take(columns: SpreadColumns, rows: Counts) -> SpreadColumns:
+    """Some rows, in the order in which they are given."""
+    stats = {each.name: getattr(columns.stats, each.name)[rows] for each in fields(columns.stats)}
+    return SpreadColumns(
+        stats=StatColumns(**stats),
+        histogram=columns.histogram,
+        channel_max=columns.channel_max.take(pa.array(rows, pa.int64())),
+        **{name: getattr(columns, name)[rows] for name in (*_NUMBERS, "histogram_row")},
+    )
+
+
+_NUMBERS = ("sumabs", "zero_count", "sum4", "argmax")
+
+
+def _compact(columns: SpreadColumns) -> SpreadColumns:
+    """Without the histograms of other rows."""
+    has_one = columns.histogram_row >= 0
+    return replace(
+        columns,
+        histogram=columns.histogram[columns.histogram_row[has_one]],
+        histogram_row=np.where(has_one, np.cumsum(has_one) - 1, -1),
+    )
+
+
+def _concatenate(parts: Sequence[SpreadColumns]) -> SpreadColumns:
+    def join(name: str, of: Sequence[Any] = parts) -> Any:
+        return np.concatenate([getattr(each, name) for each in of])
+
+    stats = [each.stats for each in parts]
+    starts = np.cumsum([0, *(len(each.histogram) for each in parts[:-1])])
+    row = [
+        np.where(each.histogram_row >= 0, each.histogram_row + start, -1)
+        for each, start in zip(parts, starts.tolist(), strict=True)
+    ]
+    return SpreadColumns(
+        stats=StatColumns(**{each.name: join(each.name, stats) for each in fields(StatColumns)}),
+        histogram=join("histogram"),
+        histogram_row=np.concatenate(row),
+        channel_max=pa.concat_arrays([each.channel_max for each in parts]),
+        **{name: join(name) for name in _NUMBERS},
+    )
+
+
+def _merge_histograms(columns: SpreadColumns, places: Counts, filled: Counts) -> tuple[Counts, Counts]:
+    has_one = columns.histogram_row >= 0
+    if not (has_one[places].any() and has_one[filled].all()):
+        return np.empty((0, BINS), np.int64), np.array([-1])
+    total = columns.histogram[columns.histogram_row[filled]].sum(axis=0, dtype=np.int64)
+    return total[None], np.array([0])
+
+
+def _merge_argmax(columns: SpreadColumns, filled: Counts, starts: Counts) -> int:
+    places = starts + columns.argmax[filled]
+    if not len(filled) or (columns.argmax[filled] < 0).any():
+        return -1
+    has_nan = columns.stats.nan_count[filled] > 0
+    largest = columns.stats.abs_max[filled]
+    return int(places[has_nan if has_nan.any() else largest == largest.max()].min())
+
+
+def _merge_channels(columns: SpreadColumns, filled: Counts) -> npt.NDArray[np.float32] | None:
+    lists = [columns.channel_max[at].values for at in filled.tolist()]
+    if not lists or None in lists or len({len(each) for each in lists}) > 1:
+        return None
+    largest: npt.NDArray[np.float32] = np.maximum.reduce([np.asarray(each, np.float32) for each in lists])
+    return largest

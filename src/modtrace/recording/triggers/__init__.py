@@ -1,0 +1,1 @@
+"""Triggers: conditions on values that users give, and the watch that decides whether one fires."""

@@ -1,0 +1,68 @@
+"""Names sites while a run goes on, from the rows of `modules` and `sites` as they come."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..module_path import join
+from ..options.capture import Capture
+from ..role import BUFFER, OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
+
+#: Roles of what has a path of its own.
+_OF_PARAMETERS = frozenset({PARAMETER, PARAMETER_GRAD, BUFFER, OPTIMIZER_STATE, UPDATE})
+
+
+class SiteNames:
+    """The sites that have come, by id, and which of them a selection means."""
+
+    def __init__(self) -> None:
+        self.revision = 0  # counts what may change a selection
+        self._modules: dict[int, Mapping[str, Any]] = {}
+        self._sites: list[Mapping[str, Any]] = []
+
+    def add_modules(self, columns: Mapping[str, pa.Array]) -> None:
+        """Rows of `modules`; the last one of a module counts, for names are learnt late."""
+        names = [name for name in ("module_id", "path", "name", "type") if name in columns]
+        for values in zip(*(columns[name].to_pylist() for name in names), strict=True):
+            row = dict(zip(names, values, strict=True))
+            self._modules[row["module_id"]] = row
+        self.revision += 1
+
+    def add_sites(self, columns: Mapping[str, pa.Array]) -> None:
+        """Rows of `sites`; their ids count up from 0."""
+        names = [name for name in ("module_id", "nth", "role", "slot", "op", "op_nth") if name in columns]
+        for values in zip(*(columns[name].to_pylist() for name in names), strict=True):
+            self._sites.append(dict(zip(names, values, strict=True)))
+
+    def select(self, selection: Capture, first: int = 0) -> npt.NDArray[np.bool_]:
+        """Which of the sites from `first` on a selection means, by role and path."""
+        return np.array([self._is_meant(site, selection) for site in self._sites[first:]], bool)
+
+    def describe(self, site_id: int) -> str:
+        """A site for a reader: `blocks.3.mlp output`, `blocks.3.mlp@1 output[0]`, `head.weight parameter_grad`."""
+        if not 0 <= site_id < len(self._sites):
+            return f"site {site_id}"
+        site = self._sites[site_id]
+        role, slot = site["role"], site.get("slot") or ""
+        module = self._module_of(site)
+        path = (module.get("path") or module.get("name") or module.get("type") or "") if module else ""
+        if role in _OF_PARAMETERS:
+            return f"{join(module.get('path') or '' if module else '', slot)} {role}"
+        nth = f"@{site['nth']}" if site.get("nth") else ""
+        op = f" {site['op']}" if site.get("op") else ""
+        return f"{path}{nth}{op} {role}{slot}"
+
+    def _is_meant(self, site: Mapping[str, Any], selection: Capture) -> bool:
+        if site["role"] not in selection.roles:
+            return False
+        module = self._module_of(site)
+        path = (module.get("path") or "") if module else ""
+        if site["role"] in _OF_PARAMETERS:
+            return selection.paths.selects(path, join(path, site.get("slot") or ""))
+        return selection.paths.selects(path)
+
+    def _module_of(self, site: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        return self._modules.get(site.get("module_id", -1))

@@ -1,0 +1,293 @@
+"""Looks at the rows of each step as they come, and says which triggers fire."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..arrow.arrays import to_numpy
+from ..arrow.batches import to_batch
+from ..meta import Note
+from ..options.capture import Capture
+from ..statistics.moments import RAW, StatColumns, read_statistics
+from ..statistics.tier2 import OF_TIER_2, read_sums
+from .site_names import SiteNames
+from .step_band import StepBand
+from .triggers import LOGGED, Above, NonFinite, OnSignal, OutOfBand, Trigger, is_logged, selection_of
+
+_Rows = npt.NDArray[np.int64]
+
+#: The raw statistics of rows, by name.
+_Columns = Mapping[str, npt.NDArray[Any]]
+
+#: Of tier 2; the value where it was not measured.
+_SUMS = {"sumabs": np.nan, "zero_count": -1, "sum4": np.nan}
+
+
+class TriggerWatch:
+    """The triggers of one recording. Each fires in the step in which its condition becomes true.
+
+    It can fire again when there was a step in which the condition was not true. A step in which nothing was measured
+    that it is about changes nothing.
+    """
+
+    def __init__(self, triggers: Sequence[Trigger]) -> None:
+        self._names = SiteNames()
+        self._armed = [_Armed(each, _condition(each)) for each in triggers if not isinstance(each, OnSignal)]
+        self._values: list[Mapping[str, pa.Array]] = []
+        self._scalars: dict[str, list[float]] = {}
+
+    def see(self, table: str, columns: Mapping[str, pa.Array]) -> None:
+        """Takes rows of the step that is being written, as Arrow columns."""
+        if not self._armed:
+            return
+        if table == "modules":
+            self._names.add_modules(columns)
+        elif table == "sites":
+            self._names.add_sites(columns)
+        elif table == "values":
+            self._values.append(columns)
+        elif table == "scalars":
+            for name, value in zip(columns["name"].to_pylist(), columns["value"].to_pylist(), strict=True):
+                self._scalars.setdefault(name, []).append(value)
+
+    def end_step(self, step: int) -> list[Note]:
+        """What fires in the step whose rows have come since this was last called."""
+        if not self._armed:
+            return []
+        values, scalars = self._values, self._scalars
+        self._values, self._scalars = [], {}
+        seen = StepRows(_measured(values), scalars, self._names)
+        fired = []
+        for each in self._armed:
+            reason = each.condition(seen)
+            if reason is None:
+                continue
+            if reason and each.is_armed:
+                fired.append(Note(step=step, kind=type(each.trigger).__name__, reason=reason))
+            each.is_armed = not reason
+        return fired
+
+
+class MeasuredRows(NamedTuple):
+    """Rows of `values` that have statistics, in the order of measuring."""
+
+    site_id: _Rows
+    is_of_op: npt.NDArray[np.bool_]
+    columns: _Columns
+
+
+class StepRows(NamedTuple):
+    """What conditions see of a step."""
+
+    measured: MeasuredRows | None
+    scalars: Mapping[str, Sequence[float]]
+    names: SiteNames
+
+
+class _Condition(Protocol):
+    def __call__(self, seen: StepRows, /) -> str | None:
+        """Why the condition is true in a step; "" if it is not, None if nothing was measured that it is about."""
+
+
+class _Armed:
+    """A trigger, and whether it may fire."""
+
+    def __init__(self, trigger: Trigger, condition: _Condition) -> None:
+        self.trigger = trigger
+        self.condition = condition
+        self.is_armed = True
+
+
+def _measured(values: Sequence[Mapping[str, pa.Array]]) -> MeasuredRows | None:
+    if not values:
+        return None
+    table = pa.Table.from_batches([to_batch("values", each) for each in values])
+    order = to_numpy(table["order"])
+    rows = np.argsort(order, kind="stable")
+    rows = rows[to_numpy(table["count"])[rows] > 0]
+    stats = read_statistics(table)
+    columns = {name: getattr(stats, name) for name in RAW}
+    columns |= {name: to_numpy(table[name], null=null) for name, null in _SUMS.items()}
+    return MeasuredRows(
+        to_numpy(table["site_id"]).astype(np.int64)[rows],
+        to_numpy(table["op_id"])[rows] >= 0,
+        _take(columns, rows),
+    )
+
+
+def _take(columns: _Columns, rows: _Rows) -> _Columns:
+    return {name: each[rows] for name, each in columns.items()}
+
+
+def _statistic(stat: str, columns: _Columns) -> npt.NDArray[np.float64]:
+    """A statistic of `STATISTICS`, of each row."""
+    if stat in columns:
+        return np.asarray(columns[stat], np.float64)
+    stats = StatColumns(**{name: columns[name] for name in RAW})
+    holder = stats if hasattr(StatColumns, stat) else read_sums(stats, columns)
+    with np.errstate(all="ignore"):
+        return np.asarray(getattr(holder, stat), np.float64)
+
+
+class _Selected:
+    """The rows of the sites that a trigger is about."""
+
+    def __init__(self, selection: Capture) -> None:
+        self._selection = selection
+        self._mask = np.zeros(0, bool)
+        self._revision = -1
+
+    def rows(self, seen: StepRows) -> _Rows:
+        """Their places among those measured."""
+        if seen.measured is None:
+            return np.zeros(0, np.int64)
+        if self._revision != seen.names.revision:
+            self._mask, self._revision = seen.names.select(self._selection), seen.names.revision
+        site_id = seen.measured.site_id
+        if len(site_id) and int(site_id.max()) >= len(self._mask):
+            self._mask = np.append(self._mask, seen.names.select(self._selection, len(self._mask)))
+        return np.flatnonzero(self._mask[site_id])
+
+
+def _condition(trigger: NonFinite | Above | OutOfBand) -> _Condition:
+    if isinstance(trigger, NonFinite):
+        return _IsNonFinite(trigger)
+    is_outside = _Beyond(trigger) if isinstance(trigger, Above) else _OutOfBand(trigger)
+    if is_logged(trigger.stat):
+        return _OfScalar(trigger.stat, is_outside)
+    return _OfSites(trigger.stat, _Selected(selection_of(trigger)), is_outside)
+
+
+class _IsNonFinite:
+    def __init__(self, trigger: NonFinite) -> None:
+        self._selected = _Selected(selection_of(trigger))
+        self._with_ops = trigger.roles is not None
+        self._with_scalars = trigger.roles is None and trigger.include is None
+
+    def __call__(self, seen: StepRows) -> str | None:
+        rows = self._selected.rows(seen)
+        if seen.measured is not None and not self._with_ops:
+            rows = rows[~seen.measured.is_of_op[rows]]
+        found = self._of_tensors(seen, rows) or (self._of_scalars(seen.scalars) if self._with_scalars else "")
+        is_known = len(rows) or (self._with_scalars and seen.scalars)
+        return found if is_known else None
+
+    def _of_tensors(self, seen: StepRows, rows: _Rows) -> str:
+        if seen.measured is None:
+            return ""
+        nan_count, inf_count = seen.measured.columns["nan_count"], seen.measured.columns["inf_count"]
+        wrong = rows[nan_count[rows] + inf_count[rows] > 0]
+        if not len(wrong):
+            return ""
+        first = wrong[0]
+        counts = {"NaN": int(nan_count[first]), "inf": int(inf_count[first])}
+        held = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        return f"{seen.names.describe(int(seen.measured.site_id[first]))} holds {held}{_and_more(wrong)}"
+
+    @staticmethod
+    def _of_scalars(scalars: Mapping[str, Sequence[float]]) -> str:
+        for name, values in scalars.items():
+            wrong = [value for value in values if not np.isfinite(value)]
+            if wrong:
+                return f"{LOGGED}{name} is {wrong[0]}"
+        return ""
+
+
+class _Judge(Protocol):
+    def __call__(self, keys: Sequence[object], values: npt.NDArray[np.float64], /) -> "Judged":
+        """Which of some numbers, of which there are some, are a reason; each has the key of what it is a number of."""
+
+
+class Judged(NamedTuple):
+    """Which numbers are a reason, and what is said of the first of them."""
+
+    is_wrong: npt.NDArray[np.bool_]
+    why: str
+
+
+class _Beyond:
+    """What is above a limit."""
+
+    def __init__(self, trigger: Above) -> None:
+        self._limit = float(trigger.limit)
+
+    def __call__(self, keys: Sequence[object], values: npt.NDArray[np.float64]) -> Judged:
+        return Judged(values > self._limit, f"is above {self._limit:g}")
+
+
+class _OutOfBand:
+    """What is not where it was in the last steps."""
+
+    def __init__(self, trigger: OutOfBand) -> None:
+        self._band = StepBand(trigger.factor, trigger.window, trigger.needs)
+
+    def __call__(self, keys: Sequence[object], values: npt.NDArray[np.float64]) -> Judged:
+        rows = self._band.rows_of(keys)
+        band = self._band.judge(rows, values)
+        self._band.add(rows, values)
+        first = int(np.argmax(band.is_outside))
+        bounds = f"{band.middle[first]:g} +- {band.width[first]:g}"
+        return Judged(band.is_outside, f"is outside of {bounds} (its last {band.steps[first]} steps)")
+
+
+class _OfSites:
+    """A judge's word on a statistic of tensors, one number a site and step."""
+
+    def __init__(self, stat: str, selected: _Selected, judge: _Judge) -> None:
+        self._stat = stat
+        self._is_of_tier_2 = stat in OF_TIER_2
+        self._selected = selected
+        self._judge = judge
+
+    def __call__(self, seen: StepRows) -> str | None:
+        rows = self._selected.rows(seen)
+        if seen.measured is not None and self._is_of_tier_2:
+            rows = rows[seen.measured.columns["zero_count"][rows] >= 0]
+        if seen.measured is None or not len(rows):
+            return None
+        sites, columns = merge_sites(seen.measured.site_id[rows], _take(seen.measured.columns, rows))
+        values = _statistic(self._stat, columns)
+        judged = self._judge(sites.tolist(), values)
+        wrong = np.flatnonzero(judged.is_wrong)
+        if not len(wrong):
+            return ""
+        place = seen.names.describe(int(sites[wrong[0]]))
+        return f"{place}: {self._stat} {values[wrong[0]]:g} {judged.why}{_and_more(wrong)}"
+
+
+class _OfScalar:
+    """A judge's word on a number that is logged: on the last one of the step."""
+
+    def __init__(self, stat: str, judge: _Judge) -> None:
+        self._stat = stat
+        self._judge = judge
+
+    def __call__(self, seen: StepRows) -> str | None:
+        logged = seen.scalars.get(self._stat.removeprefix(LOGGED))
+        if not logged:
+            return None
+        judged = self._judge([self._stat], np.array(logged[-1:], np.float64))
+        return f"{self._stat} {logged[-1]:g} {judged.why}" if judged.is_wrong[0] else ""
+
+
+def merge_sites(site_id: _Rows, columns: _Columns) -> tuple[_Rows, _Columns]:
+    """One row a site, in the order in which they come first: micro-batches are one tensor, cut in parts."""
+    sites, first, place = np.unique(site_id, return_index=True, return_inverse=True)
+    if len(sites) == len(site_id):
+        return site_id, columns
+    by_site = np.argsort(place, kind="stable")
+    starts = np.searchsorted(place[by_site], np.arange(len(sites)))
+    in_order = np.argsort(first)
+    join = {"min": np.minimum, "max": np.maximum}
+    merged = {
+        name: join.get(name, np.add).reduceat(each[by_site], starts)[in_order]
+        for name, each in columns.items()
+    }
+    return sites[in_order], merged
+
+
+def _and_more(wrong: _Rows) -> str:
+    return f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""

@@ -1,0 +1,1 @@
+"""What several kinds of view share: numbers, columns of text, headlines, files that are written whole."""

@@ -1,0 +1,54 @@
+"""A graph in a few lines of text: which step it is of, and how much is visible."""
+
+import json
+from collections import Counter
+
+from ...analysis.graph_view.records import LAYER, GraphView
+from .columns import Text, render_lines
+from .headline import describe_head
+from .numbers import to_json_number
+
+#: How kinds are counted: `3 layers`.
+_PLURALS = {"layer": "layers", "op": "ops", "call": "calls", "earlier": "tensors from outside"}
+
+NO_OPS_IN_GRAPH = (
+    "no ops were recorded: the nodes are calls, and the arrows say which began next. "
+    "For what flows between them record with ops=True, or modtrace record --ops."
+)
+
+
+def render_graph(view: GraphView) -> str:
+    """The step that the graph is of, and how many nodes of which kind are visible."""
+    lines = describe_head(view.command, view.step, view.marks)
+    if view.step is not None and not view.has_ops:
+        lines.append(Text(NO_OPS_IN_GRAPH))
+    if view.step is not None:
+        lines.append(Text(describe_counts(view)))
+    return render_lines(lines, color=False)
+
+
+def describe_counts(view: GraphView) -> str:
+    """How much is visible: `12 layers, 30 ops, 8 parameters; 61 edges`."""
+    if not view.nodes:
+        return "nothing ran in this part of the step" if view.step else "nothing was recorded"
+    counts = Counter(each.kind for each in view.nodes)
+    order = sorted(counts, key=lambda kind: (kind != LAYER, kind != "op", kind))
+    parts = [
+        f"{counts[kind]} {_PLURALS.get(kind, kind + 's') if counts[kind] > 1 else kind}" for kind in order
+    ]
+    edges = f"{len(view.edges)} edge{'' if len(view.edges) == 1 else 's'}"
+    return f"{', '.join(parts)}; {edges}"
+
+
+def render_graph_json(view: GraphView) -> str:
+    """The visible nodes, edges and boxes with their fields; edges name nodes, and nodes boxes, by their number."""
+    head = {
+        "step": None if view.step is None else view.step.step,
+        "has_ops": view.has_ops,
+        "marks": view.marks,
+    }
+    rows = {
+        name: [{key: to_json_number(value) for key, value in each._asdict().items()} for each in records]
+        for name, records in (("nodes", view.nodes), ("edges", view.edges), ("boxes", view.boxes))
+    }
+    return json.dumps(head | rows) + "\n"

@@ -1,0 +1,75 @@
+"""What is said around a table of one step: its first lines, and what the table leaves out."""
+
+import shlex
+from collections.abc import Sequence
+
+from ...analysis.step.chosen_step import ShownStep
+from ...recording.meta import HELD, Note
+from .columns import Text, printable
+from .numbers import format_time
+
+
+def describe_head(
+    command: Sequence[str], step: ShownStep | None, marks: Sequence[str], *, missing: str = ""
+) -> list[Text]:
+    """The command line of the run, which step of how many is shown, and the marks of the recording.
+
+    Args:
+        missing: what is to be said of a step that is there.
+    """
+    lines = [Text(printable(shlex.join(command)), "bold")] if command else []
+    return [
+        *lines,
+        Text(_describe_step(step, missing)),
+        *(Text(f"! {printable(mark)}", "yellow") for mark in marks),
+    ]
+
+
+def _describe_step(step: ShownStep | None, missing: str) -> str:
+    if step is None:
+        return "nothing was recorded"
+    known = _describe_known(step)
+    if step.duration_ns is None:
+        return f"step {step.step}, whose end was not recorded; {known}"
+    measuring = f" without {format_time(step.overhead_ns)} of measuring" if step.overhead_ns else ""
+    nothing = f", {missing}" if missing else ""
+    return f"step {step.step} ({step.kind}), {format_time(step.duration_ns)}{measuring}{nothing}; {known}"
+
+
+def _describe_known(step: ShownStep) -> str:
+    """How many steps the recording has."""
+    of = f", {step.first} to {step.last}" if step.count > 1 else ""
+    whole = f"{step.count} step{'' if step.count == 1 else 's'} recorded{of}"
+    if not step.partial:
+        return whole
+    parts = f"parts of {step.partial}"
+    return (
+        f"{whole}, and {parts} more"
+        if step.count
+        else f"{parts} step{'' if step.partial == 1 else 's'} recorded"
+    )
+
+
+#: So many notes are shown, the last ones.
+_SHOWN_NOTES = 5
+
+
+def describe_notes(notes: Sequence[Note]) -> list[Text]:
+    """Why steps of the recording were written, or were not; the last few of it."""
+    hidden = len(notes) - _SHOWN_NOTES
+    lines = [f"{hidden} more notes before these"] if hidden > 0 else []
+    lines += [describe_note(note) for note in notes[-_SHOWN_NOTES:]]
+    return [Text(printable(line), "cyan") for line in lines]
+
+
+def describe_note(note: Note) -> str:
+    """Why steps were written, or were not."""
+    if note.kind == HELD:
+        return note.reason
+    step = "" if note.step is None else f"step {note.step}: "
+    return f"written because: {step}{note.reason or note.kind}"
+
+
+def count_more(hidden: int, what: str) -> str:
+    """How many lines a table would have beyond those it shows: `3 more rows`."""
+    return f"{hidden} more {what}{'' if hidden == 1 else 's'}"

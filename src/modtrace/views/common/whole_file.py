@@ -1,0 +1,50 @@
+"""Writes a file wholly or not at all."""
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import IO, Any
+
+from ...errors import ModtraceError
+
+
+def write_pieces(pieces: Iterable[str], path: str | os.PathLike[str]) -> None:
+    """Writes pieces of text one after the other; a file that is there is replaced when all are written.
+
+    What is no regular file (`/dev/stdout`, a named pipe) is written to as it is.
+
+    Raises:
+        ModtraceError: it cannot be written; what was there before is there still.
+    """
+    _write_whole(path, lambda file: file.writelines(pieces), mode="w", encoding="utf-8", newline="\n")
+
+
+def write_content(content: bytes, path: str | os.PathLike[str]) -> None:
+    """Writes bytes; else as `write_pieces`."""
+    _write_whole(path, lambda file: file.write(content), mode="wb")
+
+
+def _write_whole(path: str | os.PathLike[str], write: Callable[[IO[Any]], Any], **how: Any) -> None:
+    try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            _write(Path(path), write, how)
+        else:
+            _replace(Path(os.path.realpath(path)), write, how)  # where `path` is a link, it stays one
+    except OSError as error:
+        raise ModtraceError(
+            f"{os.fspath(path)}: cannot be written: {error.strerror or error}. Give another path."
+        ) from error
+
+
+def _replace(path: Path, write: Callable[[IO[Any]], Any], how: dict[str, Any]) -> None:
+    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        _write(beside, write, how)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _write(path: Path, write: Callable[[IO[Any]], Any], how: dict[str, Any]) -> None:
+    with open(path, **how) as file:
+        write(file)

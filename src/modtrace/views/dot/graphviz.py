@@ -1,0 +1,148 @@
+"""Draws pictures with the program `dot` of Graphviz; no Python package is needed for it."""
+
+import os
+import shutil
+import subprocess
+import warnings
+
+from ...analysis.graph_view.records import GraphView
+from ...errors import MissingLibraryError, ModtraceError, ModtraceWarning
+from ..common.whole_file import write_content, write_pieces
+from .render import render_dot
+from .style import GraphStyle
+from .svg import tidy_svg
+
+_Path = str | os.PathLike[str]
+
+#: How long a picture may take; `dot` needs 10 s for 10,000 nodes and a minute for 20,000.
+_PATIENCE_S = 300
+
+#: What is tried in turn. Of 600 random graphs with boxes in boxes `dot` 2.43 fails to bend the edges of 1 in 30
+#: ("triangulation failed"), and to place the boxes of 1 in 150 (an assertion in merge_chain).
+_SIMPLER: tuple[tuple[str, ...], ...] = ((), ("-Gsplines=line",), ("-Gsplines=line", "-Gclusterrank=none"))
+
+_HOW_TO_INSTALL = (
+    "Install Graphviz: `apt-get install graphviz`, `brew install graphviz`, `conda install graphviz` or "
+    "`winget install graphviz`, and see that `dot` is found on PATH. Writing a .dot file needs no program."
+)
+_HOW_TO_SHRINK = (
+    "Show less: collapse(depth=...) or --depth, fold() or --fold, filter(...) or --phase; "
+    "or write a .dot file and draw it with another program."
+)
+
+
+def render_svg(
+    view: GraphView,
+    *,
+    style: GraphStyle | None = None,
+    overlay: str | None = None,
+    patience_s: float = _PATIENCE_S,
+) -> str:
+    """The picture as SVG that needs no other file.
+
+    Args:
+        style: how it looks; None for `GraphStyle()`.
+        overlay: the number by which nodes are coloured; see `render_dot`.
+        patience_s: seconds after which drawing is given up.
+
+    Raises:
+        ValueError: there is no such number.
+        MissingLibraryError: the program `dot` is not there; the text says how to install it.
+        ModtraceError: it fails, or takes too long.
+    """
+    drawn = _draw(view, "svg", style=style, overlay=overlay, patience_s=patience_s)
+    return tidy_svg(drawn.decode("utf-8"))
+
+
+def write_dot(
+    view: GraphView, path: _Path, *, style: GraphStyle | None = None, overlay: str | None = None
+) -> None:
+    """Writes the text of the picture, which needs no program.
+
+    Raises:
+        ValueError: there is no such number to colour by.
+        ModtraceError: the file cannot be written.
+    """
+    write_pieces([render_dot(view, style=style, overlay=overlay)], path)
+
+
+def write_svg(
+    view: GraphView, path: _Path, *, style: GraphStyle | None = None, overlay: str | None = None
+) -> None:
+    """Draws the picture and writes it as SVG; errors are those of `render_svg` and `write_dot`."""
+    write_pieces([render_svg(view, style=style, overlay=overlay)], path)
+
+
+def write_png(
+    view: GraphView,
+    path: _Path,
+    *,
+    style: GraphStyle | None = None,
+    overlay: str | None = None,
+    dpi: int = 96,
+) -> None:
+    """Draws the picture and writes it as PNG with `dpi` pixels an inch; errors are those of `write_svg`.
+
+    Raises:
+        ValueError: `dpi` is not above 0.
+    """
+    if dpi <= 0:
+        raise ValueError(f"dpi={dpi!r}: give the pixels of an inch, 96 for a screen or 300 for print")
+    drawn = _draw(view, "png", f"-Gdpi={dpi}", style=style, overlay=overlay, patience_s=_PATIENCE_S)
+    write_content(drawn, path)
+
+
+def _draw(
+    view: GraphView,
+    form: str,
+    *options: str,
+    style: GraphStyle | None,
+    overlay: str | None,
+    patience_s: float,
+) -> bytes:
+    text = render_dot(view, style=style, overlay=overlay)
+    failed: list[_DotFailed] = []
+    for simpler in _SIMPLER:
+        try:
+            return _run_dot(text, [f"-T{form}", *options, *simpler], len(view.nodes), patience_s)
+        except _DotFailed as error:
+            failed.append(error)
+    raise failed[0]
+
+
+class _DotFailed(ModtraceError):
+    """The program ran and gave no picture."""
+
+
+def _run_dot(text: str, options: list[str], nodes: int, patience_s: float) -> bytes:
+    program = shutil.which("dot")
+    if program is None:
+        raise MissingLibraryError(
+            f"pictures are drawn by the program `dot`, which is not on PATH. {_HOW_TO_INSTALL}", name="dot"
+        )
+    try:
+        done = subprocess.run(
+            [program, *options], input=text.encode("utf-8"), capture_output=True, timeout=patience_s
+        )
+    except subprocess.TimeoutExpired:
+        raise ModtraceError(
+            f"dot did not finish a picture of {nodes} nodes in {patience_s:g} s. {_HOW_TO_SHRINK}"
+        ) from None
+    except OSError as error:
+        raise ModtraceError(
+            f"{program}: the program cannot be run: {error.strerror or error}. {_HOW_TO_INSTALL}"
+        ) from error
+    if done.returncode or not done.stdout:
+        said = done.stderr.decode("utf-8", "replace").strip() or "it said nothing"
+        raise _DotFailed(
+            f"dot failed with exit status {done.returncode} on a picture of {nodes} nodes: {said[:500]}. "
+            f"Look at what the style gives, and at the text that write_dot() writes. {_HOW_TO_SHRINK}"
+        )
+    if b"Scaling" in done.stderr:
+        warnings.warn(
+            "the picture is smaller than was asked for: dot cannot draw so many pixels. "
+            "Give a smaller dpi, or write SVG.",
+            ModtraceWarning,
+            stacklevel=4,
+        )
+    return done.stdout

@@ -1,0 +1,152 @@
+"""What stands on the nodes, boxes and edges of a picture, and what is told when the pointer rests on them."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from ...analysis.graph.columns import CALL, INPUT, OP, OUTPUT, PHASE
+from ...analysis.graph_view.records import LAYER, ViewBox, ViewEdge, ViewNode
+from ..common.numbers import format_number, format_time
+from ..common.sizes import format_bytes, format_flops
+from .text import Html, escape_html, stack, to_html
+
+# Asked for every node, and of equal layers the same.
+_write_bytes, _write_flops, _write_number = map(lru_cache(4096), (format_bytes, format_flops, format_number))
+
+#: The arguments of an op are not shown beyond so many characters.
+_ARGS_SHOWN = 300
+
+#: Of what raised, and of what is not finite.
+RED = "#b91c1c"
+
+
+@lru_cache(4096)
+def format_shape(shape: tuple[int, ...] | None) -> str:
+    """The sizes of a tensor: `1×64×32×32`, `scalar`; empty where they are not known."""
+    if shape is None:
+        return ""
+    return "×".join(map(str, shape)) or "scalar"
+
+
+def title_of(item: ViewNode | ViewBox) -> str:
+    """What something is called: `blocks.0`, of its second call `blocks.0@1`; an input with its kind before."""
+    name = item.name if item.kind in (LAYER, CALL) or isinstance(item, ViewBox) else item.label
+    if item.call and item.kind != OP:
+        return f"{name}@{item.call}"
+    return f"{item.kind} {name}" if item.kind in (INPUT, OUTPUT) and item.kind not in name else name
+
+
+def render_label(node: ViewNode) -> Html:
+    """Of a layer its path and class, of all else its name and shape, each on a line."""
+    if node.kind in (LAYER, CALL):
+        text = _render_path(title_of(node), _suffix(node))
+    else:
+        text = _render_text(" ".join(filter(None, (title_of(node), _suffix(node)))), _shape_line(node))
+    badges = [f'<font color="white" point-size="8"><b> {each} </b></font>' for each in _badges(node)]
+    return stack([text, *badges], [None, *[RED] * len(badges)]) if badges else text
+
+
+def _render_path(path: str, suffix: str) -> Html:
+    """The blank stands at the end of the bold part: at the begin of the other it would be lost in SVG."""
+    return Html(f"<b>{escape_html(path)}{' ' if suffix else ''}</b>{escape_html(suffix)}")
+
+
+@lru_cache(4096)
+def _render_text(line: str, small: str) -> Html:
+    second = f'<br/><font point-size="9">{escape_html(small)}</font>' if small else ""
+    return Html(f"{escape_html(line)}{second}")
+
+
+def render_box_label(box: ViewBox) -> Html:
+    """The path and class of an open layer; the name of a phase."""
+    return _render_path(box.phase if box.kind == PHASE else title_of(box), _suffix(box))
+
+
+def _suffix(item: ViewNode | ViewBox) -> str:
+    parts = (f"({item.type})" if item.type else "", f"×{item.repeats}" if item.repeats > 1 else "")
+    return " ".join(filter(None, parts))
+
+
+def _shape_line(node: ViewNode) -> str:
+    shape = format_shape(node.shape)
+    return f"{shape} {node.dtype}" if shape and node.kind in (INPUT, OUTPUT) and node.dtype else shape
+
+
+def _badges(node: ViewNode) -> Iterator[str]:
+    if node.raised:
+        yield "raised"
+    if node.nonfinite:
+        yield f"{node.nonfinite} not finite"
+
+
+def with_line(label: object, line: str) -> Html:
+    """A label, plain or `Html`, with one more line below it."""
+    return stack([to_html(label), f"<b>{escape_html(line)}</b>"])
+
+
+def with_number(label: object, number: str) -> Html:
+    """A label, plain or `Html`, with a number behind it."""
+    return Html(f"{to_html(label)} · {escape_html(number)}")
+
+
+def describe_node(node: ViewNode) -> str:
+    """All that is known of a node, a line for each thing."""
+    lines = [node.key]
+    if node.type:
+        lines.append(f"class: {node.type}")
+    if node.shape is not None:
+        lines.append(
+            f"{'returns' if node.kind == OP else 'shape'}: {format_shape(node.shape)} {node.dtype or ''}"
+        )
+    if node.args:
+        lines.append(f"args: {_cut(node.args)}")
+    return "\n".join([*lines, *_numbers(node)])
+
+
+def describe_box(box: ViewBox) -> str:
+    """All that is known of an open layer, a line for each thing."""
+    return "\n".join([box.key, *([f"class: {box.type}"] if box.type else []), *_numbers(box)])
+
+
+def describe_edge(edge: ViewEdge) -> str:
+    """What is read: its shape and dtype, as which argument, and how often."""
+    return _describe_read(edge.shape, edge.dtype or "", edge.slot, edge.reads) or edge.kind
+
+
+@lru_cache(4096)
+def _describe_read(shape: tuple[int, ...] | None, dtype: str, slot: str, reads: int) -> str:
+    parts = (
+        format_shape(shape),
+        dtype,
+        f"as {slot}" if slot else "",
+        f"and {reads - 1} more" if reads > 1 else "",
+    )
+    return " ".join(filter(None, parts))
+
+
+def _numbers(item: ViewNode | ViewBox) -> Iterator[str]:
+    if item.kind != OP and item.ops:
+        yield f"ops: {item.ops}"
+    if item.repeats > 1:
+        yield f"×{item.repeats}: what follows is their sum"
+    if item.duration_ns:
+        yield f"time: {format_time(item.duration_ns)}"
+    if item.flops:
+        yield f"flops: {_write_flops(item.flops)}"
+    if item.bytes_read or item.bytes_written:
+        yield f"bytes: {_bytes(item.bytes_read)} read, {_bytes(item.bytes_written)} written"
+    if item.saved_bytes:
+        yield f"saved for backward: {_write_bytes(item.saved_bytes)}"
+    if item.rms is not None:
+        yield f"rms: {_write_number(item.rms)}"
+    if item.nonfinite:
+        yield f"not finite: {item.nonfinite}"
+    if item.raised:
+        yield "raised"
+
+
+def _bytes(size: int | None) -> str:
+    return "?" if size is None else _write_bytes(size)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _ARGS_SHOWN else f"{text[: _ARGS_SHOWN - 1]}…"

@@ -1,0 +1,191 @@
+"""Colours the nodes of a picture by a number."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...analysis.graph.columns import CALL
+from ...analysis.graph_view.records import GraphView, ViewBox, ViewNode
+from ..common.numbers import format_number, format_time
+from ..common.sizes import format_bytes, format_flops
+from .text import Html
+
+Number = int | float
+_Item = ViewNode | ViewBox
+
+#: From little to much: nine colours whose lightness (OKLCh) falls in equal steps from 0.975 to 0.32, so that they are
+#: in order for the colour-blind and in grey too.
+_RAMP = (
+    "#fdf8d6", "#fdd68e", "#fdae5b", "#f48647", "#e35e4c", "#c43f63", "#9d296c", "#711e6d", "#47175f",
+)  # fmt: skip
+_DARK, _LIGHT = "#000000", "#ffffff"  # one of them has a contrast of 4.5 with any ground
+
+#: Where the largest number is more than so many times the smallest, equal steps are equal factors.
+_SPREAD = 50
+
+_PLAIN = {"fillcolor": "#ffffff", "color": "#94a3b8", "fontcolor": "#475569"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Column:
+    """A number of nodes and boxes: how it is got and written; None where it is not known."""
+
+    name: str
+    value: Callable[[_Item], Number | None]
+    write: Callable[[Any], str]
+    is_cost: bool = True  # of what ran; leaves have none
+
+
+def _field(name: str) -> Callable[[_Item], Number | None]:
+    def value(item: _Item) -> Number | None:
+        found: Number | None = getattr(item, name, None)
+        return found
+
+    return value
+
+
+def _bytes_moved(item: _Item) -> int | None:
+    if item.bytes_read is None or item.bytes_written is None:
+        return None
+    return item.bytes_read + item.bytes_written
+
+
+_COLUMNS = (
+    _Column(name="time", value=_field("duration_ns"), write=format_time),
+    _Column(name="flops", value=_field("flops"), write=format_flops),
+    _Column(name="bytes", value=_bytes_moved, write=format_bytes),
+    _Column(name="saved", value=_field("saved_bytes"), write=format_bytes),
+    _Column(name="rms", value=_field("rms"), write=format_number, is_cost=False),
+    _Column(name="nonfinite", value=_field("nonfinite"), write=str, is_cost=False),
+    _Column(name="duration_ns", value=_field("duration_ns"), write=format_time),
+    _Column(name="bytes_read", value=_field("bytes_read"), write=format_bytes),
+    _Column(name="bytes_written", value=_field("bytes_written"), write=format_bytes),
+    _Column(name="saved_bytes", value=_field("saved_bytes"), write=format_bytes),
+    _Column(name="ops", value=_field("ops"), write=str),
+    _Column(name="repeats", value=_field("repeats"), write=str),
+    _Column(name="call", value=_field("call"), write=str),
+    _Column(name="start_ns", value=_field("start_ns"), write=str),
+)
+
+
+class Overlay:
+    """A column of numbers as colours, with a legend."""
+
+    def __init__(self, column: _Column, view: GraphView) -> None:
+        self._column = column
+        known = [each for each in map(self._value, view.nodes) if each is not None and math.isfinite(each)]
+        self._scale = Scale.of(known)
+
+    def node(self, node: ViewNode) -> dict[str, str]:
+        """The colours of a node; white where its number is not known."""
+        value = self._value(node)
+        if value is None:
+            return _PLAIN
+        fill = ramp_color(self._scale.position(value))
+        return {"fillcolor": fill, "fontcolor": readable_on(fill)}
+
+    def text(self, item: _Item) -> str:
+        """The number of a node or box as it is written; empty where it is not known."""
+        value = self._value(item)
+        return "" if value is None else self._column.write(value)
+
+    def legend(self) -> Html:
+        """The ramp between the smallest and the largest number."""
+        scale, write = self._scale, self._column.write
+        if scale.low is None or scale.high is None:
+            return Html(f"{self._column.name}: not known of any node")
+        cells = "".join(f'<td bgcolor="{each}" width="16" height="10"> </td>' for each in _RAMP)
+        kind = " (logarithmic)" if scale.is_log else ""
+        return Html(
+            '<table border="0" cellborder="0" cellspacing="0" cellpadding="1"><tr>'
+            f'<td cellpadding="4"><b>{self._column.name}</b></td><td cellpadding="4">{write(scale.low)}</td>{cells}'
+            f'<td cellpadding="4">{write(scale.high)}{kind}</td>'
+            "</tr></table>"
+        )
+
+    def _value(self, item: _Item) -> Number | None:
+        if self._column.is_cost and not item.ops and item.kind != CALL:
+            return None
+        return self._column.value(item)
+
+
+def choose_overlay(view: GraphView, name: str | None) -> Overlay | None:
+    """The overlay of that name; None for None.
+
+    Raises:
+        ValueError: there is no such number.
+    """
+    if name is None:
+        return None
+    columns = {each.name: each for each in _COLUMNS}
+    if name not in columns:
+        raise ValueError(f"color={name!r}: nodes have no such number; there are: {', '.join(columns)}")
+    return Overlay(columns[name], view)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Where numbers stand between the smallest and the largest; with a large spread by their logarithms."""
+
+    low: Number | None  # None: there is no number at all
+    high: Number | None
+    is_log: bool
+    least: float  # the smallest above 0, where it is logarithmic
+
+    @classmethod
+    def of(cls, values: Sequence[Number]) -> "Scale":
+        """The scale on which all of these have their place."""
+        if not values:
+            return cls(None, None, False, 1.0)
+        low, high = min(values), max(values)
+        least = min((each for each in values if each > 0), default=1)
+        return cls(low, high, low >= 0 and high > _SPREAD * least, float(least))
+
+    def position(self, value: Number) -> float:
+        """From 0 to 1; NaN and infinity are 1."""
+        if self.low is None or self.high is None or self.low == self.high:
+            return 0.0
+        if not math.isfinite(value):
+            return 1.0
+        if not self.is_log:
+            return min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
+        if value <= self.least:
+            return 0.0
+        return min(math.log(value / self.least) / math.log(self.high / self.least), 1.0)
+
+
+def ramp_color(position: float) -> str:
+    """The colour at a position from 0 to 1."""
+    at = position * (len(_RAMP) - 1)
+    first = min(int(at), len(_RAMP) - 2)
+    mixed = [
+        round(low + (high - low) * (at - first))
+        for low, high in zip(_channels(_RAMP[first]), _channels(_RAMP[first + 1]), strict=True)
+    ]
+    return "#{:02x}{:02x}{:02x}".format(*mixed)
+
+
+def readable_on(fill: str) -> str:
+    """The colour of text, dark or white, that stands out more from a ground."""
+    ground = luminance(fill)
+    return _DARK if contrast(luminance(_DARK), ground) >= contrast(1.0, ground) else _LIGHT
+
+
+def luminance(color: str) -> float:
+    """Relative luminance as WCAG 2 defines it: 0 for black, 1 for white."""
+    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in _shares(color)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: float, other: float) -> float:
+    """The contrast of two luminances as WCAG 2 defines it: from 1 to 21."""
+    return (max(one, other) + 0.05) / (min(one, other) + 0.05)
+
+
+def _channels(color: str) -> list[int]:
+    return [int(color[at : at + 2], 16) for at in (1, 3, 5)]
+
+
+def _shares(color: str) -> list[float]:
+    return [each / 255 for each in _channels(color)]

@@ -1,0 +1,203 @@
+"""Places the phases of a step beside each other: backward runs upward, each layer beside its forward."""
+
+from collections.abc import Iterator, Sequence, Set
+from typing import NamedTuple
+
+from ...analysis.graph.columns import CALL, LEAF_KINDS, NEXT, OP
+from ...analysis.graph_view.records import LAYER, GraphView, ViewEdge, ViewNode
+from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
+
+#: What runs upward in a picture that has a forward.
+_UPWARD = frozenset({BACKWARD, OPTIMIZER})
+
+#: What stands beside the forward, from left to right.
+_BESIDE = (RECOMPUTE, BACKWARD)
+
+#: So many ops of a loss are kept in their place.
+_MOST_IN_LOSS = 20
+
+#: Of what is read, by something that ran outside of all phases.
+_ORDER = (None, FORWARD, RECOMPUTE, BACKWARD, OPTIMIZER)
+
+_Call = tuple[str | None, str | None, int]  # root, path, n-th call
+
+
+class Sides:
+    """On which side of the picture each node of a view stands, and which way edges go there."""
+
+    def __init__(self, view: GraphView) -> None:
+        self.of_node = _find_sides(view)
+        self.rows = list(find_rows(view, self.of_node))
+        self._mirrors = FORWARD in view.phases
+        self._box = [each.box for each in view.nodes]
+        ranked = [each for each in view.edges if self._is_inside(each)]
+        self._has_start = self._find_below_starts(ranked)
+        self._holds = self._hold_loose(view, ranked) if self._mirrors else {}
+
+    def is_ranked(self, edge: ViewEdge) -> bool:
+        """Whether the edge decides which node stands above: not from one side to another, nor back in a loop."""
+        is_last = (self.of_node[edge.source], self.of_node[edge.target]) == (BACKWARD, OPTIMIZER)
+        return self._is_inside(edge) or is_last or self._holds.get(edge.target) == edge.source
+
+    def rows_between(self, edge: ViewEdge) -> int:
+        """How many rows lie from the source to the target: one more into a box where a parameter stands above.
+
+        Then the box begins below the source, not beside it.
+        """
+        is_into_box = self._box[edge.source] != self._box[edge.target] and edge.target in self._has_start
+        return 2 if is_into_box else 1
+
+    def is_upward(self, edge: ViewEdge) -> bool:
+        """Whether the target is to stand above the source."""
+        return self._mirrors and self.of_node[edge.target] in _UPWARD
+
+    def _is_inside(self, edge: ViewEdge) -> bool:
+        return self.of_node[edge.source] == self.of_node[edge.target] and not edge.is_loop
+
+    def _find_below_starts(self, ranked: Sequence[ViewEdge]) -> set[int]:
+        """Nodes that read what stands in their own box and reads nothing itself: a parameter, most often."""
+        reading = {each.target for each in ranked}
+        return {
+            each.target
+            for each in ranked
+            if each.source not in reading and self._box[each.source] == self._box[each.target] >= 0
+        }
+
+    def _hold_loose(self, view: GraphView, ranked: Sequence[ViewEdge]) -> dict[int, int]:
+        """Of what runs upward and has no edge on its side (a gradient that only the optimizer reads): what it reads.
+
+        Nothing else would keep it from the top of the picture.
+        """
+        tied = {each.source for each in ranked} | {each.target for each in ranked}
+        tied.update(at for row in self.rows for at in row)
+        holds: dict[int, int] = {}
+        for edge in view.edges:
+            if self.of_node[edge.target] == BACKWARD and edge.target not in tied and not edge.is_loop:
+                holds[edge.target] = max(edge.source, holds.get(edge.target, edge.source))
+        return holds
+
+
+def _find_sides(view: GraphView) -> list[str]:
+    """The phase of each node; what ran outside of all stands by the last that it reads of, a leaf by who reads it."""
+    known = [each.phase for each in view.nodes]
+    is_free = [each.phase is None and each.kind not in LEAF_KINDS for each in view.nodes]
+    readers: dict[int, int] = {}
+    for edge in view.edges:
+        readers.setdefault(edge.source, edge.target)
+        if is_free[edge.target] and not edge.is_loop:
+            known[edge.target] = max(known[edge.target], known[edge.source], key=_ORDER.index)
+    first = FORWARD if FORWARD in view.phases else next(iter(view.phases), FORWARD)
+    for at in reversed(range(len(known))):  # who reads something comes behind it
+        known[at] = known[at] or known[readers.get(at, at)] or first
+    return [each or first for each in known]
+
+
+def find_rows(view: GraphView, sides: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    """Nodes that are to stand beside each other: a forward, what recomputes it, and its backward.
+
+    Only such that all edges can stay as they are: backward in the reverse order of the forward.
+    """
+    forwards = _layers_by_call(view, FORWARD)
+    rows: dict[int, dict[str, int]] = {}
+    last = len(view.nodes)
+    for at, node in enumerate(view.nodes):
+        twin = node.twin if node.twin >= 0 or node.kind != LAYER else forwards.get(_call_of(node), -1)
+        if twin < 0 or sides[at] not in _BESIDE or sides[twin] != FORWARD:
+            continue
+        if sides[at] == BACKWARD and twin >= last:
+            continue
+        last = twin if sides[at] == BACKWARD else last
+        rows.setdefault(twin, {}).setdefault(sides[at], at)
+    for twin, beside in sorted(rows.items()):
+        yield (twin, *(beside[side] for side in _BESIDE if side in beside))
+    placed = {at for beside in rows.values() for at in beside.values()}
+    yield from _find_rows_without_forward(view, placed)
+
+
+def _find_rows_without_forward(view: GraphView, placed: Set[int]) -> Iterator[tuple[int, int]]:
+    """What recomputes, and the backward that needs it, where the forward is folded or stands elsewhere."""
+    backwards = _layers_by_call(view, BACKWARD)
+    for call, at in _layers_by_call(view, RECOMPUTE).items():
+        if call in backwards and placed.isdisjoint((at, backwards[call])):
+            yield at, backwards[call]
+
+
+def _layers_by_call(view: GraphView, phase: str) -> dict[_Call, int]:
+    return {
+        _call_of(each): at
+        for at, each in enumerate(view.nodes)
+        if each.kind == LAYER and each.phase == phase and each.path is not None
+    }
+
+
+def _call_of(node: ViewNode) -> _Call:
+    return node.root, node.path, node.call or 0  # a container has no calls
+
+
+def find_columns(view: GraphView, sides: Sequence[str]) -> list[list[int]]:
+    """Nodes of each phase, from left to right, where there are several to stand beside each other.
+
+    Graphviz orders boxes so that edges cross least, whatever order is asked for. Invisible edges from points in
+    order make the order asked for the one with fewest crossings: one edge to each box, and one to each op of the
+    loss, which has no box and stands between.
+    """
+    seen: dict[str | None, list[int]] = {}
+    for at, node in enumerate(view.nodes):
+        if node.kind == OP and node.phase is None and sides[at] == FORWARD:
+            seen.setdefault(None, []).append(at)
+        elif node.phase is not None and node.box >= 0 and (node.phase in _UPWARD or node.phase not in seen):
+            seen[node.phase] = [at]
+    if FORWARD not in seen or len(seen.keys() - {None}) < 2:
+        return []
+    return [seen[phase][:_MOST_IN_LOSS] for phase in (FORWARD, None, *_BESIDE, OPTIMIZER) if phase in seen]
+
+
+class DrawnEdge(NamedTuple):
+    """An edge of a picture."""
+
+    edge: ViewEdge
+    is_bundle: bool = False  # it stands for all edges between the boxes of two phases
+
+
+def choose_edges(view: GraphView, sides: Sequence[str]) -> Iterator[DrawnEdge]:
+    """All edges, but into the optimizer, which reads every parameter and gradient, one from each side."""
+    bundles: dict[str, ViewEdge] = {}
+    for edge in view.edges:
+        side = sides[edge.source]
+        if view.nodes[edge.target].phase != OPTIMIZER or side == OPTIMIZER:
+            yield DrawnEdge(edge)
+        else:
+            bundles[side] = _bundle(side, bundles[side], edge) if side in bundles else edge
+    yield from (DrawnEdge(each, is_bundle=True) for each in bundles.values())
+
+
+def _bundle(side: str, before: ViewEdge, edge: ViewEdge) -> ViewEdge:
+    """Two edges as one, of the source that stands further up."""
+    choose = max if side in _UPWARD else min
+    return choose(before, edge, key=lambda each: each.source)._replace(reads=before.reads + edge.reads)
+
+
+def place_idle(view: GraphView) -> Iterator[ViewEdge]:
+    """Edges that are not drawn: calls that ran no op have none, and would stand at the top of the picture.
+
+    Each leads from what ran before such a call in its phase, or to what ran after it.
+    """
+    tied = {end for edge in view.edges for end in (edge.source, edge.target)}
+    is_idle = [
+        each.kind in (CALL, LAYER) and not each.ops and at not in tied for at, each in enumerate(view.nodes)
+    ]
+    last: dict[str | None, int] = {}
+    for at, node in enumerate(view.nodes):
+        if node.kind in (OP, CALL, LAYER):
+            before = last.get(node.phase)
+            last[node.phase] = at
+            if before is not None and (is_idle[before] or is_idle[at]):
+                yield ViewEdge(before, at, NEXT, "", None, None, 1, node.start_ns, False)
+
+
+def outermost_boxes(view: GraphView) -> list[int]:
+    """For each box the one around all that are around it, itself if none is."""
+    found: list[int] = []
+    for at, box in enumerate(view.boxes):
+        found.append(found[box.box] if box.box >= 0 else at)
+    return found

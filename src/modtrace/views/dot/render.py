@@ -1,0 +1,161 @@
+"""Writes a view of a graph in graphviz' language."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ...analysis.graph_view.records import GraphView, ViewBox, ViewEdge, ViewNode
+from .labels import with_line, with_number
+from .overlay import Overlay, choose_overlay
+from .phases import DrawnEdge, Sides, choose_edges, find_columns, outermost_boxes, place_idle
+from .style import GraphStyle
+from .text import escape_html, render_attributes, stack, to_html
+
+#: Boxes may lie in each other 5,000 deep: from here on lines are not indented further.
+_DEEPEST = 12
+
+#: What is meant of the source of an edge and what of its target; an edge that is written backward has them swapped.
+_ENDS = (("arrowhead", "arrowtail"), ("headlabel", "taillabel"), ("headport", "tailport"), ("lhead", "ltail"))
+_DIRECTIONS = {"forward": "back", "back": "forward"}
+
+NO_OPS_IN_PICTURE = "No ops were recorded: the arrows say which call began next."
+
+
+def render_dot(view: GraphView, *, style: GraphStyle | None = None, overlay: str | None = None) -> str:
+    """The text of a picture, for `dot` or another program of Graphviz.
+
+    Nodes are `n0`, `n1` and so on in the order of time, boxes `cluster_b0`; their tooltips begin with their keys.
+
+    Args:
+        style: how it looks; None for `GraphStyle()`.
+        overlay: the number by which nodes are coloured: time, flops, bytes, saved, rms, nonfinite, or a field of
+            `ViewNode` that is a number.
+
+    Raises:
+        ValueError: there is no such number.
+    """
+    if style is not None and not isinstance(style, GraphStyle):
+        raise TypeError(f"style={style!r}: give an object of GraphStyle or of a subclass: GraphStyle()")
+    chosen = style or GraphStyle()
+    chosen.look_at(view)
+    return "".join(_Writer(view, chosen, choose_overlay(view, overlay)).lines())
+
+
+class _Writer:
+    """Goes through a view once; what is around comes first, so that nothing calls itself."""
+
+    def __init__(self, view: GraphView, style: GraphStyle, overlay: Overlay | None) -> None:
+        self._view = view
+        self._style = style
+        self._overlay = overlay
+        self._sides = Sides(view)
+        self._outermost = outermost_boxes(view)
+
+    def lines(self) -> Iterator[str]:
+        rows = self._sides.rows
+        yield "digraph modtrace {\n"
+        yield f"  graph{render_attributes(self._graph(has_rows=bool(rows)))}\n"
+        for what, attributes in (("node", self._style.all_nodes()), ("edge", self._style.all_edges())):
+            yield f"  {what}{render_attributes(attributes) or ' []'}\n"
+        yield from self._boxes()
+        yield from _columns(find_columns(self._view, self._sides.of_node))
+        for row in rows:
+            yield f"  {{ rank=same; {'; '.join(f'n{each}' for each in row)} }}\n"
+        yield from map(self._edge, choose_edges(self._view, self._sides.of_node))
+        yield from map(self._invisible, filter(self._sides.is_ranked, place_idle(self._view)))
+        yield "}\n"
+
+    def _graph(self, *, has_rows: bool) -> dict[str, Any]:
+        found = self._style.graph(self._view)
+        notes = [*([] if self._view.has_ops else [NO_OPS_IN_PICTURE]), *self._view.marks]
+        lines = [escape_html(each) for each in notes] + ([self._overlay.legend()] if self._overlay else [])
+        if lines:
+            given = [to_html(found["label"])] if found.get("label") else []
+            found = found | {"label": stack([*given, *lines])}
+        return {"compound": True, "newrank": True if has_rows else None, **found}
+
+    def _boxes(self) -> Iterator[str]:
+        """Every node in its box, every box in the one around it."""
+        view = self._view
+        nodes: list[list[int]] = [[] for _ in range(len(view.boxes) + 1)]  # the last: in no box
+        inside: list[list[int]] = [[] for _ in range(len(view.boxes) + 1)]
+        for at, node in enumerate(view.nodes):
+            nodes[node.box].append(at)
+        for at, box in enumerate(view.boxes):
+            inside[box.box].append(at)
+        pending: list[int | None] = [None, *reversed(inside[-1])]  # None: the end of a box
+        yield from (self._node(at, "  ") for at in nodes[-1])
+        depth = 1
+        while len(pending) > 1:
+            top = pending.pop()
+            if top is None:
+                depth -= 1
+                yield f"{_indent(depth)}}}\n"
+                continue
+            pending += [None, *reversed(inside[top])]
+            yield f"{_indent(depth)}subgraph cluster_b{top} {{\n"
+            depth += 1
+            yield f"{_indent(depth)}graph{render_attributes(self._box(view.boxes[top])) or ' []'}\n"
+            yield from (self._node(at, _indent(depth)) for at in nodes[top])
+
+    def _node(self, at: int, indent: str) -> str:
+        node = self._view.nodes[at]
+        attributes = self._style.node(node)
+        if self._overlay is not None:
+            attributes = self._colored(node, attributes, self._overlay)
+        return f"{indent}n{at}{render_attributes(attributes)}\n"
+
+    def _colored(self, node: ViewNode, attributes: dict[str, Any], overlay: Overlay) -> dict[str, Any]:
+        text = overlay.text(node)
+        label = {"label": with_line(attributes.get("label", ""), text)} if text else {}
+        return attributes | overlay.node(node) | label
+
+    def _box(self, box: ViewBox) -> dict[str, Any]:
+        attributes = self._style.box(box)
+        text = self._overlay.text(box) if self._overlay else ""
+        return attributes | {"label": with_number(attributes.get("label", ""), text)} if text else attributes
+
+    def _edge(self, drawn: DrawnEdge) -> str:
+        nodes, edge, sides = self._view.nodes, drawn.edge, self._sides
+        attributes = self._style.edge(edge, nodes[edge.source], nodes[edge.target])
+        if drawn.is_bundle:
+            attributes = self._between_boxes(edge) | attributes
+        if not sides.is_ranked(edge):
+            attributes = {"constraint": False, **attributes}
+        elif sides.rows_between(edge) > 1:
+            attributes = {"minlen": sides.rows_between(edge), **attributes}
+        if sides.is_ranked(edge) and sides.is_upward(edge):
+            return f"  n{edge.target} -> n{edge.source}{render_attributes(_swap_ends(attributes))}\n"
+        return f"  n{edge.source} -> n{edge.target}{render_attributes(attributes)}\n"
+
+    def _invisible(self, edge: ViewEdge) -> str:
+        ends = (edge.target, edge.source) if self._sides.is_upward(edge) else (edge.source, edge.target)
+        return "  n{} -> n{} [style=invis]\n".format(*ends)
+
+    def _between_boxes(self, edge: ViewEdge) -> dict[str, Any]:
+        """Lets an edge end at the borders of the outermost boxes."""
+        boxes = (self._view.nodes[each].box for each in (edge.source, edge.target))
+        ends = zip(("ltail", "lhead"), boxes, strict=True)
+        return {name: f"cluster_b{self._outermost[box]}" for name, box in ends if box >= 0}
+
+
+def _columns(columns: Sequence[Sequence[int]]) -> Iterator[str]:
+    """Invisible points from left to right, each with edges to nodes of its column."""
+    if not columns:
+        return
+    points = " -> ".join(f"o{at}" for at in range(len(columns)))
+    yield f'  {{ rank=min; node [style=invis label="" width=0 height=0 margin=0]; {points} [style=invis weight=1] }}\n'
+    for at, nodes in enumerate(columns):
+        yield f"  o{at} -> {{ {'; '.join(f'n{each}' for each in nodes)} }} [style=invis weight=1]\n"
+
+
+def _swap_ends(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of an edge that is written from its target to its source, and looks as if it were not."""
+    direction = attributes.get("dir", "forward")
+    swapped = {**attributes, "dir": _DIRECTIONS.get(direction, direction)}
+    for head, tail in _ENDS:
+        swapped |= {head: attributes.get(tail), tail: attributes.get(head)}
+    return {name: value for name, value in swapped.items() if value is not None}
+
+
+def _indent(depth: int) -> str:
+    return "  " * min(depth, _DEEPEST)

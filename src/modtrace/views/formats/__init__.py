@@ -1,0 +1,1 @@
+"""Files that other viewers open: Perfetto, GraphML and Model Explorer."""

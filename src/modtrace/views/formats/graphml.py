@@ -1,0 +1,147 @@
+"""A graph as GraphML, which networkx, igraph, Gephi and yEd read.
+
+Few of them read graphs that lie in nodes, so boxes are the attribute `box` of the nodes in them.
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from xml.sax.saxutils import escape, quoteattr
+
+from ...analysis.graph_view.records import GraphView
+from ..common.box_paths import name_boxes
+from ..common.numbers import to_json_number
+from ..common.whole_file import write_pieces
+
+_HEAD = """<?xml version="1.0" encoding="UTF-8"?>
+<graphml xmlns="http://graphml.graphdrawing.org/xmlns"
+    xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"
+    xsi:schemaLocation="http://graphml.graphdrawing.org/xmlns http://graphml.graphdrawing.org/xmlns/1.0/graphml.xsd">
+"""
+
+#: Attributes and their types, those of nodes and edges as in `ViewNode` and `ViewEdge`.
+GRAPH_KEYS = {
+    "command": "string",
+    "marks": "string",
+    "step": "long",
+    "step_kind": "string",
+    "has_ops": "boolean",
+}
+NODE_KEYS = {
+    "kind": "string",
+    "name": "string",
+    "label": "string",
+    "type": "string",
+    "path": "string",
+    "root": "string",
+    "call": "long",
+    "phase": "string",
+    "box": "string",
+    "repeats": "long",
+    "ops": "long",
+    "shape": "string",
+    "dtype": "string",
+    "args": "string",
+    "start_ns": "long",
+    "duration_ns": "long",
+    "flops": "long",
+    "bytes_read": "long",
+    "bytes_written": "long",
+    "saved_bytes": "long",
+    "nonfinite": "long",
+    "rms": "double",
+    "raised": "boolean",
+    "twin": "string",
+}
+EDGE_KEYS = {
+    "kind": "string",
+    "slot": "string",
+    "shape": "string",
+    "dtype": "string",
+    "reads": "long",
+    "time_ns": "long",
+    "is_loop": "boolean",
+}
+
+#: What XML cannot hold, not even escaped.
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def write_graphml(view: GraphView, path: str | os.PathLike[str]) -> None:
+    """Writes the graph to a file, a node at a time; a write that fails leaves what was there before.
+
+    Raises:
+        ModtraceError: the file cannot be written.
+    """
+    write_pieces(iterate_graphml(view), path)
+
+
+def render_graphml(view: GraphView) -> str:
+    """The whole text of the graph."""
+    return "".join(iterate_graphml(view))
+
+
+def iterate_graphml(view: GraphView) -> Iterator[str]:
+    """The text of the graph in pieces. What is not known, or empty, is left out."""
+    yield _HEAD
+    for owner, keys in (("graph", GRAPH_KEYS), ("node", NODE_KEYS), ("edge", EDGE_KEYS)):
+        yield from (_declare(owner, name, type) for name, type in keys.items())
+    yield '<graph edgedefault="directed">\n'
+    yield f"{_to_data('graph', GRAPH_KEYS, _graph_values(view))}\n"
+    yield from _nodes(view)
+    yield from _edges(view)
+    yield "</graph>\n</graphml>\n"
+
+
+def _declare(owner: str, name: str, type: str) -> str:
+    return f'<key id="{owner}.{name}" for="{owner}" attr.name="{name}" attr.type="{type}"/>\n'
+
+
+def _graph_values(view: GraphView) -> dict[str, Any]:
+    return {
+        "command": shlex.join(view.command),
+        "marks": "\n".join(view.marks),
+        "step": view.step and view.step.step,
+        "step_kind": view.step and view.step.kind,
+        "has_ops": view.has_ops,
+    }
+
+
+def _nodes(view: GraphView) -> Iterator[str]:
+    boxes = name_boxes(view.boxes)
+    for node in view.nodes:
+        values = node._asdict()
+        values["box"] = boxes[node.box] if node.box >= 0 else None
+        values["twin"] = view.nodes[node.twin].key if node.twin >= 0 else None
+        yield f"<node id={_quote(node.key)}>{_to_data('node', NODE_KEYS, values)}</node>\n"
+
+
+def _edges(view: GraphView) -> Iterator[str]:
+    for edge in view.edges:
+        source, target = (_quote(view.nodes[each].key) for each in (edge.source, edge.target))
+        data = _to_data("edge", EDGE_KEYS, edge._asdict())
+        yield f"<edge source={source} target={target}>{data}</edge>\n"
+
+
+def _to_data(owner: str, keys: Iterable[str], values: Mapping[str, Any]) -> str:
+    told = ((key, _to_text(values[key])) for key in keys if values[key] is not None)
+    return "".join(f'<data key="{owner}.{key}">{text}</data>' for key, text in told if text)
+
+
+def _to_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return str(list(value))
+    return escape(_make_valid(str(to_json_number(value))), {"\r": "&#13;"})
+
+
+def _quote(text: str) -> str:
+    return quoteattr(_make_valid(text))
+
+
+def _make_valid(text: str) -> str:
+    """The text with what XML cannot hold written out: `\\x00`."""
+    return _NO_XML.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -1,0 +1,116 @@
+"""A graph as JSON for Google's Model Explorer: layers are groups that open and close there.
+
+All phases are in one graph: they are its outermost groups, so that forward and backward can be seen side by side.
+Model Explorer lays a group out when it is opened, so it is no slower for that. The format is the class
+`GraphCollection` of the package `ai-edge-model-explorer`, in its file `graph_builder.py`.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ...analysis.graph_view.records import GraphView
+from ..common.box_paths import name_boxes
+from ..common.whole_file import write_pieces
+from .model_explorer_attributes import describe_box, describe_node, describe_view
+from .model_explorer_data import NODE_DATA, iterate_node_data
+from .model_explorer_labels import color_border, label_node
+from .model_explorer_wires import Wires, connect
+
+_SEPARATOR = ",\n"
+
+
+def write_model_explorer(view: GraphView, path: str | os.PathLike[str]) -> None:
+    """Writes the graph to a file, a node at a time; a write that fails leaves what was there before.
+
+    The graph is called as the file, without its suffix.
+
+    Raises:
+        ModtraceError: the file cannot be written.
+    """
+    write_pieces(iterate_model_explorer(view, Path(path).stem), path)
+
+
+def write_node_data(view: GraphView, path: str | os.PathLike[str]) -> list[Path]:
+    """Writes what the nodes of a graph cost and hold beside it, a file for each number: `gpt.time_us.json`.
+
+    Args:
+        path: the file of the graph; Model Explorer matches the numbers with it by its name.
+
+    Returns:
+        The files, in the order of `NODE_DATA`.
+
+    Raises:
+        ModtraceError: one of them cannot be written.
+    """
+    graph = Path(path)
+    files = {each: graph.with_name(f"{graph.stem}.{each}.json") for each in NODE_DATA}
+    for name, file in files.items():
+        write_pieces(iterate_node_data(view, graph.stem, name), file)
+    return list(files.values())
+
+
+def render_model_explorer(view: GraphView, name: str) -> str:
+    """The whole text of a graph, a line for each node."""
+    return "".join(iterate_model_explorer(view, name))
+
+
+def iterate_model_explorer(view: GraphView, name: str) -> Iterator[str]:
+    """The text of a graph of this name in pieces."""
+    boxes = name_boxes(view.boxes)
+    yield f'{{"label":{_to_json(name)},"graphs":[{{"id":{_to_json(name)},"nodes":['
+    separator = "\n"
+    for node in _nodes(view, boxes):
+        yield separator + _to_json(node)
+        separator = _SEPARATOR
+    yield '\n],"groupNodeAttributes":{\n'
+    yield f'"":{_to_json(describe_view(view))}'
+    for box, described in zip(boxes, describe_box(view), strict=True):
+        yield f"{_SEPARATOR}{_to_json(box)}:{_to_json(described)}"
+    yield '\n},"layoutConfigs":{"keepLayersWithASingleChild":true}}]}\n'
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _nodes(view: GraphView, boxes: list[str]) -> Iterator[dict[str, Any]]:
+    wires = connect(view)
+    for number, node in enumerate(view.nodes):
+        border = color_border(node)
+        yield {
+            "id": node.key,
+            "label": label_node(node),
+            "namespace": boxes[node.box] if node.box >= 0 else "",
+            "attrs": _to_pairs(describe_node(view, number)),
+            **_to_ends(view, wires, number),
+            **({"style": {"borderColor": border}} if border else {}),
+        }
+
+
+def _to_ends(view: GraphView, wires: Wires, number: int) -> dict[str, Any]:
+    """The edges into a node, and what is told of its inputs and outputs."""
+    incoming = wires.incoming[number]
+    return {
+        "incomingEdges": [
+            {
+                "sourceNodeId": view.nodes[each.source].key,
+                "sourceNodeOutputId": str(each.output),
+                "targetNodeInputId": str(slot),
+            }
+            for slot, each in enumerate(incoming)
+        ],
+        "inputsMetadata": [
+            {"id": str(slot), "attrs": _to_pairs(each.described)} for slot, each in enumerate(incoming)
+        ],
+        "outputsMetadata": [
+            {"id": str(slot), "attrs": _to_pairs(each)}
+            for slot, each in enumerate(wires.describe_outputs(number))
+        ],
+    }
+
+
+def _to_pairs(described: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": value} for key, value in described.items()]

@@ -1,0 +1,114 @@
+"""What Model Explorer's side panel tells of nodes, of boxes, and of the graph."""
+
+import math
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from ...analysis.graph.columns import CALL, OP, PARAMETER
+from ...analysis.graph_view.records import LAYER, GraphView, ViewBox, ViewNode
+from ...recording.phase import BACKWARD, RECOMPUTE
+from ..common.graph_summary import NO_OPS_IN_GRAPH, describe_counts
+from ..common.headline import describe_head
+from ..common.numbers import format_number, format_time
+from ..common.sizes import format_bytes, format_flops
+
+#: Kinds of nodes that take time; leaves, tensors and outputs only hold something.
+WORKING = (OP, CALL, LAYER)
+
+_TWINS = {BACKWARD: "backward of", RECOMPUTE: "recompute of"}
+
+
+def describe_view(view: GraphView) -> dict[str, str]:
+    """What is told while nothing is selected."""
+    step = describe_head((), view.step, ())[0].render(color=False)
+    described = {"command": shlex.join(view.command), "step": step, "marks": "; ".join(view.marks)}
+    if view.step is not None and not view.has_ops:
+        described["edges"] = NO_OPS_IN_GRAPH
+    if view.nodes:
+        described["shown"] = describe_counts(view)
+    return {key: value for key, value in described.items() if value}
+
+
+def describe_node(view: GraphView, number: int) -> dict[str, Any]:
+    """The attributes of a node; that which it goes back to, or repeats, is a link."""
+    node = view.nodes[number]
+    described: dict[str, Any] = {"kind": node.kind, "name": node.name, **_describe_place(node)}
+    described["sequence"] = str(number)
+    if node.args:
+        described["args"] = node.args
+    described.update(_describe_numbers(node) if node.kind in WORKING else _describe_values(node))
+    if node.twin >= 0:
+        name = _TWINS.get(node.phase or "", "goes back to")
+        described[name] = {"type": "node_ids", "nodeIds": [view.nodes[node.twin].key]}
+    return described
+
+
+def describe_box(view: GraphView) -> Iterator[dict[str, str]]:
+    """The attributes of each box."""
+    for box, parameters in zip(view.boxes, _count_parameters(view), strict=True):
+        described = {"kind": box.kind, "name": box.name, **_describe_place(box), **_describe_numbers(box)}
+        if parameters:
+            described["parameters read only here"] = f"{parameters:,}"
+        yield described
+
+
+def _describe_place(item: ViewNode | ViewBox) -> dict[str, str]:
+    call = None if item.call is None else str(item.call)
+    folded = str(item.repeats) if item.repeats > 1 else None
+    known = {
+        "type": item.type,
+        "path": item.path,
+        "root": item.root,
+        "call": call,
+        "phase": item.phase,
+        "stands for": folded,
+    }
+    return {key: value for key, value in known.items() if value}
+
+
+def _describe_numbers(item: ViewNode | ViewBox) -> dict[str, str]:
+    described = {} if item.kind == OP else {"ops": f"{item.ops:,}"}
+    described["time"] = format_time(item.duration_ns)
+    if item.flops is not None:
+        described["flops"] = format_flops(item.flops)
+    for name, size_bytes in (
+        ("bytes read", item.bytes_read),
+        ("bytes written", item.bytes_written),
+        ("saved for backward", item.saved_bytes),
+    ):
+        if size_bytes is not None:
+            described[name] = format_bytes(size_bytes)
+    return described | _describe_values(item)
+
+
+def _describe_values(item: ViewNode | ViewBox) -> dict[str, str]:
+    described = {}
+    if item.rms is not None:
+        described["rms"] = format_number(item.rms)
+    if item.nonfinite is not None:
+        described["non-finite"] = f"{item.nonfinite:,}"
+    if item.raised:
+        described["raised"] = "yes"
+    return described
+
+
+def _count_parameters(view: GraphView) -> list[int | None]:
+    """The elements of the parameters that stand in each box; None where closed layers may hide some."""
+    counts: list[int | None] = [0] * len(view.boxes)
+    for node in view.nodes:
+        if node.box < 0:
+            continue
+        if node.kind == LAYER or (node.kind == PARAMETER and node.shape is None):
+            counts[node.box] = None
+        elif node.kind == PARAMETER and node.shape is not None:
+            counts[node.box] = _add(counts[node.box], math.prod(node.shape) * node.repeats)
+    for number in range(len(counts) - 1, -1, -1):  # a box stands behind those around it
+        around = view.boxes[number].box
+        if around >= 0:
+            counts[around] = _add(counts[around], counts[number])
+    return counts
+
+
+def _add(count: int | None, more: int | None) -> int | None:
+    return None if count is None or more is None else count + more

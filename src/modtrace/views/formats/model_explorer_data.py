@@ -1,0 +1,82 @@
+"""Numbers that colour the nodes of a graph in Model Explorer, which calls them node data.
+
+The format is the class `ModelNodeData` of the package `ai-edge-model-explorer`, in its file `node_data_builder.py`.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from ...analysis.graph_view.records import GraphView, ViewNode
+from .model_explorer_attributes import WORKING
+
+_WHITE, _RED = "#ffffff", "#d93025"
+
+
+class NodeData(NamedTuple):
+    """One number of nodes, and how they are coloured by it."""
+
+    title: str
+    value: Callable[[ViewNode], float | None]  # None: not known, or none of its kind
+    color: str  # of the largest; the smallest is white
+
+
+def _of_work(value: Callable[[ViewNode], float | None]) -> Callable[[ViewNode], float | None]:
+    return lambda node: value(node) if node.kind in WORKING else None
+
+
+def _moved_bytes(node: ViewNode) -> int | None:
+    if node.bytes_read is None or node.bytes_written is None:
+        return None
+    return node.bytes_read + node.bytes_written
+
+
+def _finite_rms(node: ViewNode) -> float | None:
+    # JSON has no numbers for others, and one of them would leave no colours for the rest.
+    return node.rms if node.rms is not None and math.isfinite(node.rms) else None
+
+
+#: By the word that stands in the name of the file.
+NODE_DATA = {
+    "time_us": NodeData("time (us)", _of_work(lambda node: node.duration_ns / 1000), "#f9ab00"),
+    "flops": NodeData("flops", _of_work(lambda node: node.flops), "#1a73e8"),
+    "bytes": NodeData("bytes read and written", _of_work(_moved_bytes), "#12b5cb"),
+    "saved_bytes": NodeData("bytes saved for backward", _of_work(lambda node: node.saved_bytes), "#9334e6"),
+    "rms": NodeData("root mean square", _finite_rms, "#188038"),
+    "nonfinite": NodeData("NaN and infinite elements", lambda node: node.nonfinite, _RED),
+}
+
+
+def iterate_node_data(view: GraphView, graph: str, name: str) -> Iterator[str]:
+    """The text of one number of the nodes in pieces.
+
+    Args:
+        graph: the name that the graph was written with.
+        name: a key of `NODE_DATA`.
+    """
+    data = NODE_DATA[name]
+    colors = _bad_colors() if name == "nonfinite" else _gradient(data.color)
+    hidden = {"hideAggregatedStats": ["sum"]} if name == "rms" else {}  # the others add up
+    head = _to_json({"name": data.title, **colors, **hidden})
+    yield f'{{{_to_json(graph)}:{head[:-1]},"results":{{'
+    separator = "\n"
+    for node in view.nodes:
+        value = data.value(node)
+        if value is not None:
+            yield f'{separator}{_to_json(node.key)}:{{"value":{_to_json(value)}}}'
+            separator = ",\n"
+    yield "\n}}}\n"
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _gradient(color: str) -> dict[str, Any]:
+    return {"gradient": [{"stop": 0, "bgColor": _WHITE}, {"stop": 1, "bgColor": color}]}
+
+
+def _bad_colors() -> dict[str, Any]:
+    """One bad element is as red as many."""
+    return {"thresholds": [{"value": 0, "bgColor": _WHITE}, {"value": 2**63, "bgColor": _RED}]}

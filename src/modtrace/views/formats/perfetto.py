@@ -1,0 +1,179 @@
+"""A timeline as a trace in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open."""
+
+import json
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from ...analysis.timeline.arrange import SPAN_KINDS, Lane
+from ...analysis.timeline.spans import Detail
+from ...analysis.timeline.timeline import FLOW_KINDS, Timeline
+from ..common.whole_file import write_pieces
+
+NO_BACKWARD_TIMES = (
+    "no backward calls are shown: when they began and ended was not recorded. "
+    "Record with backward_times=True or ops=True, or modtrace record --backward-times or --ops."
+)
+
+_FIRST_TID = 1  # viewers take 0 for the idle thread of the system
+_ROWS_AT_ONCE = 4096
+_SEPARATOR = ",\n"
+
+
+def write_perfetto(timeline: Timeline, path: str | os.PathLike[str]) -> None:
+    """Writes the trace to a file, a part at a time; a write that fails leaves what was there before.
+
+    Raises:
+        ModtraceError: the file cannot be written.
+    """
+    write_pieces(iterate_perfetto(timeline), path)
+
+
+def render_perfetto(timeline: Timeline) -> str:
+    """The whole trace, a line for each event: some 200 bytes for each call and op."""
+    return "".join(iterate_perfetto(timeline))
+
+
+def count_events(timeline: Timeline) -> int:
+    """How many events the trace has."""
+    return len(_metadata(timeline)) + len(timeline.spans) + 2 * len(timeline.flows)
+
+
+def iterate_perfetto(timeline: Timeline) -> Iterator[str]:
+    """The text of the trace in pieces."""
+    yield f'{{"displayTimeUnit":"ns",\n"otherData":{_to_json(_other_data(timeline))},\n"traceEvents":[\n'
+    yield _SEPARATOR.join(_to_json(each) for each in _metadata(timeline))
+    writer = _SpanWriter(timeline)
+    for first in range(0, len(timeline.spans), _ROWS_AT_ONCE):
+        yield _SEPARATOR + _SEPARATOR.join(writer.write(first, first + _ROWS_AT_ONCE))
+    yield "\n]}\n"
+
+
+def _to_json(value: dict[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _other_data(timeline: Timeline) -> dict[str, Any]:
+    start_ns = timeline.start_unix_ns
+    told = {
+        "tool": "modtrace",
+        "command": shlex.join(timeline.command),
+        "run_id": timeline.run_id,
+        "start": None if start_ns is None else _to_wall_clock(start_ns),
+        "rank": timeline.rank,
+        "world_size": timeline.world_size,
+        "marks": list(timeline.marks),
+        "missing": NO_BACKWARD_TIMES if timeline.lacks_backward else None,
+    }
+    return {name: value for name, value in told.items() if value not in (None, "", [])}
+
+
+def _to_wall_clock(unix_ns: int) -> str:
+    """ISO 8601 in UTC, to the nanosecond."""
+    seconds = datetime.fromtimestamp(unix_ns // 10**9, timezone.utc)
+    return f"{seconds:%Y-%m-%dT%H:%M:%S}.{unix_ns % 10**9:09d}Z"
+
+
+def _metadata(timeline: Timeline) -> list[dict[str, Any]]:
+    """The names of the process and the lanes, and in which order the lanes stand."""
+    events = [_name_process(timeline), _tell("process_sort_index", timeline.rank, sort_index=timeline.rank)]
+    for tid, name in enumerate(_name_lanes(timeline.lanes), _FIRST_TID):
+        events.append(_tell("thread_name", timeline.rank, tid, name=name))
+        events.append(_tell("thread_sort_index", timeline.rank, tid, sort_index=tid))
+    return events
+
+
+def _name_process(timeline: Timeline) -> dict[str, Any]:
+    name = shlex.join(timeline.command) or "modtrace"
+    rank = f" (rank {timeline.rank})" if timeline.world_size > 1 else ""
+    return _tell("process_name", timeline.rank, name=name + rank)
+
+
+def _tell(what: str, pid: int, tid: int | None = None, **args: Any) -> dict[str, Any]:
+    place = {"pid": pid} if tid is None else {"pid": pid, "tid": tid}
+    return {"ph": "M", "name": what, **place, "args": args}
+
+
+def _name_lanes(lanes: Sequence[Lane]) -> list[str]:
+    """What the lanes are called; the thread is told where there are several."""
+    several = len({lane.thread for lane in lanes if lane.thread is not None}) > 1
+    return [
+        f"{lane.kind} (thread {lane.thread})" if several and lane.thread is not None else lane.kind
+        for lane in lanes
+    ]
+
+
+class _SpanWriter:
+    """Writes spans, each with the ends of its arrows behind it: viewers bind them to the last span begun."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._spans = timeline.spans
+        self._pid = timeline.rank
+        self._names = [json.dumps(name) for name in timeline.spans.names]
+        self._args = [_ArgWriter(each) for each in timeline.spans.details]
+        flows = timeline.flows
+        rows = np.concatenate([flows.source, flows.target])
+        self._order = np.argsort(rows, kind="stable")
+        self._rows = rows[self._order]
+        self._flow_kinds = flows.kind.tolist()
+
+    def write(self, first: int, end: int) -> Iterator[str]:
+        """The events of some spans."""
+        spans = self._spans
+        columns = (spans.kind, spans.lane, spans.start_ns, spans.duration_ns, spans.name)
+        rows = zip(*(each[first:end].tolist() for each in columns), strict=True)
+        args = zip(*(each.write(first, end) for each in self._args), strict=True)
+        flows = dict(self._find_flows(first, end))
+        for row, (kind, lane, start_ns, duration_ns, name), told in zip(
+            range(first, end), rows, args, strict=False
+        ):
+            place = f'"ts":{_to_us(start_ns)},"pid":{self._pid},"tid":{lane + _FIRST_TID}'
+            yield (
+                f'{{"ph":"X","name":{self._names[name]},"cat":"{SPAN_KINDS[kind]}",{place},'
+                f'"dur":{_to_us(duration_ns)},"args":{{{"".join(told)[:-1]}}}}}'
+            )
+            for flow in flows.get(row, ()):
+                yield self._write_flow(flow, place)
+
+    def _find_flows(self, first: int, end: int) -> Iterator[tuple[int, list[int]]]:
+        """For each row that has any the ends of its arrows: the source of n is n, its target behind all sources."""
+        begin, stop = np.searchsorted(self._rows, [first, end]).tolist()
+        ends = zip(self._rows[begin:stop].tolist(), self._order[begin:stop].tolist(), strict=True)
+        for row, group in groupby(ends, key=lambda each: each[0]):
+            yield row, [flow for _, flow in group]
+
+    def _write_flow(self, flow: int, place: str) -> str:
+        number = flow % len(self._flow_kinds)
+        what = f'"id":{number + 1},"name":"{FLOW_KINDS[self._flow_kinds[number]]}","cat":"flow",{place}'
+        return f'{{"ph":"s",{what}}}' if flow == number else f'{{"ph":"f","bp":"e",{what}}}'
+
+
+class _ArgWriter:
+    """Writes one detail of spans, with a comma behind; an empty text where there is nothing to tell."""
+
+    def __init__(self, detail: Detail) -> None:
+        self._values = detail.values
+        self._key = json.dumps(detail.name)
+        self._words: Sequence[str] | None = None
+        if detail.words is not None:  # the last stands for -1
+            self._words = [*(f"{self._key}:{json.dumps(each)}," for each in detail.words), ""]
+
+    def write(self, first: int, end: int) -> list[str]:
+        """The texts for some rows."""
+        values, key = self._values[first:end], self._key
+        if self._words is not None:
+            words = self._words
+            return [words[each] for each in values.tolist()]
+        if values.dtype == bool:
+            return [f"{key}:true," if each else "" for each in values.tolist()]
+        return [f"{key}:{each}," if each >= 0 else "" for each in values.tolist()]
+
+
+def _to_us(time_ns: int) -> str:
+    """Microseconds as the format counts, to the nanosecond."""
+    return f"{time_ns // 1000}.{time_ns % 1000:03d}"

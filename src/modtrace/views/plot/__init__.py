@@ -1,0 +1,1 @@
+"""Plots of values over steps, drawn with matplotlib."""

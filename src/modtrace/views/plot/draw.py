@@ -1,0 +1,84 @@
+"""Pictures of values over steps, with matplotlib, which is loaded when one is drawn."""
+
+import io
+import os
+from dataclasses import replace
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Literal
+
+from ...analysis.values.exponents import Exponents, build_exponents
+from ...analysis.values.history import History, build_history
+from ...analysis.values.selection import Wanted
+from ...recording.protocols import RecordingData
+from ...recording.role import OPTIMIZER_STATE
+from ..common.whole_file import write_content
+from .heatmap import plot_heatmap
+from .histogram import plot_histogram
+from .lines import plot_lines
+from .style import drawable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Kind = Literal["lines", "heatmap", "histogram"]
+
+KINDS = ("lines", "heatmap", "histogram")
+
+#: What a picture's name may end in.
+_FORMATS = (".png", ".svg", ".pdf")
+
+
+def find_plotted(
+    data: RecordingData, wanted: Wanted, *, stat: str, kind: Kind, step: int | None
+) -> History | Exponents:
+    """The numbers of a picture; see `Recording.plot`.
+
+    Raises:
+        TypeError, ValueError: nothing is meant, there is no such statistic or kind, or it was not measured.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind={kind!r}: give one of {', '.join(KINDS)}")
+    if kind == "histogram":
+        return build_exponents(data, wanted, step)
+    if step is not None:
+        raise ValueError(f"step={step!r} is for kind='histogram'. Give steps= to choose the steps of {kind}.")
+    if kind == "heatmap" and wanted.role == OPTIMIZER_STATE and wanted.slot is None:
+        wanted = replace(wanted, counters=False)  # Adam's `step` would take the colours of all moments
+    return build_history(data, stat, wanted)
+
+
+def draw(found: History | Exponents, kind: Kind, ax: "Axes | None" = None) -> "Axes":
+    """Draws what `find_plotted` has found.
+
+    Raises:
+        MissingLibraryError: matplotlib is not installed.
+    """
+    if isinstance(found, Exponents):
+        return plot_histogram(found, ax)
+    found = replace(found, values=drawable(found.values))
+    return plot_heatmap(found, ax) if kind == "heatmap" else plot_lines(found, ax)
+
+
+def write_axes(ax: "Axes", path: str | os.PathLike[str], *, dpi: int = 110) -> None:
+    """Writes the figure of the axes; the name of the file says how.
+
+    Raises:
+        ModtraceError: the file cannot be written.
+    """
+    picture: Any = io.BytesIO()
+    figure = ax.get_figure(root=True)
+    assert figure is not None  # it is removed from axes that somebody has removed
+    suffix = PurePath(path).suffix.lower()
+    undated = {"Date": None} if suffix == ".svg" else {"CreationDate": None} if suffix == ".pdf" else None
+    figure.savefig(picture, format=suffix[1:], dpi=dpi, metadata=undated)
+    write_content(picture.getvalue(), path)
+
+
+def check_picture_name(path: str | os.PathLike[str]) -> None:
+    """Refuses a name that does not say which kind of picture it is.
+
+    Raises:
+        ValueError: its end is of no format.
+    """
+    if PurePath(path).suffix.lower() not in _FORMATS:
+        raise ValueError(f"{os.fspath(path)}: a plot's name ends in {', '.join(_FORMATS)}")

@@ -1,0 +1,141 @@
+"""A statistic as colour: a row for each site, a column for each step."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ...analysis.values.history import History
+from ...analysis.values.selection import state_of
+from ...recording.role import OPTIMIZER_STATE
+from ...recording.statistics.moments import Numbers
+from .style import (
+    NONFINITE_COLOR,
+    UNMEASURED_COLOR,
+    add_bar,
+    color_scale,
+    count_steps,
+    few_of,
+    label_of,
+    new_axes,
+    role_words,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MOST_NAMES = 40
+_HATCH = "xxxxx"
+
+
+def plot_heatmap(history: History, ax: "Axes | None" = None) -> "Axes":
+    """Draws the map, the first layer on top. Cells with NaN or infinite numbers are hatched, unmeasured ones grey.
+
+    States of optimizers stand state by state.
+    """
+    history = _by_state(history) if history.role == OPTIMIZER_STATE else history
+    count = len(history.sites)
+    ax = new_axes(7.4, float(np.clip(0.21 * count + 1.3, 2.6, 10))) if ax is None else ax
+    bad = history.measured & (history.nonfinite | ~np.isfinite(history.values))
+    colors, norm = color_scale(history.values[history.measured & ~bad])
+    edges, columns = cells_of(history.steps)
+    is_empty = (~history.measured | bad)[columns] | (columns < 0)[:, None]
+    shown = np.ma.masked_where(is_empty, history.values[columns]).T
+    ax.set_facecolor(UNMEASURED_COLOR)
+    mesh = ax.pcolormesh(
+        edges, np.arange(count + 1) - 0.5, shown, cmap=colors, norm=norm, rasterized=True, shading="flat"
+    )
+    hatch_cells(ax, (bad[columns] & (columns >= 0)[:, None]).T, edges)
+    ax.set(ylim=(count - 0.5, -0.5), xlim=(edges[0], edges[-1]))
+    ax.set_title(role_words(history.role), loc="left")
+    count_steps(ax)
+    name_rows(ax, history.sites)
+    add_bar(ax, mesh, label_of(history.stat))
+    explain_cells(
+        ax, bad=bool(bad.any()), unmeasured=bool((is_empty & ~bad[columns]).any() or (columns < 0).any())
+    )
+    return ax
+
+
+def _by_state(history: History) -> History:
+    """All parameters' first state, then all their second one: as far as names are left out, the next one tells."""
+    states = [state_of(site) for site in history.sites]
+    order = sorted(range(len(states)), key=lambda at: states.index(states[at]))
+    return replace(
+        history,
+        sites=tuple(history.sites[at] for at in order),
+        values=history.values[:, order],
+        measured=history.measured[:, order],
+        nonfinite=history.nonfinite[:, order],
+    )
+
+
+def cells_of(steps: npt.NDArray[np.int64]) -> tuple[Numbers, npt.NDArray[np.int64]]:
+    """The columns of a map over steps: where each begins, with the last one's end, and its step as an index.
+
+    A column is as wide as the nearest two steps are apart; -1 are columns between steps that are further apart.
+    """
+    distinct = np.unique(steps)
+    half = float(np.diff(distinct).min()) / 2 if len(distinct) > 1 else 0.5
+    left, right = distinct - half, distinct + half
+    has_gap = np.append(left[1:] > right[:-1], False)
+    edges = np.concatenate([left, right[has_gap], right[-1:]])
+    columns = np.concatenate([np.arange(len(distinct)), np.full(np.count_nonzero(has_gap), -1)])
+    order = np.argsort(edges[:-1], kind="stable")
+    return np.append(edges[:-1][order], edges[-1]), columns[order]
+
+
+def hatch_cells(ax: "Axes", bad: npt.NDArray[np.bool_], edges: Numbers) -> None:
+    """Crosses out cells; those that touch in a row are one piece."""
+    for row in np.flatnonzero(bad.any(axis=1)).tolist():
+        change = np.flatnonzero(np.diff(np.pad(bad[row].astype(np.int8), 1)))
+        pieces = [
+            (edges[start], edges[end] - edges[start])
+            for start, end in zip(change[::2], change[1::2], strict=True)
+        ]
+        ax.broken_barh(
+            pieces,
+            (row - 0.5, 1),
+            facecolor="white",
+            edgecolor=NONFINITE_COLOR,
+            hatch=_HATCH,
+            linewidth=0,
+        )
+
+
+def name_rows(ax: "Axes", names: tuple[str, ...]) -> None:
+    """Names the rows, or as many as can be read."""
+    shown = few_of(names, _MOST_NAMES)
+    ax.set_yticks(shown, labels=[names[at] for at in shown], size="small" if len(shown) <= 20 else "x-small")
+    ax.tick_params(axis="y", length=0)
+    ax.spines[:].set_visible(False)
+
+
+def explain_cells(ax: "Axes", *, bad: bool, unmeasured: bool) -> None:
+    """Says above the axes what cells without a colour mean."""
+    from matplotlib.patches import Patch
+
+    handles = []
+    if bad:
+        handles.append(
+            Patch(
+                facecolor="white",
+                edgecolor=NONFINITE_COLOR,
+                hatch=_HATCH,
+                linewidth=0,
+                label="NaN or infinite",
+            )
+        )
+    if unmeasured:
+        handles.append(Patch(facecolor=UNMEASURED_COLOR, label="not measured"))
+    if handles:
+        ax.legend(
+            handles=handles,
+            loc="lower right",
+            bbox_to_anchor=(1, 1),
+            ncol=2,
+            frameon=False,
+            fontsize="small",
+            borderaxespad=0.2,
+        )

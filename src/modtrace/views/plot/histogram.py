@@ -1,0 +1,235 @@
+"""Magnitudes in powers of two, with their share as colour: over the steps of one site, or over the sites of a step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ...analysis.values.exponents import LOWEST, Exponents
+from ...recording.statistics.moments import Numbers
+from ...recording.statistics.tier2 import BINS
+from .heatmap import cells_of, name_rows
+from .style import NONFINITE_COLOR, UNMEASURED_COLOR, add_bar, count_steps, new_axes, role_words
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.text import Text
+
+#: Strips for what has no power of two are so high, as a part of the powers shown.
+_STRIP = 0.05
+
+#: Where the normal numbers of a format begin and end, as powers of two.
+_FORMATS = {"fp16": (-14, 16), "e4m3": (-6, 9)}
+
+#: The ends of fp16 as bins: one of them is in sight, also where all numbers lie beyond it.
+_OF_FP16 = tuple(power + 1 - LOWEST for power in _FORMATS["fp16"])
+
+#: A name stands outside of its format, if that leaves it so much room, as a part of the powers shown.
+_ROOM = 0.08
+
+#: The height of a line of small text.
+_LINE_POINTS = 9
+
+#: Smaller shares have the palest colour.
+_LEAST = 1e-7
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Powers:
+    """The powers of two that are shown, and strips for what has none."""
+
+    low: int  # the first power
+    shares: Numbers  # [row, power], with the strips
+    edges: Numbers  # of the powers and strips
+    zero: bool  # there is a strip in front
+    nonfinite: bool  # there is one behind
+
+    @property
+    def names(self) -> dict[float, str]:
+        """What the ends of the axis are called, by their places."""
+        middle = (self.edges[1:] + self.edges[:-1]) / 2
+        ends = {middle[0]: "zero"} if self.zero else {}
+        return ends | ({middle[-1]: "NaN, inf"} if self.nonfinite else {})
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Where the powers begin and end, without the strips."""
+        return float(self.edges[1 if self.zero else 0]), float(self.edges[-2 if self.nonfinite else -1])
+
+
+class _End(NamedTuple):
+    """Where the normal numbers of a format begin or end."""
+
+    power: int
+    name: str
+    line: int  # which of the formats in sight it is of
+    is_above: bool  # its name stands at the larger magnitudes
+
+
+def plot_histogram(found: Exponents, ax: "Axes | None" = None) -> "Axes":
+    """Draws the map. Strips at the ends are the shares of zeros and of NaN and infinite numbers."""
+    powers = _powers_of(found)
+    if len(set(found.sites)) > 1:
+        return _plot_sites(found, powers, ax)
+    return _plot_steps(found, powers, ax)
+
+
+def _powers_of(found: Exponents) -> _Powers:
+    used = np.flatnonzero((found.shares > 0).any(axis=0))
+    low, high = (int(used[0]), int(used[-1])) if len(used) else (-LOWEST, -LOWEST)
+    low, high = max(low - 1, 0), min(high + 1, BINS - 1)
+    # A gradient that underflows fp16 as a whole would look like any other without the line above it.
+    low, high = min(low, _OF_FP16[1] - 1), max(high, _OF_FP16[0])
+    edges = np.arange(low, high + 2, dtype=np.float64) + (LOWEST - 1)
+    shares, strip = [found.shares[:, low : high + 1]], max(1.0, _STRIP * (high - low))
+    zero, nonfinite = bool((found.zero > 0).any()), bool((found.nonfinite > 0).any())
+    if zero:
+        shares, edges = [found.zero[:, None], *shares], np.append(edges[0] - strip, edges)
+    if nonfinite:
+        shares, edges = [*shares, found.nonfinite[:, None]], np.append(edges, edges[-1] + strip)
+    return _Powers(
+        low=low + LOWEST - 1, shares=np.hstack(shares), edges=edges, zero=zero, nonfinite=nonfinite
+    )
+
+
+def _plot_steps(found: Exponents, powers: _Powers, ax: "Axes | None") -> "Axes":
+    ax = new_axes(7.4, 4.4) if ax is None else ax
+    edges, columns = cells_of(np.array(found.steps, np.int64))
+    shown = np.where((columns < 0)[:, None], np.nan, powers.shares[columns])
+    _draw(ax, edges, powers.edges, shown.T)
+    if (columns < 0).any():
+        for at in np.flatnonzero(columns < 0).tolist():
+            ax.axvspan(edges[at], edges[at + 1], color=UNMEASURED_COLOR, linewidth=0)
+    ax.set(ylabel="magnitude", xlim=(edges[0], edges[-1]))
+    count_steps(ax)
+    ticks = _ticks(powers)
+    ax.set_yticks(list(ticks), labels=list(ticks.values()))
+    _mark_nonfinite(ax.get_yticklabels(), ticks)
+    _draw_strips(ax.axhline, powers)
+    _draw_ends(ax.axhline, powers)
+    _name_ends_inside(ax, powers)
+    ax.set_title(f"{role_words(found.role)}: {found.sites[0]}", loc="left")
+    return ax
+
+
+def _plot_sites(found: Exponents, powers: _Powers, ax: "Axes | None") -> "Axes":
+    count = len(found.sites)
+    ax = new_axes(7.4, float(np.clip(0.21 * count + 1.5, 2.6, 10))) if ax is None else ax
+    _draw(ax, powers.edges, np.arange(count + 1, dtype=np.float64) - 0.5, powers.shares)
+    ax.set(xlabel="magnitude", ylim=(count - 0.5, -0.5))
+    ticks = _ticks(powers)
+    ax.set_xticks(list(ticks), labels=list(ticks.values()))
+    _mark_nonfinite(ax.get_xticklabels(), ticks)
+    _draw_strips(ax.axvline, powers)
+    _draw_ends(ax.axvline, powers)
+    height = _name_ends_above(ax, powers)
+    name_rows(ax, found.sites)
+    ax.set_title(f"{role_words(found.role)}, step {found.steps[0]}", loc="left", pad=6 + height)
+    return ax
+
+
+def _draw(ax: "Axes", x: Numbers, y: Numbers, shares: Numbers) -> None:
+    from matplotlib.colors import LogNorm
+
+    known = shares[np.isfinite(shares) & (shares > 0)]
+    low, high = (max(float(known.min()), _LEAST), float(known.max())) if len(known) else (_LEAST, 1.0)
+    mesh = ax.pcolormesh(
+        x,
+        y,
+        np.ma.masked_where(~(shares > 0), shares),
+        cmap="viridis_r",
+        norm=LogNorm(min(low, high / 2), high),
+        rasterized=True,
+    )
+    add_bar(ax, mesh, "share of the numbers")
+
+
+def _ticks(powers: _Powers) -> dict[float, str]:
+    """Where the axis of magnitudes has marks, and what they say."""
+    first, last = map(int, powers.bounds)
+    every = next(each for each in (1, 2, 4, 8, 16, 32) if (last - first) / each <= 10)
+    inside = range(first + powers.zero, last + 1 - powers.nonfinite)
+    ticks = {float(each): f"$2^{{{each}}}$" for each in inside if each % every == 0}
+    return ticks | powers.names
+
+
+def _mark_nonfinite(labels: "list[Text]", ticks: dict[float, str]) -> None:
+    for label, text in zip(labels, ticks.values(), strict=True):
+        if text == "NaN, inf":
+            label.set_color(NONFINITE_COLOR)
+
+
+def _draw_strips(draw_line: Callable[..., Any], powers: _Powers) -> None:
+    """Separates the strips from the powers."""
+    if powers.zero:
+        draw_line(powers.edges[1], color="black", linewidth=0.8)
+    if powers.nonfinite:
+        draw_line(powers.edges[-2], color=NONFINITE_COLOR, linewidth=0.8)
+
+
+# Where formats end.
+
+
+def _ends_of(powers: _Powers) -> list[_End]:
+    """The ends that are in sight."""
+    first, last = powers.bounds
+    room = _ROOM * (last - first)
+    seen: list[_End] = []
+    for name, (smallest, largest) in _FORMATS.items():
+        line = len({each.line for each in seen})
+        if first < smallest < last:
+            seen.append(_End(smallest, f"smallest normal {name}", line, smallest - first < room))
+        if first < largest < last:
+            seen.append(_End(largest, f"largest normal {name}", line, last - largest >= room))
+    return seen
+
+
+def _draw_ends(draw_line: Callable[..., Any], powers: _Powers) -> None:
+    for each in _ends_of(powers):
+        draw_line(each.power, color="white", linewidth=1.2)
+        draw_line(each.power, color="black", linewidth=0.8, linestyle=(0, (4, 4)))
+
+
+def _name_ends_inside(ax: "Axes", powers: _Powers) -> None:
+    """Names lines that lie across: the first format's on the left, the other's on the right."""
+    for each in _ends_of(powers):
+        ax.annotate(
+            each.name,
+            (0.99 if each.line else 0.01, each.power),
+            xycoords=("axes fraction", "data"),
+            xytext=(0, 3 if each.is_above else -3),
+            textcoords="offset points",
+            ha="right" if each.line else "left",
+            va="bottom" if each.is_above else "top",
+            size="x-small",
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1},
+        )
+
+
+def _name_ends_above(ax: "Axes", powers: _Powers) -> int:
+    """Names lines that stand upright above the axes, where no row is; how much height that takes, in points.
+
+    Each format has a line of text.
+    """
+    ends = _ends_of(powers)
+    for each in ends:
+        ax.annotate(
+            each.name,
+            (each.power, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 3 + _LINE_POINTS * each.line),
+            textcoords="offset points",
+            ha="left" if each.is_above else "right",
+            va="bottom",
+            size="x-small",
+            arrowprops={
+                "arrowstyle": "-",
+                "linewidth": 0.8,
+                "relpos": (0 if each.is_above else 1, 0),
+                "shrinkA": 0,
+                "shrinkB": 0,
+            },
+            annotation_clip=False,
+        )
+    return _LINE_POINTS * len({each.line for each in ends})

@@ -1,0 +1,192 @@
+"""A statistic over steps: one line for each site."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...analysis.values.history import History
+from ...recording.statistics.moments import Numbers
+from .style import (
+    FEW_COLORS,
+    NONFINITE_COLOR,
+    add_bar,
+    choose_scale,
+    count_steps,
+    few_of,
+    label_of,
+    linear_part,
+    many_colors,
+    new_axes,
+    role_words,
+    strip_frame,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: Up to so many lines are labelled at their ends.
+_FEW = len(FEW_COLORS)
+#: Up to so many steps are shown as dots too.
+_DOTS = 40
+#: Labels are so far from each other.
+_LABEL_POINTS = 11
+_NAMED_ON_BAR = 8
+
+
+def plot_lines(history: History, ax: "Axes | None" = None) -> "Axes":
+    """Draws the lines. Steps whose tensors hold NaN or infinite numbers are crossed at the upper edge."""
+    ax = new_axes(7.4, 4.2) if ax is None else ax
+    is_first = not ax.has_data()
+    count = len(history.sites)
+    colors = FEW_COLORS[:count] if count <= _FEW else many_colors(count).colors
+    for column in range(count):
+        _plot_one(ax, history, column, colors[column])
+    if is_first:
+        _set_scale(ax, history.values)
+        ax.set_ylabel(label_of(history.stat))
+        ax.set_title(role_words(history.role), loc="left")
+        strip_frame(ax)
+        count_steps(ax)
+    _cross(ax, history, colors)
+    if count <= _FEW:
+        _label(ax, history, colors)
+    else:
+        _name_on_bar(ax, history)
+    return ax
+
+
+def _plot_one(ax: "Axes", history: History, column: int, color: Any) -> None:
+    measured = history.measured[:, column]
+    steps, values = _with_gaps(history.steps[measured], history.values[measured, column])
+    few = len(values) <= _DOTS
+    ax.plot(
+        steps,
+        values,
+        color=color,
+        marker="o" if few or _has_lonely(values) else "",
+        markersize=3 if few else 1.5,
+        linewidth=1.5 if len(history.sites) <= _FEW else 1,
+        label=history.sites[column],
+    )
+
+
+def _with_gaps(steps: npt.NDArray[np.int64], values: Numbers) -> tuple[Numbers, Numbers]:
+    """The points of a line, with NaN where it is broken: at what is not finite, and where steps were left out."""
+    values = np.where(np.isfinite(values), values, np.nan)
+    apart = np.diff(steps)
+    gaps = np.flatnonzero(apart > 1.5 * np.median(apart)) + 1 if len(apart) else np.empty(0, np.int64)
+    return np.insert(steps.astype(np.float64), gaps, np.nan), np.insert(values, gaps, np.nan)
+
+
+def _has_lonely(values: Numbers) -> bool:
+    """Whether a value has no neighbour that a line could lead to."""
+    known = np.pad(np.isfinite(values), 1)
+    return bool((known[1:-1] & ~known[:-2] & ~known[2:]).any())
+
+
+def _set_scale(ax: "Axes", values: Numbers) -> None:
+    scale = choose_scale(values)
+    if scale == "symlog":
+        ax.set_yscale("symlog", linthresh=linear_part(values))
+    else:
+        ax.set_yscale(scale)
+
+
+def _cross(ax: "Axes", history: History, colors: Any) -> None:
+    bad = history.measured & (history.nonfinite | np.isinf(history.values))
+    for nth, column in enumerate(np.flatnonzero(bad.any(axis=0)).tolist()):
+        steps = history.steps[bad[:, column]]
+        height = 0.985 - (
+            0.03 * nth if len(history.sites) <= _FEW else 0
+        )  # each its own row, if there is room
+        ax.plot(
+            steps,
+            np.full(len(steps), height),
+            linestyle="",
+            marker="x",
+            color=colors[column],
+            markersize=5,
+            transform=ax.get_xaxis_transform(),
+            clip_on=False,
+        )
+    if bad.any():
+        first = int(history.steps[bad.any(axis=1)][0])
+        ax.set_title(
+            f"× NaN or infinite, first in step {first}", loc="right", color=NONFINITE_COLOR, size="small"
+        )
+
+
+# The names of the lines.
+
+
+def _label(ax: "Axes", history: History, colors: Any) -> None:
+    """Writes each name behind the end of its line, or as near as other names leave room."""
+    ends = [_end_of(ax, history.values[:, column]) for column in range(len(history.sites))]
+    for column, height in enumerate(_spread(ends, _label_gap(ax))):
+        ax.annotate(
+            history.sites[column],
+            (1, height),
+            xycoords="axes fraction",
+            xytext=(6, 0),
+            textcoords="offset points",
+            color=colors[column],
+            va="center",
+            size="small",
+            annotation_clip=False,
+        )
+
+
+def _label_gap(ax: "Axes") -> float:
+    """How far apart labels are, as a part of the height of the axes."""
+    figure = ax.get_figure(root=True)
+    dpi = 72.0 if figure is None else figure.dpi
+    return float(_LABEL_POINTS * dpi / 72 / max(ax.get_window_extent().height, 1))
+
+
+def _end_of(ax: "Axes", values: Numbers) -> float:
+    """How high the line ends, as a part of the height of the axes; at the top where it has no finite value."""
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return 1.0
+    x, y = ax.transData.transform((ax.get_xlim()[0], finite[-1]))
+    return float(np.clip(ax.transAxes.inverted().transform((x, y))[1], 0, 1))
+
+
+def _spread(heights: list[float], gap: float) -> list[float]:
+    """The heights moved apart as little as need be: names that would overlap stand about their common middle."""
+    order = np.argsort(heights, kind="stable").tolist()
+    piles: list[list[int]] = []
+    middles: list[float] = []
+    for each in order:
+        pile, middle = [each], heights[each]
+        while piles and middle - middles[-1] < gap * (len(pile) + len(piles[-1])) / 2:
+            pile = [*piles.pop(), *pile]
+            middles.pop()
+            middle = _middle_of(pile, heights, gap)
+        piles.append(pile)
+        middles.append(middle)
+    spread = [0.0] * len(heights)
+    for pile, middle in zip(piles, middles, strict=True):
+        for at, each in enumerate(pile):
+            spread[each] = middle + gap * (at - (len(pile) - 1) / 2)
+    return spread
+
+
+def _middle_of(pile: list[int], heights: list[float], gap: float) -> float:
+    """Where a pile of names stands: within the axes."""
+    half = gap * (len(pile) - 1) / 2
+    return float(np.clip(np.mean([heights[each] for each in pile]), half, max(half, 1 - half)))
+
+
+def _name_on_bar(ax: "Axes", history: History) -> None:
+    """A colour bar that names some of the lines, from the first layer to the last."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    count = len(history.sites)
+    shown = ScalarMappable(Normalize(-0.5, count - 0.5), many_colors(count))
+    bar = add_bar(ax, shown, "site, in the order of the model")
+    ticks = few_of(history.sites, _NAMED_ON_BAR)
+    bar.set_ticks(ticks, labels=[history.sites[at] for at in ticks], size="small")
+    bar.ax.invert_yaxis()

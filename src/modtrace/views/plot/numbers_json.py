@@ -1,0 +1,37 @@
+"""The numbers of a picture of values as JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from ...analysis.values.exponents import Exponents
+from ...analysis.values.history import History
+from ..common.numbers import to_json_number
+
+
+def render_plotted_json(found: History | Exponents, *, marks: Sequence[str] = ()) -> str:
+    """The fields of what was found, arrays as nested lists, a row a step; numbers as in `modtrace show --json`.
+
+    What was not measured is null; `marks` say what is missing from the recording.
+    """
+    told = {each.name: _to_json(found, each.name) for each in fields(found)}
+    return json.dumps(told | {"marks": list(marks)}) + "\n"
+
+
+def _to_json(found: History | Exponents, name: str) -> Any:
+    value = getattr(found, name)
+    if isinstance(value, (str, tuple)):
+        return value
+    if name == "values" and isinstance(found, History):
+        rows = zip(value.tolist(), found.measured.tolist(), strict=True)
+        return [_numbers(row, measured) for row, measured in rows]
+    return _listed(value.tolist())
+
+
+def _numbers(row: list[float], measured: list[bool]) -> list[Any]:
+    return [to_json_number(each) if known else None for each, known in zip(row, measured, strict=True)]
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(each) for each in value] if isinstance(value, list) else to_json_number(value)

@@ -1,0 +1,174 @@
+"""What pictures of values have in common: words, colours, scales, and a figure that nothing else knows of."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ...optional import require
+from ...recording.statistics.moments import Numbers
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colorbar import Colorbar
+    from matplotlib.colors import Normalize
+
+_STATS = {
+    "rms": "root mean square",
+    "std": "standard deviation",
+    "l2": "L2 norm",
+    "abs_max": "largest magnitude",
+    "min": "minimum",
+    "max": "maximum",
+    "sumsq": "sum of squares",
+    "sumabs": "sum of magnitudes",
+    "sum4": "sum of fourth powers",
+    "mean_abs": "mean magnitude",
+    "nan_count": "number of NaN",
+    "inf_count": "number of infinite elements",
+    "zero_count": "number of zeros",
+    "nonfinite": "number of NaN and infinite elements",
+    "zero_fraction": "share of zeros",
+    "nan_fraction": "share of NaN",
+    "inf_fraction": "share of infinite elements",
+    "crest": "largest magnitude / root mean square",
+    "relative": "L2: update / parameter",
+    "user": "value of your function",
+}
+_ROLES = {
+    "input": "inputs",
+    "output": "outputs",
+    "grad_output": "gradients at outputs",
+    "grad_input": "gradients at inputs",
+    "parameter": "parameters",
+    "parameter_grad": "gradients of parameters",
+    "buffer": "buffers",
+    "optimizer_state": "optimizer states",
+    "update": "updates of parameters",
+    "op_output": "outputs of ops",
+    "leaf": "leaves",
+}
+
+#: Told apart also by those who see few colours (M. Okabe and K. Ito, Color Universal Design, 2008), but for its yellow,
+#: which is hardly seen on white.
+FEW_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+NONFINITE_COLOR = "#C1121F"
+UNMEASURED_COLOR = "#EBEBEB"
+_SEQUENTIAL, _DIVERGING = "viridis", "PuOr"
+
+#: The largest magnitude must be so many times the smallest for a scale of powers.
+_WIDE = 30
+
+_LARGEST = 1e140
+
+Scale = Literal["linear", "log", "symlog"]
+
+
+def title_of(stat: str, role: str) -> str:
+    """What is shown: "root mean square of outputs"."""
+    return f"{label_of(stat)} of {role_words(role)}"
+
+
+def label_of(stat: str) -> str:
+    """A statistic in words."""
+    return _STATS.get(stat, stat)
+
+
+def role_words(role: str) -> str:
+    """A role in words, as of many tensors."""
+    return _ROLES.get(role, role)
+
+
+def new_axes(width: float, height: float) -> "Axes":
+    """The axes of a figure of its own. pyplot does not hear of it, so no window opens and nothing is kept.
+
+    Raises:
+        MissingLibraryError: matplotlib is not installed.
+    """
+    require("matplotlib", "Recording.plot()")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure.add_subplot()
+
+
+def add_bar(ax: "Axes", shown: "ScalarMappable", label: str = "") -> "Colorbar":
+    """A colour bar beside the axes."""
+    figure = ax.get_figure(root=False)
+    assert figure is not None  # axes without a figure cannot be made
+    bar = figure.colorbar(shown, ax=ax, pad=0.02, aspect=30, label=label)
+    bar.outline.set_visible(False)
+    return bar
+
+
+def count_steps(ax: "Axes") -> None:
+    """The axis of steps: whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.set_xlabel("step")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+
+
+def strip_frame(ax: "Axes") -> None:
+    """Only the left and the lower line."""
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def drawable(values: Numbers) -> Numbers:
+    """The values with what matplotlib's axes of powers overflow at (3.11) as infinite, and what is as small as 0."""
+    magnitudes = np.abs(values)
+    return np.where(magnitudes > _LARGEST, np.inf, np.where(magnitudes < 1 / _LARGEST, 0, values))
+
+
+def choose_scale(values: Numbers) -> Scale:
+    """`log` where magnitudes differ widely, `symlog` where there are zeros or signs among them, else `linear`."""
+    finite = values[np.isfinite(values)]
+    magnitudes = np.abs(finite[finite != 0])
+    if not len(magnitudes) or float(magnitudes.max()) < _WIDE * float(magnitudes.min()):
+        return "linear"
+    if finite.min() > 0:
+        return "log"
+    if finite.min() < 0:  # a mean that crosses zero has small magnitudes, and that says nothing
+        return "symlog" if magnitudes.max() > _WIDE * np.quantile(magnitudes, 0.9) else "linear"
+    return "symlog"
+
+
+def linear_part(values: Numbers) -> float:
+    """Up to which magnitude a `symlog` scale is linear."""
+    finite = values[np.isfinite(values)]
+    magnitudes = np.abs(finite[finite != 0])
+    return float(np.median(magnitudes) if finite.min() < 0 else magnitudes.min())
+
+
+def color_scale(values: Numbers) -> "tuple[str, Normalize]":
+    """The name of a colour map and where in it each value stands; two colours about zero for values of both signs."""
+    from matplotlib import colors
+
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return _SEQUENTIAL, colors.Normalize(0, 1)
+    low, high, scale = float(finite.min()), float(finite.max()), choose_scale(values)
+    if low < 0 < high:
+        low, high = -max(-low, high), max(-low, high)
+    name = _DIVERGING if low < 0 < high else _SEQUENTIAL
+    if scale == "log":
+        return name, colors.LogNorm(low, high)
+    if scale == "symlog":
+        return name, colors.SymLogNorm(linear_part(values), vmin=low, vmax=high)
+    return name, colors.Normalize(low, high)
+
+
+def many_colors(count: int) -> Any:
+    """A colour map of so many colours, from the first layer to the last; without its palest ones."""
+    from matplotlib import colormaps, colors
+
+    shades = colormaps[_SEQUENTIAL](np.linspace(0, 0.92, count))
+    return colors.ListedColormap(shades, name="modtrace_layers")
+
+
+def few_of(names: Sequence[str], most: int) -> list[int]:
+    """The places of at most so many, all equally far from each other, from the first on."""
+    return list(range(0, len(names), -(-len(names) // most) or 1))

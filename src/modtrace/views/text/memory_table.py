@@ -1,0 +1,149 @@
+"""What modules save for backward and allocate, as text for a terminal, or as JSON."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from ...analysis.ops.memory_table import MemoryRow, MemoryTable
+from ...analysis.ops.savings import OpSaving, Savings
+from ...recording.phase import PHASES
+from ..common.columns import Column, Text, printable, render_columns, render_lines
+from ..common.headline import count_more, describe_head
+from ..common.numbers import format_share
+from ..common.sizes import format_bytes, mark_unknown
+
+#: What the columns of a phase begin with.
+_SHORT = {"forward": "fwd", "backward": "bwd", "recompute": "rec", "optimizer": "opt"}
+
+#: Columns left out in this order where the width does not suffice.
+_DISPENSABLE = (
+    "type",
+    *(f"{_SHORT[phase]} {what}" for what in ("alloc", "peak") for phase in reversed(PHASES)),
+    "%",
+    "inside",
+)
+
+UNKNOWN_NOTE = "+, ?: the sum leaves out ops of which it is not known what they save"
+SAVED_NOTE = "saved: for backward, by a module's own ops; inside: with those of the modules inside it"
+RECOMPUTE_NOTE = "recomputed: saved in a recompute, until the backward of that block has run"
+CALLS_NOTE = "alloc, peak: of the module's call with most, with what runs inside it"
+
+
+def render_memory_table(
+    table: MemoryTable, *, top: int | None = None, width: int | None = None, color: bool = False
+) -> str:
+    """The rows with what they save and allocate, and the sum of all.
+
+    Args:
+        top: modules to show; None for all.
+        width: columns there are; where they do not suffice, columns of the table are left out.
+        color: whether the text is styled for a terminal.
+    """
+    head = render_lines(describe_head(table.command, table.step, table.marks), color=color)
+    if not table.recorded:
+        return head
+    rows = table.rows[:top]
+    shown = render_columns(_columns(table, rows), width=width, dispensable=_DISPENSABLE, color=color)
+    rest = render_lines(_describe_rest(table, len(rows)), color=color)
+    return "\n".join(part for part in (head, shown, rest) if part)
+
+
+def render_memory_table_json(table: MemoryTable, *, top: int | None = None) -> str:
+    """The fields of the table and its rows; sizes are bytes."""
+    return json.dumps(asdict(replace(table, rows=table.rows[:top]))) + "\n"
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of the table: a module, one of its ops, or the sum of all."""
+
+    saved: Savings
+    row: MemoryRow | None = None
+    op: OpSaving | None = None
+
+    @property
+    def is_module(self) -> bool:
+        """Whether it has what only a module has."""
+        return self.row is not None and self.op is None
+
+
+def _columns(table: MemoryTable, rows: Sequence[MemoryRow]) -> list[Column]:
+    lines = [*_iterate_lines(rows), _Line(table.saved)]
+    columns = [Column("module", [_name_cell(line) for line in lines], right=False)]
+    if len({row.root for row in table.rows} - {None}) > 1:
+        columns.append(_of_modules("root", lines, lambda row: printable(row.root or ""), right=False))
+    columns += [
+        _of_modules("type", lines, lambda row: printable(row.type or ""), right=False),
+        Column("ops", [Text(str(line.saved.ops or "")) for line in lines]),
+        Column("saved", [_bytes_cell(line.saved.saved_bytes, line.saved.unknown) for line in lines]),
+        _of_modules("%", lines, lambda row: format_share(row.share) if row.share is not None else ""),
+        _of_modules("inside", lines, _format_inside),
+        Column("recomputed", [_bytes_cell(line.saved.recompute_bytes) for line in lines]),
+    ]
+    for phase in PHASES:
+        columns += _phase_columns(phase, lines)
+    return [column for column in columns if any(column.cells)]
+
+
+def _iterate_lines(rows: Sequence[MemoryRow]) -> Iterator[_Line]:
+    for row in rows:
+        yield _Line(row.saved, row)
+        yield from (_Line(op.saved, row, op) for op in row.ops if op.saved != Savings(ops=op.saved.ops))
+
+
+def _name_cell(line: _Line) -> Text:
+    if line.op is not None:
+        return Text(f"   {printable(line.op.op)}", "dim")
+    if line.row is None:
+        return Text("all", "bold")
+    return Text(printable(line.row.name), "" if line.row.path is not None else "dim")
+
+
+def _of_modules(
+    title: str, lines: Sequence[_Line], text_of: Callable[[MemoryRow], str], *, right: bool = True
+) -> Column:
+    cells = [Text(text_of(line.row) if line.row and line.is_module else "") for line in lines]
+    return Column(title, cells, right)
+
+
+def _phase_columns(phase: str, lines: Sequence[_Line]) -> list[Column]:
+    short = _SHORT[phase]
+    return [
+        _of_modules(f"{short} alloc", lines, lambda row: _format_known(row.phase(phase).allocated_bytes)),
+        _of_modules(f"{short} peak", lines, lambda row: _format_known(row.phase(phase).peak_bytes)),
+    ]
+
+
+def _format_inside(row: MemoryRow) -> str:
+    """Empty where nothing inside saves anything."""
+    inside = row.saved_inside
+    return _format_bytes(inside.saved_bytes, inside.unknown) if inside != row.saved else ""
+
+
+def _bytes_cell(size_bytes: int, unknown: int = 0) -> Text:
+    return Text(_format_bytes(size_bytes, unknown))
+
+
+def _format_bytes(size_bytes: int, unknown: int) -> str:
+    return mark_unknown(format_bytes(size_bytes) if size_bytes else "", unknown)
+
+
+def _format_known(size_bytes: int | None) -> str:
+    return format_bytes(size_bytes) if size_bytes else ""
+
+
+def _describe_rest(table: MemoryTable, shown: int) -> list[Text]:
+    notes = [SAVED_NOTE]
+    if len(table.rows) > shown:
+        hidden = table.rows[shown:]
+        saved = format_bytes(sum(row.saved.saved_bytes for row in hidden))
+        notes.insert(0, f"{count_more(len(hidden), 'row')} with {saved} saved")
+    if table.saved.recompute_bytes:
+        notes.append(RECOMPUTE_NOTE)
+    if any(row.phase(phase).peak_bytes is not None for row in table.rows for phase in PHASES):
+        notes.append(CALLS_NOTE)
+    if table.peak_bytes is not None:
+        notes.append(f"highest peak of a call: {format_bytes(table.peak_bytes)}")
+    if table.saved.unknown:
+        notes.append(UNKNOWN_NOTE)
+    return [Text(note, "dim") for note in notes]

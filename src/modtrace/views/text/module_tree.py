@@ -1,0 +1,245 @@
+"""The module tree as text for a terminal."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from ...analysis.modules.folding import fold as fold_tree
+from ...analysis.modules.module_tree import MODULE_PHASES, ModuleNode, ModuleTree, rebuild
+from ...analysis.modules.type_table import TypeTimes, build_type_table
+from ...analysis.modules.value_summary import SlotValues, ValueSummary
+from ...analysis.step.times import PhaseTimes
+from ..common.columns import Column, Text, printable, render_columns, render_lines
+from ..common.headline import describe_head, describe_notes
+from ..common.numbers import format_count, format_share, format_time
+from .tree_lines import TreeLine, draw_lines
+from .value_columns import DISPENSABLE_VALUES, VALUES_NOTES, describe_nonfinite, shown_slots, value_columns
+
+SortKey = Literal["order", "forward", "backward", "recompute", "self", "total", "parameters", "calls", "name"]
+SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
+
+#: Shown where a recording has no backward calls at all.
+BACKWARD_HINT = "backward times: record with --backward-times (backward_times=True)"
+
+#: Shown where both have columns: a checkpointed block is recomputed when its backward first needs a tensor.
+RECOMPUTE_NOTE = "backward times include the recompute that ran inside them"
+
+#: Columns left out in this order where the width does not suffice.
+_DISPENSABLE = ("self", "%", *DISPENSABLE_VALUES)
+
+
+def render_module_tree(
+    tree: ModuleTree,
+    *,
+    depth: int | None = None,
+    sort: SortKey = "order",
+    fold: bool = True,
+    types: bool = True,
+    slots: bool = False,
+    width: int | None = None,
+    color: bool = False,
+) -> str:
+    """The tree with its times and values, the table of module types, and where the rest of the step went.
+
+    Args:
+        depth: levels below the roots; 0 shows the roots alone, None everything.
+        sort: what siblings are sorted by: `order` as registered, `name` from A, all others largest first.
+        fold: whether siblings that are alike show what is inside them once, summed up.
+        types: whether the table of module types follows.
+        slots: whether each slot of what a module returned has a line of its own below the module.
+        width: columns there are; where they do not suffice, columns of the table are left out, and if that
+            does not suffice, lines are longer. None: as wide as it gets.
+        color: whether the text is styled for a terminal.
+    """
+    parts = [render_lines(_headline(tree), color=color)]
+    if tree.roots:
+        roots = _sort((fold_tree(tree) if fold else tree).roots, sort)
+        parts.append(_render_table(_tree_columns(roots, tree, depth, slots), width, color))
+    if tree.roots and types:
+        parts.append(_render_table(_type_columns(build_type_table(tree), tree), width, color))
+    parts.append(render_lines(_rest(tree), color=color))
+    return "\n".join(part for part in parts if part)
+
+
+def _render_table(columns: Sequence[Column], width: int | None, color: bool) -> str:
+    return render_columns(columns, width=width, dispensable=_DISPENSABLE, color=color)
+
+
+def _headline(tree: ModuleTree) -> list[Text]:
+    missing = "" if tree.roots else "no module was called"
+    return [*describe_head(tree.command, tree.step, tree.marks, missing=missing), *describe_notes(tree.notes)]
+
+
+def _sort(roots: Sequence[ModuleNode], sort: SortKey) -> Sequence[ModuleNode]:
+    if sort == "order":
+        return roots
+    key = _SORT_VALUES[sort]
+
+    def sort_children(node: ModuleNode, children: Sequence[ModuleNode]) -> ModuleNode:
+        ordered = sorted(children, key=lambda each: (each.role == "inside", key(each)))
+        return replace(node, children=tuple(ordered))
+
+    return sorted(rebuild(roots, sort_children), key=key)
+
+
+def _self_ns(node: ModuleNode) -> int:
+    return sum(node.phase(phase).self_ns for phase in MODULE_PHASES)
+
+
+def _total_ns(node: ModuleNode) -> int:
+    return sum(node.phase(phase).total_ns for phase in MODULE_PHASES)
+
+
+#: What siblings are sorted by, ascending; numbers in names count as numbers.
+_SORT_VALUES: Mapping[SortKey, Callable[[ModuleNode], tuple[float, str]]] = {
+    "forward": lambda node: (-node.forward.total_ns, ""),
+    "backward": lambda node: (-node.backward.total_ns, ""),
+    "recompute": lambda node: (-node.recompute.total_ns, ""),
+    "self": lambda node: (-_self_ns(node), ""),
+    "total": lambda node: (-_total_ns(node), ""),
+    "parameters": lambda node: (-(node.parameters or 0), ""),
+    "calls": lambda node: (-node.calls, ""),
+    "name": lambda node: (int(node.label), "") if node.label.isdecimal() else (math.inf, node.label),
+}
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A line of the table: a node, the shortest or longest of those that it stands for, or one of its slots.
+
+    Behind listed siblings comes a heading over what is inside them; its numbers would say theirs again.
+    """
+
+    guides: str
+    node: ModuleNode
+    shows: Literal["node", "heading", "shortest", "longest", "slot"]
+    slot: SlotValues | None = None
+
+
+def _tree_columns(
+    roots: Sequence[ModuleNode], tree: ModuleTree, depth: int | None, slots: bool
+) -> list[Column]:
+    rows = [row for line in draw_lines(roots, depth) for row in _rows_of(line, slots)]
+    columns = [
+        Column("module", [_label_cell(row) for row in rows], right=False),
+        Column("type", [_cell(row, printable(row.node.type)) for row in rows], right=False),
+        Column("calls", [_cell(row, str(row.node.calls or "")) for row in rows]),
+    ]
+    for phase in _phases(tree):
+        columns += _phase_columns(phase, [_times_of(row, phase) for row in rows])
+    columns += [
+        Column("params", [_cell(row, _format_parameters(row.node)) for row in rows]),
+        *value_columns([_values_of(row) for row in rows]),
+        Column("", [_notes(row.node) if row.shows == "node" else Text("") for row in rows], right=False),
+    ]
+    return [column for column in columns if any(column.cells)]
+
+
+def _phases(tree: ModuleTree) -> list[str]:
+    """The phases that have calls in the step."""
+    return [phase for phase in MODULE_PHASES if tree.phase(phase).calls]
+
+
+def _rows_of(line: TreeLine, slots: bool) -> Iterator[_Row]:
+    if line.node.role == "inside":
+        yield _Row(line.guides, line.node, "heading")
+        return
+    yield _Row(line.guides, line.node, "node")
+    if line.node.role == "folded":
+        yield _Row(line.below_guides, line.node, "shortest")
+        yield _Row(line.below_guides, line.node, "longest")
+    for slot in shown_slots(line.node.values) if slots else ():
+        yield _Row(line.below_guides, line.node, "slot", slot)
+
+
+def _label_cell(row: _Row) -> Text:
+    label = printable(row.node.label)
+    if row.shows == "heading":
+        return Text(f"{row.guides}inside {label}, summed", "dim")
+    if row.slot is not None:
+        return Text(f"{row.guides}{printable(row.slot.slot)}", "dim")
+    if row.shows != "node":
+        return Text(f"{row.guides}{row.shows}", "dim")
+    times = f" x{row.node.count}" if row.node.count > 1 else ""
+    return Text.join(
+        [Text(row.guides, "dim"), Text(label, "" if row.guides else "bold"), Text(times, "cyan")]
+    )
+
+
+def _cell(row: _Row, text: str, style: str = "") -> Text:
+    return Text(text if row.shows == "node" else "", style)
+
+
+def _times_of(row: _Row, phase: str) -> PhaseTimes:
+    times = row.node.phase(phase)
+    if row.shows == "node":
+        return times
+    extremes = {"shortest": times.shortest_ns, "longest": times.longest_ns}
+    return PhaseTimes(total_ns=extremes.get(row.shows) or 0)
+
+
+def _values_of(row: _Row) -> ValueSummary | SlotValues | None:
+    return row.node.values if row.shows == "node" else row.slot
+
+
+def _phase_columns(phase: str, times: Sequence[PhaseTimes]) -> list[Column]:
+    shares = ["" if each.share is None else format_share(each.share) for each in times]
+    return [
+        Column(phase, [Text(format_time(each.total_ns) if _has_run(each) else "") for each in times]),
+        Column("self", [Text(format_time(each.self_ns) if each.calls else "", "dim") for each in times]),
+        Column("%", [Text(share, "dim") for share in shares]),
+    ]
+
+
+def _has_run(times: PhaseTimes) -> bool:
+    return bool(times.calls or times.total_ns)
+
+
+def _format_parameters(node: ModuleNode) -> str:
+    return format_count(node.parameters) if node.parameters else ""
+
+
+def _notes(node: ModuleNode) -> Text:
+    raised = sum(node.phase(phase).raised for phase in MODULE_PHASES)
+    unfinished = sum(node.phase(phase).unfinished for phase in MODULE_PHASES)
+    notes = [
+        f"shared with {printable(node.same_as)}" if node.same_as is not None else "",
+        f"raised {raised}x" if raised else "",
+        f"end not seen {unfinished}x" if unfinished else "",
+    ]
+    texts = [*describe_nonfinite(node.values), *(Text(note, "yellow") for note in notes if note)]
+    return Text.join(texts, "; ")
+
+
+def _type_columns(rows: Sequence[TypeTimes], tree: ModuleTree) -> list[Column]:
+    columns = [
+        Column("type", [Text(printable(row.type)) for row in rows], right=False),
+        Column("modules", [Text(str(row.modules)) for row in rows]),
+        Column("calls", [Text(str(row.forward.calls or "")) for row in rows]),
+    ]
+    for phase in _phases(tree):
+        columns += _phase_columns(phase, [row.phase(phase) for row in rows])
+    return columns
+
+
+def _rest(tree: ModuleTree) -> list[Text]:
+    """What the tree does not show: the optimizer, the time outside modules, and how its columns are read."""
+    lines = []
+    if tree.optimizer.calls:
+        lines.append(_describe_rest("optimizer", tree.optimizer.total_ns, tree))
+    if tree.outside_ns is not None:
+        lines.append(_describe_rest("outside modules", tree.outside_ns, tree))
+    if tree.recompute.calls and tree.backward.calls:
+        lines.append(Text(RECOMPUTE_NOTE, "dim"))
+    if any(root.values for root in tree.roots):
+        lines.extend(Text(note, "dim") for note in VALUES_NOTES)
+    if tree.roots and not tree.backward_recorded:
+        lines.append(Text(BACKWARD_HINT, "dim"))
+    return lines
+
+
+def _describe_rest(name: str, time_ns: int, tree: ModuleTree) -> Text:
+    step_ns = tree.step.duration_ns if tree.step else None
+    share = f" {format_share(time_ns / step_ns):>7}" if step_ns else ""
+    return Text(f"{name:<16}{format_time(time_ns):>8}{share}")

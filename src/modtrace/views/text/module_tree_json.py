@@ -1,0 +1,61 @@
+"""The module tree as JSON; times are nanoseconds."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from ...analysis.modules.module_tree import ModuleNode, ModuleTree
+from ...analysis.modules.type_table import build_type_table
+from ...analysis.modules.value_summary import ValueSummary
+from ...recording.statistics.moments import Stats
+from ..common.numbers import to_json_number
+
+#: What is given beside the fields of a class.
+_DERIVED: Mapping[type, Sequence[str]] = {
+    Stats: ("mean", "std", "rms", "l2", "abs_max"),
+    ValueSummary: ("gradient_to_parameter",),
+}
+
+
+def render_module_tree_json(tree: ModuleTree) -> str:
+    """The fields of the tree, its nodes nested in `roots` and `children`, and the table of `types`.
+
+    JSON has no numbers for what is not finite: "NaN", "Infinity" and "-Infinity" are given, which Python's
+    `float()` and JavaScript's `Number()` read.
+    """
+    head = {each.name: _to_json(getattr(tree, each.name)) for each in fields(tree) if each.name != "roots"}
+    head["types"] = _to_json(build_type_table(tree))
+    return f'{json.dumps(head)[:-1]}, "roots": {_render_nodes(tree.roots)}}}\n'
+
+
+def _to_json(value: Any) -> Any:
+    if hasattr(value, "__dataclass_fields__"):
+        names = (*(each.name for each in fields(value)), *_DERIVED.get(type(value), ()))
+        return {name: _to_json(getattr(value, name)) for name in names}
+    if isinstance(value, tuple):
+        return [_to_json(each) for each in value]
+    return to_json_number(value)
+
+
+def _render_nodes(roots: Sequence[ModuleNode]) -> str:
+    """The nodes as a JSON list, written from left to right: `json.dumps` would recurse into deep models."""
+    parts: list[str] = []
+    waiting: list[ModuleNode | str] = ["]", *_with_commas(roots), "["]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            parts.append(item)
+            continue
+        own = {
+            each.name: _to_json(getattr(item, each.name)) for each in fields(item) if each.name != "children"
+        }
+        parts.append(f'{json.dumps(own)[:-1]}, "children": ')
+        waiting += ["]}", *_with_commas(item.children), "["]
+    return "".join(parts)
+
+
+def _with_commas(nodes: Sequence[ModuleNode]) -> list[ModuleNode | str]:
+    """The nodes from last to first, with commas between them."""
+    separated: list[ModuleNode | str] = [each for node in reversed(nodes) for each in (node, ", ")]
+    return separated[:-1]

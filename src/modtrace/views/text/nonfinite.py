@@ -1,0 +1,85 @@
+"""The first non-finite values of a recording as lines for a terminal, or as JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from ...analysis.values.nonfinite import Measured, NonFinite, describe_counts
+from ...recording.meta import Note
+from ...recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
+from ..common.columns import Text, printable, render_lines
+from ..common.headline import describe_notes
+from ..common.numbers import format_count
+
+#: What a row of a role is called; other roles are called as they are.
+_ROLES = {
+    OUTPUT: "output",
+    GRAD_OUTPUT: "gradient of the output",
+    PARAMETER: "parameter",
+    PARAMETER_GRAD: "gradient of the parameter",
+}
+
+
+def render_nonfinite(
+    found: NonFinite | None,
+    measured: Measured,
+    *,
+    marks: Sequence[str] = (),
+    notes: Sequence[Note] = (),
+    color: bool = False,
+) -> str:
+    """What was found and where, or how much there was to look at.
+
+    Args:
+        marks: what is missing from the recording; the first values may be missing too.
+        notes: why steps were written, or were not.
+        color: whether the text is styled for a terminal.
+    """
+    lines = _describe(found) if found is not None else [Text(_describe_none(measured, marks))]
+    lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks]
+    return render_lines([*lines, *describe_notes(notes)], color=color)
+
+
+def render_nonfinite_json(found: NonFinite | None, measured: Measured, *, marks: Sequence[str] = ()) -> str:
+    """The fields of both; `first` is null where nothing was found in what is there: `marks` say what is missing."""
+    told = {"first": asdict(found) if found else None, "measured": asdict(measured), "marks": list(marks)}
+    return json.dumps(told) + "\n"
+
+
+def _describe(found: NonFinite) -> list[Text]:
+    counts = describe_counts(found.nan_count, found.inf_count)
+    where = f"step {found.step}" + (f", {found.phase}" if found.phase else "")
+    lines = [
+        Text.join(
+            [Text("first non-finite values: ", "bold"), Text(counts, "bold red"), Text(f" in {where}")]
+        ),
+        Text(f"  {printable(_describe_tensor(found))}, {_describe_size(found.numel)}"),
+    ]
+    return [*lines, Text(f"  {printable(found.hint)}")] if found.hint else lines
+
+
+def _describe_tensor(found: NonFinite) -> str:
+    """`output ['logits'] of blocks.1@1 in GPT`: slot, module, call and root."""
+    role = _ROLES.get(found.role or "", found.role or "a tensor of an unknown site")
+    what = f"{role} {found.slot}".rstrip()
+    if found.path is None:
+        return what
+    call = f"@{found.call}" if found.call else ""
+    inside = f" in {found.root}" if found.path else ""
+    return f"{what} of {found.path or found.root}{call}{inside}"
+
+
+def _describe_size(numel: int) -> str:
+    return f"{format_count(numel)} element{'' if numel == 1 else 's'}"
+
+
+def _describe_none(measured: Measured, marks: Sequence[str]) -> str:
+    where = "in what is there of the recording: " if marks else "in "
+    steps = f"{measured.steps} step{'' if measured.steps == 1 else 's'}"
+    text = f"no non-finite values {where}{format_count(measured.tensors)} measured tensors of {steps}"
+    text += f", the last of them step {measured.last_step}" if marks else ""
+    if measured.unmeasured:
+        text += (
+            f"; {format_count(measured.unmeasured)} more could not be measured (column `note` of `values`)"
+        )
+    return text

@@ -1,0 +1,79 @@
+"""Ops with the modules in which they ran, as text for a terminal, or as JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from ...analysis.ops.op_paths import OpPath, OpPaths, collapse
+from ..common.columns import Column, Text, printable, render_columns, render_lines
+from ..common.headline import count_more, describe_head
+
+#: Columns left out in this order where the width does not suffice.
+_DISPENSABLE = ("type", "phase")
+
+
+def render_op_paths(
+    paths: OpPaths, *, top: int | None = None, width: int | None = None, color: bool = False
+) -> str:
+    """A line for each op, in the order in which they ran.
+
+    Args:
+        top: ops to show, from the first; None for all.
+        width: columns there are; where they do not suffice, columns of the table are left out.
+        color: whether the text is styled for a terminal.
+    """
+    head = render_lines(describe_head(paths.command, paths.step, paths.marks), color=color)
+    if not paths.rows:
+        return head
+    rows = paths.rows[:top]
+    shown = render_columns(_columns(paths, rows), width=width, dispensable=_DISPENSABLE, color=color)
+    hidden = len(paths.rows) - len(rows)
+    rest = render_lines([Text(count_more(hidden, "op"), "dim")] if hidden else [], color=color)
+    return "\n".join(part for part in (head, shown, rest) if part)
+
+
+def render_modules(paths: OpPaths) -> str:
+    """The path of each module in which ops ran, of a root its name; a line for several ops in a row."""
+    has_several = _has_several_roots(paths)
+    names = collapse(_module_name(row, has_several) for row in paths.rows if row.path is not None)
+    return "".join(f"{printable(name)}\n" for name in names)
+
+
+def render_op_paths_json(paths: OpPaths, *, top: int | None = None) -> str:
+    """The fields of the paths and their rows, and the paths of the modules, repeats in a row once."""
+    rows = [row._asdict() for row in paths.rows[:top]]
+    return json.dumps(asdict(replace(paths, rows=())) | {"rows": rows, "modules": paths.modules()}) + "\n"
+
+
+def _module_name(row: OpPath, has_several_roots: bool) -> str:
+    name = row.path or row.root or ""
+    return f"{row.root}: {name}" if has_several_roots and row.path else name
+
+
+def _has_several_roots(paths: OpPaths) -> bool:
+    return len({row.root for row in paths.rows} - {None}) > 1
+
+
+def _columns(paths: OpPaths, rows: Sequence[OpPath]) -> list[Column]:
+    columns = [
+        Column("op", [_op_cell(row) for row in rows], right=False),
+        Column("module", [_name_cell(row) for row in rows], right=False),
+        _words("type", [row.type for row in rows]),
+        _words("phase", [row.phase for row in rows]),
+        Column("", [Text("raised" if row.raised else "", "bold red") for row in rows], right=False),
+    ]
+    if _has_several_roots(paths):
+        columns.insert(1, _words("root", [row.root for row in rows]))
+    return [column for column in columns if any(column.cells)]
+
+
+def _op_cell(row: OpPath) -> Text:
+    return Text(printable(f"{row.op}@{row.op_nth}" if row.op_nth else row.op))
+
+
+def _name_cell(row: OpPath) -> Text:
+    return Text(printable(row.name), "" if row.path is not None else "dim")
+
+
+def _words(title: str, words: Sequence[str | None]) -> Column:
+    return Column(title, [Text(printable(each or "")) for each in words], right=False)

@@ -1,0 +1,137 @@
+"""What ops cost, as text for a terminal, or as JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from ...analysis.ops.op_table import OpRow, OpTable
+from ...analysis.ops.sums import OpSums
+from ...recording.phase import PHASES
+from ..common.columns import Column, Text, printable, render_columns, render_lines
+from ..common.headline import count_more, describe_head
+from ..common.numbers import format_share, format_time
+from ..common.sizes import format_bytes, format_flops, format_gflops_rate, mark_unknown
+
+#: Columns left out in this order where the width does not suffice.
+_DISPENSABLE = ("allocated", "written", "read", "type", *reversed(PHASES), "GFLOP/s", "%")
+
+UNKNOWN_NOTE = "+, ?: the sum leaves out ops of which the number is not known"
+OWN_NOTE = "of a module: its own ops, without those of the modules inside it"
+
+#: What columns that have no sum end with.
+_END = [Text("")]
+
+
+def render_op_table(
+    table: OpTable, *, top: int | None = None, width: int | None = None, color: bool = False
+) -> str:
+    """The rows with their times and costs, and the sum of all.
+
+    Args:
+        top: rows to show; None for all.
+        width: columns there are; where they do not suffice, columns of the table are left out.
+        color: whether the text is styled for a terminal.
+    """
+    head = render_lines(describe_head(table.command, table.step, table.marks), color=color)
+    if not table.rows:
+        return head
+    rows = table.rows[:top]
+    shown = render_columns(_columns(table, rows), width=width, dispensable=_DISPENSABLE, color=color)
+    rest = render_lines(_describe_rest(table, len(rows)), color=color)
+    return "\n".join(part for part in (head, shown, rest) if part)
+
+
+def render_op_table_json(table: OpTable, *, top: int | None = None) -> str:
+    """The fields of the table and its rows; times are nanoseconds."""
+    return json.dumps(asdict(replace(table, rows=table.rows[:top]))) + "\n"
+
+
+def _columns(table: OpTable, rows: Sequence[OpRow]) -> list[Column]:
+    """The rows, and below them the sum of all."""
+    sums = [*(row.sums.together for row in rows), table.sums.together]
+    by_phase = [*(row.sums for row in rows), table.sums]
+    columns = [
+        *_name_columns(table, rows),
+        Column("ops", [Text(str(each.ops)) for each in sums]),
+        Column("time", [Text(format_time(each.time_ns)) for each in sums]),
+        Column(
+            "%", [Text("" if row.share is None else format_share(row.share), "dim") for row in rows] + _END
+        ),
+        *(Column(name, [_time_cell(each.phase(name)) for each in by_phase]) for name in _phases(table)),
+        Column("flops", [_flops_cell(each) for each in sums]),
+        Column("GFLOP/s", [Text(format_gflops_rate(each.flops, each.time_ns), "dim") for each in sums]),
+        Column("read", [_bytes_cell(each.bytes_read, each) for each in sums]),
+        Column("written", [_bytes_cell(each.bytes_written, each) for each in sums]),
+        Column("allocated", [_allocated_cell(row) for row in rows] + _END),
+        Column("", [_notes(table, row) for row in rows] + _END, right=False),
+    ]
+    return [column for column in columns if any(column.cells)]
+
+
+def _name_columns(table: OpTable, rows: Sequence[OpRow]) -> list[Column]:
+    columns = [Column(table.by, [_name_cell(row) for row in rows] + [Text("all", "bold")], right=False)]
+    if len({row.root for row in table.rows} - {None}) > 1:
+        columns.append(_words("root", [row.root for row in rows]))
+    columns.append(_words("type", [row.type for row in rows]))
+    if table.by == "op":
+        columns.append(_words("most in", [_describe_busiest(table, row) for row in rows]))
+    return columns
+
+
+def _words(title: str, words: Sequence[str | None]) -> Column:
+    return Column(title, [Text(printable(each or "")) for each in words] + _END, right=False)
+
+
+def _name_cell(row: OpRow) -> Text:
+    is_place = row.path is not None or row.busiest is not None
+    return Text(printable(row.name), "" if is_place else "dim")
+
+
+def _describe_busiest(table: OpTable, row: OpRow) -> str | None:
+    roots = {each.busiest_root for each in table.rows} - {None}
+    prefix = f"{row.busiest_root}: " if len(roots) > 1 and row.busiest_root else ""
+    return f"{prefix}{row.busiest}"
+
+
+def _phases(table: OpTable) -> list[str]:
+    """The phases that have ops, if there are several."""
+    found = [name for name in PHASES if table.sums.phase(name).ops]
+    return found if len(found) > 1 else []
+
+
+def _time_cell(sums: OpSums) -> Text:
+    return Text(format_time(sums.time_ns) if sums.ops else "")
+
+
+def _flops_cell(sums: OpSums) -> Text:
+    return Text(mark_unknown(format_flops(sums.flops) if sums.flops else "", sums.flops_unknown))
+
+
+def _bytes_cell(size_bytes: int, sums: OpSums) -> Text:
+    return Text(mark_unknown(format_bytes(size_bytes) if size_bytes else "", sums.bytes_unknown))
+
+
+def _allocated_cell(row: OpRow) -> Text:
+    return Text(format_bytes(row.allocated_bytes) if row.allocated_bytes else "")
+
+
+def _notes(table: OpTable, row: OpRow) -> Text:
+    sums, step = row.sums.together, table.step.step if table.step else None
+    notes = [
+        f"forward in step {row.call_step}" if row.call_step not in (None, step) else "",
+        f"raised {sums.raised}x" if sums.raised else "",
+        f"end not seen {sums.unfinished}x" if sums.unfinished else "",
+    ]
+    return Text.join((Text(note, "yellow") for note in notes if note), "; ")
+
+
+def _describe_rest(table: OpTable, shown: int) -> list[Text]:
+    lines = []
+    hidden = [row.sums.together.time_ns for row in table.rows[shown:]]
+    if hidden:
+        lines.append(Text(f"{count_more(len(hidden), 'row')} with {format_time(sum(hidden))}", "dim"))
+    if table.by == "module":
+        lines.append(Text(OWN_NOTE, "dim"))
+    if table.sums.together.flops_unknown or table.sums.together.bytes_unknown:
+        lines.append(Text(UNKNOWN_NOTE, "dim"))
+    return lines

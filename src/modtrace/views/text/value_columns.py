@@ -1,0 +1,63 @@
+"""The columns of the module tree that show values, and the notes on those that are not finite."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from ...analysis.modules.value_summary import SlotValues, ValueSummary
+from ...analysis.values.nonfinite import describe_counts
+from ...recording.statistics.moments import Stats
+from ..common.columns import Column, Text
+from ..common.numbers import format_number
+
+#: Shown below a tree that has these columns.
+VALUES_NOTES = (
+    "out, grad: outputs and the gradients at them, all calls and slots merged; max: largest magnitude",
+    "grad/param: RMS of the gradients of a module's parameters, divided by RMS of the parameters",
+)
+
+#: Left out in this order where the width does not suffice.
+DISPENSABLE_VALUES = ("out max", "grad max", "grad/param", "grad rms", "out rms")
+
+NONFINITE_INSIDE = "non-finite inside"
+_NONFINITE_STYLE = "bold red"
+
+
+def value_columns(rows: Sequence[ValueSummary | SlotValues | None]) -> list[Column]:
+    """One cell a row in each; empty where nothing was measured."""
+    columns = [
+        Column("out rms", [_format_rms(row.output if row else None) for row in rows]),
+        Column("out max", [_format_max(row.output if row else None) for row in rows]),
+        Column("grad rms", [_format_rms(row.gradient if row else None) for row in rows]),
+        Column("grad max", [_format_max(row.gradient if row else None) for row in rows]),
+    ]
+    ratios = [row.gradient_to_parameter if isinstance(row, ValueSummary) else None for row in rows]
+    return [*columns, Column("grad/param", [_number(each) for each in ratios])]
+
+
+def describe_nonfinite(values: ValueSummary | None) -> Iterator[Text]:
+    """Notes on a module: which of its tensors are not finite, and whether some inside it are not."""
+    if values is None:
+        return
+    for each in values.nonfinite:
+        yield Text(f"{each.kind}: {describe_counts(each.nan_count, each.inf_count)}", _NONFINITE_STYLE)
+    if values.nonfinite_inside:
+        yield Text(NONFINITE_INSIDE, _NONFINITE_STYLE)
+
+
+def shown_slots(values: ValueSummary | None) -> Sequence[SlotValues]:
+    """The slots that have something to say beside the module: not the only one of a plain tensor."""
+    return [each for each in values.slots if each.slot or len(values.slots) > 1] if values else ()
+
+
+def _format_rms(stats: Stats | None) -> Text:
+    return _number(stats.rms if stats is not None and stats.count else None)
+
+
+def _format_max(stats: Stats | None) -> Text:
+    return _number(stats.abs_max if stats is not None and stats.count else None)
+
+
+def _number(value: float | None) -> Text:
+    if value is None:
+        return Text("")
+    return Text(format_number(value), "" if math.isfinite(value) else _NONFINITE_STYLE)

@@ -1,0 +1,24 @@
+"""What a proof of a recording has found, as text for a terminal or as JSON."""
+
+import json
+from dataclasses import asdict
+
+from ...recording.verification import Verification
+from ..common.columns import Column, Text, printable, render_columns, render_lines
+
+_STYLES = {"ok": "green", "FAILED": "bold red", "exempt": "dim", "unchecked": "yellow"}
+
+
+def render_verification(verification: Verification, *, color: bool = False) -> str:
+    """The result in one line, then a line for each check, each rule of exemption, and what is unchecked."""
+    rows = verification.rows()
+    head = render_lines([Text(printable(verification.headline), "bold")], color=color)
+    states = Column("", [Text(state, _STYLES[state]) for state, _, _ in rows], right=False)
+    what = Column("", [Text(printable(each)) for _, each, _ in rows], right=False)
+    details = Column("", [Text(printable(each)) for _, _, each in rows], right=False)
+    return head + render_columns([states, what, details], color=color)
+
+
+def render_verification_json(verification: Verification) -> str:
+    """The fields, with `ok` and the number of parents that are exempt by each rule."""
+    return json.dumps({"ok": verification.ok, **asdict(verification)}) + "\n"
