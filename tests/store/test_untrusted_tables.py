@@ -14,6 +14,7 @@ from modtrace.errors import DamagedRecordingError
 from modtrace.recording.arrow.batches import to_batch
 from modtrace.recording.meta import RunMeta
 from modtrace.recording.schema import schema
+from modtrace.store.arrow_messages import find_messages
 from modtrace.store.read_stream import read_stream, read_table
 from modtrace.store.reader import FolderReader
 from modtrace.store.writer import FolderWriter
@@ -192,6 +193,33 @@ def test_last_row_of_a_module_counts(tmp_path: Path) -> None:
 
 
 # --- what a stream may not hold
+
+
+def _give_type(file: bytearray, message: int, header_type: int) -> None:
+    """Changes the type of the message that begins at a byte; Message.fbs has it in field 1."""
+    table = message + 8 + struct.unpack_from("<I", file, message + 8)[0]
+    vtable = table - struct.unpack_from("<i", file, table)[0]
+    file[table + struct.unpack_from("<H", file, vtable + 4 + 2)[0]] = header_type
+
+
+@pytest.mark.parametrize("header_type", [0, 1, 4, 5, 255])
+def test_batch_of_another_type_is_not_left_out_without_a_word(tmp_path: Path, header_type: int) -> None:
+    batch = to_batch("uses", {"consumer_op": [0, 1], "slot": ["a", "b"], "tensor_id": [0, 1]})
+    path = write_table(tmp_path / "uses.arrow", batch, batch)
+    file = bytearray(path.read_bytes())
+    second = list(find_messages(memoryview(file)).batches)[1]
+    _give_type(file, second, header_type)
+    path.write_bytes(file)
+    assert why_not(path, "uses") == f"batch 1 is damaged: a message is of type {header_type} (byte {second})"
+
+
+@pytest.mark.parametrize("header_type", [0, 2, 3, 4])
+def test_stream_that_does_not_begin_with_a_schema_is_none(tmp_path: Path, header_type: int) -> None:
+    path = write_table(tmp_path / "calls.arrow", to_batch("calls", CALLS))
+    file = bytearray(path.read_bytes())
+    _give_type(file, 0, header_type)
+    path.write_bytes(file)
+    assert why_not(path, "calls") == f"not an Arrow stream ({len(file)} bytes)"
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])

@@ -11,9 +11,9 @@ _MARKER = b"\xff\xff\xff\xff"
 _PREFIX_BYTES = 8  # the marker, and the length of the metadata
 _NOT_WRITTEN = bytes(4)
 
-# Numbers of fields in Message.fbs. The type of a header that is neither batch is of no interest.
+# Numbers of fields, and types of headers, in Message.fbs.
 _HEADER_TYPE, _HEADER, _BODY_LENGTH = 1, 2, 3
-_DICTIONARY, _BATCH = 2, 3
+_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 _DICTIONARY_DATA = 1
 _COMPRESSION = 3
 
@@ -66,6 +66,8 @@ def find_messages(data: memoryview) -> Messages:
             kind, body_length = _read_metadata(bytes(data[at + _PREFIX_BYTES : body]))
         except (struct.error, LookupError) as error:
             raise Damage(start, len(batches), f"{error} (byte {at})") from error
+        if kind not in ((_DICTIONARY, _BATCH) if at else (_SCHEMA,)):
+            raise Damage(start, len(batches), f"a message is of type {kind} (byte {at})")
         at = body + body_length
         if at > len(data):
             return Messages(start, tuple(batches), is_ended=False)
