@@ -26,7 +26,7 @@ CHECKED := src tests examples benchmarks docs
 # usual, and does not end the process.
 SANITIZED := build/sanitize
 SANITIZERS := -fsanitize=address,undefined
-TESTS_OF_C := tests/test_sanitizers.py tests/measure tests/collect/test_*tensor*.py tests/collect/test_ops_*.py
+TESTS_OF_C := tests/test_sanitizers.py tests/measure tests/collect/tensor_ids tests/collect/ops tests/collect/values/test_kept_tensors.py
 UNDER_SANITIZERS = PYTHONPATH=$(CURDIR)/$(SANITIZED)/lib MODTRACE_SANITIZED=$(CURDIR)/$(SANITIZED)/lib \
 	MODTRACE_FUZZ=$(FUZZ) PYTHONMALLOC=malloc \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
@@ -49,7 +49,7 @@ help:  ## list the targets
 
 env: $(STAMP)  ## make .venv with everything that development needs
 
-$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/modtrace/*/_*.c src/modtrace/*/_*.h)
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/modtrace/*/_*.[ch] src/modtrace/*/*/_*.[ch])
 	@$(PYTHON) -c "$$PYTHON_IS_NEW_ENOUGH"
 	@echo 'making $(VENV) (a few minutes the first time)'
 	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)

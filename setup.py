@@ -49,9 +49,9 @@ setup(
             optional=True,
         ),
         Extension(
-            "modtrace.collect._tensor_ids",
-            [f"src/modtrace/collect/{name}.c" for name in _TENSOR_IDS],
-            depends=["src/modtrace/collect/_exchange.h", "src/modtrace/collect/_tensor_ids.h"],
+            "modtrace.collect.tensor_ids._tensor_ids",
+            [f"src/modtrace/collect/tensor_ids/{name}.c" for name in _TENSOR_IDS],
+            depends=["src/modtrace/collect/tensor_ids/_exchange.h", "src/modtrace/collect/tensor_ids/_tensor_ids.h"],
             py_limited_api=True,
             optional=True,
         ),

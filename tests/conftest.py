@@ -60,7 +60,7 @@ def nothing_is_left_behind(request):
     before = _state()
     generator = torch.get_rng_state()
     yield
-    from modtrace.collect import scopes
+    from modtrace.collect.scopes import tracker as scopes
 
     assert scopes.current() is None, "the process's tracker is still running"
     after = _state()

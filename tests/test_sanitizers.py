@@ -12,7 +12,7 @@ FOLDER = os.environ.get("MODTRACE_SANITIZED", "")
 
 pytestmark = pytest.mark.skipif(not FOLDER, reason="make sanitize runs this")
 
-MODULES = ["collect._tensor_ids", "measure._fingerprint", "measure._native", "measure._spread"]
+MODULES = ["collect.tensor_ids._tensor_ids", "measure._fingerprint", "measure._native", "measure._spread"]
 
 
 @pytest.mark.parametrize("name", MODULES)

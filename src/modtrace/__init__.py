@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import tensor_tracker as tensor_tracker
-    from .collect.fx_paths import ModulePathTracer
-    from .collect.module_tracker import ModTracker, ModuleTracker
-    from .collect.stash_tracker import track
+    from .collect.fx.tracer import ModulePathTracer
+    from .collect.module_tracker.tracker import ModTracker, ModuleTracker
+    from .collect.stash.tracker import track
     from .errors import ModtraceError, ModtraceWarning
     from .face import Recording, open_recording
     from .live import LiveRecording, record
@@ -27,10 +27,10 @@ _HOMES = {
     "Capture": "recording.options.capture",
     "GraphStyle": "views.dot.style",
     "LiveRecording": "live",
-    "ModTracker": "collect.module_tracker",
+    "ModTracker": "collect.module_tracker.tracker",
     "ModelGraph": "model_graph",
-    "ModulePathTracer": "collect.fx_paths",
-    "ModuleTracker": "collect.module_tracker",
+    "ModulePathTracer": "collect.fx.tracer",
+    "ModuleTracker": "collect.module_tracker.tracker",
     "ModtraceError": "errors",
     "ModtraceWarning": "errors",
     "NonFinite": "recording.triggers.triggers",
@@ -42,7 +42,7 @@ _HOMES = {
     "graph": "model_graph",
     "open_recording": "face",
     "record": "live",
-    "track": "collect.stash_tracker",
+    "track": "collect.stash.tracker",
     "verify": "replay.verify",
 }
 

@@ -26,7 +26,7 @@ from .store.reader import FolderReader
 from .store.writer import FolderWriter
 
 if TYPE_CHECKING:
-    from .collect.recorder import Recorder
+    from .collect.recorder.recorder import Recorder
 
 #: What a recording in memory keeps of rows.
 MAX_BYTES = 256 * 2**20
@@ -134,9 +134,9 @@ class LiveRecording(Recording):
     def __enter__(self) -> "LiveRecording":
         if self._entered:
             raise MisuseError("a recording is entered once; call record() again for another")
-        from .collect.environment import describe_run
-        from .collect.keep_last import in_front_of
-        from .collect.recorder import Recorder
+        from .collect.recorder.environment import describe_run
+        from .collect.recorder.recorder import Recorder
+        from .store.flight_recorder.sink import in_front_of
 
         self._claim = _claim(self.path)
         try:
@@ -298,7 +298,7 @@ def record(
         RecordingExistsError: on entering, if something is at `to` already.
     """
     require("torch", "modtrace.record()")
-    from .collect.names import check_patterns, check_types, roots_of
+    from .collect.names.module_names import check_patterns, check_types, roots_of
 
     roots_of(model)
     wanted_ops = to_ops(ops)

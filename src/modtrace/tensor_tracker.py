@@ -1,15 +1,15 @@
 """The names of tensor_tracker, with its meanings: `import modtrace.tensor_tracker as tensor_tracker`."""
 
-from .collect.stash import Event as Event
-from .collect.stash import Stash as Stash
-from .collect.stash import StashFn as StashFn
-from .collect.stash import StashValueFn as StashValueFn
-from .collect.stash import default_stash as default_stash
-from .collect.stash import default_stash_value as default_stash_value
-from .collect.stash import get_stash_fn as get_stash_fn
-from .collect.stash_tracker import Tracker as Tracker
-from .collect.stash_tracker import track as track
-from .collect.stash_tree import rmap_tensor as rmap_tensor
+from .collect.stash.stash import Event as Event
+from .collect.stash.stash import Stash as Stash
+from .collect.stash.stash import StashFn as StashFn
+from .collect.stash.stash import StashValueFn as StashValueFn
+from .collect.stash.stash import default_stash as default_stash
+from .collect.stash.stash import default_stash_value as default_stash_value
+from .collect.stash.stash import get_stash_fn as get_stash_fn
+from .collect.stash.tracker import Tracker as Tracker
+from .collect.stash.tracker import track as track
+from .collect.structures.rebuild import rmap_tensor as rmap_tensor
 
 __all__ = [
     "Event",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.command_line import run_command
-from modtrace.collect.op_plans import OpPlan
+from modtrace.collect.ops.schemas import OpPlan
 
 SOURCE = """
 import torch
@@ -46,7 +46,7 @@ def test_proved_recording_is_shown_and_exits_with_0(
 
 
 def test_fault_exits_with_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from modtrace.collect import op_mode
+    from modtrace.collect.ops import mode as op_mode
 
     class Blind(OpPlan):
         def __init__(self, func: object, index: int) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import torch
 
 import modtrace
-from modtrace.collect import tensor_ids
+from modtrace.collect.tensor_ids import tensor_ids
 
 #: How many tuples are made before, which empties the free list of tuples.
 FILLS = (0, 10, 100, 500, 1000, 1999, 2000, 2001, 2500, 5000)

@@ -2,7 +2,7 @@
 
 from contextlib import contextmanager
 
-from modtrace.collect import scopes
+from modtrace.collect.scopes import tracker as scopes
 
 
 class Keeper:

@@ -24,7 +24,7 @@ def settled(rec: Any, run_on: Callable[[], object]) -> Counter[str]:
         rec: the recording that runs.
         run_on: has a step begin, which ends the one before.
     """
-    from modtrace.collect import scopes
+    from modtrace.collect.scopes import tracker as scopes
 
     for _ in range(2):
         rec.data  # noqa: B018 (writes what has ended)
@@ -47,7 +47,7 @@ def assert_bounded(counts: list[Counter[str]], slack: int = 2) -> None:
 
 def tracker_sizes() -> Counter[str]:
     """How long the lists and dictionaries of the process's tracker are."""
-    from modtrace.collect import scopes
+    from modtrace.collect.scopes import tracker as scopes
 
     tracker = scopes.current()
     assert tracker is not None

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 
 from helpers.keeping import Keeper
-from modtrace.collect import scopes
-from modtrace.collect.measured import MeasuredParameters
-from modtrace.collect.parameter_values import ParameterTaps
-from modtrace.collect.wishes import Wishes
+from modtrace.collect.scopes import tracker as scopes
+from modtrace.collect.values.capture_masks import Wishes
+from modtrace.collect.values.measured import MeasuredParameters
+from modtrace.collect.values.parameters import ParameterTaps
 from modtrace.measure.measurer import Measurement
 from modtrace.recording.options.capture import Capture
 from modtrace.torch_internals import unseen

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.module_tracker import ModuleTracker
 
 import modtrace
-from modtrace.collect.slots import find_slots
+from modtrace.collect.structures.find import find_slots
 
 #: PyTorch's own, by how a test calls them.
 MODULE_TRACKER, MOD_TRACKER = ModuleTracker, ModTracker

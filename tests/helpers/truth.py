@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from modtrace.collect.graph_watch import tensors_in
-from modtrace.collect.scopes import ScopeTracker
+from modtrace.collect.backward.graph_watch import tensors_in
+from modtrace.collect.scopes.tracker import ScopeTracker
 
 ACCUMULATE = 2**64 - 1
 
@@ -179,7 +179,7 @@ class Comparison(TorchDispatchMode):
 
 def _labels(tracker: ScopeTracker):
     """For each call that modtrace saw, the truth's name for it: calls of a module count in order of time."""
-    from modtrace.collect.segments import CallRef
+    from modtrace.collect.log.segments import CallRef
 
     calls = []
     for segment in tracker.kept:

@@ -17,7 +17,7 @@ from helpers.dtypes import DTYPES, FLOATS
 from helpers.float64_reference import assert_near_reference, measure, statistics, to_numbers
 from helpers.fuzzed import FUZZ
 from helpers.spread_reference import spread_of
-from modtrace.collect.kept_tensors import KeptTensors
+from modtrace.collect.values.whole_tensors import KeptTensors
 from modtrace.measure import fingerprints, measurer
 from modtrace.measure import tier2 as spread
 from modtrace.measure import tier2_kernel as spread_kernel

@@ -6,7 +6,7 @@ import torch
 
 from helpers import kernels
 from helpers.float64_reference import measure, statistics
-from modtrace.collect.kept_tensors import KeptTensors
+from modtrace.collect.values.whole_tensors import KeptTensors
 from modtrace.measure import fingerprints, measurer, memory
 from modtrace.measure import tier2_kernel as spread_kernel
 from modtrace.measure.differences import Before

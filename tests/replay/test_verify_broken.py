@@ -5,8 +5,9 @@ from torch import nn
 
 import modtrace
 from helpers.proved import SMALL, Calls
-from modtrace.collect import op_mode, op_rows
-from modtrace.collect.op_plans import OpPlan
+from modtrace.collect.ops import mode as op_mode
+from modtrace.collect.ops import rows as op_rows
+from modtrace.collect.ops.schemas import OpPlan
 from modtrace.recording.arrow.batches import to_batch
 from modtrace.recording.in_memory.recording import MemoryRecording
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from modtrace.collect.keep_last import KeepLast
-from modtrace.collect.op_args import ArgumentTexts
+from modtrace.collect.ops.arguments import ArgumentTexts
 from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.options.tensor_options import TensorOptions
+from modtrace.store.flight_recorder.sink import KeepLast
 from modtrace.store.tensor_shards import TensorShards
 
 MB = 2**20

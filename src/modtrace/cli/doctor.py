@@ -62,7 +62,7 @@ def diagnose() -> Diagnosis:
             "numpy: no C compiler was there at installation, so measuring values takes three times as long",
         ),
         tensor_ids=_describe_compiled(
-            "modtrace.collect.tensor_ids",
+            "modtrace.collect.tensor_ids.tensor_ids",
             "compiled",
             "Python: no C compiler was there at installation, so recording ops takes twice as long",
         ),

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..collect.op_plans import base_name
+from ..collect.ops.schemas import base_name
 from .kept_ops import KeptOp
 from .op_families import ASKING_OF_REALS, CHOOSING, SCATTERING, SHAPE_ONLY, may_be_index
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ..collect.op_mode import tensors_in
-from ..collect.op_plans import OpPlan, base_name
+from ..collect.ops.mode import tensors_in
+from ..collect.ops.schemas import OpPlan, base_name
 from ..torch_internals import has_own_dispatch, is_functorch_tensor, schema_arguments
 from .contents import alias_of, aside, copy_storage, digest
 from .generators import GeneratorStates
 from .templates import Template
 
 if TYPE_CHECKING:
-    from ..collect.thread_log import ThreadLog
+    from ..collect.log.thread_log import ThreadLog
 
 #: Namespaces of ops that mean nothing, or something else, when they run a second time.
 _NOT_AGAIN = {

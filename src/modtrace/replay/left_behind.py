@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..collect import scopes
+from ..collect.scopes import tracker as scopes
 from ..torch_internals import MODULE_HOOKS, TENSOR_HOOKS, hooks_and_modes
 
 

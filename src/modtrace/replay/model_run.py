@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..collect.slots import Slot, find_slots
+from ..collect.structures.find import Slot, find_slots
 from ..torch_internals import DisableTorchFunction
 from .contents import aside, digest
 from .generators import AllGenerators

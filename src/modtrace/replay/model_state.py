@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..collect.slots import find_slots
+from ..collect.structures.find import find_slots
 from .contents import aside
 from .generators import AllGenerators
 from .module_state import ModuleState, within

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ..collect.op_plans import base_name, name_of
+from ..collect.ops.schemas import base_name, name_of
 
 # fmt: off
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import torch
 
-from ..collect.op_mode import tensors_in
+from ..collect.ops.mode import tensors_in
 from .contents import digest
 from .exemptions import HIDDEN, SAME_AS_CHECKED, exemption, make_case
 from .kept_ops import KeptOp, numbers_in, uninitialised

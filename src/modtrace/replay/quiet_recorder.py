@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from ..collect.environment import describe_run
-from ..collect.op_mode import OpKeeper
-from ..collect.recorder import Recorder
+from ..collect.ops.mode import OpKeeper
+from ..collect.recorder.environment import describe_run
+from ..collect.recorder.recorder import Recorder
 from ..errors import ModtraceWarning
 from ..recording.in_memory.recording import MemoryRecording
 from ..recording.options.capture import to_captures

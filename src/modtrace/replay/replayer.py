@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..collect.op_mode import tensors_in
+from ..collect.ops.mode import tensors_in
 from .contents import alias_of, copy_of, digest, same_value, tensor_in
 from .generators import GeneratorStates
 from .kept_ops import KeptOp, OpKeep, numbers_in, uninitialised

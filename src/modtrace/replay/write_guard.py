@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from ..collect.op_mode import tensors_in
-from ..collect.op_plans import OpPlan
-from ..collect.unwrapped_mode import UnwrappedMode
+from ..collect.ops.mode import tensors_in
+from ..collect.ops.schemas import OpPlan
+from ..collect.ops.unwrapped_mode import UnwrappedMode
 from ..torch_internals import keep_out_of_dynamo
 
 

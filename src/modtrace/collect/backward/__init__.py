@@ -1,0 +1,1 @@
+"""What the autograd engine runs: which calls' backward, and what is recomputed for whom."""

@@ -1,0 +1,212 @@
+"""Notes which tensors go into a call and come out of it, so that its backward has its gradients and its place."""
+
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ...torch_internals import (
+    ACCUMULATE_SEQUENCE_NR,
+    DisableTorchFunction,
+    has_function_modes,
+    is_functorch_tensor,
+    keep_out_of_dynamo,
+)
+from ..structures.find import find_slots
+from .graph_watch import node_of
+
+if TYPE_CHECKING:
+    from ..log.segments import Segment
+    from ..log.thread_log import ThreadLog
+    from ..scopes.tracker import ScopeTracker
+
+#: Where in an autograd graph a gradient arrives: the number of a node and of its output; of a leaf its `id`.
+Key = tuple[int, int]
+
+#: The tensors that need a gradient, one after the other: of each its slot, and its key's two numbers. Flat, so that
+#: Python's garbage collector has one object a call to look at, and at that only once.
+Flat = tuple[Any, ...]
+
+_PLAIN = (type(None), bool, int, float, str)
+
+
+class Crossings:
+    """The tensors of the calls of one segment; calls by the event that they begin with."""
+
+    __slots__ = ("hooked", "inputs", "leaves", "open_events", "open_places", "outputs", "passed")
+
+    def __init__(self) -> None:
+        self.inputs: dict[int, Flat] = {}
+        self.outputs: dict[int, Flat] = {}
+        self.passed: dict[int, Flat] = {}  # outputs that the call has not made: they were there before
+        self.hooked: set[int] = set()  # calls of whose inputs one has a hook of the user's
+        self.leaves: dict[
+            int, weakref.ref[torch.Tensor]
+        ] = {}  # leaves that an outermost call has passed on, by `id`
+        self.open_places: list[Any] = []  # of the calls that run
+        self.open_events: list[int] = []  # which they began with
+
+    def is_hooked(self, segment: "Segment", index: int) -> bool:
+        """Whether a hook of the user's may change the gradient of one of a call's inputs where it arrives."""
+        return bool(self.hooked) and int(segment.structure().enter_event[index]) in self.hooked
+
+    def leaf_lives(self, key: int) -> bool:
+        """Whether the leaf of this `id` is the one that was passed on, and not another in its place."""
+        leaf = self.leaves.get(key)
+        return leaf is not None and leaf() is not None
+
+
+def slots_of(flat: Flat) -> tuple[str, ...]:
+    """The slots of the tensors, one by one."""
+    return flat[::3]
+
+
+def keys_of(flat: Flat) -> list[Key]:
+    """The keys of the tensors, one by one."""
+    return list(zip(flat[1::3], flat[2::3], strict=True))
+
+
+class CrossingRecorder:
+    """Looks at what goes in and out while somebody wants backward hooks. 2 us a call."""
+
+    def __init__(self, tracker: "ScopeTracker") -> None:
+        self._tracker = tracker
+        self._wanted: list[bool] = []  # by who wants them: whether with the outputs of every call
+        self._enter, self._leave = self._entering, self._leaving  # bound once
+
+    def want(self, with_outputs: bool) -> None:
+        """Somebody wants them; with the outputs of every call if slots are asked for."""
+        self._wanted.append(with_outputs)
+        if len(self._wanted) == 1:
+            keep_out_of_dynamo(CrossingRecorder._entering, CrossingRecorder._leaving)
+            self._tracker.entering.insert(0, self._enter)
+            self._tracker.leaving.insert(0, self._leave)
+
+    def unwant(self, with_outputs: bool) -> None:
+        """And does no more."""
+        self._wanted.remove(with_outputs)
+        if not self._wanted:
+            self._tracker.entering.remove(self._enter)
+            self._tracker.leaving.remove(self._leave)
+
+    def _entering(self, log: "ThreadLog", module: nn.Module, args: Any) -> None:
+        segment = log.segment
+        if segment is None or log.place.outermost != id(module) or not torch.is_grad_enabled():
+            return
+        crossings = segment.crossings
+        if crossings is None:
+            crossings = segment.crossings = Crossings()
+        event = len(log.places) - 1
+        crossings.open_places.append(log.place)
+        crossings.open_events.append(event)
+        if not args:
+            return
+        try:
+            is_one = len(args) == 1 and type(args[0]) is torch.Tensor
+            found = _one("[0]", args[0]) if is_one else _find(args)
+        except Exception as error:
+            self._tracker.fail(error, module)
+            return
+        if found:
+            crossings.inputs[event] = found
+
+    def _leaving(self, log: "ThreadLog", module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        crossings = None if log.segment is None else log.segment.crossings
+        if crossings is None:
+            return
+        event = _begin_of(crossings, log.place)
+        if event < 0 or output is None:
+            return
+        first = log.seqs[event]
+        try:
+            if _has_hooked(args):
+                crossings.hooked.add(event)
+            if kwargs:
+                # Seen only now, for no global hook sees them at the begin: one that was written to in place has
+                # lost the node that it came from.
+                given = _made_before(first, _find(kwargs))
+                if given:
+                    crossings.inputs[event] = crossings.inputs.get(event, ()) + given
+            found = _one("", output) if type(output) is torch.Tensor else _find(output)
+        except Exception as error:
+            self._tracker.fail(error, module)
+            return
+        if found:
+            if True in self._wanted:
+                crossings.outputs[event] = found
+            if len(found) > 3 or found[1] < first or found[1] == ACCUMULATE_SEQUENCE_NR:
+                passed = _made_before(first, found)
+                if passed and log.place.above is None:
+                    with DisableTorchFunction():
+                        crossings.leaves.update(
+                            (id(each), weakref.ref(each))
+                            for _, each in _tensors(output)
+                            if each.grad_fn is None
+                        )
+                if passed:
+                    crossings.passed[event] = passed
+                    crossings.outputs[event] = found
+
+
+def _has_hooked(args: Any) -> bool:
+    """Whether one of the tensors given has hooks. A nested one that has is not looked for."""
+    if has_function_modes():
+        with DisableTorchFunction():
+            return any(isinstance(each, torch.Tensor) and each._backward_hooks for each in args)
+    return any(type(each) is torch.Tensor and each._backward_hooks for each in args)
+
+
+def _begin_of(crossings: Crossings, place: Any) -> int:
+    """The event that the innermost call at a place began with, -1: without gradients. Those above it are dead."""
+    places, events = crossings.open_places, crossings.open_events
+    if places and places[-1] is place:
+        places.pop()
+        return events.pop()
+    if not any(each is place for each in places):
+        return -1
+    while places[-1] is not place:
+        places.pop()
+        events.pop()
+    places.pop()
+    return events.pop()
+
+
+def _made_before(first: int, flat: Flat) -> Flat:
+    """The tensors whose nodes have smaller numbers, and leaves."""
+    kept: Flat = ()
+    for at, (number, _) in enumerate(keys_of(flat)):
+        if number < first or number == ACCUMULATE_SEQUENCE_NR:
+            kept += flat[3 * at : 3 * at + 3]
+    return kept
+
+
+def _find(value: Any) -> Flat:
+    with DisableTorchFunction():
+        return tuple([part for slot, tensor in _tensors(value) for part in _key(slot, tensor)])
+
+
+def _one(slot: str, tensor: torch.Tensor) -> Flat:
+    """One plain tensor: a fast way, for it is what most modules take and give."""
+    if has_function_modes():
+        with DisableTorchFunction():
+            return _key(slot, tensor) if tensor.requires_grad else ()
+    return _key(slot, tensor) if tensor.requires_grad else ()
+
+
+def _key(slot: str, tensor: torch.Tensor) -> Flat:
+    node = node_of(tensor)
+    if node is None and is_functorch_tensor(tensor):
+        return ()  # its graph is the transform's
+    if node is None:
+        return slot, ACCUMULATE_SEQUENCE_NR, id(tensor)
+    return slot, node._sequence_nr(), tensor.output_nr
+
+
+def _tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, _PLAIN):
+        return
+    for slot, tensor, _ in find_slots(value):
+        if tensor is not None and tensor.requires_grad and not is_functorch_tensor(tensor):
+            yield slot, tensor

@@ -1,0 +1,84 @@
+"""Which calls a custom Function has made in its forward, for those that it makes again in its backward."""
+
+from collections.abc import Container, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from ..log.segments import CallRef, Segment
+
+if TYPE_CHECKING:
+    from .recompute import Region
+
+
+def calls_in_function(region: "Region", caller: CallRef | None, modules: Container[int]) -> list[CallRef]:
+    """The calls of some modules, however deep, that a custom Function has made in its forward, in order.
+
+    Its node is numbered before its forward runs, so what runs in it is entered at a higher number. Nothing tells where
+    its forward ends: later calls of the same caller are among them, unless they are in a Function whose backward has
+    run modules already.
+
+    Args:
+        caller: the call that has applied the Function; None: it was applied outside of modules.
+        modules: their ids.
+    """
+    found = _calls_inside(region, caller) if caller is not None else _outermost_calls(region)
+    return [call for call in found if _module_id(call) in modules]
+
+
+def find_repeated(segment: Segment, running: nn.Module | None) -> CallRef | None:
+    """The call that a custom Function runs again; None if it may be one of several.
+
+    Args:
+        running: the module one of whose methods makes the call again.
+    """
+    calls = calls_in_function(segment.region, segment.trigger, {segment.named.module_id})
+    if len(calls) > 1 and running is not None:
+        calls = [call for call in calls if call.parent is not None and call.parent.place.module is running]
+    return calls[0] if len(calls) == 1 else None
+
+
+def find_all_repeated(group: Sequence[Segment]) -> list[CallRef | None]:
+    """The calls that one backward of a custom Function has run again, None for those that may be one of several.
+
+    They are told by their order, too, where that is the one of the forward, or the reverse, and it cannot be both.
+    """
+    modules = [segment.named.module_id for segment in group]
+    calls = calls_in_function(group[0].region, group[0].trigger, set(modules))
+    ran = [_module_id(call) for call in calls]
+    if modules != modules[::-1]:
+        if ran[: len(modules)] == modules:
+            return list(calls[: len(modules)])
+        if ran[::-1] == modules:
+            return list(calls[::-1])
+    return [segment.repeats for segment in group]
+
+
+def _calls_inside(region: "Region", caller: CallRef) -> Iterator[CallRef]:
+    structure = caller.segment.structure()
+    begins, ends = structure.enter_event, structure.exit_event[caller.index]
+    inside = (begins > begins[caller.index]) & (begins < ends)
+    for index in np.flatnonzero(inside & _entered_in(region, caller.segment)).tolist():
+        yield CallRef(caller.segment, index)
+
+
+def _outermost_calls(region: "Region") -> Iterator[CallRef]:
+    """What ran in no call; not what this backward, or an earlier one, has run again."""
+    for span in region.owner.spans if region.owner is not None else ():
+        if isinstance(span, Segment) and span.task != region.task:
+            for index in np.flatnonzero(_entered_in(region, span)).tolist():
+                yield CallRef(span, index)
+
+
+def _entered_in(region: "Region", segment: Segment) -> npt.NDArray[np.bool_]:
+    """Whether each call of a segment was entered after the Function's node was numbered, and before the next one's."""
+    entered_at = np.asarray(segment.seqs, np.int64)[segment.structure().enter_event]
+    entered: npt.NDArray[np.bool_] = (entered_at > region.number) & (entered_at <= region.next_number)
+    return entered
+
+
+def _module_id(call: CallRef) -> int:
+    assert call.place.named is not None
+    return call.place.named.module_id

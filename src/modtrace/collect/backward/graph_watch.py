@@ -1,0 +1,91 @@
+"""Tells when backward reaches what an outermost call returned, and when that graph is dead."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+
+from ...torch_internals import grad_fn_of, is_dynamo_compiling, is_functorch_tensor
+from ..log.segments import Segment
+from ..structures.find import find_slots
+
+_METADATA_KEY = "modtrace"
+
+#: An output with more tensors than this is watched at the first ones only.
+_MAX_TENSORS = 64
+
+
+class GraphWatch:
+    """Lives in an autograd node, as a hook before it and in its metadata, and dies with it."""
+
+    __slots__ = ("__weakref__", "_handle", "_reached", "segment")
+
+    def __init__(self, segment: Segment, reached: Callable[[Segment], None]) -> None:
+        self.segment: Segment | None = segment
+        self._reached: Callable[[Segment], None] | None = reached
+        self._handle: Any = None
+
+    def attach(self, node: Any) -> None:
+        """Puts the watch into a node."""
+        node.metadata[_METADATA_KEY] = self
+        self._handle = node.register_prehook(self)
+
+    def remove(self) -> None:
+        """Takes it out: nothing of us runs in this graph any more, and all it keeps is this empty object."""
+        self.segment = None
+        self._reached = None
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def __call__(self, grad_outputs: Any) -> None:
+        if is_dynamo_compiling() or self._reached is None or self.segment is None:
+            return
+        self._reached(self.segment)
+
+
+def watch_graph(segment: Segment, output: Any, reached: Callable[[Segment], None]) -> None:
+    """Watches the nodes made in a closed segment that lead to the tensors of its output."""
+    assert segment.last_seq is not None
+    nodes: dict[int, Any] = {}
+    with torch._C.DisableTorchFunction():  # reading grad_fn is an event for a user's function mode
+        for tensor in tensors_in(output):
+            node = node_of(tensor)
+            if node is not None and segment.first_seq <= node._sequence_nr() < segment.last_seq:
+                nodes[node._sequence_nr()] = node
+    for node in nodes.values():
+        watch = GraphWatch(segment, reached)
+        watch.attach(node)
+        segment.watches.append(weakref.ref(watch))
+
+
+def node_of(tensor: torch.Tensor) -> Any:
+    """The node that a tensor comes from; None if there is none that could be asked for."""
+    try:
+        return None if is_functorch_tensor(tensor) else grad_fn_of(tensor)
+    except RuntimeError:  # a view whose base was written to: torch allows it until its gradient is asked for
+        return None
+
+
+def watched_segments(node: Any) -> Iterator[Segment]:
+    """The segments whose outputs an autograd graph leads through, from `node` down."""
+    seen = {node}
+    pending = [node]
+    while pending:
+        at = pending.pop()
+        watch = at.metadata.get(_METADATA_KEY)
+        if isinstance(watch, GraphWatch) and watch.segment is not None:
+            yield watch.segment
+            continue
+        for below, _ in at.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                pending.append(below)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The first tensors in an output, however nested."""
+    found = (slot.tensor for slot in find_slots(value))
+    return list(islice((tensor for tensor in found if tensor is not None), _MAX_TENSORS))

@@ -1,0 +1,147 @@
+"""The gradients that leave each heard call for its inputs, collected while the engine runs."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...torch_internals import ACCUMULATE_SEQUENCE_NR, is_dynamo_compiling, unseen
+from .backward_call import Heard
+from .call_tensors import Key, keys_of
+from .plan import Graph
+
+#: Of a gradient that a node sends: the edge it takes, and the call and the place there that it is for.
+_Sink = tuple[int, Heard, int]
+
+
+def collectors(graph: Graph, calls: Iterable[Heard]) -> Iterator[tuple[Any, Callable[[Any, Any], None]]]:
+    """Nodes with a hook for each, that notes the gradients which leave a call there.
+
+    Where all inputs of a call come from the node that runs next, and nothing else feeds it, there is no need: a
+    hook on a node takes 3 us.
+    """
+    wanted = _wanted(calls)
+    if not wanted:
+        return
+    fed: dict[Key, int] = {}  # how many edges lead there
+    sinks: dict[Any, list[_Sink]] = {}
+    for node, number, edge, key in _edges(graph, with_leaves=any(_is_leaf(key) for key in wanted)):
+        receivers = wanted.get(key)
+        if receivers is None:
+            continue
+        fed[key] = fed.get(key, 0) + 1
+        for heard, place in receivers:
+            is_input = place < heard.input_count
+            if (is_input and heard.first <= number < heard.last) or (not is_input and number >= heard.last):
+                sinks.setdefault(node, []).append((edge, heard, place))
+    if not graph.pruned:  # else the next node may be one whose gradient is asked for, and not run
+        _take_what_arrives(graph, wanted, fed)
+    for node, found in sinks.items():
+        needed = [sink for sink in found if sink[1].taken_at < 0]
+        if needed:
+            yield node, _collector(needed)
+
+
+def input_gradients(heard: Heard, number: int, arriving: Any) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of a call's inputs, what the call itself has contributed to each.
+
+    Args:
+        number: of the node that runs next.
+        arriving: the gradients that arrive there.
+    """
+    keys = keys_of(heard.inputs)
+    if heard.taken_at >= 0 and heard.taken_at == number:
+        first_places = _first_places(keys)
+        return tuple(arriving[key[1]] if first_places[key] == at else None for at, key in enumerate(keys))
+    own = heard.gradients or [None] * len(keys)
+    if not heard.passed:
+        return tuple(own)
+    # What it has passed on has come back too: a gradient of the very same tensor.
+    behind = dict(zip(keys_of(heard.passed), passing_gradients(heard, number, arriving), strict=True))
+    return tuple(_sum(own[at], behind.pop(key, None)) for at, key in enumerate(keys))
+
+
+def passing_gradients(heard: Heard, number: int, arriving: Any) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of what a call has passed on: what comes from nodes that were made after it."""
+    keys = keys_of(heard.passed)
+    found = [None] * len(keys) if heard.gradients is None else heard.gradients[heard.input_count :]
+    for at, key in enumerate(keys):
+        if found[at] is None and heard.passes and key[0] == number:
+            found[at] = arriving[key[1]]  # it is what backward began with, or a user wrapped the node
+    return tuple(found)
+
+
+def _wanted(calls: Iterable[Heard]) -> dict[Key, list[tuple[Heard, int]]]:
+    """By where it arrives: the calls with such a tensor, and its place among those they took and passed on."""
+    wanted: dict[Key, list[tuple[Heard, int]]] = {}
+    for heard in calls:
+        for begin, flat in ((0, heard.inputs), (heard.input_count, heard.passed)):
+            for key, place in _first_places(keys_of(flat)).items():
+                wanted.setdefault(key, []).append((heard, begin + place))
+    return wanted
+
+
+def _first_places(keys: list[Key]) -> dict[Key, int]:
+    """A tensor that is there twice has its gradient at its first place."""
+    if len(keys) == 1:
+        return {keys[0]: 0}
+    return {key: at for at, key in reversed([*enumerate(keys)])}
+
+
+def _edges(graph: Graph, with_leaves: bool) -> Iterator[tuple[Any, int, int, Key]]:
+    """Every edge of the nodes that run: node, its number, which of its edges, and where that leads."""
+    numbers = dict(zip(graph.nodes, graph.numbers.tolist(), strict=True))
+    for node, number in numbers.items():
+        for edge, (target, slot) in enumerate(graph.edges[node]):
+            at = numbers.get(target)
+            if at is not None:
+                yield node, number, edge, (at, slot)
+            elif target is not None:
+                at = target._sequence_nr()
+                if at != ACCUMULATE_SEQUENCE_NR:
+                    yield node, number, edge, (at, slot)
+                elif with_leaves:
+                    yield node, number, edge, (at, id(target.variable))
+
+
+def _take_what_arrives(graph: Graph, wanted: dict[Key, list[tuple[Heard, int]]], fed: dict[Key, int]) -> None:
+    """Notes for which calls the gradients that arrive at the next node are those of all their inputs."""
+    calls = list({id(heard): heard for receivers in wanted.values() for heard, _ in receivers}.values())
+    begins = np.array([heard.first for heard in calls], np.int64)
+    following = np.searchsorted(-graph.numbers, -begins, side="right")
+    for heard, number in zip(calls, np.append(graph.numbers, -1)[following].tolist(), strict=True):
+        if number in graph.roots or heard.passed or heard.has_hooked_input:
+            continue
+        if all(key[0] == number and fed.get(key) == 1 for key in keys_of(heard.inputs)):
+            heard.taken_at = number
+
+
+def _collector(sinks: list[_Sink]) -> Callable[[Any, Any], None]:
+    def collect(grad_inputs: Any, grad_outputs: Any) -> None:
+        if is_dynamo_compiling():
+            return
+        for edge, heard, place in sinks:
+            gradient = grad_inputs[edge]
+            if gradient is None:
+                continue
+            keys = keys_of(heard.inputs + heard.passed)
+            if _is_leaf(keys[place]) and type(gradient) is torch.Tensor and not torch.is_grad_enabled():
+                with unseen():
+                    gradient = gradient.detach()  # a leaf takes it over only if nobody else holds it
+            if heard.gradients is None:
+                heard.gradients = [None] * len(keys)
+            heard.gradients[place] = _sum(heard.gradients[place], gradient)
+
+    return collect
+
+
+def _is_leaf(key: Key) -> bool:
+    return key[0] == ACCUMULATE_SEQUENCE_NR
+
+
+def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    if one is None or other is None:
+        return other if one is None else one
+    with unseen(), torch.no_grad():
+        return one + other

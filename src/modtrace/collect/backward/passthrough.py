@@ -1,0 +1,60 @@
+"""Calls through which gradients merely pass (Identity, Dropout in eval): no node is their own."""
+
+from collections.abc import Sequence
+
+from ...torch_internals import ACCUMULATE_SEQUENCE_NR
+from ..log.segments import Segment
+from .backward_call import Heard, HeardCalls
+from .call_tensors import Key, keys_of
+from .plan import Graph
+
+
+def find_passing(graph: Graph, segments: Sequence[Segment], calls: HeardCalls) -> dict[int, list[Heard]]:
+    """Such calls by the number of the node before which the gradients pass; -1: after all nodes."""
+    found: list[tuple[int, int, int, Heard]] = []
+    arrived: _Arrived | None = None
+    for at, segment in reversed([*enumerate(segments)]):
+        if not segment.crossings.passed:
+            continue
+        arrived = arrived or _Arrived(graph)
+        runs = graph.has_any(segment.first_seq, segment.last_seq)
+        structure = segment.structure()
+        for event, outputs in segment.crossings.passed.items():
+            heard = calls.of(segment)[int(structure.scope_after[event])]
+            if not graph.has_any(heard.first, heard.last) and any(
+                arrived.at(key, heard, runs) for key in keys_of(outputs)
+            ):
+                found.append((-heard.last, -at, -int(structure.exit_event[heard.index]), heard))
+    by_node: dict[int, list[Heard]] = {}
+    for _, _, _, heard in sorted(found, key=lambda each: each[:3]):
+        by_node.setdefault(graph.next_before(heard.last), []).append(heard)
+    return by_node
+
+
+class _Arrived:
+    """Where gradients arrive in one run of the engine."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._roots = graph.roots
+        self._fed: dict[Key, int] = {}  # the largest number of a node that feeds it
+        self._claimed: dict[int, int] = {}
+        for node, number in zip(graph.nodes, graph.numbers.tolist(), strict=True):
+            for target, slot in graph.edges[node]:
+                if target is not None:
+                    at = target._sequence_nr()
+                    key = (at, id(target.variable) if at == ACCUMULATE_SEQUENCE_NR else slot)
+                    self._fed.setdefault(key, number)
+
+    def at(self, key: Key, heard: Heard, runs: bool) -> bool:
+        """Whether a gradient arrives at what a call has passed on, from what was made after it.
+
+        Args:
+            runs: a node of the outermost call around it runs too.
+        """
+        if self._fed.get(key, -1) < heard.last:
+            return key[0] in self._roots
+        if key[0] != ACCUMULATE_SEQUENCE_NR or runs:
+            return True
+        # A leaf given to a model of which no node runs: it went through the newest such call before its use.
+        crossings = heard.segment.crossings
+        return crossings.leaf_lives(key[1]) and self._claimed.setdefault(key[1], heard.last) == heard.last

@@ -1,0 +1,230 @@
+"""Reads an autograd graph before it runs: which nodes will run, in which order, and whose they are."""
+
+import functools
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...torch_internals import (
+    ACCUMULATE_SEQUENCE_NR,
+    grad_fn_of,
+    is_functorch_tensor,
+    output_nr_of,
+    will_engine_execute,
+)
+from ..log.segments import CallRef, Ints, Segment
+
+if TYPE_CHECKING:
+    from ..log.thread_log import ThreadLog
+
+Edges = dict[Any, Any]
+
+
+class Graph(NamedTuple):
+    """The nodes below some roots, those that only accumulate into a parameter left out."""
+
+    nodes: list[Any]  # in the order in which the engine runs them: descending sequence number
+    numbers: Ints  # theirs
+    edges: Edges
+    pruned: bool  # the engine runs only what some inputs need
+    roots: frozenset[int]  # the numbers of those where it begins
+
+    def has_any(self, first: int, end: int | None) -> bool:
+        """Whether a node's number lies in a range; `end` None: in one that has not ended."""
+        if end is None:
+            return len(self.numbers) > 0 and int(self.numbers[0]) >= first
+        return self.next_before(end) >= first
+
+    def next_before(self, number: int) -> int:
+        """The number of the first node to run of those below a number; -1: there is none."""
+        at = int(np.searchsorted(-self.numbers, -number, side="right"))
+        return int(self.numbers[at]) if at < len(self.numbers) else -1
+
+
+class Moves(NamedTuple):
+    """The nodes from which on another call is running, as columns."""
+
+    nodes: list[Any]
+    numbers: list[int]
+    segments: list[Segment | None]
+    calls: list[int]  # by number in their segments; -1: outside
+
+
+NO_MOVES = Moves([], [], [], [])
+
+
+def root_nodes(outputs: Iterable[Any]) -> list[Any]:
+    """The nodes where a backward of these outputs begins."""
+    nodes: dict[Any, None] = {}
+    with torch._C.DisableTorchFunction():
+        for output in outputs:
+            if isinstance(output, torch.Tensor):
+                node = None if is_functorch_tensor(output) else grad_fn_of(output)
+            else:
+                node = getattr(output, "node", None)  # a GradientEdge
+            if node is not None and node._sequence_nr() != ACCUMULATE_SEQUENCE_NR:
+                nodes[node] = None
+    return list(nodes)
+
+
+def read_graph(roots: list[Any], first: Any, pruned: bool) -> Graph:
+    """Walks the graph once.
+
+    Args:
+        roots: where it begins.
+        first: the node that is about to run.
+        pruned: the engine will not run all of it: `backward(inputs=...)`.
+    """
+    nodes, numbers, edges = _walk(roots)
+    order = np.argsort(np.array(numbers, np.int64), kind="stable")[::-1].tolist()
+    if pruned and will_engine_execute is not None:
+        order = [at for at in order if nodes[at] is first or will_engine_execute(nodes[at])]
+    roots_numbers = frozenset(root._sequence_nr() for root in roots)
+    return Graph(
+        [nodes[at] for at in order], np.array(numbers, np.int64)[order], edges, pruned, roots_numbers
+    )
+
+
+def find_moves(graph: Graph, owner: "ThreadLog", extra: Collection[int] = ()) -> Moves:
+    """The nodes at which the running call changes, the first node included; and those of the numbers in `extra`.
+
+    The engine runs nodes in descending sequence number, so the calls that the sorted nodes were made in are
+    the calls in the order of their backward.
+    """
+    segments, of_segment, index = calls_of_nodes(owner, graph.numbers)
+    changed = np.empty(len(index), bool)
+    changed[:1] = True
+    own = _made_in_segment(graph.numbers, segments, of_segment)
+    changed[1:] = (index[1:] != index[:-1]) | (of_segment[1:] != of_segment[:-1]) | (own[1:] != own[:-1])
+    if extra:
+        changed |= np.isin(graph.numbers, list(extra))
+    at = np.flatnonzero(changed)
+    return Moves(
+        [graph.nodes[node] for node in at.tolist()],
+        graph.numbers[at].tolist(),
+        [segments[of] for of in of_segment[at].tolist()],
+        index[at].tolist(),
+    )
+
+
+def _made_in_segment(
+    numbers: Ints, segments: list[Segment | None], of_segment: Ints
+) -> npt.NDArray[np.bool_]:
+    """Whether each node was made in the forward of its segment, and not by a backward through it."""
+    end = np.iinfo(np.int64).max
+    first = np.array([0 if each is None else each.first_seq for each in segments], np.int64)
+    last = np.array(
+        [end if each is None or each.last_seq is None else each.last_seq for each in segments], np.int64
+    )
+    own: npt.NDArray[np.bool_] = (first[of_segment] <= numbers) & (numbers < last[of_segment])
+    return own
+
+
+def find_adding_nodes(
+    graph: Graph, outputs: list[Any], owner: "ThreadLog | None"
+) -> Iterator[tuple[Any, CallRef | None]]:
+    """The nodes after which the engine adds their gradients to others that have come to the same place.
+
+    With each the innermost call that all those gradients come from; None: the outside, or not known.
+    """
+    calls = _calls_by_node(graph, owner)
+    fed: dict[Any, CallRef | None] = dict.fromkeys(_fed_at_start(outputs, graph.edges))
+    for node, call in zip(graph.nodes, calls, strict=True):
+        targets = [edge for edge in graph.edges[node] if edge[0] is not None]
+        met = [fed[edge] for edge in targets if edge in fed]
+        if met or len(set(targets)) < len(targets):
+            yield node, functools.reduce(_common, met, call)
+        for edge in targets:
+            fed[edge] = _common(fed[edge], call) if edge in fed else call
+
+
+def _calls_by_node(graph: Graph, owner: "ThreadLog | None") -> list[CallRef | None]:
+    if owner is None:
+        return [None] * len(graph.nodes)
+    segments, of_segment, index = calls_of_nodes(owner, graph.numbers)
+    found = zip(of_segment.tolist(), index.tolist(), strict=True)
+    return [None if (at := segments[of]) is None or call < 0 else CallRef(at, call) for of, call in found]
+
+
+def _common(one: CallRef | None, other: CallRef | None) -> CallRef | None:
+    """The innermost call around both."""
+    if one == other:
+        return one
+    above = set()
+    while one is not None:
+        above.add(one)
+        one = one.parent
+    while other is not None and other not in above:
+        other = other.parent
+    return other
+
+
+def _walk(roots: list[Any]) -> tuple[list[Any], list[int], Edges]:
+    edges: Edges = {}
+    numbers: list[int] = []
+    seen = set(roots)
+    pending = [(root, root._sequence_nr()) for root in roots]
+    while pending:
+        node, number = pending.pop()
+        numbers.append(number)
+        below = edges[node] = node.next_functions
+        for each, _ in below:
+            if each is not None and each not in seen:
+                seen.add(each)
+                number = each._sequence_nr()
+                if number != ACCUMULATE_SEQUENCE_NR:
+                    pending.append((each, number))
+    return list(edges), numbers, edges
+
+
+def calls_of_nodes(owner: "ThreadLog", numbers: Ints) -> tuple[list[Segment | None], Ints, Ints]:
+    """Segments, and for each node in descending order which of them it was made in, and in which call there."""
+    segments: list[Segment | None] = [None]
+    of_segment = np.zeros(len(numbers), np.int64)
+    index = np.full(len(numbers), -1, np.int64)
+    spans = owner.spans
+    starts = np.array([span.first_seq for span in spans], np.int64)
+    at_span = np.searchsorted(starts, numbers, side="right") - 1
+    edges = np.flatnonzero(np.diff(at_span)) + 1
+    for begin, end in zip([0, *edges.tolist()], [*edges.tolist(), len(numbers)], strict=True):
+        span = spans[at_span[begin]] if len(numbers) and at_span[begin] >= 0 else None
+        if isinstance(span, Segment) and span.last_seq is not None:
+            after = begin + int(np.count_nonzero(numbers[begin:end] >= span.last_seq))
+            events = np.searchsorted(span.seqs, numbers[after:end], side="right") - 1
+            found = span.structure().scope_after[events]
+            index[after:end] = found
+            of_segment[after:end] = np.where(found < 0, 0, len(segments))
+            segments.append(span)
+            end = after
+        for at in range(begin, end):  # in no span, in one that still runs, or in one around it
+            call = owner.call_of(int(numbers[at]))
+            if call is not None:
+                segments.append(call.segment)
+                of_segment[at], index[at] = _position(segments, call.segment), call.index
+    return segments, of_segment, index
+
+
+def _position(segments: list[Segment | None], segment: Segment) -> int:
+    return next(at for at, each in enumerate(segments) if each is segment)
+
+
+def _fed_at_start(outputs: list[Any], edges: Edges) -> set[Any]:
+    """The places that get a gradient before any node has run: those of the outputs themselves."""
+    fed: set[Any] = set()
+    leaves = set()
+    with torch._C.DisableTorchFunction():
+        for output in outputs:
+            if not isinstance(output, torch.Tensor):
+                fed.add((getattr(output, "node", None), getattr(output, "output_nr", 0)))
+            elif (node := grad_fn_of(output)) is not None:
+                fed.add((node, output_nr_of(output)))
+            else:
+                leaves.add(id(output))
+    if leaves:  # a leaf among the outputs: what accumulates its gradient may be fed by the graph too
+        for edge in (edge for below in edges.values() for edge in below if edge[0] is not None):
+            if edge[0]._sequence_nr() == ACCUMULATE_SEQUENCE_NR and id(edge[0].variable) in leaves:
+                fed.add(edge)
+    return fed

@@ -1,0 +1,300 @@
+"""Hooks of the user at module boundaries that also run inside compiled code."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from threading import get_ident
+from types import FunctionType, MethodType
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from ...torch_internals import is_compile_wrapper, is_dynamo_compiling, keep_out_of_dynamo, unseen
+from ..names.module_names import named_modules
+from .gradients import Awaited, AwaitedInputs, gets_gradient, keep_gradients_out_of_dynamo
+from .op import Event, Session, hook_op, report
+
+_Tensors: TypeAlias = tuple[torch.Tensor, ...]
+_Gradients: TypeAlias = tuple[torch.Tensor | None, ...]
+
+
+@contextmanager
+def compile_safe_hooks(
+    model: nn.Module,
+    pre_fw_hook: Callable[[str, _Tensors], object] | None = None,
+    post_fw_hook: Callable[[str, _Tensors, _Tensors], object] | None = None,
+    pre_bw_hook: Callable[[str, _Gradients], object] | None = None,
+    post_bw_hook: Callable[[str, _Gradients], object] | None = None,
+    module_filter: Callable[[str, nn.Module], bool] | None = None,
+) -> Iterator[None]:
+    """Calls Python functions at the boundaries of all submodules, in eager and in compiled code alike.
+
+    The functions run when the model runs, not when it is traced, and may do anything but change the tensors: print,
+    append, `.item()`. They run without recording gradients; what they raise reaches the caller of the model or
+    of `backward()`, and what they return is ignored. Under `torch.compile(..., fullgraph=True)` the model stays
+    one graph with each of the backends "eager", "aot_eager" and "inductor".
+
+    A model may be compiled before the block or in it: its code with hooks and its code without are told apart, each
+    is compiled once, and later blocks with the same hooks use it again. What backward runs after the block calls
+    nothing.
+
+    What is passed:
+        Tensors are found in tuples, lists, dicts and dataclasses, nested (so also in a `ModelOutput`), in the
+        order of arguments, then keyword arguments. Objects of other classes are not looked into. A tuple of
+        gradients has a place for each of the call's tensors, with None for one that gets no gradient (compiled
+        code gives zeros for what it returns and the loss does not use). A tensor that is there twice has its whole
+        gradient at both places.
+
+    When backward is told of:
+        `pre_bw_hook` is called as soon as each output that can get a gradient has got it, `post_bw_hook` likewise
+        for the inputs. If one of several gets none in this backward, the call comes later: `pre_bw_hook` not after
+        `post_bw_hook` of the same call, both not after the end of the backward. A call with no input that needs
+        a gradient has no `post_bw_hook`, one with no output that has a `grad_fn` no `pre_bw_hook`, nor one whose
+        output is a view (as that of nn.Linear of a three-dimensional input) that is changed in place after it.
+        A recompute of a checkpoint runs the forward hooks once more, in compiled code too where it recomputes.
+
+    What the model can notice:
+        Where `post_bw_hook` is given, a module gets views of the inputs that need gradients; their gradients are
+        those of this call alone. Inputs in a list, dict or dataclass stay as they are: their gradients are those
+        of all their uses, and None for leaves. So are those of an input that the module returns, or changes in
+        place (then of its value before).
+        In the block each module has its class's `forward` as an attribute too: Dynamo asks for that, not for
+        hooks, when it asks whether compiled code may be used. If all modules have one of their own, and the model
+        was compiled before, call `torch._dynamo.reset()` before the block.
+        Compiled in bfloat16 or float16, "inductor" keeps intermediate values in float32 unless somebody looks at
+        them: there hooks change the rounding of results. Set `torch._inductor.config.emulate_precision_casts`
+        in both runs to compare them.
+
+    Not supported: tensor subclasses in compiled code, CUDA graphs; what `torch.export` traces has no hooks.
+
+    Args:
+        model: its submodules get hooks; it itself (path "") gets none. What `torch.compile(model)` returned may
+            be given too, with the same paths.
+        pre_fw_hook: called with the path and the tensors of the input before each forward.
+        post_fw_hook: called with the path, the tensors of the input and those of the output after each forward.
+        pre_bw_hook: called with the path and the gradients of the outputs.
+        post_bw_hook: called with the path and the gradients of the inputs.
+        module_filter: called once with the path, as in `named_modules()`, and the module; False leaves it out.
+
+    Raises:
+        TypeError: the model is no module, or a hook cannot be called.
+    """
+    hooks = (pre_fw_hook, post_fw_hook, pre_bw_hook, post_bw_hook)
+    _check(model, hooks, module_filter)
+    named = [
+        (path, each)
+        for path, each in _submodules(model)
+        if module_filter is None or module_filter(path, each)
+    ]
+    _prepare_torch()
+    with ExitStack() as stack:
+        session = Session([path for path, _ in named], hooks)
+        stack.callback(session.end)
+        for index, (_, module) in enumerate(named):
+            _install(session, index, module, stack)
+        yield
+
+
+def _check(model: Any, hooks: Sequence[Any], module_filter: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"compile_safe_hooks needs a torch.nn.Module, not {model!r}")
+    names = ("pre_fw_hook", "post_fw_hook", "pre_bw_hook", "post_bw_hook", "module_filter")
+    for name, each in zip(names, (*hooks, module_filter), strict=True):
+        if each is not None and not callable(each):
+            raise TypeError(f"compile_safe_hooks: {name} must be a function or None, not {each!r}")
+
+
+def _submodules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """All modules below the model by path, without the wrappers that torch.compile makes."""
+    for raw_path, module in named_modules(model):
+        path = ".".join(part for part in raw_path.split(".") if part != "_orig_mod")
+        if path and not is_compile_wrapper(module):
+            yield path, module
+
+
+# The hooks. Dynamo traces through them.
+
+
+def _install(session: Session, index: int, module: nn.Module, stack: ExitStack) -> None:
+    """Puts our hooks on a module until the stack is closed.
+
+    The module's place stands in a tensor: compiled code takes that as an input, and so the layers of a model share
+    their code with hooks as without, and so does the next block with this one.
+    """
+    with unseen(), torch.inference_mode(False):
+        place = torch.tensor([session.number, index], device="cpu")
+    events = session.events
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if not is_dynamo_compiling() and torch.compiler.is_compiling():
+            return None
+        found: list[torch.Tensor] = []
+        in_tuples: list[bool] = []
+        _find((args, tuple(kwargs.values())), True, found, in_tuples, 0)
+        if is_dynamo_compiling():
+            given = _enter_in_graph(place, events, tuple(in_tuples), *found)
+        else:
+            given = _enter(place, events, in_tuples, found)
+            if given is found:
+                return None
+        fresh = iter([each for each, in_tuple in zip(given, in_tuples, strict=True) if in_tuple])
+        new_args = tuple([_with(each, fresh) for each in args])
+        return new_args, {name: _with(each, fresh) for name, each in kwargs.items()}
+
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        if not is_dynamo_compiling() and torch.compiler.is_compiling():
+            return None
+        given: list[torch.Tensor] = []
+        _find((args, tuple(kwargs.values())), True, given, [], 0)
+        found: list[torch.Tensor] = []
+        in_tuples: list[bool] = []
+        _find(output, True, found, in_tuples, 0)
+        if is_dynamo_compiling():
+            returned = _leave_in_graph(place, events, len(given), *given, *found)
+        else:
+            returned = _leave(place, events, given, found)
+            if returned is found:
+                return None
+        return _with(output, iter([each for each, fits in zip(returned, in_tuples, strict=True) if fits]))
+
+    keep_out_of_dynamo(before, after, with_callees=False)
+    if events[Event.PRE_FW] or events[Event.POST_BW]:
+        stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+    if events[Event.POST_FW] or events[Event.PRE_BW] or events[Event.POST_BW]:
+        stack.callback(module.register_forward_hook(after, with_kwargs=True, prepend=True).remove)
+    _make_stale(module, stack)
+
+
+#: Containers lie in each other no deeper than this: a list may contain itself.
+_MAX_DEPTH = 32
+
+
+def _find(value: Any, in_tuple: bool, found: list[torch.Tensor], in_tuples: list[bool], depth: int) -> None:
+    """Adds the tensors in a value, and whether nothing but tuples is around each. Dynamo cannot trace `find_slots`."""
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+        in_tuples.append(in_tuple)
+        return
+    parts: Any = ()
+    if depth > _MAX_DEPTH:
+        return
+    if isinstance(value, dict):
+        parts = value.values()
+    elif isinstance(value, (tuple, list)):
+        parts = value
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    for each in parts:
+        _find(each, in_tuple and type(value) is tuple, found, in_tuples, depth + 1)
+
+
+def _with(value: Any, fresh: Iterator[torch.Tensor]) -> Any:
+    """The value with fresh tensors. Lists and dicts stay the very ones: the module may change them."""
+    if isinstance(value, torch.Tensor):
+        return next(fresh)
+    if type(value) is tuple:
+        return tuple([_with(each, fresh) for each in value])
+    return value
+
+
+# What the hooks do. In compiled code these calls are nodes of Dynamo's graph; AOTAutograd runs them when it traces,
+# and what is left in its graph are the views and the calls of the op. So all here is plain Python in each case.
+
+_Events: TypeAlias = tuple[bool, ...]
+
+
+#: The calls that are running, innermost last: their inputs, or None if these await no gradient. By the `id` of the
+#: module's place, which cannot be read while this is traced, and by thread.
+_running: dict[tuple[int, int], list["AwaitedInputs | None"]] = {}
+
+
+def _enter_in_graph(place: torch.Tensor, events: _Events, in_tuples: tuple[bool, ...], *found: Any) -> Any:
+    return tuple(_enter(place, events, in_tuples, list(found)))
+
+
+def _leave_in_graph(place: torch.Tensor, events: _Events, inputs: int, *found: Any) -> Any:
+    return tuple(_leave(place, events, list(found[:inputs]), list(found[inputs:])))
+
+
+def _enter(
+    place: torch.Tensor, events: _Events, in_tuples: Sequence[bool], found: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Tells of a call's inputs; returns what the module shall get instead of them."""
+    if events[Event.PRE_FW]:
+        report(place, Event.PRE_FW, found, [])
+    if not events[Event.POST_BW]:
+        return found
+    calls = _running.setdefault((id(place), get_ident()), [])
+    if not any(gets_gradient(each) for each in found):
+        calls.append(None)
+        return found
+    inputs = AwaitedInputs(place, Event.POST_BW, found)
+    calls.append(inputs)
+    return inputs.replace(found, in_tuples)
+
+
+def _leave(
+    place: torch.Tensor, events: _Events, given: list[torch.Tensor], found: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Tells of a call's inputs and outputs; returns what the module shall return instead of the latter."""
+    if events[Event.POST_FW]:
+        report(place, Event.POST_FW, given, found)
+    inputs = _end_call(place) if events[Event.POST_BW] else None
+    if inputs is not None:
+        found = inputs.end(given, found)
+    if events[Event.PRE_BW] and torch.is_grad_enabled():
+        outputs = Awaited(place, Event.PRE_BW, found)
+        for number, each in enumerate(outputs.tensors(found)):
+            outputs.listen(each, number)
+        if inputs is not None:
+            inputs.before = outputs
+    return found
+
+
+def _end_call(place: torch.Tensor) -> "AwaitedInputs | None":
+    calls = _running.get((id(place), get_ident()))
+    inputs = calls.pop() if calls else None
+    if not calls:
+        _running.pop((id(place), get_ident()), None)
+    return inputs
+
+
+@cache
+def _prepare_torch() -> None:
+    """Makes the op, and tells Dynamo what to leave alone: as a call in a graph, or where a hook runs in eager."""
+    hook_op()
+    keep_out_of_dynamo(_enter, _leave, _find, _with)
+    keep_gradients_out_of_dynamo()
+    torch.compiler.allow_in_graph(_enter_in_graph)  # type: ignore[no-untyped-call]
+    torch.compiler.allow_in_graph(_leave_in_graph)  # type: ignore[no-untyped-call]
+
+
+# Telling compiled code with our hooks from code without them.
+
+#: How many blocks have put their `forward` on a module, by its `id`; each block holds its modules.
+_stale: dict[int, int] = {}
+
+
+def _make_stale(module: nn.Module, stack: ExitStack) -> None:
+    """Gives the module its class's `forward` as an attribute: code compiled without hooks is not used for it then.
+
+    Dynamo does not look for hooks when it asks whether such code may be used (`skip_nnmodule_hook_guards`), and
+    code is kept per class: hooks on a model of a class compiled before would not run. But it asks whether the
+    module has no `forward` in its `__dict__`. Code with hooks asks for these hooks, so it is not used after the
+    block, and is used again in the next (torch 2.13, measured).
+    """
+    if id(module) not in _stale:
+        if "forward" in module.__dict__ or type(getattr(type(module), "forward", None)) is not FunctionType:
+            return
+        module.__dict__["forward"] = MethodType(type(module).forward, module)
+    _stale[id(module)] = _stale.get(id(module), 0) + 1
+    stack.callback(_make_fresh, module)
+
+
+def _make_fresh(module: nn.Module) -> None:
+    _stale[id(module)] -= 1
+    if not _stale[id(module)]:
+        del _stale[id(module)]
+        module.__dict__.pop("forward", None)

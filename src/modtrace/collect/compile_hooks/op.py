@@ -1,0 +1,81 @@
+"""The one op that compiled code calls where a module begins and ends, and whose hooks it runs."""
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from functools import cache
+from itertools import count
+
+import torch
+
+from ...torch_internals import unseen
+
+
+class Event(IntEnum):
+    PRE_FW = 0
+    POST_FW = 1
+    PRE_BW = 2
+    POST_BW = 3
+
+
+#: The blocks that are open. All else knows a session by its number, so that compiled code and autograd graphs
+#: that outlive a block hold none of the user's functions.
+_sessions: dict[int, "Session"] = {}
+_numbers = count()
+
+
+class Session:
+    """One block: its paths, and the user's functions."""
+
+    def __init__(self, paths: list[str], hooks: Sequence[Callable[..., object] | None]) -> None:
+        self.number = next(_numbers)
+        self.paths = paths
+        self.hooks = hooks
+        self.events = tuple(hook is not None for hook in hooks)
+        _sessions[self.number] = self
+
+    def end(self) -> None:
+        """Forgets the user's functions."""
+        _sessions.pop(self.number, None)
+
+
+def report(
+    place: torch.Tensor,
+    event: Event,
+    first: Sequence[torch.Tensor | None],
+    second: Sequence[torch.Tensor | None],
+) -> None:
+    """Calls the user's hook: now; if this is traced, so that no tensor is a plain one, when the traced code runs."""
+    if type(place) is torch.Tensor:
+        _run(place, event, first, second)
+    else:
+        hook_op()(list(first), list(second), place, int(event))
+
+
+def _run(
+    place: torch.Tensor,
+    event: int,
+    first: Sequence[torch.Tensor | None],
+    second: Sequence[torch.Tensor | None],
+) -> None:
+    with unseen():
+        number, index = place.tolist()
+    session = _sessions.get(number)
+    hook = None if session is None else session.hooks[event]
+    if session is not None and hook is not None:
+        tensors = (tuple(first), tuple(second)) if event == Event.POST_FW else (tuple(first),)
+        with torch.no_grad():
+            hook(session.paths[index], *tensors)
+
+
+@cache
+def hook_op() -> Callable[..., None]:
+    """The op. It says that it changes `place`: an op that changes nothing and returns nothing is dropped."""
+
+    def call_hook(
+        first: list[torch.Tensor | None], second: list[torch.Tensor | None], place: torch.Tensor, event: int
+    ) -> None:
+        _run(place, event, first, second)
+
+    op = torch.library.custom_op("modtrace::call_hook", call_hook, mutates_args={"place"})
+    op.register_fake(lambda first, second, place, event: None)
+    return op

@@ -1,0 +1,133 @@
+"""Floating-point operations of one operator call, from shapes alone.
+
+The conventions are those of `torch.utils.flop_counter`: a multiply-add is 2, element-wise operators, reductions and
+copies are 0, the dtype does not matter. Formulas come from three places: what the user has registered with
+`register_flop_formula`, which wins; our own, for what torch does not count (attention on the CPU, recurrent layers,
+in-place variants, composite operators, which a mode sees whole in inference mode) and for what it counts wrongly (the
+gradient of the weight of a grouped convolution); and torch's. docs/limits.md lists where the numbers differ.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils import flop_counter
+
+from .convolutions import CONVOLUTIONS
+from .layers import LAYERS
+from .products import PRODUCTS, Formula
+from .replay import REPLAYED, replay
+from .uncounted import is_unknown
+
+#: Our formulas, by the name of an operator or of one of its overloads.
+FORMULAS: Mapping[str, Formula] = {**PRODUCTS, **LAYERS, **CONVOLUTIONS}
+
+
+def count_flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any) -> int | None:
+    """The floating-point operations of a call of an operator, 0 if it only does what is not counted.
+
+    Padding, masked scores, and zeros of a sparse operand of a dense product (`aten.mm`) count as if they were data.
+
+    Args:
+        func: The operator as a dispatch mode sees it: an `OpOverload` or a `HigherOrderOperator`.
+        args: Its positional arguments, with a `torch.Size` for each tensor, also inside lists.
+        kwargs: Its keyword arguments, likewise.
+        outputs: What it returned, likewise.
+
+    Returns:
+        None where it cannot be known: a formula raised, or there is none for a product, a factorisation, an FFT, a
+        sparse product, an operator that is not PyTorch's, or a higher-order operator.
+    """
+    try:
+        flops = _count(func, args, kwargs, outputs)
+        return None if flops is None else int(flops)
+    except Exception:  # a formula of the user's, or a shape that ours does not expect
+        return None
+
+
+def is_counted(func: Any) -> bool:
+    """Whether `count_flops` may give anything but 0 for an operator, whatever the shapes.
+
+    A formula that the user registers later may change the answer.
+    """
+    name = func.name()
+    is_registered = getattr(func, "overloadpacket", func) in flop_counter.flop_registry
+    return is_registered or _find_formula(name) is not None or _is_replayed(name) or is_unknown(name)
+
+
+def _count(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any) -> Any:
+    registered = flop_counter.flop_registry.get(getattr(func, "overloadpacket", func))
+    if registered is not None and not _is_torchs(registered):
+        return _call_registered(registered, args, kwargs, outputs)
+    formula = _find_formula(func.name())
+    if formula is not None:
+        return formula(args, _as_list(outputs))
+    if registered is not None:
+        return _call_registered(registered, args, kwargs, outputs)
+    if _is_replayed(func.name()):
+        return replay(count_flops, func, args, kwargs)
+    return None if is_unknown(func.name()) else 0
+
+
+def _find_formula(name: str) -> Formula | None:
+    """The formula of the overload, else of all overloads, else of the operator that this one does in place."""
+    plain = name.partition(".")[0]
+    return FORMULAS.get(name) or FORMULAS.get(plain) or FORMULAS.get(plain.removesuffix("_"))
+
+
+def _is_replayed(name: str) -> bool:
+    return name.partition(".")[0] in REPLAYED
+
+
+def _as_list(outputs: Any) -> Sequence[Any]:
+    """The outputs one by one: an operator that has only one returns it bare."""
+    return outputs if isinstance(outputs, list | tuple) and not isinstance(outputs, torch.Size) else [outputs]
+
+
+def _is_torchs(formula: Callable[..., Any]) -> bool:
+    return getattr(formula, "__module__", None) == flop_counter.__name__
+
+
+def _call_registered(
+    formula: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any
+) -> Any:
+    """Calls a formula of torch's registry, which takes shapes, or (`get_raw=True`) tensors."""
+    if not _takes_shapes(formula):
+        args, kwargs, outputs = _as_shaped(args), _as_shaped(kwargs), _as_shaped(outputs)
+    return formula(*args, **kwargs, out_val=outputs)
+
+
+#: Every formula that is given shapes is wrapped by one function of torch's, so that all have its code.
+_WRAPPER_CODE = getattr(flop_counter, "shape_wrapper")(_is_torchs).__code__  # noqa: B009 (untyped)
+
+
+def _takes_shapes(formula: Any) -> bool:
+    return getattr(formula, "__code__", None) is _WRAPPER_CODE
+
+
+class _Shaped:
+    """Stands for a tensor that is gone: a formula that asks for more than its shape raises."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        self.shape = shape
+        self.ndim = len(shape)
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        return self.ndim
+
+    def numel(self) -> int:
+        return prod(self.shape)
+
+
+def _as_shaped(value: Any) -> Any:
+    if isinstance(value, torch.Size):
+        return _Shaped(value)
+    if isinstance(value, list | tuple):
+        return [_as_shaped(each) for each in value]
+    if isinstance(value, Mapping):
+        return {key: _as_shaped(each) for key, each in value.items()}
+    return value

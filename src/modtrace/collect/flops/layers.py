@@ -1,0 +1,111 @@
+"""Formulas that give the floating-point operations of attention and recurrent layers from shapes.
+
+Only matrix products are counted: no softmax, no gates. Nothing is taken off for what a mask or `is_causal` spares,
+as in `torch.utils.flop_counter`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .products import Formula, elements, named
+
+
+def _attention(args: Sequence[Any], outputs: Sequence[Any]) -> int:
+    """Queries by keys, then scores by values: `sdpa_flop_count` of torch, for any number of batch dimensions.
+
+    Rows are counted in the output: keys and values may have fewer heads (grouped queries).
+    """
+    query, key, value = args[:3]
+    return 2 * elements(outputs[0][:-1]) * int(key[-2]) * int(query[-1] + value[-1])
+
+
+def _attention_backward(args: Sequence[Any], outputs: Sequence[Any]) -> int:
+    """Five products, the first of which makes the scores again: `sdpa_backward_flop_count` of torch.
+
+    So it is 2.5 times the forward where queries and values are equally wide, as in FlashAttention-2 (Dao, 2023).
+    """
+    grad_output, query, key, value = args[:4]
+    return 2 * elements(grad_output[:-1]) * int(key[-2]) * int(3 * query[-1] + 2 * value[-1])
+
+
+def _multi_head_attention(args: Sequence[Any], outputs: Sequence[Any]) -> int:
+    """Projections and attention of `nn.MultiheadAttention`'s fast path (native/transformers/attention.cpp)."""
+    query, key, _, width = args[:4]
+    rows, key_rows = elements(query[:-1]), elements(key[:-1])
+    projections = 4 * rows * width * width + 4 * key_rows * width * width
+    return int(projections + 4 * rows * key[-2] * width)
+
+
+def _encoder_layer(args: Sequence[Any], outputs: Sequence[Any]) -> int:
+    """Attention and feed-forward of `nn.TransformerEncoderLayer`'s fast path (native/transformers/transformer.cpp)."""
+    source, width, *_ = args
+    feed_forward = 2 * elements(source[:-1]) * (elements(args[14]) + elements(args[16]))
+    return _multi_head_attention([source, source, source, width], outputs) + feed_forward
+
+
+def _recurrent(first_weight: int, times: int = 1) -> Formula:
+    """Every row (a time of an example) is multiplied by both matrices, to the gates from input and hidden state.
+
+    For T times, B examples, I inputs, H hidden and G gates (LSTM 4, GRU 3, RNN 1) that is 2*T*B*G*H*(I + H). A
+    backward makes the gradients of rows and matrices: `times=2`. (native/mkldnn/RNN.cpp, native/RNN.cpp)
+    """
+
+    def count(args: Sequence[Any], outputs: Sequence[Any]) -> int:
+        from_input, from_hidden = args[first_weight : first_weight + 2]
+        return times * 2 * elements(args[0][:-1]) * (elements(from_input) + elements(from_hidden))
+
+    return count
+
+
+def _recurrent_layers(weights: int) -> Formula:
+    """As one layer, for all layers and directions: the argument at `weights` lists their parameters.
+
+    The projection of an LSTM (`proj_size`) is a third matrix. A packed sequence has a row for each time that is.
+    """
+
+    def count(args: Sequence[Any], outputs: Sequence[Any]) -> int:
+        return 2 * elements(args[0][:-1]) * sum(elements(each) for each in args[weights] if len(each) == 2)
+
+    return count
+
+
+def _recurrent_backward(args: Sequence[Any], outputs: Sequence[Any]) -> int:
+    """Rows always, matrices where the last of the output mask says so (native/cudnn/RNN.cpp)."""
+    return _recurrent_layers(1)(args, outputs) * (1 + bool(args[-1][3]))
+
+
+def _nothing(args: Sequence[Any], outputs: Sequence[Any]) -> int:
+    """The gates of a cell, element by element: the products are operators of their own."""
+    return 0
+
+
+_ATTENTION = """
+    scaled_dot_product_attention _scaled_dot_product_attention_math _scaled_dot_product_attention_math_for_mps
+    _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_fused_attention_overrideable
+    _triton_scaled_dot_attention
+"""
+_ATTENTION_BACKWARD = """
+    _scaled_dot_product_flash_attention_for_cpu_backward
+    _scaled_dot_product_fused_attention_overrideable_backward
+"""
+_GATES = """
+    _thnn_fused_lstm_cell _thnn_fused_lstm_cell_backward _thnn_fused_lstm_cell_backward_impl
+    _thnn_differentiable_lstm_cell_backward _thnn_fused_gru_cell _thnn_fused_gru_cell_backward
+    _thnn_differentiable_gru_cell_backward
+"""
+
+#: By the operator's name, without its overload, or with it where it has arguments of its own.
+LAYERS: Mapping[str, Formula] = {
+    **named(_attention, _ATTENTION),
+    **named(_attention_backward, _ATTENTION_BACKWARD),
+    **named(_multi_head_attention, "_native_multi_head_attention"),
+    **named(_encoder_layer, "_transformer_encoder_layer_fwd"),
+    **named(_recurrent(1), "mkldnn_rnn_layer"),
+    **named(_recurrent(1, times=2), "mkldnn_rnn_layer_backward"),
+    **named(_recurrent(2), "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"),
+    **named(_recurrent_layers(1), "_cudnn_rnn miopen_rnn"),
+    **named(_recurrent_backward, "_cudnn_rnn_backward miopen_rnn_backward"),
+    **named(_recurrent_layers(2), "_lstm_mps lstm.input gru.input rnn_tanh.input rnn_relu.input"),
+    **named(_recurrent_layers(3), "lstm.data gru.data rnn_tanh.data rnn_relu.data"),
+    **named(_nothing, _GATES),
+}

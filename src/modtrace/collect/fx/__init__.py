@@ -1,0 +1,1 @@
+"""The qualified module path of each node of a torch.fx graph."""

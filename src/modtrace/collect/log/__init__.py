@@ -1,0 +1,1 @@
+"""What ran, in order, for each thread: calls, their nesting and the contexts they were called from."""

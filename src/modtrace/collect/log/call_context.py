@@ -1,0 +1,155 @@
+"""The tree of callers: where each module has been reached, so that entering it again is one look-up."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Optional
+
+from torch import nn
+
+from ...recording.module_path import path_below
+from ...torch_internals import is_compiled
+from ..names.module_names import ModuleNames, NamedModule, walk
+
+
+class Place(dict[int, "Place"]):
+    """A module as reached through one chain of callers; the places below it, by `id` of their module.
+
+    The running call is a pointer into this tree: entering a module is one dictionary look-up, which at the
+    same time says that the module is known and that it was reached this way before.
+    """
+
+    __slots__ = (
+        "above",
+        "codes",
+        "compiled",
+        "index",
+        "is_scope",
+        "key",
+        "named",
+        "outermost",
+        "owners",
+        "ref",
+        "seen_as",
+    )
+
+    def __init__(self, named: NamedModule | None, above: Optional["Place"], index: int) -> None:
+        self.ref: Callable[[], nn.Module | None] = _no_module  # the module that was met here last
+        self.key = -1  # id of the module; -1 for an outermost place, so that leaving it takes the slow way
+        self.outermost = -1
+        self.named = named
+        self.above = above
+        self.index = index
+        self.codes: set[CodeType] = set()  # functions that were seen to run ops inside of its calls
+        self.compiled = False  # its calls run as compiled regions
+        self.is_scope = False  # a stretch of code that the user named, no module
+        self.seen_as: tuple[NamedModule, str] | None = (
+            None  # root and path below its caller, where it has others too
+        )
+        self.owners: tuple[NamedModule, ...] | None = (
+            None  # what was around it, once it was outermost in no backward
+        )
+
+    __hash__ = object.__hash__  # type: ignore[assignment]  # a place is itself, whatever is below it
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    @property
+    def path(self) -> str:
+        """The module's path as seen from here: of a shared module the alias below the caller."""
+        named = self.named
+        assert named is not None
+        if self.seen_as is not None:
+            return self.seen_as[1]
+        if not named.aliases or self.above is None or self.above.named is None:
+            return named.path
+        return path_below(self.above.path, named.path, named.aliases)
+
+    @property
+    def root(self) -> NamedModule:
+        """The root that the path is from: of a module in two models the one that its caller is in."""
+        assert self.named is not None
+        return self.named.root if self.seen_as is None else self.seen_as[0]
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module, None if it is dead or the place is no module's."""
+        return None if self.named is None or self.named.ref is None else self.named.ref()
+
+    def upwards(self) -> Iterator["Place"]:
+        """This place and those of its callers, innermost first; none at the outside."""
+        at: Place | None = self
+        while at is not None and at.named is not None:
+            yield at
+            at = at.above
+
+
+class PlaceTree:
+    """All places, by number. Taken under the tracker's lock."""
+
+    def __init__(self, names: ModuleNames) -> None:
+        self._names = names
+        self.places: list[Place] = []  # by number
+        self.outside = Place(None, None, -1)
+        self._outermost: dict[int, Place] = {}
+        self._of_module: dict[int, list[Place]] = {}  # by module_id
+
+    def find(self, module: nn.Module, above: Place | None, frame: FrameType | None) -> Place:
+        """The place of a module below its caller, None: at the outside; made when met for the first time."""
+        key = id(module)
+        known = self._outermost.get(key) if above is None else above.get(key)
+        if known is not None and known.ref() is module:
+            return known
+        named = self._names.find(module, None if above is None else above.named, frame)
+        place = self._take(key, named, above)
+        place.ref = weakref.ref(module)
+        place.compiled = is_compiled(module)
+        if above is not None and above.named is not None and named.root is not above.root:
+            place.seen_as = _seen_below(above, module)
+        return place
+
+    def find_scope(self, named: NamedModule, above: Place | None) -> Place:
+        """The place of a named stretch of code. Its key is odd, so it is no module's `id`."""
+        key = 2 * named.module_id + 1
+        known = self._outermost.get(key) if above is None else above.get(key)
+        if known is None:
+            known = self._take(key, named, above)
+            known.is_scope = True
+        return known
+
+    def places_of(self, named: NamedModule) -> list[Place]:
+        """Where a module has been called."""
+        module = None if named.ref is None else named.ref()
+        places = () if module is None else self._of_module.get(named.module_id, ())
+        return [place for place in places if place.ref() is module]
+
+    def _take(self, key: int, named: NamedModule, above: Place | None) -> Place:
+        """A place that is free, as the one of a module that has died and has its name from now on, or a new one."""
+        holder = self._outermost if above is None else above
+        places = self._of_module.setdefault(named.module_id, [])
+        place = next((each for each in places if each.above is above and each.ref() is None), None)
+        if place is None:
+            place = Place(named, above, len(self.places))
+            self.places.append(place)
+            places.append(place)
+        elif holder.get(place.outermost) is place:
+            del holder[place.outermost]
+        place.outermost = key
+        place.key = -1 if above is None else key
+        holder[key] = place
+        return place
+
+
+def _no_module() -> None:
+    return None
+
+
+def _seen_below(above: Place, module: nn.Module) -> tuple[NamedModule, str] | None:
+    """The root and the path of a module as registered below its caller; None if it is not."""
+    caller = above.module
+    if caller is not None:
+        for each, _, path, _ in walk(caller, above.path, ""):
+            if each is module:
+                return above.root, path
+    return None

@@ -1,0 +1,355 @@
+"""The log of what ran: one segment for each outermost module call, flat while it runs, structured when read."""
+
+import weakref
+from bisect import bisect_right
+from collections import Counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...recording.phase import FORWARD
+from ..names.module_names import NamedModule
+from .call_context import Place
+
+Ints = npt.NDArray[np.int64]
+
+# What an exit event holds where an enter event holds the number of a place.
+EXIT = -1
+EXIT_RAISED = -2
+EXIT_UNSEEN = -3
+
+
+_NO_COUNTS: Counter[int] = Counter()
+
+
+class CallRef(NamedTuple):
+    """One call: the `index`-th entered in its segment."""
+
+    segment: "Segment"
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+
+    @property
+    def place(self) -> Place:
+        """Where in the tree of callers it ran."""
+        return self.segment.place_of(self.index)
+
+    @property
+    def call_id(self) -> int | None:
+        """Its id in the tables; None while its segment runs."""
+        return None if self.segment.first_id is None else self.segment.first_id + self.index
+
+    @property
+    def parent(self) -> "CallRef | None":
+        """The call around it in the same segment."""
+        above = self.segment.parent_of(self.index)
+        return None if above < 0 else CallRef(self.segment, above)
+
+
+class Structure(NamedTuple):
+    """What nests in what, for the events of one or more whole segments."""
+
+    enter_event: Ints  # by call
+    exit_event: Ints  # by call
+    parent: Ints  # by call; -1: outermost
+    scope_after: Ints  # by event: the call that runs after it; -1: none
+
+
+def structure_of(places: Ints) -> Structure:
+    """Pairs enter and exit events and finds each call's parent.
+
+    Args:
+        places: `[events]`, a place's number for an enter, negative for an exit; every enter has its exit.
+    """
+    entered = places >= 0
+    depth = np.cumsum(np.where(entered, 1, -1))
+    level = depth + ~entered  # of the call that the event begins or ends, from 1
+    small = np.int16 if len(level) and level.max() < 2**15 else np.int64
+    by_level = np.argsort(level.astype(small), kind="stable")  # int16: a radix sort
+    number = np.cumsum(entered) - 1
+    enter_event = np.flatnonzero(entered)
+    exit_event = np.empty_like(enter_event)
+    exit_event[number[by_level[0::2]]] = by_level[1::2]
+    parent = _parents(level[enter_event])
+    scope_after = np.empty_like(places)
+    scope_after[enter_event] = np.arange(len(enter_event))
+    scope_after[exit_event] = parent
+    return Structure(enter_event, exit_event, parent, scope_after)
+
+
+def _parents(level: Ints) -> Ints:
+    parent = np.full(len(level), -1, np.int64)
+    above = np.flatnonzero(level == 1)
+    for depth in range(2, int(level.max(initial=0)) + 1):
+        here = np.flatnonzero(level == depth)
+        parent[here] = above[np.searchsorted(above, here) - 1]
+        above = here
+    return parent
+
+
+class Segment:
+    """An outermost module call with everything inside it, on one thread.
+
+    While it runs its events are three plain lists that the hooks append to.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_children",
+        "_counts",
+        "_events",
+        "_open_calls",
+        "_ranks",
+        "_seen",
+        "_structure",
+        "around",
+        "crossings",
+        "first_id",
+        "first_seq",
+        "handover",
+        "holders",
+        "last_seq",
+        "log",
+        "outer",
+        "owners",
+        "phase",
+        "place",
+        "region",
+        "repeats",
+        "task",
+        "trigger",
+        "trigger_seq",
+        "watches",
+        "with_grad",
+    )  # fmt: skip
+
+    def __init__(self, log: "Any", place: Place, first_seq: int, task: int, with_grad: bool) -> None:
+        self.log = log  # the thread's
+        self.place = place
+        self.first_seq = first_seq  # autograd nodes made inside have sequence numbers from here ...
+        self.last_seq: int | None = None  # ... to before here; None while it runs
+        self.task = task  # graph task it runs in, -1: none
+        self.with_grad = with_grad
+        self.phase = FORWARD
+        self.trigger: CallRef | None = None  # of a recompute: the call whose backward asked for it
+        self.trigger_seq = -1  # ... and the node
+        self.region: Any = None  # ... and what tells its checkpointed region from others
+        self.around: CallRef | None = None  # ... the call around the one that it repeats
+        self.repeats: CallRef | None = None  # ... and that one, if it was known at once
+        self.owners: tuple[
+            NamedModule, ...
+        ] = ()  # scopes, and modules with a plain method around it; outermost first
+        self.outer: Any = None  # the span on the thread that was being logged when it began
+        self._events: tuple[Any, Any, Any] = ([], [], [])  # sequence numbers, places, times
+        self.first_id: int | None = None  # call_id of its first call, given when it closes
+        self.holders = 0  # recorders that have not written its rows yet
+        self.handover: Any = None  # what it was given and has returned, if it begins outside of all that runs
+        self.watches: list[weakref.ref[Any]] = []  # dead when its graph is
+        self.crossings: Any = None  # of the tensors that went in and came out of its calls, if that is wanted
+        self._structure: Structure | None = None
+        self._open_calls: OpenCalls | None = None
+        self._children: list[list[int]] | None = None  # by call, once it is closed
+        self._counts: Counter[int] | None = None
+        self._ranks: list[int] | None = None  # by call, as far as asked for
+        self._seen: Counter[int] = _NO_COUNTS
+
+    @property
+    def named(self) -> NamedModule:
+        """The module that was called."""
+        assert self.place.named is not None
+        return self.place.named
+
+    @property
+    def is_stretch(self) -> bool:
+        """Whether it is a stretch of named code that no module is around."""
+        return self.place.is_scope and self.named.parent is None
+
+    @property
+    def calls(self) -> int:
+        """How many calls it holds, once closed."""
+        return len(self._events[1]) // 2
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended."""
+        return self.last_seq is not None
+
+    def close(self, last_seq: int, first_id: int) -> None:
+        """Ends it; every enter must have its exit by now."""
+        self.last_seq = last_seq
+        self.first_id = first_id
+        self._structure = self._open_calls = None
+
+    def pack(self) -> None:
+        """Turns the events of a closed segment into arrays. 30 us for 200 calls, so only if they are looked at."""
+        if isinstance(self._events[0], list) and self.last_seq is not None:
+            seqs, places, times = self._events
+            self._events = (np.array(seqs, np.int64), np.array(places, np.int64), np.array(times, np.int64))
+
+    @property
+    def seqs(self) -> Any:
+        """The sequence number at each event: a list while it runs, an array once it is closed."""
+        self.pack()
+        return self._events[0]
+
+    @property
+    def places(self) -> Any:
+        """What each event is: the number of the place entered, or a code for an exit."""
+        self.pack()
+        return self._events[1]
+
+    @property
+    def times(self) -> Any:
+        """When each event was, by `perf_counter_ns`."""
+        self.pack()
+        return self._events[2]
+
+    @property
+    def open_calls(self) -> "OpenCalls":
+        """What nests in what up to now, of a running segment."""
+        if self._open_calls is None:
+            self._open_calls = OpenCalls()
+        self._open_calls.follow(self.places)
+        return self._open_calls
+
+    def has_made(self, sequence_nr: int) -> bool:
+        """Whether the node of this number was made while it ran."""
+        return self.first_seq <= sequence_nr and (self.last_seq is None or sequence_nr < self.last_seq)
+
+    def is_needed(self) -> bool:
+        """Whether its rows are still to be written, or its graph lives and may yet run backward."""
+        return self.holders > 0 or self.has_graph()
+
+    def has_graph(self) -> bool:
+        """Whether something it returned is part of a graph that lives."""
+        return any(watch() is not None for watch in self.watches)
+
+    def structure(self, *, keep: bool = True) -> Structure:
+        """What nests in what; kept once the segment is closed, if it will be asked for again."""
+        if self._structure is not None:
+            return self._structure
+        places = self.places
+        if self.last_seq is None:
+            entered = sum(1 if place >= 0 else -1 for place in places)
+            places = np.array(places + [EXIT_UNSEEN] * entered, np.int64)
+        structure = structure_of(places)
+        if self.last_seq is not None and keep:
+            self._structure = structure
+        return structure
+
+    def call_at(self, sequence_nr: int) -> CallRef | None:
+        """The call in which the autograd node of this number was made."""
+        return self.call_after(bisect_right(self._events[0], sequence_nr) - 1)
+
+    def call_after(self, event: int) -> CallRef | None:
+        """The call that runs after an event of this segment."""
+        if event < 0:
+            return None
+        after = self.open_calls.after if self.last_seq is None else self.structure().scope_after
+        index = int(after[event])
+        return None if index < 0 else CallRef(self, index)
+
+    def place_of(self, index: int) -> Place:
+        """The place of its `index`-th call."""
+        if self.last_seq is None:
+            number = self.open_calls.place[index]
+        else:
+            number = int(self.places[int(self.structure().enter_event[index])])
+        place: Place = self.log.all_places[number]
+        return place
+
+    def places_of_calls(self) -> list[int]:
+        """The numbers of the places of its calls, in the order in which they began."""
+        if self.last_seq is None:
+            return self.open_calls.place
+        places: list[int] = self.places[self.structure().enter_event].tolist()
+        return places
+
+    def forward_counts(self) -> Counter[int]:
+        """How many forward calls each module has in it, by module_id."""
+        if self.phase != FORWARD:
+            return Counter()
+        if self._counts is not None:
+            return self._counts
+        counts: Counter[int] = Counter()
+        for number, count in Counter(self.places_of_calls()).items():
+            counts[self.log.all_places[number].named.module_id] += count
+        if self.last_seq is not None:
+            self._counts = counts
+        return counts
+
+    def children_of(self, index: int) -> list[int]:
+        """The calls directly inside its `index`-th call."""
+        if self.last_seq is None:
+            return self.open_calls.children[index]
+        if self._children is None:
+            self._children = [[] for _ in range(self.calls)]
+            for call, parent in enumerate(self.structure().parent.tolist()):
+                if parent >= 0:
+                    self._children[parent].append(call)
+        return self._children[index]
+
+    def rank_of(self, index: int) -> int:
+        """How many calls of the same module came before its `index`-th one in it."""
+        if self._ranks is None or len(self._ranks) <= index:
+            if self._ranks is None:
+                self._ranks, self._seen = [], Counter()
+            places, seen = self.log.all_places, self._seen
+            for number in self.places_of_calls()[len(self._ranks) :]:
+                module_id = places[number].named.module_id
+                self._ranks.append(seen[module_id])
+                seen[module_id] += 1
+        return self._ranks[index]
+
+    def parent_of(self, index: int) -> int:
+        """The call around its `index`-th call; -1: none in this segment."""
+        return self.open_calls.parent[index] if self.last_seq is None else int(self.structure().parent[index])
+
+
+class OpenCalls:
+    """What nests in what in a running segment. Each event is looked at once, however often it is asked."""
+
+    __slots__ = ("after", "children", "innermost", "parent", "place")
+
+    def __init__(self) -> None:
+        self.after: list[int] = []  # by event: the call that runs after it; -1: none
+        self.place: list[int] = []  # by call: the number of its place
+        self.parent: list[int] = []  # by call
+        self.children: list[list[int]] = []  # by call
+        self.innermost = -1  # the innermost open call
+
+    def follow(self, places: list[int]) -> None:
+        """Looks at the events that have come since."""
+        for place in places[len(self.after) :]:
+            if place >= 0:
+                self.parent.append(self.innermost)
+                self.children.append([])
+                if self.innermost >= 0:
+                    self.children[self.innermost].append(len(self.place))
+                self.innermost = len(self.place)
+                self.place.append(place)
+            else:
+                self.innermost = self.parent[self.innermost]
+            self.after.append(self.innermost)
+
+
+class BackwardSpan:
+    """The sequence numbers of the nodes that one backward made (`create_graph`), and whose they are."""
+
+    __slots__ = ("first_seq", "last_seq", "outer", "seqs", "targets")
+
+    def __init__(self, first_seq: int, outer: Any) -> None:
+        self.first_seq = first_seq
+        self.last_seq: int | None = None
+        self.outer = outer
+        self.seqs: list[int] = []  # rising; filled only where backward events are taken
+        self.targets: list[CallRef | None] = []
+
+    def call_at(self, sequence_nr: int) -> CallRef | None:
+        """The call whose backward made the node; None: unknown."""
+        at = int(np.searchsorted(np.array(self.seqs, np.int64), sequence_nr, side="right")) - 1
+        return self.targets[at] if at >= 0 else None
+
+    def is_needed(self) -> bool:
+        """A span is let go by age alone: nothing tells when the graph of a gradient is dead."""
+        return False

@@ -1,0 +1,71 @@
+"""Tells which calls have prepared the data of a step: modules without parameters that run before its model."""
+
+import weakref
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from ...torch_internals import DisableTorchFunction, call_arguments, is_in_data_loader
+from ..structures.find import find_slots
+from .segments import Segment
+
+#: Storages, by weak references that do nothing when they die.
+Storages = tuple["weakref.ref[Any]", ...]
+
+
+class Handover:
+    """What an outermost call was given and has returned, as far as somebody may ask for it."""
+
+    __slots__ = ("given", "in_loader", "made")
+
+    def __init__(self, frame: FrameType | None, *, has_parameters: bool, is_after_data: bool) -> None:
+        """Reads what the call was given (5 us) only where the outermost call before it may have prepared that."""
+        self.in_loader = not has_parameters and is_in_data_loader(frame)
+        self.given: Storages = ()
+        if is_after_data and not self.in_loader:
+            args, kwargs = call_arguments(frame)
+            self.given = _storages_of([*args, *kwargs.values()])
+        self.made: Storages = ()
+
+    def returned(self, output: Any) -> None:
+        """The call has ended."""
+        self.made = _storages_of(output)
+
+
+def find_data_calls(segments: Sequence[Segment], after_ns: int, root: Segment) -> int:
+    """The first of the calls at the end of `segments` that have prepared what a root is given now.
+
+    They run in a data loader, or what they have returned is what the root, or the next of them, is given.
+
+    Args:
+        after_ns: what began before this moment has not.
+    """
+    wanted = _ids(root.handover.given) if root.handover is not None else set()
+    at = len(segments)
+    while at > 0:
+        call = segments[at - 1]
+        handover = call.handover
+        if handover is None or not call.is_closed or call.named.parameters or int(call.times[0]) < after_ns:
+            break
+        if not handover.in_loader and wanted.isdisjoint(_ids(handover.made)):
+            break
+        wanted |= _ids(handover.given)
+        at -= 1
+    return at
+
+
+def _storages_of(value: Any) -> Storages:
+    found = []
+    with DisableTorchFunction():
+        for slot in find_slots(value):
+            try:
+                if slot.tensor is not None:
+                    found.append(weakref.ref(slot.tensor.untyped_storage()))
+            except Exception:  # it has none: sparse, of a transform, a subclass that raises
+                continue
+    return tuple(found)
+
+
+def _ids(storages: Storages) -> set[int]:
+    alive = [each() for each in storages]
+    return {id(each) for each in alive if each is not None}

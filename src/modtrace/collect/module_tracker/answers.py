@@ -1,0 +1,100 @@
+"""What a tracker answers: what runs at one moment on one thread, with names and numbers found when asked for."""
+
+from typing import NamedTuple
+
+from ..log.segments import CallRef
+from ..scopes import locate as where
+from ..steps.follower import StepFollower
+from .stack_names import Stack, StackNames
+
+
+class Call(NamedTuple):
+    """One execution of a module. In backward it is the forward call; in a recompute the call that is repeated."""
+
+    name: str  #: as in `parents`: `Mod.c.0`
+    path: str  #: as in `state_dict`: `c.0`; a root is `""`
+    nth: int | None  #: how many calls of the module came before it in its step; None: not known
+    step: int | None  #: the step that it belongs to, counted from 0 by the rules of docs/vocabulary.md
+    compiled: bool  #: it runs code of `torch.compile`, so what is inside is not seen
+
+
+class Where:
+    """What runs at one moment on one thread. Made in a microsecond; names and numbers are found when asked for."""
+
+    __slots__ = ("_found", "_names", "_stack", "_steps", "accumulation", "known", "phase")
+
+    def __init__(self, found: where.Where, names: StackNames, steps: StepFollower) -> None:
+        self._found = found
+        self._names = names
+        self._steps = steps
+        self._stack: Stack | None = None
+        #: `forward`, `backward`, `recompute`, `optimizer`; None outside of all of them.
+        self.phase: str | None = found.phase
+        #: False where a backward node runs and nothing says which call has made it.
+        self.known: bool = found.known
+        #: True while the engine adds up gradients that have met; None without `additions=True`: it cannot be told.
+        self.accumulation: bool | None = found.accumulation
+
+    @property
+    def stack(self) -> tuple[str, ...]:
+        """The names of the modules that run, as in `parents`, outermost first; a recursive one comes repeatedly."""
+        return self._named.names
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The same modules in the form of `state_dict`: `c.0`; a root is `""`."""
+        return self._named.paths
+
+    @property
+    def current(self) -> str | None:
+        """The innermost name of the stack."""
+        stack = self.stack
+        return stack[-1] if stack else None
+
+    @property
+    def call(self) -> Call | None:
+        """The innermost call; None outside of any module, and where a gradient is accumulated in a parameter."""
+        call = self._call
+        if call is None:
+            return None
+        nth, step = None, None
+        if not call.place.is_scope:
+            step, nth = self._steps.count(call)
+        return Call(self._named.names[-1], self._named.paths[-1], nth, step, self.compiled)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether what runs is inside code of `torch.compile`, where modules are not seen."""
+        call = self._call
+        return call is not None and any(place.compiled for place in call.place.upwards())
+
+    @property
+    def trigger(self) -> str | None:
+        """In a recompute the name of the module whose backward asked for it."""
+        call = self._call
+        trigger = None if call is None else call.segment.trigger
+        return None if trigger is None else self._names.of(trigger.place, trigger.segment).names[-1]
+
+    @property
+    def parameter(self) -> str | None:
+        """The path of the parameter whose gradient is being accumulated."""
+        parameter = self._found.parameter
+        return None if parameter is None else self._names.parameter_name(parameter)
+
+    @property
+    def _call(self) -> CallRef | None:
+        return self._found.met_in if self._found.accumulation else self._found.call
+
+    @property
+    def _named(self) -> Stack:
+        if self._stack is None:
+            call, parameter = self._call, self._found.parameter
+            if parameter is not None:
+                self._stack = self._names.of_parameter(parameter)
+            call = call or self._found.nested_in
+            if self._stack is None:
+                self._stack = Stack() if call is None else self._names.of(call.place, call.segment)
+        return self._stack
+
+    def __repr__(self) -> str:
+        return f"Where(phase={self.phase!r}, stack={self.stack!r})"

@@ -1,0 +1,246 @@
+"""Makes scopes of a module's plain methods, which run no hook."""
+
+import functools
+import inspect
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import nn
+
+from ...torch_internals import is_dynamo_compiling, is_replica, keep_out_of_dynamo
+
+
+class ScopeOpener(Protocol):
+    """Who opens scopes, and closes them."""
+
+    def _enter_scope(
+        self, name: str, module: nn.Module | None, frame: types.FrameType, args: Any, kwargs: Any
+    ) -> Any: ...
+
+    def _enter_call(self, module: nn.Module, frame: types.FrameType, args: Any, kwargs: Any) -> Any: ...
+
+    def _leave_scope(self, scope: Any, output: Any, *, raised: bool) -> None: ...
+
+
+class Methods:
+    """The methods that one tracker follows. They are wrapped while it is entered."""
+
+    def __init__(self) -> None:
+        self._wraps: list[_Wrap] = []
+        self._opener: ScopeOpener | None = None
+
+    def add(self, module: nn.Module, names: tuple[str, ...]) -> "MethodsHandle":
+        """Follows more of them.
+
+        Raises:
+            AttributeError: the module has no such method.
+            TypeError: it is no module, or what has the name is no method.
+        """
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"methods({module!r}): give a torch.nn.Module and the names of methods of it")
+        if not names:
+            raise TypeError(f"methods({type(module).__name__}): name at least one method, such as 'encode'")
+        wraps = [_Wrap(module, name) for name in names]
+        self._wraps = [wrap for wrap in self._wraps if wrap.ref() is not None] + wraps
+        if self._opener is not None:
+            for wrap in wraps:
+                wrap.start(self._opener)
+        return MethodsHandle(self, wraps)
+
+    def remove(self, wraps: "list[_Wrap]") -> None:
+        """Follows these no more."""
+        for wrap in reversed(wraps):
+            wrap.stop()
+        self._wraps = [wrap for wrap in self._wraps if wrap not in wraps]
+
+    def start(self, opener: ScopeOpener) -> None:
+        """Wraps them all."""
+        self._opener = opener
+        for wrap in self._wraps:
+            wrap.start(opener)
+
+    def stop(self) -> None:
+        """Puts them back as they were."""
+        self._opener = None
+        for wrap in reversed(self._wraps):
+            wrap.stop()
+
+
+class MethodsHandle:
+    """Methods that were given together."""
+
+    def __init__(self, methods: Methods, wraps: "list[_Wrap]") -> None:
+        self._methods = methods
+        self._wraps = wraps
+
+    def remove(self) -> None:
+        """Makes them plain methods again; a second time does nothing."""
+        self._methods.remove(self._wraps)
+
+
+class _Wrap:
+    """One method of one module, as one tracker follows it."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        found = getattr(module, name, None)
+        if found is None:
+            raise AttributeError(f"methods(): {type(module).__name__} has no method {name!r}")
+        if inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found):
+            raise TypeError(
+                f"methods(): {name!r} of {type(module).__name__} is a coroutine or a generator, which is over before "
+                "its body runs. Put `with tracker.scope(...)` into its body"
+            )
+        if not callable(found) or isinstance(found, nn.Module):
+            raise TypeError(
+                f"methods(): {name!r} of {type(module).__name__} is no method but {type(found).__name__}"
+            )
+        self.ref = weakref.ref(module)
+        self.key = id(module)
+        self.name = name
+        self.opener: ScopeOpener | None = None
+        self._wrapper: _Wrapper | None = None
+
+    def start(self, opener: ScopeOpener) -> None:
+        """Wraps it."""
+        module = self.ref()
+        if module is None or self._wrapper is not None:
+            return
+        self.opener = opener
+        self._wrapper = _wrapper_of(module, self.name)
+        self._wrapper.add(self)
+
+    def stop(self) -> None:
+        """Follows it no more."""
+        self.opener = None
+        wrapper, self._wrapper = self._wrapper, None
+        if wrapper is not None:
+            wrapper.remove(self)
+
+    def is_for(self, module: Any) -> bool:
+        """Whether it is the module, or a replica of it that DataParallel has made."""
+        mine = self.ref()
+        return module is mine or (
+            mine is not None and is_replica(module) and module._forward_hooks is mine._forward_hooks
+        )
+
+
+#: What is wrapped now, by the `id` of the class or module that it stands in, and its name.
+_wrappers: "dict[tuple[int, str], _Wrapper]" = {}
+
+
+def _wrapper_of(module: nn.Module, name: str) -> "_Wrapper":
+    """The wrapper of a method: in the class, for all that follow it there.
+
+    What stands in an instance would be copied with it, by `copy.deepcopy`, by DataParallel and into a pickle, and the
+    copy would run the method of the original. Only what stands in the instance already is wrapped there, and what is
+    no plain function: a static or a class method.
+    """
+    kind = type(module)
+    is_plain = isinstance(inspect.getattr_static(kind, name, None), types.FunctionType)
+    holder: Any = kind if is_plain and name not in module.__dict__ else module
+    return _wrappers.get((id(holder), name)) or _Wrapper(holder, name)
+
+
+class _Wrapper:
+    """Stands in the place of a method while somebody follows it."""
+
+    def __init__(self, holder: Any, name: str) -> None:
+        self._holder = holder
+        self._name = name
+        self._original = vars(holder).get(name, _INHERITED)
+        self._followed: dict[int, list[_Wrap]] = {}  # by `id` of the module
+        function = getattr(holder, name)
+        followed = self
+
+        if isinstance(holder, type):
+
+            @functools.wraps(function)
+            def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+                if is_dynamo_compiling():
+                    return function(self, *args, **kwargs)
+                return followed.run(functools.partial(function, self), self, args, kwargs)
+        else:
+
+            @functools.wraps(function)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if is_dynamo_compiling():
+                    return function(*args, **kwargs)
+                return followed.run(function, holder, args, kwargs)
+
+        keep_out_of_dynamo(call, _Wrapper.run, with_callees=False)
+        self._call = call
+        _put(holder, name, call)
+        _wrappers[id(holder), name] = self
+
+    def add(self, wrap: _Wrap) -> None:
+        """One more follows it."""
+        self._followed[wrap.key] = [*self._followed.get(wrap.key, ()), wrap]
+
+    def remove(self, wrap: _Wrap) -> None:
+        """One less: after the last the method is as it was.
+
+        Unless somebody else has wrapped it since: then ours stays below, and passes on.
+        """
+        left = [each for each in self._followed.pop(wrap.key, ()) if each is not wrap]
+        if left:
+            self._followed[wrap.key] = left
+        if self._followed:
+            return
+        _wrappers.pop((id(self._holder), self._name), None)
+        if vars(self._holder).get(self._name) is self._call:
+            if isinstance(self._original, _Inherited):
+                _take(self._holder, self._name)
+            else:
+                _put(self._holder, self._name, self._original)
+
+    def _following(self, module: Any) -> "list[_Wrap]":
+        if is_replica(module):
+            return [wrap for wraps in self._followed.values() for wrap in wraps]
+        return self._followed.get(id(module), [])
+
+    def run(self, function: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
+        """Calls the method in a scope of each that follows it for this module."""
+        frame = sys._getframe(2)
+        scopes: list[tuple[ScopeOpener, Any]] = []
+        try:
+            for wrap in self._following(module):
+                opener = wrap.opener
+                if opener is not None and wrap.is_for(module):
+                    if self._name == "forward":
+                        scopes.append((opener, opener._enter_call(module, frame, args, kwargs)))
+                    else:
+                        scopes.append(
+                            (opener, opener._enter_scope(f"{self._name}()", module, frame, args, kwargs))
+                        )
+            output = function(*args, **kwargs)
+        except BaseException:
+            for opener, scope in reversed(scopes):
+                opener._leave_scope(scope, None, raised=True)
+            raise
+        for opener, scope in reversed(scopes):
+            opener._leave_scope(scope, output, raised=False)
+        return output
+
+
+class _Inherited:
+    """Nothing stood there."""
+
+
+_INHERITED = _Inherited()
+
+
+def _put(holder: Any, name: str, what: Any) -> None:
+    if isinstance(holder, type):
+        setattr(holder, name, what)
+    else:
+        holder.__dict__[name] = what
+
+
+def _take(holder: Any, name: str) -> None:
+    if isinstance(holder, type):
+        delattr(holder, name)
+    else:
+        del holder.__dict__[name]

@@ -1,0 +1,174 @@
+"""Names what runs the way PyTorch's trackers do, `Mod.c.0`, and the way `state_dict` does, `c.0`."""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ...recording.module_path import join
+from ..identity_map import IdentityMap
+from ..log.call_context import Place, PlaceTree
+from ..log.segments import Segment
+from ..names.module_names import SCOPE, ModuleNames, NamedModule, class_name, unwrapped
+
+
+class Stack(NamedTuple):
+    """What runs, outermost first."""
+
+    names: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+
+
+#: A module, the root that its path is from, and the path.
+_Level = tuple[NamedModule, NamedModule, str]
+
+
+class RootLabels:
+    """What one tracker calls roots: by the user's names or by their classes. Outlives the tracker's contexts."""
+
+    def __init__(self, chosen: list[tuple[str | None, nn.Module]]) -> None:
+        self._kept: IdentityMap[nn.Module, str] = IdentityMap()
+        self._labels: dict[NamedModule, str] = {}
+        for name, module in chosen:
+            if name is not None:
+                self._kept[module] = name
+
+    def begin(self) -> None:
+        """Another context: modules are met anew."""
+        self._labels = {}
+
+    def label(self, root: NamedModule) -> str:
+        """The name of a root; given when it is first asked for."""
+        known = self._labels.get(root)
+        if known is None:
+            known = self._labels[root] = self._find(root)
+        return known
+
+    def _find(self, root: NamedModule) -> str:
+        module = None if root.ref is None else root.ref()
+        if module is not None:
+            kept = self._kept.get(module)
+            if kept is not None:
+                return kept
+        label = self._free(_own_name(root, module))
+        if module is not None:
+            self._kept[module] = label
+        return label
+
+    def _free(self, wanted: str) -> str:
+        taken = {label for root, label in self._labels.items() if root.root is root}
+        alive = {id(each) for each in (root.ref() for root in self._labels if root.ref is not None)}
+        taken.update(label for module, label in self._kept.items() if id(module) not in alive)
+        name, number = wanted, 0
+        while name in taken:
+            number += 1
+            name = f"{wanted}#{number}"
+        return name
+
+
+class StackNames:
+    """Names the stacks of one tracker's context. What has been named once costs a look-up, until a name changes."""
+
+    def __init__(self, names: ModuleNames, tree: PlaceTree, labels: RootLabels) -> None:
+        self._names = names
+        self._tree = tree
+        self._labels = labels
+        self._known: dict[Place, Stack] = {}
+        self._revision = -1
+
+    def of(self, place: Place, segment: Segment) -> Stack:
+        """What runs at a place in a segment."""
+        if self._revision != self._names.revision:
+            self._revision = self._names.revision
+            self._known = {}
+        if segment.around is not None or segment.owners:
+            return self._name(_levels(place, segment))
+        known = self._known.get(place)
+        if known is None:
+            known = self._known[place] = self._name(_levels(place, segment))
+        return known
+
+    def known(self, module: nn.Module) -> str | None:
+        """The name of a module that has been met."""
+        named = self._names.get(module)
+        return None if named is None else self.name_of(named)
+
+    def parameter_name(self, parameter: torch.Tensor) -> str | None:
+        """The path of a parameter, as in `state_dict`."""
+        return self._names.parameter_name(parameter)
+
+    def of_parameter(self, parameter: torch.Tensor) -> Stack | None:
+        """The modules that hold a parameter, as far as all that run them have them in common; None: nobody does."""
+        names = self._names
+        owners = names.owners_of(parameter) or names.owners_of(parameter, learn=True)
+        if not owners:
+            return None
+        places = [place for owner in owners for place in self._tree.places_of(owner.module)]
+        stacks = [self._name(levels) for levels in map(_levels_outside, places) if levels is not None]
+        if not stacks:  # it has not run, as where its weights are used without it
+            stacks = [Stack((self.name_of(owner.module),), (owner.module.path,)) for owner in owners]
+        first, *others = stacks
+        common = [at for at, name in enumerate(first.names) if all(name in other.names for other in others)]
+        return Stack(tuple(first.names[at] for at in common), tuple(first.paths[at] for at in common))
+
+    def name_of(self, named: NamedModule) -> str:
+        """`Mod.c.0`."""
+        return join(self._labels.label(named.root), named.path)
+
+    def _name(self, levels: list[_Level]) -> Stack:
+        names: list[str] = []
+        paths: list[str] = []
+        last: NamedModule | None = None
+        for named, root, path in levels:
+            name = join(self._labels.label(root), path)
+            if not names or names[-1] != name or named is last:  # of a wrapper and what it wraps one is shown
+                names.append(name)
+                paths.append(path)
+            last = named
+        return Stack(tuple(names), tuple(paths))
+
+
+def _own_name(root: NamedModule, module: nn.Module | None) -> str:
+    if root.type_name == SCOPE:
+        return root.name or SCOPE
+    return root.type_name if module is None else class_name(unwrapped(module))
+
+
+def _chain(place: Place) -> list[Place]:
+    return list(place.upwards())[::-1]
+
+
+def _levels(place: Place, segment: Segment) -> list[_Level]:
+    """What runs at a place, with its path there, outermost first."""
+    own = _chain(place)
+    around = segment.around
+    if around is None:
+        outer = [(owner, owner.root, owner.path) for owner in segment.owners]
+    else:
+        outer = _levels(around.place, around.segment)
+        own = _as_called_from(around.place, own)
+    return outer + [_level(each) for each in own]
+
+
+def _levels_outside(place: Place) -> list[_Level] | None:
+    """The same for a place where a module has run outside of any backward; None: it has only been recomputed there."""
+    own = _chain(place)
+    if own[0].owners is None:
+        return None
+    return [*((owner, owner.root, owner.path) for owner in own[0].owners), *map(_level, own)]
+
+
+def _level(place: Place) -> _Level:
+    assert place.named is not None
+    return place.named, place.root, place.path
+
+
+def _as_called_from(caller: Place, chain: list[Place]) -> list[Place]:
+    """The same calls where they stood when they ran first: a shared module has its path from its caller."""
+    found: list[Place] = []
+    at: Place | None = caller
+    for place in chain:
+        below = None if at is None else at.get(place.outermost)
+        at = None if below is None or below.named is not place.named else below
+        found.append(place if at is None else at)
+    return found

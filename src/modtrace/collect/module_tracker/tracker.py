@@ -1,0 +1,359 @@
+"""The tracker that users ask: which modules run, in which phase, and hooks around each of them."""
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import FrameType, TracebackType
+from typing import Any
+
+from torch import nn
+
+from ...errors import MisuseError, ModtraceWarning
+from ...torch_internals import graph_task_id, is_dynamo_compiling, keep_out_of_dynamo
+from ..log.call_context import PlaceTree
+from ..names.module_names import ModuleNames, roots_of
+from ..scopes import locate as where
+from ..scopes import tracker as scopes
+from ..steps.follower import StepFollower, StepListener
+from .answers import Call, Where
+from .methods import Methods, MethodsHandle
+from .stack_names import RootLabels, StackNames
+from .user_hooks import POST_BW, POST_FW, PRE_BW, PRE_FW, Hook, UserHooks
+
+#: What `parents` always holds.
+GLOBAL = "Global"
+
+
+class ModuleTracker:
+    """Tells which modules run, forward and backward: a context manager, drop-in for two of PyTorch's.
+
+    It has all of `torch.utils.module_tracker.ModuleTracker` and of `torch.distributed._tools.mod_tracker.ModTracker`,
+    and costs a twentieth of them. It sets two global module hooks, shared by all trackers and recordings of the
+    process, and no hook on a tensor. All answers are for the thread that asks.
+
+        with modtrace.ModuleTracker() as tracker:
+            model(x).sum().backward()      # anything that runs in there may ask `tracker.parents`
+
+    Entered again inside its own context it goes on; the outermost exit ends it.
+    """
+
+    def __init__(self, root: object = None, *, additions: bool = False, strict: bool = False) -> None:
+        """
+        Args:
+            root: a module, or modules as a list or under names of yours as a dict, that are roots and known from the
+                start. None: roots are found. A root without a name of yours is named after its class.
+            additions: tells gradients that the engine adds up where they meet from the work of the module that ran
+                last (`where().accumulation`), for about 10 us a call and backward.
+            strict: internal errors are raised, not turned into a warning.
+
+        Raises:
+            TypeError: there is something in `root` that is no module.
+        """
+        self._roots = roots_of(root)
+        self._strict = strict
+        self._labels = RootLabels(self._roots)
+        self._steps = StepFollower()
+        self._hooks = UserHooks()
+        self._methods = Methods()
+        self._listener = _Listener(additions)
+        self._depth = 0
+        self._tracker: scopes.ScopeTracker | None = None  # while it is entered, and has not failed
+        names = ModuleNames()
+        self._names = StackNames(
+            names, PlaceTree(names), self._labels
+        )  # of the context that is, or was the last
+
+    def __enter__(self) -> "ModuleTracker":
+        self._depth += 1
+        if self._depth > 1:
+            return self
+        keep_out_of_dynamo(ModuleTracker.where, NamedScope.__enter__, NamedScope.__exit__)
+        keep_out_of_dynamo(ModuleTracker._enter_scope, ModuleTracker._enter_call, ModuleTracker._leave_scope)
+        self._listener.tracker = self
+        try:
+            tracker = scopes.acquire(self._listener, strict=self._strict)
+            for name, module in self._roots:
+                tracker.names.add_root(module, name)
+            self._labels.begin()
+            self._names = StackNames(tracker.names, tracker.tree, self._labels)
+            self._steps = self._listener.steps = StepFollower()
+            self._steps.join(tracker)
+            self._tracker = tracker
+            self._hooks.start(tracker)
+            self._methods.start(self)
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        if self._depth > 1:
+            self._depth -= 1
+        elif self._depth:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._depth = 0
+        self._methods.stop()
+        self._hooks.stop()
+        self._tracker = None
+        scopes.release(self._listener)
+        self._listener.tracker = None
+
+    # What runs.
+
+    @property
+    def parents(self) -> set[str]:
+        """The names of the modules that run, forward or backward, and always "Global".
+
+        A name is the class of the root and the path from it, as `Mod.c.0`; the second root of a class is `Mod#1`.
+        """
+        return {GLOBAL, *self.where().stack}
+
+    @property
+    def is_bw(self) -> bool:
+        """Whether a backward runs on this thread. A recompute runs inside one: `phase` tells them apart."""
+        return graph_task_id() != -1
+
+    @property
+    def phase(self) -> str | None:
+        """`forward`, `backward`, `recompute` or `optimizer`; None outside of all of them."""
+        return self.where().phase
+
+    @property
+    def stack(self) -> tuple[str, ...]:
+        """The names of the modules that run, outermost first."""
+        return self.where().stack
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The same modules in the form of `state_dict`; a root is `""`."""
+        return self.where().paths
+
+    @property
+    def current(self) -> str | None:
+        """The name of the innermost module that runs."""
+        return self.where().current
+
+    @property
+    def call(self) -> Call | None:
+        """The innermost call that runs."""
+        return self.where().call
+
+    def where(self) -> Where:
+        """All of it at once, of this moment: what a tool asks for every op."""
+        tracker = self._tracker
+        found = where.NOWHERE if tracker is None else where.where(tracker)
+        return Where(found, self._names, self._steps)
+
+    def get_known_fqn(self, module: nn.Module) -> str | None:
+        """The name of a module, None if it is not known: it has not run, nor has one that it is registered in."""
+        return self._names.known(module)
+
+    # Hooks.
+
+    def register_user_hooks(
+        self,
+        pre_fw_hook: Callable[..., Any] | None = None,
+        post_fw_hook: Callable[..., Any] | None = None,
+        pre_bw_hook: Callable[..., Any] | None = None,
+        post_bw_hook: Callable[..., Any] | None = None,
+        *,
+        with_kwargs: bool = False,
+        with_slots: bool = False,
+        several: bool = False,
+    ) -> "HooksHandle":
+        """Has hooks called around every forward and every backward of every module, recomputes included.
+
+        They are markers: what they return is not looked at. What one raises is raised to whoever called the module or
+        `backward()`. `phase` tells a recompute from the forward. The module's name is in `parents`.
+
+        Args:
+            pre_fw_hook: `(module, args)`, args as the module gets them.
+            post_fw_hook: `(module, args, output)`; the output is None when an exception leaves the call.
+            pre_bw_hook: `(module, grad_output)`, just before the first node of the call runs; the gradients that this
+                node receives. Of a call that only passes a tensor on: the gradients of what it has passed on. The
+                module is None if it is dead by then.
+            post_bw_hook: `(module, grad_input)`, when the last node of the call has run and its gradients are where
+                they go; a gradient for each tensor among args and kwargs that needs one, in order: what this call
+                contributes, as in torch's full backward hooks. None: none came, or the tensor was given before. Where
+                several calls end at one node, `current` is the innermost of them in the hooks of all. Not called if
+                the backward raises. Gradients of leaves share memory with `.grad`: copy what you keep.
+            with_kwargs: the forward hooks get the keyword arguments too, behind args.
+            with_slots: the backward hooks get a dict instead, from slots to gradients: `"[0].hidden_states"`.
+            several: these hooks are called beside others of their kind.
+
+        Returns:
+            a handle whose `remove()` takes just these off.
+
+        Raises:
+            AssertionError: a hook of the kind is there, and `several` was not said.
+        """
+        given = {PRE_FW: pre_fw_hook, POST_FW: post_fw_hook, PRE_BW: pre_bw_hook, POST_BW: post_bw_hook}
+        hooks = {
+            kind: Hook(hook, with_kwargs, with_slots, not several)
+            for kind, hook in given.items()
+            if hook is not None
+        }
+        self._hooks.add(hooks)
+        return HooksHandle(self._hooks, hooks)
+
+    def clear_user_hooks(self) -> None:
+        """Takes off every user hook."""
+        self._hooks.clear()
+
+    @staticmethod
+    def compile_safe_hooks(
+        model: nn.Module,
+        pre_fw_hook: Callable[..., Any] | None = None,
+        post_fw_hook: Callable[..., Any] | None = None,
+        pre_bw_hook: Callable[..., Any] | None = None,
+        post_bw_hook: Callable[..., Any] | None = None,
+        module_filter: Callable[[str, nn.Module], bool] | None = None,
+    ) -> AbstractContextManager[None]:
+        """Hooks on the submodules of one model that run under `torch.compile(fullgraph=True)` too, without a break.
+
+        See `modtrace.collect.compile_hooks.hooks.compile_safe_hooks`. Needs no tracker.
+        """
+        from ..compile_hooks.hooks import compile_safe_hooks
+
+        return compile_safe_hooks(model, pre_fw_hook, post_fw_hook, pre_bw_hook, post_bw_hook, module_filter)
+
+    # Code that runs no hook.
+
+    def scope(self, name: str, module: nn.Module | None = None) -> "NamedScope":
+        """Names the code in a `with` block: a loss, or a method of a module that is no `forward`.
+
+        Args:
+            name: stands in `parents` as it is; below the module, or below what runs, as `Mod.name`.
+            module: whose code it is. It stands in `parents` too, and what it calls has its right name. Such a scope
+                is one call of the module, so put it around one use of it and not around a loop.
+
+        Raises:
+            MisuseError: the tracker is not entered.
+        """
+        return NamedScope(self, name, module)
+
+    def methods(self, module: nn.Module, *names: str) -> MethodsHandle:
+        """Makes a scope of each call of some methods of a module: `tracker.methods(model, "encode", "generate")`.
+
+        A call of `model.encode` stands in `parents` as `Mod` and `Mod.encode()`. `"forward"` is for code that calls
+        `module.forward(...)` itself: it counts as a call of the module. Works while the tracker is entered.
+
+        Returns:
+            a handle whose `remove()` makes them plain methods again.
+
+        Raises:
+            AttributeError: the module has no such method.
+            TypeError: `module` is no module, or what has the name is no method.
+        """
+        return self._methods.add(module, names)
+
+    def _enter_scope(
+        self, name: str, module: nn.Module | None, frame: FrameType, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        tracker = self._tracker
+        return None if tracker is None else tracker.named_code.enter(name, module, frame, args, kwargs)
+
+    def _enter_call(self, module: nn.Module, frame: FrameType, args: Any, kwargs: Any) -> Any:
+        tracker = self._tracker
+        return None if tracker is None else tracker.named_code.enter_call(module, frame, args, kwargs)
+
+    def _leave_scope(self, scope: Any, output: Any, *, raised: bool) -> None:
+        tracker = self._tracker
+        if tracker is not None and scope is not None:
+            tracker.named_code.leave(scope, output, raised=raised)
+
+    def _get_mod_name(self, module: nn.Module) -> str:
+        """What `DebugMode` of torch 2.13 asks its tracker for: the name, of an unknown module too."""
+        known = self.get_known_fqn(module)
+        if known is None and self._tracker is not None:
+            with self._tracker.guard(module):
+                known = self._names.name_of(self._tracker.names.find(module, None, None))
+        return known or type(module).__name__
+
+    def _failed(self, error: Exception, where: str) -> None:
+        self._methods.stop()
+        self._hooks.stop()
+        if self._tracker is None:
+            return
+        self._tracker = None
+        if not self._strict:
+            said = (str(error).strip().splitlines() or [""])[0][:200]
+            warnings.warn(
+                f"{where}: modtrace met an internal error and stopped tracking; the run goes on "
+                f"({type(error).__name__}: {said}). Please report it; ModuleTracker(strict=True) raises it.",
+                ModtraceWarning,
+                stacklevel=2,
+            )
+
+
+ModTracker = ModuleTracker
+
+
+class HooksHandle:
+    """Hooks that were registered together."""
+
+    def __init__(self, registered: UserHooks, hooks: dict[str, Hook]) -> None:
+        self._registered = registered
+        self._hooks = hooks
+
+    def remove(self) -> None:
+        """Takes them off; a second time does nothing."""
+        self._registered.remove(self._hooks)
+
+
+class NamedScope:
+    """Code that has a name while it runs."""
+
+    def __init__(self, tracker: ModuleTracker, name: str, module: nn.Module | None) -> None:
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"scope({name!r}): give a name, a text that is not empty")
+        if module is not None and not isinstance(module, nn.Module):
+            raise TypeError(f"scope({name!r}): module={module!r} is no torch.nn.Module")
+        self._tracker = tracker
+        self._name = name
+        self._module = module
+        self._entered: dict[int, list[Any]] = {}  # by thread
+
+    def __enter__(self) -> "NamedScope":
+        if is_dynamo_compiling():
+            return self
+        if not self._tracker._depth:
+            raise MisuseError(
+                f"scope({self._name!r}) outside of its `with ModuleTracker()` block: nothing is tracked there."
+            )
+        opened = self._tracker._enter_scope(self._name, self._module, sys._getframe(1))
+        self._entered.setdefault(threading.get_ident(), []).append(opened)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if is_dynamo_compiling():
+            return
+        opened = self._entered.get(threading.get_ident())
+        if opened:
+            self._tracker._leave_scope(opened.pop(), None, raised=kind is not None)
+
+
+class _Listener(StepListener):
+    """What the process's tracker tells."""
+
+    def __init__(self, additions: bool) -> None:
+        super().__init__(StepFollower())
+        self.wants_additions = additions
+        self.tracker: ModuleTracker | None = None  # while it is entered
+
+    def failed(self, error: Exception, where: str) -> None:
+        if self.tracker is not None:
+            self.tracker._failed(error, where)
+
+    def forked(self) -> None:
+        if self.tracker is not None:
+            self.tracker._tracker = None

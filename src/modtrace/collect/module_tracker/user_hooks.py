@@ -1,0 +1,147 @@
+"""Runs a user's hooks around every forward and every backward."""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import nn
+
+from ...torch_internals import keep_out_of_dynamo
+from ..backward.backward_call import Heard
+from ..log.thread_log import ThreadLog
+
+if TYPE_CHECKING:
+    from ..scopes.tracker import ScopeTracker
+
+PRE_FW, POST_FW, PRE_BW, POST_BW = "pre_fw_hook", "post_fw_hook", "pre_bw_hook", "post_bw_hook"
+
+
+class Hook(NamedTuple):
+    """A hook as it was registered."""
+
+    call: Callable[..., Any]
+    with_kwargs: bool
+    with_slots: bool
+    alone: bool  # the one of its kind, as PyTorch's ModTracker has it
+
+
+class _Places(NamedTuple):
+    """Where the hooks of one tracker stand."""
+
+    entering: bool
+    leaving: bool
+    backward: bool
+    outputs: bool  # the outputs of every call are noted for them
+
+
+_NOTHING = _Places(False, False, False, False)
+
+
+class UserHooks:
+    """The hooks of one tracker. They stay from one of its contexts to the next."""
+
+    def __init__(self) -> None:
+        self._hooks: dict[str, list[Hook]] = {PRE_FW: [], POST_FW: [], PRE_BW: [], POST_BW: []}
+        self._tracker: ScopeTracker | None = None
+        self._installed = _NOTHING
+        self._enter, self._leave = self._entering, self._leaving  # bound once
+
+    def add(self, hooks: dict[str, Hook]) -> None:
+        """Adds hooks by kind.
+
+        Raises:
+            AssertionError: a hook that is to be the only one of its kind has company of that sort.
+        """
+        for kind, hook in hooks.items():
+            if hook.alone and any(each.alone for each in self._hooks[kind]):
+                raise AssertionError(
+                    f"a {kind} is registered already, and there is one of each kind. Call clear_user_hooks() first, "
+                    "or register with several=True"
+                )
+        for kind, hook in hooks.items():
+            self._hooks[kind] = [*self._hooks[kind], hook]
+        self._install()
+
+    def remove(self, hooks: dict[str, Hook]) -> None:
+        """Takes hooks off that were added; those that are gone are gone."""
+        for kind, hook in hooks.items():
+            self._hooks[kind] = [each for each in self._hooks[kind] if each is not hook]
+        self._install()
+
+    def clear(self) -> None:
+        """Takes off all."""
+        self._hooks = {kind: [] for kind in self._hooks}
+        self._install()
+
+    def start(self, tracker: "ScopeTracker") -> None:
+        """The hooks run from now on."""
+        keep_out_of_dynamo(UserHooks._entering, UserHooks._leaving, with_callees=False)
+        keep_out_of_dynamo(UserHooks.call_began, UserHooks.call_ended, with_callees=False)
+        self._tracker = tracker
+        self._install()
+
+    def stop(self) -> None:
+        """They do no more."""
+        tracker, self._tracker = self._tracker, None
+        if tracker is not None:
+            self._put(tracker, _NOTHING)
+
+    def _install(self) -> None:
+        if self._tracker is not None:
+            hooks = self._hooks
+            outputs = any(hook.with_slots for hook in hooks[PRE_BW])
+            backward = bool(hooks[PRE_BW] or hooks[POST_BW])
+            self._put(self._tracker, _Places(bool(hooks[PRE_FW]), bool(hooks[POST_FW]), backward, outputs))
+
+    def _put(self, tracker: "ScopeTracker", wanted: "_Places") -> None:
+        """Stands in the tracker's lists as far as there are hooks: a list that is empty costs nothing."""
+        was, self._installed = self._installed, wanted
+        _put_in(tracker.entering, self._enter, was.entering, wanted.entering)
+        _put_in(tracker.leaving, self._leave, was.leaving, wanted.leaving)
+        _put_in(tracker.backwards.hearers, self, was.backward, wanted.backward)
+        if was[2:] != wanted[2:]:
+            if wanted.backward:
+                tracker.crossings.want(wanted.outputs)
+            if was.backward:
+                tracker.crossings.unwant(was.outputs)
+
+    # What is heard. Exceptions of the user's are the user's.
+
+    def _entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
+        if log.place.outermost != id(module):
+            return  # it is not followed: a graph module of torch.compile's, or a tracker that has failed
+        for hook in self._hooks[PRE_FW]:
+            if hook.with_kwargs:
+                hook.call(module, args, log.kwargs_of(sys._getframe(2)))
+            else:
+                hook.call(module, args)
+
+    def _leaving(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        for hook in self._hooks[POST_FW]:
+            if hook.with_kwargs:
+                hook.call(module, args, kwargs, output)
+            else:
+                hook.call(module, args, output)
+
+    @property
+    def wants_gradients(self) -> bool:
+        return bool(self._hooks[POST_BW])
+
+    def call_began(self, heard: Heard, received: Any, number: int) -> None:
+        if self._tracker is None:
+            return  # it was left inside of this backward
+        for hook in self._hooks[PRE_BW]:
+            hook.call(heard.module, heard.outputs_by_slot(received, number) if hook.with_slots else received)
+
+    def call_ended(self, heard: Heard, gradients: Any) -> None:
+        if self._tracker is None:
+            return
+        for hook in self._hooks[POST_BW]:
+            hook.call(heard.module, heard.inputs_by_slot(gradients) if hook.with_slots else gradients)
+
+
+def _put_in(listed: list[Any], what: Any, was: bool, wanted: bool) -> None:
+    if wanted and not was:
+        listed.append(what)
+    elif was and not wanted:
+        listed.remove(what)

@@ -1,0 +1,1 @@
+"""Paths of modules, parameters and buffers as users know them."""

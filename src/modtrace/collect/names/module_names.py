@@ -1,0 +1,534 @@
+"""What modules are called: paths as in `state_dict`, for every module that runs, however late it is met."""
+
+import difflib
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ...recording.module_path import WRAPPER_PARTS, join
+from ...recording.options.path_filter import PathFilter, describe_unmatched, unmatched
+from ...torch_internals import frames, is_replica, module_given_first, module_of_method
+from ..identity_map import IdentityMap
+from .element_counts import count_elements
+
+#: Wrappers whose registered part is called `module`: the class's own name tells them.
+_MODULE_WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel", "AveragedModel"})
+
+#: The type of what is no module but a stretch of code that the user has named.
+SCOPE = "scope"
+
+#: A module registered under very many paths (nested sharing) keeps this many aliases.
+_MAX_ALIASES = 64
+
+
+class NamedModule:
+    """What is known of one module; `module_id` never changes, its path may become better known."""
+
+    __slots__ = (
+        "aliases", "buffers", "given", "module_id", "name", "parameters", "parent", "path", "raw_path",
+        "ref", "root", "slots", "type_name", "unregistered",
+    )  # fmt: skip
+
+    def __init__(self, module_id: int, type_name: str) -> None:
+        self.module_id = module_id
+        self.type_name = type_name
+        self.ref: weakref.ref[nn.Module] | None = None
+        self.root: NamedModule = self
+        self.parent: NamedModule | None = None
+        self.path = ""
+        self.raw_path = ""
+        self.aliases: list[str] = []
+        self.name: str | None = None
+        self.given = False  # a root that the user named: it stays one
+        self.unregistered = False
+        self.parameters: int | None = None
+        self.buffers: int | None = None
+        self.slots: dict[str, list[NamedModule]] = {}  # unregistered modules below it, by type
+
+    @property
+    def shown(self) -> str:
+        """The path, or a root's name."""
+        return self.path or self.name or self.type_name
+
+    @property
+    def alive(self) -> bool:
+        """Whether the module still exists."""
+        return self.ref is not None and self.ref() is not None
+
+    def row(self) -> dict[str, Any]:
+        """Its row in the `modules` table."""
+        return {
+            "module_id": self.module_id,
+            "root_id": self.root.module_id,
+            "path": self.path,
+            "raw_path": self.raw_path,
+            "aliases": list(self.aliases),
+            "name": self.name if self.root is self else None,
+            "type": self.type_name,
+            "parent_id": self.parent.module_id if self.parent is not None else None,
+            "parameters": self.parameters,
+            "buffers": self.buffers,
+        }
+
+
+class ParameterOwner(NamedTuple):
+    """A module that holds a parameter, and the name it has there."""
+
+    module: NamedModule
+    name: str
+
+    def holds(self, parameter: torch.Tensor) -> bool:
+        """Whether it still does. A weak reference would tell as well, and make `torch.utils.swap_tensors` fail."""
+        module = self.module.ref() if self.module.ref is not None else None
+        return module is not None and parameter_of(module, self.name) is parameter
+
+
+def parameter_of(module: nn.Module, name: str) -> torch.Tensor | None:
+    """A parameter of a module's own, None if there is none of that name. A scripted module's dict has no `get`."""
+    held = module._parameters
+    return held[name] if name in held else None  # noqa: SIM401
+
+
+class ModuleNames:
+    """The names of all modules met so far. Holds modules weakly; a dead module's name and id stay."""
+
+    def __init__(self) -> None:
+        self.modules: list[NamedModule] = []  # by module_id
+        self._named: IdentityMap[nn.Module, NamedModule] = IdentityMap()
+        self._revision = 0  # counts changes of rows
+        self._changed: dict[int, int] = {}  # module_id -> revision of its last change
+        self._owners: dict[int, list[ParameterOwner]] = {}  # by id of the parameter
+        self._lock = threading.RLock()
+        self._by_hooks: dict[int, NamedModule] = {}  # by the `id` of the dictionary of a module's own hooks
+        self._hooks_at = -1  # the revision that it is of
+        self._scopes: dict[tuple[NamedModule | None, str], NamedModule] = {}
+
+    def add_root(self, module: nn.Module, name: str | None = None) -> NamedModule:
+        """Names a root that the user gave, and everything registered below it."""
+        with self._lock:
+            known = self._named.get(module)
+            root = known if known is not None and known.root is known else self._register_root(module)
+            root.given = True
+            if name is not None and root.name != name:
+                root.name = self._free_name(name, but=root)
+                self._touch(root)
+            return root
+
+    def get(self, module: nn.Module) -> NamedModule | None:
+        """The module's names if it has been met."""
+        return self._named.get(module)
+
+    def find(self, module: nn.Module, caller: NamedModule | None, frame: FrameType | None) -> NamedModule:
+        """The names of a module that is being entered; met for the first time, it is given some.
+
+        Args:
+            module: the module entered.
+            caller: the module that is calling it, None at the outside.
+            frame: the Python frame of the call; looked at when there is no caller.
+        """
+        with self._lock:
+            known = self._named.get(module) or self._original_of(module)
+            if known is not None:
+                return known
+            while caller is not None and caller.type_name == SCOPE:
+                caller = caller.parent
+            if caller is None:
+                return self._find_at_outside(module, frame)
+            return self._find_late(module, caller) or self._name_unregistered(module, caller)
+
+    def add_scope(self, name: str, owner: NamedModule | None) -> NamedModule:
+        """Names a stretch of code, of a module's or of nobody's."""
+        with self._lock:
+            known = self._scopes.get((owner, name))
+            if known is None:
+                known = self._scopes[owner, name] = NamedModule(len(self.modules), SCOPE)
+                self.modules.append(known)
+                if owner is None:
+                    known.name = self._free_name(name)
+                    self._touch(known)
+                else:
+                    self._place(known, owner, join(owner.path, name), join(owner.raw_path, name))
+            return known
+
+    def owners_in(self, frame: FrameType | None, named: NamedModule) -> list[NamedModule]:
+        """The modules around a module that a plain method of is running, outermost first."""
+        owners: dict[NamedModule, None] = {}
+        for owner in map(module_of_method, frames(frame)):
+            known = None if owner is None else self._named.get(owner) or self._original_of(owner)
+            if known is not None and known is not named and _is_under(named, known):
+                owners[known] = None
+        return list(owners)[::-1]
+
+    def parameter_name(self, parameter: torch.Tensor) -> str | None:
+        """The path of a parameter, as in `state_dict`; None if no module met so far owns it."""
+        owners = self.owners_of(parameter) or self.owners_of(parameter, learn=True)
+        return join(owners[0].module.path, owners[0].name) if owners else None
+
+    def owners_of(self, parameter: torch.Tensor, *, learn: bool = False) -> "list[ParameterOwner]":
+        """The modules that hold a parameter; a tied one has several.
+
+        Args:
+            learn: look through all modules anew first (1 us per parameter there is).
+        """
+        if learn:
+            with self._lock:
+                self._learn_parameters()
+        owners = self._owners.get(id(parameter), ())
+        return [owner for owner in owners if owner.holds(parameter)]
+
+    @property
+    def revision(self) -> int:
+        """Counts the changes of names: what was derived from them holds as long as it stays."""
+        return self._revision
+
+    def paths(self) -> list[str]:
+        """The paths of all modules met, with their aliases, and of their parameters and buffers."""
+        with self._lock:
+            self._learn_parameters()
+            owners = [owner for owners in self._owners.values() for owner in owners]
+        modules = [path for each in self.modules for path in (each.path, *each.aliases)]
+        parameters = [
+            join(path, owner.name) for owner in owners for path in (owner.module.path, *owner.module.aliases)
+        ]
+        return [*modules, *parameters, *(path for each in self.modules for path in _buffer_paths(each))]
+
+    def rows_since(self, revision: int) -> tuple[int, list[dict[str, Any]]]:
+        """The rows that changed since a revision, and the revision they bring a reader to."""
+        with self._lock:
+            changed = [number for number, when in self._changed.items() if when > revision]
+            return self._revision, [self.modules[number].row() for number in sorted(changed)]
+
+    # Finding.
+
+    def _find_at_outside(self, module: nn.Module, frame: FrameType | None) -> NamedModule:
+        owner = _outermost_owner(module, frame)
+        if owner is not None:
+            root = self._named.get(owner)
+            if root is None:
+                self._register_root(owner)
+            else:
+                self._register_below(owner, root)
+            found = self._named.get(module)
+            if found is not None:
+                return found
+        return self._revive_root(module) or self._register_root(module)
+
+    def _find_late(self, module: nn.Module, caller: NamedModule) -> NamedModule | None:
+        """A module registered since its root was first walked."""
+        for ancestor in dict.fromkeys((caller, caller.root)):
+            if ancestor is not caller and self._dead_slot(module, caller) is not None:
+                return None  # made anew in each forward: no use in walking the whole root for it
+            owner = ancestor.ref() if ancestor.ref is not None else None
+            if owner is not None and any(each is module for each in descendants(owner)):
+                self._register_below(owner, ancestor)
+                return self._named.get(module)
+        return None
+
+    def _name_unregistered(self, module: nn.Module, caller: NamedModule) -> NamedModule:
+        named = self._dead_slot(module, caller)
+        if named is not None:
+            self._bind(module, named)
+            return named
+        slots = caller.slots.setdefault(class_name(module), [])
+        part = f"({class_name(module)}#{len(slots)})"
+        named = self._new(module)
+        slots.append(named)
+        named.unregistered = True
+        self._place(named, caller, join(caller.path, part), join(caller.raw_path, part))
+        self._register_below(module, named)
+        return named
+
+    @staticmethod
+    def _dead_slot(module: nn.Module, caller: NamedModule) -> NamedModule | None:
+        """The name of an unregistered module of the class that is gone: a forward that makes one each time."""
+        slots = caller.slots.get(class_name(module), ())
+        return next((each for each in slots if not each.alive), None)
+
+    def _revive_root(self, module: nn.Module) -> NamedModule | None:
+        """The name of a dead root without parameters, for a criterion that a loop makes anew each time."""
+        if module._modules or module._parameters:
+            return None
+        for each in self.modules:
+            free = each.root is each and not each.alive and not each.given and each.parameters == 0
+            if free and each.type_name == class_name(module):
+                self._bind(module, each)
+                return each
+        return None
+
+    def _original_of(self, module: nn.Module) -> NamedModule | None:
+        """Of a replica that DataParallel has made the module that it is a copy of."""
+        if not is_replica(module):
+            return None
+        if self._hooks_at != self._revision:
+            alive = [(each, each.ref()) for each in self.modules if each.ref is not None]
+            self._by_hooks = {id(each._forward_hooks): named for named, each in alive if each is not None}
+            self._hooks_at = self._revision
+        original = self._by_hooks.get(id(module._forward_hooks))  # a replica shares them with its original
+        if original is not None:
+            self._named[module] = original
+        return original
+
+    # Registering.
+
+    def _register_root(self, module: nn.Module) -> NamedModule:
+        root = self._named.get(module) or self._new(module)
+        root.name = root.name or self._free_name(class_name(module))
+        self._touch(root)
+        self._register_below(module, root)
+        return root
+
+    def _register_below(self, top: nn.Module, named_top: NamedModule) -> None:
+        """Names everything registered below a module, aliases included."""
+        aliases: dict[NamedModule, list[str]] = {}
+        for module, parent, path, raw_path in walk(top, named_top.path, named_top.raw_path):
+            named_parent = self._named.get(parent)
+            assert named_parent is not None
+            named = self._named.get(module)
+            if named is None:
+                self._place(self._new(module), named_parent, path, raw_path)
+            elif named is named_top or named.given:
+                continue
+            elif named.root is not named_top.root or named.unregistered:
+                if named.root is named or named.unregistered:  # met before its root was
+                    self._move(named, named_parent, path, raw_path)
+            elif path != named.path:
+                aliases.setdefault(named, []).append(path)
+        for named, paths in aliases.items():
+            self._add_aliases(named, paths)
+        self._count(top, named_top)
+
+    def _place(self, named: NamedModule, parent: NamedModule, path: str, raw_path: str) -> None:
+        """Puts a module that nothing is named below yet where it belongs."""
+        named.parent, named.root, named.name = parent, parent.root, None
+        named.path, named.raw_path = path, raw_path
+        self._touch(named)
+
+    def _move(self, top: NamedModule, parent: NamedModule, path: str, raw_path: str) -> None:
+        """Puts a module met before its root where it belongs, with everything named below it."""
+        old_path, old_raw = top.path, top.raw_path
+        below = [each for each in self.modules if each is not top and _is_under(each, top)]
+        self._place(top, parent, path, raw_path)
+        top.unregistered = False
+        for each in below:
+            each.root = parent.root
+            each.path = join(path, each.path[len(old_path) :].lstrip("."))
+            each.raw_path = join(raw_path, each.raw_path[len(old_raw) :].lstrip("."))
+            each.aliases = [join(path, alias[len(old_path) :].lstrip(".")) for alias in each.aliases]
+            self._touch(each)
+
+    def _add_aliases(self, named: NamedModule, paths: list[str]) -> None:
+        new = [path for path in paths if path not in named.aliases and path != named.path]
+        if new:
+            named.aliases = [*named.aliases, *new][:_MAX_ALIASES]
+            self._touch(named)
+
+    def _count(self, top: nn.Module, named_top: NamedModule) -> None:
+        root = named_top.root.ref() if named_top.root.ref is not None else None
+        counts = count_elements(top)
+        if root is not None and root is not top and not named_top.unregistered:
+            counts.update(count_elements(root))  # what was met late counts for those above it
+        for key, (parameters, buffers) in counts.items():
+            named = self._named.of_id(key)
+            if named is not None and (named.parameters, named.buffers) != (parameters, buffers):
+                named.parameters, named.buffers = parameters, buffers
+                self._touch(named)
+
+    def _new(self, module: nn.Module) -> NamedModule:
+        named = NamedModule(len(self.modules), class_name(module))
+        self.modules.append(named)
+        self._bind(module, named)
+        self._touch(named)
+        return named
+
+    def _bind(self, module: nn.Module, named: NamedModule) -> None:
+        named.ref = weakref.ref(module)
+        self._named[module] = named
+
+    def _touch(self, named: NamedModule) -> None:
+        self._revision += 1
+        self._changed[named.module_id] = self._revision
+
+    def _free_name(self, wanted: str, but: NamedModule | None = None) -> str:
+        taken = {each.name for each in self.modules if each.root is each and each is not but}
+        name, number = wanted, 0
+        while name in taken:
+            number += 1
+            name = f"{wanted}#{number}"
+        return name
+
+    def _learn_parameters(self) -> None:
+        owners: dict[int, list[ParameterOwner]] = {}
+        for named in list(self.modules):
+            module = named.ref() if named.ref is not None else None
+            if module is None:
+                continue
+            for part, parameter in module._parameters.items():
+                if parameter is not None:
+                    owners.setdefault(id(parameter), []).append(ParameterOwner(named, part))
+        self._owners = owners
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of its class; of the class that FSDP2 has put its own in the place of, if it has."""
+    kind = type(module)
+    if any(base.__name__ == "FSDPModule" for base in kind.__bases__):
+        kind = next((base for base in kind.__bases__ if base.__name__ != "FSDPModule"), kind)
+    return kind.__name__
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """What is inside the wrappers: of a compiled or a distributed model the model."""
+    inner: nn.Module | None = module
+    while inner is not None:
+        module = inner
+        inner = next((each for part, each in module._modules.items() if _is_wrapper_part(module, part)), None)
+    return module
+
+
+def _buffer_paths(named: NamedModule) -> list[str]:
+    module = None if named.ref is None else named.ref()
+    names = () if module is None else [name for name, buffer in module._buffers.items() if buffer is not None]
+    return [join(path, name) for path in (named.path, *named.aliases) for name in names]
+
+
+def roots_of(model: object) -> list[tuple[str | None, nn.Module]]:
+    """The roots in what the user gave as model, with the names the user gave them.
+
+    Args:
+        model: None, a module, a mapping from names to modules, or a list or tuple of modules.
+
+    Raises:
+        TypeError: something in it is no `torch.nn.Module`.
+    """
+    if model is None:
+        return []
+    if isinstance(model, Mapping) and model:
+        return [(str(name), _checked(each, f"model[{name!r}]")) for name, each in model.items()]
+    if isinstance(model, (list, tuple)) and model:
+        return [(None, _checked(each, f"model[{place}]")) for place, each in enumerate(model)]
+    return [(None, _checked(model, "model"))]
+
+
+def check_patterns(chosen: PathFilter, model: object) -> None:
+    """Checks that every pattern means something in what the user gave as model.
+
+    A pattern with a bracket may mean an unregistered module, `head.(Linear#0)`, which is met only when it runs.
+
+    Raises:
+        ValueError: a pattern matches no module and no parameter; the text lists the nearest paths.
+    """
+    if chosen.is_all:
+        return
+    names = ModuleNames()
+    for name, module in roots_of(model):
+        names.add_root(module, name)
+    paths = names.paths()
+    found = [each for each in unmatched(chosen, paths) if "(" not in each.pattern.text]
+    if paths and found:
+        raise ValueError(describe_unmatched(found, paths, what="module or parameter"))
+
+
+def check_types(types: Any, model: object) -> None:
+    """Checks that every class that is given by its name is one of a module of what the user gave as model.
+
+    Raises:
+        ValueError: there is no such module; the text lists the nearest names.
+    """
+    if not any(isinstance(each, str) for each in types):
+        return
+    modules = [each for _, root in roots_of(model) for each in (root, *descendants(root))]
+    names = {kind.__name__ for each in modules for kind in type(each).__mro__}
+    for each in types:
+        if modules and isinstance(each, str) and each not in names:
+            near = difflib.get_close_matches(each, names, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            there = ", ".join(sorted({type(module).__name__ for module in modules})[:20])
+            raise ValueError(f"types: no module is a {each!r}.{hint} There are: {there}")
+
+
+def _checked(given: object, where: str) -> nn.Module:
+    if isinstance(given, nn.Module):
+        return given
+    kind = f"the class {given.__name__} itself, not an instance" if isinstance(given, type) else repr(given)
+    raise TypeError(
+        f"{where} is not a torch.nn.Module but {kind[:80]}. Give a module, a dict of named modules, "
+        "or None to have the roots found."
+    )
+
+
+def walk(top: nn.Module, path: str, raw_path: str) -> Iterator[tuple[nn.Module, nn.Module, str, str]]:
+    """Every registration below a module, depth first in order: (module, parent, path, raw path).
+
+    A shared module comes once for each of its paths. Iterative, and safe against a module inside itself.
+    """
+    visits: dict[int, int] = {}
+    above = {id(top)}
+    pending = [(top, iter(list(top._modules.items())), path, raw_path)]
+    while pending:
+        parent, children, parent_path, parent_raw = pending[-1]
+        for part, module in children:
+            if module is None or id(module) in above:
+                continue
+            visits[id(module)] = visits.get(id(module), 0) + 1
+            if visits[id(module)] > _MAX_ALIASES:
+                continue
+            child_path = parent_path if _is_wrapper_part(parent, part) else join(parent_path, part)
+            child_raw = join(parent_raw, part)
+            yield module, parent, child_path, child_raw
+            if module._modules:
+                above.add(id(module))
+                pending.append((module, iter(list(module._modules.items())), child_path, child_raw))
+                break
+        else:
+            above.discard(id(parent))
+            pending.pop()
+
+
+def _is_wrapper_part(parent: nn.Module, part: str) -> bool:
+    return part in WRAPPER_PARTS or (part == "module" and type(parent).__name__ in _MODULE_WRAPPERS)
+
+
+def _is_under(named: NamedModule, top: NamedModule) -> bool:
+    above = named.parent
+    while above is not None and above is not top:
+        above = above.parent
+    return above is top
+
+
+def named_modules(top: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """What `top.named_modules()` gives; that asks each module for its hash, which it may not have."""
+    yield "", top
+    seen = {id(top)}
+    for module, _, _, raw_path in walk(top, "", ""):
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield raw_path, module
+
+
+def descendants(top: nn.Module) -> Iterator[nn.Module]:
+    """Every module below another, once."""
+    seen = {id(top)}
+    pending = [top]
+    while pending:
+        for module in pending.pop()._modules.values():
+            if module is not None and id(module) not in seen:
+                seen.add(id(module))
+                pending.append(module)
+                yield module
+
+
+def _outermost_owner(module: nn.Module, frame: FrameType | None) -> nn.Module | None:
+    """The outermost module that a running function has as its first argument and `module` is registered below.
+
+    Finds the root of `model.encode(x)` and `encode(model, x)`, which no hook announces.
+    """
+    found = None
+    for owner in map(module_given_first, frames(frame)):
+        if owner is not None and any(below is module for below in descendants(owner)):
+            found = owner
+    return found

@@ -1,0 +1,123 @@
+"""The arguments of ops, each set of them once: a JSON template with the names of its slots where tensors were."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from .schemas import OpPlan
+
+#: So many different sets of arguments are remembered before they are forgotten: 2 MB. The numbers that AdamW hands to
+#: its ops are others in each step, one for each parameter in a `foreach` op; such parts of sets take 30 bytes each.
+_KEPT = 4096
+_MOST_PARTS = 2**18
+
+#: A list of numbers is cut here: the indices of a sampler say nothing.
+_MOST_NUMBERS = 64
+
+
+class _Mark:
+    """Stands among arguments for what is not kept, or says what the next one is."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+TENSOR = _Mark("TENSOR")
+FLOAT = _Mark("FLOAT")  # the next is a float: 1.0 and 1 would be one key
+TRUTH = _Mark("TRUTH")  # the next is a bool
+
+
+class Arguments(NamedTuple):
+    """What an op was given."""
+
+    plan: OpPlan
+    positional: int  # how many are given by position
+    given: tuple[Any, ...]  # behind those, names and values
+
+    @property
+    def tensor_count(self) -> int:
+        """How many tensors are among them."""
+        return _count_tensors(self.given)
+
+    def texts(self) -> tuple[str, tuple[str, ...]]:
+        """The JSON template, and the slots of the tensors in order."""
+        slots: list[str] = []
+        template = {name: _template(value, name, slots) for name, value in self.by_name()}
+        return json.dumps(template, separators=(",", ":")), tuple(slots)
+
+    def by_name(self) -> Iterator[tuple[str, Any]]:
+        """Each argument with its name; tensors are TENSOR, a list is a tuple."""
+        names, values = self.plan.argument_names, _unmarked(self.given)
+        for at in range(self.positional):
+            yield (names[at] if at < len(names) else f"[{at}]"), next(values)
+        for name in values:
+            yield name, next(values)
+
+
+class ArgumentTexts:
+    """Numbers for sets of arguments: the ops of one step are given what those of the last one were."""
+
+    def __init__(self) -> None:
+        self.known: list[Arguments] = []  # by number
+        self.numbers: dict[tuple[Any, ...], int] = {}  # by what an `ArgumentReader` has found
+        self._parts = 0
+
+    def add(self, plan: OpPlan, key: tuple[Any, ...]) -> int:
+        """The number of one op's arguments that has none yet."""
+        number = self.numbers[key] = len(self.known)
+        self.known.append(Arguments(plan, key[1], key[2:]))
+        self._parts += _count_parts(key)
+        return number
+
+    def take(self) -> list[Arguments]:
+        """What the numbers given until now mean; they may be given anew from now on, if they have become many."""
+        known = self.known
+        if len(known) > _KEPT or self._parts > _MOST_PARTS:
+            self.known, self.numbers, self._parts = [], {}, 0
+        return known
+
+
+def _count_parts(given: tuple[Any, ...]) -> int:
+    return len(given) + sum(_count_parts(each) for each in given if isinstance(each, tuple))
+
+
+def _count_tensors(given: tuple[Any, ...]) -> int:
+    nested = sum(_count_tensors(each) for each in given if isinstance(each, tuple))
+    return nested + sum(each is TENSOR for each in given)
+
+
+def _unmarked(given: tuple[Any, ...]) -> Iterator[Any]:
+    values = iter(given)
+    for value in values:
+        if value is FLOAT:
+            value = next(values)
+            yield float(value) if isinstance(value, str) else value
+        elif value is TRUTH:
+            yield next(values)
+        else:
+            yield tuple(_unmarked(value)) if isinstance(value, tuple) else value
+
+
+def _template(value: Any, slot: str, slots: list[str]) -> Any:
+    if value is TENSOR:
+        slots.append(slot)
+        return f"${slot}"
+    if isinstance(value, tuple):
+        return [*_templates(value, slot, slots)]
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if value - value == 0.0 else str(value)  # JSON has no infinity and no NaN
+    return str(value).removeprefix("torch.")
+
+
+def _templates(values: tuple[Any, ...], slot: str, slots: list[str]) -> Iterator[Any]:
+    are_numbers = all(isinstance(each, (int, float)) for each in values)
+    shown = values[:_MOST_NUMBERS] if are_numbers else values
+    for at, each in enumerate(shown):
+        yield _template(each, f"{slot}[{at}]", slots)
+    if len(shown) < len(values):
+        yield f"... {len(values)} in all"

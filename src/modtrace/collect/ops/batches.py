@@ -1,0 +1,74 @@
+"""The ops that ran one after the other in one step, until their rows are written."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..backward.plan import calls_of_nodes
+from ..log.segments import Ints, Segment
+from ..log.thread_log import ThreadLog
+from .arguments import Arguments
+from .boundary import AtRoot
+from .leaves import Leaf
+from .mode import EVENT_WIDTH, NODE, START_NS, OpMode, Place
+from .values import MeasuredOps
+
+
+class OpBatch:
+    """Ops, and the tensors that were met with them; maybe none, but what outermost calls were given and returned."""
+
+    __slots__ = (
+        "arguments", "at_roots", "events", "first_tensor", "leaves", "measured", "owners", "places", "python_names",
+        "sources", "start_ns", "tensors", "used",
+    )  # fmt: skip
+
+    def __init__(self, mode: OpMode, at_roots: Sequence[AtRoot]) -> None:
+        """Takes what has run since the last batch, and what outermost calls were given and returned."""
+        self.events, self.places = mode.take()
+        self.tensors, self.used, self.first_tensor = mode.ids.take()
+        self.arguments: list[Arguments] = mode.texts.take()  # what their numbers mean
+        self.at_roots = at_roots
+        self.start_ns = self.events[START_NS] if self.events else int(at_roots[0].segment.times[0])
+        self.owners = self._find_owners()
+        self.leaves: list[Leaf] = []
+        self.sources: dict[int, str] = {}  # by op, as far as asked for
+        self.python_names: dict[int, str] = {}
+        self.measured: MeasuredOps | None = None
+
+    def __len__(self) -> int:
+        return len(self.events) // EVENT_WIDTH
+
+    def runs(self) -> list[tuple[int, int, Place]]:
+        """The ops that ran at one place, one after the other: where they begin and end in this batch."""
+        begins = [place.first for place in self.places]
+        if not begins:
+            return []
+        return list(zip(begins, [*begins[1:], len(self)], self.places, strict=True))
+
+    def _find_owners(self) -> "dict[ThreadLog, NodeOwners]":
+        """Whose the nodes are that the engine ran, by the thread that made them: looked up while the graph lives."""
+        nodes: dict[ThreadLog, list[int]] = {}
+        for begin, end, place in self.runs():
+            if type(place.where) is ThreadLog:
+                ran = self.events[begin * EVENT_WIDTH + NODE : end * EVENT_WIDTH : EVENT_WIDTH]
+                nodes.setdefault(place.where, []).extend(ran)
+        return {log: owners_of(log, np.array(ran, np.int64)) for log, ran in nodes.items()}
+
+
+class NodeOwners:
+    """Whose nodes are: segments, and for each op which of them, and which call there."""
+
+    __slots__ = ("index", "of_segment", "segments")
+
+    def __init__(self, segments: Sequence[Segment | None], of_segment: Ints, index: Ints) -> None:
+        self.segments = segments
+        self.of_segment = of_segment
+        self.index = index  # of the call in its segment; -1: none
+
+
+def owners_of(log: ThreadLog, nodes: Ints) -> NodeOwners:
+    """Of nodes in any order; one that is no node (it accumulates a leaf's gradient) is nobody's."""
+    ascending, at = np.unique(nodes, return_inverse=True)
+    segments, of_segment, index = calls_of_nodes(log, ascending[::-1])
+    back = len(ascending) - 1 - at
+    return NodeOwners(segments, of_segment[back], np.where(nodes < 0, -1, index[back]))

@@ -1,0 +1,221 @@
+"""Notes what crosses the boundary of outermost calls while ops are recorded: which tensors, at which slots."""
+
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ...recording.role import BUFFER, PARAMETER
+from ...torch_internals import (
+    DisableTorchFunction,
+    has_own_dispatch,
+    is_functorch_tensor,
+    keep_out_of_dynamo,
+    tracing_state,
+    unseen,
+    wrapped_by_functorch,
+)
+from ..identity_map import IdentityMap
+from ..log.segments import Segment
+from ..names.module_names import NamedModule, named_modules
+from ..structures.find import find_slots
+from ..tensor_ids.tensor_ids import NO_TENSOR, RETURNED
+from .leaves import Leaf, OpLeaves, is_parameter
+from .mode import OpMode
+
+if TYPE_CHECKING:
+    from ..log.thread_log import ThreadLog
+    from ..scopes.tracker import ScopeTracker
+
+#: Tensors with their slots.
+_Slots = Sequence[tuple[str, torch.Tensor]]
+
+
+class AtRoot(NamedTuple):
+    """One tensor that an outermost call is given, or has returned."""
+
+    segment: Segment  # that the call began
+    slot: str  # `input[0]`, `input['ids']`; `output`, `output.logits`, `output[0].hidden`
+    tensor_id: int
+
+
+class OpBoundary:
+    """Notes them for one recorder; keeps no tensor. What runs inside a backward goes back to the engine: not noted.
+
+    Of what a call is given only tensors that are known by then, or whose memory an op has made: any other is met by the
+    op that reads it first, measured there, and has its site as an input.
+
+    Measured: 3 us for a call that is given one tensor, 9 us for ten; 3 us for one that returns one, 24 us for a dict
+    with eight more in a cache. For calls inside of others nothing is looked for.
+    """
+
+    def __init__(self, tracker: "ScopeTracker", mode: OpMode, leaves: OpLeaves) -> None:
+        self.found: list[AtRoot] = []
+        self._tracker = tracker
+        self._mode = mode
+        self._leaves = leaves
+        self._thread = -1
+        self._named: IdentityMap[nn.Module, tuple[int, int]] = IdentityMap()  # how roots were
+        self._enter, self._hear = self._entering, self._returning  # bound once
+
+    def start(self) -> None:
+        """Looks at outermost calls of this thread, which is the one whose ops are seen."""
+        keep_out_of_dynamo(OpBoundary._entering, OpBoundary._returning)
+        self._thread = threading.get_ident()
+        self._tracker.entering.append(self._enter)
+        self._tracker.returning.append(self._hear)
+
+    def stop(self) -> None:
+        """Looks no more."""
+        entering, returning = self._tracker.entering, self._tracker.returning
+        entering[:] = [hear for hear in entering if hear is not self._enter]
+        returning[:] = [hear for hear in returning if hear is not self._hear]
+
+    def take(self) -> list[AtRoot]:
+        """What has been noted since this was last called."""
+        found, self.found = self.found, []
+        return found
+
+    def _is_seen(self) -> bool:
+        """Whether what runs now is recorded; what runs inside of an op is not seen."""
+        mode = self._mode
+        return not (mode.is_off or mode.is_running or threading.get_ident() != self._thread)
+
+    # Going in. Leaves are named on every thread, and where ops are not wanted.
+
+    def _entering(self, log: "ThreadLog", module: nn.Module, args: Any) -> None:
+        segment, place = log.segment, log.place
+        if place.above is not None or segment is None or segment.task >= 0 or self._mode.has_failed:
+            return
+        try:
+            kwargs = log.kwargs_of(sys._getframe(2))
+            with DisableTorchFunction():
+                found = _tensors_in(args) + _tensors_in(kwargs) if kwargs else _tensors_in(args)
+                given = [each for each in found if not is_parameter(each[1])]
+                self._leaves.note_inputs(given, place.named)
+                if self._is_seen():
+                    self._name_owned(module)
+                    self._note_given(segment, given)
+        except Exception as error:
+            self._mode.fail(error, f"what {segment.named.shown} was given")
+
+    def _note_given(self, segment: Segment, given: _Slots) -> None:
+        with _aside(given):
+            for slot, tensor in given:
+                number = self._find(tensor)
+                if number != NO_TENSOR:
+                    self.found.append(AtRoot(segment, f"input{slot}", number))
+
+    def _name_owned(self, root: nn.Module) -> None:
+        """Names the parameters and buffers that ops have made, of a model that was made while ops are recorded.
+
+        When a root is met, and again when modules have been met since, or its first parameter lies elsewhere
+        (`model.double()`): 2 us for a parameter. Those that no op has made are named when one reads them.
+        """
+        first = next(_parameters_of(root), None)
+        state = (self._tracker.names.revision, 0 if first is None else _memory_of(first))
+        if self._named.get(root) == state:
+            return
+        self._named[root] = state
+        buffers = (
+            each for module in _modules_of(root) for each in module._buffers.values() if each is not None
+        )
+        with _aside([("", each) for each in (*_parameters_of(root), *buffers)]):
+            for owner, name, tensor, role in self._owned_by(root):
+                number = self._find(tensor)
+                if number != NO_TENSOR:
+                    self._leaves.found.append(Leaf(number, role, name, owner))
+
+    def _owned_by(self, root: nn.Module) -> Iterator[tuple[NamedModule, str, torch.Tensor, str]]:
+        names = self._tracker.names
+        parameters = {id(each): each for each in _parameters_of(root)}
+        for at, parameter in enumerate(parameters.values()):
+            owners = names.owners_of(parameter, learn=at == 0)
+            if owners:
+                yield owners[0].module, owners[0].name, parameter, PARAMETER
+        for module in _modules_of(root):
+            named = names.get(module)
+            for name, buffer in module._buffers.items():
+                if named is not None and buffer is not None:
+                    yield named, name, buffer, BUFFER
+
+    def _find(self, tensor: torch.Tensor) -> int:
+        try:
+            return self._mode.ids.find(_unwrapped(tensor))
+        except Exception:  # it is unreadable: the op that reads it meets another one
+            return NO_TENSOR
+
+    # Coming out.
+
+    def _returning(self, log: "ThreadLog", output: Any) -> None:
+        segment = log.segment
+        if segment is None or segment.task >= 0 or not self._is_seen():
+            return
+        try:
+            root = segment.named.ref() if segment.named.ref is not None else None
+            if root is not None:
+                with DisableTorchFunction():
+                    self._name_owned(root)  # modules have been met inside, or lazy ones made their parameters
+            self._note_returned(log, segment, output)
+        except Exception as error:
+            self._mode.fail(error, f"what {segment.named.shown} returned")
+
+    def _note_returned(self, log: "ThreadLog", segment: Segment, output: Any) -> None:
+        with DisableTorchFunction():
+            returned = _tensors_in(output)
+            numbers: dict[int, int] = {}  # by `id`: a tensor without storage is another one each time
+            with _aside(returned):
+                for slot, tensor in returned:
+                    number = numbers.get(id(tensor))
+                    if number is None:
+                        number = numbers[id(tensor)] = self._identify(tensor)
+                    self.found.append(AtRoot(segment, f"output{slot}", number))
+        if self._mode.ids.leaves:
+            self._mode.tell_leaves(log)
+
+    def _identify(self, tensor: torch.Tensor) -> int:
+        tensor, ids = _unwrapped(tensor), self._mode.ids
+        try:
+            return ids.identify(tensor)
+        except Exception as error:  # it has no storage, or a subclass of the user's raises
+            number = ids.next
+            ids.note_unreadable(tensor, RETURNED, "", error)
+            return number
+
+
+def _modules_of(root: nn.Module) -> Iterator[nn.Module]:
+    return (module for _, module in named_modules(root))
+
+
+def _parameters_of(root: nn.Module) -> Iterator[torch.Tensor]:
+    held = (each for module in _modules_of(root) for each in module._parameters.values())
+    return (each for each in held if each is not None)
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    """Tells one memory from the next; 0 where there is none."""
+    try:
+        return id(tensor.untyped_storage())
+    except Exception:  # not yet (lazy), not at all (sparse), or a subclass of the user's raises
+        return 0
+
+
+def _tensors_in(value: Any) -> list[tuple[str, torch.Tensor]]:
+    return [(slot, tensor) for slot, tensor, _ in find_slots(value) if tensor is not None]
+
+
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """What a transform has wrapped, which is what the mode sees."""
+    while is_functorch_tensor(tensor):
+        tensor = wrapped_by_functorch(tensor)
+    return tensor
+
+
+def _aside(slots: _Slots) -> AbstractContextManager[Any]:
+    """Around reading what tensors show: a subclass may answer by an op, and `torch.jit.trace` traces it."""
+    answers_itself = any(has_own_dispatch(kind) for kind in {type(tensor) for _, tensor in slots})
+    return unseen() if answers_itself or tracing_state() is not None else DisableTorchFunction()

@@ -1,0 +1,139 @@
+"""What the ops of each module call, with those inside of it, cost together; columns of the table `calls`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..log.segments import Ints
+from ..values.rows import OpSites
+from .mode import LIVE_AFTER, LIVE_BEFORE, PLAN
+from .rows import Columns, OpRows
+from .saved_memory import UNKNOWN
+
+
+class CallTable:
+    """The calls that are written together: where each is among them, and which is around it."""
+
+    def __init__(self, batches: Sequence[Columns]) -> None:
+        self._batches = batches
+        call_id = np.concatenate([np.asarray(each["call_id"], np.int64) for each in batches])
+        self._order = np.argsort(call_id, kind="stable")
+        self._sorted = call_id[self._order]
+        self.size = len(call_id)
+        self.module_id = self._column("module_id")
+        self.nth = self._column("nth")
+        self._parents = self.rows_of(self._column("parent_call_id"))
+
+    def rows_of(self, call_id: Ints) -> Ints:
+        """The row of each call; -1: it is not here."""
+        at = np.minimum(np.searchsorted(self._sorted, call_id), self.size - 1)
+        rows: Ints = np.where(self._sorted[at] == call_id, self._order[at], -1)
+        return rows
+
+    def innermost_first(self) -> list[tuple[int, int]]:
+        """Every call with the one around it, after all that are inside of it."""
+        depth = np.zeros(self.size, np.int64)
+        above = self._parents.copy()
+        while (above >= 0).any():
+            depth += above >= 0
+            above = np.where(above >= 0, self._parents[above], -1)
+        order = np.argsort(-depth, kind="stable").tolist()
+        parents = self._parents.tolist()
+        return [(row, parents[row]) for row in order if parents[row] >= 0]
+
+    def add(self, columns: Columns) -> None:
+        """Gives columns of all calls to the batches that they came from."""
+        first = 0
+        for batch in self._batches:
+            last = first + len(batch["call_id"])
+            for name, values in columns.items():
+                batch[name] = values[first:last]
+            first = last
+
+    def _column(self, name: str) -> Ints:
+        found = [each.get(name, np.full(len(each["call_id"]), -1)) for each in self._batches]
+        return np.concatenate([np.ma.filled(np.ma.asarray(each, np.int64), -1) for each in found])
+
+
+def add_costs(calls: CallTable, ops: OpRows) -> None:
+    """Adds the columns `flops`, `allocated_bytes`, `peak_bytes` and `saved_bytes` to calls."""
+    rows = calls.rows_of(ops.calls.call_id)
+    here = rows >= 0
+    flops = np.ma.asarray(ops.tables["ops"]["flops"])
+    sums = _Sums(calls.size)
+    sums.add("flops", rows[here], np.ma.filled(flops, 0)[here], np.ma.getmaskarray(flops)[here])
+    live = ops.events[:, [LIVE_BEFORE, LIVE_AFTER]]
+    sums.add("allocated_bytes", rows[here], (live[:, 1] - live[:, 0])[here])
+    charges = ops.charges
+    charged = calls.rows_of(charges.call_id)
+    kept = charges.size_bytes[charged >= 0]
+    sums.add("saved_bytes", charged[charged >= 0], np.maximum(kept, 0), kept == UNKNOWN)
+    sums.mark_unknown("saved_bytes", rows[here & charges.is_unseen])
+    peak = _Peaks(calls.size, rows[here], live[here])
+    for row, above in calls.innermost_first():
+        sums.hand_on(row, above)
+        peak.hand_on(row, above)
+    calls.add({**sums.columns(), "peak_bytes": peak.column()})
+
+
+def op_sites(calls: CallTable | None, ops: OpRows) -> OpSites:
+    """Where ops ran, for the rows of what was measured of them."""
+    op_id = np.asarray(ops.tables["ops"]["op_id"])
+    order = np.argsort(op_id, kind="stable")
+    plan = ops.events[order, PLAN].tolist()
+    call_id = ops.calls.call_id[order]
+    module_id = nth = np.full(len(op_id), -1, np.int64)
+    if calls is not None:
+        rows = calls.rows_of(call_id)
+        module_id = np.where(rows >= 0, calls.module_id[rows], -1)
+        nth = np.where(rows >= 0, calls.nth[rows], -1)
+    names = [ops.names[each] for each in plan]
+    return OpSites(op_id[order], names, ops.nth[order], ops.calls.phase[order], call_id, module_id, nth)
+
+
+class _Sums:
+    """Numbers by call, and which of them are not known."""
+
+    def __init__(self, size: int) -> None:
+        names = ("flops", "allocated_bytes", "saved_bytes")
+        self._sums = {name: np.zeros(size, np.int64) for name in names}
+        self._unknown = {name: np.zeros(size, bool) for name in names}
+
+    def add(self, name: str, rows: Ints, values: Ints, unknown: npt.NDArray[np.bool_] | None = None) -> None:
+        np.add.at(self._sums[name], rows, values)
+        if unknown is not None:
+            self.mark_unknown(name, rows[unknown])
+
+    def mark_unknown(self, name: str, rows: Ints) -> None:
+        """Says that more is to be added than is known."""
+        self._unknown[name][rows] = True
+
+    def hand_on(self, row: int, above: int) -> None:
+        """What is in a call is in the one around it."""
+        for name, sums in self._sums.items():
+            sums[above] += sums[row]
+            self._unknown[name][above] |= self._unknown[name][row]
+
+    def columns(self) -> dict[str, Any]:
+        return {name: np.ma.masked_array(sums, self._unknown[name]) for name, sums in self._sums.items()}
+
+
+class _Peaks:
+    """The most that lived at once of what ops had made, above what lived when the call's first op began."""
+
+    def __init__(self, size: int, rows: Ints, live: Ints) -> None:
+        self._most = np.full(size, -1, np.int64)
+        np.maximum.at(self._most, rows, live[:, 1])
+        self._first = np.full(size, len(live), np.int64)  # op in each call
+        np.minimum.at(self._first, rows, np.arange(len(live)))
+        self._before = np.append(live[:, 0], 0)
+
+    def hand_on(self, row: int, above: int) -> None:
+        self._most[above] = max(self._most[above], self._most[row])
+        self._first[above] = min(self._first[above], self._first[row])
+
+    def column(self) -> Any:
+        peak = self._most - self._before[self._first]
+        return np.ma.masked_array(np.maximum(peak, 0), self._most < 0)

@@ -1,0 +1,107 @@
+"""In which call and phase each op ran."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
+from ..backward.watcher import Backward
+from ..log.segments import Ints, Segment
+from ..log.thread_log import ThreadLog
+from ..scopes.locate import Where
+from ..steps.finder import Step
+from .batches import NodeOwners
+from .joined import JoinedOps
+from .mode import AT, START_NS, Place
+
+NO_CALL = -1
+NO_PHASE = -1
+PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
+
+
+class OpCalls:
+    """The calls of ops, as columns."""
+
+    def __init__(self, found: JoinedOps, steps: Sequence[Step], optimizer_ids: Sequence[int]) -> None:
+        size = len(found.events)
+        self.call_id = np.full(size, NO_CALL, np.int64)
+        self.phase = np.full(size, NO_PHASE, np.int8)
+        self.thread = np.zeros(size, np.int32)
+        self._events = found.events
+        self._backward_rows: dict[Backward, dict[tuple[Segment, int], int]] = {}
+        self._optimizers = _OptimizerCalls(steps, optimizer_ids)
+        for batch, first in zip(found.batches, found.firsts, strict=True):
+            worked: dict[ThreadLog, list[tuple[int, int, Backward]]] = {}
+            for begin, end, place in batch.runs():
+                self._fill(slice(first + begin, first + end), place)
+                if type(place.where) is ThreadLog:
+                    worked.setdefault(place.where, []).append((first + begin, first + end, place.backward))
+            for log, runs in worked.items():
+                self._fill_backward(batch.owners[log], runs)
+
+    def _fill(self, rows: slice, place: Place) -> None:
+        self.thread[rows] = place.thread
+        where = place.where
+        if type(where) is Segment:
+            self._fill_segment(where, self._events[rows, AT], rows)
+        elif type(where) is Where and where.phase is not None:
+            self._fill_found(where, where.phase, place, rows)
+
+    def _fill_segment(self, segment: Segment, at: Ints, rows: slice) -> None:
+        self.phase[rows] = PHASE_CODE[segment.phase]
+        if segment.first_id is not None:
+            index = segment.structure().scope_after[at]
+            self.call_id[rows] = np.where(index < 0, NO_CALL, segment.first_id + index)
+
+    def _fill_backward(self, owners: NodeOwners, runs: list[tuple[int, int, Backward]]) -> None:
+        """The ops of nodes that one thread has made."""
+        keys = owners.of_segment << 32 | (owners.index + 1)
+        known: dict[tuple[Backward, int], int] = {}
+        done = 0
+        for begin, end, backward in runs:
+            self.phase[begin:end] = PHASE_CODE[BACKWARD]
+            here = keys[done : done + end - begin].tolist()
+            done += end - begin
+            for key in {*here}:
+                if (backward, key) not in known:
+                    segment = owners.segments[key >> 32]
+                    known[backward, key] = self._backward_row(backward, segment, (key & 0xFFFFFFFF) - 1)
+            self.call_id[begin:end] = [known[backward, key] for key in here]
+
+    def _fill_found(self, where: Where, phase: str, place: Place, rows: slice) -> None:
+        """What was looked up at once, since it could not be later."""
+        self.phase[rows] = PHASE_CODE[phase]
+        if phase == OPTIMIZER:
+            self.call_id[rows] = self._optimizers.at(self._events[rows, START_NS], place.thread)
+        elif where.call is not None and phase == BACKWARD:
+            self.call_id[rows] = self._backward_row(place.backward, *where.call)
+        elif where.call is not None and where.call.call_id is not None:
+            self.call_id[rows] = where.call.call_id
+
+    def _backward_row(self, backward: Backward | None, segment: Segment | None, index: int) -> int:
+        """The call id of the backward of a forward call in one run of the engine."""
+        if backward is None or backward.first_id < 0 or segment is None or index < 0:
+            return NO_CALL
+        rows = self._backward_rows.get(backward)
+        if rows is None:
+            calls = zip(backward.calls.segment, backward.calls.index, strict=True)
+            rows = self._backward_rows[backward] = {call: row for row, call in enumerate(calls)}
+        row = rows.get((segment, index))
+        return NO_CALL if row is None else backward.first_id + row
+
+
+class _OptimizerCalls:
+    """The optimizer steps by thread and time."""
+
+    def __init__(self, steps: Sequence[Step], ids: Sequence[int]) -> None:
+        rows = [each for step in steps for each in step.optimizer_steps]
+        self._by_thread: dict[int, list[tuple[int, int, int]]] = {}
+        for (start, end, thread), call_id in zip(rows, ids, strict=True):
+            self._by_thread.setdefault(thread, []).append((start, end, call_id))
+
+    def at(self, times_ns: Ints, thread: int) -> Ints:
+        """The call ids of the optimizer steps that ran at some moments."""
+        found = np.full(len(times_ns), NO_CALL, np.int64)
+        for start, end, call_id in self._by_thread.get(thread, ()):
+            found[(start <= times_ns) & (times_ns <= end)] = call_id
+        return found

@@ -1,0 +1,77 @@
+"""The floating-point operations of many ops, each set of shapes counted once."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..flops.count import count_flops, is_counted
+from ..log.segments import Ints
+from ..tensor_ids.tensor_ids import Geometry
+from .arguments import TENSOR, Arguments
+from .joined import JoinedOps
+from .mode import PLAN
+from .schemas import OpPlan
+
+#: So many different costs are remembered.
+_KEPT = 16384
+
+UNKNOWN = -1
+
+
+class OpFlops:
+    """Counts floating-point operations, once for each op and shapes."""
+
+    def __init__(self) -> None:
+        self._counted: dict[OpPlan, bool] = {}
+        self._known: dict[tuple[Any, ...], int] = {}
+
+    def of(self, found: JoinedOps, plans: Sequence[OpPlan], geometries: Sequence[Geometry]) -> Ints:
+        """The operations of each op; UNKNOWN where they cannot be known."""
+        flops = np.zeros(len(found.events), np.int64)
+        plan = found.events[:, PLAN]
+        used = np.zeros(len(plans), bool)
+        used[plan] = True
+        counted = np.array(
+            [is_used and self._is_counted(each) for each, is_used in zip(plans, used, strict=False)]
+        )
+        for op in np.flatnonzero(counted[plan]).tolist():
+            given, returned = found.geometries_of(op)
+            uses, outputs = [geometries[each] for each in given], [geometries[each] for each in returned]
+            flops[op] = self._one(found.arguments[found.argument[op]], uses, outputs)
+        return flops
+
+    def _is_counted(self, plan: OpPlan) -> bool:
+        """Whether calls of an op may count as anything but 0."""
+        counted = self._counted.get(plan)
+        if counted is None:
+            counted = self._counted[plan] = is_counted(plan.func)
+        return counted
+
+    def _one(self, arguments: Arguments, uses: Sequence[Geometry], outputs: Sequence[Geometry]) -> int:
+        key = (arguments, *(each.shape for each in uses), *(each.shape for each in outputs))
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _KEPT:
+                self._known = {}
+            found = self._known[key] = _count(arguments, uses, outputs)
+        return found
+
+
+def _count(arguments: Arguments, uses: Sequence[Geometry], outputs: Sequence[Geometry]) -> int:
+    shapes = iter([each.shape for each in uses])
+    given = [(name, _with_shapes(value, shapes)) for name, value in arguments.by_name()]
+    args = [value for _, value in given[: arguments.positional]]
+    kwargs = dict(given[arguments.positional :])
+    returned = [each.shape for each in outputs]
+    flops = count_flops(arguments.plan.func, args, kwargs, returned[0] if len(returned) == 1 else returned)
+    return UNKNOWN if flops is None else flops
+
+
+def _with_shapes(value: Any, shapes: Iterator[Any]) -> Any:
+    """An argument with the shapes of its tensors in their places."""
+    if value is TENSOR:
+        return next(shapes)
+    if isinstance(value, tuple):
+        return [_with_shapes(each, shapes) for each in value]
+    return value

@@ -1,0 +1,130 @@
+"""Batches of ops one behind the other, with what each of them used and returned."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from ..log.segments import Ints
+from ..log.thread_log import ThreadLog
+from ..tensor_ids.tensor_ids import BITS, FRESH, GEOMETRY, NO_OP, PRODUCER, ROW_WIDTH
+from .arguments import Arguments
+from .batches import OpBatch
+from .mode import ARGUMENTS, EVENT_WIDTH, OP, PLAN, TENSORS, USES, Place
+
+_GEOMETRY_OF_USE = 1
+
+
+class JoinedOps:
+    """The ops of some batches."""
+
+    def __init__(self, batches: Sequence[OpBatch]) -> None:
+        self.batches = batches
+        self.firsts = [*accumulate(map(len, batches), initial=0)][:-1]  # of the ops of each batch
+        self.events: Ints = _joined([batch.events for batch in batches]).reshape(-1, EVENT_WIDTH)
+        self.tensors: Ints = _joined([batch.tensors for batch in batches]).reshape(-1, ROW_WIDTH)
+        counts = [len(batch.tensors) // ROW_WIDTH for batch in batches]
+        shifts = [
+            each.first_tensor - before
+            for each, before in zip(batches, accumulate(counts, initial=0), strict=False)
+        ]
+        self.tensor_ids: Ints = np.repeat(np.array(shifts, np.int64), counts) + np.arange(sum(counts))
+        self.arguments, self.argument = self._join_arguments()
+        slots = np.array([each.tensor_count for each in self.arguments], np.int64)
+        self.use_counts: Ints = slots[self.argument]  # of each op
+        self.used: Ints = self._join_uses()  # tensor and geometry
+        self.use_ends: Ints = np.cumsum(self.use_counts)
+        met_at = np.searchsorted(self.events[:, TENSORS], self.tensor_ids, side="right")
+        #: For each tensor the op while which it was met, if there is one, and whether that one has returned it.
+        self.op_of_tensor: Ints = np.minimum(met_at, len(self.events) - 1)
+        self.is_output: npt.NDArray[np.bool_] = (met_at < len(self.events)) & (
+            self.tensors[:, PRODUCER] == np.append(self.events[:, OP], NO_OP)[met_at]
+        )
+
+    def _join_arguments(self) -> tuple[list[Arguments], Ints]:
+        """All sets of arguments, and for each op which it was given. Most batches share one list."""
+        known: list[Arguments] = []
+        firsts: dict[int, int] = {}
+        for batch in self.batches:
+            if id(batch.arguments) not in firsts:
+                firsts[id(batch.arguments)] = len(known)
+                known += batch.arguments
+        shifts = np.repeat(
+            [firsts[id(each.arguments)] for each in self.batches], [len(each) for each in self.batches]
+        )
+        used, place = np.unique(self.events[:, ARGUMENTS] + shifts, return_inverse=True)
+        return [known[at] for at in used.tolist()], place
+
+    def _join_uses(self) -> Ints:
+        """The uses of ops that have run to their end: one that an interrupt has broken off has left its own."""
+        lengths = [len(batch.used) // 2 for batch in self.batches]
+        used = _joined([batch.used for batch in self.batches]).reshape(-1, 2)
+        if self.use_counts.sum() == len(used):
+            return used
+        shifts = np.repeat([*accumulate(lengths, initial=0)][:-1], [len(batch) for batch in self.batches])
+        ends = self.events[:, USES] // 2 + shifts
+        rows = np.repeat(ends - np.cumsum(self.use_counts), self.use_counts)
+        return used[rows + np.arange(len(rows))]
+
+    def threads(self) -> list[tuple[int, int, Place]]:
+        """Where ops begin and end that ran on one thread, or for nodes of one, one after the other."""
+        found: list[tuple[int, int, Place]] = []
+        for batch, first in zip(self.batches, self.firsts, strict=True):
+            for begin, end, place in batch.runs():
+                last = found[-1] if found else None
+                if last is not None and last[1] == first + begin and _are_alike(last[2], place):
+                    found[-1] = (last[0], first + end, place)
+                else:
+                    found.append((first + begin, first + end, place))
+        return found
+
+    def sum_of_uses(self, sizes: Ints) -> Ints:
+        """What the tensors that each op was given add up to, by number of geometry."""
+        total = np.concatenate([[0], np.cumsum(sizes[self.used[:, _GEOMETRY_OF_USE]])])
+        summed: Ints = total[self.use_ends] - total[self.use_ends - self.use_counts]
+        return summed
+
+    def sum_of_outputs(self, sizes: Ints) -> Ints:
+        """What the tensors that each op has returned add up to."""
+        summed = np.zeros(len(self.events), np.int64)
+        np.add.at(summed, self.op_of_tensor[self.is_output], sizes[self.tensors[self.is_output, GEOMETRY]])
+        return summed
+
+    def geometries_of(self, op: int) -> tuple[list[int], list[int]]:
+        """What the op at a place was given, and what it has returned."""
+        end = int(self.use_ends[op])
+        given = self.used[end - int(self.use_counts[op]) : end, _GEOMETRY_OF_USE].tolist()
+        first, last = np.searchsorted(self.op_of_tensor, [op, op + 1]).tolist()
+        returned = self.tensors[first:last, GEOMETRY][self.is_output[first:last]].tolist()
+        return given, returned
+
+    def first_use(self, op: int) -> int:
+        """The first tensor that the op at a place was given; -1: none."""
+        count = int(self.use_counts[op])
+        return int(self.used[int(self.use_ends[op]) - count, 0]) if count else -1
+
+    def is_view(self, tensor: int, is_view_plan: npt.NDArray[np.bool_]) -> bool:
+        """Whether a tensor that was met with these ops was returned by one that returns views."""
+        at = int(np.searchsorted(self.tensor_ids, tensor))
+        if at >= len(self.tensor_ids) or self.tensor_ids[at] != tensor or not self.is_output[at]:
+            return False
+        return bool(is_view_plan[self.events[self.op_of_tensor[at], PLAN]])
+
+    def has_allocated(self) -> npt.NDArray[np.bool_]:
+        """Whether each op has returned a tensor with a storage of its own."""
+        allocated = np.zeros(len(self.events), bool)
+        is_fresh = self.is_output & ((self.tensors[:, BITS] & FRESH) != 0)
+        allocated[self.op_of_tensor[is_fresh]] = True
+        return allocated
+
+
+def _joined(parts: Sequence[Sequence[int]]) -> Ints:
+    return np.concatenate([np.asarray(part, np.int64) for part in parts])
+
+
+def _are_alike(one: Place, other: Place) -> bool:
+    """Whether two places are on one thread, and nodes that run there are of the same."""
+    own = one.where if type(one.where) is ThreadLog else None
+    others = other.where if type(other.where) is ThreadLog else None
+    return one.thread == other.thread and own is others

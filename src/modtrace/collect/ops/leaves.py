@@ -1,0 +1,97 @@
+"""Names the tensors that ops read and no op has made: parameters, buffers, inputs of the model, constants."""
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import nn
+
+from ...recording.role import BUFFER, INPUT, LEAF, PARAMETER
+from ..names.module_names import NamedModule
+
+if TYPE_CHECKING:
+    from ..log.thread_log import ThreadLog
+    from ..scopes.tracker import ScopeTracker
+
+
+class Leaf(NamedTuple):
+    """What a tensor is, and whose."""
+
+    tensor_id: int
+    role: str
+    slot: str  # of a parameter or buffer its name in the module, of an input its place among the arguments
+    owner: NamedModule | None
+
+
+class _Input(NamedTuple):
+    ref: "weakref.ref[torch.Tensor]"
+    slot: str
+    owner: NamedModule | None
+
+
+class OpLeaves:
+    """Names leaves as they are met."""
+
+    def __init__(self, tracker: "ScopeTracker") -> None:
+        self.found: list[Leaf] = []
+        self._tracker = tracker
+        self._inputs: dict[int, _Input] = {}  # by `id`, of the outermost calls since the last backward
+        self._has_learnt = False
+
+    def take(self) -> list[Leaf]:
+        """The leaves met since this was last called."""
+        found, self.found = self.found, []
+        self._has_learnt = False  # once in a while: what nobody owns is never found
+        return found
+
+    def note_inputs(self, given: Sequence[tuple[str, torch.Tensor]], owner: NamedModule | None) -> None:
+        """An outermost call of a module begins, and is given tensors at these slots."""
+        for slot, tensor in reversed(given):  # of several places the first
+            self._inputs[id(tensor)] = _Input(weakref.ref(tensor), slot, owner)
+
+    def alive_inputs(self) -> list[torch.Tensor]:
+        """Those tensors that the last calls were given and that their user keeps."""
+        inputs = (each.ref() for each in self._inputs.values())
+        return [tensor for tensor in inputs if tensor is not None]
+
+    def forget_inputs(self) -> None:
+        """Their backward has run, or nobody records any more."""
+        self._inputs = {}
+
+    def name(self, tensor_id: int, tensor: torch.Tensor, log: "ThreadLog") -> None:
+        """Notes what a tensor is that is read now."""
+        self.found.append(Leaf(tensor_id, *self._describe(tensor, log)))
+
+    def _describe(self, tensor: torch.Tensor, log: "ThreadLog") -> tuple[str, str, NamedModule | None]:
+        if is_parameter(tensor):
+            owners = self._tracker.names.owners_of(tensor)
+            if not owners and not self._has_learnt:
+                owners, self._has_learnt = self._tracker.names.owners_of(tensor, learn=True), True
+            if owners:
+                return PARAMETER, owners[0].name, owners[0].module
+        for module, named in _modules_around(log):
+            for name, buffer in module._buffers.items():
+                if buffer is tensor:
+                    return BUFFER, name, named
+        known = self._inputs.get(id(tensor))
+        if known is not None and known.ref() is tensor:
+            return INPUT, known.slot, known.owner
+        return LEAF, "", log.place.named
+
+
+def is_parameter(tensor: torch.Tensor) -> bool:
+    """Whether it is a parameter; what a subclass of the user's that raises is, is not known, and taken for no."""
+    try:
+        return isinstance(tensor, nn.Parameter)
+    except Exception:
+        return False
+
+
+def _modules_around(log: "ThreadLog") -> Iterator[tuple[nn.Module, NamedModule]]:
+    """The modules whose calls run on a thread, innermost first."""
+    for place in log.place.upwards():
+        named = place.named
+        module = named.ref() if named is not None and named.ref is not None else None
+        if module is not None and named is not None:
+            yield module, named

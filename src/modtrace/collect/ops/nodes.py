@@ -1,0 +1,149 @@
+"""Which autograd node an op has made or works for, and which forward op a backward op belongs to."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..log.segments import Ints
+from ..log.thread_log import ThreadLog
+from .joined import JoinedOps
+from .mode import CUSTOM_NODE, FLAGS, GRAD_MODE, NODE, OP, PACKS, PLAN, SEQUENCE, Place
+
+NO_NODE = -1
+
+#: So many forward ops are remembered, of each thread, for backwards that may come in later steps.
+_KEPT = 20_000
+
+
+class NodesOfOps(NamedTuple):
+    """By op; NO_NODE: none, or not known."""
+
+    node: Ints  # that a forward op has made, or that a backward op works for
+    thread: npt.NDArray[np.int32]  # that numbered it
+    forward_op: Ints  # of a backward op: the one that made the node
+    made: Ints  # that the op has made: a backward op may make one, too (`create_graph`)
+    before: Ints  # the number that came next before the op: what has come since is of the op, or of what is around it
+    is_unclear: npt.NDArray[np.bool_]  # it may have made one, and nothing tells which
+
+
+class _Made(NamedTuple):
+    """The nodes that ops of one thread have made, in order, with those ops."""
+
+    node: Ints
+    op: Ints
+    writes: npt.NDArray[np.bool_]
+
+
+class OpNodes:
+    """Follows the numbers of autograd nodes through the ops.
+
+    A node is numbered before its op reaches the dispatcher, so when it does the number that comes next has risen. One
+    more node is made after an op that writes into a view (`CopySlices`). The node of an autograd Function of the
+    user's is no op's: what runs inside runs without grad mode.
+    """
+
+    def __init__(self, thread: int, sequence: int) -> None:
+        """`sequence` is the number that the next node of the thread has."""
+        self._made: dict[int, _Made] = {}  # by thread
+        self._next: dict[int, int] = {thread: sequence}  # by thread: the number that came next at the last op
+
+    def of(
+        self,
+        found: JoinedOps,
+        writes: npt.NDArray[np.bool_],
+        differentiable: npt.NDArray[np.bool_],
+        writes_into_view: Callable[[int], bool],
+    ) -> NodesOfOps:
+        """The nodes of ops.
+
+        Args:
+            writes: by number of plan, whether the op writes to an argument.
+            differentiable: by op, whether it may make a node at all.
+            writes_into_view: whether the op of a row writes into a view: then a node or two come after it.
+        """
+        size = len(found.events)
+        none = np.full(size, NO_NODE)
+        nodes = NodesOfOps(
+            none, np.zeros(size, np.int32), none.copy(), none.copy(), none.copy(), np.zeros(size, bool)
+        )
+        for begin, end, place in found.threads():
+            rows = slice(begin, end)
+            nodes.thread[rows] = place.thread
+            self._follow(
+                found.events[rows], place, nodes, rows, writes, differentiable[rows], writes_into_view
+            )
+        return nodes
+
+    def _follow(
+        self,
+        events: Ints,
+        place: Place,
+        found: NodesOfOps,
+        rows: slice,
+        writes: npt.NDArray[np.bool_],
+        differentiable: npt.NDArray[np.bool_],
+        writes_into_view: Callable[[int], bool],
+    ) -> None:
+        coming = events[:, SEQUENCE]
+        before = np.concatenate([[self._next.get(place.thread, coming[0])], coming[:-1]])
+        self._next[place.thread] = int(coming[-1])
+        worked_for = events[:, NODE] != NO_NODE
+        with_grad = (events[:, FLAGS] & GRAD_MODE) != 0
+        # Where more than one number has come there is more to it: a view that was made anew, a `CopySlices`.
+        has_made = (coming == before + 1) & with_grad & differentiable
+        may_follow = (coming > before + 1) & (coming <= before + 3) & with_grad & differentiable
+        for at in np.flatnonzero(may_follow).tolist():
+            has_made[at] = writes_into_view(rows.start + at - 1)
+        packs = with_grad & ((events[:, FLAGS] & PACKS) != 0)
+        if packs.any():
+            _claim_packed(has_made, packs, coming, int(before[0]))
+        found.made[rows] = np.where(has_made, coming - 1, NO_NODE)
+        found.before[rows] = before
+        found.is_unclear[rows] = (coming > before) & with_grad & differentiable & ~has_made
+        is_forward = has_made & ~worked_for
+        found.node[rows] = np.where(is_forward, coming - 1, events[:, NODE])
+        if is_forward.any():
+            made = events[is_forward]
+            self._add(place.thread, _Made(made[:, SEQUENCE] - 1, made[:, OP], writes[made[:, PLAN]]))
+        if worked_for.any():
+            owner = place.where.number if type(place.where) is ThreadLog else place.thread
+            found.thread[rows] = owner
+            is_custom = (events[:, FLAGS] & CUSTOM_NODE) != 0
+            forward = np.where(is_custom, NO_NODE, self._find(owner, events[:, NODE]))
+            found.forward_op[rows] = np.where(worked_for, forward, NO_NODE)
+
+    def _add(self, thread: int, new: _Made) -> None:
+        known = self._made.get(thread)
+        if known is not None:
+            keep = 0 if len(known.node) < 2 * _KEPT else _KEPT
+            new = _Made(*(np.concatenate([old[keep:], late]) for old, late in zip(known, new, strict=True)))
+        self._made[thread] = new
+
+    def _find(self, thread: int, nodes: Ints) -> Ints:
+        made = self._made.get(thread)
+        if made is None:
+            return np.full(len(nodes), NO_NODE)
+        at = np.searchsorted(made.node, nodes, side="right") - 1
+        distance = nodes - made.node[at]  # `at` -1 is the last one, of a larger number
+        is_it = (at >= 0) & ((distance == 0) | ((distance == 1) & made.writes[at]))
+        return np.where(is_it, made.op[at], NO_NODE)
+
+
+def _claim_packed(
+    has_made: npt.NDArray[np.bool_], packs: npt.NDArray[np.bool_], coming: Ints, first: int
+) -> None:
+    """Gives nodes to ops before which hooks have run ops of their own, to pack what the node saves.
+
+    Args:
+        has_made: whether each op is known to have made a node; changed in place.
+        packs: whether hooks pack what each op saves.
+        first: the number that the next node had before the first op.
+    """
+    claimed = first - 1  # the last node that an op has made
+    for at in range(len(coming)):
+        if not has_made[at] and packs[at] and coming[at] - 1 > claimed:
+            has_made[at] = True
+        if has_made[at]:
+            claimed = int(coming[at]) - 1

@@ -1,0 +1,86 @@
+"""Where in Python an op comes from, on request: the line of the user's code, and the function that was called."""
+
+import os
+import sys
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ...torch_internals import graph_task_id, keep_out_of_dynamo
+
+#: Code of these folders is nobody's own.
+_NOT_THE_USERS = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep,
+)
+
+
+def is_in_engine() -> bool:
+    """Whether the engine runs the op itself: what has called it is `backward()`, and not a recompute."""
+    return graph_task_id() >= 0 and not torch.is_grad_enabled()
+
+
+class SourceLines:
+    """The innermost line outside of torch that runs, as `file:line`. 1 us an op, more below many frames of torch's."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, str] = {}  # by op
+        self._is_users: dict[CodeType, bool] = {}
+        self._texts: dict[tuple[CodeType, int], str] = {}
+
+    def begins(self, op: int, plan: Any, args: Any, kwargs: Any) -> None:
+        """An op is about to run; below us are the mode's frame and what called the op."""
+        if is_in_engine():
+            return
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and not self._is_of_user(frame.f_code):
+            frame = frame.f_back
+        if frame is not None:
+            key = (frame.f_code, frame.f_lineno)
+            text = self._texts.get(key)
+            if text is None:
+                text = self._texts[key] = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            self.found[op] = text
+
+    def take(self) -> dict[int, str]:
+        """What was found since this was last called."""
+        found, self.found = self.found, {}
+        return found
+
+    def _is_of_user(self, code: CodeType) -> bool:
+        found = self._is_users.get(code)
+        if found is None:
+            found = not code.co_filename.startswith(_NOT_THE_USERS) and not code.co_filename.startswith(
+                "<frozen"
+            )
+            self._is_users[code] = found
+        return found
+
+
+class PythonNames(TorchFunctionMode):
+    """The outermost function of torch's that was called: `linear` over `aten.addmm`. 1 us a call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[int, str] = {}  # by op
+        self._running: str | None = None
+        keep_out_of_dynamo(PythonNames.__torch_function__, with_callees=False)
+
+    def begins(self, op: int, plan: Any, args: Any, kwargs: Any) -> None:
+        """An op is about to run."""
+        if self._running is not None and not is_in_engine():
+            self.found[op] = self._running
+
+    def take(self) -> dict[int, str]:
+        """What was found since this was last called."""
+        found, self.found = self.found, {}
+        return found
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before, self._running = self._running, getattr(func, "__name__", None)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self._running = before

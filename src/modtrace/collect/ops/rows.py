@@ -1,0 +1,331 @@
+"""Turns the ops of ended steps into the columns of the tables `ops`, `tensors` and `uses`."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from ...recording.arrow.arrays import from_numpy, from_strings
+from ...recording.role import BUFFER, LEAF, PARAMETER
+from ..log.segments import Ints
+from ..steps.call_rows import count_before
+from ..steps.finder import Step
+from ..tensor_ids.tensor_ids import GEOMETRY, OFFSET, REQUIRES_GRAD, STORAGE, VERSION, AnyTensorIds
+from ..values.rows import SiteIds
+from .arguments import Arguments
+from .batches import OpBatch
+from .boundary import AtRoot
+from .calls import OpCalls
+from .charges import Charges, charge_ops
+from .flop_column import OpFlops
+from .joined import JoinedOps
+from .mode import ACCUMULATES, ADDING, END_NS, FLAGS, NOT_ADDING, OP, PLAN, RAISED, START_NS, OpMode
+from .nodes import NodesOfOps, OpNodes
+
+#: So many different sets of arguments are remembered with their texts, and so many letters of those: 4 MB.
+_KEPT = 4096
+_MOST_LETTERS = 2**22
+
+Columns = dict[str, Any]
+
+_WHERE = [STORAGE, OFFSET, GEOMETRY]
+
+
+class OpRows(NamedTuple):
+    """The rows of the ops of ended steps, and what other tables need of them."""
+
+    tables: dict[str, Columns]
+    events: Ints
+    calls: OpCalls
+    nth: npt.NDArray[np.int32]
+    names: Sequence[str]  # by number of plan
+    charges: Charges
+
+
+class _PlanFacts(NamedTuple):
+    """What is known of ops, by number of plan."""
+
+    writes: npt.NDArray[np.bool_]
+    is_view: npt.NDArray[np.bool_]
+    is_differentiable: npt.NDArray[np.bool_]
+
+
+class OpTables:
+    """Makes rows of ops; remembers from step to step what they have in common."""
+
+    def __init__(self, mode: OpMode, nodes: OpNodes) -> None:
+        self._mode = mode
+        self._nodes = nodes
+        self._flops = OpFlops()
+        self._texts: dict[Arguments, tuple[str, tuple[str, ...]]] = {}
+        self._letters = 0
+        #: Sites of parameters and buffers, by what they show of which storage.
+        self._kept: dict[tuple[int, ...], int] = {}
+        self._plans = _PlanFacts(*(np.zeros(0, bool) for _ in range(3)))
+        self._sizes = np.zeros(0, np.int64)  # by number of geometry, in bytes ...
+        self._has_numbers = np.zeros(0, bool)  # ... and whether it is of floating-point or complex numbers
+
+    def of(self, steps: Sequence[Step], optimizer_ids: Sequence[int], sites: SiteIds) -> "OpRows | None":
+        """The rows of ended steps; None if they have none.
+
+        Args:
+            optimizer_ids: the call ids of the optimizer steps in these steps, in order.
+            sites: where leaves have theirs.
+        """
+        batches: list[OpBatch] = [batch for step in steps for batch in step.ops]
+        if not batches:
+            return None
+        found = JoinedOps(batches)
+        self._learn()
+        texts = [self._texts_of(each) for each in found.arguments]
+        calls = OpCalls(found, steps, optimizer_ids)
+        nodes = self._find_nodes(found)
+        savings = [each for step in steps for each in step.savings]
+        charges = charge_ops(found, nodes, calls, savings)
+        counts = [sum(map(len, step.ops)) for step in steps]
+        step = np.repeat(np.array([each.number for each in steps], np.int32), counts)
+        tables = {
+            "ops": {
+                **self._op_columns(found, step, calls, nodes, [template for template, _ in texts]),
+                "saved_bytes": _null(charges.of_op),
+            },
+            "uses": _use_columns(found, [slots for _, slots in texts], _at_roots(steps)),
+            "tensors": _tensor_columns(found, self._mode.ids, self._leaf_sites(found, sites)),
+        }
+        names = [each.name for each in self._mode.plans]
+        return OpRows(tables, found.events, calls, tables["ops"]["nth"], names, charges)
+
+    def _texts_of(self, arguments: Arguments) -> tuple[str, tuple[str, ...]]:
+        texts = self._texts.get(arguments)
+        if texts is None:
+            if len(self._texts) >= _KEPT or self._letters > _MOST_LETTERS:
+                self._texts, self._letters = {}, 0
+            texts = self._texts[arguments] = arguments.texts()
+            self._letters += len(texts[0])
+        return texts
+
+    def _leaf_sites(self, found: JoinedOps, sites: SiteIds) -> npt.NDArray[np.int32]:
+        """The site of each tensor whose memory no op has made; -1: an op has.
+
+        What an optimizer has written to is the same parameter still.
+        """
+        site = np.full(len(found.tensors), -1, np.int32)
+        leaves = [leaf for batch in found.batches for leaf in batch.leaves]
+        owners = [-1 if leaf.owner is None else leaf.owner.module_id for leaf in leaves]
+        ids = sites.get(
+            owners, [-1] * len(leaves), [(leaf.role, leaf.slot, None, -1) for leaf in leaves]
+        ).tolist()
+        wheres = [*map(tuple, found.tensors[:, _WHERE].tolist())]
+        places = {number: at for at, number in enumerate(found.tensor_ids.tolist())} if leaves else {}
+        for leaf, site_id in zip(leaves, ids, strict=True):
+            at = places.get(leaf.tensor_id)
+            if at is not None:
+                site[at] = self._kept.get(wheres[at], site_id) if leaf.role == LEAF else site_id
+                if leaf.role in (PARAMETER, BUFFER):
+                    self._kept[wheres[at]] = site_id
+        is_view = found.is_output.copy()
+        is_view[is_view] = self._plans.is_view[found.events[found.op_of_tensor[is_view], PLAN]]
+        is_written = (site < 0) & ~is_view & (found.tensors[:, VERSION] > 0)
+        for at in np.flatnonzero(is_written).tolist():
+            site[at] = self._kept.get(wheres[at], -1)
+        return site
+
+    def _learn(self) -> None:
+        """What is asked of plans and geometries, once for each."""
+        plans = self._mode.plans
+        if len(plans) > len(self._plans.writes):
+            self._plans = _PlanFacts(
+                np.array([each.writes for each in plans], bool),
+                np.array([each.is_view for each in plans], bool),
+                np.array([each.is_differentiable for each in plans], bool),
+            )
+        new = self._mode.ids.geometries[len(self._sizes) :]
+        if new:
+            self._sizes = np.append(self._sizes, [each.size_bytes for each in new])
+            numbers = [
+                each.dtype is None or each.dtype.is_floating_point or each.dtype.is_complex for each in new
+            ]
+            self._has_numbers = np.append(self._has_numbers, numbers)
+
+    def _are_differentiable(self, found: JoinedOps) -> npt.NDArray[np.bool_]:
+        """Whether each op may have made an autograd node: it returns numbers, or writes to what it is given."""
+        plan = found.events[:, PLAN]
+        has_numbers = self._has_numbers[found.tensors[:, GEOMETRY]]
+        returns = np.zeros(len(plan), bool)
+        returns[found.op_of_tensor[found.is_output & has_numbers]] = True
+        are: npt.NDArray[np.bool_] = self._plans.is_differentiable[plan] & (
+            returns | self._plans.writes[plan]
+        )
+        return are
+
+    def _written_bytes(self, found: JoinedOps, sizes: Ints) -> Ints:
+        """Of ops that return nothing: what they write to (`_foreach_add_`)."""
+        written = np.zeros(len(found.events), np.int64)
+        writes = self._plans.writes[found.events[:, PLAN]]
+        returns = np.zeros(len(found.events), bool)
+        returns[found.op_of_tensor[found.is_output]] = True
+        for op in np.flatnonzero(writes & ~returns).tolist():
+            arguments = found.arguments[found.argument[op]]
+            _, slots = self._texts_of(arguments)
+            names = tuple(each.name for each in arguments.plan.written)
+            given, _ = found.geometries_of(op)
+            is_written = [slot.partition("[")[0] in names for slot in slots]
+            written[op] = sum(int(sizes[each]) for each, yes in zip(given, is_written, strict=True) if yes)
+        return written
+
+    def _find_nodes(self, found: JoinedOps) -> NodesOfOps:
+        plan, known = found.events[:, PLAN], self._plans
+
+        def writes_into_view(op: int) -> bool:
+            return (
+                op >= 0 and bool(known.writes[plan[op]]) and found.is_view(found.first_use(op), known.is_view)
+            )
+
+        return self._nodes.of(found, known.writes, self._are_differentiable(found), writes_into_view)
+
+    def _op_columns(
+        self,
+        found: JoinedOps,
+        step: npt.NDArray[np.int32],
+        calls: OpCalls,
+        nodes: NodesOfOps,
+        templates: Sequence[str],
+    ) -> Columns:
+        events, plans, known, sizes = found.events, self._mode.plans, self._plans, self._sizes
+        names = [each.name for each in plans]
+        plan = events[:, PLAN]
+        is_view = known.is_view[plan] & ~found.has_allocated()
+        return {
+            "op_id": events[:, OP],
+            "step": step,
+            "call_id": _null(calls.call_id),
+            "phase": _null(calls.phase),
+            "name": _words(plan, names),
+            "nth": count_before(_place_key(step, calls), plan),
+            "args": _words(found.argument, templates),
+            "sequence_nr": _null(nodes.node),
+            "sequence_thread": np.ma.masked_array(nodes.thread, nodes.node < 0),
+            "forward_op_id": _null(nodes.forward_op),
+            "thread": calls.thread,
+            "is_view": is_view,
+            "start_ns": events[:, START_NS],
+            "end_ns": events[:, END_NS],
+            "flops": _null(self._flops.of(found, plans, self._mode.ids.geometries)),
+            "bytes_read": np.where(is_view, 0, found.sum_of_uses(sizes)),
+            "bytes_written": np.where(
+                is_view, 0, found.sum_of_outputs(sizes) + self._written_bytes(found, sizes)
+            ),
+            "raised": (events[:, FLAGS] & RAISED) != 0,
+            **_origin_columns(found, nodes.forward_op),
+            "accumulation": _accumulation(found, names),
+        }
+
+
+def _origin_columns(found: JoinedOps, forward_op: Ints) -> Columns:
+    """Where in Python ops come from, if that was asked for; a backward op from where its forward op does."""
+    columns: Columns = {}
+    for name, column in (("sources", "source"), ("python_names", "python_name")):
+        known: dict[int, str] = {}
+        for batch in found.batches:
+            known.update(getattr(batch, name))
+        if known:
+            ops = zip(found.events[:, OP].tolist(), forward_op.tolist(), strict=True)
+            columns[column] = [known.get(op, known.get(forward)) for op, forward in ops]
+    return columns
+
+
+def _use_columns(found: JoinedOps, slots: Sequence[tuple[str, ...]], at_roots: Sequence[AtRoot]) -> Columns:
+    """What ops read, and behind it what outermost calls are given and return."""
+    ops = np.repeat(found.events[:, OP], found.use_counts)
+    calls = np.array([each.segment.first_id for each in at_roots], np.int64)
+    given = [slot for at in found.argument.tolist() for slot in slots[at]]
+    return {
+        "consumer_op": _null(np.concatenate([ops, np.full(len(calls), -1, np.int64)])),
+        "consumer_call": _null(np.concatenate([np.full(len(ops), -1, np.int64), calls])),
+        "slot": given + [each.slot for each in at_roots],
+        "tensor_id": np.append(found.used[:, 0], np.array([each.tensor_id for each in at_roots], np.int64)),
+    }
+
+
+def _at_roots(steps: Sequence[Step]) -> list[AtRoot]:
+    """What the outermost calls of ended steps were given and returned, of those whose rows are written."""
+    written = {segment for step in steps for segment in step.segments if segment.is_closed}
+    found = (each for step in steps for batch in step.ops for each in batch.at_roots)
+    return [each for each in found if each.segment in written]
+
+
+def _tensor_columns(found: JoinedOps, ids: AnyTensorIds, site: npt.NDArray[np.int32]) -> Columns:
+    rows, geometries = found.tensors, ids.geometries
+    storage, version, offset, geometry, device, producer, slot, bits = rows.T
+    known, place = np.unique(geometry, return_inverse=True)
+    shown = [geometries[at] for at in known.tolist()]
+    at = place.tolist()
+    shapes, strides = [_whole(each.shape) for each in shown], [_whole(each.stride or ()) for each in shown]
+    return {
+        "tensor_id": found.tensor_ids,
+        "site_id": _null(site),
+        "shape": [shapes[each] for each in at],
+        "stride": [strides[each] for each in at],
+        "offset": offset,
+        "conj": np.array([each.conj for each in shown], bool)[place],
+        "neg": np.array([each.neg for each in shown], bool)[place],
+        "dtype": _words(place, [_word(each.dtype) for each in shown]),
+        "device": _words(device, [_word(each) for each in ids.devices]),
+        "layout": _words(place, [_word(each.layout) for each in shown]),
+        "requires_grad": (bits & REQUIRES_GRAD) != 0,
+        "storage": _null(storage),
+        "version": np.ma.masked_array(version, storage < 0),
+        "producer_op": _null(producer),
+        "slot": [ids.slots[each] for each in slot.tolist()],
+        "note": _words(place, [each.note for each in shown]),
+    }
+
+
+def _place_key(step: npt.NDArray[np.int32], calls: OpCalls) -> Ints:
+    """Equal where ops are told apart by name and number alone: in a call, or in a phase of a step outside of calls."""
+    outside = -1 - (step.astype(np.int64) * 8 + calls.phase + 1)
+    key: Ints = np.where(calls.call_id >= 0, calls.call_id, outside)
+    return key
+
+
+def _accumulation(found: JoinedOps, names: Sequence[str]) -> Any:
+    """Whether the engine has added gradients that meet; masked: not known."""
+    flags = found.events[:, FLAGS]
+    is_addition = np.array([name in ("aten.add.Tensor", "aten.add_.Tensor") for name in names], bool)
+    accumulates = (flags & ACCUMULATES) != 0
+    of_tensors = is_addition[found.events[:, PLAN]] & (
+        found.use_counts == 2
+    )  # a hook of the user's may add a number
+    adds = ((flags & ADDING) != 0) | (accumulates & of_tensors)
+    return np.ma.masked_array(adds, ((flags & (ADDING | NOT_ADDING)) == 0) & ~accumulates)
+
+
+def _whole(sizes: Sequence[Any]) -> tuple[int, ...]:
+    """Sizes as integers; -1 for one that is a symbol: the length that differs in a nested tensor."""
+    return tuple(size if isinstance(size, int) else -1 for size in sizes)
+
+
+def _null(values: Any) -> Any:
+    return np.ma.masked_array(values, values < 0)
+
+
+def _words(codes: Ints, words: Sequence[str | None]) -> pa.DictionaryArray:
+    """Returns a column of words, null for None. Only words that are used are kept; `words` may hold one twice."""
+    used, back = np.unique(codes, return_inverse=True)
+    numbers: dict[str, int] = {}
+    new = [
+        _NO_WORD if word is None else numbers.setdefault(word, len(numbers))
+        for word in map(words.__getitem__, used)
+    ]
+    column = np.array(new, np.int32)[back]
+    return pa.DictionaryArray.from_arrays(from_numpy(_null(column), pa.int32()), from_strings([*numbers]))
+
+
+_NO_WORD = -1
+
+
+def _word(value: torch.dtype | torch.layout | torch.device | None) -> str | None:
+    return None if value is None else str(value).removeprefix("torch.")

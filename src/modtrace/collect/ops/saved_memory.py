@@ -1,0 +1,117 @@
+"""What each backward finds kept for it, by autograd node and by module call."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ...torch_internals import DisableTorchFunction, is_compiled_function
+from ..backward.plan import root_nodes
+from ..backward.watcher import Backward
+from ..log.segments import Ints
+from ..log.thread_log import ThreadLog
+from .batches import NodeOwners, owners_of
+from .leaves import OpLeaves
+from .saved_tensors import NodeSaving, charge, saved_in_graph, storages_of
+
+if TYPE_CHECKING:
+    from ..scopes.tracker import ScopeTracker
+
+UNKNOWN = -1
+
+
+class Savings:
+    """What the graph of one backward keeps."""
+
+    __slots__ = ("is_compiled", "is_function", "node", "owners", "size_bytes", "thread")
+
+    def __init__(self, owner: ThreadLog, found: list[NodeSaving], charges: dict[int, int | None]) -> None:
+        self.thread = owner.number  # that has made the nodes
+        self.node: Ints = np.array(sorted(charges), np.int64)
+        self.size_bytes: Ints = np.array([_known(charges[each]) for each in self.node.tolist()], np.int64)
+        functions = {each.sequence_nr: each.name for each in found if each.is_function}
+        self.is_function = np.isin(self.node, [*functions])
+        self.is_compiled = np.isin(
+            self.node, [at for at, name in functions.items() if is_compiled_function(name)]
+        )
+        self.owners: NodeOwners = owners_of(owner, self.node)
+
+
+class OpSavings:
+    """Looks through the graph when a backward begins; a tap of the tracker's."""
+
+    def __init__(
+        self,
+        tracker: "ScopeTracker",
+        leaves: OpLeaves,
+        *,
+        is_wanted: Callable[[], bool],
+        failed: Callable[[Exception, str], None],
+    ) -> None:
+        self._tracker = tracker
+        self._is_wanted = is_wanted  # whether ops are recorded now
+        self._failed = failed
+        self._has_failed = False
+        self._leaves = leaves
+        self._found: dict[Backward, Savings] = {}
+        #: Storages that were kept for backwards since the last optimizer's step, and may still live.
+        self._seen: dict[int, Any] = {}
+
+    def forget(self) -> None:
+        """Lets go of all references to storages."""
+        self._seen = {}
+
+    def take(self, backward: Backward) -> Savings | None:
+        """What was found when a backward began."""
+        self._leaves.forget_inputs()
+        return self._found.pop(backward, None)
+
+    def backward_begins(self, backward: Backward, outputs: Any) -> None:
+        """The graph below these outputs is whole still."""
+        if self._has_failed or not self._is_wanted():
+            return
+        try:
+            self._look(backward, outputs)
+        except Exception as error:
+            self._has_failed = True
+            self._failed(error, "what a graph keeps for backward")
+
+    def _look(self, backward: Backward, outputs: Any) -> None:
+        with DisableTorchFunction():
+            roots = root_nodes((outputs,) if isinstance(outputs, torch.Tensor) else outputs)
+        owner = self._tracker.backwards.owner(backward.log, backward.task, roots[0]) if roots else None
+        if owner is None:
+            return
+        found = saved_in_graph(roots)
+        self._seen = {number: storage for number, storage in self._seen.items() if storage() is not None}
+        alive_anyway = storages_of(self._alive_anyway()) | self._seen.keys()
+        self._found[backward] = Savings(owner, found, charge(found, alive_anyway))
+        self._seen.update((saved.storage, saved.weak) for each in found for saved in each.saved)
+
+    def _alive_anyway(self) -> Iterable[torch.Tensor]:
+        """Parameters, buffers, and inputs that the user keeps."""
+        yield from self._leaves.alive_inputs()
+        for named in list(self._tracker.names.modules):
+            module = named.ref() if named.ref is not None else None
+            if module is not None:
+                yield from _held(module._parameters)
+                yield from _held(module._buffers)
+
+    def returned(self, log: Any, place: Any, output: Any) -> None:
+        """Of no interest."""
+
+    def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
+        """What the user keeps over many steps counts in each of them alike."""
+        self._seen = {}
+
+    def optimizer_ended(self, optimizer: Any, has_closure: bool) -> None:
+        """Of no interest."""
+
+
+def _held(tensors: Any) -> Iterator[torch.Tensor]:
+    return (each for _, each in tensors.items() if each is not None)
+
+
+def _known(size: int | None) -> int:
+    return UNKNOWN if size is None else size

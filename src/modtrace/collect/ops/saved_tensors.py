@@ -1,0 +1,254 @@
+"""What an autograd graph keeps in memory for its backward, node by node."""
+
+from collections.abc import Container, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from ...torch_internals import (
+    ACCUMULATE_SEQUENCE_NR,
+    attributes_of,
+    base_of,
+    checkpoint_of_hook,
+    held_by_checkpoint,
+    held_by_custom_function,
+    is_custom_function,
+    is_function,
+    is_saved_variable,
+    packed_content,
+    saved_variables,
+    storage_of,
+    unseen,
+)
+
+#: More objects than this in what one node holds are taken for something else than tensors for backward.
+_MOST_OBJECTS = 10_000
+
+#: The same of what an object on a `ctx` holds: then it may hold a tensor, too.
+_MOST_ATTRIBUTES = 1_000
+
+
+class SavedTensor(NamedTuple):
+    """One storage that a node keeps."""
+
+    storage: Any  # tells storages apart as long as the graph lives
+    size_bytes: int  # of the whole storage, however little of it the node needs
+    tensor_bytes: int  # of the tensor alone
+    is_leaf: bool  # it is the memory of a parameter, or of another leaf that requires grad
+    weak: Any = None  # a weak reference to the storage, without a callback
+
+
+class NodeSaving(NamedTuple):
+    """What one node keeps."""
+
+    sequence_nr: int  # the number of the forward op that has made the node
+    name: str  # "MulBackward0"
+    saved: list[SavedTensor]
+    is_unknown: bool  # it keeps, or may keep, more than `saved`
+    is_function: bool = (
+        False  # it is of an autograd Function: it is numbered before the ops in its forward run
+    )
+
+
+def saved_in_graph(roots: Iterable[Any]) -> list[NodeSaving]:
+    """What each node below some roots keeps, in ascending sequence number; those that only accumulate are left out.
+
+    The numbers count per thread: nodes of two threads may have the same. Runs no unpack hook and no recompute, and
+    keeps no tensor. Not while another thread runs a backward through the graph: it frees what is being read.
+
+    Args:
+        roots: autograd nodes (`tensor.grad_fn`), None among them allowed.
+    """
+    with unseen():
+        nodes, leaves = _walk(roots)
+        found = [
+            NodeSaving(number, node.name(), *_read(node, leaves), is_function(node)) for number, node in nodes
+        ]
+    return sorted(found, key=_number)
+
+
+def saved_by(node: Any) -> tuple[list[SavedTensor], bool]:
+    """What one node keeps, each storage once, and whether it keeps, or may keep, more than that.
+
+    Unknown are what a hook of the user's has packed (`saved_tensors_hooks`, `save_on_cpu`), nodes that torch shows
+    nothing of (C++ extensions, in-place ops on views, some `_foreach` ops), and tensors without a storage (sparse).
+    What a non-reentrant checkpoint has packed has no memory; each of its nodes keeps what the recompute needs.
+    Of a custom Function the tensors in the attributes of `ctx` count too, in lists, tuples and dictionaries; where an
+    object or a function there holds tensors it is unknown. Not counted are the states of random
+    generators that checkpoints keep, and what functions hold: a tensor that a checkpointed closure captures. A number
+    that an op is given (`x * 0.5`) may count as a tensor of 8 bytes: hooks are not shown it.
+    """
+    with unseen():
+        return _read(node, frozenset())
+
+
+def charge(savings: Iterable[NodeSaving], alive_anyway: Container[Any] = ()) -> dict[int, int | None]:
+    """The bytes that live only because a backward will need them, by sequence number of the node that is charged.
+
+    Each storage is charged once and whole, to the first node that keeps it. Leaves that require grad are not charged:
+    their owner keeps them. Nor is what `alive_anyway` names; autograd cannot know what else its user keeps, so give
+    it the storages of buffers, frozen parameters and inputs (`storages_of`). What remains is an upper bound where
+    the user keeps more, such as outputs. None: the node keeps, or may keep, more than is known. Nodes of two threads
+    that have the same number are summed up.
+    """
+    charged: set[Any] = set()
+    result: dict[int, int | None] = {}
+    for saving in sorted(savings, key=_number):
+        size: int | None = result.get(saving.sequence_nr, 0)
+        for each in saving.saved:
+            if each.is_leaf or each.storage in charged or each.storage in alive_anyway:
+                continue
+            charged.add(each.storage)
+            size = None if size is None else size + each.size_bytes
+        result[saving.sequence_nr] = None if saving.is_unknown else size
+    return result
+
+
+def storages_of(tensors: Iterable[torch.Tensor]) -> set[Any]:
+    """The storages of some tensors, as `charge` takes them; valid as long as those tensors live."""
+    with unseen():
+        return {part.storage for tensor in tensors for part in _describe(tensor) if part is not None}
+
+
+def _number(saving: NodeSaving) -> int:
+    return saving.sequence_nr
+
+
+def _walk(roots: Iterable[Any]) -> tuple[list[tuple[int, Any]], set[Any]]:
+    """Every node with its number, and the storages of the leaves that gradients are accumulated in."""
+    nodes: list[tuple[int, Any]] = []
+    leaves: set[Any] = set()
+    pending = [root for root in dict.fromkeys(roots) if root is not None]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        number = node._sequence_nr()
+        if number == ACCUMULATE_SEQUENCE_NR:
+            leaves.update(each.storage for each in _describe(node.variable) if each is not None)
+            continue
+        nodes.append((number, node))
+        below = [each for each, _ in node.next_functions if each is not None and each not in seen]
+        seen.update(below)
+        pending.extend(dict.fromkeys(below))
+    return nodes, leaves
+
+
+def _read(node: Any, leaves: Container[Any]) -> tuple[list[SavedTensor], bool]:
+    found: dict[Any, SavedTensor] = {}
+    is_unknown = False
+    for tensor in _tensors_of(node):
+        for each in (None,) if tensor is None else _describe(tensor):
+            if each is None:
+                is_unknown = True
+            elif each.storage not in found:
+                found[each.storage] = each._replace(is_leaf=True) if each.storage in leaves else each
+    return list(found.values()), is_unknown
+
+
+def _tensors_of(node: Any) -> Iterator[torch.Tensor | None]:
+    """Every tensor that a node keeps; None for what cannot be read."""
+    held, hides_some = saved_variables(node)
+    if hides_some:
+        yield None
+    if is_custom_function(node):
+        held += held_by_custom_function(node)
+    yield from _tensors_in(held)
+
+
+def _tensors_in(held: list[Any]) -> Iterator[torch.Tensor | None]:
+    """Looks into saved variables, the regions of checkpoints, lists, tuples and dictionaries."""
+    seen: set[int] = set()
+    left = _MOST_OBJECTS
+    while held and left:
+        each = held.pop()
+        left -= 1
+        if issubclass(type(each), torch.Tensor):
+            yield each
+        elif is_saved_variable(each):
+            content, is_known = _unpacked(each, seen)
+            held.extend(content)
+            if not is_known:
+                yield None
+        elif id(each) not in seen and (inner := _members(each)):
+            seen.add(id(each))
+            held.extend(inner)
+        elif _may_hold(each):
+            yield None
+    if held:
+        yield None
+
+
+def _unpacked(saved: Any, seen: set[int]) -> tuple[list[Any], bool]:
+    """What a saved variable keeps, and whether that is known to be all."""
+    try:
+        content, hook = packed_content(saved)
+        if hook is None:
+            return [content], True
+        region = checkpoint_of_hook(hook)
+        if region is None or id(region) in seen:
+            return [], region is not None
+        seen.add(id(region))
+        held, may_hold_more = held_by_checkpoint(region)
+    except Exception:  # other versions of torch may lack the names
+        return [], False
+    return held, not may_hold_more
+
+
+def _members(value: Any) -> list[Any]:
+    """What lies in a list, a tuple or a dictionary; a subclass's own way of listing it is not asked."""
+    if issubclass(type(value), dict):
+        return list(dict.values(value))
+    if issubclass(type(value), tuple):
+        return list(tuple.__iter__(value))
+    return list(list.__iter__(value)) if issubclass(type(value), list) else []
+
+
+def _may_hold(value: Any) -> bool:
+    """Whether an object or a function has a tensor in its attributes or its closure: others may keep it, too.
+
+    Modules, whose parameters live anyway, are not looked into.
+    """
+    pending, left = attributes_of(value), _MOST_ATTRIBUTES
+    while pending and left:
+        each = pending.pop()
+        left -= 1
+        if issubclass(type(each), torch.Tensor):
+            return True
+        pending.extend(_members(each) or attributes_of(each))
+    return bool(pending)
+
+
+def _describe(tensor: torch.Tensor) -> Iterator[SavedTensor | None]:
+    """The storages of a tensor: its own, or those of the tensors it wraps; None in place of what cannot be read."""
+    try:
+        is_leaf = _is_of_leaf(tensor)
+        for part in _parts(tensor):
+            storage, size, weak = storage_of(part)
+            yield SavedTensor(storage, size, part.numel() * part.element_size(), is_leaf, weak)
+    except Exception:  # sparse, a functorch wrapper, or whatever a subclass of the user's raises
+        yield None
+
+
+def _is_of_leaf(tensor: torch.Tensor) -> bool:
+    base = base_of(tensor)
+    owner = tensor if base is None else base
+    return owner.requires_grad and owner.is_leaf
+
+
+def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors with memory of their own that a tensor is made of.
+
+    Raises:
+        LookupError: a subclass runs its ops itself, and does not say what it holds.
+    """
+    kind = type(tensor)
+    if kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
+        yield tensor
+        return
+    flatten = getattr(kind, "__tensor_flatten__", None)
+    if flatten is None:
+        raise LookupError(
+            f"{kind.__name__} does not say which tensors it holds: give it `__tensor_flatten__`"
+        )
+    for name in flatten(tensor)[0]:
+        yield from _parts(getattr(tensor, name))

@@ -1,0 +1,96 @@
+"""What an operator's schema says: which arguments it writes to, and whether it returns views."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ...torch_internals import callable_of, is_random_op
+
+#: Arguments that an op writes to although its schema does not say so (torch 2.13), by its name without the overload.
+#: Found by comparing all inputs before and after each op (`modtrace.verify` does it again on every model).
+_UNDECLARED_WRITES = {
+    "aten.native_batch_norm": ("running_mean", "running_var"),
+    "aten.cudnn_batch_norm": ("running_mean", "running_var"),
+    "aten.miopen_batch_norm": ("running_mean", "running_var"),
+    "aten.batch_norm": ("running_mean", "running_var"),
+    "aten.batch_norm_gather_stats": ("running_mean", "running_var"),
+    "aten.batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
+    "aten.mkldnn_rnn_layer_backward": ("workspace",),
+}
+
+#: In-place ops that change what a tensor shows of its storage, and the storage too.
+_WRITES_ANYHOW = ("aten.resize_", "aten.resize_as_", "aten._resize_output_")
+
+
+#: Ops that never make an autograd node, whatever they return.
+_NEVER_DIFFERENTIABLE = {"aten.detach", "aten.lift_fresh", "aten._local_scalar_dense"}
+
+#: Ops that return whatever was in the memory before.
+_UNINITIALIZED = {
+    "aten.empty", "aten.empty_like", "aten.empty_strided", "aten.empty_permuted", "aten.new_empty",
+    "aten.new_empty_strided", "aten._empty_affine_quantized",
+}  # fmt: skip
+
+
+class WrittenArgument(NamedTuple):
+    """An argument that an op writes to: a tensor, or a list of them."""
+
+    key: int | str  # position, or name if it is given by name alone
+    name: str
+
+
+class OpPlan:
+    """One operator: how its arguments are read while it runs. Made once, when it is first seen."""
+
+    __slots__ = (
+        "argument_names", "call", "func", "index", "is_changing_view", "is_collective", "is_differentiable",
+        "is_random", "is_uninitialized", "is_view", "name", "writes", "written",
+    )  # fmt: skip
+
+    def __init__(self, func: Any, index: int) -> None:
+        self.func = func
+        self.index = index
+        self.name = name_of(func)
+        self.call = callable_of(func)
+        self.is_random = is_random_op(func)
+        schema = getattr(func, "_schema", None)
+        arguments = [] if schema is None else list(schema.arguments)
+        self.argument_names = tuple(each.name for each in arguments)
+        self.is_collective = self.name.startswith("c10d.")
+        self.is_changing_view = _is_changing_view(
+            func, self.name
+        )  # `t_`: it writes to the tensor, not to its storage
+        self.is_differentiable = base_name(self.name) not in _NEVER_DIFFERENTIABLE
+        self.is_uninitialized = base_name(self.name) in _UNINITIALIZED
+        self.is_view = schema is not None and any(_is_alias(each) for each in schema.returns)
+        self.written = tuple(_written_arguments(self.name, arguments))
+        self.writes = bool(self.written)
+
+
+def name_of(func: Any) -> str:
+    """What an op is called: `aten.addmm.default`; of a higher-order op its own name."""
+    if hasattr(func, "_schema"):
+        return str(func)
+    name = getattr(func, "name", None)
+    return str(name() if callable(name) else func)
+
+
+def base_name(name: str) -> str:
+    """The name of an op without its overload: `aten.addmm`."""
+    return name.rsplit(".", 1)[0] if name.count(".") > 1 else name
+
+
+def _written_arguments(name: str, arguments: list[Any]) -> Iterator[WrittenArgument]:
+    undeclared = _UNDECLARED_WRITES.get(base_name(name), ())
+    for at, argument in enumerate(arguments):
+        alias = argument.alias_info
+        if (alias is not None and alias.is_write) or argument.name in undeclared:
+            yield WrittenArgument(argument.name if argument.kwarg_only else at, argument.name)
+
+
+def _is_alias(returned: Any) -> bool:
+    return returned.alias_info is not None and not returned.alias_info.is_write
+
+
+def _is_changing_view(func: Any, name: str) -> bool:
+    tags = {str(tag) for tag in getattr(func, "tags", ())}
+    return "Tag.inplace_view" in tags and base_name(name) not in _WRITES_ANYHOW

@@ -1,0 +1,166 @@
+"""Measures what ops return, and what they read that no op has made."""
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ...measure.measurer import Measurement, Measurer, not_asked_for
+from ...measure.want import USUAL
+from ...recording.module_path import join
+from ...recording.role import LEAF, OP_OUTPUT
+from ...torch_internals import graph_task_id
+from ..log.call_context import Place
+from ..scopes.locate import where as find_where
+from ..tensor_ids.tensor_ids import NO_OP
+from ..values.capture_masks import Mask, Wishes
+from .mode import OpMode, tensors_in
+from .schemas import OpPlan
+
+if TYPE_CHECKING:
+    from ..log.thread_log import ThreadLog
+    from ..scopes.tracker import ScopeTracker
+
+#: Measures what captures want of a tensor, which has a name: `(tensor, mask, name)`.
+Measure = Callable[[torch.Tensor, Mask, str], Measurement]
+
+
+class MeasuredOps:
+    """What was measured of the ops of one batch."""
+
+    __slots__ = ("intervals", "sites", "thread")
+
+    def __init__(self, thread: int) -> None:
+        self.thread = thread
+        #: With the op, and the slot of its output; of a leaf with the op that reads it first, and the tensor's number.
+        #: NO_OP: an outermost call has returned the leaf before any op has read it.
+        #: Last the captures that want it.
+        self.sites: list[tuple[Measurement, int, str | int, Mask]] = []
+        self.intervals: list[int] = []  # start_ns, end_ns, start_ns, ... of measuring
+
+
+class _Known(NamedTuple):
+    """A tensor that was measured when an op returned it. While it is known `torch.utils.swap_tensors` refuses it."""
+
+    ref: "weakref.ref[torch.Tensor]"
+    version: int
+    found: Measurement
+
+
+class OpValues:
+    """Measures for one recorder. Inside a dispatch mode no function mode hears of it."""
+
+    def __init__(
+        self,
+        tracker: "ScopeTracker",
+        mode: OpMode,
+        wishes: Wishes,
+        measure: Measure,
+        failed: Callable[[Exception, str], None],
+    ) -> None:
+        self.active: Mask = 0  # the captures that may look at what runs now
+        self._tracker = tracker
+        self._mode = mode
+        self._wishes = wishes
+        self._is_stepping = tracker.optimizers.has_begun  # whether an optimizer may be at work
+        self._thread = tracker.log.number
+        self._measure_more = measure
+        self._failed = failed
+        self._measurer = Measurer()
+        self._measured = MeasuredOps(self._thread)
+        self._latest: dict[int, _Known] = {}  # of this batch, by `id` of the tensor
+        self._is_off = False
+
+    def take(self) -> MeasuredOps | None:
+        """What has been measured since this was last called."""
+        self._latest = {}
+        if not self._measured.sites:
+            return None
+        measured, self._measured = self._measured, MeasuredOps(self._thread)
+        return measured
+
+    def find(self, tensor: torch.Tensor) -> Measurement | None:
+        """What was measured of a tensor when an op has returned it, if nobody has written to it since."""
+        known = self._latest.get(id(tensor))
+        if known is None or known.ref() is not tensor or known.version != self._measurer.version_of(tensor):
+            return None
+        return known.found
+
+    def ended(self, op: int, plan: OpPlan, output: Any) -> None:
+        """An op has returned: measures that, unless it is a view."""
+        if plan.is_view or self._is_off:
+            return
+        mask = self._mask(plan.name, OP_OUTPUT)
+        if not mask:
+            return
+        if isinstance(output, torch.Tensor):
+            self._measure(output, op, "", mask, plan.name, not plan.is_uninitialized)
+        elif output is not None:
+            for tensor, slot in tensors_in(output, ""):
+                self._measure(tensor, op, slot, mask, plan.name)
+
+    def met(self, tensor_id: int, tensor: torch.Tensor, log: "ThreadLog") -> None:
+        """A tensor comes by that no op has made. What an optimizer reads is measured when it begins."""
+        if not self._is_off and not self._is_stepping():
+            mask = self._mask("", LEAF)
+            if mask:
+                op = self._mode.next - 1 if self._mode.is_running else NO_OP
+                self._measure(tensor, op, tensor_id, mask, LEAF)
+
+    def _mask(self, name: str, role: str) -> Mask:
+        """The captures that want what an op returns, or a leaf that is read now; 0: none does."""
+        wishes = self._wishes
+        if not self.active or wishes.is_open(role):
+            return wishes.of_role(role) & self.active
+        place = self._place()
+        named = None if place is None else place.named
+        return wishes.of_op(name, None if place is None else place.path, named, role) & self.active
+
+    def _place(self) -> Place | None:
+        """The module's call that runs, in forward or backward; None: none does."""
+        log = self._tracker.log
+        if log.segment is not None and log.task == graph_task_id():
+            return log.place if log.place.named is not None else None
+        call = find_where(self._tracker).call
+        return None if call is None else call.place
+
+    def _measure(
+        self,
+        tensor: torch.Tensor,
+        op: int,
+        where: str | int,
+        mask: Mask,
+        name: str,
+        is_initialized: bool = True,
+    ) -> None:
+        try:
+            start_ns = time.perf_counter_ns()
+            if not is_initialized:
+                found = _uninitialized(tensor)
+            elif self._wishes.want(mask) is USUAL:
+                found = self._measurer.measure(tensor)
+            else:
+                place = self._place()
+                slot = where if isinstance(where, str) else ""
+                found = self._measure_more(
+                    tensor, mask, join("" if place is None else place.path, name + slot)
+                )
+            found.start_ns = start_ns
+            self._measured.sites.append((found, op, where, mask))
+            if self._mode.is_inside and type(tensor) is torch.Tensor and type(where) is str:
+                version = self._measurer.version_of(tensor)
+                if version is not None:
+                    self._latest[id(tensor)] = _Known(weakref.ref(tensor), version, found)
+            self._measured.intervals += (start_ns, time.perf_counter_ns())
+        except Exception as error:
+            self._is_off = True
+            self._failed(error, "measuring what an op returned")
+
+
+def _uninitialized(tensor: torch.Tensor) -> Measurement:
+    """Of memory that holds whatever it held before: a NaN in it means nothing."""
+    found = not_asked_for(tensor)
+    found.note = "not measured: nothing has been written to it yet"
+    return found

@@ -1,0 +1,98 @@
+"""What is known about the process that is being recorded."""
+
+import os
+import platform
+import sys
+import time
+import uuid
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...recording.meta import RunMeta
+
+#: Their versions are noted if the run has imported them.
+_LIBRARIES = ("torch", "numpy", "pyarrow", "transformers", "lightning", "accelerate", "deepspeed")
+
+
+def describe_run(options: dict[str, Any]) -> RunMeta:
+    """The meta of a recording that starts now in this process.
+
+    Args:
+        options: what `record()` was given, as JSON values.
+    """
+    versions = {"python": platform.python_version(), "modtrace": _own_version()}
+    for name in _LIBRARIES:
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if isinstance(version, str):
+            versions[name] = version
+    return RunMeta(
+        run_id=os.environ.get("TORCHELASTIC_RUN_ID") or uuid.uuid4().hex,
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        modtrace_version=versions["modtrace"],
+        argv=tuple(sys.argv),
+        versions=versions,
+        device=_device(),
+        git_commit=_git_commit(),
+        options=options,
+        rank=_number("RANK", 0),
+        world_size=_number("WORLD_SIZE", 1),
+        clock_time_ns=time.time_ns(),
+        clock_perf_counter_ns=time.perf_counter_ns(),
+    )
+
+
+def _own_version() -> str:
+    try:
+        return metadata.version("modtrace")
+    except metadata.PackageNotFoundError:  # run from its sources
+        return ""
+
+
+def _device() -> str:
+    """The accelerator, without initialising it: a process that has not used CUDA is not made to."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return torch.cuda.get_device_name()
+    return f"cpu ({platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads)"
+
+
+def _git_commit() -> str | None:
+    """The commit that is checked out around the working directory; read, for to run git takes 4 ms."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / ".git").exists():
+            try:
+                return _head_of(_git_folder(folder / ".git"))
+            except (OSError, UnicodeDecodeError, IndexError):
+                return None
+    return None
+
+
+def _git_folder(place: Path) -> Path:
+    """A linked worktree has a file there that names the folder."""
+    return place if place.is_dir() else place.parent / place.read_text().split(":", 1)[1].strip()
+
+
+def _head_of(folder: Path) -> str | None:
+    head = (folder / "HEAD").read_text().strip()
+    if not head.startswith("ref: "):
+        return head or None
+    name = head.removeprefix("ref: ")
+    common = folder / "commondir"
+    roots = [folder, folder / common.read_text().strip()] if common.exists() else [folder]
+    for root in roots:
+        if (root / name).is_file():
+            return (root / name).read_text().strip()
+        if (root / "packed-refs").is_file():
+            for line in (root / "packed-refs").read_text().splitlines():
+                if line.endswith(f" {name}"):
+                    return line.split()[0]
+    return None
+
+
+def _number(variable: str, default: int) -> int:
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdigit() else default

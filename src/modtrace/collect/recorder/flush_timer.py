@@ -1,0 +1,79 @@
+"""Says when ended steps are to be written, and has a thread write them when no further step comes to an end."""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from ...recording.failure_reporter import start_thread
+
+#: A step's end writes if nothing was written for so long. What else ends is written by the thread, so long after it.
+_FLUSH_AFTER_S = 0.1
+
+#: ... or when so many measurements wait: with their rows in the making 1 MB.
+_FLUSH_SAMPLES = 2048
+
+
+class FlushTimer:
+    """The thread beside the training, from `start` to `stop`."""
+
+    def __init__(self, flush: Callable[[], None]) -> None:
+        """Waits for nothing yet.
+
+        Args:
+            flush: writes what waits, and calls `taken`.
+        """
+        self._flush = flush
+        self._wake = threading.Event()
+        self._hurry = threading.Event()
+        self._stopping = False
+        self._waiting_since_s: float | None = None  # the end of the first step that waits
+        self._taken_s = -math.inf
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether nothing has been written for so long that a step's end is to write."""
+        return time.monotonic() - self._taken_s >= _FLUSH_AFTER_S
+
+    def start(self) -> None:
+        """Begins to wait, on a thread of its own."""
+        self._thread = start_thread(
+            self._run, "modtrace-flush", without="steps are written when later ones end, and at the close"
+        )
+
+    def tell(self, samples: int) -> None:
+        """Steps wait to be written, with so many measurements and ops."""
+        if self._waiting_since_s is None:
+            self._waiting_since_s = time.monotonic()
+            self._wake.set()
+        if samples >= _FLUSH_SAMPLES:
+            self._hurry.set()
+
+    def taken(self) -> None:
+        """All that waited is being written, by whichever thread."""
+        self._taken_s = time.monotonic()
+        self._waiting_since_s = None
+        self._hurry.clear()
+
+    def stop(self) -> None:
+        """Writes nothing more, and waits until the thread has ended."""
+        self._stopping = True
+        self._wake.set()
+        self._hurry.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._wake.wait()
+            self._wake.clear()
+            self._flush_what_waits()
+
+    def _flush_what_waits(self) -> None:
+        while not self._stopping and (since_s := self._waiting_since_s) is not None:
+            left_s = since_s + _FLUSH_AFTER_S - time.monotonic()
+            if left_s > 0 and not self._hurry.wait(left_s):
+                continue  # a step's end may have written meanwhile, and others may wait since
+            if not self._stopping:
+                self._flush()

@@ -1,0 +1,112 @@
+"""Hears the signals of `OnSignal` triggers, and has a thread act on them: a handler may not wait for a lock."""
+
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import FrameType
+from typing import Any
+
+from ...errors import MisuseError
+from ...recording.failure_reporter import start_thread
+from ...recording.triggers.triggers import OnSignal
+
+#: A signal is acted on so long after it came, at most, or when a step ends.
+_LOOK_EVERY_S = 0.5
+
+
+class SignalWatch:
+    """The signals of one recording, from `start` to `stop`."""
+
+    def __init__(self, triggers: Sequence[OnSignal], fire: Callable[[str], None]) -> None:
+        """Hears nothing yet.
+
+        Args:
+            triggers: whose signals are heard.
+            fire: is called with a signal's name, on some thread.
+        """
+        self._triggers = triggers
+        self._fire = fire
+        #: Appending to it is atomic: a handler can do nothing more than that.
+        self._came: deque[str] = deque()
+        self._former: dict[signal.Signals, Any] = {}
+        self._ours: dict[signal.Signals, Any] = {}
+        self._pid = os.getpid()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Puts the handlers on.
+
+        Raises:
+            MisuseError: this is not the main thread; Python lets no other handle signals.
+        """
+        if not self._triggers:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            raise MisuseError(
+                f"{self._triggers[0]!r}: only the main thread may handle signals. "
+                "Enter record() there, or leave this trigger out."
+            )
+        for each in self._triggers:
+            if each.number not in self._ours:
+                self._ours[each.number] = handler = partial(self._handle, each)
+                self._former[each.number] = _in_use(each.number, signal.signal(each.number, handler))
+        self._thread = start_thread(
+            self._look, "modtrace-signals", without="signals are acted on when a step ends"
+        )
+
+    def stop(self) -> str | None:
+        """Gives the handlers back, unless somebody has put others in their place; what is to be said if it cannot."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if threading.current_thread() is threading.main_thread():
+            for number, former in self._former.items():
+                if signal.getsignal(number) is self._ours[number]:
+                    former = _in_use(number, former)
+                    signal.signal(number, signal.SIG_DFL if former is None else former)
+        elif self._former:
+            return (
+                f"{self._triggers[0]!r}: the recording was left on the thread {threading.current_thread().name!r}, and "
+                "only the main thread may take signal handlers off: ours stays, and passes on what comes. "
+                "Leave the recording on the thread that entered it."
+            )
+        return None
+
+    def act(self) -> None:
+        """Acts on the signals that have come."""
+        while self._came:
+            try:
+                name = self._came.popleft()
+            except IndexError:  # another thread was faster
+                return
+            self._fire(name)
+
+    def _look(self) -> None:
+        while not self._stopping.wait(_LOOK_EVERY_S):
+            self.act()
+
+    def _handle(self, trigger: OnSignal, number: int, frame: FrameType | None) -> None:
+        if os.getpid() == self._pid and not self._stopping.is_set():  # not in a fork
+            self._came.append(trigger.name)
+        former = self._former.get(trigger.number)
+        if callable(former):
+            former(number, frame)
+        elif former == signal.SIG_DFL and not trigger.is_harmless:
+            raise SystemExit(128 + number)  # as a shell tells it
+
+
+def _in_use(number: signal.Signals, handler: Any) -> Any:
+    """The handler; behind those of recordings that have ended, but not in the order in which they began."""
+    while (watch := _watch_of(handler)) is not None and watch._stopping.is_set():
+        handler = watch._former.get(number)
+    return handler
+
+
+def _watch_of(handler: Any) -> SignalWatch | None:
+    watch = getattr(getattr(handler, "func", None), "__self__", None)  # it is a `partial` then
+    return watch if isinstance(watch, SignalWatch) else None

@@ -1,0 +1,119 @@
+"""Answers "what runs here, now?" for the thread that asks: in forward, backward, recompute or an optimizer."""
+
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ...recording.phase import BACKWARD, OPTIMIZER, RECOMPUTE
+from ...torch_internals import (
+    ACCUMULATE_SEQUENCE_NR,
+    checkpoint_being_recomputed,
+    current_node,
+    graph_task_id,
+    is_custom_function,
+    is_in_module_call,
+    running_module,
+)
+from ..log.segments import CallRef
+from ..log.thread_log import ThreadLog
+
+if TYPE_CHECKING:
+    from .tracker import ScopeTracker
+
+
+class Where(NamedTuple):
+    """What is running. `call` None: outside of any module, or unknown (`known` tells)."""
+
+    call: CallRef | None
+    phase: str | None
+    known: bool = True
+    parameter: torch.Tensor | None = None  # whose gradient is being accumulated
+    accumulation: bool | None = None  # the engine adds gradients that meet; None: cannot tell without events
+    nested_in: CallRef | None = None  # ... of a leaf in a backward that a node of this call runs
+    met_in: CallRef | None = None  # ... those of different calls: the innermost one that holds them all
+
+
+NOWHERE = Where(None, None)
+
+
+def where(tracker: "ScopeTracker") -> Where:
+    """What runs now on this thread."""
+    log = tracker.log
+    task = graph_task_id()
+    segment = log.segment
+    if (
+        segment is not None
+        and log.task == task
+        and not log.pinned
+        and not is_in_module_call(sys._getframe(1))
+    ):
+        tracker.close_dead_calls(log, sys._getframe(1))  # a KeyboardInterrupt: no hook tells of it
+        segment = log.segment
+    if segment is not None and log.task == task:
+        return Where(CallRef(segment, segment.open_calls.innermost), segment.phase)
+    if task < 0:
+        stepping = tracker.optimizers.is_stepping(sys._getframe(1))
+        return Where(None, OPTIMIZER if stepping else None)
+    if log.hooked is not None and log.hooked_task == task:
+        return Where(log.hooked.call, BACKWARD)
+    return _where_in_backward(tracker, log, task)
+
+
+def _where_in_backward(tracker: "ScopeTracker", log: ThreadLog, task: int) -> Where:
+    node = current_node()
+    backward = tracker.backwards.running(log, task)
+    if backward is not None and tracker.optimizers.stepping_since(sys._getframe(2)) > backward.start_ns:
+        return Where(None, OPTIMIZER)  # in a hook after the gradient of a parameter has been accumulated
+    if node is None:
+        return Where(None, BACKWARD)
+    number = node._sequence_nr()
+    if number == ACCUMULATE_SEQUENCE_NR:
+        return Where(None, BACKWARD, parameter=node.variable, nested_in=_nested_in(tracker, log, task))
+    backwards = tracker.backwards
+    owner = backwards.owner(log, task, node)
+    if (
+        torch.is_grad_enabled()
+        and backward is not None
+        and not backward.create_graph
+        and (is_custom_function(node) or checkpoint_being_recomputed(sys._getframe(2)) is not None)
+    ):
+        call = _recomputing_call(owner, node, sys._getframe(2))
+        return Where(call, RECOMPUTE, known=call is not None)
+    added = None if backward is None else backward.is_adding(number)
+    if owner is None:
+        return Where(None, BACKWARD, known=False, accumulation=added)
+    met_in = backward.adding_in() if added and backward is not None else None
+    span = owner.span_of(number)
+    if span is not None:
+        call = span.call_at(number)
+        return Where(call, BACKWARD, call is not None, accumulation=added, met_in=met_in)
+    call = backwards.recomputed_by(owner, backward, number)
+    known = call is not None or number >= owner.forgotten_seq
+    return Where(call, BACKWARD, known, accumulation=added, met_in=met_in)
+
+
+def _nested_in(tracker: "ScopeTracker", log: ThreadLog, task: int) -> CallRef | None:
+    """The call one of whose nodes runs the backward: a reentrant checkpoint has leaves of its own."""
+    backward = tracker.backwards.running(log, task)
+    if backward is None or backward.inside is None:
+        return None
+    owner = tracker.backwards.owner(log, task, backward.inside)
+    return None if owner is None else owner.call_of(backward.inside._sequence_nr())
+
+
+def _recomputing_call(owner: ThreadLog | None, node: Any, frame: FrameType | None) -> CallRef | None:
+    """The forward call whose own ops a checkpoint is running again outside of any module's hooks.
+
+    So it is where `forward` itself is checkpointed, as transformers does it.
+    """
+    call = None if owner is None else owner.call_of(node._sequence_nr())
+    if is_custom_function(node):
+        return call
+    module = running_module(frame)
+    while call is not None:
+        if module is not None and call.place.module is module:
+            return call
+        call = call.parent
+    return None

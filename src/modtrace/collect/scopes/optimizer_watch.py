@@ -1,0 +1,90 @@
+"""Tells when an optimizer steps, on every thread."""
+
+import sys
+import threading
+import time
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ...torch_internals import is_dynamo_compiling, is_in_optimizer_step, keep_out_of_dynamo
+
+if TYPE_CHECKING:
+    from .tracker import ScopeTracker
+
+
+class OptimizerWatch:
+    """Two global optimizer hooks of the tracker's."""
+
+    def __init__(self, tracker: "ScopeTracker") -> None:
+        self._tracker = tracker
+        self._starts: dict[
+            int, list[int]
+        ] = {}  # by thread: when each optimizer that runs began, outermost first
+        self._handles: list[Any] = []
+
+    def start(self) -> None:
+        """Installs the hooks."""
+        keep_out_of_dynamo(OptimizerWatch._begins, OptimizerWatch._ended)
+        self._handles = [
+            register_optimizer_step_pre_hook(self._begins),
+            register_optimizer_step_post_hook(self._ended),
+        ]
+
+    def stop(self) -> None:
+        """Removes them."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def has_begun(self) -> bool:
+        """Whether an optimizer has begun to step on this thread and may not have ended. 0.1 us."""
+        return bool(self._starts) and bool(self._starts.get(threading.get_ident()))
+
+    def is_stepping(self, frame: FrameType | None) -> bool:
+        """Whether an optimizer steps on this thread, in whose frames we are."""
+        starts = self._starts.get(threading.get_ident())
+        if starts and not is_in_optimizer_step(frame):
+            starts.clear()  # the last one raised: its post hook did not run
+        return bool(starts)
+
+    def stepping_since(self, frame: FrameType | None) -> int:
+        """When the innermost optimizer that steps on this thread began, in ns; -1: none does."""
+        starts = self._starts.get(threading.get_ident())
+        return starts[-1] if starts and self.is_stepping(frame) else -1
+
+    def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if is_dynamo_compiling():
+            return
+        with self._tracker.guard(None):
+            starts = self._starts.setdefault(threading.get_ident(), [])
+            if starts and not is_in_optimizer_step(sys._getframe(2)):
+                starts.clear()
+            if not starts:
+                for tap in list(self._tracker.taps):
+                    tap.optimizer_begins(optimizer, _has_closure(args, kwargs))
+            starts.append(time.perf_counter_ns())
+            if len(starts) == 1:
+                for listener in list(self._tracker.listeners):
+                    listener.optimizer_began(starts[0])
+
+    def _ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if is_dynamo_compiling():
+            return
+        now = time.perf_counter_ns()
+        with self._tracker.guard(None):
+            starts = self._starts.get(threading.get_ident())
+            if not starts:
+                return
+            start = starts.pop()
+            if not starts:
+                for tap in list(self._tracker.taps):
+                    tap.optimizer_ended(optimizer, _has_closure(args, kwargs))
+                for listener in list(self._tracker.listeners):
+                    listener.optimizer_ended(start, now, self._tracker.log.number)
+
+
+def _has_closure(args: Any, kwargs: Any) -> bool:
+    """Whether `Optimizer.step` was given one; its arguments begin with the optimizer."""
+    return (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None

@@ -1,0 +1,217 @@
+"""Makes the stashes of one tracker: hears of every call, picks those of its modules, and waits for gradients."""
+
+import sys
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Protocol
+
+from torch import nn
+
+from ...errors import ModtraceWarning
+from ...recording.failure_reporter import describe
+from ...recording.phase import BACKWARD
+from ...torch_internals import around_call, frames, keep_out_of_dynamo
+from ..backward.watcher import Backward
+from ..log.segments import CallRef
+from ..log.thread_log import ThreadLog
+from ..scopes import tracker as scopes
+from ..steps.follower import StepListener
+from .gradients import OutputGradients
+from .stash import Event, Stash, StashFn
+from .steps import StashSteps
+from .watch import Arriving, Returned, Watch
+
+
+class Kept(Protocol):
+    """Where the stashes go."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def keep(self, stash: Stash, at: int | None) -> None:
+        """Adds one, at the end or before another."""
+
+
+class Registered:
+    """A module under the name that its stashes have."""
+
+    __slots__ = ("grad", "module", "name", "type")
+
+    def __init__(self, module: nn.Module, name: str, grad: bool) -> None:
+        self.module = weakref.ref(module)
+        self.type = type(module)
+        self.name = name
+        self.grad = grad
+
+
+class StashCollector(StepListener):
+    """Listens while there is a module registered.
+
+    What the function for stashes raises is raised to whoever called the module or `backward()`.
+    """
+
+    steps: StashSteps
+
+    def __init__(self, stash: StashFn, kept: "Kept", strict: bool) -> None:
+        super().__init__(StashSteps())
+        self._stash = stash
+        self._kept = kept
+        self._strict = strict
+        self._registered: dict[int, list[Registered]] = {}  # by `id` of the module
+        self._tracker: scopes.ScopeTracker | None = None  # while it listens
+        self._gradients: OutputGradients | None = None
+        self._on_leave = self._leaving  # bound once
+
+    @property
+    def registered(self) -> list[Registered]:
+        """All modules, one of several names as often as it has names."""
+        return [each for listed in self._registered.values() for each in listed]
+
+    def register(self, module: nn.Module, name: str, grad: bool) -> None:
+        """Stashes what a module returns from now on, beside those registered already."""
+        if self._tracker is None and not self._registered:
+            self._start()
+        listed = [each for each in self._registered.get(id(module), ()) if each.module() is module]
+        self._registered[id(module)] = [*listed, Registered(module, name, grad)]
+
+    def stop(self) -> None:
+        """Gives everything back: no hook of ours is on anything any more."""
+        self._registered = {}
+        tracker, self._tracker = self._tracker, None
+        if tracker is not None:
+            self._let_go(tracker)
+            self.steps.finish()
+        scopes.release(self)
+
+    def _start(self) -> None:
+        keep_out_of_dynamo(StashCollector._wait_for, OutputGradients.returned, OutputGradients._take)
+        keep_out_of_dynamo(StashCollector._leaving, StashCollector._keep, with_callees=False)
+        keep_out_of_dynamo(
+            Watch.__call__, OutputGradients._arrived, OutputGradients._tell, with_callees=False
+        )
+        keep_out_of_dynamo(StashCollector._gradients_came, OutputGradients._finish, with_callees=False)
+        try:
+            tracker = scopes.acquire(self, strict=self._strict)
+            self.steps = StashSteps()
+            self.steps.join(tracker)
+            self._gradients = OutputGradients(tracker, self._gradients_came, self._kept.__len__)
+            self._tracker = tracker
+            tracker.taps.append(self._gradients)
+            tracker.leaving.append(self._on_leave)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _let_go(self, tracker: scopes.ScopeTracker) -> None:
+        if self._on_leave in tracker.leaving:
+            tracker.leaving.remove(self._on_leave)
+        gradients, self._gradients = self._gradients, None
+        if gradients is not None:
+            gradients.stop()
+            if gradients in tracker.taps:
+                tracker.taps.remove(gradients)
+
+    # Stashes.
+
+    def _leaving(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        listed = self._registered.get(id(module))
+        if listed is None or (output is None and _is_leaving_by_exception()):
+            return
+        segment = log.segment
+        assert segment is not None
+        call = CallRef(segment, segment.open_calls.innermost)
+        mine = [each for each in listed if each.module() is module]
+        for each in mine:
+            self._keep(each, call, False, output, args, kwargs)
+        with_gradient = [each for each in mine if each.grad]
+        if with_gradient:
+            self._wait_for(with_gradient, call, output)
+
+    def _wait_for(self, registered: list[Registered], call: CallRef, output: Any) -> None:
+        tracker, gradients = self._tracker, self._gradients
+        if tracker is not None and gradients is not None:
+            with tracker.guard(registered[0].module()):
+                gradients.wait_for(registered, call, output)
+
+    def _gradients_came(self, returned: Returned, value: tuple[Any, ...], arriving: Arriving | None) -> None:
+        for each in returned.registered:
+            self._keep(each, returned.call, True, value, (), {}, arriving)
+
+    def _keep(
+        self,
+        registered: Registered,
+        call: CallRef,
+        grad: bool,
+        value: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        arriving: Arriving | None = None,
+    ) -> None:
+        tracker = self._tracker
+        if tracker is None:
+            return
+        phase = BACKWARD if grad else call.segment.phase
+        step, nth = None, None
+        with tracker.guard(registered.module()):
+            step, nth = self.steps.count(call)
+        event = Event(registered.name, registered.type, grad, value, args, kwargs, step, phase, nth)
+        stash = self._stash(event)
+        if isinstance(stash, Stash):
+            self._label(stash, event, call)
+        at = None
+        if arriving is not None and self._gradients is not None:
+            at = self._gradients.make_room(arriving)
+        self._kept.keep(stash, at)
+
+    def _label(self, stash: Stash, event: Event, call: CallRef) -> None:
+        if stash.phase is None:
+            stash.step, stash.phase, stash.call = event.step, event.phase, event.call
+        if (stash.step, stash.call) == (event.step, event.call):  # else it is a user's own
+            self.steps.follow(stash, call)
+
+    # What the process's tracker tells.
+
+    def backward_ended(self, backward: Backward) -> None:
+        if self._gradients is not None:
+            self._gradients.backward_ended(backward)
+        super().backward_ended(backward)
+
+    def failed(self, error: Exception, where: str) -> None:
+        tracker, self._tracker = self._tracker, None
+        if tracker is None:
+            return
+        self._let_go(tracker)
+        if not self._strict:
+            said = describe(error)
+            warnings.warn(
+                f"{where}: modtrace met an internal error and stashes nothing more; the run goes on "
+                f"({said}). Please report it; track(strict=True) raises it.",
+                ModtraceWarning,
+                stacklevel=2,
+            )
+
+    def forked(self) -> None:
+        self._tracker = None
+
+
+def _is_leaving_by_exception() -> bool:
+    """Whether an exception leaves the call whose end is heard, which returns nothing then."""
+    error = sys.exc_info()[1]
+    trace = None if error is None else error.__traceback__
+    if trace is None:
+        return False
+    start = sys._getframe(1)
+    outside = around_call(start)
+    return any(frame is trace.tb_frame for frame in _until(outside, islice(frames(start), _LOOKED_AT)))
+
+
+_LOOKED_AT = 10  # frames out from a hook to the call that it is of, at most
+
+
+def _until(outside: Any, found: Iterable[Any]) -> Iterator[Any]:
+    for frame in found:
+        if frame is outside:
+            return
+        yield frame

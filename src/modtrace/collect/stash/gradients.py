@@ -1,0 +1,277 @@
+"""Waits for the gradients of what each call has returned, and tells of them when a backward has brought them all."""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from ...torch_internals import (
+    ACCUMULATE_SEQUENCE_NR,
+    DisableTorchFunction,
+    graph_task_id,
+    is_batched_tensor,
+    queue_callback,
+    unseen,
+)
+from ..backward.graph_walk import base_made_in, edges_to_written_bases, nodes_below, will_run
+from ..backward.watcher import Backward
+from ..identity_map import IdentityMap
+from ..log.call_context import Place
+from ..log.segments import CallRef
+from ..log.thread_log import ThreadLog
+from ..scopes.tracker import ScopeTracker
+from ..structures.rebuild import GradientTree
+from .watch import Arriving, Entry, Returned, Watch
+
+#: Of a leaf that a model returns again and again (its input, a parameter) so many calls are told at most.
+_MAX_CALLS_OF_LEAF = 64
+
+
+#: Who is told of the gradients of a call; with a position if others have been told since the first of them came.
+Told = Callable[[Returned, tuple[Any, ...], Arriving | None], None]
+
+
+class _Run:
+    """One run of the engine in which gradients are waited for."""
+
+    def __init__(self, running: set[int] | None, copied: set[int]) -> None:
+        self.running = running  # numbers of the watches whose nodes run in it; None: not known
+        self.copied = copied  # ... of those at tensors that were written to through a view
+        self.arriving: dict[Returned, Arriving] = {}
+
+
+class OutputGradients:
+    """The watches of one tracker.
+
+    A hook for each tensor, not one for each module: those of modules put a node of their own into the graph, which
+    changes gradients where an output is used twice, and fails where it is written to in place.
+    """
+
+    def __init__(self, tracker: ScopeTracker, told: Told, position: Callable[[], int]) -> None:
+        self._tracker = tracker
+        self._told = told
+        self._position = position  # where something would be told now
+        self._on_gradient = self._arrived  # bound once: each watch refers to it
+        self._key = object()  # in the metadata of nodes: another tracker has its own
+        self._numbers = itertools.count()
+        self._watches: IdentityMap[Watch, None] = IdentityMap()
+        self._runs: dict[int, _Run] = {}  # by graph task
+        self._waiting: list[Arriving] = []  # of all runs, the first to begin first
+        self._lock = threading.RLock()
+
+    def wait_for(self, registered: Any, call: CallRef, output: Any) -> None:
+        """Has the gradients of an output told, as far as it has any."""
+        places: dict[Watch, int] = {}
+        bases: dict[int, _Base] = {}
+
+        def slot_of(tensor: torch.Tensor) -> int | None:
+            watch = self._watch(tensor)
+            if watch is None:
+                return None
+            place = places.setdefault(watch, len(places))
+            base = self._base(tensor, call)
+            if base is not None:
+                bases[place] = base
+            return place
+
+        with DisableTorchFunction():
+            tree = GradientTree(output, slot_of)
+        if places:
+            returned = Returned(call, registered, tree, tuple(watch.number for watch in places))
+            for watch, place in places.items():
+                watch.entries.append(Entry(returned, place))
+            for place, base in bases.items():
+                returned.bases[place] = base.watch.number
+                base.watch.entries.append(Entry(returned, place, base.shape))
+
+    def stop(self) -> None:
+        """Takes every hook off every tensor."""
+        for watch, _ in self._watches.items():
+            watch.remove()
+        self._runs, self._waiting = {}, []
+
+    # What a tap hears; see `scopes.Tap`.
+
+    def returned(self, log: ThreadLog, place: Place, output: Any) -> None:
+        pass
+
+    def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
+        pass
+
+    def optimizer_ended(self, optimizer: Any, has_closure: bool) -> None:
+        pass
+
+    def backward_begins(self, backward: Backward, outputs: Any) -> None:
+        pass
+
+    def backward_ended(self, backward: Backward) -> None:
+        """It has ended. What it has not brought all gradients for by now has been lost by an exception."""
+        with self._lock:
+            run = self._runs.pop(backward.task, None)
+            for arriving in [] if run is None else run.arriving.values():
+                self._waiting.remove(arriving)
+
+    def make_room(self, arriving: Arriving) -> int:
+        """Where a call is told that others have overtaken; those that began to wait after it move up by one."""
+        with self._lock:
+            at = self._waiting.index(arriving) if arriving in self._waiting else len(self._waiting)
+            position = arriving.position
+            for each in self._waiting[at:]:
+                each.position += 1
+            return position
+
+    # Watching.
+
+    def _watch(self, tensor: torch.Tensor) -> Watch | None:
+        """The watch of a tensor; None: it has no gradient, or torch does not let us hear of it."""
+        try:
+            if not tensor.requires_grad or is_batched_tensor(tensor):
+                return None
+            node: Any = tensor.grad_fn
+            if node is None:
+                return self._watch_leaf(tensor)
+            known: dict[int, Watch] = node.metadata.setdefault(self._key, {})
+            watch = known.get(tensor.output_nr)
+            if watch is None:
+                watch = known[tensor.output_nr] = self._hook(tensor)
+            return watch
+        except RuntimeError:  # a view whose base was written to: torch gives it no gradient to hear of
+            return None
+
+    def _base(self, tensor: torch.Tensor, call: CallRef) -> "_Base | None":
+        """The watch of what an output is a view of, which may be written to."""
+        base = base_made_in(call, tensor)
+        watch = None if base is None else self._watch(base)
+        return None if watch is None else _Base(watch, tensor.shape)
+
+    def _watch_leaf(self, tensor: torch.Tensor) -> Watch:
+        """The watch of a leaf, which outlives the graphs that it is in: calls that are over are taken off it."""
+        watch = next(iter(self._watches_of_leaf(tensor)), None)
+        if watch is None:
+            return self._hook(tensor)
+        del watch.entries[: watch.told]
+        del watch.entries[:-_MAX_CALLS_OF_LEAF]
+        watch.told = 0
+        return watch
+
+    def _watches_of_leaf(self, tensor: torch.Tensor) -> Iterator[Watch]:
+        for each in list((tensor._backward_hooks or {}).values()):
+            if isinstance(each, Watch) and each.is_of(self._on_gradient):
+                yield each
+
+    def _hook(self, tensor: torch.Tensor) -> Watch:
+        watch = Watch(next(self._numbers), self._on_gradient)
+        watch.handle = _register_hook(tensor, watch)
+        self._watches[watch] = None
+        return watch
+
+    # Gradients.
+
+    def _arrived(self, watch: Watch, gradient: Any) -> None:
+        """A backward has come to a tensor: the call that returned it last, the outermost, is told first."""
+        entries = tuple(watch.entries)
+        watch.told = len(entries)
+        for entry in reversed(entries):
+            found: tuple[list[Any], Arriving | None] | None = None
+            with self._tracker.guard(entry.returned.call.place.module):
+                if entry.shape is None or self._comes_by_base(entry, watch.number, gradient):
+                    found = self._take(entry, gradient)
+            if found is not None:
+                self._tell(entry.returned, *found)
+
+    def _comes_by_base(self, entry: Entry, number: int, gradient: Any) -> bool:
+        """Whether what arrives at the base of a view is the view's gradient: the view was written to."""
+        if gradient is None or entry.returned.arrived.get(entry.place) == graph_task_id():
+            return False
+        with self._lock:
+            return number in self._run(graph_task_id()).copied
+
+    def _take(self, entry: Entry, gradient: Any) -> tuple[list[Any], Arriving | None] | None:
+        """The gradients of a call, if this was the last one."""
+        returned, place, shape = entry
+        if returned.bases and gradient is not None:
+            returned.arrived[place] = graph_task_id()
+        if shape is not None:
+            with unseen():
+                gradient = gradient.reshape(shape)
+        if len(returned.watches) == 1:
+            return [gradient], None
+        with self._lock:
+            run = self._run(graph_task_id())
+            arriving = run.arriving.get(returned) or self._begin_waiting(run, returned)
+            arriving.gradients[place] = gradient
+            arriving.waiting.discard(place)
+            if arriving.waiting:
+                return None
+            del run.arriving[returned]
+        return arriving.gradients, arriving
+
+    def _tell(self, returned: Returned, gradients: list[Any], arriving: Arriving | None) -> None:
+        try:
+            if any(each is not None for each in gradients):  # a node that runs for another of its outputs
+                self._told(returned, returned.tree.fill(gradients), arriving)
+        finally:
+            if arriving is not None:
+                with self._lock:
+                    self._waiting = [each for each in self._waiting if each is not arriving]
+
+    def _run(self, task: int) -> _Run:
+        run = self._runs.get(task)
+        if run is None:
+            backward = self._tracker.backwards.running(self._tracker.log, task)
+            outputs = None if backward is None else backward.outputs
+            run = self._runs[task] = _Run(None, set()) if outputs is None else self._read_graph(outputs)
+            queue_callback(lambda: self._finish(task))
+        return run
+
+    @staticmethod
+    def _comes(run: _Run, returned: Returned, place: int) -> bool:
+        """Whether a run brings a gradient."""
+        if run.running is None or returned.bases.get(place) in run.copied:
+            return True
+        return returned.watches[place] in run.running
+
+    def _begin_waiting(self, run: _Run, returned: Returned) -> Arriving:
+        waiting = {place for place in range(len(returned.watches)) if self._comes(run, returned, place)}
+        arriving = run.arriving[returned] = Arriving(returned, waiting, self._position())
+        self._waiting.append(arriving)
+        return arriving
+
+    def _finish(self, task: int) -> None:
+        """The engine has run every node: what has not come does not come."""
+        with self._lock:
+            run = self._runs.pop(task, None)
+        for arriving in [] if run is None else list(run.arriving.values()):
+            self._tell(arriving.returned, arriving.gradients, arriving)
+
+    def _read_graph(self, outputs: Any) -> _Run:
+        """The watches whose nodes will run. Walks the graph, 1 us a node, where an event waits for another gradient."""
+        running: set[int] = set()
+        copied: set[int] = set()
+        with DisableTorchFunction():
+            for node in nodes_below(outputs):
+                watches = list(node.metadata.get(self._key, {}).values())
+                if not node.next_functions and node._sequence_nr() == ACCUMULATE_SEQUENCE_NR:
+                    watches += self._watches_of_leaf(node.variable)
+                if watches and will_run(node):
+                    running.update(watch.number for watch in watches)
+                for base, output_nr in edges_to_written_bases(node):
+                    copied.update(self._numbers_at(base, output_nr))
+        return _Run(running, copied)
+
+    def _numbers_at(self, node: Any, output_nr: int) -> Iterator[int]:
+        watch = node.metadata.get(self._key, {}).get(output_nr)
+        if watch is not None:
+            yield watch.number
+
+
+class _Base(NamedTuple):
+    """The watch of what a tensor is a view of, and the tensor's shape."""
+
+    watch: Watch
+    shape: torch.Size
+
+
+_register_hook: Callable[[torch.Tensor, Any], Any] = torch.Tensor.register_hook

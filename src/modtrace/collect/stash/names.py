@@ -1,0 +1,72 @@
+"""Which of a model's modules are to be stashed, by the names that `named_modules()` gives them."""
+
+import re
+import warnings
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
+from ...errors import ModtraceWarning
+from ...recording.options.path_filter import (
+    REGEX_PREFIX,
+    PathFilter,
+    PathPattern,
+    Unmatched,
+    describe_unmatched,
+    to_path_filter,
+    to_patterns,
+    unmatched,
+)
+
+#: A pattern or several.
+NamePattern = None | str | re.Pattern[str] | list[str | re.Pattern[str]] | tuple[str | re.Pattern[str], ...]
+
+#: What a text may mean.
+MATCHES = ("search", "exact", "glob")
+
+
+def name_filter(include: NamePattern, exclude: NamePattern, match: str) -> PathFilter:
+    """The names that are meant.
+
+    Raises:
+        TypeError: a pattern is something else than a text or a compiled expression.
+        ValueError: there is no such `match`, or an empty list is given, or a glob cannot be read.
+        re.error: a text is to be searched, and is no regular expression.
+    """
+    if match not in MATCHES:
+        raise ValueError(f"match={match!r}: give 'search', 'exact' or 'glob'")
+    if match == "glob":
+        return to_path_filter(include, exclude)
+    read = partial(_read_pattern, match)
+    included = None if include is None else to_patterns("include", include, read)
+    return PathFilter(included, () if exclude is None else to_patterns("exclude", exclude, read))
+
+
+def warn_of_unmatched(chosen: PathFilter, names: Collection[str], root: str) -> None:
+    """Warns of patterns of `include` that match no module, with the names that are near."""
+    for each in unmatched(PathFilter(chosen.include), names):
+        text = describe_unmatched([each], names, root=root).replace(_shown(each), repr(_given(each)), 1)
+        warnings.warn(
+            f"{text}. Nothing of it is stashed; see `match` of modtrace.track() for how a text is read.",
+            ModtraceWarning,
+            stacklevel=4,
+        )
+
+
+def _read_pattern(match: str, where: str, given: Any) -> PathPattern:
+    if isinstance(given, re.Pattern) and isinstance(given.pattern, str):
+        return PathPattern(REGEX_PREFIX + given.pattern, given)
+    if not isinstance(given, str):
+        raise TypeError(f"{where}={given!r}: give a text, a compiled regular expression, or a list of those")
+    if match == "exact":
+        return PathPattern(given, re.compile(rf"\A{re.escape(given)}\Z"))
+    return PathPattern(REGEX_PREFIX + given, re.compile(given))
+
+
+def _shown(found: Unmatched) -> str:
+    return repr(found.pattern.text)
+
+
+def _given(found: Unmatched) -> str:
+    """What the user gave, without the prefix that tells an expression from a glob."""
+    return found.pattern.text.removeprefix(REGEX_PREFIX)

@@ -1,0 +1,250 @@
+"""The list of stashes that users have: what modules return, and its gradients, as they come."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch import nn
+
+from ...optional import require
+from ..names.module_names import named_modules
+from .collector import StashCollector
+from .names import NamePattern, name_filter, warn_of_unmatched
+from .stash import Stash, StashFn, StashValueFn, get_stash_fn
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class Tracker:
+    """Stashes what registered modules return, and the gradients of that: a context manager, and a sequence of stashes.
+
+        tracker = Tracker()
+        tracker.register(model.head, "head")
+        model(x).sum().backward()
+        tracker.unregister()
+        [(stash.name, stash.grad) for stash in tracker]  # [("head", False), ("head", True)]
+
+    Outputs come as calls end, gradients as backward reaches them: those of a module before those of its parts. A call
+    has one stash of gradients in each backward that brings any, at the place where the first of them came. The gradient
+    of an output is that of the tensor: one that a module returns as it got it has the sum of all its uses.
+
+    Stashes are the user's: they stay after `unregister()`. Modules inside compiled code (`torch.compile`) run no hooks
+    and are not stashed; the compiled module is. What a function for stashes raises is raised to whoever called the
+    module or `backward()`.
+    """
+
+    def __init__(self, stash: StashFn | None = None, *, strict: bool = False) -> None:
+        """
+        Args:
+            stash: makes a stash of an event; None: the default, a copy of every tensor.
+            strict: internal errors are raised, not turned into a warning.
+        """
+        #: All stashes so far, in order.
+        self.stashes: list[Stash] = []
+        self._collector = StashCollector(stash or get_stash_fn(), _Kept(self), strict)
+
+    # Registering.
+
+    def __enter__(self) -> "Tracker":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        self.unregister()
+
+    def register(self, module: nn.Module, name: str = "", grad: bool = True) -> None:
+        """Stashes what a module returns from now on.
+
+        A module may have several names, and has a stash under each then.
+
+        Args:
+            module: is not kept alive.
+            name: that its stashes have.
+            grad: the gradients too.
+        """
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"register(module={module!r}): give a torch.nn.Module")
+        self._collector.register(module, name, grad)
+
+    def register_all(
+        self,
+        module: nn.Module,
+        grad: bool = True,
+        include: NamePattern = None,
+        exclude: NamePattern = None,
+        *,
+        match: str = "search",
+    ) -> None:
+        """Registers a module and all in it, by the names of `named_modules()`: one that is shared has its first.
+
+        Args:
+            module: the root, whose own name is `""`.
+            grad: the gradients too.
+            include: which of them: a text, a compiled regular expression, or a list of those; None: all.
+            exclude: which of those not.
+            match: what a text is. `search`: a regular expression that is searched in the name, so that `blocks.1` is
+                in `blocks.10` too. `exact`: the name itself. `glob`: as for `modtrace.record()`, `blocks.*.attn`.
+                A compiled expression is searched in any case.
+
+        Raises:
+            TypeError: `module` is none.
+            TypeError, ValueError, re.error: a pattern cannot be read.
+        """
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"register_all(module={module!r}): give a torch.nn.Module")
+        chosen = name_filter(include, exclude, match)
+        names = dict(named_modules(module))
+        warn_of_unmatched(chosen, names, type(module).__name__)
+        for name, each in names.items():
+            if chosen.selects(name):
+                self.register(each, name, grad)
+
+    def unregister(self) -> None:
+        """Stashes nothing more; no hook stays anywhere, and the numbers of steps are final."""
+        self._collector.stop()
+
+    # What there is.
+
+    def clear(self) -> None:
+        """Forgets all stashes."""
+        self.stashes.clear()
+
+    def __len__(self) -> int:
+        return len(self.stashes)
+
+    def __iter__(self) -> Iterator[Stash]:
+        return iter(self.stashes)
+
+    @overload
+    def __getitem__(self, index: int) -> Stash: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Stash]: ...
+    def __getitem__(self, index: int | slice) -> Stash | list[Stash]:
+        return self.stashes[index]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What is copied or saved has the stashes, and tracks nothing."""
+        return _with_stashes, (self.stashes,)
+
+    def __repr__(self) -> str:
+        tracking = sum(2 if each.grad else 1 for each in self._collector.registered)
+        return f"Tracker(stashes={len(self)}, tracking={tracking})"
+
+    def to_frame(
+        self,
+        stat: Callable[[torch.Tensor], Any] = torch.std,
+        stat_name: str | None = None,
+        *,
+        where: bool = False,
+    ) -> "pandas.DataFrame":
+        """A pandas frame with a row for each stash.
+
+        Its columns are `name`, `type`, `grad`, what a function for stashes has added, and the statistic of the
+        stash's first value: None of what is no tensor.
+
+        Args:
+            stat: gives a number, or a tensor with one, for a tensor. The standard deviation of fewer than two numbers
+                is NaN; that of integers and booleans is taken of their values.
+            stat_name: the name of its column; None: that of the function.
+            where: with the columns `step`, `phase` and `call` too.
+
+        Raises:
+            MissingLibraryError: pandas is not installed.
+        """
+        pandas = require("pandas", "Tracker.to_frame()")
+        column = getattr(stat, "__name__", "value") if stat_name is None else stat_name
+        measure = _std if stat is torch.std else stat
+        rows = [_row(stash, column, measure, where) for stash in self]
+        return pandas.DataFrame(
+            rows, columns=None if rows else ["name", "type", "grad", column, *_WHERE[: 3 * where]]
+        )
+
+
+def track(
+    module: nn.Module,
+    grad: bool = True,
+    include: NamePattern = None,
+    exclude: NamePattern = None,
+    stash_value: StashValueFn | None = None,
+    stash: StashFn | None = None,
+    *,
+    match: str = "search",
+    strict: bool = False,
+) -> Tracker:
+    """Stashes what a module and all in it return, and the gradients of that, until `unregister()` or the block's end.
+
+        with modtrace.track(model, include="attn", stash_value=lambda t: t.std()) as tracker:
+            model(x).sum().backward()
+        tracker.to_frame()
+
+    Args:
+        module: the root, whose own name is `""`.
+        grad: the gradients too.
+        include: which modules, by a regular expression that is searched in the name; see `match`. None: all.
+        exclude: which of those not.
+        stash_value: what is kept of each tensor; None: a copy in CPU memory. It may well be one number: copies of
+            everything take much memory.
+        stash: what is kept of a whole event, instead.
+        match: what a text means: `search`, `exact` or `glob`; see `Tracker.register_all`.
+        strict: internal errors are raised, not turned into a warning.
+
+    Raises:
+        TypeError: `module` is none.
+        TypeError, ValueError, re.error: a pattern cannot be read.
+        ValueError: `stash_value` and `stash` are both given.
+    """
+    tracker = Tracker(get_stash_fn(stash_value=stash_value, stash=stash), strict=strict)
+    tracker.register_all(module, grad=grad, include=include, exclude=exclude, match=match)
+    return tracker
+
+
+def _with_stashes(stashes: list[Stash]) -> Tracker:
+    tracker = Tracker()
+    tracker.stashes = stashes
+    return tracker
+
+
+class _Kept:
+    """Puts stashes into whatever list the tracker has: it may have been given another."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+
+    def __len__(self) -> int:
+        return len(self._tracker.stashes)
+
+    def keep(self, stash: Stash, at: int | None) -> None:
+        stashes = self._tracker.stashes
+        stashes.insert(len(stashes) if at is None else at, stash)
+
+
+_WHERE = ("step", "phase", "call")
+
+
+def _row(stash: Stash, column: str, stat: Callable[[torch.Tensor], Any], where: bool) -> dict[str, Any]:
+    row = {name: each for name, each in vars(stash).items() if name not in ("value", *_WHERE)}
+    row["type"] = f"{stash.type.__module__}.{stash.type.__name__}"
+    first = stash.first_value
+    found = stat(first) if isinstance(first, torch.Tensor) else None
+    row[column] = found.item() if isinstance(found, torch.Tensor) else found
+    return {**row, **({name: getattr(stash, name) for name in _WHERE} if where else {})}
+
+
+def _std(tensor: torch.Tensor) -> torch.Tensor:
+    """The standard deviation, of numbers that torch takes none of as well."""
+    tensor = tensor.detach()
+    if tensor.dtype not in _WITH_STD:
+        tensor = tensor.to(torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of fewer than two numbers: torch warns, and gives NaN
+        return torch.std(tensor)
+
+
+_WITH_STD = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)

@@ -1,0 +1,1 @@
+"""Which training step a call belongs to, and the rows of calls and steps."""

@@ -1,0 +1,248 @@
+"""Turns the segments, backwards and optimizer steps of ended steps into the columns of the `calls` table."""
+
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
+from ..backward.recompute import Origins, origins_of
+from ..backward.watcher import Backward
+from ..log.backward_calls import BackwardCalls
+from ..log.segments import EXIT_RAISED, EXIT_UNSEEN, Ints, Segment, structure_of
+from .finder import Step
+
+Columns = dict[str, Any]
+
+_PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
+
+
+class NthMemory:
+    """The n-th numbers of calls, until their rows are written and no later backward can run through them."""
+
+    def __init__(self) -> None:
+        self._nth: dict[Segment, npt.NDArray[np.int32]] = {}
+
+    def keep(self, segment: Segment, nth: npt.NDArray[np.int32]) -> None:
+        """Keeps the numbers of a segment's calls."""
+        self._nth[segment] = nth
+
+    def get(self, segment: Segment) -> npt.NDArray[np.int32] | None:
+        """The numbers of a segment's calls, None if they are not known (any more)."""
+        return self._nth.get(segment)
+
+    def prune(self) -> None:
+        """Forgets segments whose graphs are dead."""
+        self._nth = {segment: nth for segment, nth in self._nth.items() if segment.is_needed()}
+
+
+def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -> list[Columns]:
+    """The rows of ended steps, in one or more batches of columns.
+
+    Args:
+        steps: ended, in order, each with its number.
+        memory: n-th numbers from earlier batches, and for later ones.
+        with_backward: the rows of backward calls too, if they have been taken.
+    """
+    numbered = [(step.number, segment) for step in steps for segment in step.segments if segment.is_closed]
+    batches = []
+    if numbered:
+        batches.append(_module_calls(numbered, memory))
+    backwards = [(step.number, each) for step in steps for each in step.backwards if len(each.calls)]
+    if backwards and with_backward:
+        batches.append(_backward_calls(backwards, memory))
+    if any(step.values or any(batch.measured for batch in step.ops) for step in steps):
+        intervals = intervals_of(steps)
+        for columns in batches:
+            columns["overhead_ns"] = _overheads(columns, intervals)
+    return batches
+
+
+def intervals_of(steps: list[Step]) -> Ints:
+    """`[3, intervals]`: thread, begin and end of the time spent measuring in these steps."""
+    parts = []
+    of_ops = (batch.measured for step in steps for batch in step.ops if batch.measured is not None)
+    for measured in chain((each for step in steps for each in step.values), of_ops):
+        begin_end = np.array(measured.intervals, np.int64).reshape(-1, 2).T
+        parts.append(np.concatenate([np.full((1, begin_end.shape[1]), measured.thread), begin_end]))
+    return np.concatenate(parts, axis=1) if parts else np.zeros((3, 0), np.int64)
+
+
+def _overheads(columns: Columns, intervals: Ints) -> Ints:
+    """How much of each call was spent measuring: what began in it, on its thread; masked if its end is not known.
+
+    The output of a call is measured after its end, and so inside the call around it.
+    """
+    ends = columns["end_ns"]
+    overhead = np.zeros(len(ends), np.int64)
+    for thread in np.unique(intervals[0]).tolist():
+        _, begin, end = intervals[:, intervals[0] == thread]
+        order = np.argsort(begin, kind="stable")
+        spent = np.concatenate([[0], np.cumsum((end - begin)[order])])
+        here = columns["thread"] == thread
+        first = np.searchsorted(begin[order], columns["start_ns"][here])
+        last = np.searchsorted(begin[order], np.ma.getdata(ends)[here])
+        overhead[here] = spent[last] - spent[first]
+    masked: Ints = np.ma.masked_array(overhead, np.ma.getmaskarray(ends))
+    return masked
+
+
+def optimizer_columns(steps: list[Step], first_id: int) -> Columns | None:
+    """The rows of optimizer steps, which are calls of no module; None if there are none."""
+    rows = [(step.number, *each) for step in steps for each in step.optimizer_steps]
+    if not rows:
+        return None
+    step, start, end, thread = (list(column) for column in zip(*rows, strict=True))
+    return {
+        "call_id": np.arange(first_id, first_id + len(rows)),
+        "step": step,
+        "phase": np.full(len(rows), _PHASE_CODE[OPTIMIZER], np.int8),
+        "thread": thread,
+        "start_ns": start,
+        "end_ns": end,
+    }
+
+
+def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory) -> Columns:
+    """All calls that hooks saw: forward and recompute. Vectorised over all segments at once."""
+    segments = [segment for _, segment in numbered]
+    places = np.concatenate([segment.places for segment in segments])
+    times = np.concatenate([segment.times for segment in segments])
+    counts = np.array([segment.calls for segment in segments])
+    structure = structure_of(places)
+    first_ids = np.array([segment.first_id for segment in segments], np.int64)
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    ids = np.repeat(first_ids - starts, counts) + np.arange(len(structure.parent))
+    step = np.repeat(np.array([number for number, _ in numbered], np.int64), counts)
+    entered = places[structure.enter_event]
+    compiled = np.array([place.compiled for place in segments[0].log.all_places], bool)
+    module_of_place = np.array([place.named.module_id for place in segments[0].log.all_places], np.int64)
+    module_id = module_of_place[entered]
+    phase = np.repeat(np.array([_PHASE_CODE[each.phase] for each in segments], np.int8), counts)
+    nth = _nth_of_forwards(step, module_id, phase)
+    exit_code = places[structure.exit_event]
+    columns: Columns = {
+        "call_id": ids,
+        "step": step.astype(np.int32),
+        "module_id": module_id.astype(np.int32),
+        "nth": nth,
+        "parent_call_id": np.ma.masked_array(ids[structure.parent], structure.parent < 0),
+        "phase": phase,
+        "thread": np.repeat(np.array([each.log.number for each in segments], np.int32), counts),
+        "start_ns": times[structure.enter_event],
+        "end_ns": np.ma.masked_array(times[structure.exit_event], exit_code == EXIT_UNSEEN),
+        "raised": exit_code == EXIT_RAISED,
+        "compiled": compiled[entered],
+    }
+    _add_recomputes(columns, segments, starts.tolist(), memory)
+    for segment, start in zip(segments, starts.tolist(), strict=True):
+        memory.keep(segment, nth[start : start + segment.calls])
+    columns["nth"] = np.ma.masked_array(columns["nth"], columns["nth"] < 0)
+    return columns
+
+
+def _nth_of_forwards(step: Ints, module_id: Ints, phase: npt.NDArray[np.int8]) -> npt.NDArray[np.int32]:
+    """For each forward call how many of its module came before it in its step; -1 for other phases."""
+    nth = np.full(len(step), -1, np.int32)
+    forward = np.flatnonzero(phase == _PHASE_CODE[FORWARD])
+    nth[forward] = count_before(step[forward], module_id[forward])
+    return nth
+
+
+def count_before(one: Ints, other: Ints) -> npt.NDArray[np.int32]:
+    """For each row how many before it have the same two numbers."""
+    nth = np.zeros(len(one), np.int32)
+    if len(one):
+        order = np.lexsort((other, one))  # stable
+        changes = (np.diff(one[order]) != 0) | (np.diff(other[order]) != 0)
+        first = np.concatenate([[True], changes])
+        position = np.arange(len(order))
+        nth[order] = position - np.maximum.accumulate(np.where(first, position, 0))
+    return nth
+
+
+def _add_recomputes(columns: Columns, segments: list[Segment], starts: list[int], memory: NthMemory) -> None:
+    """What ran inside backward: what it repeats, and which call's backward asked for it."""
+    inside = [(segment, start) for segment, start in zip(segments, starts, strict=True) if segment.task >= 0]
+    if not inside:
+        return
+    rows = len(columns["call_id"])
+    starts_of = dict(zip(segments, starts, strict=True))
+    origins = origins_of(segment for segment, _ in inside)
+    recompute_of = np.full(rows, -1, np.int64)
+    triggered_by = np.full(rows, -1, np.int64)
+    for segment, start in inside:
+        if segment.trigger is not None and segment.trigger.call_id is not None:
+            triggered_by[start : start + segment.calls] = segment.trigger.call_id
+        if segment.phase != BACKWARD:
+            _fill(columns["nth"], recompute_of, start, origins[segment], starts_of, memory)
+    columns["recompute_of"] = np.ma.masked_array(recompute_of, recompute_of < 0)
+    columns["triggered_by"] = np.ma.masked_array(triggered_by, triggered_by < 0)
+
+
+def _fill(
+    nth: npt.NDArray[np.int32],
+    recompute_of: Ints,
+    start: int,
+    origins: Origins,
+    starts_of: dict[Segment, int],
+    memory: NthMemory,
+) -> None:
+    for offset, origin in enumerate(origins):
+        if origin is None or origin.call_id is None:
+            continue
+        recompute_of[start + offset] = origin.call_id
+        here = starts_of.get(origin.segment)
+        numbers = memory.get(origin.segment) if here is None else nth[here:]
+        nth[start + offset] = -1 if numbers is None else numbers[origin.index]
+
+
+def _backward_calls(numbered: list[tuple[int | None, Backward]], memory: NthMemory) -> Columns:
+    parts = [_calls_of_backward(number, backward, memory) for number, backward in numbered]
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    for name in ("nth", "parent_call_id", "forward_call_id"):
+        columns[name] = np.ma.masked_array(columns[name], columns[name] < 0)
+    return columns
+
+
+def _calls_of_backward(number: int | None, backward: Backward, memory: NthMemory) -> Columns:
+    calls, rows = backward.calls, len(backward.calls)
+    forward_id, module_id, nth = _forward_calls(calls, memory)
+    above = np.array(calls.above, np.int64)
+    outer = (
+        backward.outer.first_id + backward.outer_call if backward.outer and backward.outer_call >= 0 else -1
+    )
+    raised = np.zeros(rows, bool)
+    raised[list(backward.raised)] = True
+    return {
+        "call_id": np.arange(backward.first_id, backward.first_id + rows),
+        "step": np.full(rows, number, np.int32),
+        "module_id": module_id,
+        "nth": nth,
+        "parent_call_id": np.where(above < 0, outer, above + backward.first_id),
+        "phase": np.full(rows, _PHASE_CODE[BACKWARD], np.int8),
+        "forward_call_id": forward_id,
+        "thread": np.full(rows, backward.log.number, np.int32),
+        "start_ns": np.array(calls.start_ns, np.int64),
+        "end_ns": np.array(calls.end_ns, np.int64),
+        "raised": raised,
+    }
+
+
+def _forward_calls(calls: BackwardCalls, memory: NthMemory) -> tuple[Ints, Ints, Ints]:
+    """For each backward call the id of its forward, its module and its n-th number; -1 where not known."""
+    index = np.array(calls.index, np.int64)
+    found = np.full((3, len(index)), -1, np.int64)
+    keys = np.array([id(segment) for segment in calls.segment])
+    for segment in {id(segment): segment for segment in calls.segment}.values():
+        rows = keys == id(segment)
+        wanted = index[rows]
+        if segment.first_id is not None:
+            found[0, rows] = segment.first_id + wanted
+        places = np.asarray(segment.places)[segment.structure().enter_event[wanted]]
+        found[1, rows] = [segment.log.all_places[place].named.module_id for place in places.tolist()]
+        nth = memory.get(segment)
+        if nth is not None:
+            found[2, rows] = nth[wanted]
+    return found[0], found[1], found[2]

@@ -1,0 +1,75 @@
+"""Whether gradients that a backward left have been cleared since: the sign of a new step without an optimizer's."""
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...measure.dtypes import format_of
+from ...measure.memory import array_over, extent_of
+from ...torch_internals import grad_of, version_of
+from ..names.module_names import descendants, parameter_of
+
+#: Zeroed gradients (`set_to_none=False`) are recognised by looking at one this small, on the CPU only.
+_MAX_ELEMENTS = 65_536
+
+
+class GradientEvidence:
+    """One parameter that had a gradient when a backward ended.
+
+    Known by its module, not by a weak reference: with one, `torch.utils.swap_tensors` fails.
+    """
+
+    __slots__ = ("_grad_id", "_module", "_name", "_version")
+
+    def __init__(self, module: nn.Module, name: str, grad: torch.Tensor) -> None:
+        self._module = weakref.ref(module)
+        self._name = name
+        self._grad_id = id(grad)
+        self._version = version_of(grad)
+
+    def is_cleared(self) -> bool:
+        """Whether the gradient is gone, or has been written since and is zero now."""
+        module = self._module()
+        parameter = None if module is None else parameter_of(module, self._name)
+        if parameter is None:
+            return True
+        with torch._C.DisableTorchFunction():
+            grad = grad_of(parameter)
+            if grad is None:
+                return True
+            if id(grad) != self._grad_id or version_of(grad) == self._version:
+                return False
+            return _is_zero(grad)
+
+
+def _is_zero(grad: torch.Tensor) -> bool:
+    if type(grad) is not torch.Tensor:
+        return False  # a fake one cannot be looked at, a distributed one would communicate
+    if grad.device.type != "cpu" or grad.layout != torch.strided or grad.numel() > _MAX_ELEMENTS:
+        return False  # looking would synchronise the device, or cost too much
+    form, extent = format_of(grad.dtype), extent_of(grad)
+    return form is not None and extent is not None and not array_over(extent, form).any()
+
+
+def evidence_of(roots: Iterable["weakref.ref[Any] | None"]) -> list[GradientEvidence]:
+    """For each root the first parameter that has a gradient; roots without any have none."""
+    found = []
+    with torch._C.DisableTorchFunction():
+        for root in {id(root): root for root in roots}.values():  # a dead reference has no hash
+            module = root() if root is not None else None
+            evidence = None if module is None else _evidence_below(module)
+            if evidence is not None:
+                found.append(evidence)
+    return found
+
+
+def _evidence_below(root: nn.Module) -> GradientEvidence | None:
+    for module in (root, *descendants(root)):  # `modules()` fails where one has no hash
+        for name, parameter in module._parameters.items():
+            grad = None if parameter is None else grad_of(parameter)
+            if grad is not None and not grad.is_inference():
+                return GradientEvidence(module, name, grad)
+    return None

@@ -1,0 +1,393 @@
+"""Finds the steps of a training or inference loop from what runs, without being told."""
+
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...recording.options.step_range import StepRange
+from ..backward.watcher import Backward
+from ..log.segments import Segment
+from ..log.step_data import find_data_calls
+from .cleared_gradients import GradientEvidence, evidence_of
+
+#: A step that may still turn out to belong to the next one is not waited for any longer than this.
+_MAX_PENDING = 256
+
+
+@dataclass(eq=False)
+class Step:
+    """One iteration, with all that ran in it."""
+
+    start_ns: int
+    end_ns: int = 0  # of the last thing that ran in it
+    number: int | None = None  # known once nothing before it can change any more
+    segments: list[Segment] = field(default_factory=list)
+    backwards: list[Backward] = field(default_factory=list)
+    optimizer_steps: list[tuple[int, int, int]] = field(default_factory=list)  # start_ns, end_ns, thread
+    scalars: list[tuple[str, float]] = field(default_factory=list)
+    entered: set[int] = field(
+        default_factory=set
+    )  # module_ids of the outermost modules that began it or joined
+    roots: list["weakref.ref[Any]"] = field(default_factory=list)
+    is_open: bool = True
+    settled: bool = False  # closed for good: no later backward can join it to the next step
+    went_backward: bool = False
+    goes_on: bool = False  # a gradient was taken with a graph of its own (a penalty): more is to come
+    accumulated: bool = False  # a backward() has added to gradients
+    stepped: bool = False  # an optimizer has stepped
+    evidence: list[GradientEvidence] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)  # what was measured in it, and belongs to no segment
+    ops: list[Any] = field(default_factory=list)  # batches of those that ran in it
+    savings: list[Any] = field(default_factory=list)  # what its backwards found kept for them
+    folded: Counter[int] = field(default_factory=Counter)  # forward calls by module_id, of segments let go
+    worked_ns: int = 0  # when its last backward or optimizer's step ended
+    restart: int | None = None  # segments from here on may be the next step's
+    asked_for: int = 0  # it is to be written when it ends; 2: so is the one that it may be divided into
+
+    @property
+    def kind(self) -> str:
+        """`train` if gradients were computed or an optimizer stepped, else `eval`."""
+        return "train" if self.went_backward or self.stepped else "eval"
+
+    def add_root(self, segment: Segment) -> None:
+        """Notes the module of an outermost call, by a weak reference that does nothing when the module dies."""
+        module = segment.named.ref() if segment.named.ref is not None else None
+        if module is not None:
+            plain = weakref.ref(module)
+            if not any(root is plain for root in self.roots):
+                self.roots.append(plain)
+
+    def fold(self) -> None:
+        """Keeps of the first segments whose graphs are dead the numbers of calls alone: a step may never end."""
+        last = len(self.segments) if self.restart is None else self.restart
+        dead = 0
+        while dead < last and self.segments[dead].is_closed and not self.segments[dead].has_graph():
+            self.folded.update(self.segments[dead].forward_counts())
+            dead += 1
+        self.segments = self.segments[dead:]
+        if self.restart is not None:
+            self.restart -= dead
+
+    def may_be_divided(self) -> bool:
+        """Whether what runs in it now may come to belong to the next step."""
+        last = self.segments[-1].handover if self.segments else None
+        return self.restart is not None or (last is not None and last.in_loader)
+
+    def touch(self, now_ns: int) -> None:
+        """Something of the step ended now."""
+        self.end_ns = max(self.end_ns, now_ns)
+
+    def gradients_cleared(self) -> bool:
+        """Whether the gradients that its backwards left are gone or zero again."""
+        return all(each.is_cleared() for each in self.evidence)
+
+    def is_running(self) -> bool:
+        """Whether a call in it has not ended yet, on whatever thread."""
+        return not all(segment.is_closed for segment in self.segments)
+
+    def is_waiting(self) -> bool:
+        """Whether a graph made in it lives, so that a later backward may still reach it."""
+        return not self.settled and any(segment.has_graph() for segment in self.segments)
+
+
+class StepFinder:
+    """Assigns what runs to steps, by the rules of the vocabulary (docs/vocabulary.md)."""
+
+    def __init__(self) -> None:
+        self.ended = 0  # steps that have come out
+        self._pending: list[Step] = []  # in the order in which they started
+        self._train: Step | None = None
+        self._eval: Step | None = None
+        self._manual = False
+        self._optimizer_start: int | None = None
+        self._early_scalars: list[tuple[str, float]] = []
+
+    @property
+    def training(self) -> Step | None:
+        """The open step that trains: what an optimizer does belongs to it."""
+        return self._train
+
+    def drop(self, segment: Segment) -> None:
+        """A call that was to begin never did: an interrupt came first."""
+        for step in self._pending:
+            if segment in step.segments:
+                step.segments.remove(segment)
+
+    @property
+    def current(self) -> Step | None:
+        """The step that is open: what a user logs belongs to it."""
+        return self._train or self._eval
+
+    # What happens.
+
+    def enter(self, segment: Segment, in_step: bool, now_ns: int) -> Step:
+        """An outermost call begins.
+
+        Args:
+            in_step: it runs inside of something that belongs to the open step.
+        """
+        if self._manual or in_step:
+            step = self._join(segment, now_ns)
+        elif not segment.named.parameters:
+            self._optimizer_start = None
+            step = self._slot(segment.with_grad) or self.current or self._open(segment.with_grad, now_ns)
+        else:
+            self._optimizer_start = None
+            step = self._begin(segment, now_ns)
+        step.segments.append(segment)
+        return step
+
+    def backward_began(self, backward: Backward) -> None:
+        """A backward begins: of a `backward()`, gradients found cleared now were cleared since the last one."""
+        if not backward.accumulate or backward.outer is not None:
+            return
+        step = self._train
+        if step is not None and step.restart is not None and step.gradients_cleared():
+            self._split(step, step.restart)
+        elif step is not None:
+            step.restart = None
+
+    def backward_ended(self, backward: Backward) -> Step:
+        """A backward has ended; returned is the step it belongs to: the open one that trains."""
+        reached = self._steps_reached(backward)
+        if backward.accumulate or len(reached) > 1:
+            self._rejoin(reached)
+        step = self._train or self._eval or self._open(True, backward.start_ns)
+        step.backwards.append(backward)
+        step.worked_ns = backward.end_ns
+        step.touch(backward.end_ns)
+        step.went_backward = True
+        step.goes_on |= backward.create_graph and not backward.accumulate
+        if backward.accumulate and backward.outer is None:
+            step.accumulated = True
+            roots = [segment.named.ref for segment in backward.reached] or step.roots
+            step.evidence = evidence_of(roots)
+        return step
+
+    def optimizer_began(self, start_ns: int) -> None:
+        """An optimizer's step begins: until it ends nothing closes."""
+        self._optimizer_start = start_ns
+
+    def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> Step:
+        """An optimizer's step has ended; returned is the step it belongs to."""
+        self._optimizer_start = None
+        step = self._train or self._open(True, start_ns)
+        step.optimizer_steps.append((start_ns, end_ns, thread))
+        step.stepped = True
+        step.worked_ns = end_ns
+        step.touch(end_ns)
+        return step
+
+    def possible_numbers(self, step: Step | None) -> range:
+        """The numbers that what runs in a step may come to have; None: a step that would begin now.
+
+        More than one while steps before it may be joined to each other, or it may itself be divided.
+        """
+        before = self._pending[: self._pending.index(step)] if step in self._pending else self._pending
+        joinable = next((at for at, each in enumerate(before) if not each.settled), len(before))
+        first, last = self.ended + joinable, self.ended + len(before)
+        if step is not None and step.number is not None:
+            first = last = step.number
+        return range(first, last + 1 + (step is not None and step.may_be_divided()))
+
+    def number_of(self, step: Step) -> int:
+        """The number of a step, as far as it is known now."""
+        return step.number if step.number is not None else self.possible_numbers(step)[-1]
+
+    def ask_for(self, selected: StepRange) -> list[int]:
+        """Has the open step written when it ends; if it is not selected, the last before it that is.
+
+        Returns:
+            The numbers, as far as they are known, of the selected steps that are yet to come out, up to that one.
+        """
+        begun = self._pending
+        if self.current is not None:
+            begun = begun[: begun.index(self.current) + 1]
+        chosen = [step for step in begun if self.number_of(step) in selected]
+        if chosen:
+            chosen[-1].asked_for = 1 if chosen[-1].restart is None else 2
+        return [self.number_of(step) for step in chosen]
+
+    def step_of(self, segment: Segment) -> Step | None:
+        """The step that has not come out yet and holds a segment."""
+        return next((step for step in self._pending if segment in step.segments), None)
+
+    def log(self, scalars: dict[str, float]) -> None:
+        """Scalars of the open step, or of the next one if none is open."""
+        step = self.current
+        target = self._early_scalars if step is None else step.scalars
+        target.extend(scalars.items())
+
+    def end_step(self) -> None:
+        """The user says that a step ends here; from now on it is the user who does."""
+        self._manual = True
+        self._close(self._eval, settled=True)
+        self._close(self._train, settled=True)
+
+    def finish(self, now_ns: int, early_ops: Sequence[Any] = ()) -> None:
+        """Nothing more will run. Scalars and ops that no step came for get one of their own."""
+        if self._early_scalars or early_ops:
+            step = self._open(False, early_ops[0].start_ns if early_ops else now_ns)
+            step.ops += early_ops
+            step.touch(now_ns)
+        self._close(self._eval, settled=True)
+        self._close(self._train, settled=True)
+        for step in self._pending:
+            step.settled = True
+
+    def take_ended(self) -> list[Step]:
+        """The steps that have ended and whose numbers are sure; each comes out once."""
+        ended = []
+        for step in list(self._pending):
+            crowded = len(self._pending) > _MAX_PENDING
+            if not step.is_open and (step.is_running() or (step.is_waiting() and not crowded)):
+                break
+            if step.number is None:
+                step.number = self.ended + sum(1 for each in self._pending if each.number is not None)
+            if not step.is_open:
+                self._pending.remove(step)
+                self.ended += 1
+                ended.append(step)
+        return ended
+
+    # Rules.
+
+    def _begin(self, segment: Segment, now_ns: int) -> Step:
+        module_id = segment.named.module_id
+        train, before = self._train, (self._train, self._eval)
+        if train is not None and (train.stepped or (train.accumulated and train.gradients_cleared())):
+            self._close(train, settled=True)
+        elif train is not None and segment.with_grad:
+            if train.accumulated:
+                train.restart = self._find_data(train, segment) if train.restart is None else train.restart
+            elif module_id in train.entered and not train.goes_on:
+                self._close(train, settled=False)
+        if segment.with_grad or (self._eval is not None and module_id in self._eval.entered):
+            self._close(self._eval, settled=True)
+        step = self._slot(segment.with_grad)
+        if step is None:
+            step = self._open(segment.with_grad, now_ns)
+            for last in filter(None, before):
+                self._take_data(last, step, segment)
+        step.entered.add(module_id)
+        step.add_root(segment)
+        return step
+
+    def _join(self, segment: Segment, now_ns: int) -> Step:
+        step = self._train
+        if step is not None and step.stepped and self._optimizer_start is not None:
+            self._close(step, settled=True)  # the closure of the next optimizer step: LBFGS
+            step = self._open(True, self._optimizer_start)
+        return step or self._eval or self._open(segment.with_grad or self._manual, now_ns)
+
+    @staticmethod
+    def _find_data(step: Step, root: Segment) -> int:
+        return find_data_calls(step.segments, step.worked_ns, root)
+
+    def _take_data(self, last: Step, step: Step, root: Segment) -> None:
+        """Moves the calls that have prepared a root's data from the end of the step before to the root's own."""
+        at = self._find_data(last, root)
+        moved, last.segments = last.segments[at:], last.segments[:at]
+        if not moved:
+            return
+        step.segments += moved
+        step.start_ns = int(moved[0].times[0])
+        _move_ops(last, step)
+        last.end_ns = min(last.end_ns, step.start_ns)
+        if not last.segments and not last.entered and self._pending[-2:] == [last, step]:
+            self._close(last, settled=True)
+            self._pending.remove(
+                last
+            )  # they had opened it themselves: the number that it had is the root's now
+            _append(step, last)
+
+    def _slot(self, with_grad: bool) -> Step | None:
+        return self._train if with_grad else self._eval
+
+    def _open(self, with_grad: bool, start_ns: int) -> Step:
+        step = Step(start_ns=start_ns, end_ns=start_ns, scalars=self._early_scalars)
+        self._early_scalars = []
+        self._pending.append(step)
+        if with_grad:
+            self._train = step
+        else:
+            self._eval = step
+        return step
+
+    def _close(self, step: Step | None, *, settled: bool) -> None:
+        if step is None:
+            return
+        step.is_open = False
+        step.settled = settled
+        if step is self._train:
+            self._train = None
+        if step is self._eval:
+            self._eval = None
+        if settled and step.stepped:  # a backward across an optimizer's step joins nothing
+            for earlier in self._pending:
+                earlier.settled = earlier.settled or not earlier.is_open
+
+    def _steps_reached(self, backward: Backward) -> list[Step]:
+        reached = set(backward.reached)
+        return [step for step in self._pending if not reached.isdisjoint(step.segments)]
+
+    def _rejoin(self, reached: list[Step]) -> None:
+        """Undoes closes "without any backward", now that a backward has come: a siamese model."""
+        first = next((step for step in reached if not step.is_open and not step.settled), None)
+        if first is None:
+            return
+        later = [step for step in self._pending if not step.settled or step.is_open]
+        later = [step for step in later[later.index(first) + 1 :] if step is not self._eval]
+        for step in later:
+            self._pending.remove(step)
+            _append(first, step)
+        if self._train is None or self._train in later:
+            self._train = first
+            first.is_open = True
+
+    def _split(self, step: Step, restart: int) -> None:
+        """Ends a step before one of its segments: `zero_grad()` came between forward and backward."""
+        moved = step.segments[restart:]
+        step.segments = step.segments[:restart]
+        step.restart = None
+        start_ns = int(moved[0].times[0])
+        self._close(step, settled=True)
+        new = self._open(True, start_ns)
+        new.segments = moved
+        new.asked_for = max(step.asked_for - 1, 0)
+        _move_ops(step, new)
+        for segment in moved:
+            new.entered.add(segment.named.module_id)
+            new.add_root(segment)
+            if segment.last_seq is not None:
+                new.touch(int(segment.times[-1]))
+
+
+def _move_ops(step: Step, new: Step) -> None:
+    """Moves the ops that ran since a new step began."""
+    new.ops += [batch for batch in step.ops if batch.start_ns >= new.start_ns]
+    step.ops = [batch for batch in step.ops if batch.start_ns < new.start_ns]
+
+
+def _append(first: Step, step: Step) -> None:
+    first.segments += step.segments
+    step.segments = []  # who knows a segment by this step looks for it again
+    first.backwards += step.backwards
+    first.optimizer_steps += step.optimizer_steps
+    first.scalars += step.scalars
+    first.folded.update(step.folded)
+    first.entered |= step.entered
+    first.roots += step.roots
+    first.went_backward |= step.went_backward
+    first.goes_on |= step.goes_on
+    first.accumulated |= step.accumulated
+    first.stepped |= step.stepped
+    first.asked_for = max(first.asked_for, step.asked_for)
+    first.worked_ns = max(first.worked_ns, step.worked_ns)
+    first.evidence += step.evidence
+    first.values += step.values
+    first.ops += step.ops
+    first.savings += step.savings
+    first.touch(step.end_ns)

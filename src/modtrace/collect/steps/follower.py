@@ -1,0 +1,149 @@
+"""Counts: in which step a call runs, and as the how-manieth of its module there."""
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ...recording.phase import FORWARD
+from ..backward.recompute import original_of
+from ..backward.watcher import Backward
+from ..log.segments import CallRef, Segment
+from .finder import Step, StepFinder
+
+if TYPE_CHECKING:
+    from ..scopes.tracker import ScopeTracker
+
+#: Outermost calls of one step that are kept one by one.
+_FOLD_AT = 16
+
+#: Outermost calls whose steps are known before it is looked which are still needed.
+_PRUNE_AT = 48
+
+
+class StepFollower:
+    """Follows the steps for one tracker, and answers for calls whose graph is alive."""
+
+    def __init__(self) -> None:
+        self._finder = StepFinder()
+        self._steps: dict[Segment, Step] = {}
+        self._prune_at = _PRUNE_AT
+        self._lock = threading.RLock()
+        self._last: tuple[CallRef, tuple[int | None, int | None]] | None = None
+
+    def join(self, tracker: "ScopeTracker") -> None:
+        """Follows what runs already, too: somebody else has had the tracker at work."""
+        for segment in tracker.running_segments():
+            self.segment_opened(segment, in_step=segment.task >= 0)
+
+    def segment_opened(self, segment: Segment, in_step: bool) -> None:
+        with self._lock:
+            self._steps[segment] = self._finder.enter(segment, in_step, time.perf_counter_ns())
+            self._finder.take_ended()
+            step = self._steps[segment]
+            if len(step.segments) > _FOLD_AT:
+                step.fold()
+            if len(self._steps) > self._prune_at:
+                self._steps = {
+                    each: step
+                    for each, step in self._steps.items()
+                    if (step.is_open and each in step.segments) or not each.is_closed or each.has_graph()
+                }
+                self._prune_at = len(self._steps) + _PRUNE_AT
+
+    def segment_dropped(self, segment: Segment) -> None:
+        with self._lock:
+            self._steps.pop(segment, None)
+            self._finder.drop(segment)
+
+    def backward_began(self, backward: Backward) -> None:
+        with self._lock:
+            self._finder.backward_began(backward)
+            self._last = None  # steps may have been joined or divided
+
+    def backward_ended(self, backward: Backward) -> None:
+        with self._lock:
+            step = self._finder.backward_ended(backward)
+            step.backwards.clear()  # nobody makes rows of them
+            for segment in backward.reached:  # a step may have been joined to another, or divided
+                self._replace(segment)
+
+    def optimizer_began(self, start_ns: int) -> None:
+        with self._lock:
+            self._finder.optimizer_began(start_ns)
+
+    def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
+        with self._lock:
+            self._finder.optimizer_ended(start_ns, end_ns, thread).optimizer_steps.clear()
+
+    def count(self, call: CallRef) -> tuple[int | None, int | None]:
+        """The step of a call, and how many calls of its module came before it there; None: not known.
+
+        A call that is recomputed counts as the one that it repeats.
+        """
+        original = call if call.segment.phase == FORWARD else original_of(call)
+        if original is None:
+            return None, None
+        with self._lock:
+            if self._last is not None and self._last[0] == original:
+                return self._last[1]
+            found = self._count(original)
+            self._last = (original, found)
+            return found
+
+    def _count(self, call: CallRef) -> tuple[int | None, int | None]:
+        step = self._find(call.segment)
+        if step is None:
+            return None, None
+        named = call.place.named
+        assert named is not None
+        before = step.folded[named.module_id]
+        for segment in step.segments:
+            if segment is call.segment:
+                break
+            before += segment.forward_counts()[named.module_id]
+        before += call.segment.rank_of(call.index)
+        return self._finder.number_of(step), before
+
+    def _find(self, segment: Segment) -> Step | None:
+        step = self._steps.get(segment)
+        if step is not None and segment not in step.segments:
+            self._replace(segment)
+            step = self._steps.get(segment)
+        return step
+
+    def _replace(self, segment: Segment) -> None:
+        self._last = None
+        found = self._finder.step_of(segment)
+        if found is not None:
+            self._steps[segment] = found
+
+
+class StepListener:
+    """The part of a `Listener` that has steps followed. What is left is to hear of failures, and of forks."""
+
+    wants_backward_events = False
+    wants_additions = False
+
+    def __init__(self, steps: StepFollower) -> None:
+        self.steps = steps
+
+    def segment_opened(self, segment: Segment, in_step: bool) -> None:
+        self.steps.segment_opened(segment, in_step)
+
+    def segment_closed(self, segment: Segment) -> None:
+        pass
+
+    def segment_dropped(self, segment: Segment) -> None:
+        self.steps.segment_dropped(segment)
+
+    def backward_began(self, backward: Backward) -> None:
+        self.steps.backward_began(backward)
+
+    def backward_ended(self, backward: Backward) -> None:
+        self.steps.backward_ended(backward)
+
+    def optimizer_began(self, start_ns: int) -> None:
+        self.steps.optimizer_began(start_ns)
+
+    def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
+        self.steps.optimizer_ended(start_ns, end_ns, thread)

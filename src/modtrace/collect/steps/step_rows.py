@@ -1,0 +1,72 @@
+"""The rows of ended steps: their times, and what the user logged in them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...torch_internals import unseen
+from .call_rows import intervals_of
+from .finder import Step
+
+
+def step_columns(steps: Sequence[Step]) -> dict[str, Any]:
+    """The columns of `steps`. To be called before their values are let go: the overhead is read from these."""
+    columns = {
+        "step": [step.number for step in steps],
+        "kind": [step.kind for step in steps],
+        "start_ns": [step.start_ns for step in steps],
+        "end_ns": [step.end_ns for step in steps],
+    }
+    if any(step.values for step in steps):
+        columns["overhead_ns"] = [_overhead_ns(step) for step in steps]
+    return columns
+
+
+def scalar_columns(steps: Sequence[Step]) -> dict[str, Any] | None:
+    """The columns of `scalars`; None if nothing was logged."""
+    scalars = [(step.number, name, value) for step in steps for name, value in step.scalars]
+    if not scalars:
+        return None
+    number, name, value = (list(column) for column in zip(*scalars, strict=True))
+    return {"step": number, "name": name, "value": value}
+
+
+def to_scalar(name: str, value: Any) -> float:
+    """A scalar as the user gave it: a number, or a tensor or array with one element.
+
+    Raises:
+        TypeError: it is something else, or no float of 64 bits holds it.
+    """
+    try:
+        if isinstance(value, torch.Tensor):
+            with unseen():
+                return float(value.detach())
+        return float(value)
+    except (
+        OverflowError
+    ) as error:  # the text of such an integer may itself be refused (sys.set_int_max_str_digits)
+        raise TypeError(
+            f"log({name}=...): the number is too large for a float of 64 bits, which reaches 1.8e308. "
+            "Log its logarithm."
+        ) from error
+    except Exception as error:  # a class of the user's may raise any
+        raise TypeError(
+            f"log({name}={_shown(value)!r}): a scalar is a number or a tensor with one element, "
+            f"not {type(value).__name__}"
+        ) from error
+
+
+def _shown(value: Any) -> str:
+    try:
+        return str(value)[:60]
+    except Exception:
+        return "..."
+
+
+def _overhead_ns(step: Step) -> int:
+    """What was spent measuring between the step's start and end, on whatever thread."""
+    _, begin, end = intervals_of([step])
+    within = np.minimum(end, step.end_ns) - np.maximum(begin, step.start_ns)
+    return int(np.maximum(within, 0).sum())

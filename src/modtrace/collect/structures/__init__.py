@@ -1,0 +1,1 @@
+"""Finds the tensors in what modules take and return, and builds such structures again."""

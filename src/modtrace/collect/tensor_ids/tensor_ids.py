@@ -1,0 +1,352 @@
+"""Tells tensors apart: by storage, by how often that was written to, and by what each tensor shows of it."""
+
+import math
+import re
+import weakref
+from array import array
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import torch
+
+from ...measure.measurer import shortened
+from ...measure.user_functions import described
+from ...torch_internals import requires_grad_of
+from .known_storage import NO_OP, KnownStorage, StorageLife
+
+if TYPE_CHECKING:
+    from ._tensor_ids import TensorIds as CompiledTensorIds
+
+#: The same class in C. None: not compiled; reading and making tensors takes two to three times as long.
+compiled: "type[CompiledTensorIds] | None"
+
+try:
+    from ._tensor_ids import TensorIds as compiled
+except ImportError:
+    compiled = None
+
+__all__ = ["NO_OP", "NO_TENSOR", "RETURNED", "AnyTensorIds", "Geometry", "TensorIds", "new_tensor_ids"]
+
+NO_STORAGE = -1
+
+#: In place of the number of a tensor that is not known, and would be a leaf.
+NO_TENSOR = -1
+
+#: In place of the op that makes a tensor without storage: a call returns it, and no op reads it.
+RETURNED = -2
+
+#: Numbers that a tensor's row has in the rows of `TensorIds.take`, one behind the other.
+ROW_WIDTH = 8
+STORAGE, VERSION, OFFSET, GEOMETRY, DEVICE, PRODUCER, SLOT, BITS = range(ROW_WIDTH)
+
+# Bits.
+REQUIRES_GRAD = 1
+FRESH = 2  # its storage is met with it
+
+_COMPLEX = frozenset(
+    each for each in vars(torch).values() if isinstance(each, torch.dtype) and each.is_complex
+)
+
+
+class Geometry(NamedTuple):
+    """How a tensor shows its storage."""
+
+    shape: tuple[int, ...]  # (): also if it is not known
+    stride: tuple[int, ...] | None  # None: it has none
+    dtype: torch.dtype | None  # None, here and below: it is not known
+    layout: torch.layout | None
+    conj: bool
+    neg: bool
+    note: str | None = None  # why the tensor's storage, and maybe more of it, is not known
+
+    @classmethod
+    def of(cls, shape: Any, stride: Any, dtype: Any, layout: Any, conj: bool, neg: bool) -> "Geometry":
+        """Returns the geometry of a tensor that has a storage, from what the tensor has answered.
+
+        Raises:
+            TypeError: an answer is of another type than torch's own, so the tensor is a subclass that has made it up.
+        """
+        kinds = {"shape": tuple, "stride()": tuple, "dtype": torch.dtype, "layout": torch.layout}
+        for (name, kind), answer in zip(kinds.items(), (shape, stride, dtype, layout), strict=True):
+            if not isinstance(answer, kind):
+                raise TypeError(f"{name} of the tensor is a {type(answer).__name__}")
+        return cls(shape, stride, dtype, layout, conj, neg)
+
+    @classmethod
+    def of_unreadable(
+        cls, tensor: torch.Tensor, error: Exception
+    ) -> "tuple[Geometry, torch.device | None, bool]":
+        """Returns what a tensor that has raised still tells, its device, and whether it requires a gradient."""
+        shape, dtype = _answer(tensor, "shape", tuple), _answer(tensor, "dtype", torch.dtype)
+        layout, device = _answer(tensor, "layout", torch.layout), _answer(tensor, "device", torch.device)
+        geometry = cls(shape or (), None, dtype, layout, False, False, _reason(error))
+        return geometry, device, requires_grad_of(tensor)
+
+    @property
+    def size_bytes(self) -> int:
+        """What its elements take; 0 if that is not known."""
+        if self.dtype is None:
+            return 0
+        sizes = [size for size in self.shape if isinstance(size, int)]  # of a nested tensor one is a symbol
+        return math.prod(sizes) * self.dtype.itemsize if len(sizes) == len(self.shape) else 0
+
+
+def _answer(tensor: torch.Tensor, name: str, kind: type) -> Any:
+    """Returns an attribute of a tensor; None if it raises, is of another type, or could not be looked up."""
+    try:
+        answer = getattr(tensor, name)
+        hash(answer)
+    except Exception:  # a subclass of the user's may raise anything
+        return None
+    return answer if isinstance(answer, kind) else None
+
+
+def _reason(error: Exception) -> str | None:
+    # Addresses and counters in the text would make every tensor's geometry a new one, which is kept for the whole run.
+    return shortened(re.sub(r"0x[0-9a-fA-F]+|\d+", "N", described(error)))
+
+
+class TensorIds:
+    """Numbers for tensors; keeps none of them alive.
+
+    A storage is known by its Python object, which torch keeps as long as the storage lives; addresses and `id`s are
+    used again within microseconds. An attribute of ours ends with that object. A tensor object alone does not do:
+    autograd hands out new ones for what it saved. Which object it is tells apart tensors that show the same of one
+    storage (`x` and `x.detach()`).
+
+    What is found goes into flat lists of integers: Python's garbage collector would visit anything else again and
+    again until it is written.
+    """
+
+    def __init__(self) -> None:
+        #: Tensors that no op has made, with their numbers; whoever reads takes them at once.
+        self.leaves: list[tuple[int, torch.Tensor]] = []
+        self.live_bytes = 0  # of the storages that ops have made and that live
+        self.geometries: list[Geometry] = []  # by number
+        self.devices: list[torch.device | None] = []  # None: not known
+        self.slots: list[str] = [""]
+        self._rows: list[int] = []  # ROW_WIDTH numbers for each tensor met since they were last taken
+        self._used: list[int] = []  # tensor and geometry, for each use of one since they were last taken
+        self._first = 0  # the tensor of the first row
+        self._numbers: dict[Any, int] = {}  # of geometries
+        self._devices: dict[torch.device | None, int] = {}
+        self._slots: dict[str, int] = {"": 0}
+        self._has_complex = False  # only then may a tensor be a conjugated or negated view
+        self._unread: set[int] = set()
+        self._next_storage = 0
+        self._storages: dict[int, KnownStorage] = {}  # by `id` of the storage object, while it lives
+        self._most_storages = 64  # when there are so many, those are dropped whose end nobody has told
+        self._attribute = f"_modtrace_{id(self):#x}"  # of storages; no other living object has it
+        self._ref: weakref.ref[Any] = weakref.ref(self)
+
+    def __del__(self) -> None:
+        self.forget()
+
+    @property
+    def next(self) -> int:
+        """The number of the next tensor."""
+        return self._first + len(self._rows) // ROW_WIDTH
+
+    @property
+    def used_count(self) -> int:
+        """How many numbers there are of uses since they were last taken."""
+        return len(self._used)
+
+    def take(self) -> "tuple[array[int], array[int], int]":
+        """Rows and uses since this was last called, and the tensor of the first row."""
+        rows, used, first, following = array("q", self._rows), array("q", self._used), self._first, self.next
+        self._unread.clear()
+        self._rows, self._used, self._first = [], [], following
+        return rows, used, first
+
+    def forget(self) -> None:
+        """Whatever comes now is met for the first time: ops have run unseen."""
+        storages, self._storages, self.live_bytes = self._storages, {}, 0
+        for storage in storages.values():
+            stored = storage.ref()
+            if stored is not None:
+                vars(stored).pop(self._attribute, None)
+
+    def read(self, tensor: torch.Tensor) -> None:
+        """An op reads a tensor: notes the use. 0.6 us for one that is known."""
+        self._used += self._identify(tensor)
+
+    def identify(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor that no op reads now: a call returns it."""
+        return self._identify(tensor)[0]
+
+    def find(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor that a call is given; NO_TENSOR if meeting it would make it a leaf.
+
+        Whether what an op has returned requires a gradient, the op that reads it first is left to ask.
+        """
+        stored = tensor.untyped_storage()
+        geometry = self._numbers.get((tensor.shape, tensor.stride(), tensor.dtype))
+        if geometry is None:
+            geometry = self._find_geometry(tensor)
+        storage = self._known(stored)
+        if storage is None:
+            return NO_TENSOR
+        number = storage.find(id(tensor), int(tensor.storage_offset()), geometry)
+        if number is None and storage.is_made:
+            number = self._add(tensor, storage, geometry, storage.writer, "", tensor.requires_grad)
+        return NO_TENSOR if number is None else number
+
+    def _identify(self, tensor: torch.Tensor) -> tuple[int, int]:
+        stored = tensor.untyped_storage()
+        geometry = self._numbers.get((tensor.shape, tensor.stride(), tensor.dtype))
+        if geometry is None:
+            geometry = self._find_geometry(tensor)
+        storage = self._storages.get(id(stored))
+        if (
+            storage is not None
+            and storage.object == id(tensor)
+            and storage.geometry == geometry
+            and storage.offset == tensor.storage_offset()
+            and storage.ref() is stored
+        ):
+            number = storage.tensor
+        else:
+            number = self._meet(tensor, stored, geometry)
+        if number in self._unread:  # an op's output gets its gradient's node only after the op
+            self._rows[(number - self._first) * ROW_WIDTH + BITS] |= tensor.requires_grad
+            self._unread.discard(number)
+        return number, geometry
+
+    def write(self, tensor: torch.Tensor, op: int) -> None:
+        """An op has written to a tensor that it was given."""
+        stored = tensor.untyped_storage()
+        storage = self._known(stored)
+        if storage is None:
+            storage = self._add_storage(tensor, stored, made=False)
+        storage.note_write(op)
+
+    def make(self, tensor: torch.Tensor, op: int, slot: str, given: Iterable[Any]) -> None:
+        """An op returns a tensor: a new one, unless the op was given it and has not written."""
+        stored = tensor.untyped_storage()
+        geometry = self._numbers.get((tensor.shape, tensor.stride(), tensor.dtype))
+        if geometry is None:
+            geometry = self._find_geometry(tensor)
+        storage = self._known(stored)
+        bits = 0
+        if storage is None:
+            storage, bits = self._add_storage(tensor, stored, made=True), FRESH
+            storage.writer = op
+        elif storage.writer != op and any(each is tensor for each in given):
+            return
+        self._unread.add(self._add(tensor, storage, geometry, op, slot, bits))
+
+    def note_unreadable(self, tensor: torch.Tensor, op: int, slot: str, error: Exception) -> None:
+        """Adds a row for a tensor that raised an error when it was read: a new tensor each time.
+
+        A tensor without storage (sparse, mkldnn) raises one, and a subclass of the user's may raise any.
+        """
+        shown, device, requires_grad = Geometry.of_unreadable(tensor, error)
+        geometry = self._number_of(shown)
+        row = (NO_STORAGE, 0, 0, geometry, self._device(device), op, self._slot(slot), requires_grad)
+        if op == NO_OP:
+            self._used += (self.next, geometry)
+        self._rows += row
+
+    def _meet(self, tensor: torch.Tensor, stored: Any, geometry: int) -> int:
+        """A tensor object that was not seen first of its storage."""
+        storage = self._known(stored)
+        if storage is None:
+            storage = self._add_storage(tensor, stored, made=False)
+        offset = int(tensor.storage_offset())
+        number = storage.find(id(tensor), offset, geometry)
+        if number is not None:  # autograd may have saved that, and made a tensor of it again
+            storage.remember(id(tensor), offset, geometry, number)
+            return number
+        number = self._add(tensor, storage, geometry, storage.writer, "", tensor.requires_grad)
+        if not storage.is_made:
+            self.leaves.append((number, tensor))
+        return number
+
+    def _add(
+        self, tensor: torch.Tensor, storage: KnownStorage, geometry: int, producer: int, slot: str, bits: int
+    ) -> int:
+        number, offset = self.next, int(tensor.storage_offset())
+        self._rows += (
+            storage.number, storage.version, offset, geometry, storage.device, producer, self._slot(slot), bits
+        )  # fmt: skip
+        storage.remember(id(tensor), offset, geometry, number)
+        return number
+
+    def _known(self, stored: Any) -> KnownStorage | None:
+        storage = self._storages.get(id(stored))
+        if storage is None or storage.ref() is stored:
+            return storage
+        self.remove(storage)  # somebody holds on to its attribute, and another storage lies here now
+        return None
+
+    def _add_storage(self, tensor: torch.Tensor, stored: Any, *, made: bool) -> KnownStorage:
+        if len(self._storages) >= self._most_storages:
+            for dead in [each for each in list(self._storages.values()) if each.ref() is None]:
+                self.remove(dead)
+            self._most_storages = max(64, 2 * len(self._storages))
+        device, size = self._device(tensor.device), stored.nbytes() if made else 0
+        try:
+            new = KnownStorage(stored, device, size, is_made=made)
+            vars(stored)[self._attribute] = StorageLife(new, self._ref)
+        except TypeError as error:
+            raise RuntimeError from error  # as torch raises where there is no storage at all
+        storage = self._storages.setdefault(new.key, new)
+        if storage is new:  # no other thread was faster
+            new.number = self._next_storage
+            self._next_storage += 1
+            self.live_bytes += size
+        return storage
+
+    def remove(self, storage: KnownStorage) -> None:
+        """A storage has died."""
+        if self._storages.get(storage.key) is storage:
+            self.live_bytes -= storage.size_bytes
+            del self._storages[storage.key]
+
+    def _find_geometry(self, tensor: torch.Tensor) -> int:
+        """The number of what a tensor shows; the quick way finds only plain ones."""
+        dtype = tensor.dtype
+        if dtype in _COMPLEX and not self._has_complex:
+            self._has_complex = True
+            self._numbers = {
+                key: number for key, number in self._numbers.items() if isinstance(key, Geometry)
+            }
+        conj, neg = (tensor.is_conj(), tensor.is_neg()) if self._has_complex else (False, False)
+        geometry = Geometry.of(tensor.shape, tensor.stride(), dtype, tensor.layout, conj, neg)
+        number = self._number_of(geometry)
+        if not self._has_complex:
+            self._numbers[geometry[:3]] = number
+        return number
+
+    def _number_of(self, geometry: Geometry) -> int:
+        number = self._numbers.get(geometry)
+        if number is None:
+            number = self._numbers[geometry] = len(self.geometries)
+            self.geometries.append(geometry)
+        return number
+
+    def _device(self, device: torch.device | None) -> int:
+        number = self._devices.get(device)
+        if number is None:
+            number = self._devices[device] = len(self.devices)
+            self.devices.append(device)
+        return number
+
+    def _slot(self, slot: str) -> int:
+        number = self._slots.get(slot)
+        if number is None:
+            number = self._slots[slot] = len(self.slots)
+            self.slots.append(slot)
+        return number
+
+
+AnyTensorIds: TypeAlias = "TensorIds | CompiledTensorIds"
+
+
+def new_tensor_ids() -> AnyTensorIds:
+    """The compiled ones, where there are: setup.py builds them if it finds a C compiler."""
+    if compiled is None:
+        return TensorIds()
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    return compiled(Geometry, exchange, (torch.Tensor, torch.nn.Parameter))

@@ -1,0 +1,87 @@
+"""Measures the buffers of a root when its outermost call has ended."""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from ...recording.phase import FORWARD
+from ...recording.role import BUFFER
+from ...torch_internals import DisableTorchFunction, tracing_state, unseen
+from ..log.segments import Segment
+from ..names.module_names import ModuleNames, ParameterOwner, descendants
+from .capture_masks import Mask, Wishes
+from .measured import MeasuredParameters
+from .parameter_sites import Measure, ParameterSites, name_of, store, wanted_by
+
+
+class BufferTaps:
+    """What the buffers were after each outermost call."""
+
+    def __init__(
+        self,
+        names: ModuleNames,
+        sites: ParameterSites,
+        wishes: Wishes,
+        *,
+        measure: Measure,
+        settle: Callable[[], None],
+        failed: Callable[[Exception, str], None],
+    ) -> None:
+        self._names = names
+        self._sites = sites
+        self._wishes = wishes
+        self._wanted = wishes.of_role(BUFFER)
+        self._measure = measure
+        self._settle = settle
+        self._failed = failed
+        self._of_segment: dict[Segment, MeasuredParameters] = {}
+
+    def closed(self, segment: Segment, active: Mask) -> None:
+        """Measures what is wanted of the module whose call has ended; nothing after a recompute."""
+        active &= self._wanted
+        if not active or segment.phase != FORWARD:
+            return
+        module = segment.named.ref() if segment.named.ref is not None else None
+        if module is None:
+            return
+        start_ns = time.perf_counter_ns()
+        measured = MeasuredParameters(segment.log.number, FORWARD, active)
+        try:
+            with DisableTorchFunction() if tracing_state() is None else unseen():
+                self._measure_below(measured, module)
+        except Exception as error:
+            self._failed(error, f"the buffers of {segment.named.shown}")
+        if measured.sites:
+            if self._wishes.want(measured.active).lazy:
+                self._settle()  # batch normalization (torch 2.13) does not count its writes to the running averages
+            measured.intervals += (start_ns, time.perf_counter_ns())
+            self._of_segment[segment] = measured
+
+    def take(self, segment: Segment) -> MeasuredParameters | None:
+        """What was measured at the end of a segment."""
+        return self._of_segment.pop(segment, None)
+
+    def stop(self) -> list[MeasuredParameters]:
+        """What nobody has taken."""
+        left, self._of_segment = list(self._of_segment.values()), {}
+        return left
+
+    def _measure_below(self, measured: MeasuredParameters, top: nn.Module) -> None:
+        for buffer, owners in self._buffers_of(top):
+            sites = self._sites.of_owners(owners)
+            mask = wanted_by(sites, measured.active)
+            if mask:
+                found = self._measure(buffer, mask, name_of(sites, BUFFER))
+                store(measured, found, BUFFER, sites, measured.active)
+
+    def _buffers_of(self, top: nn.Module) -> list[tuple[torch.Tensor, list[ParameterOwner]]]:
+        """The buffers of a module and all below it, each once, with those that hold it. 0.5 us a module."""
+        found: dict[int, tuple[torch.Tensor, list[ParameterOwner]]] = {}
+        for module in (top, *descendants(top)):
+            for name, buffer in module._buffers.items():
+                named = None if buffer is None else self._names.get(module)
+                if buffer is not None and named is not None:
+                    found.setdefault(id(buffer), (buffer, []))[1].append(ParameterOwner(named, name))
+        return list(found.values())

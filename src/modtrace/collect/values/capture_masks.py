@@ -1,0 +1,238 @@
+"""Which captures mean a tensor, as bits: by role, by path, by module, by step."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from ...measure.want import USUAL, Want
+from ...recording.module_path import join, path_below
+from ...recording.options.capture import Capture
+from ...recording.options.schedule import Schedule, StepPredicate
+from ...recording.options.step_range import ALL_STEPS
+from ...recording.role import ROLES
+from ..log.call_context import Place
+from ..names.module_names import ModuleNames, NamedModule, ParameterOwner
+
+#: A capture is the bit of its number in `Capture`s.
+Mask = int
+
+#: The number of each role.
+ROLE_CODE = {role: code for code, role in enumerate(ROLES)}
+
+
+class Wishes:
+    """The captures of one recorder."""
+
+    def __init__(
+        self,
+        captures: Sequence[Capture],
+        names: ModuleNames,
+        *,
+        fired: Callable[[], int | None] = lambda: None,
+        raised: Callable[[str, Exception], None] = lambda what, error: None,
+    ) -> None:
+        """Reads the captures.
+
+        Args:
+            fired: the last step that a trigger fired in.
+            raised: is told when a function of the user's has raised: which one, and what.
+        """
+        self.captures = tuple(captures)
+        self._names = names
+        self._fired = fired
+        self._raised = raised
+        self._all: Mask = (1 << len(captures)) - 1
+        self._of_role = [self._having(_looks_at(role)) for role in ROLES]
+        self._is_open = all(_means_everything(each) for each in captures)
+        self._open_roles = [
+            all(_means_everything(each) for each in captures if role in each.roles) for role in ROLES
+        ]
+        self._schedules = [_of_one_recording(each.schedule) for each in captures]
+        self._is_always = all(each.schedule == ALL_STEPS and not each.on_trigger for each in captures)
+        self._of_place: dict[Place, list[Mask | None]] = {}
+        self._places_at = -1
+        self._of_op: dict[tuple[str, str | None, int], Mask] = {}
+        self._wants: dict[Mask, Want] = {}
+        self._reported: set[int] = set()
+        self.parameter_paths: dict[str, None] = {}  # what parameters that came by are called
+
+    def _having(self, is_meant: Callable[[Capture], bool]) -> Mask:
+        return sum(1 << at for at, each in enumerate(self.captures) if is_meant(each))
+
+    # What is wanted at all.
+
+    def of_role(self, role: str) -> Mask:
+        """The captures that look at tensors of a role."""
+        return self._of_role[ROLE_CODE[role]]
+
+    def is_open(self, role: str) -> bool:
+        """Whether all captures of a role mean whatever comes by."""
+        return self._open_roles[ROLE_CODE[role]]
+
+    @property
+    def in_micro_batches(self) -> Mask:
+        """Those that want what each backward adds to a gradient."""
+        return self._having(lambda each: each.micro_batches)
+
+    def want(self, mask: Mask) -> Want:
+        """What captures want of a tensor together."""
+        found = self._wants.get(mask)
+        if found is None:
+            found = Want(stats=0)
+            for each in self.chosen(mask):
+                found |= _want_of(each)
+            if found.stats < 2:
+                found = found._replace(channel_dim=USUAL.channel_dim)
+            found = self._wants[mask] = USUAL if found == USUAL else found  # so that `is` tells
+        return found
+
+    def chosen(self, mask: Mask) -> list[Capture]:
+        """The captures of a mask."""
+        return [each for at, each in enumerate(self.captures) if mask >> at & 1]
+
+    # When.
+
+    def in_steps(self, numbers: Sequence[int]) -> Mask:
+        """The captures that look at one of these steps or more: that which runs may get any of their numbers."""
+        if self._is_always:
+            return self._all if numbers else 0
+        mask = 0
+        for number in numbers:
+            mask |= self.in_step(number)
+            if mask == self._all:
+                break
+        return mask
+
+    def in_step(self, number: int) -> Mask:
+        """The captures that look at a step."""
+        if self._is_always:
+            return self._all
+        fired = self._fired()
+        mask = 0
+        for at, (each, schedule) in enumerate(zip(self.captures, self._schedules, strict=True)):
+            behind = each.on_trigger and fired is not None and fired < number <= fired + each.on_trigger
+            if behind or number in schedule:
+                mask |= 1 << at
+            if isinstance(schedule, StepPredicate) and schedule.error is not None:
+                self._report(at, f"steps, asked for step {schedule.raised_at},", schedule.error)
+        return mask
+
+    # Which.
+
+    def of_place(self, place: Place, code: int) -> Mask:
+        """The captures that mean a module's tensors of a role, which is given by its code. 0.1 us."""
+        if self._open_roles[code]:
+            return self._of_role[code]
+        if self._places_at != self._names.revision:  # a name learnt late may select what was not selected
+            self._of_place, self._places_at = {}, self._names.revision
+        known = self._of_place.get(place)
+        if known is None:
+            known = self._of_place[place] = [None] * len(ROLES)
+        mask = known[code]
+        if mask is None:
+            selected = self._select(place.path, _paths_of(place), place.module)
+            mask = known[code] = selected & self._of_role[code]
+        return mask
+
+    def of_owner(self, owner: ParameterOwner) -> Mask:
+        """The captures that mean a parameter or a buffer, whatever its role."""
+        if self._is_open:
+            return self._all
+        modules = (owner.module.path, *owner.module.aliases)
+        paths = [join(path, owner.name) for path in modules]
+        self.parameter_paths.update(dict.fromkeys(paths))
+        return self._select(paths[0], (*modules, *paths), _module_of(owner.module))
+
+    def of_unowned(self, name: str) -> Mask:
+        """The captures that mean a parameter which no module owns, whatever its role."""
+        self.parameter_paths[name] = None
+        return self._all if self._is_open else self._select(name, (name,), None)
+
+    def of_op(self, name: str, path: str | None, named: NamedModule | None, role: str) -> Mask:
+        """The captures that mean what an op of a module returns or reads; path None: it ran in none."""
+        mask = self._of_role[ROLE_CODE[role]]
+        if not mask or self.is_open(role):
+            return mask
+        key = (name, path, -1 if named is None else named.module_id)  # two roots have the same paths
+        known = self._of_op.get(key)
+        if known is None:
+            module = None if named is None else _module_of(named)
+            known = self._select(path or "", (path,) if path is not None else (), module)
+            known &= self._having(
+                lambda each: not each.ops or any(fnmatchcase(name, glob) for glob in each.ops)
+            )
+            self._of_op[key] = known
+        return known & mask
+
+    def _select(self, path: str, paths: Sequence[str], module: nn.Module | None) -> Mask:
+        mask = 0
+        for at, each in enumerate(self.captures):
+            is_named = each.paths.is_all or each.paths.selects(*paths)
+            if is_named and _is_of_types(each, module) and self._is_chosen(at, each, path, module):
+                mask |= 1 << at
+        return mask
+
+    def _is_chosen(self, at: int, capture: Capture, path: str, module: nn.Module | None) -> bool:
+        if capture.where is None:
+            return True
+        try:
+            return bool(capture.where(path, module))
+        except Exception as error:
+            self._report(at, f"where, asked for {path!r},", error)
+            return False
+
+    def _report(self, at: int, what: str, error: Exception) -> None:
+        if at not in self._reported:
+            self._reported.add(at)
+            with suppress(Warning):  # a filter of the user's makes errors of warnings
+                self._raised(f"Capture: the function {what}", error)
+
+
+def _want_of(capture: Capture) -> Want:
+    return Want(
+        stats=capture.stats,
+        channel_dim=capture.channel_dim,
+        hash=capture.hash,
+        sketch=capture.sketch,
+        sample=capture.sample,
+        tensors=capture.tensors is True,
+        lazy=capture.tensors == "lazy",
+        functions=() if capture.function is None else (capture.function,),
+    )
+
+
+def _of_one_recording(schedule: Schedule) -> Schedule:
+    """What a function has said of the steps of another recording may be wrong of this one's."""
+    return schedule.afresh() if isinstance(schedule, StepPredicate) else schedule
+
+
+def _paths_of(place: Place) -> tuple[str, ...]:
+    """Of a shared module all its paths that are as near to its caller as the one that is shown."""
+    shown, named, above = place.path, place.named, place.above
+    if named is None or place.seen_as is not None:
+        return (shown,)
+    caller = "" if above is None or above.named is None else above.path
+    return tuple(each for each in (named.path, *named.aliases) if path_below(caller, each, (shown,)) == each)
+
+
+def _looks_at(role: str) -> Callable[[Capture], bool]:
+    return lambda capture: role in capture.roles
+
+
+def _means_everything(capture: Capture) -> bool:
+    return capture.paths.is_all and not capture.types and capture.where is None and not capture.ops
+
+
+def _is_of_types(capture: Capture, module: nn.Module | None) -> bool:
+    if not capture.types:
+        return True
+    types: Any = capture.types
+    names: set[Any] = set() if module is None else {kind.__name__ for kind in type(module).__mro__}
+    return any(each in names if isinstance(each, str) else isinstance(module, each) for each in types)
+
+
+def _module_of(named: NamedModule) -> nn.Module | None:
+    return named.ref() if named.ref is not None else None

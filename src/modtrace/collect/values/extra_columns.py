@@ -1,0 +1,113 @@
+"""Turns what was kept beyond the usual statistics into columns of the `values` table."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...measure.want import Extra, Note, Want
+from ...recording.statistics.fingerprints import hash_to_bytes
+from .device_results import read_results
+
+_Rows = list[tuple[int, Extra]]
+
+
+def extra_columns(extras: Sequence[Extra | None], wants: Sequence[Want | None]) -> dict[str, Any]:
+    """The columns that hold anything, None where a row's captures want nothing or it could not be had.
+
+    Reads what lies on other devices, and waits for them. 0.05 us for a row that has nothing, 2.5 us for one with
+    tier 2, hash and sketch, and 4.5 us more to become Arrow.
+
+    Args:
+        extras: what was kept of each row's tensor; rows may share it.
+        wants: what the captures want of that row in its step; of what was kept beyond it nothing is written.
+    """
+    groups = _rows_by_want(extras, wants)
+    read_results(extra for _, rows in groups for _, extra in rows)
+    columns: dict[str, Any] = {}
+    for name, (is_wanted, value_of) in _COLUMNS.items():
+        values: list[Any] = []
+        for want, rows in groups:
+            if is_wanted(want):
+                if not values:
+                    values = [None] * len(extras)
+                for at, extra in rows:
+                    values[at] = value_of(extra, want)
+        if values and any(each is not None for each in values):
+            columns[name] = values
+    return columns
+
+
+def extra_notes(
+    notes: Sequence[str | None], extras: Sequence[Extra | None], wants: Sequence[Want | None]
+) -> list[str | None]:
+    """The notes of the rows with those of what their captures want, "; " between them, nothing twice.
+
+    Reads what lies on other devices: it may fail.
+    """
+    joined = list(notes)
+    read_results(each for each in extras if each is not None)
+    for at, (extra, want) in enumerate(zip(extras, wants, strict=True)):
+        if extra is not None and extra.notes and want is not None:
+            texts = (joined[at] or "").split("; ") if joined[at] else []
+            said = set(texts)
+            for note in extra.notes:
+                if _concerns(note, want) and not said.issuperset(note.text.split("; ")):
+                    texts.append(note.text)
+            joined[at] = "; ".join(texts) or None
+    return joined
+
+
+def _rows_by_want(extras: Sequence[Extra | None], wants: Sequence[Want | None]) -> list[tuple[Want, _Rows]]:
+    groups: dict[int, tuple[Want, _Rows]] = {}
+    for at, extra in enumerate(extras):
+        want = wants[at]
+        if extra is not None and want is not None:
+            group = groups.get(id(want))
+            if group is None:
+                group = groups[id(want)] = (want, [])
+            group[1].append((at, extra))
+    return list(groups.values())
+
+
+def _concerns(note: Note, want: Want) -> bool:
+    wanted = _COLUMNS[note.of][0](want) if note.of else True
+    if note.of == "channel_max":
+        return wanted and note.about == want.channel_dim
+    if note.of == "sample":
+        return wanted and note.about == want.sample
+    return wanted and (note.of != "user" or any(each is note.about for each in want.functions))
+
+
+# What is written in each column: whether a row has it, and what it is.
+
+
+def _is_second_tier(want: Want) -> bool:
+    return want.stats > 1
+
+
+def _hash(extra: Extra, want: Want) -> bytes | None:
+    return None if extra.hash is None else hash_to_bytes(int(extra.hash) % 2**64)  # of a device it is signed
+
+
+def _user(extra: Extra, want: Want) -> str | None:
+    """What one function has returned; of several a list, null in it for one that has raised."""
+    found = {id(function): value for function, value in extra.user}
+    if len(want.functions) > 1:
+        return json.dumps([found.get(id(each)) for each in want.functions]) if found else None
+    only = id(want.functions[0])
+    return json.dumps(found[only]) if only in found else None
+
+
+_COLUMNS: dict[str, tuple[Callable[[Want], Any], Callable[[Extra, Want], Any]]] = {
+    "sumabs": (_is_second_tier, lambda extra, want: extra.sumabs),
+    "zero_count": (_is_second_tier, lambda extra, want: extra.zero_count),
+    "sum4": (_is_second_tier, lambda extra, want: extra.sum4),
+    "argmax": (_is_second_tier, lambda extra, want: extra.argmax),
+    "channel_max": (_is_second_tier, lambda extra, want: extra.channel_max.get(want.channel_dim)),
+    "sample": (lambda want: want.sample, lambda extra, want: extra.sample.get(want.sample)),
+    "hash": (lambda want: want.hash, _hash),
+    "sketch": (lambda want: want.sketch, lambda extra, want: extra.sketch),
+    "histogram": (_is_second_tier, lambda extra, want: extra.histogram),
+    "user": (lambda want: want.functions, _user),
+    "blob": (lambda want: want.tensors or want.lazy, lambda extra, want: extra.blob),
+}

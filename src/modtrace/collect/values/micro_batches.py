@@ -1,0 +1,249 @@
+"""Measures what each backward adds to the gradients of parameters, by a hook on each parameter."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...measure.special import is_uninitialized
+from ...recording.phase import BACKWARD, FORWARD
+from ...recording.role import PARAMETER_GRAD
+from ...torch_internals import (
+    DisableTorchFunction,
+    forget_removed_hooks,
+    graph_task_id,
+    insides_of,
+    is_dynamo_compiling,
+    is_leaf,
+    keep_out_of_dynamo,
+    requires_grad_of,
+    was_hooked,
+)
+from ..backward.watcher import Backward
+from ..identity_map import IdentityMap
+from ..log.segments import Segment
+from ..names.module_names import NamedModule, descendants, parameter_of
+from ..scopes.tracker import ScopeTracker
+from .capture_masks import Mask
+from .measured import MeasuredParameters
+from .parameter_sites import Measure, ParameterSite, ParameterSites, name_of, store, wanted_by
+
+
+class MicroBatchTaps:
+    """Hooks on the parameters of the roots that run, from the call that begins until the step ends."""
+
+    def __init__(
+        self,
+        tracker: ScopeTracker,
+        sites: ParameterSites,
+        wanted: Mask,
+        *,
+        measure: Measure,
+        failed: Callable[[Exception, str], None],
+    ) -> None:
+        self._tracker = tracker
+        self._sites = sites
+        self._wanted = wanted
+        self._measure = measure
+        self._failed = failed
+        self._hear = self._measure_gradient  # bound once: each hook refers to it
+        self._hooks: dict[int, _GradientHook] = {}  # by id of the parameter
+        #: By whose call, with the captures that look at it.
+        self._needed: IdentityMap[Segment, tuple[set[int], Mask]] = IdentityMap()
+        #: Of ended steps, whose graphs may live. A run that never goes backward must not gather them.
+        self._left: IdentityMap[Segment, Mask] = IdentityMap()
+        self._woken: dict[Backward, set[int]] = {}  # what was hooked again for a backward that runs
+        self._is_leaving = False  # some step has ended, but not the backward in it
+        self._of_backward: dict[Backward | None, MeasuredParameters] = {}
+        self._is_abandoned = False
+        keep_out_of_dynamo(_GradientHook.__call__, MicroBatchTaps._measure_gradient)
+
+    def opened(self, segment: Segment, active: Mask) -> None:
+        """Hooks the parameters of a module whose call begins, once a step."""
+        active &= self._wanted
+        if not active or segment.phase != FORWARD or not segment.with_grad or self._is_abandoned:
+            return
+        self._needed[segment] = self._hook_those_of(segment, active), active
+
+    def segment_left(self, segment: Segment) -> None:
+        """The step of a segment has ended: it needs its hooks no more, unless a later backward runs its graph."""
+        needed = self._needed.pop(segment)
+        if needed is not None and needed[0]:
+            self._left[segment] = needed[1]
+
+    def backward_begins(self, backward: Backward) -> None:
+        """Hooks what calls of ended steps have used whose graphs live: of a generator, trained after its critic."""
+        for segment, _ in self._left.items():
+            if self._is_abandoned or not segment.has_graph():
+                self._left.pop(segment)
+        living = list(self._left.items())
+        if not living:
+            return
+        of_module: dict[NamedModule, tuple[Segment, Mask]] = {}  # somebody may keep the graph of every step
+        for segment, active in living:
+            _, others = of_module.get(segment.named, (segment, 0))
+            of_module[segment.named] = segment, active | others
+        woken = [self._hook_those_of(segment, active) for segment, active in of_module.values()]
+        self._woken[backward] = set().union(*woken)
+
+    def step_ended(self) -> None:
+        """Takes off the hooks that no open step needs, unless a backward runs."""
+        self._is_leaving = bool(self._hooks)
+        self._unhook()
+
+    def take(self, backward: Backward | None) -> MeasuredParameters | None:
+        """What was measured in a backward that has ended; None: in those that did not come through the door."""
+        if backward is not None and self._woken.pop(backward, None) is not None:
+            self._is_leaving = True
+        self._unhook()
+        return self._of_backward.pop(backward, None)
+
+    def abandon(self) -> None:
+        """Measures nothing any more. Takes no lock."""
+        self._is_abandoned = True
+
+    def stop(self) -> list[MeasuredParameters]:
+        """Takes every hook off; returned is what nobody has taken."""
+        self._is_abandoned = True
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks, self._woken = {}, {}
+        self._needed.clear()
+        self._left.clear()
+        left, self._of_backward = list(self._of_backward.values()), {}
+        return left
+
+    # Hooks. A tensor hook, not one of its AccumulateGrad node: to keep that node alive, somebody would have to hold it,
+    # and `torch.utils.swap_tensors` (`Module.to`) refuses a parameter whose node lives.
+
+    def _hook_those_of(self, segment: Segment, active: Mask) -> set[int]:
+        """Hooks the parameters of the module that was called; returned are their ids."""
+        module = segment.named.ref() if segment.named.ref is not None else None
+        if module is not None:
+            try:
+                with DisableTorchFunction():
+                    return self._hook_below(module, active)
+            except Exception as error:
+                self._failed(error, f"the parameters of {segment.named.shown}")
+        return set()
+
+    def _hook_below(self, top: nn.Module, active: Mask) -> set[int]:
+        """Hooks what is not hooked yet; returned are the ids of the hooked parameters."""
+        hooked: set[int] = set()
+        has_learnt = False
+        for module in (top, *descendants(top)):
+            for parameter in module._parameters.values():
+                if parameter is None or not _can_be_hooked(parameter):
+                    continue
+                hooked.add(id(parameter))
+                known = self._hooks.get(id(parameter))
+                if known is not None and not known.is_on(parameter):
+                    known.remove()  # else torch would take it for hooked
+                    known = None
+                if known is not None:
+                    known.active |= active
+                else:
+                    owners = self._tracker.names.owners_of(parameter)
+                    if not owners and not has_learnt:
+                        owners = self._tracker.names.owners_of(parameter, learn=True)
+                        has_learnt = True
+                    self._hook(parameter, self._sites.of_owners(owners), active)
+        return hooked
+
+    def _hook(self, parameter: torch.Tensor, sites: list[ParameterSite], active: Mask) -> None:
+        if wanted_by(sites, self._wanted):
+            hook, is_first = _GradientHook(sites, active, self._hear), not was_hooked(parameter)
+            hook.insides = insides_of(parameter)
+            try:
+                hook.handle = _register_hook(parameter, hook)
+            except Exception:  # of a subclass of the user's: its micro-batches have no rows
+                return
+            hook.was_first = is_first or hook.stands_behind_ours()
+            self._hooks[id(parameter)] = hook
+
+    def _unhook(self) -> None:
+        """Never in the middle of a backward, on any thread."""
+        if self._is_leaving and not self._tracker.backwards.is_running():
+            self._is_leaving = False
+            needed = set().union(*(each for _, (each, _) in self._needed.items()), *self._woken.values())
+            for key in [key for key in self._hooks if key not in needed]:
+                self._hooks.pop(key).remove()
+
+    def _measure_gradient(self, hook: "_GradientHook", gradient: Any) -> None:
+        if self._is_abandoned or not isinstance(gradient, torch.Tensor):
+            return
+        start_ns, log = time.perf_counter_ns(), self._tracker.log
+        try:
+            backward = self._tracker.backwards.running(log, graph_task_id())
+            if backward is not None and not backward.accumulate:
+                return  # `autograd.grad` hands it out: it is added to nothing
+            mask = wanted_by(hook.sites, hook.active)
+            with DisableTorchFunction():
+                found = self._measure(gradient, mask, name_of(hook.sites, PARAMETER_GRAD))
+            measured = self._of_backward.get(backward)
+            if measured is None:  # two devices, two threads
+                new = MeasuredParameters(log.number, BACKWARD, hook.active)
+                measured = self._of_backward.setdefault(backward, new)
+            store(measured, found, PARAMETER_GRAD, hook.sites, hook.active)
+            measured.intervals += (start_ns, time.perf_counter_ns())
+        except Exception as error:
+            self._failed(error, hook.sites[0].path)
+
+
+_register_hook: Callable[[torch.Tensor, Any], Any] = torch.Tensor.register_hook
+
+
+def _can_be_hooked(parameter: torch.Tensor) -> bool:
+    """Whether it has a gradient that can be heard of; a subclass of the user's that raises when asked is not hooked."""
+    try:
+        insides_of(parameter)
+        return requires_grad_of(parameter) and is_leaf(parameter) and not is_uninitialized(parameter)
+    except Exception:
+        return False
+
+
+class _GradientHook:
+    """What a parameter calls with the gradient of each backward, before it is added."""
+
+    __slots__ = ("_hear", "active", "handle", "insides", "sites", "was_first")
+
+    __torch_unserializable__ = True  # torch.save warns of hooks that do not say so (torch.utils.hooks, 2.13)
+
+    def __init__(
+        self, sites: list[ParameterSite], active: Mask, hear: Callable[["_GradientHook", Any], None]
+    ) -> None:
+        self.sites = sites
+        self.active = active  # the captures that may look at the step
+        self.handle: Any = None
+        #: Those of the parameter: `swap_tensors` gives it others, without hooks.
+        self.insides: int | None = None
+        self.was_first = False  # whether nobody but recorders had ever hooked the parameter
+        self._hear = hear
+
+    def is_on(self, parameter: torch.Tensor) -> bool:
+        """Whether it is on this one as it is now; of two that lived one after the other, both may have its `id`."""
+        return self.handle.hooks_dict_ref() is not None and self.insides == insides_of(parameter)
+
+    def stands_behind_ours(self) -> bool:
+        """Whether other recorders' hooks are on it, put on while nobody else had ever hooked it."""
+        others = [each for each in self.handle.hooks_dict_ref().values() if each is not self]
+        return bool(others) and all(isinstance(each, _GradientHook) and each.was_first for each in others)
+
+    def remove(self) -> None:
+        """Takes it off, and leaves the parameter as it was."""
+        hooks = self.handle.hooks_dict_ref()
+        self.handle.remove()
+        if not self.was_first or hooks is None or hooks:
+            return
+        for site in self.sites:
+            module = None if site.owner is None or site.owner.ref is None else site.owner.ref()
+            parameter = None if module is None else parameter_of(module, site.slot)
+            if parameter is not None:  # the one it was on, or one that a user has put there
+                with DisableTorchFunction():
+                    forget_removed_hooks(parameter)
+
+    def __call__(self, gradient: Any) -> None:
+        if not is_dynamo_compiling():
+            self._hear(self, gradient)

@@ -1,0 +1,87 @@
+"""What parameters and buffers are stored under, and which captures mean them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...measure.measurer import Measurement
+from ...recording.module_path import join
+from ..names.module_names import ModuleNames, NamedModule, ParameterOwner
+from .capture_masks import Mask, Wishes
+from .measured import MeasuredParameters
+
+#: Measures a tensor as captures want it; the name is for whole tensors.
+Measure = Callable[[torch.Tensor, Mask, str], Measurement]
+
+
+class ParameterSite(NamedTuple):
+    """One of the places that hold a parameter or a buffer."""
+
+    slot: str
+    owner: NamedModule | None  # None: no module that is known
+    path: str
+    mask: Mask  # the captures that mean it, whatever its role
+
+
+class ParameterSites:
+    """The sites of all parameters and buffers met. A known one takes 1 us."""
+
+    def __init__(self, names: ModuleNames, wishes: Wishes) -> None:
+        self._names = names
+        self._wishes = wishes
+        self._owned: dict[ParameterOwner, ParameterSite] = {}
+        self._unowned: dict[str, ParameterSite] = {}
+        self._known_at = -1
+
+    def of_owners(self, owners: Iterable[ParameterOwner]) -> list[ParameterSite]:
+        """Those of a tensor that some modules hold, as far as a capture means them."""
+        if self._known_at != self._names.revision:  # a name learnt late may select what was not selected
+            self._owned, self._unowned, self._known_at = {}, {}, self._names.revision
+        return [site for site in map(self._of_owner, owners) if site.mask]
+
+    def of_unowned(self, name: str) -> list[ParameterSite]:
+        """That of a tensor that no module holds."""
+        site = self._unowned.get(name)
+        if site is None:
+            site = self._unowned[name] = ParameterSite(name, None, name, self._wishes.of_unowned(name))
+        return [site] if site.mask else []
+
+    def _of_owner(self, owner: ParameterOwner) -> ParameterSite:
+        site = self._owned.get(owner)
+        if site is None:
+            path, mask = join(owner.module.path, owner.name), self._wishes.of_owner(owner)
+            site = self._owned[owner] = ParameterSite(owner.name, owner.module, path, mask)
+        return site
+
+
+def wanted_by(sites: Iterable[ParameterSite], wanted: Mask) -> Mask:
+    """Those of the wanted captures that mean one of the sites."""
+    mask = 0
+    for site in sites:
+        mask |= site.mask
+    return mask & wanted
+
+
+def store(
+    measured: MeasuredParameters,
+    found: Measurement,
+    role: str,
+    sites: Sequence[ParameterSite],
+    wanted: Mask,
+    below: str = "",
+) -> None:
+    """Puts one measurement under each of its sites.
+
+    Args:
+        below: what is added to the slots, for something that belongs to a parameter.
+    """
+    for site in sites:
+        mask = site.mask & wanted
+        if mask:
+            measured.sites.append((found, role, site.slot + below, site.owner, mask))
+
+
+def name_of(sites: Sequence[ParameterSite], role: str, below: str = "") -> str:
+    """What a whole tensor is called."""
+    return f"{sites[0].path}{below}.{role}"

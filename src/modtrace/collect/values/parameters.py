@@ -1,0 +1,318 @@
+"""Measures parameters and what belongs to them: gradients, updates, optimizer states, and the buffers beside them."""
+
+import functools
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+
+from ...measure.differences import Before
+from ...measure.measurer import Measurement, not_asked_for
+from ...recording.phase import OPTIMIZER
+from ...recording.role import OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
+from ...torch_internals import DisableTorchFunction, grad_of, keep_out_of_dynamo, unseen
+from ..backward.watcher import Backward
+from ..identity_map import IdentityMap
+from ..log.segments import Segment
+from ..scopes.tracker import ScopeTracker
+from ..structures.find import Slot, find_slots
+from .buffers import BufferTaps
+from .capture_masks import Mask, Wishes
+from .measured import MeasuredParameters, free_rows
+from .micro_batches import MicroBatchTaps
+from .parameter_sites import Measure, ParameterSite, ParameterSites, name_of, store, wanted_by
+
+_SCALED = "still scaled by the GradScaler"
+
+#: In slots a key that is a name is written as an attribute: `weight.exp_avg`.
+_NAMED_KEY = re.compile(r"\['([A-Za-z_]\w*)'\]")
+
+#: A parameter's place in an optimizer: the number of its group, and its own in there.
+_Place = tuple[int, int]
+
+
+class ParameterTaps:
+    """The taps of one recorder on what modules hold."""
+
+    def __init__(
+        self,
+        tracker: ScopeTracker,
+        wishes: Wishes,
+        *,
+        active: Callable[[], Mask],
+        measure: Measure,
+        settle: Callable[[], None],
+        failed: Callable[[Exception, str], None],
+    ) -> None:
+        """Looks at nothing before it is told of something.
+
+        Args:
+            active: the captures that may look at the step which an optimizer belongs to now.
+            measure: measures a tensor as some captures want it, for which it is given a name.
+            settle: copies what is to be copied before somebody writes to it.
+            failed: is told of an error of ours, and where.
+        """
+        self._tracker = tracker
+        self._wishes = wishes
+        self._active = active
+        self._measure = measure
+        self._settle = settle
+        self._failed = failed
+        self._sites = sites = ParameterSites(tracker.names, wishes)
+        self._wanted = {role: wishes.of_role(role) for role in _OF_OPTIMIZERS}
+        self._wanted_of_any = _union(self._wanted.values())
+        self._micro_batches = MicroBatchTaps(
+            tracker, sites, wishes.in_micro_batches, measure=measure, failed=failed
+        )
+        self._buffers = BufferTaps(
+            tracker.names, sites, wishes, measure=measure, settle=settle, failed=failed
+        )
+        self._stepping: dict[int, _Stepping] = {}  # by thread
+        self._optimizers: IdentityMap[Any, _Optimizer] = IdentityMap()
+        self._optimizers_seen = 0
+        self._is_abandoned = False
+        keep_out_of_dynamo(ParameterTaps.optimizer_begins, ParameterTaps.optimizer_ended)
+
+    # What the recorder says.
+
+    def segment_opened(self, segment: Segment, active: Mask) -> None:
+        """An outermost call begins."""
+        self._micro_batches.opened(segment, active)
+
+    def backward_begins(self, backward: Backward) -> None:
+        """A backward begins, which may run what calls of ended steps have built."""
+        self._micro_batches.backward_begins(backward)
+
+    def segment_closed(self, segment: Segment, active: Mask) -> None:
+        """It has ended."""
+        if not self._is_abandoned:
+            self._buffers.closed(segment, active)
+
+    def step_ended(self) -> None:
+        """No hook stays on a parameter that no open step needs, once no backward runs. After `take_segment()`."""
+        self._micro_batches.step_ended()
+        self._optimizers.sweep()  # their copies take as much as the parameters
+
+    def take_segment(self, segment: Segment) -> MeasuredParameters | None:
+        """What was measured when a segment had ended; its step has ended now."""
+        self._micro_batches.segment_left(segment)
+        return self._buffers.take(segment)
+
+    def take_backward(self, backward: Backward | None) -> MeasuredParameters | None:
+        """What was measured in a backward that has ended; None: in those that did not come through the door."""
+        return self._micro_batches.take(backward)
+
+    def take_optimizer(self, thread: int) -> MeasuredParameters | None:
+        """What was measured around the optimizer step of a thread."""
+        stepping = self._stepping.pop(thread, None)
+        return None if stepping is None else stepping.measured
+
+    def abandon(self) -> None:
+        """Measures nothing any more: this process is a fork, or something has failed. Takes no lock."""
+        self._is_abandoned = True
+        self._micro_batches.abandon()
+
+    def stop(self) -> None:
+        """Takes every hook off every parameter, and lets go of all copies."""
+        self._is_abandoned = True
+        left = [stepping.measured for stepping in self._stepping.values()]
+        free_rows([*left, *self._micro_batches.stop(), *self._buffers.stop()])
+        self._stepping = {}
+        self._optimizers.clear()
+
+    # Optimizers: the weights that a step used, their gradients after clipping, and what has become of them.
+
+    def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
+        """Measures before the step what will not be there after it."""
+        self._settle()
+        thread = self._tracker.log.number
+        raised = self._stepping.pop(thread, None)
+        if raised is not None:
+            free_rows([raised.measured])
+        active = 0 if self._is_abandoned else self._active() & self._wanted_of_any
+        if active:
+            stepping = self._stepping[thread] = _Stepping(
+                MeasuredParameters(thread, OPTIMIZER, active), copied={}
+            )
+            self._look_at_all(stepping, optimizer, self._look_before, has_closure)
+            self._settle()  # a parameter that is to be copied later would be written to now
+
+    def optimizer_ended(self, optimizer: Any, has_closure: bool) -> None:
+        """Measures what the step has left. The gradients that a closure computed are there only now."""
+        stepping = self._stepping.get(self._tracker.log.number)
+        if stepping is None or self._is_abandoned:
+            return
+        wanted = self._wanted[UPDATE] | self._wanted[OPTIMIZER_STATE]
+        wanted |= self._wanted[PARAMETER_GRAD] if has_closure else 0
+        if stepping.measured.active & wanted:
+            self._look_at_all(stepping, optimizer, self._look_after, has_closure)
+
+    def _look_at_all(
+        self, stepping: "_Stepping", optimizer: Any, look: Callable[..., None], has_closure: bool
+    ) -> None:
+        measured = stepping.measured
+        start_ns = time.perf_counter_ns()
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(DisableTorchFunction())
+                if measured.active & self._wanted[UPDATE]:  # 10 us; copies need it
+                    stack.enter_context(unseen())
+                    stack.enter_context(torch.inference_mode(False))
+                    stack.enter_context(torch.no_grad())
+                for one in self._parameters_of(optimizer, measured.active):
+                    look(stepping, optimizer, one, has_closure)
+        except Exception as error:
+            self._failed(error, f"the parameters of {type(optimizer).__name__}")
+        measured.intervals += (start_ns, time.perf_counter_ns())
+
+    def _parameters_of(self, optimizer: Any, active: Mask) -> Iterator["_Parameter"]:
+        """The parameters that a capture means, with their sites."""
+        prefix = self._known(optimizer).prefix
+        has_learnt = False
+        for at, group in enumerate(optimizer.param_groups):
+            for number, parameter in enumerate(group["params"]):
+                owners = self._tracker.names.owners_of(parameter)
+                if not owners and not has_learnt:  # once a step: what nobody owns is never found
+                    owners, has_learnt = self._tracker.names.owners_of(parameter, learn=True), True
+                if owners:
+                    sites = self._sites.of_owners(owners)
+                else:
+                    sites = self._sites.of_unowned(f"{prefix}param_groups[{at}].params[{number}]")
+                if wanted_by(sites, active):
+                    yield _Parameter((at, number), parameter, sites)
+
+    def _known(self, optimizer: Any) -> "_Optimizer":
+        known = self._optimizers.get(optimizer)
+        if known is None:
+            number, self._optimizers_seen = self._optimizers_seen, self._optimizers_seen + 1
+            known = self._optimizers[optimizer] = _Optimizer(f"optimizer#{number}." if number else "", {})
+        return known
+
+    def _look_before(
+        self, stepping: "_Stepping", optimizer: Any, one: "_Parameter", has_closure: bool
+    ) -> None:
+        self._look_at(stepping, one, PARAMETER, one.tensor)
+        if not has_closure:
+            self._look_at_gradient(stepping, optimizer, one)
+        if wanted_by(one.sites, self._wanted_in(stepping, UPDATE)):
+            stepping.copied[one.place] = id(one.tensor)
+            self._before_of(optimizer, one.place).take(one.tensor)
+
+    def _look_after(
+        self, stepping: "_Stepping", optimizer: Any, one: "_Parameter", has_closure: bool
+    ) -> None:
+        if has_closure:
+            self._look_at_gradient(stepping, optimizer, one)
+        if stepping.copied.get(one.place) == id(one.tensor):
+            self._look_at_update(stepping, optimizer, one)
+        if wanted_by(one.sites, self._wanted_in(stepping, OPTIMIZER_STATE)):
+            self._look_at_state(stepping, optimizer, one)
+
+    def _wanted_in(self, stepping: "_Stepping", role: str) -> Mask:
+        return self._wanted[role] & stepping.measured.active
+
+    def _look_at(
+        self, stepping: "_Stepping", one: "_Parameter", role: str, tensor: torch.Tensor, below: str = ""
+    ) -> Measurement | None:
+        wanted = self._wanted_in(stepping, role)
+        mask = wanted_by(one.sites, wanted)
+        if not mask:
+            return None
+        found = self._measure(tensor, mask, name_of(one.sites, role, below))
+        store(stepping.measured, found, role, one.sites, wanted, below)
+        return found
+
+    def _look_at_gradient(self, stepping: "_Stepping", optimizer: Any, one: "_Parameter") -> None:
+        gradient = grad_of(one.tensor)
+        if gradient is None:
+            return
+        found = self._look_at(stepping, one, PARAMETER_GRAD, gradient)
+        if found is not None and getattr(optimizer, "grad_scale", None) is not None:
+            found.note = found.note or _SCALED
+
+    # Updates: a copy of each parameter from before, whose memory is used again in the next step.
+
+    def _before_of(self, optimizer: Any, place: _Place) -> Before:
+        return self._known(optimizer).copies.setdefault(place, Before())
+
+    def _look_at_update(self, stepping: "_Stepping", optimizer: Any, one: "_Parameter") -> None:
+        wanted = self._wanted_in(stepping, UPDATE)
+        want = self._wishes.want(wanted_by(one.sites, wanted))
+        keep = want.lazy or bool(want.functions)  # somebody may hold it on
+        moved = self._before_of(optimizer, one.place).difference(one.tensor, keep=keep)
+        if moved.tensor is None:
+            nothing = not_asked_for(one.tensor)
+            nothing.shape, nothing.note, nothing.start_ns = moved.shape, moved.note, time.perf_counter_ns()
+            store(stepping.measured, nothing, UPDATE, one.sites, wanted)
+            return
+        found = self._look_at(stepping, one, UPDATE, moved.tensor)
+        if found is not None:
+            found.shape, found.note = moved.shape, found.note or moved.note
+
+    # What an optimizer keeps of a parameter.
+
+    def _look_at_state(self, stepping: "_Stepping", optimizer: Any, one: "_Parameter") -> None:
+        for slot, tensor, note in _state_of(optimizer, one.tensor):
+            below = _dotted(slot)
+            if tensor is not None:
+                self._look_at(stepping, one, OPTIMIZER_STATE, tensor, below)
+            else:
+                nothing = _nothing((), None, note)
+                wanted = self._wanted_in(stepping, OPTIMIZER_STATE)
+                store(stepping.measured, nothing, OPTIMIZER_STATE, one.sites, wanted, below)
+
+
+_OF_OPTIMIZERS = (PARAMETER, PARAMETER_GRAD, UPDATE, OPTIMIZER_STATE)
+
+
+class _Parameter(NamedTuple):
+    """One that an optimizer has."""
+
+    place: _Place
+    tensor: torch.Tensor
+    sites: list[ParameterSite]
+
+
+class _Optimizer(NamedTuple):
+    """What is known of one."""
+
+    prefix: str  # tells its unowned parameters from those of others
+    copies: dict[_Place, Before]
+
+
+class _Stepping(NamedTuple):
+    """An optimizer's step on one thread, while it runs."""
+
+    measured: MeasuredParameters
+    copied: dict[_Place, int]  # the parameters that were copied, as their ids: none is held on to
+
+
+def _state_of(optimizer: Any, parameter: torch.Tensor) -> list[Slot]:
+    """The tensors that are kept of a parameter; none where a wrapper keeps them elsewhere."""
+    try:
+        state = getattr(optimizer, "state", None)
+        kept = state.get(parameter) if isinstance(state, Mapping) else None
+    except Exception as error:  # a wrapper's own mapping
+        return [Slot("", None, f"not measured: reading it raised {type(error).__name__}")]
+    return [] if kept is None else find_slots(kept)
+
+
+@functools.lru_cache(maxsize=1024)  # texts alone; 10 us for one that is not known
+def _dotted(slot: str) -> str:
+    return _NAMED_KEY.sub(r".\1", slot)
+
+
+def _nothing(shape: tuple[int, ...], dtype: torch.dtype | None, note: str | None) -> Measurement:
+    nothing = Measurement(None, -1, shape, dtype, note)
+    nothing.start_ns = time.perf_counter_ns()
+    return nothing
+
+
+def _union(masks: Any) -> Mask:
+    union = 0
+    for mask in masks:
+        union |= mask
+    return union

@@ -1,0 +1,403 @@
+"""Taps: measures what modules are given and return, and its gradients, at the moment they come by."""
+
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...measure.extras import Extras
+from ...measure.measurer import NOT_ASKED_FOR, Measurement, Measurer, not_asked_for
+from ...measure.user_functions import UserFunctions
+from ...measure.want import USUAL, Extra, Want
+from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, OUTPUT
+from ...torch_internals import (
+    DisableTorchFunction,
+    graph_task_id,
+    is_batched_tensor,
+    keep_out_of_dynamo,
+    requires_grad_of,
+    tracing_state,
+    unseen,
+)
+from ..backward.watcher import Backward
+from ..log.call_context import Place
+from ..log.segments import Segment
+from ..log.thread_log import ThreadLog
+from ..scopes.tracker import ScopeTracker
+from ..structures.find import find_slots
+from .capture_masks import ROLE_CODE, Mask, Wishes
+from .measured import (
+    ROLE_BITS,
+    BaseTap,
+    GradientTap,
+    Measured,
+    MeasuredGradients,
+    MeasuredOutputs,
+    Seen,
+    hook_sleeping_taps,
+    mark_of,
+    name_of_tensor,
+    written_bases,
+)
+from .parameters import ParameterTaps
+from .whole_tensors import KeptTensors
+
+#: Segments of ended steps that are kept without looking whether their graphs live.
+_KEPT_ASLEEP = 16
+
+_INPUT, _OUTPUT = ROLE_CODE[INPUT], ROLE_CODE[OUTPUT]
+_GRAD_INPUT, _GRAD_OUTPUT = ROLE_CODE[GRAD_INPUT], ROLE_CODE[GRAD_OUTPUT]
+
+
+class ValueTaps:
+    """The taps of one recorder."""
+
+    def __init__(
+        self,
+        tracker: ScopeTracker,
+        wishes: Wishes,
+        *,
+        active: Callable[[], Mask],
+        put: Callable[..., str | None],
+        failed: Callable[[Exception, str], None],
+        raised: Callable[[str, Exception], None],
+    ) -> None:
+        """Looks at nothing before `open()`.
+
+        Args:
+            active: the captures that may look at the step which an optimizer belongs to now.
+            put: `Sink.put_tensor`.
+            failed: is told of an error of ours, and where.
+            raised: is told when a function of the user's has raised: which one, and what.
+        """
+        self._tracker = tracker
+        self._wishes = wishes
+        self._failed = failed
+        self._measurer = Measurer()
+        self._extras = Extras(UserFunctions(raised, lambda: tracker.log.aside()))
+        self._kept = KeptTensors(put)
+        self._parameters = ParameterTaps(
+            tracker, wishes, active=active, measure=self.measure, settle=self._kept.settle, failed=failed
+        )
+        self.measured_by_ops: Callable[[torch.Tensor], Measurement | None] | None = None
+        self._on_gradient = self._measure_gradient  # bound once: a hook for each tensor refers to it
+        self._hear_given = self._given
+        self._running: dict[Segment, MeasuredOutputs] = {}
+        self._closed: dict[Segment, MeasuredOutputs] = {}
+        self._of_backward: dict[Backward | None, MeasuredGradients] = {}
+        self._leaving: list[tuple[Segment, list[GradientTap]]] = []  # of steps that have ended, hooked still
+        self._asleep: list[tuple[Segment, list[GradientTap]]] = []  # without hooks, in graphs that may live
+        self._prune_at = _KEPT_ASLEEP
+        self._is_abandoned = False
+        keep_out_of_dynamo(ValueTaps.returned, ValueTaps.optimizer_begins, ValueTaps._given)
+        keep_out_of_dynamo(GradientTap.__call__, BaseTap.__call__, ValueTaps._measure_gradient)
+
+    # What the recorder says.
+
+    def start(self) -> None:
+        """Looks at what modules are given, if that is wanted."""
+        if self._wishes.of_role(INPUT) | self._wishes.of_role(GRAD_INPUT):
+            self._tracker.entering.append(self._hear_given)
+
+    def open(self, segment: Segment, active: Mask) -> None:
+        """What runs in this segment is to be looked at by these captures."""
+        self._running[segment] = MeasuredOutputs(segment, active)
+        self._parameters.segment_opened(segment, active)
+
+    def close(self, segment: Segment) -> None:
+        """It has ended."""
+        measured = self._running.pop(segment, None)
+        if measured is not None:
+            measured.close()
+            self._closed[segment] = measured
+            self._parameters.segment_closed(segment, measured.active)
+
+    def drop(self, segment: Segment) -> None:
+        """It has not begun after all."""
+        self._running.pop(segment, None)
+
+    def abandon(self) -> None:
+        """Measures nothing any more: this process is a fork, or something has failed. Takes no lock."""
+        self._is_abandoned = True
+        self._parameters.abandon()
+
+    def take_backward(self, backward: Backward | None) -> list[Measured]:
+        """What was measured in a backward that has ended; None: in those that did not come through the door."""
+        found: list[Measured | None] = [
+            self._of_backward.pop(backward, None),
+            self._parameters.take_backward(backward),
+        ]
+        for measured in found:
+            if isinstance(measured, MeasuredGradients):
+                measured.close()
+        self._put_to_sleep()
+        return [measured for measured in found if measured is not None]
+
+    def take_optimizer(self, thread: int) -> list[Measured]:
+        """What was measured around the optimizer step of a thread."""
+        measured = self._parameters.take_optimizer(thread)
+        return [] if measured is None else [measured]
+
+    def take_segments(self, segments: Iterable[Segment]) -> list[Measured]:
+        """What was measured in segments whose step has ended; no hook stays on their tensors."""
+        segments = list(segments)
+        for segment in segments:
+            self.close(segment)  # another thread may be about to say so
+        closed = (self._closed.pop(segment, None) for segment in segments)
+        found = [measured for measured in closed if measured is not None]
+        self._leaving += [(measured.segment, measured.taps) for measured in found if measured.taps]
+        buffers = [self._parameters.take_segment(segment) for segment in segments]
+        self._parameters.step_ended()
+        self._put_to_sleep()
+        return [*found, *(measured for measured in buffers if measured is not None)]
+
+    def settle_kept(self) -> None:
+        """Copies the tensors that were to be copied later: a step has ended."""
+        self._kept.settle()
+
+    def stop(self) -> None:
+        """Takes every hook off every tensor."""
+        entering = self._tracker.entering
+        entering[:] = [hear for hear in entering if hear is not self._hear_given]
+        measured = (*self._running.values(), *self._closed.values())
+        for taps in (*(each.taps for each in measured), *(taps for _, taps in self._leaving)):
+            for tap in taps:
+                tap.unhook()
+        for gradients in self._of_backward.values():
+            gradients.close()
+        self._parameters.stop()
+        self._kept.stop()
+        self._running, self._closed, self._of_backward = {}, {}, {}
+        self._leaving, self._asleep = [], []
+
+    def _put_to_sleep(self) -> None:
+        """Takes off the hooks of steps that have ended, but never in the middle of a backward, on any thread."""
+        if self._leaving and not self._tracker.backwards.is_running():
+            for _, taps in self._leaving:
+                for tap in taps:
+                    tap.unhook()
+            self._asleep += self._leaving
+            self._leaving = []
+            if len(self._asleep) > self._prune_at:
+                self._prune()
+
+    def _prune(self) -> None:
+        self._asleep = [(segment, taps) for segment, taps in self._asleep if segment.has_graph()]
+        self._prune_at = 2 * len(self._asleep) + _KEPT_ASLEEP
+
+    # What the tracker says.
+
+    def backward_begins(self, backward: Backward, outputs: Any) -> None:
+        """Hooks in what this backward may reach of steps that have ended: a generator's call by its own step."""
+        self._parameters.backward_begins(backward)
+        self._prune()
+        if self._is_abandoned or not self._asleep:
+            return
+        try:
+            with DisableTorchFunction():
+                handles = hook_sleeping_taps(outputs, self._on_gradient)
+        except Exception as error:
+            self._failed(error, "the graph of a backward")
+            return
+        if handles:
+            measured = self._of_backward[backward] = MeasuredGradients(backward.log.number)
+            measured.handles = handles
+
+    def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
+        """What it is about to change is measured before."""
+        self._parameters.optimizer_begins(optimizer, has_closure)
+
+    def optimizer_ended(self, optimizer: Any, has_closure: bool) -> None:
+        """What it has changed is measured."""
+        self._parameters.optimizer_ended(optimizer, has_closure)
+
+    # Outputs. For a small tensor 9 us a call, of which the kernel takes 2 and the gradient's hook 3, and as many again
+    # for its gradient. Inputs that a module has returned, and nobody has written to since, are not measured again.
+
+    def returned(self, log: ThreadLog, place: Place, output: Any) -> None:
+        segment = log.segment
+        measured = None if segment is None else self._running.get(segment)
+        if measured is None:
+            return
+        mark, grad_mark = self._marks(measured, place, _OUTPUT, _GRAD_OUTPUT)
+        if not (mark or grad_mark):
+            return
+        start_ns = log.times[-1]
+        event = len(log.places) - 1
+        self._look_at(Seen(measured, event, place, mark, grad_mark), output)
+        measured.intervals += (start_ns, time.perf_counter_ns())
+
+    def _given(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
+        """A call begins."""
+        segment, place = log.segment, log.place
+        measured = None if segment is None else self._running.get(segment)
+        if measured is None or place.outermost != id(module):  # a compiler's own module in the running call
+            return
+        mark, grad_mark = self._marks(measured, place, _INPUT, _GRAD_INPUT)
+        if not (mark or grad_mark):
+            return
+        start_ns = time.perf_counter_ns()
+        kwargs = log.kwargs_of(sys._getframe(2))
+        event = len(log.places) - 1
+        self._look_at(Seen(measured, event, place, mark, grad_mark), args, kwargs)
+        measured.intervals += (start_ns, time.perf_counter_ns())
+
+    def _marks(self, measured: MeasuredOutputs, place: Place, code: int, grad_code: int) -> tuple[int, int]:
+        """The marks of a call's tensors and of their gradients; 0: nobody wants them."""
+        of_place, active = self._wishes.of_place, measured.active
+        mask, grad_mask = of_place(place, code) & active, of_place(place, grad_code) & active
+        return mask and mark_of(mask, code), grad_mask and mark_of(grad_mask, grad_code)
+
+    def _look_at(self, seen: Seen, *values: Any) -> None:
+        """Looks at all tensors in what a call is given or has returned."""
+        try:
+            # Reading a shape would become part of what `torch.jit.trace` traces.
+            with DisableTorchFunction() if tracing_state() is None else unseen():
+                for value in values:
+                    self._look_at_value(seen, value)
+        except Exception as error:
+            self._failed(error, seen.place.path)
+
+    def _look_at_value(self, seen: Seen, value: Any) -> None:
+        if type(value) is torch.Tensor:
+            self._look_at_tensor(seen, "", value)
+            return
+        for slot, tensor, note in find_slots(value):
+            if tensor is not None:
+                self._look_at_tensor(seen, slot, tensor)
+            elif seen.mark:
+                nothing = Measurement(None, -1, (), None, note)
+                nothing.start_ns = time.perf_counter_ns()
+                seen.measured.sites.append((nothing, seen.event, slot, seen.mark))
+
+    def _look_at_tensor(self, seen: Seen, slot: str, tensor: torch.Tensor) -> None:
+        """Measures a tensor, unless it is one of this segment's that nobody has written to since."""
+        measured = seen.measured
+        version = self._measurer.version_of(tensor)
+        tap = measured.known.get(id(tensor))
+        if tap is None or not tap.is_of(tensor, version):
+            tap = GradientTap(measured.segment, self._on_gradient)
+            tap.version = version
+            if type(tensor) is not nn.Parameter:  # with a weak reference `torch.utils.swap_tensors` fails
+                tap.ref = weakref.ref(tensor)
+            measured.known[id(tensor)] = tap
+        if seen.mark:
+            tap.output = self._measure(tensor, seen, slot, tap.output)
+            measured.sites.append((tap.output, seen.event, slot, seen.mark))
+        if seen.grad_mark:
+            self._watch_gradient(seen, tap, slot, tensor)
+
+    def _measure(self, tensor: torch.Tensor, seen: Seen, slot: str, known: Measurement | None) -> Measurement:
+        mask = seen.mark >> ROLE_BITS
+        want = self._wishes.want(mask)
+        if want is USUAL and known is not None and known.note is not NOT_ASKED_FOR:
+            return known
+        name = seen.name(slot) if want.tensors or want.lazy else ""
+        return self._measure_wanted(tensor, want, name, known)
+
+    def measure(self, tensor: torch.Tensor, mask: Mask, name: str) -> Measurement:
+        """Measures what captures want of a tensor; the name is for whole tensors."""
+        return self._measure_wanted(tensor, self._wishes.want(mask), name)
+
+    def _measure_wanted(
+        self, tensor: torch.Tensor, want: Want, name: str, known: Measurement | None = None
+    ) -> Measurement:
+        """Measures what is wanted of a tensor, unless that is known; the op that made it may have measured it."""
+        start_ns = time.perf_counter_ns()
+        found = known
+        if found is None and self.measured_by_ops is not None:
+            found = self.measured_by_ops(tensor)
+        if found is None:
+            found = self._measurer.measure(tensor) if want.stats else not_asked_for(tensor)
+            found.start_ns = start_ns
+        elif want.stats and found.note is NOT_ASKED_FOR:
+            again = self._measurer.measure(tensor)
+            found.rows, found.row, found.note = again.rows, again.row, again.note
+        if want is not USUAL:
+            self._add_extras(found, tensor, want, name)
+        return found
+
+    def _add_extras(self, found: Measurement, tensor: torch.Tensor, want: Want, name: str) -> None:
+        extra = found.extra
+        if extra is None:
+            extra = found.extra = Extra()
+        self._extras.measure(tensor, want, extra)
+        if want.tensors or want.lazy:
+            self._kept.keep(extra, tensor, name, lazy=not want.tensors)
+
+    def _watch_gradient(self, seen: Seen, tap: GradientTap, slot: str, tensor: torch.Tensor) -> None:
+        if tap.handle is not None:
+            tap.add_site(seen.event, slot, seen.grad_mark)
+            return
+        try:
+            if requires_grad_of(tensor) and not is_batched_tensor(tensor):
+                tap.event, tap.slot, tap.mark = seen.event, slot, seen.grad_mark
+                want = self._wishes.want(seen.grad_mark >> ROLE_BITS)
+                if want.tensors or want.lazy:
+                    tap.path = seen.place.path
+                tap.hook(tensor)
+                seen.measured.taps.append(tap)
+                base = seen.base_of(tensor)
+                if base is not None:
+                    base_tap = BaseTap(tap, tensor.shape, self._on_gradient)
+                    base_tap.hook(base)
+                    seen.measured.taps.append(base_tap)
+        except (
+            Exception
+        ):  # a view whose base was written to has no gradient (RuntimeError); or a subclass raises
+            return
+
+    # Gradients.
+
+    def _measure_gradient(self, tap: GradientTap, gradient: Any) -> None:
+        if self._is_abandoned:
+            return
+        start_ns, log, task = time.perf_counter_ns(), self._tracker.log, graph_task_id()
+        try:
+            backward = self._tracker.backwards.running(log, task)
+            measured = self._of_backward.get(backward)
+            if measured is None:
+                measured = self._of_backward[backward] = MeasuredGradients(log.number)
+            if isinstance(gradient, torch.Tensor):
+                with DisableTorchFunction():
+                    if isinstance(tap, BaseTap):
+                        if not self._is_of_view(measured, backward, tap):
+                            return
+                        gradient, tap = _seen_through(gradient, tap), tap.view
+                    tap.task = task
+                    measured.sites.append((self._gradient_of(measured, gradient, tap), tap))
+            measured.intervals += (start_ns, time.perf_counter_ns())
+        except Exception as error:
+            self._failed(error, tap.segment.place.path)
+
+    def _is_of_view(self, measured: MeasuredGradients, backward: Backward | None, tap: BaseTap) -> bool:
+        """Whether the gradient of a base, whose view has none, is that of the view because somebody wrote to it.
+
+        Walks the graph once a backward: 1 us for each node.
+        """
+        if measured.written is None:
+            outputs = None if backward is None else backward.outputs
+            measured.written = set() if outputs is None else written_bases(outputs)
+        return tap in measured.written
+
+    def _gradient_of(
+        self, measured: MeasuredGradients, gradient: torch.Tensor, tap: GradientTap
+    ) -> Measurement:
+        """Measures a gradient, unless it is the last one: an addition hands its own on to what was added."""
+        version = self._measurer.version_of(gradient)
+        known = measured.sites[-1][0] if measured.is_last(gradient, version) else None
+        want = self._wishes.want(tap.mask)
+        name = name_of_tensor(tap.path, tap.mark, tap.slot) if want.tensors or want.lazy else ""
+        found = self._measure_wanted(gradient, want, name, known)
+        measured.last, measured.last_version = weakref.ref(gradient), version
+        return found
+
+
+def _seen_through(gradient: torch.Tensor, tap: BaseTap) -> torch.Tensor:
+    """The gradient of a base as that of its view."""
+    with unseen():
+        return gradient.reshape(tap.shape)

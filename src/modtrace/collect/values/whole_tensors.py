@@ -1,0 +1,180 @@
+"""Hands whole tensors on to where they are kept: at once, or as late as they are sure to be what they were."""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+
+from ...measure.dtypes import format_of
+from ...measure.extras import is_plain
+from ...measure.measurer import shortened, why_not
+from ...measure.memory import logical_array, why_unread
+from ...measure.special import find_plain
+from ...measure.want import Extra
+from ...torch_internals import has_own_dispatch, outside_transforms, plain_kinds, unseen, version_of
+
+_BLOB = "blob"
+_DROPPED = "not kept: the buffer of whole tensors was full, or they cannot be written any more"
+_NOWHERE = "not kept: this recording takes no whole tensors"
+_WRITTEN = "not kept: written to before it was copied"
+_FREED = "not kept: its storage was freed before it was copied"
+_NO_MEMORY = "not kept: there was no memory for a copy"
+
+
+class KeptTensors:
+    """The whole tensors of one recorder, on their way.
+
+    A tensor that is kept lazily is held, with its memory, until `settle`, and put only if torch has not counted a write
+    to it or to any view of it by then. Torch does not count writes through `.data`, through numpy or DLPack, by fused
+    optimizers (2.13), by NCCL, or of FSDP2 to its parameters: what is put after one of those is what was written.
+    `settle` before optimizers step leaves few of them to happen.
+    """
+
+    def __init__(self, put: Callable[..., str | None] | None) -> None:
+        """Holds nothing.
+
+        Args:
+            put: `Sink.put_tensor`: is given name, array, dtype and shape, and has a copy when it returns. It is
+                called on the thread that keeps or settles, and what it raises is raised there, but for a
+                `MemoryError`, which is noted. None: there is nowhere to put them.
+        """
+        self._put = put
+        self._plain = plain_kinds() or ()
+        self._held: dict[int, _Held] = {}  # by `id` of the extra, which is held too
+        self._lock = threading.Lock()  # for a moment, around what is held
+        self._settling = threading.RLock()  # whoever waits for it may go on when all is copied
+        self._is_stopped = False
+
+    def keep(self, extra: Extra, tensor: torch.Tensor, name: str, *, lazy: bool) -> None:
+        """Puts a tensor, or remembers it; what has been put is not put again. Called within `quiet()`.
+
+        A tensor of another device is cloned there, without waiting, and put by `settle`. Holding a plain tensor lazily
+        takes a `detach`, which a profiler sees and no mode: 17 us, half of
+        them to be unseen.
+
+        Args:
+            extra: where its reference is put, or a note why there is none.
+            name: such as `blocks.0.attn.output[0]`.
+            lazy: hold it until `settle`, if torch counts the writes to it; else it is copied at once.
+        """
+        if self._is_stopped or extra.blob is not None or (lazy and id(extra) in self._held):
+            return
+        try:
+            ready = self._look_at(extra, tensor, name, lazy=lazy)
+        except Exception as error:  # a subclass of the user's, a device without memory
+            extra.add_note(shortened(f"not kept: {type(error).__name__}"), _BLOB)
+            return
+        if ready is not None:
+            self._put_array(extra, ready, name)
+
+    def settle(self) -> None:
+        """Puts all that is held and has not been written to; returns when no other thread does so either.
+
+        Waits for the devices that tensors lie on.
+        """
+        with self._settling:
+            while (held := self._take()) is not None:
+                self._settle(held)
+
+    def drop(self, extras: Iterable[Extra]) -> None:
+        """Forgets what is held for them: their steps are not wanted."""
+        with self._lock:
+            for extra in extras:
+                self._held.pop(id(extra), None)
+
+    def stop(self) -> None:
+        """Forgets all that is held, and keeps nothing any more. Takes no lock: this may be a fork."""
+        self._is_stopped = True
+        self._held = {}
+
+    # On the way in.
+
+    def _look_at(self, extra: Extra, tensor: torch.Tensor, name: str, *, lazy: bool) -> torch.Tensor | None:
+        """What is to be put now; None if it is held, or there is nothing."""
+        if is_plain(tensor, self._plain):
+            return self._now_or_later(extra, tensor, name, lazy=lazy)
+        with unseen(), outside_transforms(), torch.no_grad():
+            plain = find_plain(tensor)
+            extra.add_note(shortened(plain.note))
+            if plain.tensor is None:
+                return None
+            counts_writes = plain.tensor is tensor and not has_own_dispatch(
+                type(tensor)
+            )  # the same tensor each time
+            return self._now_or_later(extra, plain.tensor, name, lazy=lazy and counts_writes)
+
+    def _now_or_later(
+        self, extra: Extra, tensor: torch.Tensor, name: str, *, lazy: bool
+    ) -> torch.Tensor | None:
+        if format_of(tensor.dtype) is None or why_unread(tensor) is not None:
+            extra.add_note(why_not(tensor).replace("not measured", "not kept"), _BLOB)
+            return None
+        version = version_of(tensor) if lazy else None
+        if version is None and tensor.device.type == "cpu":
+            with self._lock:
+                self._held.pop(id(extra), None)  # it was to be put later
+            return tensor
+        with unseen(), outside_transforms(), torch.no_grad():
+            own = tensor.clone() if version is None else tensor.detach()
+        held = _Held(extra, own, name, version, own.untyped_storage().nbytes())
+        with self._lock:
+            self._held[id(extra)] = held
+        return None
+
+    # On the way out.
+
+    def _take(self) -> "_Held | None":
+        with self._lock:
+            return self._held.pop(next(iter(self._held))) if self._held else None
+
+    def _settle(self, held: "_Held") -> None:
+        with unseen(), outside_transforms(), torch.no_grad():
+            reason = held.why_not()
+            if reason is None:
+                try:
+                    own = held.tensor.cpu()  # of a CPU tensor itself
+                except Exception as error:
+                    reason = f"not kept: {type(error).__name__}"
+            if reason is None:
+                self._put_array(held.extra, own, held.name)
+                reason = held.why_not()  # another thread's tensor may be written to while it is copied
+        if reason is not None:
+            held.extra.blob = None
+            held.extra.add_note(shortened(reason), _BLOB)
+
+    def _put_array(self, extra: Extra, tensor: torch.Tensor, name: str) -> None:
+        try:
+            array, shape = logical_array(tensor), tuple(tensor.shape)
+        except Exception as error:  # a subclass of the user's
+            extra.add_note(f"not kept: {type(error).__name__}", _BLOB)
+            return
+        if array is None:
+            extra.add_note(_FREED, _BLOB)
+        elif self._put is None:
+            extra.add_note(_NOWHERE, _BLOB)
+        else:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            try:
+                extra.blob = self._put(name, array, dtype, shape)
+            except MemoryError:
+                extra.add_note(_NO_MEMORY, _BLOB)
+                return
+            if extra.blob is None:
+                extra.add_note(_DROPPED, _BLOB)
+
+
+class _Held(NamedTuple):
+    extra: Extra
+    tensor: torch.Tensor
+    name: str
+    version: int | None  # None: it is a copy, which nobody can write to
+    size_bytes: int  # of its storage
+
+    def why_not(self) -> str | None:
+        """Why it is not what it was; None if it is, for all that torch knows."""
+        if self.version is None:
+            return None
+        if self.tensor._version != self.version:
+            return _WRITTEN
+        return None if self.tensor.untyped_storage().nbytes() == self.size_bytes else _FREED

@@ -1,0 +1,1 @@
+"""Holds the last steps in memory, and writes them when a trigger fires."""

@@ -1,0 +1,108 @@
+"""The rows of the last steps, held in memory until they are wanted or too old."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+
+from .held_tensor_rows import TensorRows
+from .held_tensors import HeldBlob
+
+Columns = Mapping[str, pa.Array]
+
+#: One batch of rows of a table.
+Batch = tuple[str, Columns]
+
+
+class HeldSteps:
+    """The steps that have ended last, at most `keep` of them, and the one whose rows are coming."""
+
+    def __init__(self, keep: int, max_bytes: int) -> None:
+        """Holds nothing yet.
+
+        Args:
+            keep: how many steps.
+            max_bytes: when their rows take more, the oldest go; the last step stays, however large it is.
+        """
+        self._keep = keep
+        self._max_bytes = max_bytes
+        self._ended: deque[HeldStep] = deque()
+        self._open = HeldStep()
+        self._tensors = TensorRows()
+        self.size_bytes = 0
+        self.seen = 0  # steps that have ended since they were last taken
+        self.cut = 0  # of those that `keep` would have held, gone for `max_bytes`
+
+    def __len__(self) -> int:
+        return len(self._ended)
+
+    def add(self, table: str, columns: Columns, blobs: Mapping[str, HeldBlob]) -> None:
+        """Takes rows of the step that is being written, with the whole tensors that they name."""
+        size_bytes = sum(each.get_total_buffer_size() for each in columns.values())
+        size_bytes += sum(each.array.nbytes for each in blobs.values())
+        self._open.batches.append((table, columns))
+        self._open.blobs.update(blobs)
+        self._open.size_bytes += size_bytes
+        self.size_bytes += size_bytes
+
+    def end_step(self, number: int) -> None:
+        """All rows of a step have come."""
+        ended, self._open = self._open, HeldStep()
+        ended.number = number
+        self._tensors.see(number, ended.batches)
+        self._ended.append(ended)
+        self.seen += 1
+        self.cut = max(self.cut - 1, 0)
+        while len(self._ended) > self._keep:
+            self._drop_oldest()
+        while self.size_bytes + self._tensors.size_bytes > self._max_bytes and len(self._ended) > 1:
+            self._drop_oldest()
+            self.cut = self._keep - len(self._ended)
+
+    def make_room(self, count: int) -> None:
+        """Drops the oldest steps, until so many that are yet to come can be held with the others."""
+        while self._ended and len(self._ended) + count > self._keep:
+            self._drop_oldest(is_replaced=False)
+
+    def take(self) -> "Iterator[HeldStep]":
+        """The steps from the oldest on; behind them one that has not come whole.
+
+        Each is let go when the next one is asked for: take what was written out of it.
+        """
+        carried = self._tensors.take()
+        self.seen = self.cut = 0
+        if self._open.batches:
+            self._ended.append(self._open)
+            self._open = HeldStep()
+        if self._ended:
+            self._ended[0].batches[:0] = [("tensors", columns) for columns in carried]
+        while self._ended:
+            step = self._ended[0]
+            yield step  # what an interrupt leaves of it is there the next time
+            if self._ended and self._ended[0] is step:  # a signal handler may have taken all meanwhile
+                self._ended.popleft()
+                self.size_bytes -= step.size_bytes
+
+    def clear(self) -> None:
+        """Holds nothing any more."""
+        self._ended.clear()
+        self._open = HeldStep()
+        self._tensors = TensorRows()
+        self.size_bytes = 0
+
+    def _drop_oldest(self, *, is_replaced: bool = True) -> None:
+        dropped = self._ended.popleft()
+        self.size_bytes -= dropped.size_bytes
+        self._tensors.drop(dropped.number, dropped.batches, is_replaced=is_replaced)
+
+
+class HeldStep:
+    """The batches of one step."""
+
+    __slots__ = ("batches", "blobs", "number", "size_bytes")
+
+    def __init__(self) -> None:
+        self.number = -1  # not known while its rows come
+        self.batches: list[Batch] = []
+        self.blobs: dict[str, HeldBlob] = {}
+        self.size_bytes = 0

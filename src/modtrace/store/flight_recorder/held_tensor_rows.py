@@ -1,0 +1,117 @@
+"""The rows of `tensors` that outlive the step they came in: later steps refer to them, or may do so."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...recording.arrow.arrays import from_numpy, to_numpy
+
+_Ids = npt.NDArray[np.int64]
+
+_NO_SITE = -1
+
+
+class TensorRows:
+    """Rows of steps that were dropped.
+
+    A tensor has one row, in the step that met it first; a frozen parameter, a cached mask or a state that is carried
+    on is read in every step after that. Two kinds of rows are kept: those that a step refers to which is still held,
+    and of each site (a parameter, a buffer, an input) the last one, which a step may yet refer to. So there are never
+    more of them than uses in the steps held, and sites. A tensor that an op has made, and that no step refers to for as
+    long as steps are held, has no row when a later one reads it: its maker is not known then, as of what ran before the
+    recording.
+    """
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self._chunks: list[_Chunk] = []  # oldest first
+        self._last_use: dict[int, int] = {}  # of tensors of earlier steps: the last step that refers to it
+
+    def see(self, step: int, batches: Iterable[tuple[str, Mapping[str, pa.Array]]]) -> None:
+        """Notes to which tensors of earlier steps a step refers."""
+        used = [columns["tensor_id"] for table, columns in batches if table == "uses"]
+        own = [columns["tensor_id"] for table, columns in batches if table == "tensors"]
+        if used:
+            earlier = np.setdiff1d(_joined(used), _joined(own))
+            self._last_use.update(dict.fromkeys(earlier.tolist(), step))
+
+    def drop(
+        self, step: int, batches: Iterable[tuple[str, Mapping[str, pa.Array]]], *, is_replaced: bool = True
+    ) -> None:
+        """A step is dropped, the oldest that was held: keeps of its rows what is wanted, and no more of others'.
+
+        Args:
+            is_replaced: the step that takes its place has come; else that may refer to any of the rows.
+        """
+        self._chunks += [_chunk(columns) for table, columns in batches if table == "tensors"]
+        self._last_use = {tensor: last for tensor, last in self._last_use.items() if last > step}
+        if is_replaced and self._chunks:
+            self._prune()
+        else:
+            self._count()
+
+    def take(self) -> list[Mapping[str, pa.Array]]:
+        """The rows to which the steps that are held refer: they are written now, and kept no more.
+
+        What those steps have met themselves is written with them.
+        """
+        wanted = self._used()
+        written = [each.only(np.isin(each.tensor_id, wanted)) for each in self._chunks]
+        self._chunks = _filled(each.only(~np.isin(each.tensor_id, wanted)) for each in self._chunks)
+        self._last_use = {}
+        self._count()
+        return [each.columns for each in _filled(written)]
+
+    def _prune(self) -> None:
+        used = self._used()
+        site = np.concatenate([each.site_id for each in self._chunks])
+        is_last = np.zeros(len(site), bool)
+        _, from_end = np.unique(site[::-1], return_index=True)
+        is_last[len(site) - 1 - from_end] = True
+        is_wanted = (is_last & (site != _NO_SITE)) | np.isin(
+            np.concatenate([each.tensor_id for each in self._chunks]), used
+        )
+        ends = np.cumsum([len(each.site_id) for each in self._chunks])[:-1]
+        parts = zip(self._chunks, np.split(is_wanted, ends), strict=True)
+        self._chunks = _filled(each.only(wanted) for each, wanted in parts)
+        self._count()
+
+    def _used(self) -> _Ids:
+        return np.fromiter(self._last_use, np.int64, len(self._last_use))
+
+    def _count(self) -> None:
+        self.size_bytes = sum(each.size_bytes for each in self._chunks)
+
+
+class _Chunk(NamedTuple):
+    """Rows of one step."""
+
+    columns: Mapping[str, pa.Array]
+    tensor_id: _Ids
+    site_id: _Ids
+    size_bytes: int
+
+    def only(self, wanted: npt.NDArray[np.bool_]) -> "_Chunk":
+        """Some of the rows: a copy of them, unless it is all."""
+        if wanted.all():
+            return self
+        rows = from_numpy(np.flatnonzero(wanted), pa.int64())
+        return _chunk({name: each.take(rows) for name, each in self.columns.items()})
+
+
+def _chunk(columns: Mapping[str, pa.Array]) -> _Chunk:
+    site = columns.get("site_id")
+    ids = to_numpy(columns["tensor_id"])
+    sites = np.full(len(ids), _NO_SITE) if site is None else to_numpy(site, null=_NO_SITE).astype(np.int64)
+    return _Chunk(columns, ids, sites, sum(each.get_total_buffer_size() for each in columns.values()))
+
+
+def _filled(chunks: Iterable[_Chunk]) -> list[_Chunk]:
+    return [each for each in chunks if len(each.tensor_id)]
+
+
+def _joined(arrays: Sequence[pa.Array]) -> _Ids:
+    return np.concatenate([np.zeros(0, np.int64), *(to_numpy(each) for each in arrays)])

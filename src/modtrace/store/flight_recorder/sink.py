@@ -1,0 +1,243 @@
+"""A sink in front of another one: looks at each step, and holds the last ones until a trigger fires."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy.typing as npt
+import pyarrow as pa
+
+from ...recording.arrow.arrays import from_strings, to_numpy
+from ...recording.arrow.batches import to_columns
+from ...recording.meta import HELD, Note
+from ...recording.protocols import Sink
+from ...recording.triggers.triggers import OnSignal, Trigger
+from ...recording.triggers.watch import TriggerWatch
+from .held_steps import HeldSteps
+from .held_tensors import HeldBlob, HeldBlobs
+
+#: Small, and what is written later cannot be understood without them.
+_NEVER_HELD = frozenset({"modules", "sites"})
+
+#: So many firings are noted: `meta.json` is written anew for each.
+_MOST_NOTES = 1000
+
+#: So often it is told what did not fit: a trigger that fires again and again would fill `meta.json` with it.
+_MOST_MISSING = 20
+
+
+def in_front_of(
+    sink: Sink, keep: int | None, triggers: Sequence[Trigger], *, max_bytes: int, behind: int = 0
+) -> Sink:
+    """The sink that looks and holds; the one that was given, where there is nothing to look for or to hold."""
+    if keep is None and not triggers:
+        return sink
+    return KeepLast(sink, keep, triggers, max_bytes=max_bytes, behind=behind)
+
+
+class KeepLast:
+    """A `Sink` that passes on what it is given, or, with `keep`, only the steps before and in which a trigger fires.
+
+    It has to be given one step at a time, and `end_step` behind each. Calls of `put_tensor` may come at any time.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        keep: int | None,
+        triggers: Sequence[Trigger] = (),
+        *,
+        max_bytes: int,
+        behind: int = 0,
+    ) -> None:
+        """Stands in front of a sink.
+
+        Args:
+            sink: where steps are written.
+            keep: how many steps are held; None: each is passed on, and triggers leave a note alone.
+            triggers: what is looked at, in each step.
+            max_bytes: of the rows that are held; the oldest steps go first.
+            behind: how many steps behind one in which a trigger fires are written, too: captures wait for them.
+        """
+        self.signals = tuple(each for each in triggers if isinstance(each, OnSignal))
+        self.last_fired_step: int | None = None  # the last one in which a trigger has fired
+        self._sink = sink
+        self._keep = keep
+        self._behind = behind
+        self._max_bytes = max_bytes
+        self._watch = TriggerWatch(triggers)
+        self._held = None if keep is None else HeldSteps(keep, max_bytes)
+        self._blobs = HeldBlobs(max_bytes)
+        self._ending: int | None = None  # the step whose row has come
+        self._last_step: int | None = None
+        self._notes = 0
+        self._missing = 0  # marks of what did not fit
+        self._is_asked_for = False  # the step whose rows are coming: it was open when it was dumped
+
+    @property
+    def held_steps(self) -> int:
+        """How many steps wait."""
+        return 0 if self._held is None else len(self._held)
+
+    def write(self, table: str, columns: Mapping[str, Any]) -> None:
+        """Takes a batch of rows of one table; see `Sink.write`.
+
+        Raises:
+            ValueError: the columns do not fit the table.
+        """
+        given = to_columns(table, columns)
+        self._watch.see(table, given)
+        if self._held is None or table in _NEVER_HELD:
+            self._sink.write(table, given)
+        else:
+            blobs = self._blobs.claim(given["blob"].to_pylist()) if "blob" in given else {}
+            self._held.add(table, given, blobs)
+        if table == "steps" and len(given["step"]):  # behind it: an interrupt leaves no step without its row
+            self._ending = int(to_numpy(given["step"])[-1])
+
+    def put_tensor(
+        self,
+        name: str,
+        array: npt.NDArray[Any],
+        dtype: str,
+        shape: Sequence[int],
+        *,
+        step: int | None = None,
+    ) -> str | None:
+        """Takes a copy of a whole tensor; see `Sink.put_tensor`. It gets its place when its step is written."""
+        if self._held is None:
+            return self._sink.put_tensor(name, array, dtype, shape, step=step)
+        return self._blobs.put(name, array, dtype, shape, step)
+
+    def ask_for(self) -> None:
+        """The step whose rows are coming is to be written, with those held before it, whatever is in it."""
+        self._is_asked_for = True
+
+    def end_step(self, now_ns: int, *, force: bool = False) -> None:
+        """A step has ended, and all its rows have come: it is looked at, and written if a trigger fires.
+
+        Otherwise it is not put to rest at once, whatever `force` says: this runs on the user's thread.
+        """
+        step, self._ending = self._ending, None
+        if step is None:
+            self._sink.end_step(now_ns, force=force)
+            return
+        self._last_step = step
+        if self._held is not None:
+            self._blobs.end_step(step)
+            self._held.end_step(step)
+        fired = self._watch.end_step(step)
+        for note in fired:
+            self._note(note)
+        is_wanted = bool(fired) or self._is_asked_for
+        self._is_asked_for = False
+        if is_wanted:
+            self.last_fired_step = step
+        if self.last_fired_step is not None and step <= self.last_fired_step + self._behind:
+            self._write_held(now_ns)
+        self._sink.end_step(now_ns, force=is_wanted)
+
+    def fire(self, kind: str, reason: str, now_ns: int, *, coming: Sequence[int] = ()) -> None:
+        """Writes what is held, for a reason that lies outside of the steps: also a step that has not come whole.
+
+        Args:
+            coming: steps that count among those to be written, and have not ended: the last of them, for which
+                `ask_for` will be called, is the one that the reason is about. So many fewer are written now.
+        """
+        self._note(Note(step=coming[-1] if coming else self._last_step, kind=kind, reason=reason))
+        if self._last_step is not None and not coming:
+            self.last_fired_step = self._last_step
+        self._write_held(now_ns, len(coming))
+        self._sink.end_step(now_ns, force=True)
+
+    def mark(self, text: str) -> None:
+        """Notes that something is missing or went wrong."""
+        self._sink.mark(text)
+
+    def note(self, note: Note) -> None:
+        """Notes what has happened and is no damage."""
+        self._sink.note(note)
+
+    def close(self) -> None:
+        """Drops what is held, and says so; then closes the sink."""
+        if self._held is not None and self._held.seen:
+            count = f"{self._held.seen} step{'' if self._held.seen == 1 else 's'}"
+            since = "after the last trigger, " if self._notes else "no trigger fired; "
+            were = "was" if self._held.seen == 1 else "were"
+            reason = f"{since}{count} {were} held and dropped"
+            self._sink.note(Note(step=self._last_step, kind=HELD, reason=reason))
+            self._held.clear()
+        self._blobs.clear()
+        self._sink.close()
+
+    def abandon(self) -> None:
+        """Drops everything: this process is a fork, and the recording is its parent's."""
+        if self._held is not None:
+            self._held.clear()
+        self._blobs.clear()
+        self._sink.abandon()
+
+    def _note(self, note: Note) -> None:
+        self._notes += 1
+        if self._notes <= _MOST_NOTES:
+            self._sink.note(note)
+        elif self._notes == _MOST_NOTES + 1:
+            last = Note(step=note.step, kind=HELD, reason=f"triggers fired more than {_MOST_NOTES} times")
+            self._sink.note(last)
+
+    def _write_held(self, now_ns: int, coming: int = 0) -> None:
+        if self._held is None or self._keep is None:
+            return
+        wanted = max(self._keep - coming, 0)
+        self._held.make_room(coming)
+        self._mark_what_is_missing(self._held, wanted)
+        for step in self._held.take():
+            try:
+                while step.batches:  # one batch at a time: what an interrupt leaves is written the next time
+                    table, columns = step.batches.pop(0)
+                    self._sink.write(table, self._placed(columns, step.blobs))
+            except BaseException as error:
+                self._sink.mark(
+                    f"step {step.number} is incomplete: {type(error).__name__} while it was written"
+                )
+                raise
+            if step.number < 0:
+                self._sink.mark(
+                    f"the step behind step {self._last_step} is incomplete: its rows were broken off"
+                )
+            self._sink.end_step(now_ns)
+
+    def _mark_what_is_missing(self, held: HeldSteps, wanted: int) -> None:
+        if held.cut and len(held) < wanted:
+            self._mark_missing(
+                f"only {len(held)} of the last {wanted} steps before step {(self._last_step or 0) + 1} "
+                f"fitted into max_bytes={self._max_bytes}"
+            )
+        if self._blobs.left_out:
+            self._mark_missing(
+                f"{self._blobs.left_out} whole tensors ({self._blobs.left_out_bytes} bytes) of steps that had not "
+                f"ended did not fit into max_bytes={self._max_bytes}"
+            )
+            self._blobs.left_out = self._blobs.left_out_bytes = 0
+
+    def _mark_missing(self, text: str) -> None:
+        self._missing += 1
+        if self._missing <= _MOST_MISSING:
+            self._sink.mark(text)
+        elif self._missing == _MOST_MISSING + 1:
+            before = (self._last_step or 0) + 1
+            self._sink.mark(
+                f"before step {before} and later, more did not fit into max_bytes={self._max_bytes}"
+            )
+
+    def _placed(
+        self, columns: Mapping[str, pa.Array], blobs: Mapping[str, HeldBlob]
+    ) -> Mapping[str, pa.Array]:
+        """The columns with the places that whole tensors get now."""
+        if not blobs or "blob" not in columns:
+            return columns
+        references = columns["blob"].to_pylist()
+        places = {each: self._put(blobs[each]) for each in dict.fromkeys(references) if each in blobs}
+        return {**columns, "blob": from_strings([places.get(each, each) for each in references])}
+
+    def _put(self, blob: HeldBlob) -> str | None:
+        return self._sink.put_tensor(blob.name, blob.array, blob.dtype, blob.shape, step=blob.step)

@@ -1,0 +1,227 @@
+"""In which step and call ops are, how they count there, and what becomes of them between steps, by hand."""
+
+import threading
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import modtrace
+from collect.ops.test_ops_tensors import op_rows
+
+
+def recorded(run: Callable[[Any], object], model: object = None, **options: Any) -> modtrace.Recording:
+    """The ops of a run, which is given the recording that runs."""
+    torch.manual_seed(0)
+    with modtrace.record(model, ops=True, values=None, strict=True, **options) as rec:
+        run(rec)
+    assert rec.meta.marks == ()
+    return rec
+
+
+def runs_of(rec: modtrace.Recording) -> list[str]:
+    """Ops that ran one after the other at one place: `0 backward layer@1 x4`; `-` outside of calls or phases."""
+    modules = {row["module_id"]: row for row in rec.table("modules").to_pylist()}
+    calls = {row["call_id"]: row for row in rec.table("calls").to_pylist()}
+
+    def place(op: dict[str, Any]) -> str:
+        call = calls.get(op["call_id"])
+        at = "-"
+        if call is not None and call["module_id"] is not None:
+            module = modules[call["module_id"]]
+            at = f"{module['name'] or module['path']}@{call['nth']}"
+        assert call is None or (call["step"], call["phase"]) == (op["step"], op["phase"])
+        return f"{op['step']} {op['phase'] or '-'} {at}"
+
+    return [f"{where} x{len([*ops])}" for where, ops in groupby(op_rows(rec), place)]
+
+
+def layer(inputs: int = 2, outputs: int = 2) -> nn.Linear:
+    return nn.Linear(inputs, outputs, bias=False)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+
+
+def test_accumulated_batches_are_one_step_and_evaluation_is_another():
+    model = layer()
+    optimizer = sgd(model)
+    x = torch.ones(1, 2)
+
+    def run(rec):
+        for _ in range(2):
+            for _ in range(2):
+                model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                model(x).sum()
+
+    train = [
+        "forward Linear@0 x2",
+        "- - x2",  # the loss
+        "backward - x1",
+        "backward Linear@0 x4",
+        "backward - x1",  # the gradient is kept
+        "forward Linear@1 x2",
+        "- - x2",
+        "backward - x1",
+        "backward Linear@1 x4",
+        "backward - x1",  # and added to
+        "- - x1",  # the profiler's marks, around the optimizer's step
+        "optimizer - x1",
+        "- - x3",
+    ]
+    evaluate = ["forward Linear@0 x2", "- - x1"]
+    assert runs_of(recorded(run, model)) == [
+        *(f"0 {each}" for each in train),
+        *(f"1 {each}" for each in evaluate),
+        *(f"2 {each}" for each in train),
+        *(f"3 {each}" for each in evaluate),
+    ]
+
+
+def test_each_optimizer_step_of_a_gan_ends_a_step():
+    makes, judges = layer(), layer(2, 1)
+    optimizers = sgd(makes), sgd(judges)
+    x = torch.ones(1, 2)
+
+    def run(rec):
+        fake = makes(x)
+        (judges(x) - judges(fake.detach())).sum().backward()
+        optimizers[1].step()
+        optimizers[1].zero_grad()
+        judges(fake).sum().backward()
+        optimizers[0].step()
+        rec.step()
+        judges(x)
+
+    assert runs_of(recorded(run, {"makes": makes, "judges": judges})) == [
+        "0 forward makes@0 x2",
+        "0 forward judges@0 x2",
+        "0 - - x1",
+        "0 forward judges@1 x2",
+        "0 - - x3",
+        "0 backward - x2",
+        "0 backward judges@1 x4",
+        "0 backward judges@0 x5",  # with the addition to what the other one has given
+        "0 backward - x1",
+        "0 - - x1",
+        "0 optimizer - x1",
+        "0 - - x3",
+        "1 forward judges@0 x2",
+        "1 - - x2",
+        "1 backward - x1",
+        "1 backward judges@0 x6",
+        "1 backward - x1",
+        "1 backward makes@0 x4",
+        "1 backward - x1",
+        "1 - - x1",
+        "1 optimizer - x1",
+        "1 - - x1",
+        "2 forward judges@0 x2",
+    ]
+
+
+def test_ops_count_by_name_within_their_call():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer()
+
+        def forward(self, x):
+            return self.layer(self.layer(x * 2) * 3) * 4
+
+    model = Net()
+    rec = recorded(lambda rec: [model(torch.ones(1, 2)) * 5 * 6 for _ in range(2)], model)
+    found = [(row["call_id"], row["name"], row["nth"]) for row in op_rows(rec) if row["phase"] != "backward"]
+    whole, first, second = (row["call_id"] for row in rec.table("calls").to_pylist() if row["step"] == 0)
+    assert [each for each in found if each[0] in (whole, first, second, None)][:13] == [
+        (None, "aten.ones.default", 0),
+        (whole, "aten.mul.Tensor", 0),
+        (first, "aten.t.default", 0),
+        (first, "aten.mm.default", 0),
+        (whole, "aten.mul.Tensor", 1),
+        (second, "aten.t.default", 0),
+        (second, "aten.mm.default", 0),
+        (whole, "aten.mul.Tensor", 2),
+        (None, "aten.mul.Tensor", 0),
+        (None, "aten.mul.Tensor", 1),
+        (None, "aten.ones.default", 1),
+        (None, "aten.mul.Tensor", 0),  # in the next step
+        (None, "aten.mul.Tensor", 1),
+    ]
+
+
+def test_ops_of_the_recording_thread_are_recorded_alone_with_its_number():
+    model = layer()
+
+    def run(rec):
+        thread = threading.Thread(target=lambda: model(torch.ones(7, 2)))
+        thread.start()
+        thread.join()
+        model(torch.ones(3, 2))
+
+    rec = recorded(run, model)
+    threads = {row["thread"] for row in op_rows(rec)}
+    assert [row["args"] for row in op_rows(rec) if row["name"] == "aten.ones.default"] == [
+        '{"size":[3,2],"device":"cpu","pin_memory":false}'
+    ]
+    [last] = rec.table("calls").to_pylist()[-1:]
+    assert threads == {last["thread"]}
+
+
+# Ops without any module.
+
+
+def test_training_without_modules_is_in_order_and_its_backward_is_joined():
+    def run(rec):
+        (torch.ones(2, requires_grad=True) * 2).sum().backward()
+
+    rec = recorded(run)
+    rows = rec.table("ops").to_pylist()
+    assert [row["op_id"] for row in rows] == [*range(len(rows))]
+    assert {row["step"] for row in rows} == {0}
+    assert [row["forward_op_id"] for row in rows if row["phase"] == "backward"] == [2, 1, None]
+
+
+# A batch is taken while an op runs.
+
+
+@pytest.fixture(scope="module")
+def running_ops():
+    """Ops inside of which a module runs: on this thread, or on another one."""
+    inner = layer()
+    library = torch.library.Library("modtrace_tests", "FRAGMENT")
+
+    def on_another(x):
+        thread = threading.Thread(target=lambda: inner(torch.ones(1, 2)))
+        thread.start()
+        thread.join()
+        return x + 1
+
+    for name, run in (("runs_a_module", lambda x: inner(x) + 0), ("waits_for_a_thread", on_another)):
+        library.define(f"{name}(Tensor x) -> Tensor")
+        library.impl(name, run, "CPU")
+    yield torch.ops.modtrace_tests
+    library._destroy()
+
+
+@pytest.mark.parametrize("name", ["runs_a_module", "waits_for_a_thread"])
+def test_modules_that_begin_a_step_while_an_op_runs_do_not_part_it_from_what_it_reads(name, running_ops):
+    def run(rec):
+        x = torch.ones(1, 2)
+        with torch.no_grad():
+            for _ in range(3):
+                x = getattr(running_ops, name)(x * 2 + 1) * 3
+                rec.table("ops")  # writes what has ended
+
+    rec = recorded(run)
+    tensors = {row["tensor_id"]: row["producer_op"] for row in rec.table("tensors").to_pylist()}
+    used = {use["consumer_op"]: tensors[use["tensor_id"]] for use in rec.table("uses").to_pylist()}
+    assert used == {op: op - 1 for op in range(1, 13)}
+    assert len(rec.table("ops")) == 13

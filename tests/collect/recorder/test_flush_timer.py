@@ -1,0 +1,95 @@
+"""When ended steps are written, by whom, and what happens where the system has no more threads."""
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import modtrace
+from helpers.user_modes import SeesFunctions, SeesOps
+from modtrace.errors import ModtraceWarning
+
+
+@pytest.fixture
+def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+def train(steps: int) -> None:
+    model = nn.Linear(2, 2)
+    for _ in range(steps):
+        model(torch.ones(1, 2)).sum().backward()
+        model.zero_grad()
+
+
+def test_recording_without_a_timer_has_every_step(tmp_path, no_more_threads):
+    rec = modtrace.record(to=tmp_path / "run.modtrace", ops=True)
+    with pytest.warns(ModtraceWarning) as caught:
+        rec.__enter__()
+    train(3)
+    rec.__exit__(None, None, None)
+    assert [str(each.message) for each in caught] == [
+        "no thread could be started beside the training (can't start new thread): steps are written when later ones "
+        "end, and at the close. The run and the recording go on; a higher limit of threads (ulimit -u) gives it one."
+    ]
+    assert rec.table("steps")["step"].to_pylist() == [0, 1, 2]
+    assert rec.meta.marks == ()
+
+
+def test_signal_is_acted_on_without_a_thread_when_a_step_ends(no_more_threads):
+    before = signal.getsignal(signal.SIGUSR1)
+    rec = modtrace.record(keep_last=2, triggers=modtrace.OnSignal("SIGUSR1"))
+    with pytest.warns(ModtraceWarning) as caught:
+        rec.__enter__()
+    assert "signals are acted on when a step ends" in str(caught[1].message)
+    train(3)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    train(1)
+    rec.__exit__(None, None, None)
+    assert [each.reason for each in rec.triggers] == ["SIGUSR1"]
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_step_is_written_at_its_end_by_the_training_itself(tmp_path, monkeypatch, no_more_threads):
+    """Once 100 ms have passed since the last time: here the clock stands still, or makes a leap."""
+    now_s = [1000.0]
+    monkeypatch.setattr("modtrace.collect.recorder.flush_timer.time.monotonic", lambda: now_s[0])
+    steps = []
+    with pytest.warns(ModtraceWarning):
+        rec = modtrace.record(to=tmp_path / "run.modtrace").__enter__()
+    for leap_s in (0.0, 0.0, 0.099, 0.002, 0.05, 0.1):
+        now_s[0] += leap_s
+        train(1)
+        rec.step()
+        steps.append(modtrace.open_recording(tmp_path / "run.modtrace").table("steps").num_rows)
+    rec.__exit__(None, None, None)
+    assert steps == [1, 1, 1, 3, 3, 5]
+    assert rec.table("steps").num_rows == 6
+
+
+@pytest.mark.parametrize("mode_type", [SeesOps, SeesFunctions])
+@pytest.mark.parametrize(
+    "options", [{}, {"ops": True}, {"values": modtrace.Capture(stats=2, hash=True, tensors=True)}]
+)
+def test_modes_of_the_users_see_nothing_of_what_is_written_at_a_steps_end(
+    tmp_path, monkeypatch, mode_type, options
+):
+    monkeypatch.setattr("modtrace.collect.recorder.flush_timer._FLUSH_AFTER_S", 0.0)
+    with mode_type() as alone:
+        for _ in range(3):
+            train(1)
+    written = []
+    with modtrace.record(to=tmp_path / "run.modtrace", strict=True, **options) as rec, mode_type() as beside:
+        for _ in range(3):
+            train(1)
+            rec.step()
+            written.append(modtrace.open_recording(tmp_path / "run.modtrace").table("steps").num_rows)
+    assert beside.seen == alone.seen
+    if "ops" not in options:  # those the timer's thread writes
+        assert written == [1, 2, 3]
