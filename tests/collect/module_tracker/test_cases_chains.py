@@ -1,0 +1,172 @@
+"""Chains of modules, and modules that run more than once: which ops belong to whom."""
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.tracker_case_models import (
+    GRADIENTS,
+    LINEAR,
+    LOSS,
+    LOSS_GRADIENT,
+    MLP,
+    WEIGHT_GRADIENT,
+    linear,
+    x,
+)
+from helpers.tracker_cases import (
+    MOD_TRACKER,
+    MODULE_TRACKER,
+    ours,
+    theirs,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed(seeded):
+    """The same parameters in every run."""
+
+
+def test_ops_of_a_chain_belong_to_their_modules():
+    """c01"""
+    model, value = MLP(), x()
+    with ours() as ops:
+        model(value).sum().backward()
+        assert ops.lines == [
+            ("forward", "MLP > MLP.first", LINEAR),
+            ("forward", "MLP > MLP.act", "relu detach"),
+            ("forward", "MLP > MLP.second", LINEAR),
+            LOSS,
+            LOSS_GRADIENT,
+            ("backward", "MLP > MLP.second", GRADIENTS),
+            ("backward", "MLP > MLP.second -> second.weight", "detach"),
+            ("backward", "MLP > MLP.act", "detach threshold_backward"),
+            ("backward", "MLP > MLP.first", WEIGHT_GRADIENT),
+            ("backward", "MLP > MLP.first -> first.weight", "detach"),
+        ]
+
+
+def test_the_gradient_of_a_leaf_that_is_no_parameter_is_accumulated_outside():
+    """c01b"""
+    model, value = MLP(), x(requires_grad=True)
+    with ours() as ops:
+        model(value).sum().backward()
+        assert ops.lines == [
+            ("forward", "MLP > MLP.first", LINEAR),
+            ("forward", "MLP > MLP.act", "relu detach"),
+            ("forward", "MLP > MLP.second", LINEAR),
+            LOSS,
+            LOSS_GRADIENT,
+            ("backward", "MLP > MLP.second", GRADIENTS),
+            ("backward", "MLP > MLP.second -> second.weight", "detach"),
+            ("backward", "MLP > MLP.act", "detach threshold_backward"),
+            ("backward", "MLP > MLP.first", "t mm t t mm"),
+            ("backward", "", "detach"),
+            ("backward", "MLP > MLP.first", "t"),
+            ("backward", "MLP > MLP.first -> first.weight", "detach"),
+        ]
+
+
+def test_a_module_with_integer_input_has_its_backward():
+    """c01c"""
+
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(5, 4)
+            self.l = linear()
+
+        def forward(self, tokens):
+            return self.l(self.embed(tokens))
+
+    model, tokens = M(), torch.tensor([1, 3])
+    with ours() as ops:
+        model(tokens).sum().backward()
+        assert ops.lines == [
+            ("forward", "M > M.embed", "embedding"),
+            ("forward", "M > M.l", LINEAR),
+            LOSS,
+            LOSS_GRADIENT,
+            ("backward", "M > M.l", GRADIENTS),
+            ("backward", "M > M.l -> l.weight", "detach"),
+            ("backward", "M > M.embed", "embedding_dense_backward"),
+            ("backward", "M > M.embed -> embed.weight", "detach"),
+        ]
+
+
+# Modules that run more than once.
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = linear()
+
+    def forward(self, x):
+        return self.l(self.l(x))
+
+
+@pytest.mark.parametrize("additions", [False, True])
+def test_two_calls_of_a_module_are_told_apart(additions):
+    """c02: and with `additions` the sum of their two gradients of one weight from the work of either."""
+    model, value = Twice(), x()
+    with ours(additions=additions) as ops:
+        model(value).sum().backward()
+        assert ops.lines == [
+            ("forward", "Twice > Twice.l", LINEAR),
+            ("forward", "Twice > Twice.l @1", LINEAR),
+            LOSS,
+            LOSS_GRADIENT,
+            ("backward", "Twice > Twice.l @1", GRADIENTS),
+            *(
+                [("backward", "Twice > Twice.l", WEIGHT_GRADIENT), ("backward", "Twice +", "add")]
+                if additions
+                else [("backward", "Twice > Twice.l", "t mm t t add")]
+            ),
+            ("backward", "Twice > Twice.l -> l.weight", "detach"),
+        ]
+
+
+class R(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = linear()
+
+    def forward(self, x, depth=1):
+        x = self.l(x)
+        x = self(x, depth - 1) if depth else x
+        return x.neg()
+
+
+def test_a_module_that_calls_itself_is_in_the_stack_as_often():
+    """c02b"""
+    model, value = R(), x()
+    with ours(additions=True) as ops:
+        model(value).sum().backward()
+        assert ops.lines == [
+            ("forward", "R > R.l", LINEAR),
+            ("forward", "R > R > R.l @1", LINEAR),
+            ("forward", "R > R @1", "neg"),
+            ("forward", "R", "neg"),
+            LOSS,
+            LOSS_GRADIENT,
+            ("backward", "R", "neg"),
+            ("backward", "R > R @1", "neg"),
+            ("backward", "R > R > R.l @1", GRADIENTS),
+            ("backward", "R > R.l", WEIGHT_GRADIENT),
+            ("backward", "R +", "add"),
+            ("backward", "R > R.l -> l.weight", "detach"),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "after_inner"), [(MODULE_TRACKER, ""), (MOD_TRACKER, "R")], ids=["ModuleTracker", "ModTracker"]
+)
+def test_pytorchs_module_tracker_leaves_a_module_that_calls_itself_too_early(kind, after_inner):
+    """c02b"""
+    model = R()
+    with theirs(kind) as ops:
+        model(x())
+        assert ops.at("neg", "forward") == ["R", after_inner]

@@ -1,0 +1,389 @@
+"""torch.compile and tracing, in which PyTorch's trackers fail."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing
+import torch.utils.module_tracker
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from helpers.asked import GLOBAL, Asked
+from helpers.tracker_runs import (
+    COMPILED_M,
+    DISTRIBUTED,
+    M_TRAINS,
+    TORCHS,
+    WAYS,
+    M,
+    asked,
+    asked_of_torch,
+    compiled_graphs,
+    make_compiled,
+    of,
+    of_torch,
+    ours_compiled,
+    train,
+)
+from helpers.twins import bits, state
+from modtrace import ModuleTracker
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks"),
+    pytest.mark.filterwarnings("ignore:.*deprecated"),
+]
+
+
+class Counting:
+    """A backend that counts how often graphs are made, and how often they run."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.ran = 0
+
+    def __call__(self, graph, inputs):
+        self.made += 1
+
+        def run(*args):
+            self.ran += 1
+            return graph.forward(*args)
+
+        return run
+
+
+EACH_WAY = pytest.mark.parametrize("way", WAYS)
+
+
+def graphs_of(way: str) -> int:
+    """How many graphs run in one forward: of two layers the second has an input that needs a gradient."""
+    return 2 if way.startswith("by layer") else 1
+
+
+def compile_outcome(way: str, tracked: bool, *, before: int) -> Any:
+    """Bits, graphs and breaks of three steps, with so many before them."""
+    torch._dynamo.reset()
+    counters.clear()
+    model = make_compiled(way)
+    for _ in range(before):
+        train(model)
+    with ModuleTracker(strict=True) if tracked else nullcontext():
+        for _ in range(3):
+            train(model)
+    return [bits(each) for each in tree_leaves(state(model))], *compiled_graphs()
+
+
+@EACH_WAY
+@pytest.mark.parametrize("before", [0, 2], ids=["first run inside", "compiled before"])
+def test_tracking_changes_nothing_of_what_is_compiled(dynamo, way, before):
+    """d10, k01, k06, k05, k02, k03, k04: no exception, no break, no compilation more, the same bits."""
+    plain = compile_outcome(way, tracked=False, before=before)
+    assert compile_outcome(way, tracked=True, before=before) == plain
+    assert plain[1:] == (graphs_of(way), {})
+
+
+@EACH_WAY
+def test_what_is_compiled_inside_stays_compiled_and_is_compiled_once_more_at_most(dynamo, way):
+    """d10, k01, k06, k05, k03, k04"""
+    counting = Counting()
+    model = make_compiled(way, backend=counting)
+    graphs = graphs_of(way)
+    made = []
+    for tracked in (True, False, True, False):
+        with ModuleTracker(strict=True) if tracked else nullcontext():
+            for _ in range(3):
+                counting.ran = 0
+                train(model)
+                assert counting.ran == graphs
+        made.append(counting.made)
+    assert made[0] == graphs
+    assert made[1] <= 2 * graphs
+    assert made[1:] == [made[1]] * 3
+
+
+@EACH_WAY
+def test_what_was_compiled_before_runs_on_inside_and_afterwards(dynamo, way):
+    """k02"""
+    counting = Counting()
+    model = make_compiled(way, backend=counting)
+    graphs = graphs_of(way)
+    for tracked in (False, True, False):
+        with ModuleTracker(strict=True) if tracked else nullcontext():
+            for _ in range(2):
+                counting.ran = 0
+                train(model)
+                assert counting.ran == graphs
+        assert counting.made == graphs
+
+
+COMPILED_BLOCKS = [
+    "addmm forward: Stacked Stacked.blocks Stacked.blocks.0 compiled (call compiled)",
+    "relu forward: Stacked Stacked.blocks Stacked.blocks.0 compiled (call compiled)",
+    "addmm forward: Stacked Stacked.blocks Stacked.blocks.1 compiled (call compiled)",
+    "relu forward: Stacked Stacked.blocks Stacked.blocks.1 compiled (call compiled)",
+    "tanh forward: Stacked",
+    "tanh_backward backward: Stacked",
+    "threshold_backward backward: Stacked Stacked.blocks Stacked.blocks.1 compiled (call compiled)",
+    "mm backward: Stacked Stacked.blocks Stacked.blocks.1 compiled (call compiled)",
+    "mm backward: Stacked Stacked.blocks Stacked.blocks.1 compiled (call compiled)",
+    "threshold_backward backward: Stacked Stacked.blocks Stacked.blocks.0 compiled (call compiled)",
+    "mm backward: Stacked Stacked.blocks Stacked.blocks.0 compiled (call compiled)",
+]
+
+
+@EACH_WAY
+@pytest.mark.parametrize("before", [0, 2], ids=["first run inside", "compiled before"])
+def test_ops_of_a_compiled_region_are_those_of_its_module_and_marked(dynamo, way, before):
+    """d10, k01, k06, k05, k02, k03, k04"""
+    model = make_compiled(way)
+    for _ in range(before):
+        train(model)
+    lines = COMPILED_BLOCKS if way.startswith("by layer") else COMPILED_M
+    assert asked(lambda: train(model), answer=ours_compiled) == lines
+    assert asked(lambda: train(model), answer=ours_compiled) == lines
+
+
+def names_met(way: str, backend: Any = None) -> set[str]:
+    """All names that hooks hear of, inside a first run and a second one."""
+    model = make_compiled(way, backend)
+    met: set[str] = set()
+
+    def look(*_: Any) -> None:
+        met.update(tracker.parents)
+
+    with ModuleTracker(strict=True) as tracker:
+        tracker.register_user_hooks(look, look, look, look)
+        train(model)
+        train(model)
+    return met
+
+
+@EACH_WAY
+def test_user_hooks_at_compiled_modules_hear_clean_names_only(dynamo, way):
+    """d10, k01, k06, k05, k03, k04: no GraphModule, no OptimizedModule."""
+    blocks = {"Stacked", "Stacked.blocks", "Stacked.blocks.0", "Stacked.blocks.1"}
+    assert names_met(way) == {GLOBAL} | (blocks if way.startswith("by layer") else {"M"})
+
+
+@pytest.mark.parametrize("way", ["eager", "module.compile() by eager", "eager full graph"])
+def test_backend_of_the_user_that_gives_the_graph_module_itself_shows_no_graph_module(dynamo, way):
+    """k01: Dynamo calls it as a module then."""
+    assert names_met(way, backend=lambda graph, inputs: graph) == {GLOBAL, "M"}
+
+
+def test_compiled_model_given_as_root_has_the_name_of_what_is_in_it(dynamo):
+    """d10"""
+    model = torch.compile(M(), backend="eager")
+    with ModuleTracker(model, strict=True) as tracker:
+        assert tracker.get_known_fqn(model) == "M"
+        train(model)
+        assert tracker.get_known_fqn(model) == "M"
+        assert tracker.get_known_fqn(model._orig_mod) == "M"
+        assert tracker.get_known_fqn(model._orig_mod.l) == "M.l"
+
+
+def test_two_compiled_models_of_one_class_are_two_roots(dynamo):
+    """d10"""
+    models = [torch.compile(M(), backend="aot_eager") for _ in range(2)]
+    lines = asked(lambda: [train(each) for each in models])
+    assert lines == [
+        "addmm forward: M",
+        "relu forward: M",
+        "threshold_backward backward: M",
+        "mm backward: M",
+        "addmm forward: M#1",
+        "relu forward: M#1",
+        "threshold_backward backward: M#1",
+        "mm backward: M#1",
+    ]
+
+
+class Breaking(nn.Module):
+    """Its graph breaks between its two children."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.b = nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.a(x)
+        torch._dynamo.graph_break()
+        return self.b(x)
+
+
+def test_model_whose_graph_breaks_by_itself_breaks_no_more_often(dynamo):
+    """d10"""
+    found = []
+    for tracked in (False, True):
+        torch._dynamo.reset()
+        counters.clear()
+        model = torch.compile(Breaking(), backend="aot_eager")
+        with ModuleTracker(strict=True) if tracked else nullcontext():
+            train(model)
+            train(model)
+        found.append((counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())))
+    assert found == [(2, 1), (2, 1)]
+
+
+def test_compiled_function_around_modules_is_nobodys_and_does_not_break(dynamo):
+    """k05"""
+    model = M()
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def run(x):
+        return model(x) * 2
+
+    lines = asked(lambda: train(run))
+    assert lines[:3] == ["addmm None:", "relu None:", "mul None:"]
+    assert compiled_graphs() == (1, {})
+
+
+@pytest.mark.parametrize("way", ["eager", "aot_eager"])
+def test_first_run_of_a_compiled_model_raises_with_torchs_tracker(dynamo, way):
+    """d10, k01, k06"""
+    errors = (AssertionError, torch._dynamo.exc.TorchDynamoException)
+    with pytest.raises(errors, match="tracked"), of_torch(TORCHS):
+        train(make_compiled(way))
+
+
+def test_full_graph_raises_with_torchs_tracker(dynamo):
+    """k05: which of its two errors it is depends on what ran before in the process."""
+    errors = (AssertionError, torch._dynamo.exc.TorchDynamoException)
+    with pytest.raises(errors), of_torch(TORCHS):
+        train(make_compiled("aot_eager full graph"))
+
+
+@pytest.mark.parametrize("way", ["eager", "aot_eager", "aot_eager full graph"])
+def test_compiled_model_is_nobodys_for_torchs_distributed_tracker(dynamo, way):
+    """d10, k01, k06, k05"""
+    lines = asked_of_torch(DISTRIBUTED, lambda: train(make_compiled(way)))
+    assert {each.partition(":")[2] for each in lines} == {""}
+
+
+def heard_inside(kind: Any, model: nn.Module) -> set[str]:
+    """The names that one of torch's trackers shows while graphs of the model run."""
+    with of_torch(kind) as tracker, Asked(tracker) as seen:
+        model(torch.ones(2, 4))
+    return {name for line in seen.lines for name in line.partition(":")[2].split()}
+
+
+def test_compiled_model_that_ran_before_is_two_bogus_modules_for_torchs_tracker(dynamo):
+    """k02: so where all modules are torch's own; a class of the user's makes it raise."""
+    plain = torch.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend="aot_eager")
+    own_class = make_compiled("aot_eager")
+    for model in (plain, own_class):
+        model(torch.ones(2, 4))
+    assert heard_inside(TORCHS, plain) == {"GraphModule", "OptimizedModule"}
+    assert heard_inside(DISTRIBUTED, plain) == heard_inside(DISTRIBUTED, own_class) == set()
+    with pytest.raises(AssertionError, match="tracked"):
+        heard_inside(TORCHS, own_class)
+
+
+@pytest.mark.parametrize("way", ["module.compile() by aot_eager", "by layer by aot_eager"])
+def test_modules_that_compile_themselves_show_a_bogus_module_with_torchs_trackers(dynamo, way):
+    """k03, k04"""
+    assert "GraphModule" in heard_inside(TORCHS, make_compiled(way))
+    assert counters["graph_break"]
+    torch._dynamo.reset()
+    counters.clear()
+    assert "GraphModule" in heard_inside(DISTRIBUTED, make_compiled(way))
+
+
+class Plain(TorchDispatchMode):
+    """A mode that knows nothing of compilers."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["first run inside", "compiled before"])
+def test_plain_dispatch_mode_makes_torch_skip_compiled_code_with_or_without_tracker(dynamo, before):
+    """d10b, d10c: it is torch that goes over to eager; a tracker alone never does it."""
+    found = []
+    for tracked in (False, True):
+        torch._dynamo.reset()
+        counting = Counting()
+        model = torch.compile(M(), backend=counting)
+        ran = []
+        for _ in range(before):
+            model(torch.ones(2, 4))
+        with ModuleTracker(strict=True) if tracked else nullcontext():
+            for mode in (Plain(), nullcontext()):
+                counting.ran = 0
+                with mode:
+                    train(model)
+                ran.append(counting.ran)
+        found.append((counting.made, ran))
+    assert found[1] == found[0]
+    assert found[0][1][0] == 0
+
+
+def test_names_under_a_plain_dispatch_mode_are_those_of_the_eager_modules(dynamo):
+    """d10b"""
+    model = torch.compile(M(), backend="aot_eager")
+
+    class PlainAsked(Asked):
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            return False
+
+    with ModuleTracker(strict=True) as tracker, PlainAsked(tracker) as seen:
+        train(model)
+    assert seen.lines == M_TRAINS
+
+
+# Tracing.
+
+
+def test_export_runs_and_gives_the_same_program(dynamo):
+    """k07"""
+    torch.manual_seed(0)
+    model = M()
+    plain = torch.export.export(model, (torch.ones(2, 4),))
+    with ModuleTracker(strict=True) as tracker:
+        exported = torch.export.export(model, (torch.ones(2, 4),))
+        assert tracker.parents == {GLOBAL}
+        assert exported.graph_module.code == plain.graph_module.code
+        lines = asked(lambda: train(model), tracker)
+        assert lines == M_TRAINS
+        runnable = exported.module()
+        lines = asked(lambda: runnable(torch.ones(2, 4)), tracker)
+        assert [each.partition(":")[2].split()[0] for each in lines] == [type(runnable).__name__] * 2
+
+
+def test_symbolic_trace_gives_the_same_code(dynamo):
+    """d20"""
+    model = M()
+    plain = torch.fx.symbolic_trace(model)
+    with ModuleTracker(strict=True) as tracker:
+        traced = torch.fx.symbolic_trace(model)
+        assert tracker.parents == {GLOBAL}
+        assert traced.code == plain.code
+        assert asked(lambda: train(model), tracker) == M_TRAINS
+        # It shares its parts with the model; below a caller a part has its path from there.
+        assert asked(lambda: train(traced), tracker) == of("M#1", M_TRAINS)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_jit_trace_runs_and_the_traced_module_is_a_root():
+    """d19"""
+    model = M()
+    with ModuleTracker(strict=True) as tracker:
+        traced = torch.jit.trace(model, torch.ones(2, 4))
+        assert tracker.parents == {GLOBAL}
+        assert asked(lambda: train(model), tracker) == M_TRAINS
+        lines = asked(lambda: traced(torch.ones(2, 4)), tracker)
+    assert {each.partition(":")[2].split()[0] for each in lines} == {"TopLevelTracedModule"}
+
+
+def test_lines_of_another_name():
+    assert of("M#1", M_TRAINS) == [
+        "addmm forward: M#1 M#1.l",
+        "relu forward: M#1",
+        "threshold_backward backward: M#1",
+        "mm backward: M#1 M#1.l",
+    ]

@@ -1,0 +1,245 @@
+"""Exceptions in forwards, backwards and hooks, in which PyTorch's trackers were tried."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as module_hooks
+
+import modtrace
+from helpers.tracker_case_models import (
+    LINEAR,
+    LOSS,
+    LOSS_GRADIENT,
+    WEIGHT_GRADIENT,
+    linear,
+    x,
+)
+from helpers.tracker_cases import (
+    BOTH,
+    MOD_TRACKER,
+    MODULE_TRACKER,
+    Hooks,
+    Ops,
+    left_behind_put_right,
+    ours,
+    theirs,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed(seeded):
+    """The same parameters in every run."""
+
+
+# Exceptions.
+
+
+class Bad(nn.Module):
+    def forward(self, x):
+        x.exp()
+        raise ValueError("so it goes")
+
+
+class Failing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bad = Bad()
+
+    def forward(self, x):
+        return self.bad(x)
+
+
+class Catching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bad, self.ok = Bad(), linear()
+
+    def forward(self, x):
+        try:
+            return self.bad(x)
+        except ValueError:
+            return self.ok(x.neg())
+
+
+class RaisesInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient.exp()
+        raise ValueError("so it goes")
+
+
+class FailingBackward(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = linear()
+
+    def forward(self, x):
+        return RaisesInBackward.apply(self.l(x))
+
+
+def test_an_exception_that_is_caught_outside_leaves_nothing():
+    """d07"""
+    model, after, value = Failing(), linear(), x()
+    with ours() as ops:
+        hooks = Hooks(ops.tracker)
+        with pytest.raises(ValueError, match="so it goes"):
+            model(value)
+        assert ops.tracker.parents == {"Global"}
+        after(value).sum().backward()
+        assert ops.lines == [
+            ("forward", "Failing > Failing.bad", "exp"),
+            ("forward", "Linear", LINEAR),
+            LOSS,
+            LOSS_GRADIENT,
+            ("backward", "Linear", WEIGHT_GRADIENT),
+            ("backward", "Linear -> weight", "detach"),
+        ]
+        assert hooks.events == [
+            ("fw", "forward", "+Failing +Failing.bad -Failing.bad -Failing +Linear -Linear"),
+            ("bw", "backward", "+Linear -Linear"),
+        ]
+
+
+def test_an_exception_that_the_parent_catches_ends_only_the_child():
+    """d07b"""
+    model, value = Catching(), x()
+    with ours() as ops:
+        hooks = Hooks(ops.tracker)
+        model(value).sum().backward()
+        assert ops.tracker.parents == {"Global"}
+        assert ops.lines == [
+            ("forward", "Catching > Catching.bad", "exp"),
+            ("forward", "Catching", "neg"),
+            ("forward", "Catching > Catching.ok", LINEAR),
+            LOSS,
+            LOSS_GRADIENT,
+            ("backward", "Catching > Catching.ok", WEIGHT_GRADIENT),
+            ("backward", "Catching > Catching.ok -> ok.weight", "detach"),
+        ]
+        assert hooks.events == [
+            ("fw", "forward", "+Catching +Catching.bad -Catching.bad +Catching.ok -Catching.ok -Catching"),
+            ("bw", "backward", "+Catching +Catching.ok -Catching.ok -Catching"),
+        ]
+
+
+def raise_in_hook(module, args):
+    args[0].exp()
+    raise ValueError("so it goes")
+
+
+def test_an_exception_in_a_users_hook_leaves_nothing():
+    """d07c: a hook of a module runs before or inside its call."""
+    model, value = nn.Sequential(linear()), x()
+    model[0].register_forward_pre_hook(raise_in_hook)
+    with ours() as ops:
+        with pytest.raises(ValueError, match="so it goes"):
+            model(value)
+        assert ops.tracker.parents == {"Global"}
+        linear()(value)
+        assert ops.lines[:1] == [("forward", "Sequential > Sequential.0", "exp")]
+
+
+def test_an_exception_in_a_backward_leaves_nothing():
+    """d07d: the next backward is as if nothing had been."""
+    model, after, value = FailingBackward(), linear(), x()
+    with ours() as ops:
+        hooks = Hooks(ops.tracker)
+        with pytest.raises(ValueError, match="so it goes"):
+            model(value).sum().backward()
+        assert (ops.tracker.parents, ops.tracker.phase) == ({"Global"}, None)
+        after(value).sum().backward()
+        assert ops.lines == [
+            ("forward", "FailingBackward > FailingBackward.l", LINEAR),
+            ("forward", "FailingBackward", "clone"),
+            LOSS,
+            LOSS_GRADIENT,
+            ("backward", "FailingBackward", "exp"),
+            ("forward", "Linear", LINEAR),
+            LOSS,
+            LOSS_GRADIENT,
+            ("backward", "Linear", WEIGHT_GRADIENT),
+            ("backward", "Linear -> weight", "detach"),
+        ]
+        assert hooks.events == [
+            ("fw", "forward", "+FailingBackward +FailingBackward.l -FailingBackward.l -FailingBackward"),
+            ("bw", "backward", "+FailingBackward"),
+            ("fw", "forward", "+Linear -Linear"),
+            ("bw", "backward", "+Linear -Linear"),
+        ]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_exception_that_leaves_the_block_ends_the_tracking(error):
+    """d07e"""
+
+    class M(nn.Module):
+        def forward(self, x):
+            raise error
+
+    model = M()
+    with pytest.raises(error), modtrace.ModuleTracker(strict=True) as tracker:
+        model(x())
+    assert tracker.parents == {"Global"}
+    with pytest.raises(error):
+        model(x())
+    assert tracker.parents == {"Global"}
+
+
+def test_a_tracker_entered_in_its_own_context_goes_on_to_the_outermost_end():
+    """d07f"""
+    model, value = linear(), x()
+    tracker = modtrace.ModuleTracker(strict=True)
+    with tracker, Ops(tracker) as ops:
+        with tracker:
+            model(value)
+        model(value)
+        assert ops.lines == [("forward", "Linear", f"{LINEAR} {LINEAR}")]
+    with Ops(tracker) as ops:
+        model(value)
+    assert ops.lines == [(None, "", LINEAR)]
+
+
+@pytest.mark.parametrize(("kind", "left"), [(MODULE_TRACKER, True), (MOD_TRACKER, False)])
+def test_pytorchs_module_tracker_does_not_come_back_from_exceptions(kind, left):
+    """d07, d07b, d07c, d07d, d07e"""
+    after = linear()
+    with theirs(kind) as ops:
+        with pytest.raises(ValueError, match="so it goes"):
+            Failing()(x())
+        after(x())
+        assert ops.at("mm", "forward") == ["Failing Failing.bad Linear" if left else "Linear"]
+    with theirs(kind) as ops:
+        Catching()(x())
+        expected = "Catching Catching.bad Catching.ok" if left else "Catching Catching.ok"
+        assert ops.at("mm", "forward") == [expected]
+        assert ops.tracker.parents == ({"Global", "Catching.bad"} if left else {"Global"})
+    with theirs(kind) as ops:
+        after.register_forward_pre_hook(raise_in_hook)
+        with pytest.raises(ValueError, match="so it goes"):
+            after(x())
+        assert ops.tracker.parents == ({"Global", "Linear"} if left else {"Global"})
+    with theirs(kind) as ops:
+        with pytest.raises(ValueError, match="so it goes"):
+            FailingBackward()(x()).sum().backward()
+        assert ops.tracker.parents == {"Global", "FailingBackward"}
+        assert ops.tracker._has_callback
+    with pytest.raises(ValueError, match="so it goes"), theirs(kind) as ops:
+        Failing()(x())
+    assert ops.tracker.parents == ({"Global", "Failing", "Failing.bad"} if left else {"Global"})
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_pytorchs_trackers_leave_hooks_behind_when_entered_in_their_own_context(kind):
+    """d07f"""
+    tracker = kind()
+    with left_behind_put_right():
+        with tracker, tracker:
+            pass
+        assert len(module_hooks._global_forward_pre_hooks) == 1
+        assert len(module_hooks._global_forward_hooks) == 1
