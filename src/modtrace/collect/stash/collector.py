@@ -1,4 +1,4 @@
-"""Makes the stashes of one tracker: hears of every call, picks those of its modules, and waits for gradients."""
+"""Makes the stashes of one tracker: outputs when calls of its modules end, and gradients when they come."""
 
 import sys
 import warnings
@@ -25,17 +25,17 @@ from .watch import Arriving, Returned, Watch
 
 
 class Kept(Protocol):
-    """Where the stashes go."""
+    """Stores stashes."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Returns the number of stashes."""
 
     def keep(self, stash: Stash, at: int | None) -> None:
-        """Adds one, at the end or before another."""
+        """Inserts a stash at an index; None means at the end."""
 
 
 class Registered:
-    """A module under the name that its stashes have."""
+    """A registered module, and the name of its stashes."""
 
     __slots__ = ("grad", "module", "name", "type")
 
@@ -47,9 +47,9 @@ class Registered:
 
 
 class StashCollector(StepListener):
-    """Listens while there is a module registered.
+    """Listens to the process's tracker while a module is registered.
 
-    What the function for stashes raises is raised to whoever called the module or `backward()`.
+    Exceptions of the stash function propagate to the caller of the module or of `backward()`.
     """
 
     steps: StashSteps
@@ -66,18 +66,18 @@ class StashCollector(StepListener):
 
     @property
     def registered(self) -> list[Registered]:
-        """All modules, one of several names as often as it has names."""
+        """All registered modules; one with several names occurs once for each."""
         return [each for listed in self._registered.values() for each in listed]
 
     def register(self, module: nn.Module, name: str, grad: bool) -> None:
-        """Stashes what a module returns from now on, beside those registered already."""
+        """Stashes what a module returns from now on."""
         if self._tracker is None and not self._registered:
             self._start()
         listed = [each for each in self._registered.get(id(module), ()) if each.module() is module]
         self._registered[id(module)] = [*listed, Registered(module, name, grad)]
 
     def stop(self) -> None:
-        """Gives everything back: no hook of ours is on anything any more."""
+        """Removes every hook of ours."""
         self._registered = {}
         tracker, self._tracker = self._tracker, None
         if tracker is not None:
@@ -168,10 +168,13 @@ class StashCollector(StepListener):
     def _label(self, stash: Stash, event: Event, call: CallRef) -> None:
         if stash.phase is None:
             stash.step, stash.phase, stash.call = event.step, event.phase, event.call
-        if (stash.step, stash.call) == (event.step, event.call):  # else it is a user's own
+        if (stash.step, stash.call) == (
+            event.step,
+            event.call,
+        ):  # otherwise the user's function has set its own
             self.steps.follow(stash, call)
 
-    # What the process's tracker tells.
+    # Events of the process's tracker.
 
     def backward_ended(self, backward: Backward) -> None:
         if self._gradients is not None:
@@ -197,7 +200,7 @@ class StashCollector(StepListener):
 
 
 def _is_leaving_by_exception() -> bool:
-    """Whether an exception leaves the call whose end is heard, which returns nothing then."""
+    """Returns whether an exception ends the current call: its output is None then."""
     error = sys.exc_info()[1]
     trace = None if error is None else error.__traceback__
     if trace is None:
@@ -207,7 +210,7 @@ def _is_leaving_by_exception() -> bool:
     return any(frame is trace.tb_frame for frame in _until(outside, islice(frames(start), _LOOKED_AT)))
 
 
-_LOOKED_AT = 10  # frames out from a hook to the call that it is of, at most
+_LOOKED_AT = 10  # at most this many frames lie between a hook and its call
 
 
 def _until(outside: Any, found: Iterable[Any]) -> Iterator[Any]:

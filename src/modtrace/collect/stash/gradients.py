@@ -1,4 +1,4 @@
-"""Waits for the gradients of what each call has returned, and tells of them when a backward has brought them all."""
+"""Waits for the gradients of what each call returned, and passes them on once a backward has brought them all."""
 
 import itertools
 import threading
@@ -25,34 +25,33 @@ from ..scopes.tracker import ScopeTracker
 from ..structures.rebuild import GradientTree
 from .watch import Arriving, Entry, Returned, Watch
 
-#: Of a leaf that a model returns again and again (its input, a parameter) so many calls are told at most.
+#: A leaf may be returned again and again (an input, a parameter): at most this many calls receive its gradient.
 _MAX_CALLS_OF_LEAF = 64
 
-
-#: Who is told of the gradients of a call; with a position if others have been told since the first of them came.
-Told = Callable[[Returned, tuple[Any, ...], Arriving | None], None]
+#: Receives the gradients of a call; with a position if other calls were passed on since its first gradient came.
+Receiver = Callable[[Returned, tuple[Any, ...], Arriving | None], None]
 
 
 class _Run:
-    """One run of the engine in which gradients are waited for."""
+    """One run of the engine that may bring gradients."""
 
     def __init__(self, running: set[int] | None, copied: set[int]) -> None:
-        self.running = running  # numbers of the watches whose nodes run in it; None: not known
-        self.copied = copied  # ... of those at tensors that were written to through a view
+        self.running = running  # numbers of the watches whose nodes run in it; None if unknown
+        self.copied = copied  # numbers of the watches on tensors that were written to through a view
         self.arriving: dict[Returned, Arriving] = {}
 
 
 class OutputGradients:
-    """The watches of one tracker.
+    """Holds the watches of one tracker.
 
-    A hook for each tensor, not one for each module: those of modules put a node of their own into the graph, which
-    changes gradients where an output is used twice, and fails where it is written to in place.
+    Each tensor has a hook, and modules have none: a module's backward hook puts a node of its own into the graph, which
+    changes gradients where an output is used twice, and fails where the output is written to in place.
     """
 
-    def __init__(self, tracker: ScopeTracker, told: Told, position: Callable[[], int]) -> None:
+    def __init__(self, tracker: ScopeTracker, receiver: Receiver, position: Callable[[], int]) -> None:
         self._tracker = tracker
-        self._told = told
-        self._position = position  # where something would be told now
+        self._receiver = receiver
+        self._position = position  # the number of stashes so far
         self._on_gradient = self._arrived  # bound once: each watch refers to it
         self._key = object()  # in the metadata of nodes: another tracker has its own
         self._numbers = itertools.count()
@@ -62,7 +61,7 @@ class OutputGradients:
         self._lock = threading.RLock()
 
     def wait_for(self, registered: Any, call: CallRef, output: Any) -> None:
-        """Has the gradients of an output told, as far as it has any."""
+        """Watches the tensors of an output that require a gradient."""
         places: dict[Watch, int] = {}
         bases: dict[int, _Base] = {}
 
@@ -87,12 +86,12 @@ class OutputGradients:
                 base.watch.entries.append(Entry(returned, place, base.shape))
 
     def stop(self) -> None:
-        """Takes every hook off every tensor."""
+        """Removes every hook from every tensor."""
         for watch, _ in self._watches.items():
             watch.remove()
         self._runs, self._waiting = {}, []
 
-    # What a tap hears; see `scopes.Tap`.
+    # The events of a tap; see `Tap`.
 
     def returned(self, log: ThreadLog, place: Place, output: Any) -> None:
         pass
@@ -107,14 +106,14 @@ class OutputGradients:
         pass
 
     def backward_ended(self, backward: Backward) -> None:
-        """It has ended. What it has not brought all gradients for by now has been lost by an exception."""
+        """Drops calls that still wait: an exception ended the backward before their gradients came."""
         with self._lock:
             run = self._runs.pop(backward.task, None)
             for arriving in [] if run is None else run.arriving.values():
                 self._waiting.remove(arriving)
 
     def make_room(self, arriving: Arriving) -> int:
-        """Where a call is told that others have overtaken; those that began to wait after it move up by one."""
+        """Returns the position of a call that others have overtaken; calls that began to wait later move up by one."""
         with self._lock:
             at = self._waiting.index(arriving) if arriving in self._waiting else len(self._waiting)
             position = arriving.position
@@ -125,7 +124,7 @@ class OutputGradients:
     # Watching.
 
     def _watch(self, tensor: torch.Tensor) -> Watch | None:
-        """The watch of a tensor; None: it has no gradient, or torch does not let us hear of it."""
+        """Returns the watch of a tensor; None if it has no gradient, or torch runs no hook for it."""
         try:
             if not tensor.requires_grad or is_batched_tensor(tensor):
                 return None
@@ -137,17 +136,17 @@ class OutputGradients:
             if watch is None:
                 watch = known[tensor.output_nr] = self._hook(tensor)
             return watch
-        except RuntimeError:  # a view whose base was written to: torch gives it no gradient to hear of
+        except RuntimeError:  # a view whose base was written to: torch refuses hooks on it
             return None
 
     def _base(self, tensor: torch.Tensor, call: CallRef) -> "_Base | None":
-        """The watch of what an output is a view of, which may be written to."""
+        """Returns the watch of the base of an output that is a view, since the base may be written to."""
         base = base_made_in(call, tensor)
         watch = None if base is None else self._watch(base)
         return None if watch is None else _Base(watch, tensor.shape)
 
     def _watch_leaf(self, tensor: torch.Tensor) -> Watch:
-        """The watch of a leaf, which outlives the graphs that it is in: calls that are over are taken off it."""
+        """Returns the watch of a leaf. A leaf outlives its graphs, so entries of finished calls are removed."""
         watch = next(iter(self._watches_of_leaf(tensor)), None)
         if watch is None:
             return self._hook(tensor)
@@ -170,7 +169,7 @@ class OutputGradients:
     # Gradients.
 
     def _arrived(self, watch: Watch, gradient: Any) -> None:
-        """A backward has come to a tensor: the call that returned it last, the outermost, is told first."""
+        """Passes on the gradient of a tensor, to the call that returned it last (the outermost) first."""
         entries = tuple(watch.entries)
         watch.told = len(entries)
         for entry in reversed(entries):
@@ -182,14 +181,14 @@ class OutputGradients:
                 self._tell(entry.returned, *found)
 
     def _comes_by_base(self, entry: Entry, number: int, gradient: Any) -> bool:
-        """Whether what arrives at the base of a view is the view's gradient: the view was written to."""
+        """Returns whether the gradient of a base is that of its view, because the view was written to."""
         if gradient is None or entry.returned.arrived.get(entry.place) == graph_task_id():
             return False
         with self._lock:
             return number in self._run(graph_task_id()).copied
 
     def _take(self, entry: Entry, gradient: Any) -> tuple[list[Any], Arriving | None] | None:
-        """The gradients of a call, if this was the last one."""
+        """Stores the gradient; returns all gradients of the call if this was the last one."""
         returned, place, shape = entry
         if returned.bases and gradient is not None:
             returned.arrived[place] = graph_task_id()
@@ -210,8 +209,8 @@ class OutputGradients:
 
     def _tell(self, returned: Returned, gradients: list[Any], arriving: Arriving | None) -> None:
         try:
-            if any(each is not None for each in gradients):  # a node that runs for another of its outputs
-                self._told(returned, returned.tree.fill(gradients), arriving)
+            if any(each is not None for each in gradients):  # the node may run for another of its outputs
+                self._receiver(returned, returned.tree.fill(gradients), arriving)
         finally:
             if arriving is not None:
                 with self._lock:
@@ -228,7 +227,7 @@ class OutputGradients:
 
     @staticmethod
     def _comes(run: _Run, returned: Returned, place: int) -> bool:
-        """Whether a run brings a gradient."""
+        """Returns whether a run brings a gradient."""
         if run.running is None or returned.bases.get(place) in run.copied:
             return True
         return returned.watches[place] in run.running
@@ -240,14 +239,14 @@ class OutputGradients:
         return arriving
 
     def _finish(self, task: int) -> None:
-        """The engine has run every node: what has not come does not come."""
+        """Passes on incomplete calls: the engine has run every node, so no further gradient comes."""
         with self._lock:
             run = self._runs.pop(task, None)
         for arriving in [] if run is None else list(run.arriving.values()):
             self._tell(arriving.returned, arriving.gradients, arriving)
 
     def _read_graph(self, outputs: Any) -> _Run:
-        """The watches whose nodes will run. Walks the graph, 1 us a node, where an event waits for another gradient."""
+        """Finds the watches whose nodes will run, by a walk of the graph (1 us a node)."""
         running: set[int] = set()
         copied: set[int] = set()
         with DisableTorchFunction():
@@ -268,7 +267,7 @@ class OutputGradients:
 
 
 class _Base(NamedTuple):
-    """The watch of what a tensor is a view of, and the tensor's shape."""
+    """The watch of a view's base, and the shape of the view."""
 
     watch: Watch
     shape: torch.Size

@@ -1,4 +1,4 @@
-"""Which of a model's modules are to be stashed, by the names that `named_modules()` gives them."""
+"""Selects the modules to be stashed by their names in `named_modules()`."""
 
 import re
 import warnings
@@ -18,15 +18,15 @@ from ...recording.options.path_filter import (
     unmatched,
 )
 
-#: A pattern or several.
+#: One pattern or several.
 NamePattern = None | str | re.Pattern[str] | list[str | re.Pattern[str]] | tuple[str | re.Pattern[str], ...]
 
-#: What a text may mean.
+#: The ways to read a text.
 MATCHES = ("search", "exact", "glob")
 
 
 def name_filter(include: NamePattern, exclude: NamePattern, match: str) -> PathFilter:
-    """The names that are meant.
+    """Returns a filter of the names.
 
     Raises:
         TypeError: a pattern is something else than a text or a compiled expression.
@@ -43,7 +43,7 @@ def name_filter(include: NamePattern, exclude: NamePattern, match: str) -> PathF
 
 
 def warn_of_unmatched(chosen: PathFilter, names: Collection[str], root: str) -> None:
-    """Warns of patterns of `include` that match no module, with the names that are near."""
+    """Warns of patterns of `include` that match no module, and names close ones."""
     for each in unmatched(PathFilter(chosen.include), names):
         text = describe_unmatched([each], names, root=root).replace(_shown(each), repr(_given(each)), 1)
         warnings.warn(
@@ -68,5 +68,5 @@ def _shown(found: Unmatched) -> str:
 
 
 def _given(found: Unmatched) -> str:
-    """What the user gave, without the prefix that tells an expression from a glob."""
+    """Returns what the user gave, without the prefix that marks regular expressions."""
     return found.pattern.text.removeprefix(REGEX_PREFIX)

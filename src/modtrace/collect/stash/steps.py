@@ -1,4 +1,4 @@
-"""Says in which step each stash was made, and as which call of its module there; corrects it when more is known."""
+"""Gives each stash its step and the index of its call in that step, and corrects both when more is known."""
 
 import time
 import weakref
@@ -12,19 +12,19 @@ from ..log.segments import CallRef, Segment
 from ..steps.follower import StepFollower
 from .stash import Stash
 
-#: Segments with stashes that are followed before it is looked which are settled.
+#: Number of segments with stashes at which settled ones are looked for.
 _PRUNE_AT = 32
 
 
 class _Labelled(NamedTuple):
-    """Stashes of one call: weak, for a user may have let go of them."""
+    """A stash of one call. The reference is weak, since users may delete stashes."""
 
     stash: "weakref.ref[Stash]"
     call: CallRef
 
 
 class StashSteps(StepFollower):
-    """Follows the steps; what it has said of stashes it corrects while a backward may still join or divide steps."""
+    """Follows the steps, and corrects labels of stashes while a backward may still join or divide steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,14 +33,14 @@ class StashSteps(StepFollower):
         self._running = 0  # outermost backwards, on all threads
 
     def follow(self, stash: Stash, call: CallRef) -> None:
-        """Corrects the stash of a call when more is known."""
+        """Registers a stash for later corrections."""
         with self._lock:
             self._labelled.setdefault(call.segment, []).append(_Labelled(weakref.ref(stash), call))
 
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
         super().segment_opened(segment, in_step)
         with self._lock:
-            if segment.phase == RECOMPUTE:  # all: one alone does not tell which calls a region repeats
+            if segment.phase == RECOMPUTE:  # even without stashes: a region is matched as a whole
                 self._labelled[segment] = []
             if len(self._labelled) > self._look_at:
                 self._settle()
@@ -60,11 +60,11 @@ class StashSteps(StepFollower):
         super().backward_ended(backward)
         if backward.outer is None:
             with self._lock:
-                self._running = max(self._running - 1, 0)  # it may have begun before we listened
+                self._running = max(self._running - 1, 0)  # the backward may have begun before this listener
                 self._settle()
 
     def finish(self) -> None:
-        """Nothing is followed any more: what is said now stays."""
+        """Makes all labels final."""
         with self._lock:
             self._finder.finish(time.perf_counter_ns())
             self._finder.take_ended()
@@ -72,7 +72,7 @@ class StashSteps(StepFollower):
             self._labelled = {}
 
     def _settle(self) -> None:
-        """Says anew what is not final, and lets go of what is. Of recomputes nothing before all of a region ran."""
+        """Updates the labels, and forgets the final ones. Recomputes are labelled once their whole region has run."""
         for segment in self._labelled:
             self._replace(segment)
         ran = [each for each in self._labelled if each.phase == RECOMPUTE and not self._running]
@@ -95,7 +95,7 @@ class StashSteps(StepFollower):
                 stash.step, stash.call = step, nth
 
     def _count_now(self, call: CallRef) -> tuple[int | None, int | None]:
-        """Of a call in a segment that its step has let go of nothing new is known."""
+        """Counts the call, unless its step has forgotten the segment: then the old label stands."""
         if call.segment.phase == FORWARD:
             step = self._find(call.segment)
             if step is None or call.segment not in step.segments:
@@ -103,7 +103,7 @@ class StashSteps(StepFollower):
         return self.count(call)
 
     def _is_final(self, segment: Segment) -> bool:
-        """Whether no backward can change the step of a segment any more."""
+        """Returns whether no backward can change the step of the segment any more."""
         if not segment.is_closed:
             return False
         step = self._find(segment)

@@ -1,4 +1,4 @@
-"""The list of stashes that users have: what modules return, and its gradients, as they come."""
+"""The public list of stashes: outputs of modules and their gradients, in the order in which they come."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -212,7 +212,7 @@ def _with_stashes(stashes: list[Stash]) -> Tracker:
 
 
 class _Kept:
-    """Puts stashes into whatever list the tracker has: it may have been given another."""
+    """Stores stashes in the current list of a tracker: users may assign another list."""
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
@@ -238,7 +238,7 @@ def _row(stash: Stash, column: str, stat: Callable[[torch.Tensor], Any], where: 
 
 
 def _std(tensor: torch.Tensor) -> torch.Tensor:
-    """The standard deviation, of numbers that torch takes none of as well."""
+    """Returns the standard deviation, also for dtypes that torch.std does not support."""
     tensor = tensor.detach()
     if tensor.dtype not in _WITH_STD:
         tensor = tensor.to(torch.float64)

@@ -17,11 +17,11 @@ class Returned:
 
     def __init__(self, call: CallRef, registered: Any, tree: GradientTree, watches: tuple[int, ...]) -> None:
         self.call = call
-        self.registered = registered  # of whoever is told
+        self.registered = registered  # passed on with the gradients
         self.tree = tree
-        self.watches = watches  # the numbers of those at its tensors, each once
-        self.bases: dict[int, int] = {}  # by place among these: of those at what a tensor is a view of
-        #: By place: the graph task in which a gradient came last, if it has such.
+        self.watches = watches  # the number of each watched tensor, without repeats
+        self.bases: dict[int, int] = {}  # by index in `watches`: the number of the watch on the tensor's base
+        #: By index in `watches`, where there is a base: the graph task that brought the last gradient.
         self.arrived: dict[int, int] = {}
 
 
@@ -33,20 +33,20 @@ class Arriving:
     def __init__(self, returned: Returned, waiting: set[int], position: int) -> None:
         self.returned = returned
         self.gradients: list[Any] = [None] * len(returned.watches)
-        self.waiting = waiting  # for which of them
-        self.position = position  # where it is to be told: its first gradient came before those told since
+        self.waiting = waiting  # indices of gradients that have not come
+        self.position = position  # among the stashes: the place at which its first gradient came
 
 
 class Entry(NamedTuple):
     """A gradient that a call waits for."""
 
     returned: Returned
-    place: int  # among its gradients
+    place: int  # index among its gradients
     shape: torch.Size | None = None  # of a view whose base is watched
 
 
 class Watch:
-    """A hook on a tensor: hears of its gradient for all calls that have returned it."""
+    """A hook on a tensor, which receives its gradient for all calls that returned it."""
 
     __slots__ = ("__weakref__", "_arrived", "entries", "handle", "number", "told")
 
@@ -54,17 +54,17 @@ class Watch:
 
     def __init__(self, number: int, arrived: "Callable[[Watch, Any], None]") -> None:
         self.number = number
-        self.entries: list[Entry] = []  # the first call first
-        self.told = 0  # of how many of them a backward has told
+        self.entries: list[Entry] = []  # in the order of the calls
+        self.told = 0  # how many of the entries have received a gradient
         self.handle: Any = None
         self._arrived: Callable[[Watch, Any], None] | None = arrived
 
     def is_of(self, arrived: "Callable[[Watch, Any], None]") -> bool:
-        """Whether this is what it calls."""
+        """Returns whether this watch calls `arrived`."""
         return self._arrived == arrived
 
     def remove(self) -> None:
-        """Takes it off; what the graph keeps of it is empty."""
+        """Removes the hook; the graph may keep the empty watch."""
         self._arrived = None
         self.entries = []
         if self.handle is not None:
