@@ -60,9 +60,9 @@ def nothing_is_left_behind(request):
     before = _state()
     generator = torch.get_rng_state()
     yield
-    from modtrace.collect.scopes import tracker as scopes
+    from modtrace.collect.scopes import process
 
-    assert scopes.current() is None, "the process's tracker is still running"
+    assert process.current() is None, "the process's tracker is still running"
     after = _state()
     assert after == before
     torch.set_rng_state(generator)

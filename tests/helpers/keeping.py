@@ -2,7 +2,7 @@
 
 from contextlib import contextmanager
 
-from modtrace.collect.scopes import tracker as scopes
+from modtrace.collect.scopes import process
 
 
 class Keeper:
@@ -49,11 +49,11 @@ class Keeper:
 def tracking(*roots, events: bool = False, additions: bool = False):
     """The process's tracker with everything kept: `tracker.kept`, `tracker.keeper`."""
     keeper = Keeper(events, additions)
-    tracker = scopes.acquire(keeper, strict=True)
+    tracker = process.acquire(keeper, strict=True)
     tracker.keeper, tracker.kept = keeper, keeper.segments
     for root in roots:
         tracker.names.add_root(root)
     try:
         yield tracker
     finally:
-        scopes.release(keeper)
+        process.release(keeper)

@@ -24,15 +24,15 @@ def settled(rec: Any, run_on: Callable[[], object]) -> Counter[str]:
         rec: the recording that runs.
         run_on: has a step begin, which ends the one before.
     """
-    from modtrace.collect.scopes import tracker as scopes
+    from modtrace.collect.scopes import process
 
     for _ in range(2):
         rec.data  # noqa: B018 (writes what has ended)
         run_on()
     rec.data  # noqa: B018 (or what has ended may be written while it is counted)
-    tracker = scopes.current()
+    tracker = process.current()
     assert tracker is not None
-    for log in tracker.logs:
+    for log in tracker.logs.all:
         log.prune_at = 0  # it waits until its spans have doubled
         log.prune()
     return objects_of_ours() + tracker_sizes()
@@ -47,14 +47,14 @@ def assert_bounded(counts: list[Counter[str]], slack: int = 2) -> None:
 
 def tracker_sizes() -> Counter[str]:
     """How long the lists and dictionaries of the process's tracker are."""
-    from modtrace.collect.scopes import tracker as scopes
+    from modtrace.collect.scopes import process
 
-    tracker = scopes.current()
+    tracker = process.current()
     assert tracker is not None
     sizes = Counter(
         {
             "places": len(tracker.tree.places),
-            "logs": len(tracker.logs),
+            "logs": len(tracker.logs.all),
             "modules": len(tracker.names.modules),
             "parameter names": len(tracker.names._owners),
             "places by module": len(tracker.tree._of_module),
@@ -63,7 +63,7 @@ def tracker_sizes() -> Counter[str]:
             "running backwards": len(tracker.backwards._running),
         }
     )
-    for log in tracker.logs:
+    for log in tracker.logs.all:
         sizes[f"spans of thread {log.number}"] = len(log.spans)
         sizes[f"suspended of thread {log.number}"] = len(log.suspended)
     return sizes

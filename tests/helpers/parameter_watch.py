@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 
 from helpers.keeping import Keeper
-from modtrace.collect.scopes import tracker as scopes
+from modtrace.collect.scopes import process
+from modtrace.collect.scopes.tracker import ScopeTracker
 from modtrace.collect.values.capture_masks import Wishes
 from modtrace.collect.values.measured import MeasuredParameters
 from modtrace.collect.values.parameters import ParameterTaps
@@ -45,7 +46,7 @@ class Watch(Keeper):
         self._closed: list[Any] = []
         self._copies: dict[Measurement, torch.Tensor] = {}
 
-    def start(self, tracker: scopes.ScopeTracker) -> None:
+    def start(self, tracker: ScopeTracker) -> None:
         self.wishes = Wishes(self._captures, tracker.names)
         self.taps = ParameterTaps(
             tracker,
@@ -144,17 +145,17 @@ def watching(*roots: torch.nn.Module, **options: Any) -> Iterator[Watch]:
 def watching_for(*captures: Capture, roots: tuple[torch.nn.Module, ...] = ()) -> Iterator[Watch]:
     """Watches what several captures want."""
     watch = Watch(captures)
-    tracker = scopes.acquire(watch, strict=True)
+    tracker = process.acquire(watch, strict=True)
     tap = _Tap(watch)
     try:
         for root in roots:
             tracker.names.add_root(root)
         watch.start(tracker)
-        tracker.taps.append(tap)
+        tracker.subscribers.taps.append(tap)
         yield watch
     finally:
-        tracker.taps[:] = [each for each in tracker.taps if each is not tap]
+        tracker.subscribers.taps[:] = [each for each in tracker.subscribers.taps if each is not tap]
         watch.step_ends()
         watch.taps.stop()
-        scopes.release(watch)
+        process.release(watch)
     assert watch.errors == []

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..collect.scopes import tracker as scopes
+from ..collect.scopes import process
 from ..torch_internals import MODULE_HOOKS, TENSOR_HOOKS, hooks_and_modes
 
 
@@ -14,7 +14,7 @@ def look_around(model: nn.Module) -> dict[str, Any]:
     """What a recording must leave as an unrecorded run leaves it; by name, to be compared."""
     found: dict[str, Any] = {
         **hooks_and_modes(),
-        "the tracker of the process": id(scopes.current()),
+        "the tracker of the process": id(process.current()),
         "grad mode": torch.is_grad_enabled(),
         "the default dtype": torch.get_default_dtype(),
     }

@@ -23,7 +23,7 @@ from helpers.ours import assert_bounded, objects_of_ours, tracker_sizes
 from helpers.twins import outcome, state
 from helpers.user_modes import SeesFunctions, SeesOps
 from modtrace.collect.backward.graph_watch import GraphWatch
-from modtrace.collect.scopes import tracker as scopes
+from modtrace.collect.scopes import process
 from zoo import TiedGPT
 
 OURS = os.path.dirname(modtrace.__file__) + os.sep
@@ -191,7 +191,7 @@ def calls_of_ours() -> Iterator[list[str]]:
 def assert_clean(model: Model, keep: list[Any], before: dict[str, Any]) -> None:
     """Nothing of ours is in torch, in the model or in its graphs, which are alive."""
     assert installed() == before
-    assert scopes.current() is None
+    assert process.current() is None
     assert Model.__dict__["encode"] is PLAIN_ENCODE
     for each in model.modules():
         assert not {"encode", "forward", "__call__"} & set(vars(each))
@@ -355,9 +355,9 @@ def test_backward_after_the_exit_runs_nothing_of_ours():
 
 def counted() -> Counter[str]:
     """What there is when the spans of dead graphs are let go."""
-    tracker = scopes.current()
+    tracker = process.current()
     assert tracker is not None
-    for log in tracker.logs:
+    for log in tracker.logs.all:
         log.prune_at = 0
         log.prune()
     return objects_of_ours() + tracker_sizes()
@@ -383,12 +383,12 @@ def test_spans_are_let_go_while_forwards_go_on():
     """Without any help: their number stays below a bound however many there are."""
     model = Model(Trap("nowhere", ValueError))
     with modtrace.ModuleTracker(strict=True):
-        tracker = scopes.current()
+        tracker = process.current()
         assert tracker is not None
         most = 0
         for _ in range(1000):
             model(torch.ones(2, 4))
-            most = max(most, len(tracker.log.spans))
+            most = max(most, len(tracker.logs.current.spans))
     assert most < 100
 
 

@@ -71,12 +71,12 @@ def test_exception_of_a_hook_that_leaves_its_tracker_is_raised(strict):
 
 
 def test_strictness_leaves_with_the_tracker_that_asked_for_it():
-    from modtrace.collect.scopes import tracker as scopes
+    from modtrace.collect.scopes import process
 
     with modtrace.ModuleTracker():
         with modtrace.ModuleTracker(strict=True):
-            assert scopes.current().strict
-        assert not scopes.current().strict
+            assert process.current().subscribers.strict
+        assert not process.current().subscribers.strict
 
 
 class PassesBeside(nn.Module):

@@ -15,7 +15,7 @@ import modtrace
 from collect.ops.test_ops_errors import LINEAR, names, recording, run
 from collect.ops.test_ops_tensors import op_rows
 from helpers.user_modes import SeesOps
-from modtrace.collect.scopes import tracker as scopes
+from modtrace.collect.scopes import process
 
 #: Where torch remembers whether a mode is on; Dynamo asks them.
 FLAGS = ("_is_in_torch_dispatch_mode", "_is_in_any_mode_without_ignore_compile_internals")
@@ -30,9 +30,9 @@ def tidy() -> Iterator[None]:
         torch._C._pop_torch_dispatch_stack(None)
     for name, value in flags.items():
         setattr(python_dispatch, name, value)
-    tracker = scopes.current()
-    for listener in [] if tracker is None else list(tracker.listeners):
-        scopes.release(listener)
+    tracker = process.current()
+    for listener in [] if tracker is None else list(tracker.subscribers.listeners):
+        process.release(listener)
 
 
 def test_mode_entered_inside_and_left_after_sees_the_same_and_stays(tidy):

@@ -6,6 +6,7 @@ from torch import nn
 
 import modtrace
 from helpers.keeping import tracking
+from modtrace.collect.scopes import process
 from modtrace.collect.scopes import tracker as scopes
 from zoo import Failing
 
@@ -59,7 +60,7 @@ def test_an_exception_that_leaves_the_block_closes_the_recording(error, tmp_path
         ("second", True, True, ""),
     ]
     assert rec.meta.marks == (f"the run ended by {error.__name__}: so it goes",)
-    assert scopes.current() is None
+    assert process.current() is None
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -262,4 +263,4 @@ def test_recordings_inside_each_other_see_the_same(tmp_path):
     assert len(calls(outer)) == 6  # without the backward times, which only the inner one has asked for
     assert len(calls(modtrace.open_recording(tmp_path / "inner"))) == 4
     assert len(calls(inner)) == 4
-    assert scopes.current() is None
+    assert process.current() is None

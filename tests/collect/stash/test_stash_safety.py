@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.user_modes import SeesFunctions, SeesOps
-from modtrace.collect.scopes import tracker as scopes
+from modtrace.collect.scopes import process
 from modtrace.collect.stash.gradients import OutputGradients
 from modtrace.errors import ModtraceWarning
 from modtrace.tensor_tracker import Event, Stash, Tracker, track
@@ -47,7 +47,7 @@ def test_every_hook_is_gone_after_an_exception(error: type[BaseException], where
     with pytest.raises(error), track(model, strict=True) as tracker:
         model(x).sum().backward()
         raise error
-    assert scopes.current() is None
+    assert process.current() is None
     assert not x._backward_hooks
     assert str(tracker).endswith("tracking=0)")
     assert ("1", False) not in names(tracker) or where != "forward"
@@ -110,7 +110,7 @@ def test_what_a_function_for_stashes_raises_comes_to_the_caller_and_training_may
         failing["backward"] = False
         model(torch.ones(1, 4)).sum().backward()
     assert names(tracker)[-3:] == [("", True), ("layer", True), ("layer", True)]
-    assert scopes.current() is None
+    assert process.current() is None
 
 
 def test_unregister_inside_of_a_hook_and_inside_of_a_forward_ends_it() -> None:
@@ -118,13 +118,13 @@ def test_unregister_inside_of_a_hook_and_inside_of_a_forward_ends_it() -> None:
     tracker = track(model, strict=True)
     model.layer.register_forward_hook(lambda *given: tracker.unregister())
     model(torch.ones(1, 4)).sum().backward()
-    assert scopes.current() is None
+    assert process.current() is None
     assert len(tracker) <= 1
 
     model = Twice()
     tracker = track(model, strict=True, stash=lambda event: tracker.unregister() if event.grad else event)
     model(torch.ones(1, 4)).sum().backward()
-    assert scopes.current() is None
+    assert process.current() is None
     assert len(tracker) == 4
 
 
@@ -136,7 +136,7 @@ def test_tracker_that_cannot_begin_leaves_nothing(monkeypatch: pytest.MonkeyPatc
     tracker = Tracker(strict=True)
     with pytest.raises(KeyboardInterrupt):
         tracker.register(nn.ReLU())
-    assert scopes.current() is None
+    assert process.current() is None
     assert str(tracker) == "Tracker(stashes=0, tracking=0)"
 
 

@@ -420,7 +420,7 @@ def test_no_hook_is_left_by_a_recording_that_failed_inside(monkeypatch):
 
 
 def test_recording_that_cannot_begin_leaves_nothing(monkeypatch):
-    from modtrace.collect.scopes import tracker as scopes
+    from modtrace.collect.scopes import process
 
     def fails(self):
         raise RuntimeError("on purpose")
@@ -430,10 +430,10 @@ def test_recording_that_cannot_begin_leaves_nothing(monkeypatch):
         patch.setattr("modtrace.collect.recorder.flush_timer.FlushTimer.start", fails)
         with pytest.raises(RuntimeError, match="on purpose"), record(model):
             raise AssertionError("it began")
-    left = scopes.current()
+    left = process.current()
     y = model(torch.ones(2, 4))
-    for listener in list(left.listeners if left is not None else ()):
-        scopes.release(listener)  # for the tests that follow
+    for listener in list(left.subscribers.listeners if left is not None else ()):
+        process.release(listener)  # for the tests that follow
     assert left is None
     assert hooks_of(y) == [0]
 

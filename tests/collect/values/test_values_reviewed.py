@@ -16,7 +16,7 @@ from helpers.interrupting import Interrupting
 from helpers.typed_rows import calls_of, rows, step_row, write_step
 from modtrace import Capture
 from modtrace.collect.recorder.signals import SignalWatch
-from modtrace.collect.scopes import tracker as scopes
+from modtrace.collect.scopes import process
 from modtrace.collect.values.buffers import BufferTaps
 from modtrace.collect.values.micro_batches import MicroBatchTaps
 from modtrace.recording.in_memory.recording import MemoryRecording
@@ -233,8 +233,8 @@ def test_a_recording_that_cannot_begin_hears_nothing_of_another() -> None:
         thread = threading.Thread(target=begin)
         thread.start()
         thread.join()
-        tracker = scopes.current()
+        tracker = process.current()
         assert tracker is not None
         assert raised
-        assert tracker.entering == []
-        assert len(tracker.taps) == 1
+        assert tracker.subscribers.entering == []
+        assert len(tracker.subscribers.taps) == 1

@@ -1,16 +1,14 @@
 """Tells whoever wants to know of each call's backward at its begin and at its end, with its gradients."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ..log.segments import Segment
+from ..log.thread_log import ThreadLog
 from .backward_call import Heard, HeardCalls
 from .input_gradients import collectors, input_gradients, passing_gradients
 from .passthrough import find_passing
 from .plan import Graph
-
-if TYPE_CHECKING:
-    from ..log.thread_log import ThreadLog
 
 
 class BackwardHearer(Protocol):
@@ -40,7 +38,7 @@ class Hearing:
         self.passing = find_passing(graph, self._segments, self._calls)
 
     def move(
-        self, log: "ThreadLog", segment: Segment | None, index: int, number: int = -1, arriving: Any = ()
+        self, log: ThreadLog, segment: Segment | None, index: int, number: int = -1, arriving: Any = ()
     ) -> None:
         """The engine goes on to a node of a call, where gradients arrive: tells what ends with that, and what begins.
 
@@ -60,7 +58,7 @@ class Hearing:
         finally:
             log.hooked = None
 
-    def _go_to(self, log: "ThreadLog", target: Heard | None, number: int, arriving: Any) -> None:
+    def _go_to(self, log: ThreadLog, target: Heard | None, number: int, arriving: Any) -> None:
         at, entered, is_open = target, [], self._open
         while at is not None and not at.is_open:
             entered.append(at)
@@ -81,7 +79,7 @@ class Hearing:
                 continue
             else:
                 received = arriving
-            log.hooked = heard
+            log.hooked = heard.call
             for hearer in self._hearers:
                 try:
                     hearer.call_began(heard, received, number)
@@ -89,13 +87,13 @@ class Hearing:
                     self.raised = error
                     raise
 
-    def _tell_ended(self, log: "ThreadLog", ended: list[Heard], number: int, arriving: Any) -> None:
+    def _tell_ended(self, log: ThreadLog, ended: list[Heard], number: int, arriving: Any) -> None:
         """Calls have ended at once, given innermost first; these gradients arrive at the next node.
 
         Told are first those that had an input that needs a gradient, the outer before the inner, then the others,
         the inner first: the order of PyTorch's ModTracker, whose input hooks come before its final callbacks.
         """
-        log.hooked = ended[0]
+        log.hooked = ended[0].call
         if len(ended) > 1:
             fed = [heard for heard in reversed(ended) if heard.inputs]
             ended = [*fed, *(heard for heard in ended if not heard.inputs)]

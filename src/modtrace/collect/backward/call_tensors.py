@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,13 +14,11 @@ from ...torch_internals import (
     is_functorch_tensor,
     keep_out_of_dynamo,
 )
+from ..log.listeners import Subscribers
+from ..log.segments import Segment
+from ..log.thread_log import ThreadLog
 from ..structures.find import find_slots
 from .graph_watch import node_of
-
-if TYPE_CHECKING:
-    from ..log.segments import Segment
-    from ..log.thread_log import ThreadLog
-    from ..scopes.tracker import ScopeTracker
 
 #: Where in an autograd graph a gradient arrives: the number of a node and of its output; of a leaf its `id`.
 Key = tuple[int, int]
@@ -48,7 +46,7 @@ class Crossings:
         self.open_places: list[Any] = []  # of the calls that run
         self.open_events: list[int] = []  # which they began with
 
-    def is_hooked(self, segment: "Segment", index: int) -> bool:
+    def is_hooked(self, segment: Segment, index: int) -> bool:
         """Whether a hook of the user's may change the gradient of one of a call's inputs where it arrives."""
         return bool(self.hooked) and int(segment.structure().enter_event[index]) in self.hooked
 
@@ -71,8 +69,8 @@ def keys_of(flat: Flat) -> list[Key]:
 class CrossingRecorder:
     """Looks at what goes in and out while somebody wants backward hooks. 2 us a call."""
 
-    def __init__(self, tracker: "ScopeTracker") -> None:
-        self._tracker = tracker
+    def __init__(self, subscribers: Subscribers) -> None:
+        self._subscribers = subscribers
         self._wanted: list[bool] = []  # by who wants them: whether with the outputs of every call
         self._enter, self._leave = self._entering, self._leaving  # bound once
 
@@ -81,17 +79,17 @@ class CrossingRecorder:
         self._wanted.append(with_outputs)
         if len(self._wanted) == 1:
             keep_out_of_dynamo(CrossingRecorder._entering, CrossingRecorder._leaving)
-            self._tracker.entering.insert(0, self._enter)
-            self._tracker.leaving.insert(0, self._leave)
+            self._subscribers.entering.insert(0, self._enter)
+            self._subscribers.leaving.insert(0, self._leave)
 
     def unwant(self, with_outputs: bool) -> None:
         """And does no more."""
         self._wanted.remove(with_outputs)
         if not self._wanted:
-            self._tracker.entering.remove(self._enter)
-            self._tracker.leaving.remove(self._leave)
+            self._subscribers.entering.remove(self._enter)
+            self._subscribers.leaving.remove(self._leave)
 
-    def _entering(self, log: "ThreadLog", module: nn.Module, args: Any) -> None:
+    def _entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
         segment = log.segment
         if segment is None or log.place.outermost != id(module) or not torch.is_grad_enabled():
             return
@@ -107,12 +105,12 @@ class CrossingRecorder:
             is_one = len(args) == 1 and type(args[0]) is torch.Tensor
             found = _one("[0]", args[0]) if is_one else _find(args)
         except Exception as error:
-            self._tracker.fail(error, module)
+            self._subscribers.fail(error, module)
             return
         if found:
             crossings.inputs[event] = found
 
-    def _leaving(self, log: "ThreadLog", module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _leaving(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         crossings = None if log.segment is None else log.segment.crossings
         if crossings is None:
             return
@@ -131,7 +129,7 @@ class CrossingRecorder:
                     crossings.inputs[event] = crossings.inputs.get(event, ()) + given
             found = _one("", output) if type(output) is torch.Tensor else _find(output)
         except Exception as error:
-            self._tracker.fail(error, module)
+            self._subscribers.fail(error, module)
             return
         if found:
             if True in self._wanted:

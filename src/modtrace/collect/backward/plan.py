@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,7 @@ from ...torch_internals import (
     will_engine_execute,
 )
 from ..log.segments import CallRef, Ints, Segment
-
-if TYPE_CHECKING:
-    from ..log.thread_log import ThreadLog
+from ..log.thread_log import ThreadLog
 
 Edges = dict[Any, Any]
 
@@ -88,7 +86,7 @@ def read_graph(roots: list[Any], first: Any, pruned: bool) -> Graph:
     )
 
 
-def find_moves(graph: Graph, owner: "ThreadLog", extra: Collection[int] = ()) -> Moves:
+def find_moves(graph: Graph, owner: ThreadLog, extra: Collection[int] = ()) -> Moves:
     """The nodes at which the running call changes, the first node included; and those of the numbers in `extra`.
 
     The engine runs nodes in descending sequence number, so the calls that the sorted nodes were made in are
@@ -124,7 +122,7 @@ def _made_in_segment(
 
 
 def find_adding_nodes(
-    graph: Graph, outputs: list[Any], owner: "ThreadLog | None"
+    graph: Graph, outputs: list[Any], owner: ThreadLog | None
 ) -> Iterator[tuple[Any, CallRef | None]]:
     """The nodes after which the engine adds their gradients to others that have come to the same place.
 
@@ -141,7 +139,7 @@ def find_adding_nodes(
             fed[edge] = _common(fed[edge], call) if edge in fed else call
 
 
-def _calls_by_node(graph: Graph, owner: "ThreadLog | None") -> list[CallRef | None]:
+def _calls_by_node(graph: Graph, owner: ThreadLog | None) -> list[CallRef | None]:
     if owner is None:
         return [None] * len(graph.nodes)
     segments, of_segment, index = calls_of_nodes(owner, graph.numbers)
@@ -180,7 +178,7 @@ def _walk(roots: list[Any]) -> tuple[list[Any], list[int], Edges]:
     return list(edges), numbers, edges
 
 
-def calls_of_nodes(owner: "ThreadLog", numbers: Ints) -> tuple[list[Segment | None], Ints, Ints]:
+def calls_of_nodes(owner: ThreadLog, numbers: Ints) -> tuple[list[Segment | None], Ints, Ints]:
     """Segments, and for each node in descending order which of them it was made in, and in which call there."""
     segments: list[Segment | None] = [None]
     of_segment = np.zeros(len(numbers), np.int64)

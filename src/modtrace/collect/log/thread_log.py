@@ -1,21 +1,23 @@
 """What one thread is in the middle of."""
 
+import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...torch_internals import call_kwargs, sequence_nr
-from .call_context import Place
+from ...torch_internals import call_kwargs, current_node, sequence_nr
+from .backward_calls import BackwardCalls
+from .call_context import Place, PlaceTree
 from .segments import BackwardSpan, CallRef, Segment
-
-if TYPE_CHECKING:
-    from ..backward.backward_call import Heard
-    from ..backward.watcher import Backward
 
 #: Segments and spans that nothing holds are kept this long, for graphs that no output leads to (a stashed loss).
 _UNWATCHED_KEPT = 16
+
+#: A backward and its outputs: what `_engine_run_backward` takes after them, in order.
+_CREATE_GRAPH, _INPUTS = 2, 3
 
 #: Where code runs whose modules are not followed; see `ThreadLog.aside`.
 ASIDE = Place(None, None, -1)
@@ -47,7 +49,7 @@ class ThreadLog:
         self.prune_at = 2 * _UNWATCHED_KEPT
         self.forgotten_seq = sequence_nr()  # of nodes with smaller numbers it may not be known whose they are
         self.backward: Backward | None = None
-        self.hooked: Heard | None = None  # for whom a user's backward hook runs ...
+        self.hooked: CallRef | None = None  # for which call a user's backward hook runs ...
         self.hooked_task = -1  # ... and in which graph task
         self.given_kwargs: dict[str, Any] | None = None  # of a call that is being opened without a hook
         self.pinned: list[Place] = []  # of the calls that were opened without a hook
@@ -133,3 +135,87 @@ class ThreadLife:
     """Held by a thread, so it ends with it."""
 
     __slots__ = ("__weakref__",)
+
+
+class ThreadLogs:
+    """The logs of all threads, made as each thread is first seen."""
+
+    def __init__(self, tree: PlaceTree) -> None:
+        self._tree = tree
+        self.outside = tree.outside
+        self.all: list[ThreadLog] = []
+        self.threads = threading.local()  # itself, not a subclass: reading from one takes twice as long
+        self._threads_seen = 0
+        self._started_on = (-1, -1)  # thread, and the number that its next node has
+        self._next_id = 0
+        self._lock = threading.RLock()
+
+    def start(self) -> None:
+        """Notes that every node which this thread makes from now on is known."""
+        self._started_on = (threading.get_ident(), sequence_nr())
+
+    @property
+    def current(self) -> ThreadLog:
+        """The current thread's log."""
+        try:
+            log: ThreadLog = self.threads.log
+        except AttributeError:
+            with self._lock:
+                self.threads.life = life = ThreadLife()
+                log = self.threads.log = ThreadLog(
+                    self._tree.places, self.outside, self._threads_seen, weakref.ref(life)
+                )
+                thread, number = self._started_on
+                if thread == threading.get_ident():
+                    log.forgotten_seq = number  # what has been made since is known
+                self._threads_seen += 1
+                self.all = [each for each in self.all if each.is_needed()] + [log]
+        return log
+
+    def take_ids(self, number: int) -> int:
+        """Returns the first of `number` call ids that nobody else gets."""
+        with self._lock:
+            first = self._next_id
+            self._next_id += number
+        return first
+
+
+class Backward:
+    """The facts of one run of the autograd engine."""
+
+    def __init__(self, log: ThreadLog, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self.log = log
+        self.calls: BackwardCalls = BackwardCalls()
+        self.outer: Backward | None = log.backward
+        self.outer_call = -1 if self.outer is None else self.outer.calls.innermost
+        self.task = -1  # learnt from the first of our hooks that runs in it
+        self.accumulate = bool(kwargs.get("accumulate_grad", True))  # backward(), not autograd.grad()
+        self.create_graph = bool(args[_CREATE_GRAPH]) if len(args) > _CREATE_GRAPH else False
+        self.is_pruned = bool(args[_INPUTS] if len(args) > _INPUTS else kwargs.get("inputs", ()))
+        self.outputs: Any = None  # what it began with, while it runs
+        self.reached: list[Segment] = []
+        self.first_id = -1  # call_id of the first of its calls, given at the end
+        self.first_seq = sequence_nr()
+        self.inside = current_node()  # the node that runs this backward in its own: a reentrant checkpoint
+        self.start_ns = time.perf_counter_ns()
+        self.end_ns = -1
+        self.raised: frozenset[int] = frozenset()  # rows of `calls` that an exception ended
+        self.span: BackwardSpan | None = None
+        self.segment = log.segment  # the module call it runs in, if it does: autograd.grad in a forward
+        self.place = log.place
+        self.marks_additions = False  # what the engine adds up is told from the work of nodes
+        self.adding_for = -1  # the number of the node whose own work was done last ...
+        self.adding_in: CallRef | None = (
+            None  # ... and the innermost call that holds all whose gradients meet there
+        )
+
+    def is_adding(self, number: int) -> bool | None:
+        """Returns whether the node's own work is done and the engine is adding up; None: not watched."""
+        return self.adding_for == number if self.marks_additions else None
+
+    def end(self, raised: bool) -> None:
+        """Ends what is open."""
+        self.inside = None
+        self.end_ns = time.perf_counter_ns()
+        self.raised = self.calls.open if raised else frozenset()
+        self.calls.end(self.end_ns)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from ..log.segments import CallRef
-from ..scopes import locate as where
+from ..scopes import locate
 from ..steps.follower import StepFollower
 from .stack_names import Stack, StackNames
 
@@ -23,7 +23,7 @@ class Where:
 
     __slots__ = ("_found", "_names", "_stack", "_steps", "accumulation", "known", "phase")
 
-    def __init__(self, found: where.Where, names: StackNames, steps: StepFollower) -> None:
+    def __init__(self, found: locate.Where, names: StackNames, steps: StepFollower) -> None:
         self._found = found
         self._names = names
         self._steps = steps

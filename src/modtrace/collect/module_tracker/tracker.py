@@ -14,8 +14,10 @@ from ...errors import MisuseError, ModtraceWarning
 from ...torch_internals import graph_task_id, is_dynamo_compiling, keep_out_of_dynamo
 from ..log.call_context import PlaceTree
 from ..names.module_names import ModuleNames, roots_of
-from ..scopes import locate as where
-from ..scopes import tracker as scopes
+from ..scopes import process
+from ..scopes.locate import NOWHERE
+from ..scopes.named_scopes import NamedCode
+from ..scopes.tracker import ScopeTracker
 from ..steps.follower import StepFollower, StepListener
 from .answers import Call, Where
 from .methods import Methods, MethodsHandle
@@ -59,7 +61,8 @@ class ModuleTracker:
         self._methods = Methods()
         self._listener = _Listener(additions)
         self._depth = 0
-        self._tracker: scopes.ScopeTracker | None = None  # while it is entered, and has not failed
+        self._tracker: ScopeTracker | None = None  # while it is entered, and has not failed
+        self._code: NamedCode | None = None  # as long
         names = ModuleNames()
         self._names = StackNames(
             names, PlaceTree(names), self._labels
@@ -73,14 +76,14 @@ class ModuleTracker:
         keep_out_of_dynamo(ModuleTracker._enter_scope, ModuleTracker._enter_call, ModuleTracker._leave_scope)
         self._listener.tracker = self
         try:
-            tracker = scopes.acquire(self._listener, strict=self._strict)
+            tracker = process.acquire(self._listener, strict=self._strict)
             for name, module in self._roots:
                 tracker.names.add_root(module, name)
             self._labels.begin()
             self._names = StackNames(tracker.names, tracker.tree, self._labels)
             self._steps = self._listener.steps = StepFollower()
-            self._steps.join(tracker)
-            self._tracker = tracker
+            self._steps.join(tracker.running_segments())
+            self._tracker, self._code = tracker, NamedCode(tracker)
             self._hooks.start(tracker)
             self._methods.start(self)
         except BaseException:
@@ -103,8 +106,8 @@ class ModuleTracker:
         self._depth = 0
         self._methods.stop()
         self._hooks.stop()
-        self._tracker = None
-        scopes.release(self._listener)
+        self._tracker = self._code = None
+        process.release(self._listener)
         self._listener.tracker = None
 
     # What runs.
@@ -150,7 +153,7 @@ class ModuleTracker:
     def where(self) -> Where:
         """All of it at once, of this moment: what a tool asks for every op."""
         tracker = self._tracker
-        found = where.NOWHERE if tracker is None else where.where(tracker)
+        found = NOWHERE if tracker is None else tracker.where()
         return Where(found, self._names, self._steps)
 
     def get_known_fqn(self, module: nn.Module) -> str | None:
@@ -259,23 +262,23 @@ class ModuleTracker:
     def _enter_scope(
         self, name: str, module: nn.Module | None, frame: FrameType, args: Any = (), kwargs: Any = None
     ) -> Any:
-        tracker = self._tracker
-        return None if tracker is None else tracker.named_code.enter(name, module, frame, args, kwargs)
+        code = self._code
+        return None if code is None else code.enter(name, module, frame, args, kwargs)
 
     def _enter_call(self, module: nn.Module, frame: FrameType, args: Any, kwargs: Any) -> Any:
-        tracker = self._tracker
-        return None if tracker is None else tracker.named_code.enter_call(module, frame, args, kwargs)
+        code = self._code
+        return None if code is None else code.enter_call(module, frame, args, kwargs)
 
     def _leave_scope(self, scope: Any, output: Any, *, raised: bool) -> None:
-        tracker = self._tracker
-        if tracker is not None and scope is not None:
-            tracker.named_code.leave(scope, output, raised=raised)
+        code = self._code
+        if code is not None and scope is not None:
+            code.leave(scope, output, raised=raised)
 
     def _get_mod_name(self, module: nn.Module) -> str:
         """What `DebugMode` of torch 2.13 asks its tracker for: the name, of an unknown module too."""
         known = self.get_known_fqn(module)
         if known is None and self._tracker is not None:
-            with self._tracker.guard(module):
+            with self._tracker.subscribers.guard(module):
                 known = self._names.name_of(self._tracker.names.find(module, None, None))
         return known or type(module).__name__
 
@@ -284,7 +287,7 @@ class ModuleTracker:
         self._hooks.stop()
         if self._tracker is None:
             return
-        self._tracker = None
+        self._tracker = self._code = None
         if not self._strict:
             said = (str(error).strip().splitlines() or [""])[0][:200]
             warnings.warn(
@@ -356,4 +359,4 @@ class _Listener(StepListener):
 
     def forked(self) -> None:
         if self.tracker is not None:
-            self.tracker._tracker = None
+            self.tracker._tracker = self.tracker._code = None

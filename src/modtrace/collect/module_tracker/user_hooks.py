@@ -96,8 +96,8 @@ class UserHooks:
     def _put(self, tracker: "ScopeTracker", wanted: "_Places") -> None:
         """Stands in the tracker's lists as far as there are hooks: a list that is empty costs nothing."""
         was, self._installed = self._installed, wanted
-        _put_in(tracker.entering, self._enter, was.entering, wanted.entering)
-        _put_in(tracker.leaving, self._leave, was.leaving, wanted.leaving)
+        _put_in(tracker.subscribers.entering, self._enter, was.entering, wanted.entering)
+        _put_in(tracker.subscribers.leaving, self._leave, was.leaving, wanted.leaving)
         _put_in(tracker.backwards.hearers, self, was.backward, wanted.backward)
         if was[2:] != wanted[2:]:
             if wanted.backward:

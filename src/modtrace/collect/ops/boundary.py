@@ -66,12 +66,12 @@ class OpBoundary:
         """Looks at outermost calls of this thread, which is the one whose ops are seen."""
         keep_out_of_dynamo(OpBoundary._entering, OpBoundary._returning)
         self._thread = threading.get_ident()
-        self._tracker.entering.append(self._enter)
-        self._tracker.returning.append(self._hear)
+        self._tracker.subscribers.entering.append(self._enter)
+        self._tracker.subscribers.returning.append(self._hear)
 
     def stop(self) -> None:
         """Looks no more."""
-        entering, returning = self._tracker.entering, self._tracker.returning
+        entering, returning = self._tracker.subscribers.entering, self._tracker.subscribers.returning
         entering[:] = [hear for hear in entering if hear is not self._enter]
         returning[:] = [hear for hear in returning if hear is not self._hear]
 

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
-from ..backward.watcher import Backward
 from ..log.segments import Ints, Segment
-from ..log.thread_log import ThreadLog
+from ..log.thread_log import Backward, ThreadLog
 from ..scopes.locate import Where
 from ..steps.finder import Step
 from .batches import NodeOwners

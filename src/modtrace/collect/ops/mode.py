@@ -150,7 +150,7 @@ class OpMode(UnwrappedMode):
             arguments = self.texts.numbers.get(key)
             if arguments is None:
                 arguments = self.texts.add(plan, key)
-            log = self._tracker.log
+            log = self._tracker.logs.current
             if ids.leaves:
                 self.tell_leaves(log)
             at, node, flags = self._place(log)

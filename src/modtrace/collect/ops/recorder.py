@@ -12,7 +12,7 @@ from ...torch_internals import (
     leave_function_mode,
     sequence_nr,
 )
-from ..backward.watcher import Backward
+from ..log.thread_log import Backward
 from ..scopes.tracker import ScopeTracker
 from ..values.capture_masks import Wishes
 from .batches import OpBatch
@@ -39,7 +39,7 @@ class OpRecorder:
     ) -> None:
         self._tracker = tracker
         self.mode = OpMode(tracker, failed)
-        thread = tracker.log.number
+        thread = tracker.logs.current.number
         self.tables = OpTables(self.mode, OpNodes(thread, sequence_nr()))
         self.values: OpValues | None = None
         self._sources = SourceLines() if options.source else None
@@ -81,7 +81,7 @@ class OpRecorder:
             self.mode.before.append(self._python_names.begins)
         self._boundary.start()
         if self._savings is not None:
-            self._tracker.taps.append(self._savings)
+            self._tracker.subscribers.taps.append(self._savings)
         self.want(is_wanted)
 
     def stop(self) -> str | None:
@@ -95,7 +95,9 @@ class OpRecorder:
         try:
             self._boundary.stop()
             self._leaves.forget_inputs()
-            self._tracker.taps[:] = [tap for tap in self._tracker.taps if tap is not self._savings]
+            self._tracker.subscribers.taps[:] = [
+                tap for tap in self._tracker.subscribers.taps if tap is not self._savings
+            ]
             if self._savings is not None:
                 self._savings.forget()
             if self._is_entered:

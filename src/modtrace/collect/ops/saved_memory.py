@@ -8,9 +8,8 @@ import torch
 
 from ...torch_internals import DisableTorchFunction, is_compiled_function
 from ..backward.plan import root_nodes
-from ..backward.watcher import Backward
 from ..log.segments import Ints
-from ..log.thread_log import ThreadLog
+from ..log.thread_log import Backward, ThreadLog
 from .batches import NodeOwners, owners_of
 from .leaves import OpLeaves
 from .saved_tensors import NodeSaving, charge, saved_in_graph, storages_of

@@ -13,7 +13,6 @@ from ...recording.module_path import join
 from ...recording.role import LEAF, OP_OUTPUT
 from ...torch_internals import graph_task_id
 from ..log.call_context import Place
-from ..scopes.locate import where as find_where
 from ..tensor_ids.tensor_ids import NO_OP
 from ..values.capture_masks import Mask, Wishes
 from .mode import OpMode, tensors_in
@@ -65,7 +64,7 @@ class OpValues:
         self._mode = mode
         self._wishes = wishes
         self._is_stepping = tracker.optimizers.has_begun  # whether an optimizer may be at work
-        self._thread = tracker.log.number
+        self._thread = tracker.logs.current.number
         self._measure_more = measure
         self._failed = failed
         self._measurer = Measurer()
@@ -120,10 +119,10 @@ class OpValues:
 
     def _place(self) -> Place | None:
         """The module's call that runs, in forward or backward; None: none does."""
-        log = self._tracker.log
+        log = self._tracker.logs.current
         if log.segment is not None and log.task == graph_task_id():
             return log.place if log.place.named is not None else None
-        call = find_where(self._tracker).call
+        call = self._tracker.where().call
         return None if call is None else call.place
 
     def _measure(

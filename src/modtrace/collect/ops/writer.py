@@ -6,7 +6,7 @@ from typing import Any
 from ...recording.failure_reporter import FailureReporter
 from ...recording.options.op_options import Ops
 from ...recording.protocols import Sink
-from ..backward.watcher import Backward
+from ..log.thread_log import Backward
 from ..scopes.tracker import ScopeTracker
 from ..steps.finder import Step
 from ..values.capture_masks import Mask

@@ -15,12 +15,13 @@ from ...recording.options.step_range import ALL_STEPS, StepRange
 from ...recording.protocols import Sink
 from ...store.flight_recorder.sink import KeepLast
 from ...torch_internals import keep_out_of_dynamo
-from ..backward.watcher import Backward
 from ..log.segments import Segment
+from ..log.thread_log import Backward
 from ..names.module_names import roots_of
 from ..ops.mode import OpKeeper
 from ..ops.writer import OpWriter
-from ..scopes import tracker as scopes
+from ..scopes import process
+from ..scopes.tracker import ScopeTracker
 from ..steps.call_rows import NthMemory, call_columns, optimizer_columns
 from ..steps.finder import Step, StepFinder
 from ..steps.step_rows import scalar_columns, step_columns, to_scalar
@@ -50,7 +51,7 @@ class Recorder:
         self._roots = roots_of(model)
         self._selected = steps
         self._strict = strict
-        self._tracker: scopes.ScopeTracker | None = None
+        self._tracker: ScopeTracker | None = None
         self._finder = StepFinder()
         self._memory = NthMemory()
         self._names_revision = 0
@@ -103,7 +104,7 @@ class Recorder:
 
     def _begin(self) -> None:
         self._active = True
-        self._tracker = scopes.acquire(self, strict=self._strict)
+        self._tracker = process.acquire(self, strict=self._strict)
         for name, module in self._roots:
             self._tracker.names.add_root(module, name)
         self._roots = []
@@ -116,7 +117,7 @@ class Recorder:
         """Hears and times nothing any more; what is to be said of what could not be taken off."""
         self._values.leave()
         texts = [self._ops.stop()]
-        scopes.release(self)
+        process.release(self)
         texts.append(self._signals.stop())
         atexit.unregister(self.stop)
         self._active = False
@@ -362,7 +363,7 @@ class Recorder:
         self._reporter.write_late()
         batches = call_columns(steps, self._memory, with_backward=self.wants_backward_events)
         optimizer_count = sum(len(step.optimizer_steps) for step in steps)
-        first_id = tracker.take_ids(optimizer_count)
+        first_id = tracker.logs.take_ids(optimizer_count)
         optimizers = optimizer_columns(steps, first_id)
         self._names_revision, modules = tracker.names.rows_since(self._names_revision)
         if modules:

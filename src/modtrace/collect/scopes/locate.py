@@ -1,8 +1,9 @@
 """Answers "what runs here, now?" for the thread that asks: in forward, backward, recompute or an optimizer."""
 
 import sys
+from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,11 +17,10 @@ from ...torch_internals import (
     is_in_module_call,
     running_module,
 )
+from ..backward.watcher import BackwardWatcher
 from ..log.segments import CallRef
-from ..log.thread_log import ThreadLog
-
-if TYPE_CHECKING:
-    from .tracker import ScopeTracker
+from ..log.thread_log import ThreadLog, ThreadLogs
+from .optimizer_watch import OptimizerWatch
 
 
 class Where(NamedTuple):
@@ -38,9 +38,14 @@ class Where(NamedTuple):
 NOWHERE = Where(None, None)
 
 
-def where(tracker: "ScopeTracker") -> Where:
-    """What runs now on this thread."""
-    log = tracker.log
+def locate(
+    logs: ThreadLogs,
+    backwards: BackwardWatcher,
+    optimizers: OptimizerWatch,
+    close_dead_calls: Callable[[ThreadLog, FrameType | None], None],
+) -> Where:
+    """Returns what runs now on this thread, in forward, backward or recompute."""
+    log = logs.current
     task = graph_task_id()
     segment = log.segment
     if (
@@ -49,29 +54,30 @@ def where(tracker: "ScopeTracker") -> Where:
         and not log.pinned
         and not is_in_module_call(sys._getframe(1))
     ):
-        tracker.close_dead_calls(log, sys._getframe(1))  # a KeyboardInterrupt: no hook tells of it
+        close_dead_calls(log, sys._getframe(1))  # a KeyboardInterrupt: no hook tells of it
         segment = log.segment
     if segment is not None and log.task == task:
         return Where(CallRef(segment, segment.open_calls.innermost), segment.phase)
     if task < 0:
-        stepping = tracker.optimizers.is_stepping(sys._getframe(1))
+        stepping = optimizers.is_stepping(sys._getframe(1))
         return Where(None, OPTIMIZER if stepping else None)
     if log.hooked is not None and log.hooked_task == task:
-        return Where(log.hooked.call, BACKWARD)
-    return _where_in_backward(tracker, log, task)
+        return Where(log.hooked, BACKWARD)
+    return _locate_in_backward(backwards, optimizers, log, task)
 
 
-def _where_in_backward(tracker: "ScopeTracker", log: ThreadLog, task: int) -> Where:
+def _locate_in_backward(
+    backwards: BackwardWatcher, optimizers: OptimizerWatch, log: ThreadLog, task: int
+) -> Where:
     node = current_node()
-    backward = tracker.backwards.running(log, task)
-    if backward is not None and tracker.optimizers.stepping_since(sys._getframe(2)) > backward.start_ns:
+    backward = backwards.running(log, task)
+    if backward is not None and optimizers.stepping_since(sys._getframe(2)) > backward.start_ns:
         return Where(None, OPTIMIZER)  # in a hook after the gradient of a parameter has been accumulated
     if node is None:
         return Where(None, BACKWARD)
     number = node._sequence_nr()
     if number == ACCUMULATE_SEQUENCE_NR:
-        return Where(None, BACKWARD, parameter=node.variable, nested_in=_nested_in(tracker, log, task))
-    backwards = tracker.backwards
+        return Where(None, BACKWARD, parameter=node.variable, nested_in=_nested_in(backwards, log, task))
     owner = backwards.owner(log, task, node)
     if (
         torch.is_grad_enabled()
@@ -84,7 +90,7 @@ def _where_in_backward(tracker: "ScopeTracker", log: ThreadLog, task: int) -> Wh
     added = None if backward is None else backward.is_adding(number)
     if owner is None:
         return Where(None, BACKWARD, known=False, accumulation=added)
-    met_in = backward.adding_in() if added and backward is not None else None
+    met_in = backward.adding_in if added and backward is not None else None
     span = owner.span_of(number)
     if span is not None:
         call = span.call_at(number)
@@ -94,12 +100,12 @@ def _where_in_backward(tracker: "ScopeTracker", log: ThreadLog, task: int) -> Wh
     return Where(call, BACKWARD, known, accumulation=added, met_in=met_in)
 
 
-def _nested_in(tracker: "ScopeTracker", log: ThreadLog, task: int) -> CallRef | None:
+def _nested_in(backwards: BackwardWatcher, log: ThreadLog, task: int) -> CallRef | None:
     """The call one of whose nodes runs the backward: a reentrant checkpoint has leaves of its own."""
-    backward = tracker.backwards.running(log, task)
+    backward = backwards.running(log, task)
     if backward is None or backward.inside is None:
         return None
-    owner = tracker.backwards.owner(log, task, backward.inside)
+    owner = backwards.owner(log, task, backward.inside)
     return None if owner is None else owner.call_of(backward.inside._sequence_nr())
 
 

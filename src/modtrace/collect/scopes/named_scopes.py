@@ -1,18 +1,15 @@
 """Code that the user has named, and methods that run no hook: they stand in the log like calls."""
 
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from ...torch_internals import graph_task_id
 from ..log.call_context import Place
-from ..log.segments import EXIT
 from ..log.thread_log import ThreadLog
 from ..names.module_names import NamedModule
-
-if TYPE_CHECKING:
-    from .tracker import ScopeTracker
+from .tracker import ScopeTracker
 
 
 class OpenCode:
@@ -35,7 +32,7 @@ class NamedCode:
     long as the whole training, so there it is logged in stretches, from one outermost call to the next.
     """
 
-    def __init__(self, tracker: "ScopeTracker") -> None:
+    def __init__(self, tracker: ScopeTracker) -> None:
         self._tracker = tracker
 
     def enter(
@@ -43,7 +40,7 @@ class NamedCode:
     ) -> OpenCode:
         """A scope begins; where it has a module that does not run yet, a call of that begins too."""
         tracker = self._tracker
-        code = OpenCode(tracker.log, module, args, kwargs or {})
+        code = OpenCode(tracker.logs.current, module, args, kwargs or {})
         try:
             self._enter(code, name, frame)
         except BaseException:  # an interrupt, or a hook of the user's
@@ -54,7 +51,7 @@ class NamedCode:
     def _enter(self, code: OpenCode, name: str, frame: FrameType | None) -> None:
         tracker, module = self._tracker, code.module
         named: NamedModule | None = None
-        with tracker.guard(module):
+        with tracker.subscribers.guard(module):
             self._prepare(code.log, frame)
             owner = self._owner() if module is None else tracker.names.find(module, None, frame)
             named = tracker.names.add_scope(name, owner)
@@ -63,7 +60,7 @@ class NamedCode:
                 self._opened(code, tracker.enter_module(code.log, module, frame))
         if code.places:
             self._tell_entered(code)
-        with tracker.guard(module):
+        with tracker.subscribers.guard(module):
             if named is not None:
                 self._enter_scope(code, named, frame)
 
@@ -72,11 +69,11 @@ class NamedCode:
     ) -> OpenCode | None:
         """A `forward` begins that was not called through its module; None where it was."""
         tracker = self._tracker
-        code = OpenCode(tracker.log, module, args, kwargs)
+        code = OpenCode(tracker.logs.current, module, args, kwargs)
         if code.log.place.outermost == id(module):
             return None
         try:
-            with tracker.guard(module):
+            with tracker.subscribers.guard(module):
                 self._prepare(code.log, frame)
                 self._pause_if_in_stretch(code.log)
                 self._opened(code, tracker.enter_module(code.log, module, frame))
@@ -92,24 +89,13 @@ class NamedCode:
         for place in reversed(code.places):
             self._leave_place(code, place, output, raised)
 
-    def pause(self, log: ThreadLog) -> None:
-        """A module is called inside of scopes that no module is around: their stretch ends."""
-        for _ in log.scopes:
-            self._tracker.append(log, EXIT)
-        self._tracker.close_segment(log, None)
-
-    def resume(self, log: ThreadLog) -> None:
-        """It has ended: the next stretch begins."""
-        for place in log.scopes:
-            self._tracker.enter_place(log, place, None)
-
     def _prepare(self, log: ThreadLog, frame: FrameType | None) -> None:
         if log.place.named is not None:
             self._tracker.close_dead_calls(log, frame)
 
     def _pause_if_in_stretch(self, log: ThreadLog) -> None:
         if log.is_in_stretch:
-            self.pause(log)
+            self._tracker.pause_stretch(log)
 
     def _enter_scope(self, code: OpenCode, named: NamedModule, frame: FrameType | None) -> None:
         log = code.log
@@ -131,7 +117,7 @@ class NamedCode:
         assert code.module is not None
         code.log.given_kwargs = code.kwargs
         try:
-            for hear in tuple(self._tracker.entering):
+            for hear in tuple(self._tracker.subscribers.entering):
                 hear(code.log, code.module, code.args)
         finally:
             code.log.given_kwargs = None
@@ -139,25 +125,25 @@ class NamedCode:
     def _leave_place(self, code: OpenCode, place: Place, output: Any, raised: bool) -> None:
         tracker, log = self._tracker, code.log
         is_open = False
-        with tracker.guard(place.module):
+        with tracker.subscribers.guard(place.module):
             is_open = tracker.unwind_to(log, place.outermost)
             log.scopes = [each for each in log.scopes if each is not place]
         try:
             if is_open and not place.is_scope and code.module is not None:
-                for hear in list(tracker.leaving):
+                for hear in list(tracker.subscribers.leaving):
                     hear(log, code.module, code.args, code.kwargs, output)
         except BaseException:  # a user's hook
             output, raised = None, True
             raise
         finally:
-            with tracker.guard(place.module):
+            with tracker.subscribers.guard(place.module):
                 log.pinned = [each for each in log.pinned if each is not place]
                 if is_open and log.place is place:
                     tracker.leave(log, output, raised=raised)
 
     def _owner(self) -> NamedModule | None:
         """Whose the code is that a scope is opened in: of the call that runs, or is recomputed; None: of nobody."""
-        log = self._tracker.log
+        log = self._tracker.logs.current
         if log.place.named is not None:
             return None if log.is_in_stretch else log.place.named
         call = self._tracker.where().call if graph_task_id() >= 0 else None

@@ -4,21 +4,21 @@ import sys
 import threading
 import time
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ...torch_internals import is_dynamo_compiling, is_in_optimizer_step, keep_out_of_dynamo
-
-if TYPE_CHECKING:
-    from .tracker import ScopeTracker
+from ..log.listeners import Subscribers
+from ..log.thread_log import ThreadLogs
 
 
 class OptimizerWatch:
     """Two global optimizer hooks of the tracker's."""
 
-    def __init__(self, tracker: "ScopeTracker") -> None:
-        self._tracker = tracker
+    def __init__(self, subscribers: Subscribers, logs: ThreadLogs) -> None:
+        self._subscribers = subscribers
+        self._logs = logs
         self._starts: dict[
             int, list[int]
         ] = {}  # by thread: when each optimizer that runs began, outermost first
@@ -57,32 +57,32 @@ class OptimizerWatch:
     def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_dynamo_compiling():
             return
-        with self._tracker.guard(None):
+        with self._subscribers.guard(None):
             starts = self._starts.setdefault(threading.get_ident(), [])
             if starts and not is_in_optimizer_step(sys._getframe(2)):
                 starts.clear()
             if not starts:
-                for tap in list(self._tracker.taps):
+                for tap in list(self._subscribers.taps):
                     tap.optimizer_begins(optimizer, _has_closure(args, kwargs))
             starts.append(time.perf_counter_ns())
             if len(starts) == 1:
-                for listener in list(self._tracker.listeners):
+                for listener in list(self._subscribers.listeners):
                     listener.optimizer_began(starts[0])
 
     def _ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_dynamo_compiling():
             return
         now = time.perf_counter_ns()
-        with self._tracker.guard(None):
+        with self._subscribers.guard(None):
             starts = self._starts.get(threading.get_ident())
             if not starts:
                 return
             start = starts.pop()
             if not starts:
-                for tap in list(self._tracker.taps):
+                for tap in list(self._subscribers.taps):
                     tap.optimizer_ended(optimizer, _has_closure(args, kwargs))
-                for listener in list(self._tracker.listeners):
-                    listener.optimizer_ended(start, now, self._tracker.log.number)
+                for listener in list(self._subscribers.listeners):
+                    listener.optimizer_ended(start, now, self._logs.current.number)
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:

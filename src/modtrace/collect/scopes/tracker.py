@@ -1,13 +1,12 @@
 """Which module call is running, on every thread: exact, and cheap enough to leave on."""
 
-import os
+import functools
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,75 +27,15 @@ from ...torch_internals import (
 from ..backward.call_tensors import CrossingRecorder
 from ..backward.graph_watch import watch_graph
 from ..backward.recompute import classify, find_around
-from ..backward.watcher import Backward, BackwardWatcher
+from ..backward.watcher import BackwardWatcher
 from ..log.call_context import Place, PlaceTree
+from ..log.listeners import Subscribers
 from ..log.segments import EXIT, EXIT_RAISED, EXIT_UNSEEN, Segment
 from ..log.step_data import Handover
-from ..log.thread_log import ASIDE, ThreadLife, ThreadLog
+from ..log.thread_log import ASIDE, ThreadLog, ThreadLogs
 from ..names.module_names import ModuleNames, NamedModule
-from .locate import Where, where
-from .named_scopes import NamedCode
+from .locate import locate
 from .optimizer_watch import OptimizerWatch
-
-
-class Listener(Protocol):
-    """What a recorder hears. Events per outermost call, backward and optimizer step; never per call."""
-
-    wants_backward_events: bool  # when each call's backward begins and ends
-    wants_additions: bool  # when the engine adds up gradients
-
-    def segment_opened(self, segment: Segment, in_step: bool) -> None:
-        """An outermost call begins; `in_step`: it belongs to what runs already and starts nothing new."""
-
-    def segment_closed(self, segment: Segment) -> None:
-        """It has ended."""
-
-    def segment_dropped(self, segment: Segment) -> None:
-        """It never began: an interrupt came just before. Some listeners may not have heard of it at all."""
-
-    def backward_began(self, backward: Backward) -> None:
-        """A backward begins."""
-
-    def backward_ended(self, backward: Backward) -> None:
-        """A backward has ended, with all that ran inside it."""
-
-    def optimizer_began(self, start_ns: int) -> None:
-        """An optimizer's step begins."""
-
-    def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
-        """It has ended without an exception."""
-
-    def failed(self, error: Exception, where: str) -> None:
-        """The tracker met an internal error and has stopped; `where` is a module path."""
-
-    def forked(self) -> None:
-        """This process is a fork of the recorded one: let go of every file, write nothing."""
-
-
-class Tap(Protocol):
-    """Who looks at tensors as they come by. It never raises, unless the tracker is strict."""
-
-    def returned(self, log: ThreadLog, place: Place, output: Any) -> None:
-        """A call has returned something; its exit is the newest event of the thread's log."""
-
-    def backward_begins(self, backward: Backward, outputs: Any) -> None:
-        """A backward from some tensors is about to begin."""
-
-    def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
-        """An optimizer, called by no other, is about to step."""
-
-    def optimizer_ended(self, optimizer: Any, has_closure: bool) -> None:
-        """It has stepped."""
-
-
-#: Who hears of every call, and may raise what the user's hook raises: of its begin, with the module and its
-#: positional arguments; of its end, with the keyword arguments and the output as well, {} and None when an exception
-#: leaves it.
-Entering = Callable[[ThreadLog, nn.Module, Any], None]
-Leaving = Callable[[ThreadLog, nn.Module, Any, Any, Any], None]
-
-#: Who hears of what an outermost call of a module has returned, just before its segment is closed.
-Returning = Callable[[ThreadLog, Any], None]
 
 
 class ScopeTracker:
@@ -105,24 +44,18 @@ class ScopeTracker:
     def __init__(self) -> None:
         self.names = ModuleNames()
         self.tree = PlaceTree(self.names)
-        self.logs: list[ThreadLog] = []
-        self._threads_seen = 0
-        self._started_on = (-1, -1)  # thread, and the number that its next node has
-        self.listeners: list[Listener] = []
-        self.taps: list[Tap] = []
-        self.entering: list[Entering] = []
-        self.leaving: list[Leaving] = []
-        self.returning: list[Returning] = []
-        self.strict_for: list[Listener] = []  # who wants internal errors raised
-        self._next_id = 0
-        self._threads = threading.local()  # itself, not a subclass: reading from one takes twice as long
-        self.lock = threading.RLock()
+        self.lock = threading.RLock()  # over the tree
+        self.logs = ThreadLogs(self.tree)
+        self.subscribers = Subscribers(self.names, self.remove_hooks)
         self._handles: list[Any] = []
         self._may_have_data = False  # the last outermost call was of a module without parameters
-        self.optimizers = OptimizerWatch(self)
-        self.backwards = BackwardWatcher(self)
-        self.crossings = CrossingRecorder(self)
-        self.named_code = NamedCode(self)
+        self.optimizers = OptimizerWatch(self.subscribers, self.logs)
+        self.backwards = BackwardWatcher(self.subscribers, self.logs, self.close_down_to)
+        self.crossings = CrossingRecorder(self.subscribers)
+        #: Tells what runs now on this thread. `partial` puts no Python frame between.
+        self.where = functools.partial(
+            locate, self.logs, self.backwards, self.optimizers, self.close_dead_calls
+        )
 
     # Taking and giving back.
 
@@ -135,15 +68,16 @@ class ScopeTracker:
             register_leave_hook(leave),
         ]
         self.optimizers.start()
-        self._started_on = (threading.get_ident(), sequence_nr())
+        self.logs.start()
         self.backwards.start()
 
     def stop(self) -> None:
         """Removes the hooks and closes what is open: a call whose end was not seen has none."""
         self.remove_hooks()
-        if self.log.place.named is not None:
-            self.close_dead_calls(self.log, sys._getframe())
-        for log in list(self.logs):
+        log = self.logs.current
+        if log.place.named is not None:
+            self.close_dead_calls(log, sys._getframe())
+        for log in list(self.logs.all):
             while log.segment is not None:
                 self._close_open_calls(log, EXIT_UNSEEN)
             for span in log.spans:
@@ -153,9 +87,9 @@ class ScopeTracker:
                         alive.remove()
 
     @property
-    def strict(self) -> bool:
-        """Whether internal errors are raised, into the user's run."""
-        return bool(self.strict_for)
+    def has_failed(self) -> bool:
+        """Whether an internal error has ended its work."""
+        return self.subscribers.has_failed
 
     def remove_hooks(self) -> None:
         """Removes every hook and gives the engine's door back."""
@@ -165,48 +99,20 @@ class ScopeTracker:
         self.optimizers.stop()
         self.backwards.stop()
 
-    def where(self) -> Where:
-        """What runs now on this thread, in forward, backward or recompute."""
-        return where(self)
-
-    @property
-    def log(self) -> ThreadLog:
-        """The current thread's log."""
-        try:
-            log: ThreadLog = self._threads.log
-        except AttributeError:
-            with self.lock:
-                self._threads.life = life = ThreadLife()
-                log = self._threads.log = ThreadLog(
-                    self.tree.places, self.tree.outside, self._threads_seen, weakref.ref(life)
-                )
-                thread, number = self._started_on
-                if thread == threading.get_ident():
-                    log.forgotten_seq = number  # what has been made since is known
-                self._threads_seen += 1
-                self.logs = [each for each in self.logs if each.is_needed()] + [log]
-        return log
-
     def running_segments(self) -> list[Segment]:
         """The outermost calls that run, on every thread."""
-        levels = [segment for log in self.logs for _, _, segment in log.suspended]
-        return levels + [log.segment for log in self.logs if log.segment is not None]
-
-    def take_ids(self, number: int) -> int:
-        """The first of so many call ids that nobody else gets."""
-        with self.lock:
-            first = self._next_id
-            self._next_id += number
-        return first
+        levels = [segment for log in self.logs.all for _, _, segment in log.suspended]
+        return levels + [log.segment for log in self.logs.all if log.segment is not None]
 
     # The hot path. Measured on a shared 2-core machine, per module call: empty global hooks 1.9 us, these 2.7.
 
     def _make_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        threads = self._threads
+        threads, subscribers = self.logs.threads, self.subscribers
         enter_slowly, leave_slowly = self._enter_slowly, self._leave_slowly
+        logs = self.logs
         clock, sequence, compiling = time.perf_counter_ns, sequence_nr, is_dynamo_compiling
-        exit_event, exit_raised, taps = EXIT, EXIT_RAISED, self.taps
-        entering, leaving = self.entering, self.leaving
+        exit_event, exit_raised, taps = EXIT, EXIT_RAISED, subscribers.taps
+        entering, leaving = subscribers.entering, subscribers.leaving
 
         def enter(module: nn.Module, args: Any) -> None:
             if compiling():
@@ -214,7 +120,7 @@ class ScopeTracker:
             try:
                 log = threads.log
             except AttributeError:  # the first call on this thread
-                log = self.log
+                log = logs.current
             place = log.place.get(id(module))
             if place is None or place.ref() is not module:  # 40 ns: the `id` of a dead module is used again
                 if not enter_slowly(log, module):
@@ -266,13 +172,13 @@ class ScopeTracker:
         if log.place is ASIDE:
             return False
         frame = sys._getframe(2)
-        with self.guard(module):
+        with self.subscribers.guard(module):
             if is_compilers_own(module, frame, self._is_unknown_in_region(log, module)):
                 return False
             if log.place.named is not None:
                 self.close_dead_calls(log, around_call(frame))
             if log.is_in_stretch:
-                self.named_code.pause(log)
+                self.pause_stretch(log)
             self.enter_module(log, module, frame)
         return True
 
@@ -313,14 +219,14 @@ class ScopeTracker:
             segment.with_grad = True
         if task < 0:
             segment.owners = place.owners = () if place.is_scope else self._owners(log, place, frame)
-        elsewhere = any(other.is_in_module for other in self.logs if other is not log)
+        elsewhere = any(other.is_in_module for other in self.logs.all if other is not log)
         in_step = task >= 0 or log.segment is not None or elsewhere or self.optimizers.is_stepping(frame)
         if not in_step and not place.is_scope:
             segment.handover = Handover(
                 frame, has_parameters=bool(segment.named.parameters), is_after_data=self._may_have_data
             )
         try:
-            for listener in list(self.listeners):
+            for listener in list(self.subscribers.listeners):
                 listener.segment_opened(segment, in_step)
             log.push(segment)
             log.spans.append(segment)
@@ -333,7 +239,7 @@ class ScopeTracker:
         if log.segment is segment:
             log.pop()
         log.spans = [span for span in log.spans if span is not segment]
-        for listener in list(self.listeners):
+        for listener in list(self.subscribers.listeners):
             listener.segment_dropped(segment)
 
     def _leave_slowly(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -341,7 +247,7 @@ class ScopeTracker:
         if log.segment is None or log.place is ASIDE:
             return
         is_open = False
-        with self.guard(module):
+        with self.subscribers.guard(module):
             is_open = self.unwind_to(log, id(module))
         if not is_open:
             return  # entered before us
@@ -349,16 +255,16 @@ class ScopeTracker:
         if output is None and _is_leaving_by_exception(sys._getframe(2)):
             kwargs = {}  # torch (2.13) leaves them out then
             raised = not isinstance(sys.exc_info()[1], StopRecomputation)
-        if self.leaving:
+        if self.subscribers.leaving:
             try:
-                for hear in tuple(self.leaving):
+                for hear in tuple(self.subscribers.leaving):
                     hear(log, module, args, kwargs, output)
             except BaseException:  # a user's hook: torch does not call us again for this call
-                with self.guard(module):
+                with self.subscribers.guard(module):
                     self.leave(log, None, raised=True)
                 raise
             seq, now = sequence_nr(), time.perf_counter_ns()
-        with self.guard(module):
+        with self.subscribers.guard(module):
             self.leave(log, output, raised=raised, seq=seq, now=now)
 
     def leave(
@@ -368,11 +274,11 @@ class ScopeTracker:
         place = log.place
         self.append(log, EXIT_RAISED if raised else EXIT, seq, now)
         if not raised and not place.is_scope:
-            for tap in self.taps:
+            for tap in self.subscribers.taps:
                 tap.returned(log, place, output)
         if place.above is None:
             if not raised and not place.is_scope:
-                for hear in self.returning:
+                for hear in self.subscribers.returning:
                     hear(log, output)
             self.close_segment(log, output)
         else:
@@ -406,7 +312,7 @@ class ScopeTracker:
     def close_segment(self, log: ThreadLog, output: Any) -> None:
         segment = log.segment
         assert segment is not None
-        first_id = self.take_ids(len(segment.places) // 2)
+        first_id = self.logs.take_ids(len(segment.places) // 2)
         segment.close(log.seqs[-1] if log.seqs else segment.first_seq, first_id)
         log.pop()
         if segment.handover is not None:
@@ -417,10 +323,10 @@ class ScopeTracker:
             watch_graph(segment, output, self._graph_reached)
         if segment.last_seq == segment.first_seq and not segment.with_grad:
             log.spans = [span for span in log.spans if span is not segment]  # under no_grad nothing is kept
-        for listener in list(self.listeners):
+        for listener in list(self.subscribers.listeners):
             listener.segment_closed(segment)
         if log.scopes and log.segment is None and not segment.place.is_scope:
-            self.named_code.resume(log)
+            self._resume_stretch(log)
 
     @staticmethod
     def append(log: ThreadLog, event: int, seq: int | None = None, now: int | None = None) -> None:
@@ -430,8 +336,8 @@ class ScopeTracker:
 
     def _graph_reached(self, segment: Segment) -> None:
         """Backward has come to a node that an outermost call returned."""
-        with self.guard(None):
-            self.backwards.reached(segment, self.log)
+        with self.subscribers.guard(None):
+            self.backwards.reached(segment, self.logs.current)
 
     def enter_module(self, log: ThreadLog, module: nn.Module, frame: FrameType | None) -> Place:
         """A module's call begins, outermost or inside another."""
@@ -449,6 +355,17 @@ class ScopeTracker:
             log.place = place
             self.append(log, place.index)
 
+    def pause_stretch(self, log: ThreadLog) -> None:
+        """A module is called inside of scopes that no module is around: their stretch ends."""
+        for _ in log.scopes:
+            self.append(log, EXIT)
+        self.close_segment(log, None)
+
+    def _resume_stretch(self, log: ThreadLog) -> None:
+        """It has ended: the next stretch begins."""
+        for place in log.scopes:
+            self.enter_place(log, place, None)
+
     def _owners(self, log: ThreadLog, place: Place, frame: FrameType | None) -> tuple[NamedModule, ...]:
         """What is around an outermost call and runs no hook: scopes, and modules one of whose methods runs it."""
         scopes = [each.named for each in log.scopes if each.named is not None]
@@ -456,39 +373,6 @@ class ScopeTracker:
         assert named is not None
         owners = [] if named.root is named else self.names.owners_in(frame, named)
         return (*scopes, *owners)
-
-    # Failure.
-
-    def guard(self, module: nn.Module | None) -> "_Guard":
-        """Around all our own work outside of the hot path: an internal error ends the tracking, not the run."""
-        return _Guard(self, module)
-
-    def fail(self, error: Exception, module: nn.Module | None) -> None:
-        """An observer does not stop the observed: tracking ends, the run goes on."""
-        named = None if module is None else self.names.get(module)
-        self.remove_hooks()
-        _abandon(self)
-        for listener in list(self.listeners):
-            listener.failed(error, named.shown if named is not None else "no module in particular")
-
-
-class _Guard:
-    """Keeps an internal error from the run. A class, because `contextmanager` takes 1.5 us and this 0.3."""
-
-    __slots__ = ("_module", "_tracker")
-
-    def __init__(self, tracker: ScopeTracker, module: nn.Module | None) -> None:
-        self._tracker = tracker
-        self._module = module
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self._tracker.fail(error, self._module)
-        return not self._tracker.strict
 
 
 def _is_leaving_by_exception(call_frame: FrameType) -> bool:
@@ -499,73 +383,3 @@ def _is_leaving_by_exception(call_frame: FrameType) -> bool:
     error = sys.exc_info()[1]
     trace = None if error is None else error.__traceback__
     return trace is not None and trace.tb_frame is call_frame
-
-
-# One tracker a process.
-
-_current: ScopeTracker | None = None
-_current_lock = threading.RLock()
-_fork_handler_registered = False
-
-
-def acquire(listener: Listener, *, strict: bool = False) -> ScopeTracker:
-    """Adds a listener to the process's tracker, which the first one starts."""
-    global _current, _fork_handler_registered
-    with _current_lock:
-        if not _fork_handler_registered and hasattr(os, "register_at_fork"):  # Windows has no fork
-            os.register_at_fork(after_in_child=_leave_to_parent)
-            _fork_handler_registered = True
-        if _current is None:
-            tracker = ScopeTracker()
-            tracker.start()
-            _current = tracker
-        _current.listeners.append(listener)
-        if strict:
-            _current.strict_for.append(listener)
-        _tell_wishes(_current)
-        return _current
-
-
-def release(listener: Listener) -> None:
-    """Takes a listener off; with the last one everything is put back as it was."""
-    global _current
-    with _current_lock:
-        if _current is None or listener not in _current.listeners:
-            return
-        if len(_current.listeners) == 1:
-            _current.stop()
-        _current.listeners.remove(listener)
-        _current.strict_for = [each for each in _current.strict_for if each is not listener]
-        _tell_wishes(_current)
-        if not _current.listeners:
-            _current = None
-
-
-def _tell_wishes(tracker: ScopeTracker) -> None:
-    tracker.backwards.events_wanted = any(each.wants_backward_events for each in tracker.listeners)
-    tracker.backwards.additions_wanted = any(each.wants_additions for each in tracker.listeners)
-
-
-def _abandon(tracker: ScopeTracker) -> None:
-    """A tracker has failed: who comes next starts another."""
-    global _current
-    with _current_lock:
-        if _current is tracker:
-            _current = None
-
-
-def current() -> ScopeTracker | None:
-    """The process's tracker, None while nobody records."""
-    return _current
-
-
-def _leave_to_parent() -> None:
-    """In a forked child (a DataLoader's worker): the recording is the parent's."""
-    global _current
-    tracker, _current = _current, None
-    if tracker is None:
-        return
-    for listener in tracker.listeners:
-        listener.forked()
-    tracker.listeners = []
-    tracker.remove_hooks()

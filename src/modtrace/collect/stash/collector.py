@@ -13,10 +13,10 @@ from ...errors import ModtraceWarning
 from ...recording.failure_reporter import describe
 from ...recording.phase import BACKWARD
 from ...torch_internals import around_call, frames, keep_out_of_dynamo
-from ..backward.watcher import Backward
 from ..log.segments import CallRef
-from ..log.thread_log import ThreadLog
-from ..scopes import tracker as scopes
+from ..log.thread_log import Backward, ThreadLog
+from ..scopes import process
+from ..scopes.tracker import ScopeTracker
 from ..steps.follower import StepListener
 from .gradients import OutputGradients
 from .stash import Event, Stash, StashFn
@@ -60,7 +60,7 @@ class StashCollector(StepListener):
         self._kept = kept
         self._strict = strict
         self._registered: dict[int, list[Registered]] = {}  # by `id` of the module
-        self._tracker: scopes.ScopeTracker | None = None  # while it listens
+        self._tracker: ScopeTracker | None = None  # while it listens
         self._gradients: OutputGradients | None = None
         self._on_leave = self._leaving  # bound once
 
@@ -83,7 +83,7 @@ class StashCollector(StepListener):
         if tracker is not None:
             self._let_go(tracker)
             self.steps.finish()
-        scopes.release(self)
+        process.release(self)
 
     def _start(self) -> None:
         keep_out_of_dynamo(StashCollector._wait_for, OutputGradients.returned, OutputGradients._take)
@@ -93,25 +93,25 @@ class StashCollector(StepListener):
         )
         keep_out_of_dynamo(StashCollector._gradients_came, OutputGradients._finish, with_callees=False)
         try:
-            tracker = scopes.acquire(self, strict=self._strict)
+            tracker = process.acquire(self, strict=self._strict)
             self.steps = StashSteps()
-            self.steps.join(tracker)
+            self.steps.join(tracker.running_segments())
             self._gradients = OutputGradients(tracker, self._gradients_came, self._kept.__len__)
             self._tracker = tracker
-            tracker.taps.append(self._gradients)
-            tracker.leaving.append(self._on_leave)
+            tracker.subscribers.taps.append(self._gradients)
+            tracker.subscribers.leaving.append(self._on_leave)
         except BaseException:
             self.stop()
             raise
 
-    def _let_go(self, tracker: scopes.ScopeTracker) -> None:
-        if self._on_leave in tracker.leaving:
-            tracker.leaving.remove(self._on_leave)
+    def _let_go(self, tracker: ScopeTracker) -> None:
+        if self._on_leave in tracker.subscribers.leaving:
+            tracker.subscribers.leaving.remove(self._on_leave)
         gradients, self._gradients = self._gradients, None
         if gradients is not None:
             gradients.stop()
-            if gradients in tracker.taps:
-                tracker.taps.remove(gradients)
+            if gradients in tracker.subscribers.taps:
+                tracker.subscribers.taps.remove(gradients)
 
     # Stashes.
 
@@ -132,7 +132,7 @@ class StashCollector(StepListener):
     def _wait_for(self, registered: list[Registered], call: CallRef, output: Any) -> None:
         tracker, gradients = self._tracker, self._gradients
         if tracker is not None and gradients is not None:
-            with tracker.guard(registered[0].module()):
+            with tracker.subscribers.guard(registered[0].module()):
                 gradients.wait_for(registered, call, output)
 
     def _gradients_came(self, returned: Returned, value: tuple[Any, ...], arriving: Arriving | None) -> None:
@@ -154,7 +154,7 @@ class StashCollector(StepListener):
             return
         phase = BACKWARD if grad else call.segment.phase
         step, nth = None, None
-        with tracker.guard(registered.module()):
+        with tracker.subscribers.guard(registered.module()):
             step, nth = self.steps.count(call)
         event = Event(registered.name, registered.type, grad, value, args, kwargs, step, phase, nth)
         stash = self._stash(event)

@@ -16,11 +16,10 @@ from ...torch_internals import (
     unseen,
 )
 from ..backward.graph_walk import base_made_in, edges_to_written_bases, nodes_below, will_run
-from ..backward.watcher import Backward
 from ..identity_map import IdentityMap
 from ..log.call_context import Place
 from ..log.segments import CallRef
-from ..log.thread_log import ThreadLog
+from ..log.thread_log import Backward, ThreadLog
 from ..scopes.tracker import ScopeTracker
 from ..structures.rebuild import GradientTree
 from .watch import Arriving, Entry, Returned, Watch
@@ -174,7 +173,7 @@ class OutputGradients:
         watch.told = len(entries)
         for entry in reversed(entries):
             found: tuple[list[Any], Arriving | None] | None = None
-            with self._tracker.guard(entry.returned.call.place.module):
+            with self._tracker.subscribers.guard(entry.returned.call.place.module):
                 if entry.shape is None or self._comes_by_base(entry, watch.number, gradient):
                     found = self._take(entry, gradient)
             if found is not None:
@@ -219,7 +218,7 @@ class OutputGradients:
     def _run(self, task: int) -> _Run:
         run = self._runs.get(task)
         if run is None:
-            backward = self._tracker.backwards.running(self._tracker.log, task)
+            backward = self._tracker.backwards.running(self._tracker.logs.current, task)
             outputs = None if backward is None else backward.outputs
             run = self._runs[task] = _Run(None, set()) if outputs is None else self._read_graph(outputs)
             queue_callback(lambda: self._finish(task))

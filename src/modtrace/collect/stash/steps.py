@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...recording.phase import FORWARD, RECOMPUTE
-from ..backward.recompute import Origins, origins_of
-from ..backward.watcher import Backward
+from ..backward.recompute_origins import Origins, origins_of
 from ..log.segments import CallRef, Segment
+from ..log.thread_log import Backward
 from ..steps.follower import StepFollower
 from .stash import Stash
 

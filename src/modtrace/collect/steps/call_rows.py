@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
-from ..backward.recompute import Origins, origins_of
-from ..backward.watcher import Backward
+from ..backward.recompute_origins import Origins, origins_of
 from ..log.backward_calls import BackwardCalls
 from ..log.segments import EXIT_RAISED, EXIT_UNSEEN, Ints, Segment, structure_of
+from ..log.thread_log import Backward
 from .finder import Step
 
 Columns = dict[str, Any]

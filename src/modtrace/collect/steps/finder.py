@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...recording.options.step_range import StepRange
-from ..backward.watcher import Backward
 from ..log.segments import Segment
 from ..log.step_data import find_data_calls
+from ..log.thread_log import Backward
 from .cleared_gradients import GradientEvidence, evidence_of
 
 #: A step that may still turn out to belong to the next one is not waited for any longer than this.

@@ -2,16 +2,13 @@
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from ...recording.phase import FORWARD
 from ..backward.recompute import original_of
-from ..backward.watcher import Backward
 from ..log.segments import CallRef, Segment
+from ..log.thread_log import Backward
 from .finder import Step, StepFinder
-
-if TYPE_CHECKING:
-    from ..scopes.tracker import ScopeTracker
 
 #: Outermost calls of one step that are kept one by one.
 _FOLD_AT = 16
@@ -30,9 +27,9 @@ class StepFollower:
         self._lock = threading.RLock()
         self._last: tuple[CallRef, tuple[int | None, int | None]] | None = None
 
-    def join(self, tracker: "ScopeTracker") -> None:
-        """Follows what runs already, too: somebody else has had the tracker at work."""
-        for segment in tracker.running_segments():
+    def join(self, segments: Iterable[Segment]) -> None:
+        """Follows the segments that run already, too: somebody else has had the tracker at work."""
+        for segment in segments:
             self.segment_opened(segment, in_step=segment.task >= 0)
 
     def segment_opened(self, segment: Segment, in_step: bool) -> None:

@@ -21,9 +21,9 @@ from ...torch_internals import (
     requires_grad_of,
     was_hooked,
 )
-from ..backward.watcher import Backward
 from ..identity_map import IdentityMap
 from ..log.segments import Segment
+from ..log.thread_log import Backward
 from ..names.module_names import NamedModule, descendants, parameter_of
 from ..scopes.tracker import ScopeTracker
 from .capture_masks import Mask
@@ -174,7 +174,7 @@ class MicroBatchTaps:
     def _measure_gradient(self, hook: "_GradientHook", gradient: Any) -> None:
         if self._is_abandoned or not isinstance(gradient, torch.Tensor):
             return
-        start_ns, log = time.perf_counter_ns(), self._tracker.log
+        start_ns, log = time.perf_counter_ns(), self._tracker.logs.current
         try:
             backward = self._tracker.backwards.running(log, graph_task_id())
             if backward is not None and not backward.accumulate:

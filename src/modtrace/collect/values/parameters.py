@@ -14,9 +14,9 @@ from ...measure.measurer import Measurement, not_asked_for
 from ...recording.phase import OPTIMIZER
 from ...recording.role import OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
 from ...torch_internals import DisableTorchFunction, grad_of, keep_out_of_dynamo, unseen
-from ..backward.watcher import Backward
 from ..identity_map import IdentityMap
 from ..log.segments import Segment
+from ..log.thread_log import Backward
 from ..scopes.tracker import ScopeTracker
 from ..structures.find import Slot, find_slots
 from .buffers import BufferTaps
@@ -128,7 +128,7 @@ class ParameterTaps:
     def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
         """Measures before the step what will not be there after it."""
         self._settle()
-        thread = self._tracker.log.number
+        thread = self._tracker.logs.current.number
         raised = self._stepping.pop(thread, None)
         if raised is not None:
             free_rows([raised.measured])
@@ -142,7 +142,7 @@ class ParameterTaps:
 
     def optimizer_ended(self, optimizer: Any, has_closure: bool) -> None:
         """Measures what the step has left. The gradients that a closure computed are there only now."""
-        stepping = self._stepping.get(self._tracker.log.number)
+        stepping = self._stepping.get(self._tracker.logs.current.number)
         if stepping is None or self._is_abandoned:
             return
         wanted = self._wanted[UPDATE] | self._wanted[OPTIMIZER_STATE]

@@ -7,8 +7,8 @@ from ...recording.failure_reporter import FailureReporter
 from ...recording.options.capture import Capture
 from ...recording.options.path_filter import describe_unmatched, unmatched
 from ...recording.protocols import Sink
-from ..backward.watcher import Backward
 from ..log.segments import Segment
+from ..log.thread_log import Backward
 from ..ops.recorder import OpRecorder
 from ..scopes.tracker import ScopeTracker
 from ..steps.call_rows import NthMemory
@@ -70,7 +70,7 @@ class ValueRecorder:
             raised=raised,
         )
         self.taps.start()
-        tracker.taps.append(self.taps)
+        tracker.subscribers.taps.append(self.taps)
 
     def _put(self, name: str, array: Any, dtype: str, shape: Sequence[int]) -> str | None:
         return self._sink.put_tensor(name, array, dtype, shape, step=self._reporter.step)
@@ -90,7 +90,9 @@ class ValueRecorder:
     def leave(self) -> None:
         """Hears nothing any more. What was measured can still be taken, and hooks stay on tensors until `stop()`."""
         if self._tracker is not None:
-            self._tracker.taps[:] = [tap for tap in self._tracker.taps if tap is not self._tap]
+            self._tracker.subscribers.taps[:] = [
+                tap for tap in self._tracker.subscribers.taps if tap is not self._tap
+            ]
 
     def stop(self) -> str | None:
         """Takes the taps off; what is to be said of patterns that selected nothing, for modules are met until now."""

@@ -23,10 +23,9 @@ from ...torch_internals import (
     tracing_state,
     unseen,
 )
-from ..backward.watcher import Backward
 from ..log.call_context import Place
 from ..log.segments import Segment
-from ..log.thread_log import ThreadLog
+from ..log.thread_log import Backward, ThreadLog
 from ..scopes.tracker import ScopeTracker
 from ..structures.find import find_slots
 from .capture_masks import ROLE_CODE, Mask, Wishes
@@ -78,7 +77,7 @@ class ValueTaps:
         self._wishes = wishes
         self._failed = failed
         self._measurer = Measurer()
-        self._extras = Extras(UserFunctions(raised, lambda: tracker.log.aside()))
+        self._extras = Extras(UserFunctions(raised, lambda: tracker.logs.current.aside()))
         self._kept = KeptTensors(put)
         self._parameters = ParameterTaps(
             tracker, wishes, active=active, measure=self.measure, settle=self._kept.settle, failed=failed
@@ -101,7 +100,7 @@ class ValueTaps:
     def start(self) -> None:
         """Looks at what modules are given, if that is wanted."""
         if self._wishes.of_role(INPUT) | self._wishes.of_role(GRAD_INPUT):
-            self._tracker.entering.append(self._hear_given)
+            self._tracker.subscribers.entering.append(self._hear_given)
 
     def open(self, segment: Segment, active: Mask) -> None:
         """What runs in this segment is to be looked at by these captures."""
@@ -161,7 +160,7 @@ class ValueTaps:
 
     def stop(self) -> None:
         """Takes every hook off every tensor."""
-        entering = self._tracker.entering
+        entering = self._tracker.subscribers.entering
         entering[:] = [hear for hear in entering if hear is not self._hear_given]
         measured = (*self._running.values(), *self._closed.values())
         for taps in (*(each.taps for each in measured), *(taps for _, taps in self._leaving)):
@@ -356,7 +355,7 @@ class ValueTaps:
     def _measure_gradient(self, tap: GradientTap, gradient: Any) -> None:
         if self._is_abandoned:
             return
-        start_ns, log, task = time.perf_counter_ns(), self._tracker.log, graph_task_id()
+        start_ns, log, task = time.perf_counter_ns(), self._tracker.logs.current, graph_task_id()
         try:
             backward = self._tracker.backwards.running(log, task)
             measured = self._of_backward.get(backward)

@@ -1,19 +1,43 @@
-"""Which calls a custom Function has made in its forward, for those that it makes again in its backward."""
+"""A region whose modules a backward runs again, and the calls that a custom Function has made in its forward."""
 
+import math
 from collections.abc import Container, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from ...torch_internals import is_custom_function, is_reentrant_checkpoint
 from ..log.segments import CallRef, Segment
-
-if TYPE_CHECKING:
-    from .recompute import Region
+from ..log.thread_log import ThreadLog
 
 
-def calls_in_function(region: "Region", caller: CallRef | None, modules: Container[int]) -> list[CallRef]:
+class Region:
+    """A checkpointed region being recomputed: all outermost calls of one recomputation share one."""
+
+    __slots__ = ("custom", "is_function", "key", "next_number", "number", "owner", "task")
+
+    def __init__(self, task: int, node: Any, checkpoint: Any, owner: ThreadLog | None) -> None:
+        self.task = task
+        self.number = node._sequence_nr()  # of the node whose backward asks for it
+        self.key = id(checkpoint)
+        #: The node is itself the region: a reentrant checkpoint, or another custom Function.
+        self.custom = checkpoint is None and is_custom_function(node)
+        self.is_function = self.custom and not is_reentrant_checkpoint(node)
+        self.next_number: float = math.inf  # of the next such node that runs modules in its backward
+        self.owner = owner
+
+    def same_as(self, other: "Region | None") -> bool:
+        """Whether it is the very same recomputation."""
+        return other is not None and (self.task, self.number, self.key) == (
+            other.task,
+            other.number,
+            other.key,
+        )
+
+
+def calls_in_function(region: Region, caller: CallRef | None, modules: Container[int]) -> list[CallRef]:
     """The calls of some modules, however deep, that a custom Function has made in its forward, in order.
 
     Its node is numbered before its forward runs, so what runs in it is entered at a higher number. Nothing tells where
@@ -56,7 +80,7 @@ def find_all_repeated(group: Sequence[Segment]) -> list[CallRef | None]:
     return [segment.repeats for segment in group]
 
 
-def _calls_inside(region: "Region", caller: CallRef) -> Iterator[CallRef]:
+def _calls_inside(region: Region, caller: CallRef) -> Iterator[CallRef]:
     structure = caller.segment.structure()
     begins, ends = structure.enter_event, structure.exit_event[caller.index]
     inside = (begins > begins[caller.index]) & (begins < ends)
@@ -64,7 +88,7 @@ def _calls_inside(region: "Region", caller: CallRef) -> Iterator[CallRef]:
         yield CallRef(caller.segment, index)
 
 
-def _outermost_calls(region: "Region") -> Iterator[CallRef]:
+def _outermost_calls(region: Region) -> Iterator[CallRef]:
     """What ran in no call; not what this backward, or an earlier one, has run again."""
     for span in region.owner.spans if region.owner is not None else ():
         if isinstance(span, Segment) and span.task != region.task:
@@ -72,7 +96,7 @@ def _outermost_calls(region: "Region") -> Iterator[CallRef]:
                 yield CallRef(span, index)
 
 
-def _entered_in(region: "Region", segment: Segment) -> npt.NDArray[np.bool_]:
+def _entered_in(region: Region, segment: Segment) -> npt.NDArray[np.bool_]:
     """Whether each call of a segment was entered after the Function's node was numbered, and before the next one's."""
     entered_at = np.asarray(segment.seqs, np.int64)[segment.structure().enter_event]
     entered: npt.NDArray[np.bool_] = (entered_at > region.number) & (entered_at <= region.next_number)
