@@ -2,10 +2,11 @@
 
 from contextlib import contextmanager
 
+from modtrace.collect.log.listeners import Listener
 from modtrace.collect.scopes import process
 
 
-class Keeper:
+class Keeper(Listener):
     """Hears everything, keeps it, decides nothing."""
 
     def __init__(self, events: bool = False, additions: bool = False) -> None:
@@ -20,14 +21,8 @@ class Keeper:
         segment.holders += 1
         self.segments.append(segment)
 
-    def segment_closed(self, segment):
-        pass
-
     def segment_dropped(self, segment):
         self.segments.remove(segment)
-
-    def backward_began(self, backward):
-        pass
 
     def backward_ended(self, backward):
         self.backwards.append(backward)
@@ -40,9 +35,6 @@ class Keeper:
 
     def failed(self, error, where):
         self.failures.append((error, where))
-
-    def forked(self):
-        pass
 
 
 @contextmanager

@@ -33,7 +33,7 @@ class Seen(NamedTuple):
 
 
 class Watch(Keeper):
-    """A listener and a tap, as a recorder is both."""
+    """Measures as a recorder would."""
 
     def __init__(self, captures: tuple[Capture, ...]) -> None:
         super().__init__()
@@ -110,28 +110,14 @@ class Watch(Keeper):
     def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
         self._add(self.taps.take_optimizer(thread))
 
-    # As a tap.
-
-    def returned(self, log: Any, place: Any, output: Any) -> None:
-        pass
-
     def backward_begins(self, backward: Any, outputs: Any) -> None:
         self.taps.backward_begins(backward)
 
     def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
         self.taps.optimizer_begins(optimizer, has_closure)
 
-    def tap_ended(self, optimizer: Any, has_closure: bool) -> None:
-        self.taps.optimizer_ended(optimizer, has_closure)
-
-
-class _Tap:
-    """The tracker calls a tap and a listener by the same name `optimizer_ended`."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-        self.returned, self.backward_begins = watch.returned, watch.backward_begins
-        self.optimizer_begins, self.optimizer_ended = watch.optimizer_begins, watch.tap_ended
+    def optimizer_stepped(self, optimizer: Any, has_closure: bool) -> None:
+        self.taps.optimizer_stepped(optimizer, has_closure)
 
 
 @contextmanager
@@ -146,15 +132,12 @@ def watching_for(*captures: Capture, roots: tuple[torch.nn.Module, ...] = ()) ->
     """Watches what several captures want."""
     watch = Watch(captures)
     tracker = process.acquire(watch, strict=True)
-    tap = _Tap(watch)
     try:
         for root in roots:
             tracker.names.add_root(root)
         watch.start(tracker)
-        tracker.subscribers.taps.append(tap)
         yield watch
     finally:
-        tracker.subscribers.taps[:] = [each for each in tracker.subscribers.taps if each is not tap]
         watch.step_ends()
         watch.taps.stop()
         process.release(watch)

@@ -31,7 +31,7 @@ def tidy() -> Iterator[None]:
     for name, value in flags.items():
         setattr(python_dispatch, name, value)
     tracker = process.current()
-    for listener in [] if tracker is None else list(tracker.subscribers.listeners):
+    for listener in [] if tracker is None else list(tracker.subscribers.users):
         process.release(listener)
 
 

@@ -152,6 +152,6 @@ def test_recorder_whose_values_fail_costs_another_one_no_row(monkeypatch):
             with pytest.warns(modtrace.ModtraceWarning, match="measures no more values"):
                 model(torch.ones(2, 4)).sum().backward()
         model(torch.ones(2, 4)).sum().backward()
-        assert len(failing._recorder._tracker.subscribers.taps) == 2
+        assert len(failing._recorder._tracker.subscribers.returned) == 2
     assert [mark.split(":")[0] for mark in failing.meta.marks] == ["values are incomplete from step 0"]
     assert len(rows(sound, role="output")) == len(rows(sound, role="grad_output")) == 8

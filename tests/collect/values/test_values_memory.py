@@ -432,7 +432,7 @@ def test_recording_that_cannot_begin_leaves_nothing(monkeypatch):
             raise AssertionError("it began")
     left = process.current()
     y = model(torch.ones(2, 4))
-    for listener in list(left.subscribers.listeners if left is not None else ()):
+    for listener in list(left.subscribers.users if left is not None else ()):
         process.release(listener)  # for the tests that follow
     assert left is None
     assert hooks_of(y) == [0]

@@ -237,4 +237,4 @@ def test_a_recording_that_cannot_begin_hears_nothing_of_another() -> None:
         assert tracker is not None
         assert raised
         assert tracker.subscribers.entering == []
-        assert len(tracker.subscribers.taps) == 1
+        assert len(tracker.subscribers.returned) == 1

@@ -14,7 +14,7 @@ from ...torch_internals import (
     is_functorch_tensor,
     keep_out_of_dynamo,
 )
-from ..log.listeners import Subscribers
+from ..log.listeners import Listener, Subscribers
 from ..log.segments import Segment
 from ..log.thread_log import ThreadLog
 from ..structures.find import find_slots
@@ -66,30 +66,27 @@ def keys_of(flat: Flat) -> list[Key]:
     return list(zip(flat[1::3], flat[2::3], strict=True))
 
 
-class CrossingRecorder:
+class CrossingRecorder(Listener):
     """Looks at what goes in and out while somebody wants backward hooks. 2 us a call."""
 
     def __init__(self, subscribers: Subscribers) -> None:
         self._subscribers = subscribers
         self._wanted: list[bool] = []  # by who wants them: whether with the outputs of every call
-        self._enter, self._leave = self._entering, self._leaving  # bound once
 
     def want(self, with_outputs: bool) -> None:
         """Somebody wants them; with the outputs of every call if slots are asked for."""
         self._wanted.append(with_outputs)
         if len(self._wanted) == 1:
-            keep_out_of_dynamo(CrossingRecorder._entering, CrossingRecorder._leaving)
-            self._subscribers.entering.insert(0, self._enter)
-            self._subscribers.leaving.insert(0, self._leave)
+            keep_out_of_dynamo(CrossingRecorder.entering, CrossingRecorder.leaving)
+            self._subscribers.add(self, first=True)
 
     def unwant(self, with_outputs: bool) -> None:
         """And does no more."""
         self._wanted.remove(with_outputs)
         if not self._wanted:
-            self._subscribers.entering.remove(self._enter)
-            self._subscribers.leaving.remove(self._leave)
+            self._subscribers.remove(self)
 
-    def _entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
+    def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
         segment = log.segment
         if segment is None or log.place.outermost != id(module) or not torch.is_grad_enabled():
             return
@@ -110,7 +107,7 @@ class CrossingRecorder:
         if found:
             crossings.inputs[event] = found
 
-    def _leaving(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def leaving(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         crossings = None if log.segment is None else log.segment.crossings
         if crossings is None:
             return

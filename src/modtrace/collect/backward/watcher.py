@@ -34,8 +34,6 @@ class BackwardWatcher:
         self._close_down_to = close_down_to
         self._door = BackwardDoor()
         self._running: list[Backward] = []
-        self.events_wanted = False
-        self.additions_wanted = False
         self.hearers: list[BackwardHearer] = []
 
     def start(self) -> None:
@@ -52,7 +50,7 @@ class BackwardWatcher:
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_dynamo_compiling() or not self._subscribers.listeners or is_tracing():
+            if is_dynamo_compiling() or not self._subscribers.users or is_tracing():
                 return original(t_outputs, *args, **kwargs)
             return self._run(original, t_outputs, args, kwargs)
 
@@ -83,11 +81,16 @@ class BackwardWatcher:
             if backward.create_graph and log.segment is None:
                 backward.span = BackwardSpan(sequence_nr(), None)
                 log.spans.append(backward.span)
-            for listener in list(self._subscribers.listeners):
-                listener.backward_began(backward)
-            for tap in list(self._subscribers.taps):
-                tap.backward_begins(backward, outputs)
-            wanted = Wanted(self.events_wanted, self.additions_wanted, tuple(self.hearers))
+            for began in list(self._subscribers.backward_began):
+                began(backward)
+            for begins in list(self._subscribers.backward_begins):
+                begins(backward, outputs)
+            users = list(self._subscribers.users)
+            wanted = Wanted(
+                times=any(user.wants_backward_events for user in users),
+                additions=any(user.wants_additions for user in users),
+                hearers=tuple(self.hearers),
+            )
             if any(wanted):
                 if isinstance(outputs, torch.Tensor):
                     outputs = (outputs,)
@@ -107,8 +110,8 @@ class BackwardWatcher:
             if backward.span is not None:
                 backward.span.last_seq = sequence_nr()
             backward.first_id = self._logs.take_ids(len(backward.calls))
-            for listener in list(self._subscribers.listeners):
-                listener.backward_ended(backward)
+            for ended in list(self._subscribers.backward_ended):
+                ended(backward)
 
     def is_running(self) -> bool:
         """Whether there is a backward, on whatever thread."""

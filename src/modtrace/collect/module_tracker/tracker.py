@@ -13,12 +13,13 @@ from torch import nn
 from ...errors import MisuseError, ModtraceWarning
 from ...torch_internals import graph_task_id, is_dynamo_compiling, keep_out_of_dynamo
 from ..log.call_context import PlaceTree
+from ..log.listeners import Listener
 from ..names.module_names import ModuleNames, roots_of
 from ..scopes import process
 from ..scopes.locate import NOWHERE
 from ..scopes.named_scopes import NamedCode
 from ..scopes.tracker import ScopeTracker
-from ..steps.follower import StepFollower, StepListener
+from ..steps.follower import StepFollower
 from .answers import Call, Where
 from .methods import Methods, MethodsHandle
 from .stack_names import RootLabels, StackNames
@@ -81,8 +82,8 @@ class ModuleTracker:
                 tracker.names.add_root(module, name)
             self._labels.begin()
             self._names = StackNames(tracker.names, tracker.tree, self._labels)
-            self._steps = self._listener.steps = StepFollower()
-            self._steps.join(tracker.running_segments())
+            self._steps = StepFollower()
+            self._steps.start(tracker.subscribers, tracker.running_segments())
             self._tracker, self._code = tracker, NamedCode(tracker)
             self._hooks.start(tracker)
             self._methods.start(self)
@@ -107,6 +108,7 @@ class ModuleTracker:
         self._methods.stop()
         self._hooks.stop()
         self._tracker = self._code = None
+        self._steps.stop()
         process.release(self._listener)
         self._listener.tracker = None
 
@@ -345,11 +347,10 @@ class NamedScope:
             self._tracker._leave_scope(opened.pop(), None, raised=kind is not None)
 
 
-class _Listener(StepListener):
+class _Listener(Listener):
     """What the process's tracker tells."""
 
     def __init__(self, additions: bool) -> None:
-        super().__init__(StepFollower())
         self.wants_additions = additions
         self.tracker: ModuleTracker | None = None  # while it is entered
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from ...torch_internals import keep_out_of_dynamo
 from ..backward.backward_call import Heard
+from ..log.listeners import Listener
 from ..log.thread_log import ThreadLog
 
 if TYPE_CHECKING:
@@ -37,14 +38,13 @@ class _Places(NamedTuple):
 _NOTHING = _Places(False, False, False, False)
 
 
-class UserHooks:
+class UserHooks(Listener):
     """The hooks of one tracker. They stay from one of its contexts to the next."""
 
     def __init__(self) -> None:
         self._hooks: dict[str, list[Hook]] = {PRE_FW: [], POST_FW: [], PRE_BW: [], POST_BW: []}
         self._tracker: ScopeTracker | None = None
         self._installed = _NOTHING
-        self._enter, self._leave = self._entering, self._leaving  # bound once
 
     def add(self, hooks: dict[str, Hook]) -> None:
         """Adds hooks by kind.
@@ -75,7 +75,7 @@ class UserHooks:
 
     def start(self, tracker: "ScopeTracker") -> None:
         """The hooks run from now on."""
-        keep_out_of_dynamo(UserHooks._entering, UserHooks._leaving, with_callees=False)
+        keep_out_of_dynamo(UserHooks.entering, UserHooks.leaving, with_callees=False)
         keep_out_of_dynamo(UserHooks.call_began, UserHooks.call_ended, with_callees=False)
         self._tracker = tracker
         self._install()
@@ -94,11 +94,18 @@ class UserHooks:
             self._put(self._tracker, _Places(bool(hooks[PRE_FW]), bool(hooks[POST_FW]), backward, outputs))
 
     def _put(self, tracker: "ScopeTracker", wanted: "_Places") -> None:
-        """Stands in the tracker's lists as far as there are hooks: a list that is empty costs nothing."""
+        """Listens as far as there are hooks: an event that nobody wants costs nothing."""
         was, self._installed = self._installed, wanted
-        _put_in(tracker.subscribers.entering, self._enter, was.entering, wanted.entering)
-        _put_in(tracker.subscribers.leaving, self._leave, was.leaving, wanted.leaving)
-        _put_in(tracker.backwards.hearers, self, was.backward, wanted.backward)
+        subscribers, hearers = tracker.subscribers, tracker.backwards.hearers
+        for event in ("entering", "leaving"):
+            if getattr(wanted, event) and not getattr(was, event):
+                subscribers.add(self, event)
+            elif getattr(was, event) and not getattr(wanted, event):
+                subscribers.remove(self, event)
+        if wanted.backward and not was.backward:
+            hearers.append(self)
+        elif was.backward and not wanted.backward:
+            hearers.remove(self)
         if was[2:] != wanted[2:]:
             if wanted.backward:
                 tracker.crossings.want(wanted.outputs)
@@ -107,7 +114,7 @@ class UserHooks:
 
     # What is heard. Exceptions of the user's are the user's.
 
-    def _entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
+    def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
         if log.place.outermost != id(module):
             return  # it is not followed: a graph module of torch.compile's, or a tracker that has failed
         for hook in self._hooks[PRE_FW]:
@@ -116,7 +123,7 @@ class UserHooks:
             else:
                 hook.call(module, args)
 
-    def _leaving(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def leaving(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         for hook in self._hooks[POST_FW]:
             if hook.with_kwargs:
                 hook.call(module, args, kwargs, output)
@@ -138,10 +145,3 @@ class UserHooks:
             return
         for hook in self._hooks[POST_BW]:
             hook.call(heard.module, heard.inputs_by_slot(gradients) if hook.with_slots else gradients)
-
-
-def _put_in(listed: list[Any], what: Any, was: bool, wanted: bool) -> None:
-    if wanted and not was:
-        listed.append(what)
-    elif was and not wanted:
-        listed.remove(what)

@@ -20,6 +20,7 @@ from ...torch_internals import (
     wrapped_by_functorch,
 )
 from ..identity_map import IdentityMap
+from ..log.listeners import Listener
 from ..log.segments import Segment
 from ..names.module_names import NamedModule, named_modules
 from ..structures.find import find_slots
@@ -43,7 +44,7 @@ class AtRoot(NamedTuple):
     tensor_id: int
 
 
-class OpBoundary:
+class OpBoundary(Listener):
     """Notes them for one recorder; keeps no tensor. What runs inside a backward goes back to the engine: not noted.
 
     Of what a call is given only tensors that are known by then, or whose memory an op has made: any other is met by the
@@ -60,20 +61,16 @@ class OpBoundary:
         self._leaves = leaves
         self._thread = -1
         self._named: IdentityMap[nn.Module, tuple[int, int]] = IdentityMap()  # how roots were
-        self._enter, self._hear = self._entering, self._returning  # bound once
 
     def start(self) -> None:
         """Looks at outermost calls of this thread, which is the one whose ops are seen."""
-        keep_out_of_dynamo(OpBoundary._entering, OpBoundary._returning)
+        keep_out_of_dynamo(OpBoundary.entering, OpBoundary.outermost_returned)
         self._thread = threading.get_ident()
-        self._tracker.subscribers.entering.append(self._enter)
-        self._tracker.subscribers.returning.append(self._hear)
+        self._tracker.subscribers.add(self)
 
     def stop(self) -> None:
         """Looks no more."""
-        entering, returning = self._tracker.subscribers.entering, self._tracker.subscribers.returning
-        entering[:] = [hear for hear in entering if hear is not self._enter]
-        returning[:] = [hear for hear in returning if hear is not self._hear]
+        self._tracker.subscribers.remove(self)
 
     def take(self) -> list[AtRoot]:
         """What has been noted since this was last called."""
@@ -87,7 +84,7 @@ class OpBoundary:
 
     # Going in. Leaves are named on every thread, and where ops are not wanted.
 
-    def _entering(self, log: "ThreadLog", module: nn.Module, args: Any) -> None:
+    def entering(self, log: "ThreadLog", module: nn.Module, args: Any) -> None:
         segment, place = log.segment, log.place
         if place.above is not None or segment is None or segment.task >= 0 or self._mode.has_failed:
             return
@@ -151,7 +148,7 @@ class OpBoundary:
 
     # Coming out.
 
-    def _returning(self, log: "ThreadLog", output: Any) -> None:
+    def outermost_returned(self, log: "ThreadLog", output: Any) -> None:
         segment = log.segment
         if segment is None or segment.task >= 0 or not self._is_seen():
             return

@@ -81,7 +81,7 @@ class OpRecorder:
             self.mode.before.append(self._python_names.begins)
         self._boundary.start()
         if self._savings is not None:
-            self._tracker.subscribers.taps.append(self._savings)
+            self._tracker.subscribers.add(self._savings)
         self.want(is_wanted)
 
     def stop(self) -> str | None:
@@ -95,10 +95,8 @@ class OpRecorder:
         try:
             self._boundary.stop()
             self._leaves.forget_inputs()
-            self._tracker.subscribers.taps[:] = [
-                tap for tap in self._tracker.subscribers.taps if tap is not self._savings
-            ]
             if self._savings is not None:
+                self._tracker.subscribers.remove(self._savings)
                 self._savings.forget()
             if self._is_entered:
                 self._is_entered = False

@@ -8,6 +8,7 @@ import torch
 
 from ...torch_internals import DisableTorchFunction, is_compiled_function
 from ..backward.plan import root_nodes
+from ..log.listeners import Listener
 from ..log.segments import Ints
 from ..log.thread_log import Backward, ThreadLog
 from .batches import NodeOwners, owners_of
@@ -37,8 +38,8 @@ class Savings:
         self.owners: NodeOwners = owners_of(owner, self.node)
 
 
-class OpSavings:
-    """Looks through the graph when a backward begins; a tap of the tracker's."""
+class OpSavings(Listener):
+    """Looks through the graph when a backward begins; a listener of the tracker."""
 
     def __init__(
         self,
@@ -97,15 +98,9 @@ class OpSavings:
                 yield from _held(module._parameters)
                 yield from _held(module._buffers)
 
-    def returned(self, log: Any, place: Any, output: Any) -> None:
-        """Of no interest."""
-
     def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
         """What the user keeps over many steps counts in each of them alike."""
         self._seen = {}
-
-    def optimizer_ended(self, optimizer: Any, has_closure: bool) -> None:
-        """Of no interest."""
 
 
 def _held(tensors: Any) -> Iterator[torch.Tensor]:

@@ -15,6 +15,7 @@ from ...recording.options.step_range import ALL_STEPS, StepRange
 from ...recording.protocols import Sink
 from ...store.flight_recorder.sink import KeepLast
 from ...torch_internals import keep_out_of_dynamo
+from ..log.listeners import Listener
 from ..log.segments import Segment
 from ..log.thread_log import Backward
 from ..names.module_names import roots_of
@@ -31,7 +32,7 @@ from .flush_timer import FlushTimer
 from .signals import SignalWatch
 
 
-class Recorder:
+class Recorder(Listener):
     """One recording in the making. A listener of the process's scope tracker while it is entered."""
 
     def __init__(

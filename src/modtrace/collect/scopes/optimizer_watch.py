@@ -62,12 +62,12 @@ class OptimizerWatch:
             if starts and not is_in_optimizer_step(sys._getframe(2)):
                 starts.clear()
             if not starts:
-                for tap in list(self._subscribers.taps):
-                    tap.optimizer_begins(optimizer, _has_closure(args, kwargs))
+                for begins in list(self._subscribers.optimizer_begins):
+                    begins(optimizer, _has_closure(args, kwargs))
             starts.append(time.perf_counter_ns())
             if len(starts) == 1:
-                for listener in list(self._subscribers.listeners):
-                    listener.optimizer_began(starts[0])
+                for began in list(self._subscribers.optimizer_began):
+                    began(starts[0])
 
     def _ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if is_dynamo_compiling():
@@ -79,10 +79,10 @@ class OptimizerWatch:
                 return
             start = starts.pop()
             if not starts:
-                for tap in list(self._subscribers.taps):
-                    tap.optimizer_ended(optimizer, _has_closure(args, kwargs))
-                for listener in list(self._subscribers.listeners):
-                    listener.optimizer_ended(start, now, self._logs.current.number)
+                for stepped in list(self._subscribers.optimizer_stepped):
+                    stepped(optimizer, _has_closure(args, kwargs))
+                for ended in list(self._subscribers.optimizer_ended):
+                    ended(start, now, self._logs.current.number)
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:

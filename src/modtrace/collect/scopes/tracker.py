@@ -111,7 +111,7 @@ class ScopeTracker:
         enter_slowly, leave_slowly = self._enter_slowly, self._leave_slowly
         logs = self.logs
         clock, sequence, compiling = time.perf_counter_ns, sequence_nr, is_dynamo_compiling
-        exit_event, exit_raised, taps = EXIT, EXIT_RAISED, subscribers.taps
+        exit_event, exit_raised, returned = EXIT, EXIT_RAISED, subscribers.returned
         entering, leaving = subscribers.entering, subscribers.leaving
 
         def enter(module: nn.Module, args: Any) -> None:
@@ -159,9 +159,9 @@ class ScopeTracker:
             log.places.append(exit_event)
             log.times.append(clock())
             log.place = place.above
-            if taps:
-                for tap in taps:
-                    tap.returned(log, place, output)
+            if returned:
+                for tell in returned:
+                    tell(log, place, output)
 
         return enter, leave
 
@@ -226,8 +226,8 @@ class ScopeTracker:
                 frame, has_parameters=bool(segment.named.parameters), is_after_data=self._may_have_data
             )
         try:
-            for listener in list(self.subscribers.listeners):
-                listener.segment_opened(segment, in_step)
+            for opened in list(self.subscribers.segment_opened):
+                opened(segment, in_step)
             log.push(segment)
             log.spans.append(segment)
             self.append(log, place.index)
@@ -239,8 +239,8 @@ class ScopeTracker:
         if log.segment is segment:
             log.pop()
         log.spans = [span for span in log.spans if span is not segment]
-        for listener in list(self.subscribers.listeners):
-            listener.segment_dropped(segment)
+        for dropped in list(self.subscribers.segment_dropped):
+            dropped(segment)
 
     def _leave_slowly(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         seq, now = sequence_nr(), time.perf_counter_ns()
@@ -274,12 +274,12 @@ class ScopeTracker:
         place = log.place
         self.append(log, EXIT_RAISED if raised else EXIT, seq, now)
         if not raised and not place.is_scope:
-            for tap in self.subscribers.taps:
-                tap.returned(log, place, output)
+            for returned in self.subscribers.returned:
+                returned(log, place, output)
         if place.above is None:
             if not raised and not place.is_scope:
-                for hear in self.subscribers.returning:
-                    hear(log, output)
+                for outermost_returned in self.subscribers.outermost_returned:
+                    outermost_returned(log, output)
             self.close_segment(log, output)
         else:
             log.place = place.above
@@ -323,8 +323,8 @@ class ScopeTracker:
             watch_graph(segment, output, self._graph_reached)
         if segment.last_seq == segment.first_seq and not segment.with_grad:
             log.spans = [span for span in log.spans if span is not segment]  # under no_grad nothing is kept
-        for listener in list(self.subscribers.listeners):
-            listener.segment_closed(segment)
+        for closed in list(self.subscribers.segment_closed):
+            closed(segment)
         if log.scopes and log.segment is None and not segment.place.is_scope:
             self._resume_stretch(log)
 

@@ -13,11 +13,11 @@ from ...errors import ModtraceWarning
 from ...recording.failure_reporter import describe
 from ...recording.phase import BACKWARD
 from ...torch_internals import around_call, frames, keep_out_of_dynamo
+from ..log.listeners import Listener
 from ..log.segments import CallRef
-from ..log.thread_log import Backward, ThreadLog
+from ..log.thread_log import ThreadLog
 from ..scopes import process
 from ..scopes.tracker import ScopeTracker
-from ..steps.follower import StepListener
 from .gradients import OutputGradients
 from .stash import Event, Stash, StashFn
 from .steps import StashSteps
@@ -46,23 +46,20 @@ class Registered:
         self.grad = grad
 
 
-class StashCollector(StepListener):
+class StashCollector(Listener):
     """Listens to the process's tracker while a module is registered.
 
     Exceptions of the stash function propagate to the caller of the module or of `backward()`.
     """
 
-    steps: StashSteps
-
     def __init__(self, stash: StashFn, kept: "Kept", strict: bool) -> None:
-        super().__init__(StashSteps())
+        self.steps = StashSteps()
         self._stash = stash
         self._kept = kept
         self._strict = strict
         self._registered: dict[int, list[Registered]] = {}  # by `id` of the module
         self._tracker: ScopeTracker | None = None  # while it listens
         self._gradients: OutputGradients | None = None
-        self._on_leave = self._leaving  # bound once
 
     @property
     def registered(self) -> list[Registered]:
@@ -82,40 +79,37 @@ class StashCollector(StepListener):
         tracker, self._tracker = self._tracker, None
         if tracker is not None:
             self._let_go(tracker)
-            self.steps.finish()
+            self.steps.stop()
         process.release(self)
 
     def _start(self) -> None:
-        keep_out_of_dynamo(StashCollector._wait_for, OutputGradients.returned, OutputGradients._take)
-        keep_out_of_dynamo(StashCollector._leaving, StashCollector._keep, with_callees=False)
+        keep_out_of_dynamo(StashCollector._wait_for, OutputGradients._take)
+        keep_out_of_dynamo(StashCollector.leaving, StashCollector._keep, with_callees=False)
         keep_out_of_dynamo(
             Watch.__call__, OutputGradients._arrived, OutputGradients._tell, with_callees=False
         )
         keep_out_of_dynamo(StashCollector._gradients_came, OutputGradients._finish, with_callees=False)
         try:
             tracker = process.acquire(self, strict=self._strict)
-            self.steps = StashSteps()
-            self.steps.join(tracker.running_segments())
-            self._gradients = OutputGradients(tracker, self._gradients_came, self._kept.__len__)
             self._tracker = tracker
-            tracker.subscribers.taps.append(self._gradients)
-            tracker.subscribers.leaving.append(self._on_leave)
+            self._gradients = OutputGradients(tracker, self._gradients_came, self._kept.__len__)
+            tracker.subscribers.add(self._gradients)
+            self.steps = StashSteps()
+            self.steps.start(tracker.subscribers, tracker.running_segments())
         except BaseException:
             self.stop()
             raise
 
     def _let_go(self, tracker: ScopeTracker) -> None:
-        if self._on_leave in tracker.subscribers.leaving:
-            tracker.subscribers.leaving.remove(self._on_leave)
+        tracker.subscribers.remove(self, "leaving")
         gradients, self._gradients = self._gradients, None
         if gradients is not None:
             gradients.stop()
-            if gradients in tracker.subscribers.taps:
-                tracker.subscribers.taps.remove(gradients)
+            tracker.subscribers.remove(gradients)
 
     # Stashes.
 
-    def _leaving(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def leaving(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         listed = self._registered.get(id(module))
         if listed is None or (output is None and _is_leaving_by_exception()):
             return
@@ -175,11 +169,6 @@ class StashCollector(StepListener):
             self.steps.follow(stash, call)
 
     # Events of the process's tracker.
-
-    def backward_ended(self, backward: Backward) -> None:
-        if self._gradients is not None:
-            self._gradients.backward_ended(backward)
-        super().backward_ended(backward)
 
     def failed(self, error: Exception, where: str) -> None:
         tracker, self._tracker = self._tracker, None

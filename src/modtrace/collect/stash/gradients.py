@@ -17,9 +17,9 @@ from ...torch_internals import (
 )
 from ..backward.graph_walk import base_made_in, edges_to_written_bases, nodes_below, will_run
 from ..identity_map import IdentityMap
-from ..log.call_context import Place
+from ..log.listeners import Listener
 from ..log.segments import CallRef
-from ..log.thread_log import Backward, ThreadLog
+from ..log.thread_log import Backward
 from ..scopes.tracker import ScopeTracker
 from ..structures.rebuild import GradientTree
 from .watch import Arriving, Entry, Returned, Watch
@@ -40,7 +40,7 @@ class _Run:
         self.arriving: dict[Returned, Arriving] = {}
 
 
-class OutputGradients:
+class OutputGradients(Listener):
     """Holds the watches of one tracker.
 
     Each tensor has a hook, and modules have none: a module's backward hook puts a node of its own into the graph, which
@@ -89,20 +89,6 @@ class OutputGradients:
         for watch, _ in self._watches.items():
             watch.remove()
         self._runs, self._waiting = {}, []
-
-    # The events of a tap; see `Tap`.
-
-    def returned(self, log: ThreadLog, place: Place, output: Any) -> None:
-        pass
-
-    def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
-        pass
-
-    def optimizer_ended(self, optimizer: Any, has_closure: bool) -> None:
-        pass
-
-    def backward_begins(self, backward: Backward, outputs: Any) -> None:
-        pass
 
     def backward_ended(self, backward: Backward) -> None:
         """Drops calls that still wait: an exception ended the backward before their gradients came."""

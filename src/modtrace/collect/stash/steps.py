@@ -63,8 +63,9 @@ class StashSteps(StepFollower):
                 self._running = max(self._running - 1, 0)  # the backward may have begun before this listener
                 self._settle()
 
-    def finish(self) -> None:
-        """Makes all labels final."""
+    def stop(self) -> None:
+        """Follows no more steps, and makes all labels final."""
+        super().stop()
         with self._lock:
             self._finder.finish(time.perf_counter_ns())
             self._finder.take_ended()

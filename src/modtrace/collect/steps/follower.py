@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ...recording.phase import FORWARD
 from ..backward.recompute import original_of
+from ..log.listeners import Listener, Subscribers
 from ..log.segments import CallRef, Segment
 from ..log.thread_log import Backward
 from .finder import Step, StepFinder
@@ -17,20 +18,28 @@ _FOLD_AT = 16
 _PRUNE_AT = 48
 
 
-class StepFollower:
+class StepFollower(Listener):
     """Follows the steps for one tracker, and answers for calls whose graph is alive."""
 
     def __init__(self) -> None:
+        self._subscribers: Subscribers | None = None  # since it was started
         self._finder = StepFinder()
         self._steps: dict[Segment, Step] = {}
         self._prune_at = _PRUNE_AT
         self._lock = threading.RLock()
         self._last: tuple[CallRef, tuple[int | None, int | None]] | None = None
 
-    def join(self, segments: Iterable[Segment]) -> None:
-        """Follows the segments that run already, too: somebody else has had the tracker at work."""
-        for segment in segments:
+    def start(self, subscribers: Subscribers, running: Iterable[Segment]) -> None:
+        """Follows the steps from now on, and the segments that run already: another user has started the tracker."""
+        self._subscribers = subscribers
+        subscribers.add(self)
+        for segment in running:
             self.segment_opened(segment, in_step=segment.task >= 0)
+
+    def stop(self) -> None:
+        """Follows no more steps."""
+        if self._subscribers is not None:
+            self._subscribers.remove(self)
 
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
         with self._lock:
@@ -113,34 +122,3 @@ class StepFollower:
         found = self._finder.step_of(segment)
         if found is not None:
             self._steps[segment] = found
-
-
-class StepListener:
-    """The part of a `Listener` that has steps followed. What is left is to hear of failures, and of forks."""
-
-    wants_backward_events = False
-    wants_additions = False
-
-    def __init__(self, steps: StepFollower) -> None:
-        self.steps = steps
-
-    def segment_opened(self, segment: Segment, in_step: bool) -> None:
-        self.steps.segment_opened(segment, in_step)
-
-    def segment_closed(self, segment: Segment) -> None:
-        pass
-
-    def segment_dropped(self, segment: Segment) -> None:
-        self.steps.segment_dropped(segment)
-
-    def backward_began(self, backward: Backward) -> None:
-        self.steps.backward_began(backward)
-
-    def backward_ended(self, backward: Backward) -> None:
-        self.steps.backward_ended(backward)
-
-    def optimizer_began(self, start_ns: int) -> None:
-        self.steps.optimizer_began(start_ns)
-
-    def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
-        self.steps.optimizer_ended(start_ns, end_ns, thread)

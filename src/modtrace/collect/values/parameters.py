@@ -74,7 +74,7 @@ class ParameterTaps:
         self._optimizers: IdentityMap[Any, _Optimizer] = IdentityMap()
         self._optimizers_seen = 0
         self._is_abandoned = False
-        keep_out_of_dynamo(ParameterTaps.optimizer_begins, ParameterTaps.optimizer_ended)
+        keep_out_of_dynamo(ParameterTaps.optimizer_begins, ParameterTaps.optimizer_stepped)
 
     # What the recorder says.
 
@@ -140,7 +140,7 @@ class ParameterTaps:
             self._look_at_all(stepping, optimizer, self._look_before, has_closure)
             self._settle()  # a parameter that is to be copied later would be written to now
 
-    def optimizer_ended(self, optimizer: Any, has_closure: bool) -> None:
+    def optimizer_stepped(self, optimizer: Any, has_closure: bool) -> None:
         """Measures what the step has left. The gradients that a closure computed are there only now."""
         stepping = self._stepping.get(self._tracker.logs.current.number)
         if stepping is None or self._is_abandoned:

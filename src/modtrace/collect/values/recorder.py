@@ -44,7 +44,7 @@ class ValueRecorder:
             fired: the last step that a trigger fired in.
         """
         self.taps: ValueTaps | None = None  # while they work
-        self._tap: ValueTaps | None = None  # what stands in the tracker's list
+        self._tap: ValueTaps | None = None  # what listens to the tracker
         self._captures = tuple(captures)
         self._sink = sink
         self._sites = sites
@@ -70,7 +70,6 @@ class ValueRecorder:
             raised=raised,
         )
         self.taps.start()
-        tracker.subscribers.taps.append(self.taps)
 
     def _put(self, name: str, array: Any, dtype: str, shape: Sequence[int]) -> str | None:
         return self._sink.put_tensor(name, array, dtype, shape, step=self._reporter.step)
@@ -89,10 +88,8 @@ class ValueRecorder:
 
     def leave(self) -> None:
         """Hears nothing any more. What was measured can still be taken, and hooks stay on tensors until `stop()`."""
-        if self._tracker is not None:
-            self._tracker.subscribers.taps[:] = [
-                tap for tap in self._tracker.subscribers.taps if tap is not self._tap
-            ]
+        if self._tracker is not None and self._tap is not None:
+            self._tracker.subscribers.remove(self._tap)
 
     def stop(self) -> str | None:
         """Takes the taps off; what is to be said of patterns that selected nothing, for modules are met until now."""

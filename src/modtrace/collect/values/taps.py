@@ -24,6 +24,7 @@ from ...torch_internals import (
     unseen,
 )
 from ..log.call_context import Place
+from ..log.listeners import Listener
 from ..log.segments import Segment
 from ..log.thread_log import Backward, ThreadLog
 from ..scopes.tracker import ScopeTracker
@@ -52,7 +53,7 @@ _INPUT, _OUTPUT = ROLE_CODE[INPUT], ROLE_CODE[OUTPUT]
 _GRAD_INPUT, _GRAD_OUTPUT = ROLE_CODE[GRAD_INPUT], ROLE_CODE[GRAD_OUTPUT]
 
 
-class ValueTaps:
+class ValueTaps(Listener):
     """The taps of one recorder."""
 
     def __init__(
@@ -84,7 +85,6 @@ class ValueTaps:
         )
         self.measured_by_ops: Callable[[torch.Tensor], Measurement | None] | None = None
         self._on_gradient = self._measure_gradient  # bound once: a hook for each tensor refers to it
-        self._hear_given = self._given
         self._running: dict[Segment, MeasuredOutputs] = {}
         self._closed: dict[Segment, MeasuredOutputs] = {}
         self._of_backward: dict[Backward | None, MeasuredGradients] = {}
@@ -92,15 +92,16 @@ class ValueTaps:
         self._asleep: list[tuple[Segment, list[GradientTap]]] = []  # without hooks, in graphs that may live
         self._prune_at = _KEPT_ASLEEP
         self._is_abandoned = False
-        keep_out_of_dynamo(ValueTaps.returned, ValueTaps.optimizer_begins, ValueTaps._given)
+        keep_out_of_dynamo(ValueTaps.returned, ValueTaps.optimizer_begins, ValueTaps.entering)
         keep_out_of_dynamo(GradientTap.__call__, BaseTap.__call__, ValueTaps._measure_gradient)
 
     # What the recorder says.
 
     def start(self) -> None:
-        """Looks at what modules are given, if that is wanted."""
-        if self._wishes.of_role(INPUT) | self._wishes.of_role(GRAD_INPUT):
-            self._tracker.subscribers.entering.append(self._hear_given)
+        """Looks at what modules return, and at what they are given if that is wanted."""
+        self._tracker.subscribers.add(self)
+        if not self._wishes.of_role(INPUT) | self._wishes.of_role(GRAD_INPUT):
+            self._tracker.subscribers.remove(self, "entering")
 
     def open(self, segment: Segment, active: Mask) -> None:
         """What runs in this segment is to be looked at by these captures."""
@@ -160,8 +161,7 @@ class ValueTaps:
 
     def stop(self) -> None:
         """Takes every hook off every tensor."""
-        entering = self._tracker.subscribers.entering
-        entering[:] = [hear for hear in entering if hear is not self._hear_given]
+        self._tracker.subscribers.remove(self, "entering")
         measured = (*self._running.values(), *self._closed.values())
         for taps in (*(each.taps for each in measured), *(taps for _, taps in self._leaving)):
             for tap in taps:
@@ -210,9 +210,9 @@ class ValueTaps:
         """What it is about to change is measured before."""
         self._parameters.optimizer_begins(optimizer, has_closure)
 
-    def optimizer_ended(self, optimizer: Any, has_closure: bool) -> None:
+    def optimizer_stepped(self, optimizer: Any, has_closure: bool) -> None:
         """What it has changed is measured."""
-        self._parameters.optimizer_ended(optimizer, has_closure)
+        self._parameters.optimizer_stepped(optimizer, has_closure)
 
     # Outputs. For a small tensor 9 us a call, of which the kernel takes 2 and the gradient's hook 3, and as many again
     # for its gradient. Inputs that a module has returned, and nobody has written to since, are not measured again.
@@ -230,7 +230,7 @@ class ValueTaps:
         self._look_at(Seen(measured, event, place, mark, grad_mark), output)
         measured.intervals += (start_ns, time.perf_counter_ns())
 
-    def _given(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
+    def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
         """A call begins."""
         segment, place = log.segment, log.place
         measured = None if segment is None else self._running.get(segment)
