@@ -13,7 +13,7 @@ _FLAGS = {
 #: `make sanitize` gives some; they stand behind those above, where CFLAGS would stand before them.
 _MORE_FLAGS = os.environ.get("MODTRACE_CFLAGS", "").split()
 
-_TENSOR_IDS = ("_tensor_ids_module", "_tensor_ids", "_argument_reader", "_geometries", "_storages")
+_TENSOR_IDS = ("_tensor_ids_module", "_tensor_ids", "_argument_reader", "_geometries", "_storages", "_columns")
 
 
 class BuildWithFlags(build_ext):

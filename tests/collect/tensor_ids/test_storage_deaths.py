@@ -435,7 +435,7 @@ def test_exception_leaves_no_attribute(new_ids, error):
 def test_storages_may_outlive_the_interpreter():
     program = """
 import torch, modtrace
-from modtrace.collect import tensor_ids
+from modtrace.collect.tensor_ids import tensor_ids
 for kind in (tensor_ids.new_tensor_ids, tensor_ids.TensorIds):
     ids = kind()
     x = torch.ones(3, requires_grad=True) * 2

@@ -20,7 +20,7 @@ static void release(Shape *shape) {
     Py_CLEAR(shape->dtype);
 }
 
-static int look(const State *state, PyObject *tensor, Shape *found) {
+static int read_shape(const State *state, PyObject *tensor, Shape *found) {
     found->shape = PyObject_GetAttr(tensor, state->names[SHAPE]);
     found->stride = found->shape == NULL ? NULL : call_method(tensor, state->names[STRIDE]);
     found->dtype = found->stride == NULL ? NULL : PyObject_GetAttr(tensor, state->names[DTYPE]);
@@ -173,7 +173,7 @@ static int64_t find_by_key(const Geometries *self, const GeometryKey *key) {
 static int64_t find_by_attributes(Geometries *self, const State *state, PyObject *tensor, int flags) {
     Shape shape;
     GeometryKey key;
-    if (look(state, tensor, &shape) < 0) return -1;
+    if (read_shape(state, tensor, &shape) < 0) return -1;
     int64_t number = make_key(&shape, flags, &key) ? find_by_key(self, &key) : -1;
     if (number < 0) number = add_geometry(self, state, tensor, &shape);
     release(&shape);

@@ -21,7 +21,7 @@ typedef struct {
 } Sight;
 
 /* All of it but the offset. */
-static int look(TensorIds *self, PyObject *tensor, Sight *sight) {
+static int read_sight(TensorIds *self, PyObject *tensor, Sight *sight) {
     sight->stored = call_method(tensor, self->state->names[UNTYPED_STORAGE]);
     if (sight->stored == NULL) return -1;
     sight->geometry = find_geometry(&self->geometries, self->state, tensor, &sight->data);
@@ -33,17 +33,6 @@ static int look(TensorIds *self, PyObject *tensor, Sight *sight) {
 static int look_for_offset(TensorIds *self, PyObject *tensor, Sight *sight) {
     sight->offset = to_int64(call_method(tensor, self->state->names[STORAGE_OFFSET]));
     return sight->offset == -1 && PyErr_Occurred() ? -1 : 0;
-}
-
-int64_t number_in(PyObject *numbers, PyObject *list, PyObject *value) {
-    PyObject *known = PyDict_GetItemWithError(numbers, value); /* borrowed */
-    if (known != NULL) return PyLong_AsLongLong(known);
-    if (PyErr_Occurred()) return -1;
-    Py_ssize_t number = PyList_Size(list);
-    PyObject *wrapped = PyLong_FromSsize_t(number);
-    int failed = wrapped == NULL || PyList_Append(list, value) < 0 || PyDict_SetItem(numbers, value, wrapped) < 0;
-    Py_XDECREF(wrapped);
-    return failed ? -1 : number;
 }
 
 static int64_t device_of(TensorIds *self, PyObject *tensor) {
@@ -69,29 +58,7 @@ static Storage *meet_storage(TensorIds *self, PyObject *tensor, PyObject *stored
     return add_storage(&self->storages, stored, device, is_made, size);
 }
 
-/* ---- Columns. */
-
-int column_reserve(Column *column, Py_ssize_t more) {
-    if (column->count + more <= column->capacity) return 0;
-    Py_ssize_t capacity = column->capacity ? 2 * column->capacity : 1024;
-    int64_t *items = realloc(column->items, (size_t)capacity * sizeof *items);
-    if (items == NULL) return PyErr_NoMemory(), -1;
-    column->items = items;
-    column->capacity = capacity;
-    return 0;
-}
-
-PyObject *column_to_array(const Column *column) {
-    PyObject *module = PyImport_ImportModule("array");
-    PyObject *type = module == NULL ? NULL : PyObject_GetAttrString(module, "array");
-    Py_ssize_t size = column->count * (Py_ssize_t)sizeof *column->items;
-    const char *bytes = size == 0 ? "" : (const char *)column->items; /* before the first there is no memory */
-    PyObject *array = NULL;
-    if (type != NULL) array = PyObject_CallFunction(type, "sy#", "q", bytes, size);
-    Py_XDECREF(type);
-    Py_XDECREF(module);
-    return array;
-}
+/* ---- Rows and uses. */
 
 static void append_use(TensorIds *self, int64_t tensor, int64_t geometry) {
     int64_t *use = self->used.items + self->used.count;
@@ -100,7 +67,7 @@ static void append_use(TensorIds *self, int64_t tensor, int64_t geometry) {
     self->used.count += 2;
 }
 
-/* Rooms for a row and a use, so that neither can fail later. */
+/* Reserves slots for a row and a use, so that neither can fail later. */
 static int reserve(TensorIds *self) {
     return column_reserve(&self->rows, ROW_WIDTH) < 0 || column_reserve(&self->used, 2) < 0 ? -1 : 0;
 }
@@ -185,7 +152,7 @@ static int64_t number_of(TensorIds *self, PyObject *tensor, Sight *sight) {
 /* The number of a tensor, with room for a use of it; -1 with an exception. */
 static int64_t identify(TensorIds *self, PyObject *tensor, int64_t *geometry) {
     Sight sight;
-    if (look(self, tensor, &sight) < 0) return -1;
+    if (read_sight(self, tensor, &sight) < 0) return -1;
     int64_t number = number_of(self, tensor, &sight);
     Py_DECREF(sight.stored);
     if (number < 0 || ask_if_unread(self, tensor, number) < 0 || reserve(self) < 0) return -1;
@@ -214,7 +181,7 @@ static PyObject *ids_identify(PyObject *self, PyObject *tensor) {
 static int64_t find_tensor(TensorIds *self, PyObject *tensor) {
     Sight sight;
     int64_t number = -1;
-    if (look(self, tensor, &sight) < 0) return -1;
+    if (read_sight(self, tensor, &sight) < 0) return -1;
     if (look_for_offset(self, tensor, &sight) == 0) {
         const Storage *storage = find_storage(&self->storages, sight.stored);
         const Shown *known = storage == NULL ? NULL : find_shown(storage, tensor, sight.offset, sight.geometry);
@@ -286,7 +253,7 @@ static PyObject *ids_make(PyObject *object, PyObject *const *args, Py_ssize_t co
     int64_t op = PyLong_AsLongLong(args[1]);
     if (op == -1 && PyErr_Occurred()) return NULL;
     Sight sight;
-    if (look(self, args[0], &sight) < 0) return NULL;
+    if (read_sight(self, args[0], &sight) < 0) return NULL;
     int64_t slot = slot_of(self, args[2]);
     int done = slot < 0 ? -1 : is_passed_on(self, args[0], sight.stored, op, args[3]);
     if (done == 0) done = look_for_offset(self, args[0], &sight);

@@ -33,6 +33,9 @@ int column_reserve(Column *column, Py_ssize_t more);
 /* A new `array.array("q")` of the numbers. */
 PyObject *column_to_array(const Column *column);
 
+/* The number of a value in a list without repeats, where it is added if it is new. -1 with an exception. */
+int64_t number_in(PyObject *numbers, PyObject *list, PyObject *value);
+
 /* ---- Storages. */
 
 typedef struct Storages Storages;
@@ -176,8 +179,5 @@ static inline int to_truth(PyObject *stolen) {
     Py_DECREF(stolen);
     return truth;
 }
-
-/* The number of a value in a list without repeats, where it is added if it is new. -1 with an exception. */
-int64_t number_in(PyObject *numbers, PyObject *list, PyObject *value);
 
 #endif
