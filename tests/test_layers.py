@@ -108,7 +108,6 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
 }
 #: Arrows that are to be cut.
 OPEN_ARROWS = {
-    "collect/tensor_ids must not know collect/ops",
     "collect/values must not know collect/ops",
     "collect/values must not know collect/tensor_ids",
     "collect must not know store",

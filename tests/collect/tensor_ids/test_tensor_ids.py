@@ -9,8 +9,8 @@ import weakref
 import pytest
 import torch
 
-from modtrace.collect.ops.arguments import FLOAT, TENSOR, TRUTH
 from modtrace.collect.tensor_ids import argument_reader, tensor_ids
+from modtrace.collect.tensor_ids.argument_reader import FLOAT, TENSOR, TRUTH
 from modtrace.collect.tensor_ids.tensor_ids import (
     BITS,
     FRESH,

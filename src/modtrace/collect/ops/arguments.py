@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from ..tensor_ids.argument_reader import FLOAT, TENSOR, TRUTH
 from .schemas import OpPlan
 
 #: So many different sets of arguments are remembered before they are forgotten: 2 MB. The numbers that AdamW hands to
@@ -13,21 +14,6 @@ _MOST_PARTS = 2**18
 
 #: A list of numbers is cut here: the indices of a sampler say nothing.
 _MOST_NUMBERS = 64
-
-
-class _Mark:
-    """Stands among arguments for what is not kept, or says what the next one is."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __repr__(self) -> str:
-        return self._name
-
-
-TENSOR = _Mark("TENSOR")
-FLOAT = _Mark("FLOAT")  # the next is a float: 1.0 and 1 would be one key
-TRUTH = _Mark("TRUTH")  # the next is a bool
 
 
 class Arguments(NamedTuple):

@@ -7,8 +7,9 @@ import numpy as np
 
 from ..flops.count import count_flops, is_counted
 from ..log.segments import Ints
+from ..tensor_ids.argument_reader import TENSOR
 from ..tensor_ids.tensor_ids import Geometry
-from .arguments import TENSOR, Arguments
+from .arguments import Arguments
 from .joined import JoinedOps
 from .mode import PLAN
 from .schemas import OpPlan

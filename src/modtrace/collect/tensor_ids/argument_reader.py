@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..ops.arguments import FLOAT, TENSOR, TRUTH
 from .tensor_ids import NO_OP, AnyTensorIds, TensorIds
 
 if TYPE_CHECKING:
@@ -21,6 +20,21 @@ except ImportError:
 
 #: What is kept as it is. Exactly these: an enum that is an int is none.
 _PLAIN = frozenset((int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
+
+
+class _Mark:
+    """Stands among arguments for a tensor, or says of which type the next argument is."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+TENSOR = _Mark("TENSOR")
+FLOAT = _Mark("FLOAT")  # the next is a float: 1.0 and 1 would be one key
+TRUTH = _Mark("TRUTH")  # the next is a bool
 
 
 class ArgumentReader:
