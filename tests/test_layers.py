@@ -110,7 +110,6 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
 OPEN_ARROWS = {
     "collect/values must not know collect/ops",
     "collect/values must not know collect/tensor_ids",
-    "collect must not know store",
 }
 MAY_IMPORT_TORCH = {"torch_internals", "measure", "collect", "replay", "integrations"}
 MAY_IMPORT_CLICK = {"cli"}  # recording and reading import nothing of the command line

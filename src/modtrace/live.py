@@ -136,27 +136,28 @@ class LiveRecording(Recording):
             raise MisuseError("a recording is entered once; call record() again for another")
         from .collect.recorder.environment import describe_run
         from .collect.recorder.recorder import Recorder
-        from .store.flight_recorder.sink import in_front_of
+        from .store.flight_recorder.sink import FlightRecorder, in_front_of
 
         self._claim = _claim(self.path)
         try:
             meta = describe_run(self._options.to_json())
-            sink = self._make_sink(meta)
             options = self._options
+            sink = in_front_of(
+                self._make_sink(meta),
+                options.keep_last,
+                options.triggers,
+                max_bytes=options.max_bytes,
+                behind=max((each.on_trigger for each in options.values), default=0),
+            )
             recorder = Recorder(
-                in_front_of(
-                    sink,
-                    options.keep_last,
-                    options.triggers,
-                    max_bytes=options.max_bytes,
-                    behind=max((each.on_trigger for each in options.values), default=0),
-                ),
+                sink,
                 self._model,
-                steps=self._options.steps,
-                backward_times=self._options.backward_times,
-                values=self._options.values,
-                ops=self._options.ops,
-                strict=self._options.strict,
+                steps=options.steps,
+                backward_times=options.backward_times,
+                values=options.values,
+                ops=options.ops,
+                strict=options.strict,
+                flight_recorder=sink if isinstance(sink, FlightRecorder) else None,
             )
             recorder.start()
         except BaseException:

@@ -5,7 +5,7 @@ import numpy as np
 from modtrace.collect.ops.arguments import ArgumentTexts
 from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.options.tensor_options import TensorOptions
-from modtrace.store.flight_recorder.sink import KeepLast
+from modtrace.store.flight_recorder.sink import FlightRecorder
 from modtrace.store.tensor_shards import TensorShards
 
 MB = 2**20
@@ -24,7 +24,7 @@ def test_whole_tensors_without_end_leave_the_names_of_one_file_in_memory(tmp_pat
 
 def test_trigger_that_fires_for_ever_with_too_little_room_says_so_twenty_times():
     data = MemoryRecording()
-    sink = KeepLast(data, 3, max_bytes=1)
+    sink = FlightRecorder(data, 3, max_bytes=1)
     for step in range(200):
         sink.write("steps", {"step": [step], "kind": ["train"], "start_ns": [0], "end_ns": [1]})
         sink.end_step(0)

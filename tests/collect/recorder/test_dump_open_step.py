@@ -13,7 +13,7 @@ import modtrace
 from helpers.typed_rows import write_step
 from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.meta import Note
-from modtrace.store.flight_recorder.sink import KeepLast
+from modtrace.store.flight_recorder.sink import FlightRecorder
 
 MANY = 2**30
 
@@ -263,9 +263,9 @@ def test_threads_that_run_models_leave_the_dumped_steps_whole() -> None:
 # The sink.
 
 
-def sink_with(steps: int, keep: int, max_bytes: int = MANY) -> tuple[MemoryRecording, KeepLast]:
+def sink_with(steps: int, keep: int, max_bytes: int = MANY) -> tuple[MemoryRecording, FlightRecorder]:
     data = MemoryRecording()
-    sink = KeepLast(data, keep, max_bytes=max_bytes)
+    sink = FlightRecorder(data, keep, max_bytes=max_bytes)
     for step in range(steps):
         write_step(sink, step, 0)
     return data, sink
@@ -299,7 +299,7 @@ def test_more_steps_to_come_than_are_held_leave_the_last_of_them() -> None:
 def test_tensors_that_a_dropped_step_has_made_are_there_for_the_open_one_alone() -> None:
     """With one step to hold, the one before the open step goes; a momentum that it made is read in the open one."""
     data = MemoryRecording()
-    sink = KeepLast(data, 1, max_bytes=MANY)
+    sink = FlightRecorder(data, 1, max_bytes=MANY)
     for step, read in enumerate([[], [0], [1], [2], [3]]):
         if step == 3:
             sink.fire("dump", "", 0, coming=[3])

@@ -414,10 +414,10 @@ def test_two_thousand_steps_hold_as_many_rows_as_two_hundred(tmp_path: Path) -> 
         training = Training(rec, Net())
         for _ in range(10):
             training.run(200)
-            assert rec._recorder is not None and rec._recorder._kept is not None
-            held = rec._recorder._kept._held
+            assert rec._recorder is not None and rec._recorder._flight_recorder is not None
+            held = rec._recorder._flight_recorder._held
             assert held is not None
-            sizes.append((held.size_bytes, held._tensors.size_bytes, len(held._tensors._last_use)))
+            sizes.append((held.size_bytes, held._tensor_rows.size_bytes, len(held._tensor_rows._last_use)))
     assert max(sizes) < tuple(1.1 * each for each in sizes[0])
     assert rec.progress.rows < 100  # modules, sites
 

@@ -17,8 +17,8 @@ from modtrace.recording.triggers.step_band import StepBand
 from modtrace.store.flight_recorder import held_steps
 from modtrace.store.flight_recorder import held_tensors as held_blobs
 from modtrace.store.flight_recorder import sink as keep_last
-from modtrace.store.flight_recorder.held_tensors import HeldBlobs
-from modtrace.store.flight_recorder.sink import KeepLast
+from modtrace.store.flight_recorder.held_tensors import HeldTensors
+from modtrace.store.flight_recorder.sink import FlightRecorder
 
 NUMBERS = np.ones(4, np.float32)
 
@@ -33,7 +33,7 @@ def threads_take_turns() -> Iterator[None]:
 
 
 def test_threads_put_while_steps_end(threads_take_turns: None) -> None:
-    held = HeldBlobs(2**30)
+    held = HeldTensors(2**30)
     failures: list[BaseException] = []
     is_over = threading.Event()
 
@@ -58,7 +58,7 @@ def test_threads_put_while_steps_end(threads_take_turns: None) -> None:
 
 
 def test_copy_that_fails_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = HeldBlobs(NUMBERS.nbytes)
+    held = HeldTensors(NUMBERS.nbytes)
 
     def no_memory(*given: Any, **options: Any) -> None:
         raise MemoryError
@@ -98,17 +98,17 @@ def interrupted_at(line: int) -> Iterator[Callable[[], bool]]:
         sys.settrace(usual)
 
 
-def write_step(sink: KeepLast, step: int) -> None:
+def write_step(sink: FlightRecorder, step: int) -> None:
     """A step as a recorder writes it: the row of `steps` behind the others."""
     sink.write("calls", calls_of(step))
     sink.write("steps", step_row(step))
     sink.end_step(0)
 
 
-def after_interrupt(line: int, act: Callable[[KeepLast], None]) -> MemoryRecording | None:
+def after_interrupt(line: int, act: Callable[[FlightRecorder], None]) -> MemoryRecording | None:
     """What is written of three steps when the n-th line of something is interrupted; None: it has fewer lines."""
     data = MemoryRecording()
-    sink = KeepLast(data, 5, max_bytes=2**30)
+    sink = FlightRecorder(data, 5, max_bytes=2**30)
     for step in range(3):
         write_step(sink, step)
     try:
@@ -125,7 +125,7 @@ def marked(data: MemoryRecording) -> bool:
     return any("incomplete" in mark for mark in data.meta.marks)
 
 
-def assert_whole_or_marked(act: Callable[[KeepLast], None], expected: set[int]) -> None:
+def assert_whole_or_marked(act: Callable[[FlightRecorder], None], expected: set[int]) -> None:
     line = 1
     while (data := after_interrupt(line, act)) is not None:
         ended = data.table("steps")["step"].to_pylist()
@@ -148,7 +148,7 @@ def test_step_whose_end_is_interrupted_anywhere_is_whole_or_marked() -> None:
 
 
 def test_step_that_was_open_in_a_dump_and_whose_end_is_interrupted_anywhere_is_whole_or_marked() -> None:
-    def end_asked_for(sink: KeepLast) -> None:
+    def end_asked_for(sink: FlightRecorder) -> None:
         sink.ask_for()
         write_step(sink, 3)
 

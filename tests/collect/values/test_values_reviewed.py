@@ -22,7 +22,7 @@ from modtrace.collect.values.micro_batches import MicroBatchTaps
 from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.in_memory.tensors import TensorMemory
 from modtrace.recording.triggers.triggers import OnSignal
-from modtrace.store.flight_recorder.sink import KeepLast
+from modtrace.store.flight_recorder.sink import FlightRecorder
 
 MICRO_BATCHES = Capture(roles="parameter_grad", micro_batches=True)
 
@@ -112,7 +112,7 @@ def test_statistics_go_on_where_there_is_no_memory_for_whole_tensors(
 
 def test_interrupt_while_a_step_is_written_leaves_its_other_tables_for_the_next_time() -> None:
     data = Interrupting(step=1)
-    sink = KeepLast(data, 5, max_bytes=2**30)
+    sink = FlightRecorder(data, 5, max_bytes=2**30)
     for step in range(3):
         write_step(sink, step, 0)
     with pytest.raises(KeyboardInterrupt):
@@ -128,7 +128,7 @@ def test_interrupt_while_a_step_is_written_leaves_its_other_tables_for_the_next_
 
 def test_step_that_was_broken_off_is_written_before_those_behind_it() -> None:
     data = Interrupting(step=1)
-    sink = KeepLast(data, 5, max_bytes=2**30)
+    sink = FlightRecorder(data, 5, max_bytes=2**30)
     write_step(sink, 0, 0)
     sink.write("calls", calls_of(1))
     sink.write("steps", step_row(1))
@@ -142,7 +142,7 @@ def test_step_that_was_broken_off_is_written_before_those_behind_it() -> None:
 class Dumping(MemoryRecording):
     """A signal handler of the user's dumps while a dump is written."""
 
-    sink: KeepLast | None = None
+    sink: FlightRecorder | None = None
 
     def write(self, table: str, columns: Any) -> None:
         super().write(table, columns)
@@ -153,7 +153,7 @@ class Dumping(MemoryRecording):
 
 def test_dump_in_the_middle_of_a_dump_writes_every_step_once() -> None:
     data = Dumping()
-    sink = KeepLast(data, 5, max_bytes=2**30)
+    sink = FlightRecorder(data, 5, max_bytes=2**30)
     for step in range(3):
         write_step(sink, step, 0)
     data.sink = sink

@@ -14,7 +14,7 @@ from helpers.typed_rows import calls_of, rows, scalars_of, step_row, write_step
 from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.meta import Note
 from modtrace.recording.triggers.triggers import Above, NonFinite
-from modtrace.store.flight_recorder.sink import KeepLast, in_front_of
+from modtrace.store.flight_recorder.sink import FlightRecorder, in_front_of
 
 MANY = 2**30
 
@@ -24,7 +24,7 @@ def steps_of(data: MemoryRecording) -> list[int]:
     return found
 
 
-def write_logged(sink: KeepLast, step: int, loss: float) -> None:
+def write_logged(sink: FlightRecorder, step: int, loss: float) -> None:
     """A step in which a loss was logged."""
     sink.write("calls", calls_of(step))
     sink.write("scalars", {"step": [step], "name": ["loss"], "value": [loss]})
@@ -38,7 +38,7 @@ def write_logged(sink: KeepLast, step: int, loss: float) -> None:
 @given(losses=st.lists(st.sampled_from([1.0, 1.0, 20.0]), max_size=40), keep=st.integers(1, 6))
 def test_what_is_written_is_what_a_ring_of_that_length_held(losses: list[float], keep: int) -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, keep, [Above("log.loss", 10)], max_bytes=MANY)
+    sink = FlightRecorder(data, keep, [Above("log.loss", 10)], max_bytes=MANY)
     ring: deque[int] = deque(maxlen=keep)
     expected: list[int] = []
     before = 1.0
@@ -64,7 +64,7 @@ def _rows(table: str, columns: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_without_a_number_of_steps_each_is_passed_on_and_triggers_leave_notes() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, None, [Above("log.loss", 10)], max_bytes=MANY)
+    sink = FlightRecorder(data, None, [Above("log.loss", 10)], max_bytes=MANY)
     for step, loss in enumerate([1.0, 20.0, 30.0, 1.0]):
         write_logged(sink, step, loss)
     sink.close()
@@ -76,13 +76,13 @@ def test_without_a_number_of_steps_each_is_passed_on_and_triggers_leave_notes() 
 def test_nothing_stands_in_front_where_there_is_nothing_to_hold_or_to_look_for() -> None:
     data = MemoryRecording()
     assert in_front_of(data, None, (), max_bytes=1) is data
-    assert isinstance(in_front_of(data, None, (NonFinite(),), max_bytes=1), KeepLast)
-    assert isinstance(in_front_of(data, 1, (), max_bytes=1), KeepLast)
+    assert isinstance(in_front_of(data, None, (NonFinite(),), max_bytes=1), FlightRecorder)
+    assert isinstance(in_front_of(data, 1, (), max_bytes=1), FlightRecorder)
 
 
 def test_modules_and_sites_are_never_held() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, 2, max_bytes=MANY)
+    sink = FlightRecorder(data, 2, max_bytes=MANY)
     sink.write("modules", {"module_id": [0], "path": [""], "type": ["Net"]})
     sink.write("sites", {"site_id": [0], "role": ["output"], "slot": [""]})
     write_step(sink, 0, 0)
@@ -92,7 +92,7 @@ def test_modules_and_sites_are_never_held() -> None:
 
 def test_end_without_a_trigger_is_told_and_is_no_damage() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, 2, max_bytes=MANY)
+    sink = FlightRecorder(data, 2, max_bytes=MANY)
     for step in range(5):
         write_step(sink, step, 0)
     sink.close()
@@ -104,7 +104,7 @@ def test_end_without_a_trigger_is_told_and_is_no_damage() -> None:
 
 def test_end_after_a_trigger_tells_what_came_behind_it() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, 2, max_bytes=MANY)
+    sink = FlightRecorder(data, 2, max_bytes=MANY)
     write_step(sink, 0, 0)
     sink.fire("dump", "by hand", 0)
     write_step(sink, 1, 0)
@@ -117,7 +117,7 @@ def test_end_after_a_trigger_tells_what_came_behind_it() -> None:
 
 def test_firing_with_nothing_held_leaves_a_note_alone() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, 2, max_bytes=MANY)
+    sink = FlightRecorder(data, 2, max_bytes=MANY)
     sink.fire("dump", "", 0)
     sink.close()
     assert data.meta.notes == (Note(step=None, kind="dump", reason=""),)
@@ -126,7 +126,7 @@ def test_firing_with_nothing_held_leaves_a_note_alone() -> None:
 
 def test_trigger_that_flaps_for_ever_does_not_fill_the_meta() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, 1, [Above("log.loss", 10)], max_bytes=MANY)
+    sink = FlightRecorder(data, 1, [Above("log.loss", 10)], max_bytes=MANY)
     for step in range(2200):
         write_logged(sink, step, 20.0 if step % 2 else 1.0)
     sink.close()
@@ -154,7 +154,7 @@ class Hearing(MemoryRecording):
 
 def test_what_a_trigger_has_written_is_put_to_rest_at_once() -> None:
     data = Hearing()
-    sink = KeepLast(data, 2, [Above("log.loss", 10)], max_bytes=MANY)
+    sink = FlightRecorder(data, 2, [Above("log.loss", 10)], max_bytes=MANY)
     for step, loss in enumerate([1.0, 1.0, 20.0]):
         write_logged(sink, step, loss)
     assert data.forced == [False, False, False, False, True]  # steps 0, 1, then 1 and 2 as they are written
@@ -170,7 +170,7 @@ def test_what_a_trigger_has_written_is_put_to_rest_at_once() -> None:
 def test_oldest_steps_go_when_the_rows_take_too_much_and_a_dump_says_so() -> None:
     data = MemoryRecording()
     step_bytes = _held_bytes(1)
-    sink = KeepLast(data, 20, max_bytes=int(step_bytes * 5.5))
+    sink = FlightRecorder(data, 20, max_bytes=int(step_bytes * 5.5))
     for step in range(30):
         write_step(sink, step, 0)
         assert sink.held_steps == min(step + 1, 5)
@@ -189,7 +189,7 @@ def test_oldest_steps_go_when_the_rows_take_too_much_and_a_dump_says_so() -> Non
 
 def test_steps_that_went_for_a_large_one_are_not_missed_when_as_many_have_come_behind_it() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, 3, max_bytes=3_000_000)
+    sink = FlightRecorder(data, 3, max_bytes=3_000_000)
     for step in range(2):
         write_whole(sink, step, [1.0] * 600_000)
     for step in range(2, 4):
@@ -201,7 +201,7 @@ def test_steps_that_went_for_a_large_one_are_not_missed_when_as_many_have_come_b
 
 def test_what_does_not_fit_again_and_again_does_not_fill_the_meta() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, 5, max_bytes=1)
+    sink = FlightRecorder(data, 5, max_bytes=1)
     for step in range(60):
         write_step(sink, step, 0)
         if step % 2:
@@ -212,7 +212,7 @@ def test_what_does_not_fit_again_and_again_does_not_fill_the_meta() -> None:
 
 
 def test_rows_that_outlive_their_step_count() -> None:
-    sink = KeepLast(MemoryRecording(), 5, max_bytes=20_000)
+    sink = FlightRecorder(MemoryRecording(), 5, max_bytes=20_000)
     sink.write("tensors", {"tensor_id": np.arange(5000), "site_id": np.arange(5000)})
     for step in range(4):
         write_step(sink, step, 0)
@@ -221,7 +221,7 @@ def test_rows_that_outlive_their_step_count() -> None:
 
 def test_last_step_is_held_however_large_it_is() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, 20, max_bytes=1)
+    sink = FlightRecorder(data, 20, max_bytes=1)
     for step in range(3):
         write_step(sink, step, 0)
     sink.fire("dump", "", 0)
@@ -230,7 +230,7 @@ def test_last_step_is_held_however_large_it_is() -> None:
 
 def test_run_shorter_than_what_is_kept_has_no_mark() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, 20, max_bytes=MANY)
+    sink = FlightRecorder(data, 20, max_bytes=MANY)
     for step in range(3):
         write_step(sink, step, 0)
     sink.fire("dump", "", 0)
@@ -239,7 +239,7 @@ def test_run_shorter_than_what_is_kept_has_no_mark() -> None:
 
 
 def _held_bytes(steps: int) -> int:
-    sink = KeepLast(MemoryRecording(), 1000, max_bytes=MANY)
+    sink = FlightRecorder(MemoryRecording(), 1000, max_bytes=MANY)
     for step in range(steps):
         write_step(sink, step, 0)
     assert sink._held is not None
@@ -247,14 +247,16 @@ def _held_bytes(steps: int) -> int:
 
 
 def test_what_is_held_stays_the_same_over_two_thousand_steps() -> None:
-    sink = KeepLast(MemoryRecording(), 20, [NonFinite()], max_bytes=MANY)
+    sink = FlightRecorder(MemoryRecording(), 20, [NonFinite()], max_bytes=MANY)
     sizes = []
     for step in range(2000):
         write_graph_step(sink, step, frozen=(1, 2, 3))
         if step >= 100:
             assert sink._held is not None
             held = sink._held
-            sizes.append((len(held), held.size_bytes, held._tensors.size_bytes, len(held._tensors._last_use)))
+            sizes.append(
+                (len(held), held.size_bytes, held._tensor_rows.size_bytes, len(held._tensor_rows._last_use))
+            )
     assert len(set(sizes)) == 1
     assert sizes[0][3] == 3  # the leaves; that a step reads what it has made itself says nothing
 
@@ -263,7 +265,7 @@ def test_what_is_held_stays_the_same_over_two_thousand_steps() -> None:
 
 
 def write_graph_step(
-    sink: KeepLast | MemoryRecording, step: int, frozen: Sequence[int] = (), reads: Sequence[int] = ()
+    sink: FlightRecorder | MemoryRecording, step: int, frozen: Sequence[int] = (), reads: Sequence[int] = ()
 ) -> None:
     """A step that makes tensors `100 * step + 50 ...` and reads them, and others by number.
 
@@ -287,7 +289,7 @@ def tensors_of(data: MemoryRecording) -> list[int]:
 
 def test_leaf_that_every_step_reads_survives_the_step_that_met_it() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, 2, max_bytes=MANY)
+    sink = FlightRecorder(data, 2, max_bytes=MANY)
     for step in range(10):
         write_graph_step(sink, step, frozen=(1, 2))
     sink.fire("dump", "", 0)
@@ -296,19 +298,19 @@ def test_leaf_that_every_step_reads_survives_the_step_that_met_it() -> None:
 
 def test_tensor_is_written_once_however_many_dumps_refer_to_it() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, 2, max_bytes=MANY)
+    sink = FlightRecorder(data, 2, max_bytes=MANY)
     for step in range(9):
         write_graph_step(sink, step, frozen=(1,))
         if step % 4 == 3:
             sink.fire("dump", "", 0)
             assert sink._held is not None
-            assert sink._held._tensors._last_use == {}
+            assert sink._held._tensor_rows._last_use == {}
     assert tensors_of(data) == [1, 250, 251, 350, 351, 650, 651, 750, 751]
 
 
 def test_leaf_that_is_read_rarely_survives_until_then() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, 2, max_bytes=MANY)
+    sink = FlightRecorder(data, 2, max_bytes=MANY)
     sink.write("tensors", {"tensor_id": [1, 2], "site_id": [1, None]})
     write_graph_step(sink, 0)
     for step in range(1, 30):
@@ -326,7 +328,7 @@ def test_leaf_that_is_read_rarely_survives_until_then() -> None:
 
 def test_state_that_is_carried_on_survives_as_long_as_it_is_read() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, 2, max_bytes=MANY)
+    sink = FlightRecorder(data, 2, max_bytes=MANY)
     for step in range(6):
         write_graph_step(sink, step, reads=(50,))  # made in step 0
     sink.fire("dump", "", 0)
@@ -335,7 +337,7 @@ def test_state_that_is_carried_on_survives_as_long_as_it_is_read() -> None:
 
 def test_tensor_that_only_a_dropped_step_has_read_is_not_written() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, 1, max_bytes=MANY)
+    sink = FlightRecorder(data, 1, max_bytes=MANY)
     for step in range(3):
         write_graph_step(sink, step, reads=(50,) if step == 1 else ())  # made in step 0
     sink.fire("dump", "", 0)
@@ -345,12 +347,12 @@ def test_tensor_that_only_a_dropped_step_has_read_is_not_written() -> None:
 def test_of_a_site_the_last_tensor_is_kept() -> None:
     """A parameter is another tensor after each optimizer step: the old ones are read by nobody."""
     data = MemoryRecording()
-    sink = KeepLast(data, 1, max_bytes=MANY)
+    sink = FlightRecorder(data, 1, max_bytes=MANY)
     for step in range(50):
         sink.write("tensors", {"tensor_id": [1000 + step], "site_id": [7]})
         write_graph_step(sink, step)
     assert sink._held is not None
-    assert [len(each.tensor_id) for each in sink._held._tensors._chunks] == [1]
+    assert [len(each.tensor_id) for each in sink._held._tensor_rows._chunks] == [1]
     write_graph_step(sink, 50, reads=(1049,))
     sink.fire("dump", "", 0)
     assert tensors_of(data) == [1049, 5050, 5051]
@@ -367,7 +369,7 @@ def test_whatever_is_read_is_written_once_if_it_was_read_all_the_time(
 ) -> None:
     """Tensor t is met in step t // 2; odd ones are leaves, each of a site of its own."""
     data = MemoryRecording()
-    sink = KeepLast(data, keep, max_bytes=MANY)
+    sink = FlightRecorder(data, keep, max_bytes=MANY)
     refers: list[list[int]] = []
     for step, wanted in enumerate(reads):
         met = [2 * step, 2 * step + 1]
@@ -401,7 +403,9 @@ def _uses(tensors: Sequence[int]) -> dict[str, Any]:
 # Whole tensors.
 
 
-def write_whole(sink: KeepLast, step: int, numbers: Sequence[float], *, with_row: bool = True) -> str | None:
+def write_whole(
+    sink: FlightRecorder, step: int, numbers: Sequence[float], *, with_row: bool = True
+) -> str | None:
     """A step with one whole tensor; its row names it."""
     array = np.array(numbers, np.float32)
     blob = sink.put_tensor("head.output", array, "float32", array.shape, step=step)
@@ -417,7 +421,7 @@ def write_whole(sink: KeepLast, step: int, numbers: Sequence[float], *, with_row
 
 def test_whole_tensors_are_written_with_their_steps_and_rows_name_their_places() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, 2, max_bytes=MANY)
+    sink = FlightRecorder(data, 2, max_bytes=MANY)
     for step in range(5):
         write_whole(sink, step, [step, step + 0.5])
     sink.fire("dump", "", 0)
@@ -428,15 +432,15 @@ def test_whole_tensors_are_written_with_their_steps_and_rows_name_their_places()
 
 
 def test_whole_tensors_that_no_row_names_are_let_go() -> None:
-    sink = KeepLast(MemoryRecording(), 2, max_bytes=MANY)
+    sink = FlightRecorder(MemoryRecording(), 2, max_bytes=MANY)
     for step in range(50):
         write_whole(sink, step, [1.0], with_row=False)
-        assert len(sink._blobs._waiting) <= 2
+        assert len(sink._held_tensors._waiting) <= 2
 
 
 def test_whole_tensor_that_two_rows_name_is_written_once() -> None:
     data = Hearing()
-    sink = KeepLast(data, 1, max_bytes=MANY)
+    sink = FlightRecorder(data, 1, max_bytes=MANY)
     blob = sink.put_tensor("head.output", np.ones(2, np.float32), "float32", (2,), step=0)
     shared = {"step": [0, 0], "site_id": [0, 1], "order": [0, 0], "shape": [[2], [2]], "blob": [blob, blob]}
     sink.write("values", shared)
@@ -451,7 +455,7 @@ def test_whole_tensor_that_two_rows_name_is_written_once() -> None:
 def test_whole_tensor_that_a_step_but_one_later_names_is_there() -> None:
     """A step may yet be divided in two: what came in it is the later one's then."""
     data = MemoryRecording()
-    sink = KeepLast(data, 2, max_bytes=MANY)
+    sink = FlightRecorder(data, 2, max_bytes=MANY)
     blob = sink.put_tensor("head.output", np.array([1.5, 2.0], np.float32), "float32", (2,), step=0)
     for step in range(2):
         write_step(sink, step, 0)
@@ -464,7 +468,7 @@ def test_whole_tensor_that_a_step_but_one_later_names_is_there() -> None:
 
 def test_whole_tensors_count_and_those_without_room_are_told_of() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, 20, max_bytes=3_000_000)
+    sink = FlightRecorder(data, 20, max_bytes=3_000_000)
     assert write_whole(sink, 0, [1.0] * 1_000_000) is None
     for step in range(1, 9):
         assert write_whole(sink, step, [1.0] * 250_000) is not None
@@ -485,7 +489,7 @@ def test_whole_tensors_count_and_those_without_room_are_told_of() -> None:
 
 def test_whole_tensors_are_passed_on_where_no_steps_are_held() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, None, [NonFinite()], max_bytes=MANY)
+    sink = FlightRecorder(data, None, [NonFinite()], max_bytes=MANY)
     blob = sink.put_tensor("x", np.ones(2, np.float32), "float32", (2,), step=0)
     assert blob is not None
     assert data.tensor(blob).to_numpy().tolist() == [1.0, 1.0]
@@ -496,7 +500,7 @@ def test_whole_tensors_are_passed_on_where_no_steps_are_held() -> None:
 
 def test_interrupt_while_steps_are_written_leaves_the_rest_for_the_next_time() -> None:
     data = Interrupting(step=1)
-    sink = KeepLast(data, 5, max_bytes=MANY)
+    sink = FlightRecorder(data, 5, max_bytes=MANY)
     for step in range(4):
         write_step(sink, step, 0)
     with pytest.raises(KeyboardInterrupt):
@@ -508,7 +512,7 @@ def test_interrupt_while_steps_are_written_leaves_the_rest_for_the_next_time() -
 
 def test_step_whose_rows_were_broken_off_is_written_as_far_as_it_came() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, 5, max_bytes=MANY)
+    sink = FlightRecorder(data, 5, max_bytes=MANY)
     write_step(sink, 0, 0)
     sink.write("calls", calls_of(1))
     sink.fire("exception", "KeyboardInterrupt: ", 0)
@@ -518,7 +522,7 @@ def test_step_whose_rows_were_broken_off_is_written_as_far_as_it_came() -> None:
 
 def test_fork_lets_go_of_what_is_held() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, 5, max_bytes=MANY)
+    sink = FlightRecorder(data, 5, max_bytes=MANY)
     write_step(sink, 0, 0)
     sink.abandon()
     assert sink.held_steps == 0
@@ -526,14 +530,14 @@ def test_fork_lets_go_of_what_is_held() -> None:
 
 
 def test_rows_that_do_not_fit_are_refused_at_once() -> None:
-    sink = KeepLast(MemoryRecording(), 5, max_bytes=MANY)
+    sink = FlightRecorder(MemoryRecording(), 5, max_bytes=MANY)
     with pytest.raises(ValueError, match=r"^table 'calls' has no column 'name'$"):
         sink.write("calls", {"name": ["x"]})
 
 
 def test_scalars_are_held_with_their_step() -> None:
     data = MemoryRecording()
-    sink = KeepLast(data, 1, max_bytes=MANY)
+    sink = FlightRecorder(data, 1, max_bytes=MANY)
     for step in range(3):
         write_step(sink, step, 0)
     sink.fire("dump", "", 0)

@@ -5,7 +5,7 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from ...errors import MisuseError, ModtraceWarning
 from ...recording.failure_reporter import FailureReporter, describe, is_clean_exit
@@ -13,7 +13,7 @@ from ...recording.options.capture import Capture
 from ...recording.options.op_options import Ops
 from ...recording.options.step_range import ALL_STEPS, StepRange
 from ...recording.protocols import Sink
-from ...store.flight_recorder.sink import KeepLast
+from ...recording.triggers.triggers import OnSignal
 from ...torch_internals import keep_out_of_dynamo
 from ..log.listeners import Listener
 from ..log.segments import Segment
@@ -32,6 +32,23 @@ from .flush_timer import FlushTimer
 from .signals import SignalWatch
 
 
+class StepHolder(Protocol):
+    """A sink that looks at each step, and may hold steps until a trigger fires."""
+
+    signals: tuple[OnSignal, ...]
+    last_fired_step: int | None
+
+    @property
+    def held_steps(self) -> int:
+        """How many steps wait for a trigger."""
+
+    def ask_for(self) -> None:
+        """Has the step written whose rows are coming, with those held before it."""
+
+    def fire(self, kind: str, reason: str, now_ns: int, *, coming: Sequence[int] = ()) -> None:
+        """Writes what is held; `coming` are steps that count among it and have not ended."""
+
+
 class Recorder(Listener):
     """One recording in the making. A listener of the process's scope tracker while it is entered."""
 
@@ -45,7 +62,14 @@ class Recorder(Listener):
         values: Sequence[Capture] = (),
         ops: Ops | None = None,
         strict: bool = False,
+        flight_recorder: "StepHolder | None" = None,
     ) -> None:
+        """Records nothing before `start()`.
+
+        Args:
+            sink: takes the rows.
+            flight_recorder: the sink, if it holds steps.
+        """
         self.wants_backward_events = backward_times or ops is not None
         self.wants_additions = ops is not None
         self._sink = sink
@@ -64,7 +88,7 @@ class Recorder(Listener):
         self._active = False
         self._is_forked = False  # what a forked child says is not recorded, and takes no lock
         self.steps_ended = 0
-        self._kept = sink if isinstance(sink, KeepLast) else None
+        self._flight_recorder = flight_recorder
         self._reporter = FailureReporter(sink, self._writing, strict=strict, step=lambda: self.steps_ended)
         sites = SiteIds()
         self._values = ValueRecorder(
@@ -77,19 +101,19 @@ class Recorder(Listener):
         )
         self._ops = OpWriter(ops, sink, sites, self._reporter)
         self._timer = FlushTimer(self._flush_late)
-        self._signals = SignalWatch(self._kept.signals if self._kept else (), self._fire_for_signal)
+        self._signals = SignalWatch(flight_recorder.signals if flight_recorder else (), self._fire_for_signal)
 
     # The user's side.
 
     @property
     def last_fired_step(self) -> int | None:
         """The last step in which a trigger has fired."""
-        return None if self._kept is None else self._kept.last_fired_step
+        return None if self._flight_recorder is None else self._flight_recorder.last_fired_step
 
     @property
     def held_steps(self) -> int:
         """How many steps wait for a trigger."""
-        return 0 if self._kept is None else self._kept.held_steps
+        return 0 if self._flight_recorder is None else self._flight_recorder.held_steps
 
     def start(self) -> None:
         """Begins to record."""
@@ -142,7 +166,7 @@ class Recorder(Listener):
         try:
             self.flush(force=True)
             self._signals.act()
-            if self._kept is not None and error is not None and not is_clean_exit(error):
+            if self._flight_recorder is not None and error is not None and not is_clean_exit(error):
                 self.fire("exception", describe(error))
         finally:
             texts.append(self._values.stop())
@@ -174,14 +198,14 @@ class Recorder(Listener):
         """
         if self._is_forked:
             return
-        if self._kept is None:
+        if self._flight_recorder is None:
             raise MisuseError("dump() writes the steps that are held, and none are: record(keep_last=20)")
         self.flush()
         with self._writing:
             with self._lock:
                 coming = self._finder.ask_for(self._selected) if with_open else ()
             try:
-                self._kept.fire(kind, reason, time.perf_counter_ns(), coming=coming)
+                self._flight_recorder.fire(kind, reason, time.perf_counter_ns(), coming=coming)
             except Exception as error:
                 self.failed(error, "while writing the steps that were held")
                 if self._strict:
@@ -204,14 +228,14 @@ class Recorder(Listener):
             with self._lock:
                 self._settle()
                 ready, self._ready, self._ready_samples = self._ready, [], 0
-                if self._kept is None or force:
+                if self._flight_recorder is None or force:
                     self._timer.taken()
                 elif ready:
                     self._timer.tell(0)  # the sink may leave them for later
             try:
-                while self._kept is not None and ready:
+                while self._flight_recorder is not None and ready:
                     self._write([ready.pop(0)], force=False)
-                if force or self._kept is None:
+                if force or self._flight_recorder is None:
                     self._write(ready, force)
             except Exception as error:
                 self.failed(error, "while writing rows")
@@ -321,7 +345,9 @@ class Recorder(Listener):
 
     def _flush_late(self) -> None:
         """Runs beside the training, see `FlushTimer`."""
-        self.flush(force=self._kept is not None)  # what was written at a step's end is put to rest here
+        self.flush(
+            force=self._flight_recorder is not None
+        )  # what was written at a step's end is put to rest here
 
     def _look_at_ended(self) -> bool:
         """Has triggers look at the steps that have ended, or writes them, before anything else runs.
@@ -329,7 +355,7 @@ class Recorder(Listener):
         Returns:
             whether that may have taken time.
         """
-        if self._kept is not None:
+        if self._flight_recorder is not None:
             self.flush()
             self._signals.act()
             return True
@@ -383,8 +409,8 @@ class Recorder(Listener):
         for step in steps:
             _let_go(step)
         self._memory.prune()
-        if self._kept is not None and any(step.asked_for for step in steps):
-            self._kept.ask_for()
+        if self._flight_recorder is not None and any(step.asked_for for step in steps):
+            self._flight_recorder.ask_for()
         if steps or force:
             self._sink.end_step(time.perf_counter_ns(), force=True)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 
 from .held_tensor_rows import TensorRows
-from .held_tensors import HeldBlob
+from .held_tensors import HeldTensor
 
 Columns = Mapping[str, pa.Array]
 
@@ -28,7 +28,7 @@ class HeldSteps:
         self._max_bytes = max_bytes
         self._ended: deque[HeldStep] = deque()
         self._open = HeldStep()
-        self._tensors = TensorRows()
+        self._tensor_rows = TensorRows()
         self.size_bytes = 0
         self.seen = 0  # steps that have ended since they were last taken
         self.cut = 0  # of those that `keep` would have held, gone for `max_bytes`
@@ -36,12 +36,12 @@ class HeldSteps:
     def __len__(self) -> int:
         return len(self._ended)
 
-    def add(self, table: str, columns: Columns, blobs: Mapping[str, HeldBlob]) -> None:
+    def add(self, table: str, columns: Columns, tensors: Mapping[str, HeldTensor]) -> None:
         """Takes rows of the step that is being written, with the whole tensors that they name."""
         size_bytes = sum(each.get_total_buffer_size() for each in columns.values())
-        size_bytes += sum(each.array.nbytes for each in blobs.values())
+        size_bytes += sum(each.array.nbytes for each in tensors.values())
         self._open.batches.append((table, columns))
-        self._open.blobs.update(blobs)
+        self._open.tensors.update(tensors)
         self._open.size_bytes += size_bytes
         self.size_bytes += size_bytes
 
@@ -49,18 +49,18 @@ class HeldSteps:
         """All rows of a step have come."""
         ended, self._open = self._open, HeldStep()
         ended.number = number
-        self._tensors.see(number, ended.batches)
+        self._tensor_rows.see(number, ended.batches)
         self._ended.append(ended)
         self.seen += 1
         self.cut = max(self.cut - 1, 0)
         while len(self._ended) > self._keep:
             self._drop_oldest()
-        while self.size_bytes + self._tensors.size_bytes > self._max_bytes and len(self._ended) > 1:
+        while self.size_bytes + self._tensor_rows.size_bytes > self._max_bytes and len(self._ended) > 1:
             self._drop_oldest()
             self.cut = self._keep - len(self._ended)
 
     def make_room(self, count: int) -> None:
-        """Drops the oldest steps, until so many that are yet to come can be held with the others."""
+        """Drops the oldest steps until `count` coming ones can be held beside the others."""
         while self._ended and len(self._ended) + count > self._keep:
             self._drop_oldest(is_replaced=False)
 
@@ -69,7 +69,7 @@ class HeldSteps:
 
         Each is let go when the next one is asked for: take what was written out of it.
         """
-        carried = self._tensors.take()
+        carried = self._tensor_rows.take()
         self.seen = self.cut = 0
         if self._open.batches:
             self._ended.append(self._open)
@@ -87,22 +87,22 @@ class HeldSteps:
         """Holds nothing any more."""
         self._ended.clear()
         self._open = HeldStep()
-        self._tensors = TensorRows()
+        self._tensor_rows = TensorRows()
         self.size_bytes = 0
 
     def _drop_oldest(self, *, is_replaced: bool = True) -> None:
         dropped = self._ended.popleft()
         self.size_bytes -= dropped.size_bytes
-        self._tensors.drop(dropped.number, dropped.batches, is_replaced=is_replaced)
+        self._tensor_rows.drop(dropped.number, dropped.batches, is_replaced=is_replaced)
 
 
 class HeldStep:
     """The batches of one step."""
 
-    __slots__ = ("batches", "blobs", "number", "size_bytes")
+    __slots__ = ("batches", "number", "size_bytes", "tensors")
 
     def __init__(self) -> None:
         self.number = -1  # not known while its rows come
         self.batches: list[Batch] = []
-        self.blobs: dict[str, HeldBlob] = {}
+        self.tensors: dict[str, HeldTensor] = {}
         self.size_bytes = 0

@@ -12,7 +12,7 @@ import numpy.typing as npt
 _PREFIX = "held:"
 
 
-class HeldBlob(NamedTuple):
+class HeldTensor(NamedTuple):
     """A whole tensor, with what `Sink.put_tensor` needs to know of it."""
 
     name: str
@@ -22,12 +22,12 @@ class HeldBlob(NamedTuple):
     step: int
 
 
-class HeldBlobs:
+class HeldTensors:
     """The tensors that no row has named yet: rows come when their step ends. Any thread may put one."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._waiting: dict[str, HeldBlob] = {}
+        self._waiting: dict[str, HeldTensor] = {}
         self._numbers = itertools.count()
         self._lock = threading.RLock()
         self._size_bytes = 0
@@ -54,10 +54,10 @@ class HeldBlobs:
         reference = f"{_PREFIX}{next(self._numbers)}"
         with self._lock:
             number = self._ended + 1 if step is None else step
-            self._waiting[reference] = HeldBlob(name, own, dtype, tuple(shape), number)
+            self._waiting[reference] = HeldTensor(name, own, dtype, tuple(shape), number)
         return reference
 
-    def claim(self, references: Iterable[str | None]) -> dict[str, HeldBlob]:
+    def claim(self, references: Iterable[str | None]) -> dict[str, HeldTensor]:
         """Hands over the tensors that rows have named."""
         with self._lock:
             found = {each: self._waiting.pop(each) for each in references if each and each in self._waiting}
@@ -69,7 +69,7 @@ class HeldBlobs:
         with self._lock:
             self._ended = number
             # A step may still be divided in two: what came in it may be the next one's.
-            self.claim([each for each, blob in list(self._waiting.items()) if blob.step + 1 < number])
+            self.claim([each for each, tensor in list(self._waiting.items()) if tensor.step + 1 < number])
 
     def clear(self) -> None:
         """Keeps none any more."""

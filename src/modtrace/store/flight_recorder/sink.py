@@ -13,7 +13,7 @@ from ...recording.protocols import Sink
 from ...recording.triggers.triggers import OnSignal, Trigger
 from ...recording.triggers.watch import TriggerWatch
 from .held_steps import HeldSteps
-from .held_tensors import HeldBlob, HeldBlobs
+from .held_tensors import HeldTensor, HeldTensors
 
 #: Small, and what is written later cannot be understood without them.
 _NEVER_HELD = frozenset({"modules", "sites"})
@@ -28,13 +28,13 @@ _MOST_MISSING = 20
 def in_front_of(
     sink: Sink, keep: int | None, triggers: Sequence[Trigger], *, max_bytes: int, behind: int = 0
 ) -> Sink:
-    """The sink that looks and holds; the one that was given, where there is nothing to look for or to hold."""
+    """Returns a flight recorder in front of `sink`, or `sink` where nothing is to be looked for or held."""
     if keep is None and not triggers:
         return sink
-    return KeepLast(sink, keep, triggers, max_bytes=max_bytes, behind=behind)
+    return FlightRecorder(sink, keep, triggers, max_bytes=max_bytes, behind=behind)
 
 
-class KeepLast:
+class FlightRecorder:
     """A `Sink` that passes on what it is given, or, with `keep`, only the steps before and in which a trigger fires.
 
     It has to be given one step at a time, and `end_step` behind each. Calls of `put_tensor` may come at any time.
@@ -66,7 +66,7 @@ class KeepLast:
         self._max_bytes = max_bytes
         self._watch = TriggerWatch(triggers)
         self._held = None if keep is None else HeldSteps(keep, max_bytes)
-        self._blobs = HeldBlobs(max_bytes)
+        self._held_tensors = HeldTensors(max_bytes)
         self._ending: int | None = None  # the step whose row has come
         self._last_step: int | None = None
         self._notes = 0
@@ -89,8 +89,8 @@ class KeepLast:
         if self._held is None or table in _NEVER_HELD:
             self._sink.write(table, given)
         else:
-            blobs = self._blobs.claim(given["blob"].to_pylist()) if "blob" in given else {}
-            self._held.add(table, given, blobs)
+            tensors = self._held_tensors.claim(given["blob"].to_pylist()) if "blob" in given else {}
+            self._held.add(table, given, tensors)
         if table == "steps" and len(given["step"]):  # behind it: an interrupt leaves no step without its row
             self._ending = int(to_numpy(given["step"])[-1])
 
@@ -106,7 +106,7 @@ class KeepLast:
         """Takes a copy of a whole tensor; see `Sink.put_tensor`. It gets its place when its step is written."""
         if self._held is None:
             return self._sink.put_tensor(name, array, dtype, shape, step=step)
-        return self._blobs.put(name, array, dtype, shape, step)
+        return self._held_tensors.put(name, array, dtype, shape, step)
 
     def ask_for(self) -> None:
         """The step whose rows are coming is to be written, with those held before it, whatever is in it."""
@@ -123,7 +123,7 @@ class KeepLast:
             return
         self._last_step = step
         if self._held is not None:
-            self._blobs.end_step(step)
+            self._held_tensors.end_step(step)
             self._held.end_step(step)
         fired = self._watch.end_step(step)
         for note in fired:
@@ -166,14 +166,14 @@ class KeepLast:
             reason = f"{since}{count} {were} held and dropped"
             self._sink.note(Note(step=self._last_step, kind=HELD, reason=reason))
             self._held.clear()
-        self._blobs.clear()
+        self._held_tensors.clear()
         self._sink.close()
 
     def abandon(self) -> None:
         """Drops everything: this process is a fork, and the recording is its parent's."""
         if self._held is not None:
             self._held.clear()
-        self._blobs.clear()
+        self._held_tensors.clear()
         self._sink.abandon()
 
     def _note(self, note: Note) -> None:
@@ -194,7 +194,7 @@ class KeepLast:
             try:
                 while step.batches:  # one batch at a time: what an interrupt leaves is written the next time
                     table, columns = step.batches.pop(0)
-                    self._sink.write(table, self._placed(columns, step.blobs))
+                    self._sink.write(table, self._placed(columns, step.tensors))
             except BaseException as error:
                 self._sink.mark(
                     f"step {step.number} is incomplete: {type(error).__name__} while it was written"
@@ -212,12 +212,12 @@ class KeepLast:
                 f"only {len(held)} of the last {wanted} steps before step {(self._last_step or 0) + 1} "
                 f"fitted into max_bytes={self._max_bytes}"
             )
-        if self._blobs.left_out:
+        if self._held_tensors.left_out:
             self._mark_missing(
-                f"{self._blobs.left_out} whole tensors ({self._blobs.left_out_bytes} bytes) of steps that had not "
-                f"ended did not fit into max_bytes={self._max_bytes}"
+                f"{self._held_tensors.left_out} whole tensors ({self._held_tensors.left_out_bytes} bytes) of steps "
+                f"that had not ended did not fit into max_bytes={self._max_bytes}"
             )
-            self._blobs.left_out = self._blobs.left_out_bytes = 0
+            self._held_tensors.left_out = self._held_tensors.left_out_bytes = 0
 
     def _mark_missing(self, text: str) -> None:
         self._missing += 1
@@ -230,14 +230,14 @@ class KeepLast:
             )
 
     def _placed(
-        self, columns: Mapping[str, pa.Array], blobs: Mapping[str, HeldBlob]
+        self, columns: Mapping[str, pa.Array], tensors: Mapping[str, HeldTensor]
     ) -> Mapping[str, pa.Array]:
         """The columns with the places that whole tensors get now."""
-        if not blobs or "blob" not in columns:
+        if not tensors or "blob" not in columns:
             return columns
         references = columns["blob"].to_pylist()
-        places = {each: self._put(blobs[each]) for each in dict.fromkeys(references) if each in blobs}
+        places = {each: self._put(tensors[each]) for each in dict.fromkeys(references) if each in tensors}
         return {**columns, "blob": from_strings([places.get(each, each) for each in references])}
 
-    def _put(self, blob: HeldBlob) -> str | None:
-        return self._sink.put_tensor(blob.name, blob.array, blob.dtype, blob.shape, step=blob.step)
+    def _put(self, tensor: HeldTensor) -> str | None:
+        return self._sink.put_tensor(tensor.name, tensor.array, tensor.dtype, tensor.shape, step=tensor.step)
