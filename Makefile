@@ -87,7 +87,7 @@ bench: env $(BENCH_STAMP)  ## print the cost of recording beside plain runs, PyT
 	$(BIN)/python benchmarks/scopes.py
 	$(BIN)/python benchmarks/values.py
 	$(BIN)/python benchmarks/captures.py
-	$(BIN)/python benchmarks/spread.py
+	$(BIN)/python benchmarks/tier2.py
 	$(BIN)/python benchmarks/fingerprints.py
 	$(BIN)/python benchmarks/tensors.py
 	$(BIN)/python benchmarks/ops.py

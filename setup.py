@@ -28,8 +28,8 @@ setup(
     cmdclass={"build_ext": BuildWithFlags},
     ext_modules=[
         Extension(
-            "modtrace.measure._native",
-            ["src/modtrace/measure/_native.c"],
+            "modtrace.measure._moments",
+            ["src/modtrace/measure/_moments.c"],
             depends=["src/modtrace/measure/_floats.h"],
             py_limited_api=True,
             optional=True,
@@ -42,8 +42,8 @@ setup(
             optional=True,
         ),
         Extension(
-            "modtrace.measure._spread",
-            ["src/modtrace/measure/_spread.c"],
+            "modtrace.measure._tier2",
+            ["src/modtrace/measure/_tier2.c"],
             depends=["src/modtrace/measure/_floats.h"],
             py_limited_api=True,
             optional=True,

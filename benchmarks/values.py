@@ -19,7 +19,7 @@ from torch.utils._debug_mode import DebugMode
 
 import modtrace
 from measure import Round, estimate, machine, render_table, time_rounds
-from modtrace.measure import native
+from modtrace.measure import native_moments
 from modtrace.measure.measurer import Measurer, quiet
 
 #: Parameters by their names, so that outputs and gradients alone are left.
@@ -128,7 +128,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     print(
-        f"{machine()}, {'compiled kernel' if native.measure_into is not None else 'numpy kernel'}", flush=True
+        f"{machine()}, {'compiled kernel' if native_moments.measure_into is not None else 'numpy kernel'}",
+        flush=True,
     )
     print(
         kernel_table([1000] if quick else [10_000, 1_000_000, 20_000_000], repeats=2 if quick else 9),

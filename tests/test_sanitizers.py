@@ -12,7 +12,7 @@ FOLDER = os.environ.get("MODTRACE_SANITIZED", "")
 
 pytestmark = pytest.mark.skipif(not FOLDER, reason="make sanitize runs this")
 
-MODULES = ["collect.tensor_ids._tensor_ids", "measure._fingerprint", "measure._native", "measure._spread"]
+MODULES = ["collect.tensor_ids._tensor_ids", "measure._fingerprint", "measure._moments", "measure._tier2"]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -25,13 +25,13 @@ def test_the_module_that_is_loaded_was_built_with_both_sanitizers(name):
 
 #: Python code that has a kernel read beyond 1,000 float32 in `a`, or at odd addresses.
 FAULTS = {
-    "_native": "_native.measure_into({address}, {count}, 1, 0, into)",
-    "_spread": "_spread.spread_into({address}, {count}, 0, into)",
+    "_moments": "_moments.measure_into({address}, {count}, 1, 0, into)",
+    "_tier2": "_tier2.tier2_into({address}, {count}, 0, into)",
     "_fingerprint": "_fingerprint.fingerprint({address}, ({count},), (4,), (1,), 0, 4, 0, 0, signs, swaps, into)",
 }
 SETTING = """
 import numpy as np
-from modtrace.measure import _fingerprint, _native, _spread
+from modtrace.measure import _fingerprint, _moments, _tier2
 a, found, some = np.zeros(1000, np.float32), np.zeros(300), np.zeros(4096, np.uint64)
 into, signs, swaps = found.ctypes.data, some.ctypes.data, some.ctypes.data
 """
@@ -46,7 +46,7 @@ MISALIGNED = (
 
 
 @pytest.mark.parametrize(
-    "module, fault", [*((module, OVERFLOW) for module in FAULTS), ("_native", MISALIGNED)], ids=str
+    "module, fault", [*((module, OVERFLOW) for module in FAULTS), ("_moments", MISALIGNED)], ids=str
 )
 def test_a_fault_in_a_kernel_ends_the_process_with_a_report(module, fault):
     address, count, report = fault

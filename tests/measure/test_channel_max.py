@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from helpers.dtypes import FLOATS
 from helpers.kernels import both_kernels
-from modtrace.measure import tier2 as spread
-from modtrace.measure import tier2_kernel as spread_kernel
+from modtrace.measure import tier2, tier2_kernel
 from modtrace.measure.dtypes import CHUNK, format_of
 from modtrace.measure.memory import logical_array
 from modtrace.measure.tier2 import channel_max_array
@@ -22,7 +21,7 @@ ODD_FLOATS = [*FLOATS, torch.float8_e4m3fn, torch.float8_e5m2fnuz]
 DTYPES = [*ODD_FLOATS, torch.int8, torch.int64, torch.bool, torch.complex64, torch.complex32]
 
 #: Every law holds for both kernels.
-kernel = both_kernels((spread_kernel, "spread_into"), (spread, "largest_into"))
+kernel = both_kernels((tier2_kernel, "tier2_into"), (tier2, "largest_into"))
 
 
 def found(tensor: torch.Tensor, dim: int = -1) -> np.ndarray | str:
@@ -134,7 +133,7 @@ def test_any_as_strided_is_read_in_pieces_of_any_size(data):
     dtype = data.draw(st.sampled_from([torch.float32, torch.float16, torch.float64, torch.complex64]))
     tensor = torch.arange(1000.0).sin().to(dtype).as_strided(shape, strides)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spread, "CHUNK", data.draw(st.integers(2, 30)))
+        patch.setattr(tier2, "CHUNK", data.draw(st.integers(2, 30)))
         check(tensor, data.draw(st.integers(-len(shape), len(shape) - 1)))
 
 

@@ -208,7 +208,7 @@ def test_a_part_that_fails_leaves_the_others(monkeypatch):
     def fail(*args):
         raise MemoryError("no room")
 
-    monkeypatch.setattr(extras_module, "spread_array", fail)
+    monkeypatch.setattr(extras_module, "tier2_array", fail)
     extra = measure(torch.tensor([1.0]), EVERYTHING)
     assert Note("no histogram: MemoryError: no room", "histogram") in extra.notes
     assert (extra.sumabs, extra.hash is None, extra.sketch is None) == (None, False, False)

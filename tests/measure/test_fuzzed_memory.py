@@ -16,11 +16,9 @@ from helpers.any_numbers import from_valid_bytes
 from helpers.dtypes import DTYPES, FLOATS
 from helpers.float64_reference import assert_near_reference, measure, statistics, to_numbers
 from helpers.fuzzed import FUZZ
-from helpers.spread_reference import spread_of
+from helpers.tier2_reference import tier2_of
 from modtrace.collect.values.whole_tensors import KeptTensors
-from modtrace.measure import fingerprints, measurer
-from modtrace.measure import tier2 as spread
-from modtrace.measure import tier2_kernel as spread_kernel
+from modtrace.measure import fingerprints, measurer, tier2, tier2_kernel
 from modtrace.measure.differences import Before
 from modtrace.measure.extras import Extras
 from modtrace.measure.user_functions import UserFunctions
@@ -38,8 +36,8 @@ TENSORS = 40
 kernel = kernels.both_kernels(
     (measurer, "measure_into"),
     (fingerprints, "compiled"),
-    (spread_kernel, "spread_into"),
-    (spread, "largest_into"),
+    (tier2_kernel, "tier2_into"),
+    (tier2, "largest_into"),
 )
 
 EVERYTHING = Want(stats=2, hash=True, sketch=True, sample=5)
@@ -151,7 +149,7 @@ def check_extras(drawn: Drawn, numbers: np.ndarray) -> None:
     with measurer.quiet():
         Extras(UserFunctions(lambda what, error: None)).measure(drawn.tensor, EVERYTHING, extra)
     parts = 2 if drawn.dense.is_complex() else 1
-    check_spread(extra, spread_of(numbers), parts)
+    check_tier2(extra, tier2_of(numbers), parts)
     assert extra.hash == hash_of(raw_bytes(drawn.dense))
     check_sketch(extra.sketch, numbers)
     places = sample_positions(drawn.dense.numel(), 5)
@@ -161,7 +159,7 @@ def check_extras(drawn: Drawn, numbers: np.ndarray) -> None:
         check_channels(extra, numbers, drawn.dense.shape, parts)
 
 
-def check_spread(extra: Extra, expected: dict, parts: int) -> None:
+def check_tier2(extra: Extra, expected: dict, parts: int) -> None:
     argmax = expected["argmax"]
     found = (extra.zero_count, extra.histogram.tolist(), extra.argmax)
     assert found == (
@@ -175,7 +173,7 @@ def check_spread(extra: Extra, expected: dict, parts: int) -> None:
 
 
 def check_channels(extra: Extra, numbers: np.ndarray, shape: tuple[int, ...], parts: int) -> None:
-    if shape and math.prod(shape) and shape[-1] <= spread.MOST_CHANNELS:
+    if shape and math.prod(shape) and shape[-1] <= tier2.MOST_CHANNELS:
         magnitudes = np.abs(numbers).reshape(-1, shape[-1], parts)
         np.testing.assert_array_equal(extra.channel_max[-1], magnitudes.max(axis=(0, 2)).astype(np.float32))
     else:

@@ -15,7 +15,7 @@ from helpers.float64_reference import measure, read, statistics
 from helpers.tensor_kinds import HOLDERS, KINDS, references, silently
 from helpers.user_modes import SeesFunctions, SeesOps
 from modtrace.measure import measurer as measurer_module
-from modtrace.measure import native
+from modtrace.measure import native_moments
 from modtrace.measure.measurer import Measurer, quiet
 from modtrace.measure.rows import DeviceRows, HostRows
 from modtrace.torch_internals import unseen
@@ -256,7 +256,7 @@ def test_flushed_denormals_are_the_zeros_that_torch_takes_them_for(dtype):
 
 
 def test_subnormals_are_measured_as_they_stand_whatever_is_flushed():
-    if native.measure_into is None:
+    if native_moments.measure_into is None:
         pytest.skip("numpy reads them as the processor is set to")
     halves = torch.tensor([2.0**-20, -(2.0**-14), 2.0], dtype=torch.float16)
     singles = torch.tensor([2.0**-140, 2.0**-139])

@@ -7,8 +7,7 @@ import torch
 from helpers import kernels
 from helpers.float64_reference import measure, statistics
 from modtrace.collect.values.whole_tensors import KeptTensors
-from modtrace.measure import fingerprints, measurer, memory
-from modtrace.measure import tier2_kernel as spread_kernel
+from modtrace.measure import fingerprints, measurer, memory, tier2_kernel
 from modtrace.measure.differences import Before
 from modtrace.measure.extras import Extras
 from modtrace.measure.memory import too_many
@@ -17,7 +16,7 @@ from modtrace.measure.want import Extra, Want
 from modtrace.torch_internals import unseen
 
 kernel = kernels.both_kernels(
-    (measurer, "measure_into"), (fingerprints, "compiled"), (spread_kernel, "spread_into")
+    (measurer, "measure_into"), (fingerprints, "compiled"), (tier2_kernel, "tier2_into")
 )
 
 
@@ -52,7 +51,7 @@ def test_an_expanded_tensor_has_statistics_of_all_its_elements():
     assert statistics(expanded()) == (3 * times, -4.0, 1.0, -3.0 * times, 17.0 * times, 0, 0)
 
 
-def test_an_expanded_tensor_has_the_spread_of_all_its_elements_and_notes_in_place_of_hash_and_sketch():
+def test_an_expanded_tensor_has_tier_2_of_all_its_elements_and_notes_in_place_of_hash_and_sketch():
     extra, times = extras_of(expanded()), 2**40
     assert (extra.sumabs, extra.zero_count, extra.sum4, extra.argmax) == (
         5 * times,

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.dtypes import FLOATS
-from modtrace.measure import tier2 as spread
+from modtrace.measure import tier2
 from modtrace.measure.dtypes import format_of
 from modtrace.measure.memory import logical_array
 from modtrace.measure.tier2 import sample_array
@@ -63,7 +63,7 @@ def test_any_as_strided_is_sampled(data):
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.complex64]))
     tensor = torch.arange(1000.0).sin().to(dtype).as_strided(shape, strides)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spread, "CHUNK", data.draw(st.integers(1, 20)))
+        patch.setattr(tier2, "CHUNK", data.draw(st.integers(1, 20)))
         check(tensor, data.draw(st.integers(1, 30)))
 
 

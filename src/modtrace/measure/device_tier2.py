@@ -1,4 +1,4 @@
-"""The spread of a tensor on a device, without waiting for it: what depends on the data is decided there."""
+"""Measures tier 2 of a tensor on its device without waiting for it: what depends on the data is decided there."""
 
 from collections.abc import Iterator
 from math import prod
@@ -18,8 +18,8 @@ _CHUNK = 2**22
 _TABLES = 64
 
 
-class DeviceSpread(NamedTuple):
-    """As `RawSpread`, on the device."""
+class DeviceTier2(NamedTuple):
+    """As `RawTier2`, on the device."""
 
     sumabs: torch.Tensor  # float64
     zero_count: torch.Tensor  # int64
@@ -28,8 +28,8 @@ class DeviceSpread(NamedTuple):
     histogram: torch.Tensor  # int64 [256]
 
 
-def spread_on_device(tensor: torch.Tensor) -> DeviceSpread:
-    """The spread of all elements of a strided tensor, those of an expanded one as often as they are there.
+def tier2_on_device(tensor: torch.Tensor) -> DeviceTier2:
+    """Measures all elements of a strided tensor; those of an expanded one count as often as they occur.
 
     Not written for speed yet: two dozen kernels a chunk. To be called without modes, gradients or transforms.
 
@@ -47,7 +47,7 @@ def spread_on_device(tensor: torch.Tensor) -> DeviceSpread:
     sumabs, zeros, sum4, histogram, largest, argmax = (torch.stack(each) for each in zip(*found, strict=True))
     # `argmax[...]` would wait for the index.
     index = argmax.gather(0, largest.argmax().reshape(1)).reshape(()) // parts
-    return DeviceSpread(
+    return DeviceTier2(
         sumabs.sum() * repeats,
         zeros.sum() * repeats,
         sum4.sum() * repeats,
@@ -86,10 +86,10 @@ def sample_on_device(tensor: torch.Tensor, k: int) -> torch.Tensor:
     return found.to(torch.float32).reshape(-1)
 
 
-def _of_nothing(device: torch.device) -> DeviceSpread:
+def _of_nothing(device: torch.device) -> DeviceTier2:
     zeros = torch.zeros(BINS + 1, dtype=torch.int64, device=device)
     sums = torch.zeros(2, dtype=torch.float64, device=device)
-    return DeviceSpread(sums[0], zeros[0], sums[1], None, zeros[1:])
+    return DeviceTier2(sums[0], zeros[0], sums[1], None, zeros[1:])
 
 
 def _without_repeats(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from .dtypes import Floats, Format, Raw, Scratch, format_of
-from .native import KINDS
+from .native_moments import KINDS
 
 
 def kind_of(form: Format) -> int | None:

@@ -9,13 +9,13 @@ import torch
 
 from ..torch_internals import kind_of, outside_transforms, plain_kinds, tracing_state, unseen
 from .device_fingerprints import hash_on_device, sketch_on_device
-from .device_tier2 import channel_max_on_device, sample_on_device, spread_on_device
+from .device_tier2 import channel_max_on_device, sample_on_device, tier2_on_device
 from .dtypes import Format, Raw, format_of
 from .fingerprints import fingerprint_array, hash_array, sketch_array
 from .measurer import shortened, why_not
 from .memory import is_held, logical_array, too_many
 from .special import find_plain, is_uninitialized
-from .tier2 import channel_max_array, sample_array, spread_array
+from .tier2 import channel_max_array, sample_array, tier2_array
 from .user_functions import UserFunctions, described, name_of
 from .want import Extra, Want
 
@@ -82,7 +82,7 @@ def is_plain(tensor: torch.Tensor, kinds: tuple[int, ...]) -> bool:
 
 # Parts: what is measured in one pass, by the field of `Extra` that tells whether it is there.
 
-_SPREAD, _CHANNEL_MAX, _SAMPLE, _HASH, _SKETCH = "histogram", "channel_max", "sample", "hash", "sketch"
+_HISTOGRAM, _CHANNEL_MAX, _SAMPLE, _HASH, _SKETCH = "histogram", "channel_max", "sample", "hash", "sketch"
 _FINGERPRINT = "hash and sketch"
 
 
@@ -90,7 +90,7 @@ def _missing_parts(want: Want, extra: Extra) -> list[str]:
     parts = []
     if want.stats > 1:
         if extra.histogram is None:
-            parts.append(_SPREAD)
+            parts.append(_HISTOGRAM)
         if want.channel_dim not in extra.channel_max:
             parts.append(_CHANNEL_MAX)
     if want.sample and want.sample not in extra.sample:
@@ -105,7 +105,7 @@ def _missing_parts(want: Want, extra: Extra) -> list[str]:
 def _measure_parts(tensor: torch.Tensor, form: Format, parts: list[str], want: Want, extra: Extra) -> None:
     bounded = []
     for part in parts:
-        reason = None if part == _SAMPLE else too_many(tensor, once=part in (_SPREAD, _CHANNEL_MAX))
+        reason = None if part == _SAMPLE else too_many(tensor, once=part in (_HISTOGRAM, _CHANNEL_MAX))
         if reason is None:
             bounded.append(part)
         else:
@@ -140,7 +140,7 @@ def _add(part: str, measure: Callable[[], Any], want: Want, extra: Extra) -> Non
         found = described(error)
     if isinstance(found, str):
         _note_absence(part, found, want, extra)
-    elif part == _SPREAD:
+    elif part == _HISTOGRAM:
         extra.sumabs, extra.zero_count, extra.sum4, extra.argmax, extra.histogram = found
     elif part == _CHANNEL_MAX:
         extra.channel_max[want.channel_dim] = found
@@ -159,7 +159,7 @@ def _note_absence(part: str, reason: str, want: Want, extra: Extra) -> None:
 
 
 _ON_HOST: dict[str, Callable[[Raw, Format, Want], Any]] = {
-    _SPREAD: lambda array, form, want: spread_array(array, form),
+    _HISTOGRAM: lambda array, form, want: tier2_array(array, form),
     _CHANNEL_MAX: lambda array, form, want: channel_max_array(array, form, want.channel_dim),
     _SAMPLE: lambda array, form, want: sample_array(array, form, want.sample),
     _HASH: lambda array, form, want: hash_array(array),
@@ -168,7 +168,7 @@ _ON_HOST: dict[str, Callable[[Raw, Format, Want], Any]] = {
 }
 
 _ON_DEVICE: dict[str, Callable[[torch.Tensor, Want], Any]] = {
-    _SPREAD: lambda tensor, want: spread_on_device(tensor),
+    _HISTOGRAM: lambda tensor, want: tier2_on_device(tensor),
     _CHANNEL_MAX: lambda tensor, want: channel_max_on_device(tensor, want.channel_dim),
     _SAMPLE: lambda tensor, want: sample_on_device(tensor, want.sample),
     _HASH: lambda tensor, want: hash_on_device(tensor),

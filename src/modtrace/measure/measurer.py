@@ -19,7 +19,7 @@ from .cpu_kernel import measure_array, repeat
 from .device_kernel import measure_on_device
 from .dtypes import format_of
 from .memory import array_over, extent_of, is_held, too_many, why_unread
-from .native import KINDS, measure_into
+from .native_moments import KINDS, measure_into
 from .rows import DeviceRows, HostRows, Rows
 from .special import Plain, find_plain, is_uninitialized
 from .want import Extra

@@ -1,4 +1,4 @@
-"""What tier 2 measures of an array in memory: the spread of its numbers, the largest of each channel, a sample."""
+"""Measures tier 2 of an array in memory: its histogram and sums, the largest number of each channel, a sample."""
 
 from functools import reduce
 from math import prod
@@ -13,7 +13,7 @@ from .blocks import blocks, in_row, without_repeats
 from .dtypes import CHUNK, Floats, Format, Raw
 from .elements import address_of, kind_of, to_floats
 from .native_tier2 import largest_into
-from .tier2_kernel import Histogram, Spread, is_read, join, measure_piece
+from .tier2_kernel import Histogram, Tier2, is_read, join, measure_piece
 
 #: Of a tensor with more channels than these, the largest magnitude of each is not kept.
 MOST_CHANNELS = 16_384
@@ -25,7 +25,7 @@ Channels = npt.NDArray[np.float32]
 Bits = npt.NDArray[Any]  # signed integers
 
 
-class RawSpread(NamedTuple):
+class RawTier2(NamedTuple):
     """What the columns of the `values` table of the same names say."""
 
     sumabs: float
@@ -35,8 +35,8 @@ class RawSpread(NamedTuple):
     histogram: Histogram  # [256]
 
 
-def spread_array(array: Raw, form: Format) -> RawSpread:
-    """The spread of all elements of an array, those of an expanded one as often as they are there.
+def tier2_array(array: Raw, form: Format) -> RawTier2:
+    """Measures all elements of an array; those of an expanded one count as often as they occur.
 
     Numbers are what `measure_array` takes them for: integers beyond 2^53 are rounded to float64 first. Counts are
     exact. Sums have the rounding errors of float64 alone; of float64 numbers, fourth powers of more than 1e77 are
@@ -48,13 +48,13 @@ def spread_array(array: Raw, form: Format) -> RawSpread:
         form: their format.
     """
     if not array.size:
-        return RawSpread(0.0, 0, 0.0, None, np.zeros(BINS, np.int64))
+        return RawTier2(0.0, 0, 0.0, None, np.zeros(BINS, np.int64))
     once, repeats = without_repeats(array)
     found = _measure(once, form)
     argmax = found.argmax // form.parts
     if repeats > 1:
         argmax = _index_in(array, once, argmax, form)
-    return RawSpread(
+    return RawTier2(
         found.sumabs * repeats, found.zeros * repeats, found.sum4 * repeats, argmax, found.histogram * repeats
     )
 
@@ -65,7 +65,7 @@ def channel_max_array(array: Raw, form: Format, dim: int) -> Channels | str:
     As float32: what is beyond its range is infinite. Complex numbers: the larger one of their parts.
 
     Args:
-        array: as for `spread_array`.
+        array: as for `tier2_array`.
         form: its format.
         dim: the dimension of the channels, from the end if negative.
     """
@@ -109,7 +109,7 @@ def sample_array(array: Raw, form: Format, k: int) -> Channels:
     return np.concatenate([np.empty(0, np.float32), *floats])
 
 
-def _measure(array: Raw, form: Format) -> Spread:
+def _measure(array: Raw, form: Format) -> Tier2:
     if is_read(form) and array.flags.c_contiguous and array.flags.aligned:
         return measure_piece(array, form)
     with np.errstate(all="ignore"):  # no handler of the user's hears of our errors

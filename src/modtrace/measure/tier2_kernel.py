@@ -1,4 +1,4 @@
-"""The spread of numbers that lie side by side: in one pass where the kernel is compiled, else by numpy."""
+"""Measures tier 2 of numbers that are contiguous in memory: in one pass where the kernel is compiled, else by numpy."""
 
 import math
 from collections.abc import Iterable
@@ -10,12 +10,12 @@ import numpy.typing as npt
 from ..recording.statistics.tier2 import BINS
 from .dtypes import Floats, Format, Raw
 from .elements import address_of, kind_of, kind_of_floats, to_floats
-from .native_tier2 import spread_into
+from .native_tier2 import tier2_into
 
 Histogram = npt.NDArray[np.int64]
 
 
-class Spread(NamedTuple):
+class Tier2(NamedTuple):
     """What is known of one piece of an array, or of several."""
 
     size: int
@@ -27,10 +27,10 @@ class Spread(NamedTuple):
     largest: float  # magnitude
 
 
-def measure_piece(raw: Raw, form: Format) -> Spread:
-    """The spread of raw elements that lie side by side; at most CHUNK of them if the kernel does not read them."""
+def measure_piece(raw: Raw, form: Format) -> Tier2:
+    """Measures contiguous raw elements; at most CHUNK of them if the kernel does not read them."""
     kind = kind_of(form)
-    if spread_into is None:
+    if tier2_into is None:
         return _measure_with_numpy(to_floats(raw, form))
     if kind is not None:
         return _measure_memory(raw, kind)
@@ -40,12 +40,12 @@ def measure_piece(raw: Raw, form: Format) -> Spread:
 
 def is_read(form: Format) -> bool:
     """Whether the compiled kernel is there and reads these raw elements."""
-    return spread_into is not None and kind_of(form) is not None
+    return tier2_into is not None and kind_of(form) is not None
 
 
-def join(pieces: Iterable[Spread]) -> Spread:
-    """The spread of all pieces together; at least one, in their order."""
-    whole: Spread | None = None
+def join(pieces: Iterable[Tier2]) -> Tier2:
+    """Joins what was measured of at least one piece, in their order, into that of the whole."""
+    whole: Tier2 | None = None
     start = 0
     for piece in pieces:
         whole = piece if whole is None else _joined(whole, piece, start)
@@ -54,10 +54,10 @@ def join(pieces: Iterable[Spread]) -> Spread:
     return whole
 
 
-def _joined(one: Spread, other: Spread, start: int) -> Spread:
+def _joined(one: Tier2, other: Tier2, start: int) -> Tier2:
     """Args: start: where the other one begins."""
     is_larger = other.largest > one.largest or (math.isnan(other.largest) and not math.isnan(one.largest))
-    return Spread(
+    return Tier2(
         start + other.size,
         one.histogram + other.histogram,
         one.zeros + other.zeros,
@@ -68,16 +68,16 @@ def _joined(one: Spread, other: Spread, start: int) -> Spread:
     )
 
 
-def _measure_memory(array: Raw, kind: int) -> Spread:
-    assert spread_into is not None
+def _measure_memory(array: Raw, kind: int) -> Tier2:
+    assert tier2_into is not None
     found = np.empty(BINS + 5, np.int64)
-    spread_into(address_of(array), array.size, kind, address_of(found))
+    tier2_into(address_of(array), array.size, kind, address_of(found))
     zeros, argmax = found[BINS : BINS + 2].tolist()
     sumabs, sum4, largest = found[BINS + 2 :].view(np.float64).tolist()
-    return Spread(array.size, found[:BINS], zeros, argmax, sumabs, sum4, largest)
+    return Tier2(array.size, found[:BINS], zeros, argmax, sumabs, sum4, largest)
 
 
-def _measure_with_numpy(floats: Floats) -> Spread:
+def _measure_with_numpy(floats: Floats) -> Tier2:
     bits = _magnitude_bits(floats)
     zeros = len(bits) - int(np.count_nonzero(bits))
     histogram = _count_exponents(bits)
@@ -85,7 +85,7 @@ def _measure_with_numpy(floats: Floats) -> Spread:
     argmax = int(np.minimum(bits, _NAN[bits.dtype]).argmax())  # one NaN is as good as another
     squares = np.square(floats, dtype=np.float64)
     np.square(squares, out=squares)
-    return Spread(
+    return Tier2(
         len(floats),
         histogram,
         zeros,

@@ -110,11 +110,11 @@ def test_standard_deviation_of_nearly_constant_numbers_keeps_its_size(
 ) -> None:
     array = offset + np.array(noise)
     wrong = measure(array.tolist(), sumsq=float(np.square(array).sum()) * (1 + 1e-6))  # a kernel's own error
-    spread = float(array.max() - array.min())
-    assume(spread == 0 or spread > 1e-100)  # squares of smaller numbers are rounded to nothing
+    extent = float(array.max() - array.min())
+    assume(extent == 0 or extent > 1e-100)  # squares of smaller numbers are rounded to nothing
 
-    assert wrong.std <= spread * 0.7072
-    assert wrong.std >= spread / math.sqrt(2 * len(noise)) * 0.999
+    assert wrong.std <= extent * 0.7072
+    assert wrong.std >= extent / math.sqrt(2 * len(noise)) * 0.999
 
 
 @pytest.mark.parametrize("number", [0.1, 1e6 + 0.1, -3e-9, 0.0, 1e300])

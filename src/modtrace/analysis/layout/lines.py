@@ -37,8 +37,8 @@ def draw_lines(
     order = _order(edge, y, kind, is_up, len(every))
     edge, x, y = edge[order], x[order], y[order]
     first = np.searchsorted(edge, np.arange(len(kind) + 1))
-    _spread(edges.source, x, first[:-1], 1, kind, rects[2], spines)
-    _spread(edges.target, x, first[1:] - 1, -1, kind, rects[2], spines)
+    _fan_out(edges.source, x, first[:-1], 1, kind, rects[2], spines)
+    _fan_out(edges.target, x, first[1:] - 1, -1, kind, rects[2], spines)
     kept = _turns(edge, x)
     first = np.concatenate([[0], np.cumsum(kept)])[first]
     return np.stack([x[kept], y[kept]], axis=1), first.astype(np.int64)
@@ -88,7 +88,9 @@ def _order(edge: Rows, y: Floats, kind: Column, is_up: Column, edges: int) -> Ro
     return order
 
 
-def _spread(node: Rows, x: Floats, end: Rows, step: int, kind: Column, width: Floats, spines: Floats) -> None:
+def _fan_out(
+    node: Rows, x: Floats, end: Rows, step: int, kind: Column, width: Floats, spines: Floats
+) -> None:
     """Moves the ends of edges at one side of a node apart: those from the left to its left, straight ones stay."""
     down = np.flatnonzero(kind == DOWN)
     end, node = end[down], node[down]

@@ -1,4 +1,4 @@
-"""How the magnitudes of tensors are spread over the powers of two: of one site over steps, or of many in one step."""
+"""Counts the magnitudes of tensors by powers of two: of one site over steps, or of many sites in one step."""
 
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -8,11 +8,11 @@ import numpy.typing as npt
 
 from ...recording.protocols import RecordingData
 from ...recording.statistics.moments import Numbers
-from ...recording.statistics.tier2 import read_spread
+from ...recording.statistics.tier2 import read_tier2
 from ...recording.suggestions import first_few
 from ..step.calls import column_of
 from .selection import SelectedValues, Wanted, select_values
-from .value_cells import Cells, group_rows, merge_spreads
+from .value_cells import Cells, group_rows, merge_tier2_cells
 
 #: The bins with two bounds: bin k holds magnitudes from `2**(k - 127)`; what is below is in bin 0, above in bin 255.
 LOWEST = -126
@@ -31,7 +31,7 @@ class Exponents:
 
 
 def build_exponents(data: RecordingData, wanted: Wanted, step: int | None = None) -> Exponents:
-    """The spread of one site over the steps, or of all sites that are meant in one step.
+    """Returns the histograms of one site over the steps, or of all selected sites in one step.
 
     Several rows of a site in a step are added up, which is exact.
 
@@ -76,7 +76,7 @@ def _describe_none(data: RecordingData, wanted: Wanted, argument: str) -> str:
 
 
 def _shares(found: SelectedValues, cells: Cells, role: str) -> Exponents:
-    merged = merge_spreads(read_spread(found.table), cells)
+    merged = merge_tier2_cells(read_tier2(found.table), cells)
     with np.errstate(all="ignore"):
         return Exponents(
             steps=tuple(cells.step.tolist()),

@@ -12,14 +12,14 @@ from ...errors import DamagedRecordingError
 from ...recording.json_text import parse_json
 from ...recording.statistics.moments import DERIVED, RAW, Numbers, read_statistics
 from ...recording.statistics.number_formats import FORMATS
-from ...recording.statistics.tier2 import OF_TIER_1, OF_TIER_2, SpreadColumns, read_spread
+from ...recording.statistics.tier2 import OF_TIER_1, OF_TIER_2, Tier2Columns, read_tier2
 from ...recording.suggestions import did_you_mean
 from .selection import SelectedValues
-from .value_cells import Cells, merge_spreads, merge_statistics
+from .value_cells import Cells, merge_statistics, merge_tier2_cells
 
 _USUAL = (*RAW, *DERIVED)
 
-_OF_SPREAD = ("sumabs", "zero_count", "sum4", "argmax", *OF_TIER_2, "dynamic_range")
+_OF_TIER_2 = ("sumabs", "zero_count", "sum4", "argmax", *OF_TIER_2, "dynamic_range")
 
 #: Named with what they are asked for: `underflow:fp16`, `quantile:0.99`.
 _OF_FORMATS = ("underflow", "flushed", "overflow")
@@ -49,9 +49,9 @@ def to_stat(name: str) -> Stat:
     if name in _USUAL:
         return Stat(name, "count", lambda found, cells: _usual(name, found, cells), _TIER_1)
     if name in OF_TIER_1:
-        return Stat(name, "count", lambda found, cells: _spread(name, found, cells), _TIER_1)
-    if name in _OF_SPREAD or _is_asked_of_histogram(name):
-        return Stat(name, "zero_count", lambda found, cells: _spread(name, found, cells), _TIER_2)
+        return Stat(name, "count", lambda found, cells: _tier2(name, found, cells), _TIER_1)
+    if name in _OF_TIER_2 or _is_asked_of_histogram(name):
+        return Stat(name, "zero_count", lambda found, cells: _tier2(name, found, cells), _TIER_2)
     if name == _USER or name.startswith(f"{_USER}:"):
         return Stat(name, _USER, lambda found, cells: _of_user(name, found, cells), "Capture(function=...)")
     of, _, asked = str(name).partition(":")
@@ -66,7 +66,7 @@ def to_stat(name: str) -> Stat:
 def stat_names() -> list[str]:
     """All of them; where a part is in capitals, something else stands there."""
     asked = [*(f"{each}:FORMAT" for each in _OF_FORMATS), f"{_QUANTILE}:PART", f"{_USER}:KEY"]
-    return [*_USUAL, *OF_TIER_1, *_OF_SPREAD, "relative", _USER, *asked]
+    return [*_USUAL, *OF_TIER_1, *_OF_TIER_2, "relative", _USER, *asked]
 
 
 def is_measured(stat: Stat, values: pa.Table) -> npt.NDArray[np.bool_]:
@@ -112,8 +112,8 @@ def _is_part(text: str) -> bool:
         return False
 
 
-def _spread(name: str, found: SelectedValues, cells: Cells) -> Numbers:
-    merged = merge_spreads(read_spread(found.table), cells)
+def _tier2(name: str, found: SelectedValues, cells: Cells) -> Numbers:
+    merged = merge_tier2_cells(read_tier2(found.table), cells)
     of, _, asked = name.partition(":")
     if of == _QUANTILE:
         low, high = merged.quantile(float(asked))
@@ -125,7 +125,7 @@ def _spread(name: str, found: SelectedValues, cells: Cells) -> Numbers:
     return _column(merged, of, asked)
 
 
-def _column(merged: SpreadColumns, of: str, asked: str) -> Numbers:
+def _column(merged: Tier2Columns, of: str, asked: str) -> Numbers:
     if asked:
         numbers: Numbers = getattr(merged, f"{of}_fraction")(asked)
         return numbers

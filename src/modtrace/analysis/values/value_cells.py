@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ...recording.statistics.moments import StatColumns
-from ...recording.statistics.tier2 import SpreadColumns
+from ...recording.statistics.tier2 import Tier2Columns
 from ...recording.statistics.tier2_merge import merge_groups
 from ..step.calls import Rows, column_of
 from .selection import SelectedValues
@@ -45,9 +45,9 @@ def group_rows(found: SelectedValues) -> Cells:
     return Cells(rows=rows, first=first, step=step[rows][first], site=found.site[rows][first])
 
 
-def merge_spreads(spread: SpreadColumns, cells: Cells) -> SpreadColumns:
-    """The columns of tier 2 of each cell, by the rules of `merge_spread`."""
-    return merge_groups(spread, np.split(cells.rows, cells.first[1:]) if len(cells.first) else [])
+def merge_tier2_cells(tier2: Tier2Columns, cells: Cells) -> Tier2Columns:
+    """The columns of tier 2 of each cell, by the rules of `merge_tier2`."""
+    return merge_groups(tier2, np.split(cells.rows, cells.first[1:]) if len(cells.first) else [])
 
 
 def merge_statistics(stats: StatColumns, cells: Cells) -> StatColumns:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from ...recording.arrow.arrays import from_strings
 from ...recording.protocols import RecordingData
 from ...recording.statistics.moments import DERIVED, RAW
-from ...recording.statistics.tier2 import OF_TIER_1, OF_TIER_2, read_spread
+from ...recording.statistics.tier2 import OF_TIER_1, OF_TIER_2, read_tier2
 from ..step.calls import RowFinder, Rows, column_of, read_all_calls
 from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots
 from ..step.value_places import place_values
@@ -57,11 +57,11 @@ def _name_places(data: RecordingData, module: npt.NDArray[Any], call_id: npt.NDA
 
 
 def _derive(values: pa.Table) -> dict[str, pa.Array]:
-    spread = read_spread(values)
+    tier2 = read_tier2(values)
     unmeasured = np.asarray(values["count"].is_null())
-    columns = {name: pa.array(getattr(spread.stats, name), mask=unmeasured) for name in DERIVED}
-    columns |= {name: pa.array(getattr(spread, name), mask=unmeasured) for name in OF_TIER_1}
-    return columns | {name: pa.array(getattr(spread, name), mask=~spread.is_measured) for name in OF_TIER_2}
+    columns = {name: pa.array(getattr(tier2.stats, name), mask=unmeasured) for name in DERIVED}
+    columns |= {name: pa.array(getattr(tier2, name), mask=unmeasured) for name in OF_TIER_1}
+    return columns | {name: pa.array(getattr(tier2, name), mask=~tier2.is_measured) for name in OF_TIER_2}
 
 
 def _hex(hashes: pa.ChunkedArray) -> pa.Array:

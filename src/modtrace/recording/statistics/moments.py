@@ -106,14 +106,14 @@ class StatColumns:
         """
         n = self.count.astype(np.float64)
         with np.errstate(all="ignore"):
-            spread = self.max - self.min
+            extent = self.max - self.min
             mean = np.clip(self.mean, self.min, self.max)  # a sum has the rounding errors of its kernel
-            lower = spread / n * (spread / 2)
+            lower = extent / n * (extent / 2)
             upper = (self.max - mean) * (mean - self.min)
             # The lower bound has the last word: the upper one has the error of the mean.
             variance = np.maximum(np.minimum(self.sumsq / n - mean * mean, upper), lower)
-            std = np.where(spread == 0, 0, np.sqrt(variance * (n / (n - 1))))
-        is_known = (np.isfinite(self.sum) & np.isfinite(self.sumsq)) | (spread == 0)
+            std = np.where(extent == 0, 0, np.sqrt(variance * (n / (n - 1))))
+        is_known = (np.isfinite(self.sum) & np.isfinite(self.sumsq)) | (extent == 0)
         return np.where((n >= 2) & is_known, std, np.nan)
 
     @property

@@ -41,7 +41,7 @@ class Bounds(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpreadColumns:
+class Tier2Columns:
     """The columns of tier 2 of many tensors, one a row, with what is derived from them as columns.
 
     What is derived is NaN where it was not measured, is not defined or cannot be told. Fractions are of all numbers,
@@ -202,10 +202,10 @@ class SpreadColumns:
         return found
 
 
-def read_spread(values: pa.Table) -> SpreadColumns:
+def read_tier2(values: pa.Table) -> Tier2Columns:
     """The columns of tier 2 of rows of the `values` table."""
     histogram, row = _read_histograms(values["histogram"])
-    return SpreadColumns(
+    return Tier2Columns(
         stats=read_statistics(values),
         sumabs=to_numpy(values["sumabs"], null=np.nan),
         zero_count=to_numpy(values["zero_count"]),
@@ -217,10 +217,10 @@ def read_spread(values: pa.Table) -> SpreadColumns:
     )
 
 
-def read_sums(stats: StatColumns, sums: Mapping[str, Any]) -> SpreadColumns:
+def read_sums(stats: StatColumns, sums: Mapping[str, Any]) -> Tier2Columns:
     """The columns of tier 2 where `sumabs`, `zero_count` and `sum4` alone are there: no histograms, no places."""
     count = len(stats.count)
-    return SpreadColumns(
+    return Tier2Columns(
         stats=stats,
         sumabs=sums["sumabs"],
         zero_count=sums["zero_count"],

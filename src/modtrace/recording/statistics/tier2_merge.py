@@ -9,15 +9,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from .moments import Counts, StatColumns, add_up, columns_of
-from .tier2 import BINS, SpreadColumns
+from .tier2 import BINS, Tier2Columns
 
 
-def merge_spread(
-    columns: SpreadColumns,
+def merge_tier2(
+    columns: Tier2Columns,
     rows: Counts | slice = slice(None),
     *,
     offsets: Sequence[int] | Counts | None = None,
-) -> SpreadColumns:
+) -> Tier2Columns:
     """All numbers of these rows together, as columns of one row.
 
     Counts, histogram and channel maxima are exact; sums are rounded once, so the order does not matter. What one of the
@@ -36,7 +36,7 @@ def merge_spread(
     is_known = bool(columns.is_measured[places].any() and columns.is_measured[filled].all())
     histogram, row = _merge_histograms(columns, places, filled)
     starts = None if offsets is None else np.asarray(offsets, np.int64)[has_numbers]
-    return SpreadColumns(
+    return Tier2Columns(
         stats=columns_of([columns.stats.merge(places)]),
         sumabs=np.array([add_up(columns.sumabs[filled].tolist()) if is_known else np.nan]),
         zero_count=np.array([columns.zero_count[filled].sum() if is_known else -1]),
@@ -48,21 +48,21 @@ def merge_spread(
     )
 
 
-def merge_groups(columns: SpreadColumns, groups: Sequence[Counts]) -> SpreadColumns:
-    """One row for each group of rows, merged as by `merge_spread`; a row that is alone stays as it is."""
+def merge_groups(columns: Tier2Columns, groups: Sequence[Counts]) -> Tier2Columns:
+    """One row for each group of rows, merged as by `merge_tier2`; a row that is alone stays as it is."""
     alone = [at for at, group in enumerate(groups) if len(group) == 1]
     single = take(columns, np.array([groups[at][0] for at in alone], np.int64))
     if len(alone) == len(groups):
         return single
     several = [at for at, group in enumerate(groups) if len(group) != 1]
-    merged = _concatenate([_compact(single), *(merge_spread(columns, groups[at]) for at in several)])
+    merged = _concatenate([_compact(single), *(merge_tier2(columns, groups[at]) for at in several)])
     return take(merged, np.argsort([*alone, *several]))
 
 
-def take(columns: SpreadColumns, rows: Counts) -> SpreadColumns:
+def take(columns: Tier2Columns, rows: Counts) -> Tier2Columns:
     """Some rows, in the order in which they are given."""
     stats = {each.name: getattr(columns.stats, each.name)[rows] for each in fields(columns.stats)}
-    return SpreadColumns(
+    return Tier2Columns(
         stats=StatColumns(**stats),
         histogram=columns.histogram,
         channel_max=columns.channel_max.take(pa.array(rows, pa.int64())),
@@ -73,7 +73,7 @@ def take(columns: SpreadColumns, rows: Counts) -> SpreadColumns:
 _NUMBERS = ("sumabs", "zero_count", "sum4", "argmax")
 
 
-def _compact(columns: SpreadColumns) -> SpreadColumns:
+def _compact(columns: Tier2Columns) -> Tier2Columns:
     """Without the histograms of other rows."""
     has_one = columns.histogram_row >= 0
     return replace(
@@ -83,7 +83,7 @@ def _compact(columns: SpreadColumns) -> SpreadColumns:
     )
 
 
-def _concatenate(parts: Sequence[SpreadColumns]) -> SpreadColumns:
+def _concatenate(parts: Sequence[Tier2Columns]) -> Tier2Columns:
     def join(name: str, of: Sequence[Any] = parts) -> Any:
         return np.concatenate([getattr(each, name) for each in of])
 
@@ -93,7 +93,7 @@ def _concatenate(parts: Sequence[SpreadColumns]) -> SpreadColumns:
         np.where(each.histogram_row >= 0, each.histogram_row + start, -1)
         for each, start in zip(parts, starts.tolist(), strict=True)
     ]
-    return SpreadColumns(
+    return Tier2Columns(
         stats=StatColumns(**{each.name: join(each.name, stats) for each in fields(StatColumns)}),
         histogram=join("histogram"),
         histogram_row=np.concatenate(row),
@@ -102,7 +102,7 @@ def _concatenate(parts: Sequence[SpreadColumns]) -> SpreadColumns:
     )
 
 
-def _merge_histograms(columns: SpreadColumns, places: Counts, filled: Counts) -> tuple[Counts, Counts]:
+def _merge_histograms(columns: Tier2Columns, places: Counts, filled: Counts) -> tuple[Counts, Counts]:
     has_one = columns.histogram_row >= 0
     if not (has_one[places].any() and has_one[filled].all()):
         return np.empty((0, BINS), np.int64), np.array([-1])
@@ -110,7 +110,7 @@ def _merge_histograms(columns: SpreadColumns, places: Counts, filled: Counts) ->
     return total[None], np.array([0])
 
 
-def _merge_argmax(columns: SpreadColumns, filled: Counts, starts: Counts) -> int:
+def _merge_argmax(columns: Tier2Columns, filled: Counts, starts: Counts) -> int:
     places = starts + columns.argmax[filled]
     if not len(filled) or (columns.argmax[filled] < 0).any():
         return -1
@@ -119,7 +119,7 @@ def _merge_argmax(columns: SpreadColumns, filled: Counts, starts: Counts) -> int
     return int(places[has_nan if has_nan.any() else largest == largest.max()].min())
 
 
-def _merge_channels(columns: SpreadColumns, filled: Counts) -> npt.NDArray[np.float32] | None:
+def _merge_channels(columns: Tier2Columns, filled: Counts) -> npt.NDArray[np.float32] | None:
     lists = [columns.channel_max[at].values for at in filled.tolist()]
     if not lists or None in lists or len({len(each) for each in lists}) > 1:
         return None

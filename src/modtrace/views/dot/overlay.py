@@ -22,7 +22,7 @@ _RAMP = (
 _DARK, _LIGHT = "#000000", "#ffffff"  # one of them has a contrast of 4.5 with any ground
 
 #: Where the largest number is more than so many times the smallest, equal steps are equal factors.
-_SPREAD = 50
+_LARGE_RATIO = 50
 
 _PLAIN = {"fillcolor": "#ffffff", "color": "#94a3b8", "fontcolor": "#475569"}
 
@@ -126,7 +126,7 @@ def choose_overlay(view: GraphView, name: str | None) -> Overlay | None:
 
 @dataclass(frozen=True)
 class Scale:
-    """Where numbers stand between the smallest and the largest; with a large spread by their logarithms."""
+    """Where numbers stand between the smallest and the largest; by their logarithms where the ratio is large."""
 
     low: Number | None  # None: there is no number at all
     high: Number | None
@@ -140,7 +140,7 @@ class Scale:
             return cls(None, None, False, 1.0)
         low, high = min(values), max(values)
         least = min((each for each in values if each > 0), default=1)
-        return cls(low, high, low >= 0 and high > _SPREAD * least, float(least))
+        return cls(low, high, low >= 0 and high > _LARGE_RATIO * least, float(least))
 
     def position(self, value: Number) -> float:
         """From 0 to 1; NaN and infinity are 1."""

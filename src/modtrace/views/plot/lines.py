@@ -123,7 +123,7 @@ def _cross(ax: "Axes", history: History, colors: Any) -> None:
 def _label(ax: "Axes", history: History, colors: Any) -> None:
     """Writes each name behind the end of its line, or as near as other names leave room."""
     ends = [_end_of(ax, history.values[:, column]) for column in range(len(history.sites))]
-    for column, height in enumerate(_spread(ends, _label_gap(ax))):
+    for column, height in enumerate(_move_apart(ends, _label_gap(ax))):
         ax.annotate(
             history.sites[column],
             (1, height),
@@ -153,7 +153,7 @@ def _end_of(ax: "Axes", values: Numbers) -> float:
     return float(np.clip(ax.transAxes.inverted().transform((x, y))[1], 0, 1))
 
 
-def _spread(heights: list[float], gap: float) -> list[float]:
+def _move_apart(heights: list[float], gap: float) -> list[float]:
     """The heights moved apart as little as need be: names that would overlap stand about their common middle."""
     order = np.argsort(heights, kind="stable").tolist()
     piles: list[list[int]] = []
@@ -166,11 +166,11 @@ def _spread(heights: list[float], gap: float) -> list[float]:
             middle = _middle_of(pile, heights, gap)
         piles.append(pile)
         middles.append(middle)
-    spread = [0.0] * len(heights)
+    apart = [0.0] * len(heights)
     for pile, middle in zip(piles, middles, strict=True):
         for at, each in enumerate(pile):
-            spread[each] = middle + gap * (at - (len(pile) - 1) / 2)
-    return spread
+            apart[each] = middle + gap * (at - (len(pile) - 1) / 2)
+    return apart
 
 
 def _middle_of(pile: list[int], heights: list[float], gap: float) -> float:

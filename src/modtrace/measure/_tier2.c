@@ -1,4 +1,4 @@
-/* How numbers that lie side by side in memory are spread, and the largest ones of channels: measure/spread.py, faster.
+/* Tier 2 of contiguous numbers and the largest ones of channels: a faster measure/tier2_kernel.py and measure/tier2.py.
 
    What is counted or compared is taken from the bits, so neither NaN nor what a user has set the processor to matters.
    Sums are made in float64, in 16 lanes that are written out, so that a compiler may vectorise the loops without
@@ -27,7 +27,7 @@ static const int64_t NAN64 = 0x7FF0000000000001;
 typedef struct {
     int64_t histogram[BINS], zeros, argmax;
     double sumabs, sum4, largest;
-} Spread;
+} Tier2;
 
 typedef struct {
     uint32_t tables[TABLES][BINS];
@@ -205,7 +205,7 @@ static double sum_of(const double *lanes) {
     return isnan(sum) ? NAN : sum;
 }
 
-NEVER_INLINED static void measure(const void *source, Py_ssize_t count, int kind, Spread *found) {
+NEVER_INLINED static void measure(const void *source, Py_ssize_t count, int kind, Tier2 *found) {
     Running running = {.largest = -1};
     memset(found, 0, sizeof *found);
     found->argmax = kind == FLOAT64 ? measure64(source, count, &running, found->histogram)
@@ -219,21 +219,21 @@ NEVER_INLINED static void measure(const void *source, Py_ssize_t count, int kind
     found->largest = number_of(running.largest, kind);
 }
 
-static void measure_undisturbed(const void *source, Py_ssize_t count, int kind, Spread *found) {
+static void measure_undisturbed(const void *source, Py_ssize_t count, int kind, Tier2 *found) {
     unsigned before = begin_arithmetic(0);
     measure(source, count, kind, found);
     end_arithmetic(before);
 }
 
-static PyObject *spread_into(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs) {
-    if (nargs != 4) return PyErr_Format(PyExc_TypeError, "spread_into() takes 4 arguments, not %zd", nargs);
+static PyObject *tier2_into(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t nargs) {
+    if (nargs != 4) return PyErr_Format(PyExc_TypeError, "tier2_into() takes 4 arguments, not %zd", nargs);
     void *source = PyLong_AsVoidPtr(args[0]);
     Py_ssize_t count = PyLong_AsSsize_t(args[1]);
     long kind = PyLong_AsLong(args[2]);
     void *target = PyLong_AsVoidPtr(args[3]);
     if (PyErr_Occurred()) return NULL;
     if (count <= 0 || kind < 0 || kind >= KINDS || source == NULL || target == NULL)
-        return PyErr_Format(PyExc_ValueError, "spread_into(): no such memory or kind");
+        return PyErr_Format(PyExc_ValueError, "tier2_into(): no such memory or kind");
     if (count > MANY) {
         Py_BEGIN_ALLOW_THREADS
         measure_undisturbed(source, count, (int)kind, target);
@@ -305,8 +305,8 @@ static PyObject *largest_into(PyObject *Py_UNUSED(module), PyObject *const *args
 }
 
 static PyMethodDef methods[] = {
-    {"spread_into", (PyCFunction)(void (*)(void))spread_into, METH_FASTCALL,
-     "spread_into(address, count, kind, target_address): writes 258 int64 (the histogram, zeros, argmax) and 3 doubles "
+    {"tier2_into", (PyCFunction)(void (*)(void))tier2_into, METH_FASTCALL,
+     "tier2_into(address, count, kind, target_address): writes 258 int64 (the histogram, zeros, argmax) and 3 doubles "
      "(sum of magnitudes, sum of fourth powers, largest magnitude); kind: 0 float32, 1 bfloat16, 2 float16, 3 float64."},
     {"largest_into", (PyCFunction)(void (*)(void))largest_into, METH_FASTCALL,
      "largest_into(address, outer, channels, inner, size_bytes, target_address): writes the bits of each channel's "
@@ -314,6 +314,6 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_spread", NULL, 0, methods, NULL, NULL, NULL, NULL};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_tier2", NULL, 0, methods, NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__spread(void) { return PyModuleDef_Init(&definition); }
+PyMODINIT_FUNC PyInit__tier2(void) { return PyModuleDef_Init(&definition); }

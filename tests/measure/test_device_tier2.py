@@ -10,12 +10,12 @@ from helpers.any_numbers import from_valid_bytes
 from helpers.devices import Devices, no_waiting
 from helpers.dtypes import DEVICE_DTYPES as DTYPES
 from helpers.float64_reference import to_numbers
-from helpers.spread_reference import spread_of
-from modtrace.measure import device_tier2 as device_spread
-from modtrace.measure.device_tier2 import channel_max_on_device, sample_on_device, spread_on_device
+from helpers.tier2_reference import tier2_of
+from modtrace.measure import device_tier2
+from modtrace.measure.device_tier2 import channel_max_on_device, sample_on_device, tier2_on_device
 from modtrace.measure.dtypes import format_of
 from modtrace.measure.memory import logical_array
-from modtrace.measure.tier2 import channel_max_array, sample_array, spread_array
+from modtrace.measure.tier2 import channel_max_array, sample_array, tier2_array
 
 VIEWS = {
     "whole": lambda x: x,
@@ -33,7 +33,7 @@ VIEWS = {
 @pytest.fixture(scope="module", params=[2**22, 100], ids=["one chunk", "chunks of 100"])
 def chunk(request):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_spread, "_CHUNK", request.param)
+        patch.setattr(device_tier2, "_CHUNK", request.param)
         yield request.param
 
 
@@ -46,9 +46,9 @@ def numbers_of(dtype: torch.dtype) -> torch.Tensor:
 
 @settings(deadline=None, max_examples=60)
 @given(st.binary(min_size=16, max_size=2000), st.sampled_from(DTYPES))
-def test_spread_of_any_bits_is_the_reference(chunk, content, dtype):
+def test_tier2_of_any_bits_is_the_reference(chunk, content, dtype):
     tensor = from_valid_bytes(content[: len(content) // 16 * 16], dtype)
-    found, expected = spread_on_device(tensor), spread_of(to_numbers(tensor))
+    found, expected = tier2_on_device(tensor), tier2_of(to_numbers(tensor))
     assert found.zero_count.item() == expected["zero_count"]
     assert found.argmax.item() == expected["argmax"] // (2 if dtype.is_complex else 1)
     assert found.histogram.tolist() == expected["histogram"]
@@ -61,7 +61,7 @@ def test_spread_of_any_bits_is_the_reference(chunk, content, dtype):
 def test_all_of_tier_2_is_what_it_is_in_memory(chunk, view, dtype):
     tensor = view(numbers_of(dtype))
     array, form = logical_array(tensor), format_of(dtype)
-    for ours, theirs in zip(spread_on_device(tensor), spread_array(array, form), strict=True):
+    for ours, theirs in zip(tier2_on_device(tensor), tier2_array(array, form), strict=True):
         if theirs is None:
             assert ours is None
         else:
@@ -77,7 +77,7 @@ def test_all_of_tier_2_is_what_it_is_in_memory(chunk, view, dtype):
 
 
 def test_dtypes_of_what_is_found():
-    found = spread_on_device(torch.ones(3))
+    found = tier2_on_device(torch.ones(3))
     kinds = [torch.float64, torch.int64, torch.float64, torch.int64, torch.int64]
     assert [each.dtype for each in found] == kinds
     assert channel_max_on_device(torch.ones(3, dtype=torch.float64), 0).dtype == torch.float32
@@ -86,18 +86,18 @@ def test_dtypes_of_what_is_found():
 def test_a_nan_is_the_largest_of_its_channel_and_of_all(chunk):
     tensor = torch.tensor([[1.0, torch.inf, 2.0], [torch.nan, torch.nan, -torch.inf]])
     np.testing.assert_array_equal(channel_max_on_device(tensor, 1).numpy(), [torch.nan, torch.nan, torch.inf])
-    assert spread_on_device(tensor).argmax.item() == 3
+    assert tier2_on_device(tensor).argmax.item() == 3
 
 
 def test_an_expanded_tensor_is_not_copied_in_full():
-    found = spread_on_device(torch.tensor([1.0, 0.0, -3.0]).expand(2**25, 2**24, 3))
+    found = tier2_on_device(torch.tensor([1.0, 0.0, -3.0]).expand(2**25, 2**24, 3))
     assert (found.sumabs.item(), found.zero_count.item(), found.argmax.item()) == (2**51, 2**49, 2)
 
 
 def test_counting_is_allowed_where_ops_have_to_be_deterministic():
     torch.use_deterministic_algorithms(True)
     try:
-        assert spread_on_device(torch.ones(1000)).histogram[127].item() == 1000
+        assert tier2_on_device(torch.ones(1000)).histogram[127].item() == 1000
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -107,7 +107,7 @@ def test_nothing_waits_for_the_device(chunk, dtype):
     tensors = [torch.ones(5, 3, dtype=dtype), torch.ones(1, 3, dtype=dtype).expand(400, 3).t()]
     with no_waiting():
         found = [
-            (spread_on_device(each), channel_max_on_device(each, -1), sample_on_device(each, 2))
+            (tier2_on_device(each), channel_max_on_device(each, -1), sample_on_device(each, 2))
             for each in tensors
         ]
     assert [each[0].histogram[127].item() for each in found] == [15, 1200]
@@ -119,7 +119,7 @@ def test_no_tensor_of_another_device_takes_part(chunk, dtype):
     ones = torch.ones(250, dtype=dtype, device="meta")
     for tensor in (ones, ones[:0], ones[:1].expand(4), ones.view(10, 25)[:, ::2], ones[0]):
         with Devices() as devices:
-            spread_on_device(tensor)
+            tier2_on_device(tensor)
             channel_max_on_device(tensor, -1)
             sample_on_device(tensor, 3)
         assert devices.types <= {"meta"}

@@ -7,11 +7,11 @@ import torch
 from values import _best_us as best_us
 
 from measure import machine, render_table
-from modtrace.measure import native_tier2 as native_spread
+from modtrace.measure import native_tier2
 from modtrace.measure.dtypes import format_of
 from modtrace.measure.measurer import Measurer, quiet
 from modtrace.measure.memory import logical_array
-from modtrace.measure.tier2 import channel_max_array, sample_array, spread_array
+from modtrace.measure.tier2 import channel_max_array, sample_array, tier2_array
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -19,22 +19,22 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 CHANNELS = 1000
 
 
-def spread_table(sizes: Sequence[int], *, repeats: int) -> str:
+def tier2_table(sizes: Sequence[int], *, repeats: int) -> str:
     """Times tier 2, tier 1 and `x.sum()` in turn; the best of several, for all are disturbed by other processes."""
     rows = []
     for dtype in DTYPES:
         for size in sizes:
             tensor = torch.randn(size // CHANNELS, CHANNELS).to(dtype)
             with quiet():
-                spread, channels, sample, usual, total = best_us(runs(tensor), size, repeats)
+                tier2, channels, sample, usual, total = best_us(runs(tensor), size, repeats)
             kind = str(dtype).removeprefix("torch.")
-            times = [f"{each:.1f}" for each in (spread, channels, sample)]
-            ratios = [f"{spread / total:.1f}", f"{spread / usual:.1f}", f"{spread / size * 1e3:.2f}"]
+            times = [f"{each:.1f}" for each in (tier2, channels, sample)]
+            ratios = [f"{tier2 / total:.1f}", f"{tier2 / usual:.1f}", f"{tier2 / size * 1e3:.2f}"]
             rows.append([kind, f"{size:,}", *times, *ratios])
     header = [
         "tier 2",
         "elements",
-        "spread us",
+        "tier 2 us",
         "channels us",
         "sample us",
         "/ sum()",
@@ -55,7 +55,7 @@ def runs(tensor: torch.Tensor) -> list[Callable[[], object]]:
         found.rows.free([found.row])
 
     return [
-        lambda: spread_array(logical_array(tensor), form),
+        lambda: tier2_array(logical_array(tensor), form),
         lambda: channel_max_array(logical_array(tensor), form, -1),
         lambda: sample_array(logical_array(tensor), form, 64),
         measure_usual,
@@ -71,10 +71,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     quick = parser.parse_args(argv).quick
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    kernel = "compiled kernel" if native_spread.spread_into is not None else "numpy kernel"
+    kernel = "compiled kernel" if native_tier2.tier2_into is not None else "numpy kernel"
     print(f"{machine()}, {kernel}")
     sizes = [1000] if quick else [10_000, 1_000_000, 20_000_000]
-    print(spread_table(sizes, repeats=2 if quick else 9))
+    print(tier2_table(sizes, repeats=2 if quick else 9))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How numbers in memory are spread, against float64 and exact counts."""
+"""How numbers in memory are tier2, against float64 and exact counts."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +14,11 @@ from helpers.any_numbers import from_bytes, magnitudes, odd_numbers, of_magnitud
 from helpers.dtypes import DTYPES, FLOAT8, FLOATS
 from helpers.float64_reference import to_numbers
 from helpers.kernels import both_kernels
-from helpers.spread_reference import bin_of, spread_of
-from modtrace.measure import tier2 as spread
-from modtrace.measure import tier2_kernel as spread_kernel
+from helpers.tier2_reference import bin_of, tier2_of
+from modtrace.measure import tier2, tier2_kernel
 from modtrace.measure.dtypes import CHUNK, format_of
 from modtrace.measure.memory import logical_array
-from modtrace.measure.tier2 import RawSpread, spread_array
+from modtrace.measure.tier2 import RawTier2, tier2_array
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
@@ -30,22 +29,22 @@ laws = settings(deadline=None, max_examples=60)
 
 
 #: Every law holds for both kernels.
-kernel = both_kernels((spread_kernel, "spread_into"), (spread, "largest_into"))
+kernel = both_kernels((tier2_kernel, "tier2_into"), (tier2, "largest_into"))
 
 
-def measured(tensor: torch.Tensor) -> RawSpread:
-    return spread_array(logical_array(tensor), format_of(tensor.dtype))
+def measured(tensor: torch.Tensor) -> RawTier2:
+    return tier2_array(logical_array(tensor), format_of(tensor.dtype))
 
 
-def check(tensor: torch.Tensor) -> RawSpread:
+def check(tensor: torch.Tensor) -> RawTier2:
     """Against what is computed one number after the other."""
     found, numbers = measured(tensor), to_numbers(tensor)
-    assert_is_spread(found, numbers, 2 if tensor.is_complex() else 1)
+    assert_is_tier2(found, numbers, 2 if tensor.is_complex() else 1)
     return found
 
 
-def assert_is_spread(found, numbers: np.ndarray, parts: int = 1) -> None:
-    expected = spread_of(numbers)
+def assert_is_tier2(found, numbers: np.ndarray, parts: int = 1) -> None:
+    expected = tier2_of(numbers)
     assert found.zero_count == expected["zero_count"]
     assert found.argmax == (None if expected["argmax"] is None else expected["argmax"] // parts)
     assert found.histogram.dtype == np.int64
@@ -61,7 +60,7 @@ def assert_is_spread(found, numbers: np.ndarray, parts: int = 1) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *FLOAT8[:2], torch.complex64], ids=str)
-def test_spread_of_a_few_numbers(dtype):
+def test_tier2_of_a_few_numbers(dtype):
     tensor = torch.tensor([0.0, 1.5, -2.0, -0.0, 3.0, 0.25], dtype=dtype)
     found = measured(tensor)
     zeros = 8 if dtype.is_complex else 2
@@ -84,7 +83,7 @@ def test_float32_of_every_power_of_two_has_its_bin():
         assert found.histogram[max(0, exponent + 127)] == 3
 
 
-def test_nothing_is_spread_of_no_elements():
+def test_tier2_of_no_elements_is_zero():
     for tensor in (torch.empty(0), torch.empty(3, 0), torch.empty(0, 3).t()):
         found = measured(tensor)
         assert (found.sumabs, found.zero_count, found.sum4, found.argmax) == (0.0, 0, 0.0, None)
@@ -125,7 +124,7 @@ def test_the_part_of_a_complex_number_counts_and_its_element_is_told():
 
 @laws
 @given(st.binary(max_size=800), st.sampled_from(DTYPES))
-def test_spread_of_any_bits_is_the_reference(content, dtype):
+def test_tier2_of_any_bits_is_the_reference(content, dtype):
     check(from_bytes(content, dtype))
 
 
@@ -137,7 +136,7 @@ def test_spread_of_any_bits_is_the_reference(content, dtype):
     magnitudes,
     odd_numbers,
 )
-def test_spread_is_the_reference_at_any_size_and_magnitude(seed, size, dtype, between, odd):
+def test_tier2_is_the_reference_at_any_size_and_magnitude(seed, size, dtype, between, odd):
     check(of_magnitudes(seed, size, *between, dtype, odd))
 
 
@@ -164,7 +163,7 @@ def test_one_nan_or_infinity_is_found_anywhere(dtype, size):
 
 
 @pytest.mark.parametrize("dtype", FLOAT8, ids=str)
-def test_every_8_bit_float_is_spread_as_it_is(dtype):
+def test_tier2_of_every_8_bit_float_is_the_reference(dtype):
     every = torch.arange(256, dtype=torch.uint8).view(dtype)
     check(every)
     for one in every.view(torch.uint8):
@@ -172,7 +171,7 @@ def test_every_8_bit_float_is_spread_as_it_is(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_every_16_bit_float_is_spread_as_it_is(dtype):
+def test_tier2_of_every_16_bit_float_is_the_reference(dtype):
     every = torch.arange(2**16).to(torch.int32).to(torch.uint16).view(dtype)
     finite = every[every.isfinite()]
     check(every)
@@ -239,7 +238,7 @@ STRIDED = {
     "dtype", [*FLOATS[:1], *FLOATS[2:], torch.complex64, torch.int16, FLOAT8[0]], ids=str
 )
 @pytest.mark.parametrize("view", STRIDED.values(), ids=STRIDED.keys())
-def test_any_strides_are_spread_in_logical_order(view, dtype):
+def test_tier2_of_any_strides_is_in_logical_order(view, dtype):
     numbers = torch.arange(3000).remainder(251) - 100
     tensor = numbers.to(torch.int8).view(dtype) if dtype is FLOAT8[0] else numbers.to(dtype)
     check(view(tensor))
@@ -247,7 +246,7 @@ def test_any_strides_are_spread_in_logical_order(view, dtype):
 
 @laws
 @given(st.data())
-def test_any_as_strided_is_spread(data):
+def test_tier2_of_any_as_strided_is_the_reference(data):
     shape = data.draw(st.lists(st.integers(0, 5), max_size=4))
     strides = [data.draw(st.integers(0, 40)) for _ in shape]
     tensor = torch.arange(1000.0).sin().to(data.draw(st.sampled_from([torch.float32, torch.float16])))
@@ -261,7 +260,7 @@ def test_any_chunks_of_any_strides_are_put_together(data):
     strides = [data.draw(st.integers(0, 40)) for _ in shape]
     tensor = torch.arange(1000.0).sin().as_strided(shape, strides)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spread, "CHUNK", data.draw(st.integers(1, 20)))
+        patch.setattr(tier2, "CHUNK", data.draw(st.integers(1, 20)))
         check(tensor)
 
 
@@ -271,12 +270,12 @@ def test_an_expanded_tensor_is_not_walked_in_full():
     assert (found.histogram[127], found.histogram[128]) == (2**49, 2**49)
 
 
-def test_an_array_that_is_not_aligned_is_spread():
+def test_tier2_of_an_array_that_is_not_aligned():
     content = np.zeros(41, np.uint8)
     array = content[1:].view(np.float32)
     array[:] = np.arange(10)
     assert not array.flags.aligned
-    assert spread_array(array, format_of(torch.float32)).sumabs == 45
+    assert tier2_array(array, format_of(torch.float32)).sumabs == 45
 
 
 def test_threads_do_not_disturb_each_other():
@@ -284,12 +283,12 @@ def test_threads_do_not_disturb_each_other():
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(measured, tensors * 3))
     for tensor, each in zip(tensors * 3, found, strict=True):
-        assert_is_spread(each, to_numbers(tensor))
+        assert_is_tier2(each, to_numbers(tensor))
 
 
 @laws
 @given(seeds, st.integers(0, 3000), st.lists(st.floats(0, 1), max_size=4))
-def test_spreads_of_parts_add_up(seed, size, cuts):
+def test_tier2_of_parts_adds_up(seed, size, cuts):
     tensor = torch.from_numpy(np.random.default_rng(seed).standard_normal(size).astype(np.float32))
     ends = [0, *sorted(int(cut * size) for cut in cuts), size]
     parts = [measured(tensor[start:end]) for start, end in pairwise(ends)]

@@ -4,7 +4,7 @@ from helpers.benchmark_runs import names_of, quick_lines
 
 
 def test_quick_run_prints_every_row() -> None:
-    machine, header, _, *rows = quick_lines("spread.py")
+    machine, header, _, *rows = quick_lines("tier2.py")
     assert machine.startswith("torch ")
     assert header.split("  ")[-1].strip() == "ns an element"
     assert names_of(rows) == ["float32", "bfloat16", "float16", "float64"]

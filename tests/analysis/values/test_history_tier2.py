@@ -12,7 +12,7 @@ from modtrace.analysis.values.history import build_history
 from modtrace.analysis.values.selection import Wanted
 
 
-def spread_of(numbers: list[float]) -> dict[str, Any]:
+def tier2_of(numbers: list[float]) -> dict[str, Any]:
     """The columns of tier 2 of a few numbers, without the library's help."""
     array = np.array(numbers)
     finite = array[np.isfinite(array) & (array != 0)]
@@ -34,7 +34,7 @@ def recording(*steps: list[list[float]]) -> TypedRecording:
         build.step(step, 100 * step, 100 * step + 99)
         for nth, numbers in enumerate(calls):
             call = build.call(fc, 100 * step + 2 * nth, 100 * step + 2 * nth + 1, nth=nth)
-            build.output(call, numbers, **spread_of(numbers))
+            build.output(call, numbers, **tier2_of(numbers))
     return build.data()
 
 
@@ -140,7 +140,7 @@ def test_the_exponents_of_many_sites_are_of_one_step() -> None:
         for name in "ab":
             module = build.module(name, "Linear", parent=net, module_id=1 + "ab".index(name))
             begin = 100 * step + 10 * "ab".index(name)
-            build.output(build.call(module, begin, begin + 5, nth=0), [1.0], **spread_of([1.0]))
+            build.output(build.call(module, begin, begin + 5, nth=0), [1.0], **tier2_of([1.0]))
 
     found = build_exponents(build.data(), Wanted(), step=1)
     assert (found.steps, found.sites) == ((1, 1), ("a", "b"))
@@ -166,7 +166,7 @@ def with_histograms_in(measured: list[int], *, steps: int) -> RecordingBuilder:
     for step in range(steps):
         build.step(step, 100 * step, 100 * step + 99)
         call = build.call(fc, 100 * step, 100 * step + 1, nth=0)
-        build.output(call, [1.0], **(spread_of([1.0]) if step in measured else {}))
+        build.output(call, [1.0], **(tier2_of([1.0]) if step in measured else {}))
     return build
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from helpers.spread_reference import spread_of, value_rows
+from helpers.tier2_reference import tier2_of, value_rows
 from modtrace.recording.schema import schema
 from modtrace.recording.statistics.number_formats import FORMATS, to_format
-from modtrace.recording.statistics.tier2 import LOWER_EDGES, UPPER_EDGES, SpreadColumns, read_spread
+from modtrace.recording.statistics.tier2 import LOWER_EDGES, UPPER_EDGES, Tier2Columns, read_tier2
 
 nan, inf = math.nan, math.inf
 
@@ -30,15 +30,15 @@ any_number = st.one_of(
 some_numbers = st.lists(any_number, min_size=1, max_size=12)
 
 
-def spread(*rows: list[float] | None) -> SpreadColumns:
-    return read_spread(value_rows(rows))
+def tier2_rows(*rows: list[float] | None) -> Tier2Columns:
+    return read_tier2(value_rows(rows))
 
 
 # By hand.
 
 
 def test_derived_numbers_of_a_few_numbers() -> None:
-    found = spread([0.0, 1.0, -3.0, 4.0])
+    found = tier2_rows([0.0, 1.0, -3.0, 4.0])
     assert found.mean_abs.tolist() == [2.0]
     assert found.zero_fraction.tolist() == [0.25]
     assert found.nan_fraction.tolist() == found.inf_fraction.tolist() == [0.0]
@@ -60,7 +60,7 @@ def test_a_row_without_tier_2_has_nothing_of_it() -> None:
         columns = columns.append_column(
             schema("values").field(name), pa.nulls(1, schema("values").field(name).type)
         )
-    found = read_spread(columns)
+    found = read_tier2(columns)
     unknown = [
         found.mean_abs,
         found.zero_fraction,
@@ -78,7 +78,7 @@ def test_a_row_without_tier_2_has_nothing_of_it() -> None:
 
 
 def test_measured_and_unmeasured_rows_stand_beside_each_other() -> None:
-    found = spread(None, [1.0], [], None, [3.0, 0.0])
+    found = tier2_rows(None, [1.0], [], None, [3.0, 0.0])
     assert found.is_measured.tolist() == [False, True, True, False, True]
     np.testing.assert_array_equal(found.mean_abs, [nan, 1.0, nan, nan, 1.5])
     np.testing.assert_array_equal(found.zero_fraction, [nan, 0.0, nan, nan, 0.5])
@@ -88,7 +88,7 @@ def test_measured_and_unmeasured_rows_stand_beside_each_other() -> None:
 
 def test_a_table_of_several_batches_is_read_as_one() -> None:
     parts = [value_rows([None, [1.0]]), value_rows([[2.0, 5.0], None])]
-    found = read_spread(pa.concat_tables(parts).slice(1))
+    found = read_tier2(pa.concat_tables(parts).slice(1))
     np.testing.assert_array_equal(found.mean_abs, [1.0, 3.5, nan])
     np.testing.assert_array_equal(found.dynamic_range.low, [0, 1, nan])
 
@@ -101,16 +101,16 @@ def test_histograms_are_read_whatever_lies_between_them() -> None:
     odd = pa.concat_arrays([flat[:256], pa.array([7, 7, 7]), flat[256:]])
     offsets = pa.array([0, 256, 259, 515, 515], pa.int32())
     lists = pa.ListArray.from_arrays(offsets, odd, mask=nulls)  # 256, 3 of something else, null, none
-    found = read_spread(table.set_column(at, table.field(at), lists))
+    found = read_tier2(table.set_column(at, table.field(at), lists))
     np.testing.assert_array_equal(found.quantile(1).high, [1.0, nan, nan, nan])
     moved = pa.ListArray.from_arrays(pa.array([0, 256, 259, 515, 771], pa.int32()), odd)
-    found = read_spread(table.set_column(at, table.field(at), moved).slice(1))
+    found = read_tier2(table.set_column(at, table.field(at), moved).slice(1))
     np.testing.assert_array_equal(found.quantile(1).high, [nan, 3.0, 4.0])  # that of 2.0, that of 3.0
     assert [found.histogram[row].argmax() for row in found.histogram_row[1:]] == [128, 128]
 
 
 def test_no_rows_have_no_numbers() -> None:
-    found = read_spread(value_rows([[1.0]]).slice(1))
+    found = read_tier2(value_rows([[1.0]]).slice(1))
     assert len(found.mean_abs) == len(found.kurtosis) == len(found.quantile(0.5).low) == 0
 
 
@@ -125,7 +125,7 @@ def test_no_rows_have_no_numbers() -> None:
     ],
 )
 def test_what_would_become_of_numbers_in_a_format(format, underflow, flushed, overflow) -> None:
-    found = spread([0.0, 2.0**-25, -(2.0**-20), 2.0**-8, 1.0, -100.0, 1e6, inf])
+    found = tier2_rows([0.0, 2.0**-25, -(2.0**-20), 2.0**-8, 1.0, -100.0, 1e6, inf])
     assert found.underflow_fraction(format).tolist() == [underflow]
     assert found.flushed_fraction(format).tolist() == [flushed]
     assert found.overflow_fraction(format).low.tolist() == [overflow]
@@ -137,14 +137,14 @@ def test_what_rounding_keeps_as_the_smallest_subnormal_is_flushed_all_the_same()
     import torch
 
     numbers = [0.75 * 2.0**-9, 0.5 * 2.0**-9, -0.625 * 2.0**-9, 0.25 * 2.0**-9, 2.0**-9, 0.0, 1.0, 2.0]
-    assert spread(numbers).flushed_fraction("e4m3").tolist() == [4 / 8]
+    assert tier2_rows(numbers).flushed_fraction("e4m3").tolist() == [4 / 8]
 
     rounded = torch.tensor(numbers).to(torch.float8_e4m3fn).double().tolist()
     assert rounded == [2.0**-9, 0, -(2.0**-9), 0, 2.0**-9, 0, 1, 2]
 
 
 def test_what_one_bin_cannot_tell_is_unknown() -> None:
-    found = spread([1.0, 2.0**-130])
+    found = tier2_rows([1.0, 2.0**-130])
     np.testing.assert_array_equal(found.flushed_fraction("bf16"), [nan])
     assert found.underflow_fraction("bf16").tolist() == [0.5]
     assert (found.dynamic_range.low[0], found.dynamic_range.high[0]) == (127, 127 + 947)
@@ -152,7 +152,7 @@ def test_what_one_bin_cannot_tell_is_unknown() -> None:
 
 def test_overflow_beside_the_largest_number_is_told_as_far_as_it_is_known() -> None:
     def bounds(*numbers: float) -> tuple[float, float]:
-        low, high = spread(list(numbers)).overflow_fraction("fp16")
+        low, high = tier2_rows(list(numbers)).overflow_fraction("fp16")
         return float(low[0]), float(high[0])
 
     assert bounds(65504.0, -65504.0, 1.0, 1.0) == (0, 0)  # nothing is larger than the largest
@@ -163,7 +163,7 @@ def test_overflow_beside_the_largest_number_is_told_as_far_as_it_is_known() -> N
 
 
 def test_numbers_that_no_float64_can_hold_the_powers_of_are_not_guessed() -> None:
-    found = spread([1e-90, 2e-90], [1e90, 2e90], [0.0, 0.0], [1e-200, 3e-200])
+    found = tier2_rows([1e-90, 2e-90], [1e90, 2e90], [0.0, 0.0], [1e-200, 3e-200])
     np.testing.assert_array_equal(found.kurtosis, [nan, nan, nan, nan])
     assert found.crest[0] == pytest.approx(2 / math.sqrt(2.5))
     assert found.crest[1] == pytest.approx(2 / math.sqrt(2.5))
@@ -171,7 +171,7 @@ def test_numbers_that_no_float64_can_hold_the_powers_of_are_not_guessed() -> Non
 
 
 def test_squares_beyond_float64_have_no_crest_and_a_product_of_sums_beyond_it_has_its_kurtosis() -> None:
-    found = spread([1e200, 2e200], [4.5e76] * 10 + [0.0] * 10)
+    found = tier2_rows([1e200, 2e200], [4.5e76] * 10 + [0.0] * 10)
     assert found.kurtosis.tolist() == [pytest.approx(nan, nan_ok=True), pytest.approx(2)]
     assert found.crest.tolist() == [pytest.approx(nan, nan_ok=True), pytest.approx(math.sqrt(2))]
 
@@ -180,25 +180,25 @@ def test_errors_of_the_kernels_do_not_make_an_impossible_shape() -> None:
     columns = value_rows([[1.1] * 100])
     at = columns.column_names.index("sumsq")
     columns = columns.set_column(at, "sumsq", pa.array([121.0 * (1 + 2e-6)]))
-    found = read_spread(columns)
+    found = read_tier2(columns)
     assert (found.kurtosis.tolist(), found.crest.tolist()) == ([1.0], [1.0])
 
 
 def test_a_quantile_of_an_impossible_part_is_refused() -> None:
     for p in (-0.1, 1.1, nan):
         with pytest.raises(ValueError, match="a quantile is asked for by a number from 0 to 1"):
-            spread([1.0]).quantile(p)
+            tier2_rows([1.0]).quantile(p)
 
 
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"no number format 'e4m4'\. Did you mean 'e4m3'\? There are: float32"
     ):
-        spread([1.0]).underflow_fraction("e4m4")
+        tier2_rows([1.0]).underflow_fraction("e4m4")
 
 
 def test_nan_are_left_out_of_a_quantile() -> None:
-    found = spread([nan, nan, nan, 1.0, 4.0, inf]).quantile(0.5)
+    found = tier2_rows([nan, nan, nan, 1.0, 4.0, inf]).quantile(0.5)
     assert (found.low.tolist(), found.high.tolist()) == ([4.0], [8.0])
 
 
@@ -210,7 +210,7 @@ def test_a_quantile_lies_between_its_bounds(numbers: list[float], p: float) -> N
     magnitudes = sorted(abs(number) for number in numbers if number == number)
     assume(magnitudes)
     rank = min(max(math.ceil(p * len(magnitudes)), 1), len(magnitudes))
-    low, high = spread(numbers).quantile(p)
+    low, high = tier2_rows(numbers).quantile(p)
     exact = magnitudes[rank - 1]
     assert low[0] <= exact <= high[0]
     if 2.0**-126 <= exact < 2.0**128:
@@ -220,7 +220,7 @@ def test_a_quantile_lies_between_its_bounds(numbers: list[float], p: float) -> N
 @given(some_numbers, st.sampled_from(sorted(FORMATS)))
 def test_fractions_are_those_of_counting(numbers: list[float], name: str) -> None:
     of, n = to_format(name), len(numbers)
-    found = spread(numbers)
+    found = tier2_rows(numbers)
     below = [abs(number) for number in numbers if number and abs(number) < of.smallest_normal]
     above = sum(abs(number) > of.largest for number in numbers)
     low, high = found.overflow_fraction(name)
@@ -239,7 +239,7 @@ def test_fractions_are_those_of_counting(numbers: list[float], name: str) -> Non
 
 @given(st.lists(moderate, min_size=1, max_size=12))
 def test_moments_are_those_of_exact_arithmetic(numbers: list[float]) -> None:
-    found, n = spread(numbers), len(numbers)
+    found, n = tier2_rows(numbers), len(numbers)
     exact = [Fraction(number) for number in numbers]
     assert found.mean_abs[0] == pytest.approx(float(sum(map(abs, exact)) / n), rel=1e-12)
     assert found.zero_fraction[0] == numbers.count(0) / n
@@ -255,7 +255,7 @@ def test_moments_are_those_of_exact_arithmetic(numbers: list[float]) -> None:
 @given(some_numbers)
 def test_the_dynamic_range_is_that_of_the_exponents(numbers: list[float]) -> None:
     exponents = [math.frexp(number)[1] for number in numbers if number and math.isfinite(number)]
-    low, high = spread(numbers).dynamic_range
+    low, high = tier2_rows(numbers).dynamic_range
     if not exponents:
         assert math.isnan(low[0]) and math.isnan(high[0])
         return
@@ -267,7 +267,7 @@ def test_the_dynamic_range_is_that_of_the_exponents(numbers: list[float]) -> Non
 
 @given(some_numbers)
 def test_every_number_is_counted_once(numbers: list[float]) -> None:
-    found = spread(numbers)
+    found = tier2_rows(numbers)
     stats = found.stats
     total = found.histogram.sum() + found.zero_count[0] + stats.nan_count[0] + stats.inf_count[0]
     assert total == stats.count[0] == len(numbers)
@@ -275,7 +275,7 @@ def test_every_number_is_counted_once(numbers: list[float]) -> None:
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_every_number_is_between_the_edges_of_its_bin(number: float) -> None:
-    [bins] = np.nonzero(spread_of([number])["histogram"])
+    [bins] = np.nonzero(tier2_of([number])["histogram"])
     for k in bins.tolist():
         assert LOWER_EDGES[k] <= abs(number) < UPPER_EDGES[k]
     assert len(bins) == (number != 0)
@@ -283,7 +283,7 @@ def test_every_number_is_between_the_edges_of_its_bin(number: float) -> None:
 
 def test_many_rows_are_asked_in_pieces() -> None:
     table = pa.concat_tables([value_rows([[1.0, 3.0], None])] * 3000).combine_chunks()
-    found = read_spread(table)
+    found = read_tier2(table)
     np.testing.assert_array_equal(found.quantile(1).high, [3.0, nan] * 3000)
 
 

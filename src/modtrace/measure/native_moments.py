@@ -1,15 +1,15 @@
-"""The compiled kernel, where there is one: setup.py builds it if it finds a C compiler."""
+"""The compiled kernel of the usual statistics, which setup.py builds if it finds a C compiler."""
 
 from collections.abc import Callable
 
 import torch
 
-#: `(address, count, repeats, kind, row_address)`: writes the statistics of so many numbers that lie side by side into
+#: `(address, count, repeats, kind, row_address)`: writes the statistics of `count` contiguous numbers into
 #: a row of 7 doubles. None: not compiled, numpy measures (three times slower for large tensors, six for small ones).
 measure_into: Callable[[int, int, int, int, int], None] | None
 
 try:
-    from ._native import measure_into
+    from ._moments import measure_into
 except ImportError:
     measure_into = None
 

@@ -17,7 +17,7 @@ def bin_of(number: float) -> int:
     return min(max(exponent + 127, 0), 255)
 
 
-def spread_of(numbers: Sequence[float] | np.ndarray) -> dict[str, Any]:
+def tier2_of(numbers: Sequence[float] | np.ndarray) -> dict[str, Any]:
     """The columns of tier 2; `numbers` in the order of the tensor."""
     array = np.asarray(numbers, np.float64).reshape(-1)
     magnitudes = np.abs(array)
@@ -46,9 +46,9 @@ def _sum(numbers: np.ndarray) -> float:
 
 def value_rows(rows: Sequence[Sequence[float] | None], **columns: Sequence[Any]) -> pa.Table:
     """A row of `values` for each tensor of these numbers; None: not measured."""
-    measured = [{} if each is None else spread_of(each) for each in rows]
+    measured = [{} if each is None else tier2_of(each) for each in rows]
     names = ("sumabs", "zero_count", "sum4", "argmax", "histogram")
-    spread = {name: [each.get(name) for each in measured] for name in names}
+    tier2 = {name: [each.get(name) for each in measured] for name in names}
     raw = [raw_statistics(each) for each in rows]
     usual = {name: [each[name] for each in raw] for name in raw_statistics(None)}
-    return pa.Table.from_batches([to_batch("values", {**usual, **spread, **columns})])
+    return pa.Table.from_batches([to_batch("values", {**usual, **tier2, **columns})])
