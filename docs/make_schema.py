@@ -12,8 +12,8 @@ Written by `python docs/make_schema.py` from `src/modtrace/recording/schema.py`;
 Schema version {SCHEMA_VERSION}. `rec.table("calls")` gives a table as `pyarrow.Table`, `rec.frame("calls")` as pandas.
 
 Ids are per rank. Times are those of `time.perf_counter_ns`; `meta.json` anchors them to the wall clock
-(`clock_time_ns` and `clock_perf_counter_ns` are of one moment). A `word` is a dictionary-encoded string, a
-`phase` is a word out of forward, backward, recompute, optimizer. Null means unknown, or that the column does
+(`clock_time_ns` and `clock_perf_counter_ns` are of one moment). A `dictionary` is a dictionary-encoded string, a
+`phase` is one out of forward, backward, recompute, optimizer. Null means unknown, or that the column does
 not apply to the row.
 
 `ops`, `tensors` and `uses` have rows where ops are recorded (`record(ops=True)`), and so have columns that are marked

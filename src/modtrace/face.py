@@ -14,7 +14,7 @@ from .analysis.ops.op_table import OpTable, build_op_table
 from .analysis.timeline.timeline import build_timeline
 from .analysis.values.history import History, build_history
 from .analysis.values.nonfinite import NonFinite, find_first_nonfinite
-from .analysis.values.selection import Wanted
+from .analysis.values.selection import Selection
 from .analysis.values.stack import Stack, build_stack
 from .analysis.values.tensor_lookup import find_tensor, find_tensors
 from .analysis.values.value_table import build_value_table
@@ -124,7 +124,7 @@ class Recording:
         Raises:
             TypeError, ValueError: nothing is meant, there is no such statistic, or it was not measured.
         """
-        return build_history(self.data, stat, Wanted(path, role, slot, phase, call, steps))
+        return build_history(self.data, stat, Selection(path, role, slot, phase, call, steps))
 
     def stack(
         self,
@@ -145,7 +145,7 @@ class Recording:
         Raises:
             TypeError, ValueError: nothing is meant, no tensors were kept, or their shapes differ.
         """
-        return build_stack(self._settled(), step, Wanted(path, role, slot, phase, call))
+        return build_stack(self._settled(), step, Selection(path, role, slot, phase, call))
 
     def plot(
         self,
@@ -174,8 +174,8 @@ class Recording:
             TypeError, ValueError: nothing is meant, there is no such statistic or kind, or it was not measured.
             MissingLibraryError: matplotlib is not installed.
         """
-        wanted = Wanted(path, role, slot, phase, call, steps)
-        return draw(find_plotted(self.data, wanted, stat=stat, kind=kind, step=step), kind, ax)
+        selection = Selection(path, role, slot, phase, call, steps)
+        return draw(find_plotted(self.data, selection, stat=stat, kind=kind, step=step), kind, ax)
 
     def write_plot(self, to: str | os.PathLike[str], path: Patterns = None, **how: Any) -> None:
         """Writes what `plot(path, **how)` draws as a PNG, SVG or PDF, as the name ends.
@@ -212,7 +212,7 @@ class Recording:
             RecordingError: it was to be kept, and is not there: its file is cut, or could not be written.
         """
         return to_torch_if_there(
-            find_tensor(self._settled(), site, step, Wanted(None, role, slot, phase, call))
+            find_tensor(self._settled(), site, step, Selection(None, role, slot, phase, call))
         )
 
     def tensors(
@@ -233,7 +233,7 @@ class Recording:
         Raises:
             TypeError, ValueError: none is meant, or those of several sites are.
         """
-        found = find_tensors(self._settled(), site, Wanted(None, role, slot, phase, call, steps))
+        found = find_tensors(self._settled(), site, Selection(None, role, slot, phase, call, steps))
         return ((step, to_torch_if_there(each)) for step, each in found)
 
     def first_nonfinite(self) -> NonFinite | None:

@@ -1,4 +1,4 @@
-"""The graph that users hold: what is to be seen of it is chosen step by step, then drawn or written."""
+"""The graph that users hold: its visible part is chosen call by call, then drawn or written."""
 
 import os
 import re
@@ -41,7 +41,7 @@ _SHOWN_OF_SUBJECT = 60
 
 @dataclass(frozen=True, kw_only=True)
 class _Choice:
-    """What is to be seen; the layers that are closed are numbers of the graph."""
+    """Which part is visible; closed layers are given by their numbers in the graph."""
 
     part: Part = WHOLE
     step: int | None = None
@@ -104,7 +104,7 @@ class ModelGraph:
         Args:
             paths: which modules: globs over whole paths (`blocks.*.attn`), or compiled regular expressions; "" is
                 the root.
-            depth: those that lie so many levels below a root; 0 shows the roots alone. Modules that hold no other, and
+            depth: those at this level below a root; 0 shows the roots alone. Modules that hold no other, and
                 optimizer steps, are single nodes too, until `depth` is more than the levels there are.
 
         Raises:

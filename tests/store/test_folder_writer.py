@@ -105,7 +105,7 @@ def test_small_batches_are_joined_at_the_close(tmp_path: Path) -> None:
 
 
 def test_words_start_anew_when_they_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("modtrace.store.writer._MOST_WORDS", 3)
+    monkeypatch.setattr("modtrace.store.writer._MOST_ENTRIES", 3)
     writer = FolderWriter(tmp_path / "run.modtrace", META)
     names = [f"word {each}" for each in range(20)]
     for step, name in enumerate(names):

@@ -20,7 +20,7 @@ _FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _WANTED = "it must return (model, args, kwargs), (model, args) or (model,)"
 _LEFT_OUT: tuple[Any, ...] = (None, (), {})  # what stands for the part of a result that is not there
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_NAMED = 5  # names that are told where none is near
+_NAMED = 5  # names that are listed where none is near
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import click
 
-from ..analysis.values.selection import Wanted
+from ..analysis.values.selection import Selection
 from ..recording.role import OUTPUT, ROLES
 from ..views.plot.draw import KINDS, Kind, check_picture_name, draw, find_plotted, write_axes
 from ..views.plot.numbers_json import render_plotted_json
@@ -40,8 +40,10 @@ def plot(
         raise click.UsageError("give -o FILE for a picture, or --json for its numbers.")
     _check_name(path)
     data = open_with_rows(run)
-    wanted = Wanted(list(patterns) or None, role, steps=steps)
-    found = ask(run, data, lambda: find_plotted(data, wanted, stat=stat, kind=kind, step=step), option=None)
+    selection = Selection(list(patterns) or None, role, steps=steps)
+    found = ask(
+        run, data, lambda: find_plotted(data, selection, stat=stat, kind=kind, step=step), option=None
+    )
     if path is not None:
         write_axes(draw(found, kind), path)
     if as_json:

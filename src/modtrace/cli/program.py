@@ -22,7 +22,7 @@ _OURS = str(Path(__file__).parent.parent) + os.sep
 
 @dataclass(frozen=True)
 class Program:
-    """What is to be run.
+    """The program to run.
 
     Attributes:
         stem: a short name for it.

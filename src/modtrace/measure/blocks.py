@@ -12,7 +12,7 @@ Block = tuple[slice, ...]
 
 
 def blocks(shape: Sequence[int], most: int) -> Iterator[Block]:
-    """Slices that together are all of an array, each of at most so many elements, in row-major order.
+    """Yields slices that together cover an array, each of at most `most` elements, in row-major order.
 
     Each is a run of elements in that order, too.
     """

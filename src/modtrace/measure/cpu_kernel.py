@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from .dtypes import CHUNK, Floats, Format, Raw, Scratch
 
-#: So many products are summed in float32 before float64 takes over. A BLAS keeps 32 or 64 sums side by side, so that
-#: each is one of at most 16 terms: off by less than 1e-6 at the worst, and by 3e-8 usually. (Blocks of 1,024 are 1.5 %
-#: faster, and 1.1e-6 off where 1.0 is followed by numbers of half its last bit.)
+#: The number of products that are summed in float32 before float64 takes over. A BLAS keeps 32 or 64 sums side by
+#: side, so that each is one of at most 16 terms: off by less than 1e-6 at the worst, and by 3e-8 usually. (Blocks of
+#: 1,024 are 1.5 % faster, and 1.1e-6 off where 1.0 is followed by numbers of half its last bit.)
 _BLOCK = 512
 
 #: Between these a square and the sum of a block of them are far from the ends of float32.
@@ -31,7 +31,7 @@ _ONES: dict[npt.DTypeLike, Raw] = {
 class RawStatistics(NamedTuple):
     """What a row holds, in its order: the columns of the `values` table."""
 
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not needed
     min: float  # NaN if there is a NaN, or nothing at all
     max: float
     sum: float  # may be infinite or NaN where float64 cannot hold it: the counts say what is finite
@@ -47,7 +47,7 @@ def measure_array(array: Raw, form: Format) -> RawStatistics:
     """The statistics of all elements of an array, whatever its strides.
 
     Sums are off by at most 1e-6 of the sum of magnitudes, sums of squares by 2e-6 of themselves. Floating-point errors
-    must be ignored by the caller (`np.errstate`), as no one else's handler should hear of them.
+    must be ignored by the caller (`np.errstate`), so that no handler of the user's receives them.
 
     Args:
         array: raw elements of the dtype; native byte order.
@@ -68,7 +68,7 @@ def measure_array(array: Raw, form: Format) -> RawStatistics:
 
 
 def repeat(statistics: RawStatistics, times: int) -> RawStatistics:
-    """The statistics of so many copies of the same numbers."""
+    """Returns the statistics of this many copies of the same numbers."""
     if times == 1:
         return statistics
     count, low, high, total, squares, nans, infs = statistics

@@ -67,7 +67,7 @@ def _rows_of(tensor: torch.Tensor, offset: int, shard: Shard | None) -> Iterator
 
 
 def _split(parts: torch.Tensor, steps: Sequence[int], first: int, most: int) -> Iterator[_Rows]:
-    """Slices of at most so many elements: what is copied because of its strides is one of them at a time."""
+    """Yields slices of at most `most` elements; where strides force a copy, it is of one slice at a time."""
     if parts.numel() <= most:
         yield _as_rows(parts, steps, first)
         return

@@ -14,7 +14,7 @@ from .tier2 import why_no_channels
 #: Elements per chunk: what is made on the way takes no more memory than some fifty times this many bytes.
 _CHUNK = 2**22
 
-#: So many neighbours add to tables of their own, for additions to one number wait for each other.
+#: The number of tables that neighbours add to: additions to the same number wait for each other.
 _TABLES = 64
 
 

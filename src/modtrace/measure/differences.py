@@ -144,7 +144,7 @@ def _raw_of(tensor: torch.Tensor) -> _Array | None:
 
 
 def _moved(new: _Array, old: _Array, dtype: torch.dtype, keep: bool) -> _Array:
-    with np.errstate(all="ignore"):  # no handler of the user's hears of our errors
+    with np.errstate(all="ignore"):  # the user's error handler does not receive ours
         form = format_of(dtype)
         if form is not None and form.decode is not None:  # halves
             new, old, keep = to_floats(new, form), to_floats(old, form), False

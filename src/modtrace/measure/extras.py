@@ -72,7 +72,7 @@ class Extras:
 
 
 def is_plain(tensor: torch.Tensor, kinds: tuple[int, ...]) -> bool:
-    """Whether its numbers lie in CPU memory as its strides say, and it may be asked for them: no trace hears of it.
+    """Whether its numbers lie in CPU memory as its strides say, and reading them leaves no trace in a tracer.
 
     Args:
         kinds: `plain_kinds()`.
@@ -123,7 +123,7 @@ def _measure_host(tensor: torch.Tensor, form: Format, parts: list[str], want: Wa
         return
     if _HASH in parts and _SKETCH in parts:  # one pass is hardly dearer than either
         parts = [each for each in parts if each not in (_HASH, _SKETCH)] + [_FINGERPRINT]
-    with np.errstate(all="ignore"):  # no handler of the user's hears of our errors
+    with np.errstate(all="ignore"):  # the user's error handler does not receive ours
         for part in parts:
             _add(part, partial(_ON_HOST[part], array, form, want), want, extra)
 

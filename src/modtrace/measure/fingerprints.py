@@ -161,7 +161,7 @@ def _take(
 
 
 def _take_compiled(array: Raw, runs: _Runs, kind: int | None, is_hashed: bool) -> Fingerprint:
-    """Args: kind: of what is sketched; None: nothing is."""
+    """Args: kind: of the numbers for the sketch; None for no sketch."""
     tables = _tables()
     sketch = _NO_SKETCH if kind is None else np.empty(SKETCH_SIZE)
     hashed = compiled(
@@ -243,7 +243,7 @@ def _hash_piece(piece: Raw, place: int) -> int:
 
 
 def _sketch_in_pieces(array: Raw, form: Format, runs: _Runs) -> Sketch:
-    with np.errstate(all="ignore"):  # no handler of the user's hears of our overflows
+    with np.errstate(all="ignore"):  # the user's error handler does not receive our overflows
         sketch = _sum_pieces(array, form, runs, is_careful=False)
         return sketch if np.isfinite(sketch).all() else _sum_pieces(array, form, runs, is_careful=True)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-#: Of a tensor or an array with more elements nobody wants a list.
+#: A tensor or an array with more elements than this does not become a list.
 MOST_ELEMENTS = 10_000
 
 #: Python refuses to write longer integers as text (4,300 digits).

@@ -56,7 +56,7 @@ class Measurement:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What measuring has to run in: no function mode hears of it.
+    """The context in which all measuring runs: no function mode sees it.
 
     Not on a hot path: there `DisableTorchFunction` is entered by hand, in 0.2 us.
     """
@@ -111,7 +111,7 @@ class Measurer:
             row = host.take()
             measure_into(extent.address, extent.numel * form.parts, extent.repeats, kind, host.address(row))
         else:
-            with np.errstate(all="ignore"):  # no handler of the user's hears of our errors; 0.8 us
+            with np.errstate(all="ignore"):  # the user's error handler does not receive ours; 0.8 us
                 statistics = measure_array(array_over(extent, form), form)
             row = host.put(repeat(statistics, extent.repeats))
         return Measurement(host, row, shape, dtype, _both(note, form.note))
@@ -152,7 +152,7 @@ class Measurer:
 
 
 def not_asked_for(tensor: torch.Tensor) -> Measurement:
-    """Of a tensor whose statistics nobody wants."""
+    """Returns what is known of a tensor for which no statistics were asked for."""
     shape = _answer(lambda: tuple(int(size) for size in tensor.shape)) or ()
     return Measurement(None, -1, shape, _answer(lambda: tensor.dtype), NOT_ASKED_FOR)
 

@@ -85,7 +85,7 @@ def logical_array(tensor: torch.Tensor) -> Raw | None:
 
 
 def why_unread(tensor: torch.Tensor) -> str | None:
-    """Says why nobody may go through all elements of a strided tensor; None if one may."""
+    """Returns why the elements of a strided tensor are too many to measure; None if they are not."""
     return too_many(tensor) if is_held(tensor) else "its storage has been freed"
 
 

@@ -29,7 +29,7 @@ class Plain(NamedTuple):
 
 
 def find_plain(tensor: torch.Tensor) -> Plain:
-    """Looks through wrappers, layouts and subclasses. Runs ops: only where nobody sees them (`unseen`).
+    """Looks through wrappers, layouts and subclasses. Runs ops: only where no mode sees them (`unseen`).
 
     Raises:
         Exception: whatever a subclass of the user's raises.

@@ -112,7 +112,7 @@ def sample_array(array: Raw, form: Format, k: int) -> Channels:
 def _measure(array: Raw, form: Format) -> Tier2:
     if is_read(form) and array.flags.c_contiguous and array.flags.aligned:
         return measure_piece(array, form)
-    with np.errstate(all="ignore"):  # no handler of the user's hears of our errors
+    with np.errstate(all="ignore"):  # the user's error handler does not receive ours
         return join(measure_piece(in_row(array[block]), form) for block in blocks(array.shape, CHUNK))
 
 

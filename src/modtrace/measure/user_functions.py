@@ -27,7 +27,7 @@ class UserFunctions:
 
         Args:
             aside: inside of it modules that run are none of the run's.
-            raised: is told when a function has raised for the first time, or has returned what JSON cannot hold; the
+            raised: called when a function has raised for the first time, or has returned what JSON cannot hold; the
                 error has no traceback.
         """
         self._raised = raised
@@ -46,7 +46,7 @@ class UserFunctions:
             return
         self._of_thread.is_inside = True
         try:
-            with self._aside(), _nobody_else(tensor.device):
+            with self._aside(), _unobserved(tensor.device):
                 for function in missing:
                     self._call(function, tensor, extra)
         finally:
@@ -92,7 +92,7 @@ def _has_been_called(function: Function, extra: Extra) -> bool:
 
 
 @contextmanager
-def _nobody_else(device: torch.device) -> Iterator[None]:
+def _unobserved(device: torch.device) -> Iterator[None]:
     """Outside of everything of the user's that changes what ops do. 12 us."""
     with ExitStack() as stack:
         stack.enter_context(unseen())
@@ -107,7 +107,7 @@ def _nobody_else(device: torch.device) -> Iterator[None]:
 def _generators_kept(device: torch.device) -> Iterator[None]:
     """Puts torch's generators back where they stood, if they have moved.
 
-    Where nobody has drawn nothing is written: another thread may draw meanwhile.
+    A generator that the function has not used is not written to: another thread may use it meanwhile.
     """
     generators = [torch.default_generator]
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""What is to be kept of a tensor beyond its usual statistics, and what was."""
+"""What to keep of a tensor beyond its usual statistics, and what was measured of it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ import torch
 
 
 class Want(NamedTuple):
-    """What is to be measured of one tensor: what all captures that mean it want together."""
+    """What to measure of one tensor: the union of what the captures that select it ask for."""
 
     stats: int = 1  # the tier: 0, 1 or 2
     channel_dim: int = -1

@@ -1,4 +1,4 @@
-"""Parses JSON that somebody else may have written: whatever is wrong with it is a `ValueError`."""
+"""Parses JSON that another program may have written: whatever is wrong with it is a `ValueError`."""
 
 import json
 from collections.abc import Collection

@@ -12,7 +12,7 @@ import pyarrow as pa
 SCHEMA_VERSION = 1
 
 # One line a column: name, type, what it says. A `?` behind the type: null where unknown or not applicable.
-# Types: Arrow's; `word` is a dictionary-encoded string (for strings that repeat).
+# Types: Arrow's; `dictionary` is a dictionary-encoded string (for strings that repeat).
 # Times are of `time.perf_counter_ns`; meta.json anchors them to the wall clock.
 TABLES_TEXT = """
 table modules                     one row a module; the last row of a module_id wins (names are learnt late)
@@ -32,10 +32,10 @@ table sites                       a place where a tensor is seen
     site_id         int32
     module_id       int32?        null for a parameter that no module owns
     nth             int32?        call of the module within the step, from 0; null for parameters
-    role            word          input, output, grad_output, grad_input, parameter, parameter_grad, buffer,
+    role            dictionary    input, output, grad_output, grad_input, parameter, parameter_grad, buffer,
                                   optimizer_state, update, op_output, leaf
     slot            string        pytree key path: `[0].hidden_states`; of a parameter its name in the module
-    op              word?
+    op              dictionary?
     op_nth          int32?
 
 table calls                       one execution of one module in one phase
@@ -69,9 +69,9 @@ table ops                         one operator as the dispatcher saw it
     step            int32
     call_id         int64?        row of `calls`: in backward that of the call's backward; null outside of calls
     phase           phase?        null outside of modules, backward and optimizers
-    name            word          aten.addmm.default
+    name            dictionary    aten.addmm.default
     nth             int32         of its name within the call, from 0
-    args            word          JSON template, `$slot` for tensors
+    args            dictionary    JSON template, `$slot` for tensors
     sequence_nr     int64?        autograd node that it has made, or, in backward, that it works for
     sequence_thread int32?        whose thread counts that number
     forward_op_id   int64?        in backward: the op that made the node
@@ -87,8 +87,8 @@ table ops                         one operator as the dispatcher saw it
                                   in an autograd Function's forward has what the Function keeps
     raised          bool
     accumulation    bool?         an addition made by the engine where gradients meet
-    source          word?         file:line, on request
-    python_name     word?         `linear` over `addmm`, on request
+    source          dictionary?   file:line, on request
+    python_name     dictionary?   `linear` over `addmm`, on request
 
 table tensors                     one tensor as an op or a call produced or first read it
     tensor_id       int64
@@ -99,16 +99,16 @@ table tensors                     one tensor as an op or a call produced or firs
     offset          int64
     conj            bool
     neg             bool
-    dtype           word?
-    device          word?
-    layout          word?
+    dtype           dictionary?
+    device          dictionary?
+    layout          dictionary?
     requires_grad   bool          as the first op that reads it, or the call that returns it, finds it
     storage         int64?        tensors that share memory share it; null if it has none (sparse)
     version         int64?        how often the storage had been written to
     producer_op     int64?        that returned it, or else wrote to its storage last; null if none was seen
     producer_call   int64?        later
     slot            string        of the op's output; "" if it returns one tensor
-    note            word?         why its storage is not known: it has none, or a subclass of yours raised when asked;
+    note            dictionary?   why its storage is not known: it has none, or a subclass of yours raised when asked;
                                   null columns and an empty shape are then not known either
 
 table uses                        who read which tensor
@@ -128,7 +128,7 @@ table values                      the statistics of one tensor at one site, step
     op_id           int64?        of what an op returned, or of a leaf the op that read it first
     order           int64         of the measurement within the step; sites that share one tensor share it
     shape           list<int64>
-    dtype           word
+    dtype           dictionary
     numel           int64
     count           int64?        numbers measured (two a complex element); null: not measured, see note
     min             float64?      NaN if a NaN was among them; null if count is 0
@@ -152,16 +152,16 @@ table values                      the statistics of one tensor at one site, step
                                   infinite ones they are `count`
     user            string?       JSON of the user's own function
     blob            string?       the whole tensor: `FILE:NAME`, the file in the rank's folder
-    note            word?         why it was not measured, or which part of it was
+    note            dictionary?   why it was not measured, or which part of it was
 
 table scalars                     what the user logged
     step            int32
-    name            word
+    name            dictionary
     value           float64
 
 table steps                       one row a step, when it has ended
     step            int32
-    kind            word          train, eval
+    kind            dictionary    train, eval
     start_ns        int64
     end_ns          int64
     overhead_ns     int64?        of end_ns - start_ns: what modtrace spent measuring values
@@ -174,7 +174,7 @@ _ARROW_TYPES = {
     "float64": pa.float64(),
     "string": pa.string(),
     "binary": pa.binary(),
-    "word": pa.dictionary(pa.int32(), pa.string()),
+    "dictionary": pa.dictionary(pa.int32(), pa.string()),
     "phase": pa.dictionary(pa.int8(), pa.string()),
     "list<string>": pa.list_(pa.string()),
     "list<int32>": pa.list_(pa.int32()),

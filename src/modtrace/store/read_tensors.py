@@ -78,7 +78,7 @@ class TensorFiles:
     def hold(self) -> None:
         """Opens all files that can be read: from now on others in their places are not looked at."""
         for file in shard_files(self._folder):
-            with contextlib.suppress(RecordingError):  # whoever wants a tensor is told
+            with contextlib.suppress(RecordingError):  # reading a tensor raises it
                 self._open(file)
         self._are_held = True
 

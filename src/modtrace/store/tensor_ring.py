@@ -51,7 +51,7 @@ class TensorRing:
         self._is_closed = False
 
     def place(self, size_bytes: int) -> int | None:
-        """Where so many bytes can be put now; None while there is no room, or where there never is."""
+        """Returns where this many bytes can be put now; None while there is no room, or if there never will be."""
         taken = _taken(size_bytes)
         if taken > self.size_bytes:
             return None
@@ -71,7 +71,7 @@ class TensorRing:
 
     @property
     def oldest(self) -> TensorPart | None:
-        """The part that is to be taken out next."""
+        """Returns the part that comes out next."""
         return self._parts[0] if self._parts else None
 
     def wait_for_room(self, timeout_s: float) -> None:
@@ -151,7 +151,7 @@ class TensorRing:
 
 
 def split(array: npt.NDArray[Any], most_bytes: int) -> Iterator[npt.NDArray[Any]]:
-    """The array in parts of at most so many bytes, in row-major order; itself where it fits."""
+    """Splits the array into parts of at most `most_bytes`, in row-major order; one that fits is returned as it is."""
     if array.nbytes <= most_bytes:
         yield array
         return

@@ -166,7 +166,7 @@ class TensorShards:
         return self.failure is None
 
     def _wait_for_place(self, size_bytes: int) -> int | None:
-        """Where so many bytes go, when there is room; None when nothing is written any more."""
+        """Waits for room and returns where this many bytes go; None when no more is written."""
         while True:
             start = self._ring.place(size_bytes)
             if start is not None or not self._is_written():

@@ -28,8 +28,8 @@ _FLUSH_AFTER_NS = 100_000_000
 _FLUSH_BYTES = 16 * 2**20
 _COMPACT_BELOW_ROWS = 8192  # mean of a batch
 _OPEN, _STOPPED, _CLOSED, _ABANDONED = "open", "stopped", "closed", "abandoned"  # stopped: by a failure
-_MOST_WORDS = 65_536  # of a table's dictionaries; beyond, they start anew and are written once more
-_MOST_WORDS_BYTES = 2**20  # the same: in Python they take three times as much
+_MOST_ENTRIES = 65_536  # of a table's dictionaries; beyond, they start anew and are written once more
+_MOST_DICTIONARY_BYTES = 2**20  # the same: in Python they take three times as much
 
 
 class FolderWriter:
@@ -199,7 +199,7 @@ class FolderWriter:
         return self._is_ours() and self._state == _OPEN
 
     def _is_ours(self) -> bool:
-        """Whether this process may write; a fork that nobody told is told here."""
+        """Returns whether this process may write; a fork learns here that it may not."""
         if os.getpid() != self._pid and self._state != _ABANDONED:
             self.abandon()
         return self._state != _ABANDONED
@@ -228,13 +228,13 @@ class FolderWriter:
             self._streams[table] = TableStream(table_file(self.folder, table), schema(table))
         batch = buffer.take()
         self._streams[table].write(batch)
-        if buffer.words > _MOST_WORDS or buffer.words_size_bytes > _MOST_WORDS_BYTES:
-            buffer.forget_words()
+        if buffer.entries > _MOST_ENTRIES or buffer.dictionaries_size_bytes > _MOST_DICTIONARY_BYTES:
+            buffer.forget_dictionaries()
         if table == "steps":
             self._last_step = max(self._last_step, pc.max(batch.column("step")).as_py())
 
     def _stop(self, table: str, why: str) -> None:
-        """Writes no more: the stream may have lost words that later batches would count on."""
+        """Writes no more: the stream may have lost dictionary entries that later batches refer to."""
         self._state = _STOPPED
         self._drop_buffers()
         self.mark(f"incomplete from step {self._last_step + 1}: {why} ({table}.arrow)")

@@ -7,7 +7,7 @@ import pytest
 from builders import RecordingBuilder, TypedRecording
 from modtrace.analysis.step.missing_rows import explain_none, require_ops
 from modtrace.analysis.values.nonfinite import find_first_nonfinite
-from modtrace.analysis.values.selection import Wanted, kept_values, select_values
+from modtrace.analysis.values.selection import Selection, kept_values, select_values
 from modtrace.errors import NothingRecordedError
 from modtrace.model_graph import graph_of
 from modtrace.recording.meta import HELD, Note, RunMeta
@@ -135,7 +135,7 @@ def test_tensors_that_could_not_be_measured_are_no_finite_tensors() -> None:
 def test_role_whose_rows_may_be_missing_says_so() -> None:
     damaged = recording(marks=("values.arrow is cut",))
     with pytest.raises(ValueError, match=r"The recording is not whole: values.arrow is cut\.$"):
-        select_values(damaged, Wanted(None, "input"))
+        select_values(damaged, Selection(None, "input"))
 
 
 def test_error_is_a_value_error_as_other_questions_about_nothing() -> None:

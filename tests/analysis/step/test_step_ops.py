@@ -4,18 +4,18 @@ import numpy as np
 import pyarrow as pa
 
 from builders import RecordingBuilder
-from modtrace.analysis.step.ops import has_ops, read_step_ops, word_codes
+from modtrace.analysis.step.ops import dictionary_codes, has_ops, read_step_ops
 
 
 def test_words_of_chunks_with_dictionaries_of_their_own_get_one_code_each() -> None:
     chunks = [pa.array(words).dictionary_encode() for words in (["mm", "add"], ["add", None, "relu"])]
-    codes, words = word_codes(pa.chunked_array(chunks))
+    codes, words = dictionary_codes(pa.chunked_array(chunks))
     assert codes.tolist() == [0, 1, 1, -1, 2]
     assert words == ("mm", "add", "relu")
 
 
 def test_no_words_are_no_codes() -> None:
-    codes, words = word_codes(pa.chunked_array([], pa.dictionary(pa.int32(), pa.string())))
+    codes, words = dictionary_codes(pa.chunked_array([], pa.dictionary(pa.int32(), pa.string())))
     assert (codes.tolist(), words) == ([], ())
 
 

@@ -49,7 +49,7 @@ def read(detail: Detail, row: int) -> str | int | bool | None:
         return True
     if value is False or value < 0:
         return None
-    return value if detail.words is None else detail.words[value]
+    return value if detail.dictionary is None else detail.dictionary[value]
 
 
 def arrows(found: Timeline) -> list[tuple[str, str, str]]:

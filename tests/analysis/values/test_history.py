@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from builders import RecordingBuilder, TypedRecording
 from helpers.typed_runs import typed_run
 from modtrace.analysis.values.history import History, build_history
-from modtrace.analysis.values.selection import Wanted
+from modtrace.analysis.values.selection import Selection
 from modtrace.recording.statistics.moments import Stats, merge
 
 
 def history(data: TypedRecording, stat: str = "rms", **wanted: Any) -> History:
-    return build_history(data, stat, Wanted(**wanted))
+    return build_history(data, stat, Selection(**wanted))
 
 
 def one_module(**module: Any) -> tuple[RecordingBuilder, int]:

@@ -9,7 +9,7 @@ import pytest
 from builders import RecordingBuilder, TypedRecording
 from modtrace.analysis.values.exponents import LOWEST, build_exponents
 from modtrace.analysis.values.history import build_history
-from modtrace.analysis.values.selection import Wanted
+from modtrace.analysis.values.selection import Selection
 
 
 def tier2_of(numbers: list[float]) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def recording(*steps: list[list[float]]) -> TypedRecording:
 
 
 def values(data: TypedRecording, stat: str, **wanted: Any) -> list[float]:
-    return build_history(data, stat, Wanted(**wanted)).values[:, 0].tolist()
+    return build_history(data, stat, Selection(**wanted)).values[:, 0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_what_was_not_measured_says_what_measures_it(stat: str) -> None:
     build.parameter(build.module("", "Net"), "w", [1.0])
 
     with pytest.raises(ValueError) as raised:
-        build_history(build.data(), stat, Wanted(role="parameter"))
+        build_history(build.data(), stat, Selection(role="parameter"))
     assert str(raised.value) == (
         f"stat={stat!r} was not measured here. Record it with values=modtrace.Capture(stats=2)."
     )
@@ -119,7 +119,7 @@ def test_what_is_asked_for_must_be_there(stat: str, text: str) -> None:
 
 
 def test_the_exponents_of_one_site_have_a_row_a_step() -> None:
-    found = build_exponents(recording([[1.0, 3.0], [2.0, 0.0]], [[0.5, np.inf]]), Wanted(path="fc"))
+    found = build_exponents(recording([[1.0, 3.0], [2.0, 0.0]], [[0.5, np.inf]]), Selection(path="fc"))
 
     assert found.steps == (0, 1)
     assert found.sites == ("fc", "fc")
@@ -142,12 +142,12 @@ def test_the_exponents_of_many_sites_are_of_one_step() -> None:
             begin = 100 * step + 10 * "ab".index(name)
             build.output(build.call(module, begin, begin + 5, nth=0), [1.0], **tier2_of([1.0]))
 
-    found = build_exponents(build.data(), Wanted(), step=1)
+    found = build_exponents(build.data(), Selection(), step=1)
     assert (found.steps, found.sites) == ((1, 1), ("a", "b"))
     with pytest.raises(
         ValueError, match=r"^path=None means 2 sites \(a, b\), and a histogram over steps is of one\."
     ):
-        build_exponents(build.data(), Wanted())
+        build_exponents(build.data(), Selection())
 
 
 def test_exponents_that_were_not_recorded_say_what_records_them() -> None:
@@ -156,7 +156,7 @@ def test_exponents_that_were_not_recorded_say_what_records_them() -> None:
     build.parameter(build.module("", "Net"), "w", [1.0])
 
     with pytest.raises(ValueError, match=r"^no histograms were recorded of these tensors\."):
-        build_exponents(build.data(), Wanted(role="parameter"))
+        build_exponents(build.data(), Selection(role="parameter"))
 
 
 def with_histograms_in(measured: list[int], *, steps: int) -> RecordingBuilder:
@@ -173,9 +173,9 @@ def with_histograms_in(measured: list[int], *, steps: int) -> RecordingBuilder:
 def test_histograms_of_other_steps_are_named_where_there_is_none() -> None:
     build = with_histograms_in([0, 5, 10], steps=12)
     for wanted, step, asked in (
-        (Wanted(), 3, "step=3"),
-        (Wanted(path="fc", steps="6:10"), None, "steps='6:10'"),
-        (Wanted(steps=[0, 5]), np.int64(4), "step=4"),
+        (Selection(), 3, "step=3"),
+        (Selection(path="fc", steps="6:10"), None, "steps='6:10'"),
+        (Selection(steps=[0, 5]), np.int64(4), "step=4"),
     ):
         with pytest.raises(ValueError) as raised:
             build_exponents(build.data(), wanted, step=step)
@@ -186,15 +186,15 @@ def test_histograms_of_other_steps_are_named_where_there_is_none() -> None:
 
 def test_a_step_that_nothing_was_measured_in_is_named_as_it_was_given() -> None:
     with pytest.raises(ValueError) as raised:
-        build_exponents(recording([[1.0]]), Wanted(), step=3)
+        build_exponents(recording([[1.0]]), Selection(), step=3)
     assert str(raised.value) == "step=3: nothing was measured there; there are: 0"
 
 
 def test_steps_without_a_histogram_are_left_out() -> None:
     build = with_histograms_in([0, 2], steps=3)
-    assert build_exponents(build.data(), Wanted(path="fc")).steps == (0, 2)
+    assert build_exponents(build.data(), Selection(path="fc")).steps == (0, 2)
 
 
 def test_a_tensor_without_elements_has_no_shares() -> None:
-    found = build_exponents(recording([[]]), Wanted())
+    found = build_exponents(recording([[]]), Selection())
     assert np.isnan(found.shares).all() and np.isnan(found.zero).all()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
-from modtrace.analysis.values.selection import Wanted
+from modtrace.analysis.values.selection import Selection
 from modtrace.analysis.values.stack import Stack, build_stack
 from modtrace.recording.raw_tensor import RawTensor
 
@@ -51,7 +51,7 @@ class Run:
                 self.build.output(call, [1.0], slot, blob=blob)
 
     def stack(self, step: int | None = None, **wanted: Any) -> Stack:
-        return build_stack(WithTensors(self.build.data(), self.tensors), step, Wanted(**wanted))
+        return build_stack(WithTensors(self.build.data(), self.tensors), step, Selection(**wanted))
 
 
 def test_tensors_of_a_family_are_one_array_with_a_layer_axis() -> None:

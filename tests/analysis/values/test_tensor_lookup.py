@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from builders import RecordingBuilder
-from modtrace.analysis.values.selection import Wanted
+from modtrace.analysis.values.selection import Selection
 from modtrace.analysis.values.tensor_lookup import find_tensor
 from modtrace.face import Recording
 from modtrace.recording.raw_tensor import RawTensor
@@ -139,7 +139,7 @@ def test_recording_without_tensors_says_how_to_keep_some() -> None:
     call = build.call(build.module("", "GPT"), 0, 1)
     build.output(call, [1.0])
     with pytest.raises(ValueError, match=r"^no whole tensors were recorded. Record with values="):
-        find_tensor(build.data(), "", None, Wanted())
+        find_tensor(build.data(), "", None, Selection())
 
 
 def test_several_tensors_of_one_call_are_read_one_by_one() -> None:

@@ -7,12 +7,12 @@ import pytest
 from builders import RecordingBuilder, TypedRecording
 from helpers.typed_runs import typed_run
 from modtrace.analysis.values.history import History, build_history
-from modtrace.analysis.values.selection import Wanted
+from modtrace.analysis.values.selection import Selection
 from modtrace.recording.meta import HELD, Note
 
 
 def history(data: TypedRecording, stat: str = "max", **wanted: Any) -> History:
-    return build_history(data, stat, Wanted(**wanted))
+    return build_history(data, stat, Selection(**wanted))
 
 
 def test_what_an_op_of_the_optimizer_has_read_is_not_the_parameter_once_more() -> None:

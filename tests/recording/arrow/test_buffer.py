@@ -16,7 +16,7 @@ def test_rows_are_taken_as_one_batch() -> None:
         {"step": 1, "name": "lr", "value": 0.1},
         {"step": 1, "name": "loss", "value": 1.0},
     ]
-    assert (buffer.rows, buffer.size_bytes, buffer.words) == (0, 0, 2)
+    assert (buffer.rows, buffer.size_bytes, buffer.entries) == (0, 0, 2)
 
 
 def test_order_stays_over_many_small_batches() -> None:
@@ -90,6 +90,6 @@ def test_words_that_were_forgotten_get_new_codes() -> None:
     buffer = TableBuffer("scalars")
     buffer.append({"name": ["loss"]})
     buffer.take()
-    buffer.forget_words()
+    buffer.forget_dictionaries()
     buffer.append({"name": ["lr"]})
     assert buffer.take().column("name").dictionary.to_pylist() == ["lr"]

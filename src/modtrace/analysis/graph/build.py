@@ -37,16 +37,16 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
         ops.placed, _kept_calls(ops, part, busy if has_ops else None), ops.phase, ops.start_ns
     )
     measured = read_measured(data, ops.step.step if ops.step else None)
-    draft, edges, tensors = (
+    table, edges, tensors = (
         graph_of_ops(data, ops, busy, tree, measured) if has_ops else graph_of_calls(ops, tree)
     )
-    order = np.lexsort((np.arange(len(draft.layer)), draft.when, draft.time_ns))
+    order = np.lexsort((np.arange(len(table.layer)), table.when, table.time_ns))
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
-    sorted_rows = np.lexsort((rank, draft.layer))
+    sorted_rows = np.lexsort((rank, table.layer))
     new = np.append(np.empty(len(order), np.int64), NONE)
     new[sorted_rows] = np.arange(len(order))
-    nodes = draft.to_nodes(sorted_rows, rank, new)
+    nodes = table.to_nodes(sorted_rows, rank, new)
     return Graph(
         command=data.meta.argv,
         marks=data.meta.marks,

@@ -35,7 +35,7 @@ class Leaves:
     tensor: Rows
     kind: Column  # codes of NODE_KINDS
     name: list[str]  # of a parameter or buffer its path; of an input its place among the arguments
-    root: list[str]  # whose it is, where the recording has several roots; else ""
+    root: list[str]  # the name of its root, where the recording has several roots; else ""
     site: Column  # site_id; -1 for none
     time_ns: Column  # when it was first read
     layer: Rows

@@ -9,7 +9,7 @@ import pyarrow as pa
 from ...recording.phase import PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ..step.calls import Column, RowFinder, Rows, column_of
-from ..step.ops import PlacedCalls, StepOps, word_codes
+from ..step.ops import PlacedCalls, StepOps, dictionary_codes
 from .columns import NODE_KINDS, NONE, OP, OUTPUT, Nodes, Numbers, Tensors
 from .costs import Measured, empty_numbers, join_numbers
 from .layers import LayerTree
@@ -22,8 +22,8 @@ BEFORE, AT, AFTER = range(3)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Draft:
-    """Nodes in any order; references are to rows of the draft."""
+class NodeTable:
+    """Nodes in any order; references are to rows of the table."""
 
     layer: Rows
     kind: Column
@@ -68,15 +68,17 @@ class Draft:
         )
 
 
-def draft_ops(data: RecordingData, ops: StepOps, layer: Rows, tensors: Tensors, measured: Measured) -> Draft:
+def tabulate_ops(
+    data: RecordingData, ops: StepOps, layer: Rows, tensors: Tensors, measured: Measured
+) -> NodeTable:
     rows = RowFinder(column_of(data.table("ops"), "op_id"))(ops.op_id)
     table = data.table("ops").select(["args", "is_view", "forward_op_id"]).take(pa.array(rows))
-    args, texts = word_codes(table["args"])
+    args, texts = dictionary_codes(table["args"])
     nonfinite, count, sumsq = measured.take(measured.is_op_output).sum_at(
         RowFinder(ops.op_id)(measured.op_id[measured.is_op_output]), len(ops)
     )
     forward = RowFinder(ops.op_id)(column_of(table, "forward_op_id"))
-    return Draft(
+    return NodeTable(
         layer=layer,
         kind=np.full(len(ops), _OP, np.int8),
         name=ops.name,
@@ -130,13 +132,13 @@ def _op_keys(ops: StepOps, call: Rows) -> Column:
     return np.where(call >= 0, (call * len(ops.names) + ops.name) * highest + ops.nth, NONE)
 
 
-def draft_leaves(leaves: Leaves, measured: Measured) -> Draft:
+def tabulate_leaves(leaves: Leaves, measured: Measured) -> NodeTable:
     size = len(leaves.tensor)
     names = tuple(dict.fromkeys(leaves.name))
     codes = {name: code for code, name in enumerate(names)}
     sited = measured.take(~measured.is_op_output & (measured.call_id < 0)).first_at_sites()
     nonfinite, count, sumsq = sited.sum_at(RowFinder(leaves.site)(sited.site), size)
-    return Draft(
+    return NodeTable(
         layer=leaves.layer,
         kind=leaves.kind,
         name=np.array([codes[each] for each in leaves.name], np.int64),
@@ -156,13 +158,13 @@ def draft_leaves(leaves: Leaves, measured: Measured) -> Draft:
     )
 
 
-def draft_outputs(reads: Reads, ops: StepOps, tree: LayerTree) -> Draft:
+def tabulate_outputs(reads: Reads, ops: StepOps, tree: LayerTree) -> NodeTable:
     """What calls return, and how it is called."""
     size = len(reads.call)
     calls = ops.placed.calls
     nth = ops.placed.column("nth")[reads.call] if size else np.zeros(0, np.int32)
     around = outermost_phase(tree)
-    return Draft(
+    return NodeTable(
         layer=around[tree.of_call[reads.call]],
         kind=np.full(size, _OUTPUT, np.int8),
         name=reads.place,
@@ -196,8 +198,8 @@ def ends_of(placed: PlacedCalls) -> Column:
     return np.asarray(calls.start_ns + calls.duration_ns + calls.overhead_ns)
 
 
-def join_drafts(parts: Sequence[Draft]) -> Draft:
-    """One draft of several; only the first one's `repeats` and `args` may refer to anything."""
+def join_tables(parts: Sequence[NodeTable]) -> NodeTable:
+    """One table of several; only the first one's `repeats` and `args` may refer to anything."""
     columns = (
         "layer",
         "kind",
@@ -216,7 +218,7 @@ def join_drafts(parts: Sequence[Draft]) -> Draft:
     starts = np.cumsum([0, *(len(each.names) for each in parts)])
     root = [each for part in parts for each in part.root]
     name = np.concatenate([each.name + start for each, start in zip(parts, starts, strict=False)])
-    return Draft(
+    return NodeTable(
         **joined,
         name=name,
         root=root,

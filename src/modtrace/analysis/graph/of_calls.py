@@ -10,18 +10,18 @@ from ..step.ops import StepOps
 from .columns import CALL, NODE_KINDS, NONE, Edges, Tensors
 from .costs import empty_numbers
 from .layers import LayerTree
-from .node_tables import AT, Draft
+from .node_tables import AT, NodeTable
 
 _CALL = NODE_KINDS.index(CALL)
 
 
-def graph_of_calls(ops: StepOps, tree: LayerTree) -> tuple[Draft, Edges, Tensors]:
+def graph_of_calls(ops: StepOps, tree: LayerTree) -> tuple[NodeTable, Edges, Tensors]:
     """A node for each call that has no other inside, and an edge to the one that began next."""
-    draft = draft_calls(ops, tree, np.flatnonzero(_is_innermost(tree)))
-    return draft, _next_edges(draft), _no_tensors()
+    table = tabulate_calls(ops, tree, np.flatnonzero(_is_innermost(tree)))
+    return table, _next_edges(table), _no_tensors()
 
 
-def draft_idle_calls(ops: StepOps, tree: LayerTree, busy: Rows) -> Draft:
+def tabulate_idle_calls(ops: StepOps, tree: LayerTree, busy: Rows) -> NodeTable:
     """A node for each call that has no other inside and ran no op. What a compiled one costs is not known.
 
     Args:
@@ -29,25 +29,25 @@ def draft_idle_calls(ops: StepOps, tree: LayerTree, busy: Rows) -> Draft:
     """
     is_idle = np.append(_is_innermost(tree), False)  # at the end for calls that are no layer
     is_idle[tree.of_call[busy]] = False
-    draft = draft_calls(ops, tree, np.flatnonzero(is_idle))
-    is_compiled = ops.placed.column("compiled")[tree.call[draft.layer]] == 1
+    table = tabulate_calls(ops, tree, np.flatnonzero(is_idle))
+    is_compiled = ops.placed.column("compiled")[tree.call[table.layer]] == 1
     cost = np.where(is_compiled, NONE, 0)
-    numbers = replace(draft.numbers, flops=cost, bytes_read=cost, bytes_written=cost, saved_bytes=cost)
-    return replace(draft, numbers=numbers)
+    numbers = replace(table.numbers, flops=cost, bytes_read=cost, bytes_written=cost, saved_bytes=cost)
+    return replace(table, numbers=numbers)
 
 
 def _is_innermost(tree: LayerTree) -> Column:
     return np.asarray((tree.call >= 0) & (tree.last == np.arange(len(tree.parent))))
 
 
-def draft_calls(ops: StepOps, tree: LayerTree, rows: Rows) -> Draft:
+def tabulate_calls(ops: StepOps, tree: LayerTree, rows: Rows) -> NodeTable:
     """A node in each of the layers `rows`, for the call that the layer is."""
     calls, call = ops.placed.calls, tree.call[rows]
     types = tuple(dict.fromkeys(each.type or each.name for each in tree.places))
     codes = {name: code for code, name in enumerate(types)}
     of_place = np.array([codes[each.type or each.name] for each in tree.places], np.int64)
     unknown = np.full(len(rows), NONE, np.int64)
-    return Draft(
+    return NodeTable(
         layer=rows,
         kind=np.full(len(rows), _CALL, np.int8),
         name=of_place[tree.place[rows]],
@@ -67,17 +67,17 @@ def draft_calls(ops: StepOps, tree: LayerTree, rows: Rows) -> Draft:
     )
 
 
-def _next_edges(draft: Draft) -> Edges:
+def _next_edges(table: NodeTable) -> Edges:
     """Joins the calls of one phase in the order in which they began."""
-    order = np.lexsort((draft.time_ns, draft.phase))
-    same = draft.phase[order][1:] == draft.phase[order][:-1]
+    order = np.lexsort((table.time_ns, table.phase))
+    same = table.phase[order][1:] == table.phase[order][:-1]
     source, target = order[:-1][same], order[1:][same]
     return Edges(
         source=source,
         target=target,
         tensor=np.full(len(source), NONE, np.int64),
         slot=np.full(len(source), NONE, np.int64),
-        time_ns=draft.time_ns[target],
+        time_ns=table.time_ns[target],
         slots=(),
     )
 

@@ -11,14 +11,14 @@ from .columns import NONE, Edges, Tensors
 from .costs import Measured
 from .layers import LayerTree
 from .leaves import Leaves, Readers, find_leaves, outermost_phase
-from .node_tables import Draft, draft_leaves, draft_ops, draft_outputs, ends_of, join_drafts
-from .of_calls import draft_idle_calls
+from .node_tables import NodeTable, ends_of, join_tables, tabulate_leaves, tabulate_ops, tabulate_outputs
+from .of_calls import tabulate_idle_calls
 from .reads import Reads, read_uses
 
 
 def graph_of_ops(
     data: RecordingData, ops: StepOps, busy: Rows, tree: LayerTree, measured: Measured
-) -> tuple[Draft, Edges, Tensors]:
+) -> tuple[NodeTable, Edges, Tensors]:
     """A node for each op, for what it reads of what none has made, for what roots return, and for calls without ops.
 
     Args:
@@ -35,12 +35,12 @@ def graph_of_ops(
     readers, given = _readers(reads, ops, layer, tree), _name_given(reads)
     leaves = find_leaves(data, readers, tensors, made_by, given, tree)
     parts = (
-        draft_ops(data, ops, layer, tensors, measured),
-        draft_leaves(leaves, measured),
-        draft_outputs(reads, ops, tree),
-        draft_idle_calls(ops, tree, busy),
+        tabulate_ops(data, ops, layer, tensors, measured),
+        tabulate_leaves(leaves, measured),
+        tabulate_outputs(reads, ops, tree),
+        tabulate_idle_calls(ops, tree, busy),
     )
-    return join_drafts(parts), _join_edges(reads, readers, leaves, tensors, len(parts[0].layer)), tensors
+    return join_tables(parts), _join_edges(reads, readers, leaves, tensors, len(parts[0].layer)), tensors
 
 
 def _without_strays(reads: Reads, tensors: Tensors) -> Reads:

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from ...recording.protocols import RecordingData
 from ..step.calls import Column, RowFinder, Rows, column_of
-from ..step.ops import word_codes
+from ..step.ops import dictionary_codes
 from .columns import NONE, Tensors
 
 #: What the slots of what calls are given begin with; those of what they return begin with `output`.
@@ -81,4 +81,4 @@ def _to_tensors(table: pa.Table, producer: Rows, tensor_id: Column) -> Tensors:
 
 def word_or_text_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:
     """A column of strings as codes, and the strings; -1 for null."""
-    return word_codes(column if pa.types.is_dictionary(column.type) else column.dictionary_encode())
+    return dictionary_codes(column if pa.types.is_dictionary(column.type) else column.dictionary_encode())

@@ -15,7 +15,7 @@ _LEAVES = [NODE_KINDS.index(each) for each in LEAF_KINDS]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Seen:
-    """What of a graph is to be seen."""
+    """Which part of a graph is visible."""
 
     closed: Column  # of each layer whether it is shown as one node
     folding: Folding | None = None

@@ -37,7 +37,7 @@ def sign_layers(graph: Graph) -> list[int]:
 
 
 def _sign_nodes(graph: Graph) -> Column:
-    """A number for each node: what it is, what it is called, what it is told and what it returns."""
+    """Numbers each node by its kind, name, arguments and outputs: nodes that agree in these have the same number."""
     nodes = graph.nodes
     codes: dict[str, int] = {}
     full = np.array([codes.setdefault(each, len(codes)) for each in nodes.names], np.int64)

@@ -12,7 +12,7 @@ from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ..step.calls import Rows, phase_codes, read_calls
 from ..step.chosen_step import ShownStep, choose_step
-from ..step.placement import NOWHERE, Place, Placer, label_places, merge_wrappers, name_roots
+from ..step.placement import NOWHERE, Placer, TreePlace, label_places, merge_wrappers, name_roots
 from ..step.times import NO_CALLS, CallTimes, PhaseTimes
 from .value_summary import ValueSummary
 from .values import read_values, summarize_values
@@ -147,7 +147,7 @@ class _Assembled:
 
 
 def _assemble(
-    places: Sequence[Place], times: CallTimes, summaries: Mapping[int, ValueSummary]
+    places: Sequence[TreePlace], times: CallTimes, summaries: Mapping[int, ValueSummary]
 ) -> tuple[ModuleNode, ...]:
     """The nodes that ran or have something inside that ran, children before what is around them.
 
@@ -177,7 +177,7 @@ def _children_first(below: Mapping[int, Sequence[int]]) -> Iterator[int]:
     return reversed(order)
 
 
-def _sort_children(places: Sequence[Place]) -> Mapping[int, list[int]]:
+def _sort_children(places: Sequence[TreePlace]) -> Mapping[int, list[int]]:
     """Places by the place above: as they were registered, shared modules from elsewhere last."""
     below: dict[int, list[int]] = defaultdict(list)
     for index in sorted(
@@ -196,7 +196,7 @@ def _rows_of(own: Rows, phase: str, children: Sequence[_Assembled], times: CallT
 
 
 def _make_node(
-    place: Place,
+    place: TreePlace,
     root: str,
     label: str,
     times: Mapping[str, PhaseTimes],

@@ -29,7 +29,7 @@ class MemoryRow:
     type: str | None
     saved: Savings  # for backward, by its own ops
     saved_inside: Savings  # the same with the ops of the modules inside it
-    share: float | None  # its own ops' part of all that is saved; None: nothing is
+    share: float | None  # the part of all that is saved that its own ops save; None: nothing is saved
     ops: tuple[OpSaving, ...] = ()  # its own ops by name, where they were asked for
     forward: CallMemory = NO_CALL_MEMORY
     backward: CallMemory = NO_CALL_MEMORY

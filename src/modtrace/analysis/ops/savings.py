@@ -19,7 +19,7 @@ class Savings:
     ops: int = 0
     saved_bytes: int = 0  # in every phase but recompute
     recompute_bytes: int = 0  # in recompute: kept only until the backward of that block has run
-    unknown: int = 0  # ops of which it is not known, without recompute: what that keeps is gone in a moment
+    unknown: int = 0  # ops of which this is not known, without those of recompute, which keep it only briefly
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Says why a recording has no rows of what it is asked for: nobody wanted them, or they are missing."""
+"""Explains why a recording has no rows of what it is asked for: they were not asked for, or they are missing."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ _HOW_TO_RECORD = {
     "whole tensors": "Record with values=modtrace.Capture(tensors=True).",
 }
 
-#: Why there are no rows though they were wanted and none is missing.
+#: Why there are no rows although they were asked for and none is missing.
 _NOTHING_RAN = {
     "calls": "no module was called in its steps",
     "ops": "no op ran on the thread that entered it, and it has no ops of other threads",
@@ -78,7 +78,7 @@ def say_missing(marks: Sequence[str]) -> str:
 
 
 def _were_wanted(meta: RunMeta, what: str) -> bool:
-    """Whether the options of the recording ask for them; where nothing is known of those, marks and notes count."""
+    """Returns whether the options ask for them; of a recording without options, whether it has marks or notes."""
     if what == "calls":
         return True
     option = meta.options.get("ops" if what == "ops" else "values", bool(meta.marks or meta.notes))

@@ -190,7 +190,7 @@ def _to_columns(
     call = RowFinder(placed.calls.call_id)(call_id)
     ended = np.asarray(table["end_ns"].is_valid())
     start_ns = column_of(table, "start_ns")
-    name, names = word_codes(table["name"])
+    name, names = dictionary_codes(table["name"])
     return StepOps(
         step=step,
         recorded=recorded,
@@ -220,8 +220,8 @@ def _find_where(call_id: Column, call: Rows, phase: Column, placed: PlacedCalls)
     return np.where(call >= 0, placed.where[call], alone) if len(placed.calls) else alone
 
 
-def word_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:
-    """A column of words as codes, whatever the codes of the chunks are, and the words; -1 for null."""
+def dictionary_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:
+    """Returns a dictionary column as codes of one dictionary for all chunks, and that dictionary; -1 for null."""
     known: dict[str, int] = {}
     chunks = [np.empty(0, np.int64)]
     for chunk in column.chunks:

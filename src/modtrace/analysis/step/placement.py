@@ -31,7 +31,7 @@ class Module:
 
 
 @dataclass(frozen=True)
-class Place:
+class TreePlace:
     """A node before its times are known."""
 
     module: Module
@@ -97,7 +97,7 @@ class Placer:
         self._modules = modules
         distinct = list({module.module_id: module for module in modules.values()}.values())
         self._main = {module.module_id: index for index, module in enumerate(distinct)}
-        self.places = [Place(module, module.path, self._registered_in(module)) for module in distinct]
+        self.places = [TreePlace(module, module.path, self._registered_in(module)) for module in distinct]
         self._at = {(place.module.root_id, place.path): index for index, place in enumerate(self.places)}
         self._aliased = {(each.root_id, alias): each for each in distinct for alias in each.aliases}
         self._known: dict[tuple[int, int], int] = {}  # by module and calling place
@@ -129,9 +129,9 @@ class Placer:
         above = self.places[parent] if parent != NOWHERE else None
         root_id = above.module.root_id if above else module_id
         path = join(above.path, label) if above else label
-        return self._add(Place(Module(module_id=module_id, root_id=root_id, path=path), path, parent))
+        return self._add(TreePlace(Module(module_id=module_id, root_id=root_id, path=path), path, parent))
 
-    def _path_from(self, above: Place, module: Module) -> str:
+    def _path_from(self, above: TreePlace, module: Module) -> str:
         """The one of the module's paths under which `above` runs it."""
         if not is_below(module.path, above.module.path):
             return path_below(above.path, module.path, module.aliases)
@@ -143,7 +143,7 @@ class Placer:
         """The place of a shared module at another path than its own."""
         key = (module.module_id, path)
         if key not in self._shared:
-            self._shared[key] = self._add(Place(module, path, self._place_above(path, module.root_id)))
+            self._shared[key] = self._add(TreePlace(module, path, self._place_above(path, module.root_id)))
         return self._shared[key]
 
     def _place_above(self, path: str, root_id: int) -> int:
@@ -158,28 +158,28 @@ class Placer:
         index = self._at.get((root_id, path), NOWHERE)
         for each in reversed(missing):
             module = self._aliased[root_id, each]
-            index = self._shared[module.module_id, each] = self._add(Place(module, each, index))
+            index = self._shared[module.module_id, each] = self._add(TreePlace(module, each, index))
         return index
 
-    def _add(self, place: Place) -> int:
+    def _add(self, place: TreePlace) -> int:
         self.places.append(place)
         index = len(self.places) - 1
         self._at.setdefault((place.module.root_id, place.path), index)
         return index
 
 
-def label_places(places: Sequence[Place]) -> list[str]:
+def label_places(places: Sequence[TreePlace]) -> list[str]:
     """What each place is called below the place above: a part of its path; the name of a root."""
     return [_label(each, places[each.parent] if each.parent != NOWHERE else None) for each in places]
 
 
-def name_roots(places: Sequence[Place]) -> dict[int, str]:
+def name_roots(places: Sequence[TreePlace]) -> dict[int, str]:
     """What each root is called, by its id."""
     labels = zip(places, label_places(places), strict=True)
     return {place.module.module_id: label for place, label in labels if not place.is_alias}
 
 
-def _label(place: Place, above: Place | None) -> str:
+def _label(place: TreePlace, above: TreePlace | None) -> str:
     if above is None:
         return place.module.name or place.path or place.module.type
     return place.path[len(above.path) :].lstrip(".") if is_below(place.path, above.path) else place.path

@@ -11,7 +11,7 @@ from .spans import LANE_KINDS, STEPS, Detail, SpanRows
 
 SPAN_KINDS = ("call", "op", "step")
 
-#: Times that were moved by more are told as they were measured: clocks and hooks take some of that.
+#: Times that were moved by more than this are also given as measured; clocks and hooks account for less.
 _ROUNDING_NS = 1_000
 
 
@@ -68,7 +68,7 @@ def arrange(rows: SpanRows, kind: Column) -> Arranged:
         start_ns=nested.start_ns[order] - zero_ns,
         duration_ns=duration_ns[order],
         name=rows.name.values[order],
-        names=rows.name.words or (),
+        names=rows.name.dictionary or (),
         details=tuple(each.take(order) for each in (*rows.details, *_tell_clips(rows, nested, zero_ns))),
     )
     place = np.empty(len(order), np.int64)

@@ -18,7 +18,7 @@ from ..step.calls import (
     phase_codes,
     read_all_calls,
 )
-from ..step.ops import PlaceName, word_codes
+from ..step.ops import PlaceName, dictionary_codes
 from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
 
 _OPTIMIZER_NAME = PlaceName("optimizer")
@@ -80,14 +80,14 @@ def _name_each(places: Sequence[PlaceName], where: Rows, nth: Column) -> tuple[C
 
 
 def find_notes(values: pa.Table, call_ids: Column) -> tuple[Column, tuple[str, ...]]:
-    """What was first noted of the outputs of each call, as codes with the words; -1 for nothing."""
+    """Returns the first note on the outputs of each call, as codes and their dictionary; -1 for none."""
     values = values.select(["call_id", "op_id", "phase", "note"])
     noted = values["note"].is_valid().to_numpy() & values["op_id"].is_null().to_numpy()
     values = values.filter(pa.array(noted))
     values = values.filter(pa.array(phase_codes(values["phase"]) != PHASES.index(BACKWARD)))
-    codes, words = word_codes(values["note"])
+    codes, texts = dictionary_codes(values["note"])
     row = RowFinder(call_ids)(column_of(values, "call_id"))
     found = np.full(len(call_ids), -1, np.int64)
     known = np.flatnonzero(row >= 0)[::-1]  # of several for one call the first is written last
     found[row[known]] = codes[known]
-    return found, words
+    return found, texts

@@ -9,7 +9,7 @@ import pyarrow as pa
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
 from ..step.calls import Calls, Column, RowFinder, Rows, column_of, phase_codes
-from ..step.ops import word_codes
+from ..step.ops import dictionary_codes
 from .names import CallNames, find_notes, name_calls
 from .spans import LANE_KINDS, OUTSIDE, STEPS, Detail, SpanRows
 
@@ -105,7 +105,7 @@ def read_op_rows(data: RecordingData, steps: Sequence[int], calls: CallRows) -> 
     parent, lane = _put(call, column_of(table, "thread"), phase, start_ns, end_ns, calls.spans)
     return OpRows(
         spans=SpanRows(
-            name=Detail("name", *word_codes(table["name"])),
+            name=Detail("name", *dictionary_codes(table["name"])),
             step=column_of(table, "step"),
             thread=column_of(table, "thread"),
             lane=lane,
@@ -137,7 +137,7 @@ def _put(
 def _tell_ops(table: pa.Table, phase: Column, call: Rows, names: Detail) -> tuple[Detail, ...]:
     of_call = np.append(names.values, -1)[call]
     return (
-        Detail("call", of_call, names.words),
+        Detail("call", of_call, names.dictionary),
         Detail("phase", phase, PHASES),
         *(
             Detail(each, column_of(table, each))
@@ -152,7 +152,7 @@ def read_step_rows(data: RecordingData, steps: Sequence[int], inside: Sequence[S
     table = table.filter(pa.array(np.isin(column_of(table, "step"), list(steps))))
     open_steps, open_start_ns = _find_open(column_of(table, "step"), inside)
     missing = np.full(len(open_steps), -1)
-    kind, kinds = word_codes(table["kind"])
+    kind, kinds = dictionary_codes(table["kind"])
     step = np.concatenate([column_of(table, "step"), open_steps])
     overhead_ns = column_of(table, "overhead_ns")
     return SpanRows(

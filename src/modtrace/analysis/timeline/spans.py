@@ -1,4 +1,4 @@
-"""Spans as measured, with what is told of them; those of several kinds become one set of columns."""
+"""Holds spans as measured, with their details, and joins those of several kinds into one set of columns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,20 +18,20 @@ LANE_KINDS = (STEPS, FORWARD, RECOMPUTE, BACKWARD, OPTIMIZER, OUTSIDE)
 
 @dataclass(frozen=True, eq=False)
 class Detail:
-    """What is told of spans, one value each; -1, or False, where there is nothing to tell."""
+    """One detail of spans, a value for each; -1, or False, where a span has none."""
 
     name: str
     values: Column
-    words: tuple[str, ...] | None = None  # the values are codes of these
+    dictionary: tuple[str, ...] | None = None  # the values are codes of these
 
     def nothing(self, count: int) -> "Detail":
-        """The same of spans of which it tells nothing."""
+        """Returns the same detail for spans that have none."""
         value = False if self.values.dtype == bool else -1
-        return Detail(self.name, np.full(count, value), None if self.words is None else ())
+        return Detail(self.name, np.full(count, value), None if self.dictionary is None else ())
 
     def take(self, rows: Rows) -> "Detail":
-        """The same of some spans."""
-        return Detail(self.name, self.values[rows], self.words)
+        """Returns the detail of some of the spans."""
+        return Detail(self.name, self.values[rows], self.dictionary)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,11 +86,11 @@ def _join_details(parts: Sequence[SpanRows]) -> list[Detail]:
 
 def _join(details: Sequence[Detail]) -> Detail:
     """The values of one detail behind each other."""
-    if details[0].words is None:
+    if details[0].dictionary is None:
         return Detail(details[0].name, np.concatenate([each.values for each in details]))
-    words: list[str] = []
+    dictionary: list[str] = []
     values = []
     for each in details:
-        values.append(np.where(each.values < 0, -1, each.values + len(words)))
-        words += each.words or ()
-    return Detail(details[0].name, np.concatenate(values), tuple(words))
+        values.append(np.where(each.values < 0, -1, each.values + len(dictionary)))
+        dictionary += each.dictionary or ()
+    return Detail(details[0].name, np.concatenate(values), tuple(dictionary))

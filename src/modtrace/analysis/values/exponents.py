@@ -11,7 +11,7 @@ from ...recording.statistics.moments import Numbers
 from ...recording.statistics.tier2 import read_tier2
 from ...recording.suggestions import first_few
 from ..step.calls import column_of
-from .selection import SelectedValues, Wanted, select_values
+from .selection import SelectedValues, Selection, select_values
 from .value_cells import Cells, group_rows, merge_tier2_cells
 
 #: The bins with two bounds: bin k holds magnitudes from `2**(k - 127)`; what is below is in bin 0, above in bin 255.
@@ -30,7 +30,7 @@ class Exponents:
     role: str
 
 
-def build_exponents(data: RecordingData, wanted: Wanted, step: int | None = None) -> Exponents:
+def build_exponents(data: RecordingData, selection: Selection, step: int | None = None) -> Exponents:
     """Returns the histograms of one site over the steps, or of all selected sites in one step.
 
     Several rows of a site in a step are added up, which is exact.
@@ -39,7 +39,7 @@ def build_exponents(data: RecordingData, wanted: Wanted, step: int | None = None
         TypeError, ValueError: nothing is meant, no histograms were recorded, or without a step several sites are
             meant.
     """
-    meant = wanted if step is None else _in_step(wanted, step)
+    meant = selection if step is None else _in_step(selection, step)
     found = select_values(data, meant)
     measured = _is_measured(found)
     if not measured.any():
@@ -50,14 +50,14 @@ def build_exponents(data: RecordingData, wanted: Wanted, step: int | None = None
     if step is None and len(sites) > 1:
         names = first_few([found.names[site] for site in sites], 5)
         raise ValueError(
-            f"path={wanted.path!r} means {len(sites)} sites ({names}), and a histogram over steps is of one. "
+            f"path={selection.path!r} means {len(sites)} sites ({names}), and a histogram over steps is of one. "
             "Give its path, or step= for all of them in one step."
         )
-    return _shares(found, cells, wanted.role)
+    return _shares(found, cells, selection.role)
 
 
-def _in_step(wanted: Wanted, step: int) -> Wanted:
-    return replace(wanted, steps=step if isinstance(step, Integral) else [step])
+def _in_step(selection: Selection, step: int) -> Selection:
+    return replace(selection, steps=step if isinstance(step, Integral) else [step])
 
 
 def _is_measured(found: SelectedValues) -> npt.NDArray[np.bool_]:
@@ -65,14 +65,14 @@ def _is_measured(found: SelectedValues) -> npt.NDArray[np.bool_]:
     return measured
 
 
-def _describe_none(data: RecordingData, wanted: Wanted, argument: str) -> str:
+def _describe_none(data: RecordingData, selection: Selection, argument: str) -> str:
     """Why there is no histogram: none was recorded, or only in other steps."""
-    found = select_values(data, replace(wanted, steps=None))
+    found = select_values(data, replace(selection, steps=None))
     steps = np.unique(column_of(found.table, "step")[_is_measured(found)]).tolist()
     if not steps:
         return "no histograms were recorded of these tensors. Record them with Capture(stats=2)."
     named = first_few(steps, 8)
-    return f"{argument}={wanted.steps!r}: no histogram was recorded there; there are some in steps {named}"
+    return f"{argument}={selection.steps!r}: no histogram was recorded there; there are some in steps {named}"
 
 
 def _shares(found: SelectedValues, cells: Cells, role: str) -> Exponents:

@@ -12,7 +12,7 @@ from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER, UPDATE
 from ...recording.statistics.moments import Numbers, read_statistics
 from ..step.calls import Rows
-from .selection import SelectedValues, Wanted, select_values
+from .selection import SelectedValues, Selection, select_values
 from .statistics import evaluate, is_measured, to_stat
 from .value_cells import Cells, group_rows
 
@@ -43,7 +43,7 @@ class History:
         return pandas.DataFrame(self.values, index=steps, columns=list(self.sites))
 
 
-def build_history(data: RecordingData, stat: str, wanted: Wanted) -> History:
+def build_history(data: RecordingData, stat: str, selection: Selection) -> History:
     """The history of a statistic; see `Recording.history`.
 
     Raises:
@@ -51,9 +51,9 @@ def build_history(data: RecordingData, stat: str, wanted: Wanted) -> History:
         ValueError: nothing is meant, there is no such statistic, or it was not measured.
     """
     if stat == RELATIVE:
-        return _relative_history(data, wanted)
+        return _relative_history(data, selection)
     known = to_stat(stat)
-    found = select_values(data, wanted)
+    found = select_values(data, selection)
     found = found.filter(is_measured(known, found.table))
     cells = group_rows(found)
     steps = np.unique(cells.step)
@@ -66,7 +66,7 @@ def build_history(data: RecordingData, stat: str, wanted: Wanted) -> History:
         sites=found.names,
         values=values,
         stat=stat,
-        role=wanted.role,
+        role=selection.role,
         measured=measured,
         nonfinite=nonfinite,
     )
@@ -78,11 +78,13 @@ def _nonfinite(found: SelectedValues, cells: Cells) -> npt.NDArray[np.bool_]:
     return np.logical_or.reduceat(bad, cells.first) if len(cells.first) else np.empty(0, bool)
 
 
-def _relative_history(data: RecordingData, wanted: Wanted) -> History:
-    if wanted.role != UPDATE:
-        raise ValueError(f"stat='relative' is the size of updates: give role='update', not {wanted.role!r}")
-    updates = build_history(data, "l2", wanted)
-    parameters = build_history(data, "l2", replace(wanted, role=PARAMETER))
+def _relative_history(data: RecordingData, selection: Selection) -> History:
+    if selection.role != UPDATE:
+        raise ValueError(
+            f"stat='relative' is the size of updates: give role='update', not {selection.role!r}"
+        )
+    updates = build_history(data, "l2", selection)
+    parameters = build_history(data, "l2", replace(selection, role=PARAMETER))
     below = _aligned(parameters, updates.steps, updates.sites)
     with np.errstate(all="ignore"):
         values = updates.values / below

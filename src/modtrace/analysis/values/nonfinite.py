@@ -18,7 +18,7 @@ from ..step.missing_rows import require_rows, say_missing
 from ..step.placement import NOWHERE, Module, Placer, merge_wrappers, name_roots
 from ..step.value_places import place_values
 
-#: So many parameters are named in a hint.
+#: A hint names at most this many parameters.
 _NAMED = 3
 
 _COLUMNS = ["step", "phase", "site_id", "call_id", "numel", "nan_count", "inf_count"]

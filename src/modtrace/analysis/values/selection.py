@@ -50,7 +50,7 @@ class SelectedValues:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Selection:
     """Which rows are meant; see `Recording.history`."""
 
     path: Any = None
@@ -72,53 +72,53 @@ class _Site(NamedTuple):
     op_nth: int
 
 
-def select_values(data: RecordingData, wanted: Wanted) -> SelectedValues:
+def select_values(data: RecordingData, selection: Selection) -> SelectedValues:
     """The rows that are meant.
 
     Raises:
         TypeError: the path or the steps are something else.
         ValueError: nothing is meant, or there is no such role or phase.
     """
-    paths = to_path_filter(wanted.path, argument="path")
-    _check_words(wanted)
-    values, at = _rows_of_role(data, wanted)
+    paths = to_path_filter(selection.path, argument="path")
+    _check_names(selection)
+    values, at = _rows_of_role(data, selection)
     sites = data.table("sites")
     places = _Places(data, values, sites, at)
     site_of_row, distinct = _sites_of(sites, at, places.of_row)
-    meant = _matching(paths, distinct, places, wanted)
+    meant = _matching(paths, distinct, places, selection)
     kept = meant[site_of_row]
-    kept &= _narrowed(kept, values, sites, at, wanted)
-    if not wanted.counters:
+    kept &= _narrowed(kept, values, sites, at, selection)
+    if not selection.counters:
         kept &= _is_no_counter(kept, values, sites, at)
     rows = np.flatnonzero(kept)
     rows = rows[_is_preferred(values.take(rows), site_of_row[rows])]
     rows = _once_a_measurement(rows, site_of_row, values)
-    shown, site = _in_layer_order(site_of_row[rows], distinct, places, wanted.role)
+    shown, site = _in_layer_order(site_of_row[rows], distinct, places, selection.role)
     return SelectedValues(
         table=values.take(rows),
         site=site,
-        names=_name(shown, places, wanted.role),
-        primary=_first_slots(shown, wanted.role),
+        names=_name(shown, places, selection.role),
+        primary=_first_slots(shown, selection.role),
     )
 
 
-def _check_words(wanted: Wanted) -> None:
-    if wanted.role not in ROLES:
-        raise ValueError(f"role={wanted.role!r}: give one of {', '.join(ROLES)}")
-    if wanted.phase is not None and wanted.phase not in PHASES:
-        raise ValueError(f"phase={wanted.phase!r}: give one of {', '.join(PHASES)}, or None")
+def _check_names(selection: Selection) -> None:
+    if selection.role not in ROLES:
+        raise ValueError(f"role={selection.role!r}: give one of {', '.join(ROLES)}")
+    if selection.phase is not None and selection.phase not in PHASES:
+        raise ValueError(f"phase={selection.phase!r}: give one of {', '.join(PHASES)}, or None")
 
 
-def _rows_of_role(data: RecordingData, wanted: Wanted) -> tuple[pa.Table, Rows]:
+def _rows_of_role(data: RecordingData, selection: Selection) -> tuple[pa.Table, Rows]:
     """The rows of a role, and the row of `sites` of each."""
-    values, sites = kept_values(data) if wanted.kept else data.table("values"), data.table("sites")
+    values, sites = kept_values(data) if selection.kept else data.table("values"), data.table("sites")
     require_rows(data, "values")
     roles = np.array([*sites["role"].to_pylist(), ""], object)
     at = RowFinder(column_of(sites, "site_id"))(column_of(values, "site_id"))
-    rows = np.flatnonzero(roles[at] == wanted.role)
+    rows = np.flatnonzero(roles[at] == selection.role)
     if not len(rows):
         there = sorted(set(roles[at]) - {""})
-        raise NothingRecordedError(_describe_no_role(wanted, there) + say_missing(data.meta.marks))
+        raise NothingRecordedError(_describe_no_role(selection, there) + say_missing(data.meta.marks))
     return values.take(rows), at[rows]
 
 
@@ -135,11 +135,11 @@ def kept_values(data: RecordingData) -> pa.Table:
     return kept
 
 
-def _describe_no_role(wanted: Wanted, there: Sequence[str]) -> str:
-    what, more = ("kept whole", ", tensors=True") if wanted.kept else ("measured", "")
+def _describe_no_role(selection: Selection, there: Sequence[str]) -> str:
+    what, more = ("kept whole", ", tensors=True") if selection.kept else ("measured", "")
     return (
-        f"role={wanted.role!r} was not {what}; {what} were: {', '.join(there)}. "
-        f"Record with values=modtrace.Capture(roles={wanted.role!r}{more})."
+        f"role={selection.role!r} was not {what}; {what} were: {', '.join(there)}. "
+        f"Record with values=modtrace.Capture(roles={selection.role!r}{more})."
     )
 
 
@@ -188,17 +188,17 @@ def _sites_of(sites: pa.Table, at: Rows, place: Rows) -> tuple[Rows, list[_Site]
 
 
 def _matching(
-    paths: PathFilter, distinct: Sequence[_Site], places: _Places, wanted: Wanted
+    paths: PathFilter, distinct: Sequence[_Site], places: _Places, selection: Selection
 ) -> npt.NDArray[np.bool_]:
     """Which of the sites are meant."""
-    names = [_paths_of(each, places, wanted.role) for each in distinct]
+    names = [_paths_of(each, places, selection.role) for each in distinct]
     there = dict.fromkeys(path for each in names for path in each)
     missing = unmatched(paths, there)
     if missing:
         missing = [each._replace(argument="path") for each in missing]
-        what = "module" if wanted.role in _OF_CALLS else "module or parameter"
-        role = f"with role={wanted.role!r}"
-        what += f" of which a whole tensor {role} was kept" if wanted.kept else f" {role}"
+        what = "module" if selection.role in _OF_CALLS else "module or parameter"
+        role = f"with role={selection.role!r}"
+        what += f" of which a whole tensor {role} was kept" if selection.kept else f" {role}"
         found = describe_unmatched(missing, there, what=what)
         raise ValueError(f"{found}. Give a path or a glob such as '**.attn'.")
     return np.array([paths.selects(*each) for each in names], bool)
@@ -215,13 +215,13 @@ def _paths_of(site: _Site, places: _Places, role: str) -> list[str]:
 
 
 def _narrowed(
-    kept: npt.NDArray[np.bool_], values: pa.Table, sites: pa.Table, at: Rows, wanted: Wanted
+    kept: npt.NDArray[np.bool_], values: pa.Table, sites: pa.Table, at: Rows, selection: Selection
 ) -> npt.NDArray[np.bool_]:
     """Which rows have the slot, the call, the phase and the steps that are meant."""
     columns: tuple[tuple[str, Any, Callable[[], npt.NDArray[Any]]], ...] = (
-        ("slot", wanted.slot, lambda: np.array(sites["slot"].to_pylist(), object)[at]),
-        ("call", wanted.call, lambda: column_of(sites, "nth")[at]),
-        ("phase", wanted.phase, lambda: np.array([*PHASES, None], object)[phase_codes(values["phase"])]),
+        ("slot", selection.slot, lambda: np.array(sites["slot"].to_pylist(), object)[at]),
+        ("call", selection.call, lambda: column_of(sites, "nth")[at]),
+        ("phase", selection.phase, lambda: np.array([*PHASES, None], object)[phase_codes(values["phase"])]),
     )
     for argument, chosen, read in columns:
         if chosen is not None:
@@ -229,11 +229,11 @@ def _narrowed(
             narrowed = kept & (column == chosen)
             if not narrowed.any():
                 raise ValueError(
-                    f"{argument}={chosen!r}: no such row with role={wanted.role!r} at path={wanted.path!r}; "
+                    f"{argument}={chosen!r}: no such row with role={selection.role!r} at path={selection.path!r}; "
                     f"there are: {_list(column[kept].tolist())}"
                 )
             kept = narrowed
-    return kept & in_steps(column_of(values, "step"), kept, wanted)
+    return kept & in_steps(column_of(values, "step"), kept, selection)
 
 
 def _is_no_counter(
@@ -250,13 +250,13 @@ def state_of(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def in_steps(steps: Rows, of: npt.NDArray[np.bool_], wanted: Wanted) -> npt.NDArray[np.bool_]:
+def in_steps(steps: Rows, of: npt.NDArray[np.bool_], selection: Selection) -> npt.NDArray[np.bool_]:
     """Which rows are of the steps that are meant.
 
     Raises:
         ValueError: none of those of `of`.
     """
-    given = wanted.steps
+    given = selection.steps
     if given is None:
         return np.ones(len(steps), bool)
     is_one = isinstance(given, Integral)
@@ -264,17 +264,17 @@ def in_steps(steps: Rows, of: npt.NDArray[np.bool_], wanted: Wanted) -> npt.NDAr
     chosen = np.isin(steps, [each for each in np.unique(steps).tolist() if each in schedule])
     if not (of & chosen).any():
         raise ValueError(
-            f"{'step' if is_one else 'steps'}={given!r}: nothing was {'kept' if wanted.kept else 'measured'} there; "
+            f"{'step' if is_one else 'steps'}={given!r}: nothing was {'kept' if selection.kept else 'measured'} there; "
             f"there are: {_list(steps[of].tolist())}"
         )
     return chosen
 
 
 def _list(found: Iterable[Any]) -> str:
-    words = [repr(each) for each in sorted(set(found), key=lambda each: (each is None, each))]
-    if len(words) > _SHOWN:
-        words = [*words[: _SHOWN - 1], "…", words[-1]]
-    return ", ".join(words)
+    shown = [repr(each) for each in sorted(set(found), key=lambda each: (each is None, each))]
+    if len(shown) > _SHOWN:
+        shown = [*shown[: _SHOWN - 1], "…", shown[-1]]
+    return ", ".join(shown)
 
 
 def _is_preferred(values: pa.Table, site: Rows) -> npt.NDArray[np.bool_]:

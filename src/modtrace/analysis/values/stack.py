@@ -12,7 +12,7 @@ from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from ...recording.suggestions import first_few
 from ..step.calls import column_of
-from .selection import SelectedValues, Wanted, select_values
+from .selection import SelectedValues, Selection, select_values
 from .value_cells import Cells, group_rows
 
 
@@ -26,15 +26,15 @@ class Stack:
     role: str
 
 
-def build_stack(data: RecordingData, step: int | None, wanted: Wanted) -> Stack:
+def build_stack(data: RecordingData, step: int | None, selection: Selection) -> Stack:
     """The tensors of the sites that are meant in one step; see `Recording.stack`.
 
     Raises:
         TypeError, ValueError: nothing is meant, several steps or several tensors of a site are, no tensors were kept,
             their shapes differ, or numpy has no numbers for their dtype.
     """
-    found = select_values(data, replace(wanted, kept=True, steps=step))
-    if wanted.slot is None:
+    found = select_values(data, replace(selection, kept=True, steps=step))
+    if selection.slot is None:
         found = found.filter(np.array(found.primary, bool)[found.site])
     step = _only_step(found) if step is None else step
     cells = group_rows(found)
@@ -44,7 +44,7 @@ def build_stack(data: RecordingData, step: int | None, wanted: Wanted) -> Stack:
     raw = {name: data.tensor(blob) for name, blob in zip(names, blobs, strict=True)}
     _check_shapes(raw)
     values = np.stack([_to_numbers(name, each) for name, each in raw.items()])
-    return Stack(sites=names, values=values, step=step, role=wanted.role)
+    return Stack(sites=names, values=values, step=step, role=selection.role)
 
 
 def _only_step(found: SelectedValues) -> int:

@@ -32,7 +32,7 @@ _TIER_1, _TIER_2 = "values='stats' or Capture(stats=1)", "values=modtrace.Captur
 
 
 class Stat(NamedTuple):
-    """A statistic that somebody has asked for."""
+    """A statistic, and how it is read."""
 
     name: str
     column: str  # it was measured where this column is not null

@@ -12,40 +12,42 @@ from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from ...recording.suggestions import first_few
 from ..step.calls import RowFinder, column_of
-from .selection import Wanted, in_steps, kept_values, select_values
+from .selection import Selection, in_steps, kept_values, select_values
 
 
-def find_tensor(data: RecordingData, site: str | int, step: int | None, wanted: Wanted) -> RawTensor:
+def find_tensor(data: RecordingData, site: str | int, step: int | None, selection: Selection) -> RawTensor:
     """The one tensor that is meant; see `Recording.tensor`.
 
     Raises:
         TypeError, ValueError: none is meant, or several are; the text says which there are.
         RecordingError: it was to be kept, and is not there.
     """
-    rows = _rows(data, site, wanted if step is None else replace(wanted, steps=step))
+    rows = _rows(data, site, selection if step is None else replace(selection, steps=step))
     blobs = rows["blob"].to_pylist()
     if len(set(blobs)) > 1:
         raise ValueError(_describe_several(data, rows, site))
     return data.tensor(blobs[0])
 
 
-def find_tensors(data: RecordingData, site: str | int, wanted: Wanted) -> Iterator[tuple[int, RawTensor]]:
+def find_tensors(
+    data: RecordingData, site: str | int, selection: Selection
+) -> Iterator[tuple[int, RawTensor]]:
     """Each tensor that is meant with its step, in the order of measuring; each is read when it is asked for.
 
     Raises:
         TypeError, ValueError: none is meant, or those of several sites are.
     """
-    rows = _rows(data, site, wanted).sort_by([("step", "ascending"), ("order", "ascending")])
+    rows = _rows(data, site, selection).sort_by([("step", "ascending"), ("order", "ascending")])
     steps, blobs = rows["step"].to_pylist(), rows["blob"].to_pylist()
     return ((step, data.tensor(blob)) for blob, step in dict(zip(blobs, steps, strict=True)).items())
 
 
-def _rows(data: RecordingData, site: str | int, wanted: Wanted) -> pa.Table:
+def _rows(data: RecordingData, site: str | int, selection: Selection) -> pa.Table:
     """The rows of one site, in one slot."""
-    wanted = replace(wanted, kept=True)
+    selection = replace(selection, kept=True)
     if not isinstance(site, str):
-        return _rows_of_id(kept_values(data), _to_id(site), wanted)
-    found = select_values(data, replace(wanted, path=site))
+        return _rows_of_id(kept_values(data), _to_id(site), selection)
+    found = select_values(data, replace(selection, path=site))
     if len(found.names) > 1:
         raise ValueError(
             f"tensor({site!r}): {len(found.names)} sites are meant: {first_few(found.names)}. "
@@ -61,7 +63,7 @@ def _to_id(site: object) -> int:
         raise TypeError(f"tensor({site!r}): give the path of a module or parameter, or a site_id") from None
 
 
-def _rows_of_id(values: pa.Table, site_id: int, wanted: Wanted) -> pa.Table:
+def _rows_of_id(values: pa.Table, site_id: int, selection: Selection) -> pa.Table:
     rows = values.filter(pc.equal(values["site_id"], site_id))
     if not rows.num_rows:
         there = sorted(set(values["site_id"].to_pylist()))
@@ -69,7 +71,7 @@ def _rows_of_id(values: pa.Table, site_id: int, wanted: Wanted) -> pa.Table:
             f"tensor({site_id}): no tensor of this site_id was kept; there are: {first_few(there)}"
         )
     steps = column_of(rows, "step")
-    return rows.filter(pa.array(in_steps(steps, np.ones(len(steps), bool), wanted)))
+    return rows.filter(pa.array(in_steps(steps, np.ones(len(steps), bool), selection)))
 
 
 def _describe_several(data: RecordingData, rows: pa.Table, site: str | int) -> str:

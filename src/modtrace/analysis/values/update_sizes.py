@@ -47,7 +47,7 @@ def _keys(groups: list[Rows], at: Rows, values: pa.Table, sites: pa.Table) -> li
 
 
 def _count(pair: Rows, order: Rows) -> Rows:
-    """The how-manieth of its pair each row is, in the order of measuring."""
+    """Returns the index of each row among those of its pair, in the order of measuring."""
     rows = np.lexsort((order, pair))
     new = np.append(True, np.diff(pair[rows]) != 0)
     nth = np.empty(len(rows), np.int64)

@@ -50,9 +50,9 @@ def _name_places(data: RecordingData, module: npt.NDArray[Any], call_id: npt.NDA
     placed = place_values(module, call_id, read_all_calls(data.table("calls")), placer)
     places, roots = placer.places, name_roots(placer.places)
     return {
-        "root": _words([roots.get(each.module.root_id, "") for each in places], placed),
-        "path": _words([each.path for each in places], placed),
-        "type": _words([each.module.type for each in places], placed),
+        "root": _encode([roots.get(each.module.root_id, "") for each in places], placed),
+        "path": _encode([each.path for each in places], placed),
+        "type": _encode([each.module.type for each in places], placed),
     }
 
 
@@ -77,10 +77,10 @@ def _indices(rows: Rows) -> pa.Array:
     return pa.array(rows, mask=rows < 0)
 
 
-def _words(words: Sequence[str], placed: Rows) -> pa.DictionaryArray:
-    """The word of each row's place; null for NOWHERE."""
-    distinct = {word: code for code, word in enumerate(dict.fromkeys(words))}
-    codes = np.array([distinct[word] for word in words], np.int32)
+def _encode(texts: Sequence[str], placed: Rows) -> pa.DictionaryArray:
+    """Returns the text of each row's place as a dictionary column; null for NOWHERE."""
+    distinct = {text: code for code, text in enumerate(dict.fromkeys(texts))}
+    codes = np.array([distinct[text] for text in texts], np.int32)
     indices = codes[placed] if len(codes) else np.zeros(len(placed), np.int32)
     return pa.DictionaryArray.from_arrays(
         pa.array(indices, mask=placed == NOWHERE), pa.array(list(distinct), pa.string())

@@ -1,11 +1,11 @@
-"""Columns that nobody fills: they are slices of one buffer of zeros, however many there are."""
+"""Makes columns that were not given: all are slices of one buffer of zeros."""
 
 import numpy as np
 import pyarrow as pa
 
 from .arrays import from_strings
 
-_zeros = pa.py_buffer(b"")  # grows; nothing is ever written there, so the system gives it hardly any memory
+_zeros = pa.py_buffer(b"")  # grows; it is never written to, so the system backs it with hardly any memory
 
 
 def absent_column(field: pa.Field, rows: int) -> pa.Array:

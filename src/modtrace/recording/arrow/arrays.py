@@ -49,7 +49,7 @@ def from_list(values: Sequence[Any], wanted: pa.DataType) -> pa.Array:
     if pa.types.is_string(wanted) and _are(kinds, (str,)):
         return from_strings(values)
     if pa.types.is_dictionary(wanted) and _are(kinds, (str,)):
-        return from_words(values, wanted)
+        return to_dictionary(values, wanted)
     if pa.types.is_binary(wanted) and _are(kinds, (bytes,)):
         return _from_bytes(pa.binary(), values, [each or b"" for each in values])
     if pa.types.is_list(wanted) and _are(kinds, (list, tuple, np.ndarray)):
@@ -66,8 +66,8 @@ def from_strings(values: Sequence[str | None]) -> pa.Array:
     return _from_bytes(pa.string(), values, [b"" if each is None else each.encode() for each in values])
 
 
-def from_words(values: Sequence[str | None], wanted: pa.DictionaryType) -> pa.Array:
-    """A dictionary array, whose words are in the order in which they came first; None is null."""
+def to_dictionary(values: Sequence[str | None], wanted: pa.DictionaryType) -> pa.Array:
+    """Returns a dictionary array whose dictionary is in the order of first occurrence; None is null."""
     codes: dict[str, int] = {}
     indices = [None if each is None else codes.setdefault(each, len(codes)) for each in values]
     return pa.DictionaryArray.from_arrays(from_list(indices, wanted.index_type), from_strings(list(codes)))

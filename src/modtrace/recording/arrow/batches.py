@@ -118,7 +118,7 @@ def _phases(values: Any) -> pa.Array:
         if (
             values.type == _PHASE_TYPE
             and isinstance(values, pa.Array)
-            and values.dictionary.equals(_phase_words())
+            and values.dictionary.equals(_phase_dictionary())
         ):
             return values
         values = values.to_pylist()
@@ -126,11 +126,11 @@ def _phases(values: Any) -> pa.Array:
         codes = from_numpy(values, pa.int8())
     else:
         codes = from_list([_phase_code(each) for each in values], pa.int8())
-    return pa.DictionaryArray.from_arrays(codes, _phase_words())  # raises where a code has no phase
+    return pa.DictionaryArray.from_arrays(codes, _phase_dictionary())  # raises where a code has no phase
 
 
 @cache
-def _phase_words() -> pa.Array:
+def _phase_dictionary() -> pa.Array:
     return from_strings(PHASES)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from .batches import to_columns
-from .dictionary_codes import TableWords
+from .dictionary_codes import TableDictionaries
 
 # Small batches are joined this many at a time, so that a row is copied log64(batches) times, and
 # 100,000 steps of one row leave some dozens of batches behind and not 100,000.
@@ -18,28 +18,28 @@ class TableBuffer:
 
     def __init__(self, table: str) -> None:
         self._table = table
-        self._words = TableWords(table)
+        self._dictionaries = TableDictionaries(table)
         self._levels: list[list[pa.RecordBatch]] = []  # level n holds batches joined n times, oldest first
         self.rows = 0
         self.size_bytes = 0
 
     @property
-    def words(self) -> int:
-        """How many words the dictionaries hold; they stay when rows are taken."""
-        return len(self._words)
+    def entries(self) -> int:
+        """How many strings the dictionaries hold; they stay when rows are taken."""
+        return len(self._dictionaries)
 
     @property
-    def words_size_bytes(self) -> int:
+    def dictionaries_size_bytes(self) -> int:
         """What the dictionaries take of the batch that was last peeked at or taken."""
-        return self._words.size_bytes
+        return self._dictionaries.size_bytes
 
     def append(self, columns: Mapping[str, Any]) -> pa.RecordBatch:
-        """Adds rows; returns them as a batch of the columns that were given, with codes in place of words.
+        """Adds rows; returns them as a batch of the columns that were given, with codes in place of strings.
 
         Raises:
             ValueError: the columns do not fit the table (`to_columns`); nothing has been added.
         """
-        coded = self._words.encode(to_columns(self._table, columns))
+        coded = self._dictionaries.encode(to_columns(self._table, columns))
         if coded.num_rows:
             self.rows += coded.num_rows
             self.size_bytes += coded.get_total_buffer_size()  # nbytes takes 40 us, this 1
@@ -57,11 +57,11 @@ class TableBuffer:
         """All rows, of which there are some, as one batch in the order they came; they stay."""
         joined = self._join([batch for level in reversed(self._levels) for batch in level])
         self._levels = [[joined]]
-        return self._words.decode(joined)
+        return self._dictionaries.decode(joined)
 
-    def forget_words(self) -> None:
+    def forget_dictionaries(self) -> None:
         """Starts the dictionaries anew; only while there are no rows."""
-        self._words = TableWords(self._table)
+        self._dictionaries = TableDictionaries(self._table)
 
     def _add(self, coded: pa.RecordBatch, level: int) -> None:
         if level == len(self._levels):
@@ -75,7 +75,7 @@ class TableBuffer:
         """One batch of all rows; of a column that some of the batches have not, it has the absent values."""
         if len(batches) == 1:
             return batches[0]
-        [joined] = pa.Table.from_batches(self._words.align(batches)).combine_chunks().to_batches()
+        [joined] = pa.Table.from_batches(self._dictionaries.align(batches)).combine_chunks().to_batches()
         self.size_bytes += joined.get_total_buffer_size()
         self.size_bytes -= sum(each.get_total_buffer_size() for each in batches)
         return joined

@@ -1,7 +1,7 @@
-"""Gives the words of a table's dictionary columns codes that stay the same from batch to batch.
+"""Gives the strings of a table's dictionary columns codes that stay the same from batch to batch.
 
 Arrow makes a new dictionary for every batch. With codes that stay, small batches join by copying integers,
-and a stream needs to carry each word only once.
+and a stream needs to carry each string only once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ from .absent import absent_column
 from .arrays import from_numpy, from_strings
 
 
-class TableWords:
-    """The words of one table's dictionary columns, each with its code."""
+class TableDictionaries:
+    """The dictionaries of one table's columns: each string with its code."""
 
     def __init__(self, table: str) -> None:
         self._schema = schema(table)
         self._columns = {
-            each.name: _Words(each) for each in self._schema if pa.types.is_dictionary(each.type)
+            each.name: _Dictionary(each) for each in self._schema if pa.types.is_dictionary(each.type)
         }
 
     def __len__(self) -> int:
@@ -33,13 +33,13 @@ class TableWords:
         return sum(each.size_bytes for each in self._columns.values())
 
     def encode(self, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
-        """The columns, of which there are some, as a batch with codes in place of words."""
+        """The columns, of which there are some, as a batch with codes in place of strings."""
         coded = dict(columns)
-        for name, words in self._columns.items():
+        for name, dictionary in self._columns.items():
             if name in columns:
-                coded[name] = words.encode(columns[name])
-            elif not words.is_nullable:
-                coded[name] = words.encode_empty(len(next(iter(columns.values()))))
+                coded[name] = dictionary.encode(columns[name])
+            elif not dictionary.is_nullable:
+                coded[name] = dictionary.encode_empty(len(next(iter(columns.values()))))
         return pa.RecordBatch.from_arrays(list(coded.values()), names=list(coded))
 
     def align(self, coded: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
@@ -53,22 +53,22 @@ class TableWords:
         return [pa.RecordBatch.from_arrays(_fill(each, fields), names=names) for each in coded]
 
     def decode(self, coded: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch in the table's schema; its dictionaries hold every word seen so far, in order of code."""
+        """The batch in the table's schema; its dictionaries hold every string seen so far, in order of code."""
         arrays = _fill(coded, self._schema)
-        for name, words in self._columns.items():
+        for name, dictionary in self._columns.items():
             at = self._schema.get_field_index(name)
-            arrays[at] = words.decode(arrays[at])
+            arrays[at] = dictionary.decode(arrays[at])
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
-class _Words:
-    """The words of one column."""
+class _Dictionary:
+    """The dictionary of one column."""
 
     def __init__(self, column: pa.Field) -> None:
         self.is_nullable = column.nullable
         self._codes: dict[Any, int] = {}
         self._code_type = column.type.index_type
-        self._array = from_strings([])  # of all words, made when asked for
+        self._array = from_strings([])  # of all strings, made when asked for
 
     def __len__(self) -> int:
         return len(self._codes)
@@ -79,7 +79,7 @@ class _Words:
 
     def encode(self, column: pa.DictionaryArray) -> pa.Array:
         codes = self._codes
-        new = [codes.setdefault(word, len(codes)) for word in column.dictionary.to_pylist()]
+        new = [codes.setdefault(each, len(codes)) for each in column.dictionary.to_pylist()]
         if new == list(range(len(new))):
             return column.indices
         return from_numpy(np.array(new), self._code_type).take(column.indices)

@@ -13,7 +13,7 @@ from .arrays import to_numpy
 
 #: Sums and differences of two numbers below it fit into 64 bits.
 _INTEGERS_END = 2**62
-_WORDS = {"phase": PHASES, "role": ("", *ROLES)}  # "": a column that nobody gave
+_ALLOWED = {"phase": PHASES, "role": ("", *ROLES)}  # "": the column was not given
 _MAGNITUDES = 256  # of a histogram
 
 #: Tables whose rows lie inside each other: their ids, what refers to the row around, and which of several rows of one
@@ -48,8 +48,8 @@ def _find_faults(name: str, table: pa.Table) -> Iterator[Fault]:
             yield Fault(field.name, _first(pc.is_null(column)), "is null, and must not be")
         if pa.types.is_integer(field.type):
             yield from _find_wild_integer(field.name, column)
-        elif field.name in _WORDS:
-            yield from _find_unknown_word(field.name, column)
+        elif field.name in _ALLOWED:
+            yield from _find_unknown_text(field.name, column)
         elif pa.types.is_list(field.type):
             yield from _find_bad_list(field.name, column)
     if name in _TREES:
@@ -64,8 +64,8 @@ def _find_wild_integer(name: str, column: pa.ChunkedArray) -> Iterator[Fault]:
         yield Fault(name, row, f"is {column[row].as_py()}, and it is from 0 to 2**62")
 
 
-def _find_unknown_word(name: str, column: pa.ChunkedArray) -> Iterator[Fault]:
-    known = _WORDS[name]
+def _find_unknown_text(name: str, column: pa.ChunkedArray) -> Iterator[Fault]:
+    known = _ALLOWED[name]
     for chunk in column.chunks:
         unknown = [each for each in chunk.dictionary.to_pylist() if each not in known]
         if unknown:
@@ -110,5 +110,5 @@ def _find_circle(table: pa.Table, id_column: str, around: str, counts: int) -> I
 
 
 def _first(is_fault: pa.ChunkedArray) -> int:
-    """The first row of which it is true."""
+    """Returns the first row for which it is true."""
     return int(pc.index(is_fault, True).as_py())

@@ -223,7 +223,9 @@ class _MemoryTable:
         if not self._open.rows:
             return
         batch = self._open.peek()
-        size_bytes = self._open.size_bytes + self._open.words_size_bytes  # without what absent columns share
+        size_bytes = (
+            self._open.size_bytes + self._open.dictionaries_size_bytes
+        )  # without what absent columns share
         self._open = TableBuffer(self._name)
         self._sealed.append(_Sealed(batch, size_bytes, self._open_last_step))
         self._sealed_size_bytes += size_bytes

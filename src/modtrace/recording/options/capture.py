@@ -59,8 +59,8 @@ class Capture:
         hash: whether to keep a hash of 64 bits, which tells whether two tensors are equal.
         sketch: whether to keep 64 numbers that tell how far two tensors are apart.
         sample: how many values to keep, at places that depend on the number of elements alone.
-        tensors: keep the whole tensor. `True` copies it when it comes by; `"lazy"` keeps a reference, and copies it
-            before the optimizer steps, or when the step ends, unless somebody has written to it until then (the row
+        tensors: keep the whole tensor. `True` copies it when it is seen; `"lazy"` keeps a reference, and copies it
+            before the optimizer steps, or when the step ends, unless it has been written to until then (the row
             says so then).
         function: a function of your own, called with each tensor (detached, outside of your modes); what it returns
             (a number, text, list, dict, or a tensor that becomes one of these) is kept as JSON.

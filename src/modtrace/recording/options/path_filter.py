@@ -17,7 +17,7 @@ _FLAGS = {"a": re.ASCII, "i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, 
 #: How like a path must be to be called near; difflib's own default.
 _NEAR = 0.6
 
-#: Only so many paths are compared exactly, the likeliest first: 20,000 paths unlike each other take 0.2 s, not 1.4 s.
+#: At most this many paths are compared exactly, likeliest first: 20,000 paths unlike each other take 0.2 s, not 1.4 s.
 _COMPARED = 200
 
 _SHOWN = 5

@@ -24,7 +24,7 @@ BLOCKS = 4096  # consecutive blocks: a chunk
 CHUNK = LANES * BLOCKS
 _BLOCKS_PER_GROUP = 16  # blocks that share the signs of their lanes, spread all over the chunk
 
-WORDS = 65536  # weights of words are products of one for the place in a row of so many, and one for the row
+WORDS = 65536  # words in a row: the weight of a word is that of its place in the row, times that of the row
 
 #: Below this share of a tensor's norm a distance is mostly the rounding of float32 sums, and too large: say "less than
 #: that", and let the hashes tell whether there is any.
@@ -140,11 +140,11 @@ def sketch_distance(
 
 @lru_cache(1024)
 def sketch_of_ones(count: int) -> Sketch:
-    """The sketch of so many ones, which is the same for every tensor of that size; not to be written to."""
+    """Returns the sketch of `count` ones, which is the same for every tensor of that size; read-only."""
     whole, rest = divmod(count, CHUNK)
     total = np.zeros(SKETCH_SIZE)
     sums = _sums_of_ones(BLOCKS * LANES)
-    for start in range(0, whole, BLOCKS):  # so many chunks at a time bound the memory
+    for start in range(0, whole, BLOCKS):  # a bounded number of chunks at a time bounds the memory
         total += place_chunks(sums, np.arange(start, min(start + BLOCKS, whole))).sum(axis=0)
     if rest:
         total += place_chunks(_sums_of_ones(rest), np.array([whole]))[0]

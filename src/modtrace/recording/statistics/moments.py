@@ -216,7 +216,7 @@ def columns_of(many: Sequence[Stats]) -> StatColumns:
 
 
 def divide(numbers: npt.NDArray[Any], count: Counts) -> Numbers:
-    """The quotient, infinite or NaN where the count is 0; nobody hears of that."""
+    """Returns the quotient, infinite or NaN where the count is 0, without a warning of numpy's."""
     with np.errstate(all="ignore"):
         quotient: Numbers = numbers / count
     return quotient

@@ -177,7 +177,7 @@ class Tier2Columns:
         return Bounds(*divide(found, self.stats.count))
 
     def _above(self, of: NumberFormat, counts: Counts, rows: Counts) -> tuple[Counts, Counts]:
-        """At least and at most so many numbers are above the largest one of a format."""
+        """Returns bounds on how many numbers are above the largest one of a format: at least, at most."""
         end = _first_bin_from(of.largest)
         surely = counts[:, end:].sum(axis=1) + self.stats.inf_count[rows]
         near = counts[:, end - 1]

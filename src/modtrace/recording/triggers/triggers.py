@@ -23,7 +23,7 @@ STATISTICS = (
 #: Where a value that is not finite is never meant to be: a mask is an input, a buffer, or what an op returns.
 FINITE_ROLES = (OUTPUT, GRAD_OUTPUT, GRAD_INPUT, PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE)
 
-#: So many steps have to be known before a number can be out of their band, unless the window is shorter.
+#: A number is compared with the band of at least this many steps, or of the whole window if that is shorter.
 _USUALLY_NEEDED = 10
 
 #: Signals behind which the process goes on: those that are there for users, and those that do not end it anyway.

@@ -18,10 +18,10 @@ from .held_tensors import HeldTensor, HeldTensors
 #: Small, and what is written later cannot be understood without them.
 _NEVER_HELD = frozenset({"modules", "sites"})
 
-#: So many firings are noted: `meta.json` is written anew for each.
+#: At most this many firings are noted: `meta.json` is rewritten for each.
 _MOST_NOTES = 1000
 
-#: So often it is told what did not fit: a trigger that fires again and again would fill `meta.json` with it.
+#: At most this many notes say what did not fit: a trigger that fires repeatedly would fill `meta.json` with them.
 _MOST_MISSING = 20
 
 

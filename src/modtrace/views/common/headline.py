@@ -50,7 +50,7 @@ def _describe_known(step: ShownStep) -> str:
     )
 
 
-#: So many notes are shown, the last ones.
+#: At most this many notes are shown, the last ones.
 _SHOWN_NOTES = 5
 
 

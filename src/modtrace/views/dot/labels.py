@@ -1,4 +1,4 @@
-"""What stands on the nodes, boxes and edges of a picture, and what is told when the pointer rests on them."""
+"""Writes the labels of nodes, boxes and edges of a picture, and their tooltips."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -12,7 +12,7 @@ from .text import Html, escape_html, stack, to_html
 # Asked for every node, and of equal layers the same.
 _write_bytes, _write_flops, _write_number = map(lru_cache(4096), (format_bytes, format_flops, format_number))
 
-#: The arguments of an op are not shown beyond so many characters.
+#: The arguments of an op are shown up to this many characters.
 _ARGS_SHOWN = 300
 
 #: Of what raised, and of what is not finite.

@@ -21,7 +21,7 @@ _RAMP = (
 )  # fmt: skip
 _DARK, _LIGHT = "#000000", "#ffffff"  # one of them has a contrast of 4.5 with any ground
 
-#: Where the largest number is more than so many times the smallest, equal steps are equal factors.
+#: Where the largest number is more than this many times the smallest, equal steps are equal factors.
 _LARGE_RATIO = 50
 
 _PLAIN = {"fillcolor": "#ffffff", "color": "#94a3b8", "fontcolor": "#475569"}

@@ -13,7 +13,7 @@ _UPWARD = frozenset({BACKWARD, OPTIMIZER})
 #: What stands beside the forward, from left to right.
 _BESIDE = (RECOMPUTE, BACKWARD)
 
-#: So many ops of a loss are kept in their place.
+#: At most this many ops of a loss stay in place.
 _MOST_IN_LOSS = 20
 
 #: Of what is read, by something that ran outside of all phases.
@@ -93,7 +93,7 @@ def _find_sides(view: GraphView) -> list[str]:
 
 
 def find_rows(view: GraphView, sides: Sequence[str]) -> Iterator[tuple[int, ...]]:
-    """Nodes that are to stand beside each other: a forward, what recomputes it, and its backward.
+    """Nodes in one row: a forward, what recomputes it, and its backward.
 
     Only such that all edges can stay as they are: backward in the reverse order of the forward.
     """

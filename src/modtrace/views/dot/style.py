@@ -149,7 +149,7 @@ class GraphStyle:
         }
 
     def edge(self, edge: ViewEdge, source: ViewNode, target: ViewNode) -> Attributes:
-        """Of one edge; shapes are told where it comes from a closed layer: all else has them on the node.
+        """Returns the label of one edge: a shape where it comes from a closed layer, because other nodes show theirs.
 
         Not where phases stand beside each other: labels would push aside what is to be in line.
         """
@@ -162,7 +162,7 @@ class GraphStyle:
         return found
 
     def tooltip(self, item: ViewNode | ViewBox) -> str:
-        """What is told when the pointer rests on a node or box: its key, shapes, arguments and costs."""
+        """Returns what a tooltip of a node or box says: its key, shapes, arguments and costs."""
         if not self._tells_all:
             return item.key
         return describe_node(item) if isinstance(item, ViewNode) else describe_box(item)

@@ -91,7 +91,7 @@ def _nodes(view: GraphView, boxes: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _to_ends(view: GraphView, wires: Wires, number: int) -> dict[str, Any]:
-    """The edges into a node, and what is told of its inputs and outputs."""
+    """Returns the edges into a node, and the metadata of its inputs and outputs."""
     incoming = wires.incoming[number]
     return {
         "incomingEdges": [

@@ -20,7 +20,7 @@ _TWINS = {BACKWARD: "backward of", RECOMPUTE: "recompute of"}
 
 
 def describe_view(view: GraphView) -> dict[str, str]:
-    """What is told while nothing is selected."""
+    """Returns what the side panel shows while no node is selected."""
     step = describe_head((), view.step, ())[0].render(color=False)
     described = {"command": shlex.join(view.command), "step": step, "marks": "; ".join(view.marks)}
     if view.step is not None and not view.has_ops:

@@ -100,7 +100,7 @@ def _tell(what: str, pid: int, tid: int | None = None, **args: Any) -> dict[str,
 
 
 def _name_lanes(lanes: Sequence[Lane]) -> list[str]:
-    """What the lanes are called; the thread is told where there are several."""
+    """Names the lanes, with the thread where there are several."""
     several = len({lane.thread for lane in lanes if lane.thread is not None}) > 1
     return [
         f"{lane.kind} (thread {lane.thread})" if several and lane.thread is not None else lane.kind
@@ -159,16 +159,16 @@ class _ArgWriter:
     def __init__(self, detail: Detail) -> None:
         self._values = detail.values
         self._key = json.dumps(detail.name)
-        self._words: Sequence[str] | None = None
-        if detail.words is not None:  # the last stands for -1
-            self._words = [*(f"{self._key}:{json.dumps(each)}," for each in detail.words), ""]
+        self._texts: Sequence[str] | None = None
+        if detail.dictionary is not None:  # the last stands for -1
+            self._texts = [*(f"{self._key}:{json.dumps(each)}," for each in detail.dictionary), ""]
 
     def write(self, first: int, end: int) -> list[str]:
         """The texts for some rows."""
         values, key = self._values[first:end], self._key
-        if self._words is not None:
-            words = self._words
-            return [words[each] for each in values.tolist()]
+        if self._texts is not None:
+            texts = self._texts
+            return [texts[each] for each in values.tolist()]
         if values.dtype == bool:
             return [f"{key}:true," if each else "" for each in values.tolist()]
         return [f"{key}:{each}," if each >= 0 else "" for each in values.tolist()]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ...analysis.values.exponents import Exponents, build_exponents
 from ...analysis.values.history import History, build_history
-from ...analysis.values.selection import Wanted
+from ...analysis.values.selection import Selection
 from ...recording.protocols import RecordingData
 from ...recording.role import OPTIMIZER_STATE
 from ..common.whole_file import write_content
@@ -29,7 +29,7 @@ _FORMATS = (".png", ".svg", ".pdf")
 
 
 def find_plotted(
-    data: RecordingData, wanted: Wanted, *, stat: str, kind: Kind, step: int | None
+    data: RecordingData, selection: Selection, *, stat: str, kind: Kind, step: int | None
 ) -> History | Exponents:
     """The numbers of a picture; see `Recording.plot`.
 
@@ -39,12 +39,12 @@ def find_plotted(
     if kind not in KINDS:
         raise ValueError(f"kind={kind!r}: give one of {', '.join(KINDS)}")
     if kind == "histogram":
-        return build_exponents(data, wanted, step)
+        return build_exponents(data, selection, step)
     if step is not None:
         raise ValueError(f"step={step!r} is for kind='histogram'. Give steps= to choose the steps of {kind}.")
-    if kind == "heatmap" and wanted.role == OPTIMIZER_STATE and wanted.slot is None:
-        wanted = replace(wanted, counters=False)  # Adam's `step` would take the colours of all moments
-    return build_history(data, stat, wanted)
+    if kind == "heatmap" and selection.role == OPTIMIZER_STATE and selection.slot is None:
+        selection = replace(selection, counters=False)  # Adam's `step` would take the colours of all moments
+    return build_history(data, stat, selection)
 
 
 def draw(found: History | Exponents, kind: Kind, ax: "Axes | None" = None) -> "Axes":
@@ -67,7 +67,7 @@ def write_axes(ax: "Axes", path: str | os.PathLike[str], *, dpi: int = 110) -> N
     """
     picture: Any = io.BytesIO()
     figure = ax.get_figure(root=True)
-    assert figure is not None  # it is removed from axes that somebody has removed
+    assert figure is not None  # it is None of axes that were removed
     suffix = PurePath(path).suffix.lower()
     undated = {"Date": None} if suffix == ".svg" else {"CreationDate": None} if suffix == ".pdf" else None
     figure.savefig(picture, format=suffix[1:], dpi=dpi, metadata=undated)

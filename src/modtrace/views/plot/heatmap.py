@@ -16,10 +16,10 @@ from .style import (
     add_bar,
     color_scale,
     count_steps,
+    describe_role,
     few_of,
     label_of,
     new_axes,
-    role_words,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def plot_heatmap(history: History, ax: "Axes | None" = None) -> "Axes":
     )
     hatch_cells(ax, (bad[columns] & (columns >= 0)[:, None]).T, edges)
     ax.set(ylim=(count - 0.5, -0.5), xlim=(edges[0], edges[-1]))
-    ax.set_title(role_words(history.role), loc="left")
+    ax.set_title(describe_role(history.role), loc="left")
     count_steps(ax)
     name_rows(ax, history.sites)
     add_bar(ax, mesh, label_of(history.stat))

@@ -10,7 +10,7 @@ from ...analysis.values.exponents import LOWEST, Exponents
 from ...recording.statistics.moments import Numbers
 from ...recording.statistics.tier2 import BINS
 from .heatmap import cells_of, name_rows
-from .style import NONFINITE_COLOR, UNMEASURED_COLOR, add_bar, count_steps, new_axes, role_words
+from .style import NONFINITE_COLOR, UNMEASURED_COLOR, add_bar, count_steps, describe_role, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,7 +109,7 @@ def _plot_steps(found: Exponents, powers: _Powers, ax: "Axes | None") -> "Axes":
     _draw_strips(ax.axhline, powers)
     _draw_ends(ax.axhline, powers)
     _name_ends_inside(ax, powers)
-    ax.set_title(f"{role_words(found.role)}: {found.sites[0]}", loc="left")
+    ax.set_title(f"{describe_role(found.role)}: {found.sites[0]}", loc="left")
     return ax
 
 
@@ -125,7 +125,7 @@ def _plot_sites(found: Exponents, powers: _Powers, ax: "Axes | None") -> "Axes":
     _draw_ends(ax.axvline, powers)
     height = _name_ends_above(ax, powers)
     name_rows(ax, found.sites)
-    ax.set_title(f"{role_words(found.role)}, step {found.steps[0]}", loc="left", pad=6 + height)
+    ax.set_title(f"{describe_role(found.role)}, step {found.steps[0]}", loc="left", pad=6 + height)
     return ax
 
 

@@ -13,21 +13,21 @@ from .style import (
     add_bar,
     choose_scale,
     count_steps,
+    describe_role,
     few_of,
     label_of,
     linear_part,
     many_colors,
     new_axes,
-    role_words,
     strip_frame,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Up to so many lines are labelled at their ends.
+#: Up to this many lines are labelled at their ends.
 _FEW = len(FEW_COLORS)
-#: Up to so many steps are shown as dots too.
+#: Up to this many steps are shown as dots too.
 _DOTS = 40
 #: Labels are so far from each other.
 _LABEL_POINTS = 11
@@ -45,7 +45,7 @@ def plot_lines(history: History, ax: "Axes | None" = None) -> "Axes":
     if is_first:
         _set_scale(ax, history.values)
         ax.set_ylabel(label_of(history.stat))
-        ax.set_title(role_words(history.role), loc="left")
+        ax.set_title(describe_role(history.role), loc="left")
         strip_frame(ax)
         count_steps(ax)
     _cross(ax, history, colors)

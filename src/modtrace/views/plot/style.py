@@ -1,4 +1,4 @@
-"""What pictures of values have in common: words, colours, scales, and a figure that nothing else knows of."""
+"""What pictures of values have in common: words, colours, scales, and a figure outside of pyplot."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -57,7 +57,7 @@ NONFINITE_COLOR = "#C1121F"
 UNMEASURED_COLOR = "#EBEBEB"
 _SEQUENTIAL, _DIVERGING = "viridis", "PuOr"
 
-#: The largest magnitude must be so many times the smallest for a scale of powers.
+#: A scale of powers is used if the largest magnitude is at least this many times the smallest.
 _WIDE = 30
 
 _LARGEST = 1e140
@@ -67,7 +67,7 @@ Scale = Literal["linear", "log", "symlog"]
 
 def title_of(stat: str, role: str) -> str:
     """What is shown: "root mean square of outputs"."""
-    return f"{label_of(stat)} of {role_words(role)}"
+    return f"{label_of(stat)} of {describe_role(role)}"
 
 
 def label_of(stat: str) -> str:
@@ -75,13 +75,13 @@ def label_of(stat: str) -> str:
     return _STATS.get(stat, stat)
 
 
-def role_words(role: str) -> str:
-    """A role in words, as of many tensors."""
+def describe_role(role: str) -> str:
+    """Names a role as that of many tensors."""
     return _ROLES.get(role, role)
 
 
 def new_axes(width: float, height: float) -> "Axes":
-    """The axes of a figure of its own. pyplot does not hear of it, so no window opens and nothing is kept.
+    """The axes of a figure of its own. It is not registered with pyplot, so no window opens and pyplot keeps nothing.
 
     Raises:
         MissingLibraryError: matplotlib is not installed.
@@ -162,7 +162,7 @@ def color_scale(values: Numbers) -> "tuple[str, Normalize]":
 
 
 def many_colors(count: int) -> Any:
-    """A colour map of so many colours, from the first layer to the last; without its palest ones."""
+    """Returns a colour map of `count` colours, from the first layer to the last; without its palest ones."""
     from matplotlib import colormaps, colors
 
     shades = colormaps[_SEQUENTIAL](np.linspace(0, 0.92, count))
@@ -170,5 +170,5 @@ def many_colors(count: int) -> Any:
 
 
 def few_of(names: Sequence[str], most: int) -> list[int]:
-    """The places of at most so many, all equally far from each other, from the first on."""
+    """Returns the indices of at most `most` names, at equal distances, from the first on."""
     return list(range(0, len(names), -(-len(names) // most) or 1))

@@ -58,12 +58,12 @@ def _columns(paths: OpPaths, rows: Sequence[OpPath]) -> list[Column]:
     columns = [
         Column("op", [_op_cell(row) for row in rows], right=False),
         Column("module", [_name_cell(row) for row in rows], right=False),
-        _words("type", [row.type for row in rows]),
-        _words("phase", [row.phase for row in rows]),
+        _texts("type", [row.type for row in rows]),
+        _texts("phase", [row.phase for row in rows]),
         Column("", [Text("raised" if row.raised else "", "bold red") for row in rows], right=False),
     ]
     if _has_several_roots(paths):
-        columns.insert(1, _words("root", [row.root for row in rows]))
+        columns.insert(1, _texts("root", [row.root for row in rows]))
     return [column for column in columns if any(column.cells)]
 
 
@@ -75,5 +75,5 @@ def _name_cell(row: OpPath) -> Text:
     return Text(printable(row.name), "" if row.path is not None else "dim")
 
 
-def _words(title: str, words: Sequence[str | None]) -> Column:
-    return Column(title, [Text(printable(each or "")) for each in words], right=False)
+def _texts(title: str, texts: Sequence[str | None]) -> Column:
+    return Column(title, [Text(printable(each or "")) for each in texts], right=False)

@@ -71,15 +71,15 @@ def _columns(table: OpTable, rows: Sequence[OpRow]) -> list[Column]:
 def _name_columns(table: OpTable, rows: Sequence[OpRow]) -> list[Column]:
     columns = [Column(table.by, [_name_cell(row) for row in rows] + [Text("all", "bold")], right=False)]
     if len({row.root for row in table.rows} - {None}) > 1:
-        columns.append(_words("root", [row.root for row in rows]))
-    columns.append(_words("type", [row.type for row in rows]))
+        columns.append(_texts("root", [row.root for row in rows]))
+    columns.append(_texts("type", [row.type for row in rows]))
     if table.by == "op":
-        columns.append(_words("most in", [_describe_busiest(table, row) for row in rows]))
+        columns.append(_texts("most in", [_describe_busiest(table, row) for row in rows]))
     return columns
 
 
-def _words(title: str, words: Sequence[str | None]) -> Column:
-    return Column(title, [Text(printable(each or "")) for each in words] + _END, right=False)
+def _texts(title: str, texts: Sequence[str | None]) -> Column:
+    return Column(title, [Text(printable(each or "")) for each in texts] + _END, right=False)
 
 
 def _name_cell(row: OpRow) -> Text:

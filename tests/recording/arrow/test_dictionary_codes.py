@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 from modtrace.recording.arrow.batches import to_columns
-from modtrace.recording.arrow.dictionary_codes import TableWords, share_dictionaries
+from modtrace.recording.arrow.dictionary_codes import TableDictionaries, share_dictionaries
 
 
 def names(words: list[str]) -> dict[str, pa.Array]:
@@ -19,14 +19,14 @@ def chunks(*dictionaries_and_codes: tuple[list[str], list[int]]) -> pa.Table:
 
 
 def test_word_keeps_its_code() -> None:
-    words = TableWords("scalars")
+    words = TableDictionaries("scalars")
     assert words.encode(names(["loss", "lr", "loss"])).column("name").to_pylist() == [0, 1, 0]
     assert words.encode(names(["norm", "lr"])).column("name").to_pylist() == [2, 1]
     assert len(words) == 3
 
 
 def test_decoded_batch_has_all_words_in_order_of_code() -> None:
-    words = TableWords("scalars")
+    words = TableDictionaries("scalars")
     first = words.encode(names(["loss", "lr"]))
     words.encode(names(["norm"]))
     decoded = words.decode(first).column("name")
@@ -35,7 +35,7 @@ def test_decoded_batch_has_all_words_in_order_of_code() -> None:
 
 
 def test_null_stays_null() -> None:
-    words = TableWords("ops")
+    words = TableDictionaries("ops")
     given = {"name": ["a", "b"], "source": [None, "x.py:1"], "phase": [None, "backward"]}
     decoded = words.decode(words.encode(to_columns("ops", given)))
     assert decoded.select(list(given)).to_pydict() == given
