@@ -4,6 +4,7 @@ import ast
 import re
 import runpy
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,16 @@ EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 NOT_SHOWN = {"AssertionError", "AttributeError", "LookupError"}
 
 VARIABLE = "…"  # what stands for the changing parts of a text
+
+
+#: A file of Python, C or text, with the folders before it.
+NAME_OF_FILE = r"(?:[\w-]+/)*[\w-]+\.(?:py|pyi|c|h|md)(?!\w)"
+
+#: What may not stand before it: a name would be the end of a longer one, or of an address.
+NOT_BEHIND = r"(?<![\w:/.-])"
+
+#: Files of users that the pages talk about.
+FILES_OF_USERS = {"train.py", "script.py", "__main__.py"}
 
 
 class Message(NamedTuple):
@@ -102,6 +113,34 @@ def source_texts() -> list[str]:
     return found
 
 
+class Row(NamedTuple):
+    """A row of the tables of changes in CONTRIBUTING.md."""
+
+    package: str  # "src/modtrace/collect/steps/"
+    first_files: list[str]
+    tests: list[str]
+
+
+def rows_of_changes() -> list[Row]:
+    page = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = page.split("### I want to change ...")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| .+? \| `(src/[^`]+)` \| (.+) \| (.+) \|$", section, re.MULTILINE)
+    return [Row(package, *(re.findall(r"`([^`]+)`", each) for each in others)) for package, *others in rows]
+
+
+@cache
+def files_of_ours() -> list[str]:
+    """Every file of the project, with a slash before its path."""
+    folders = [PROJECT / each for each in ("src", "tests", "docs", "benchmarks", "examples")]
+    paths = [*PROJECT.glob("*.*"), *(path for folder in folders for path in folder.rglob("*"))]
+    return [f"/{path.relative_to(PROJECT)}" for path in paths]
+
+
+def is_file_of_ours(name: str) -> bool:
+    """Whether a path of the project ends with this name."""
+    return any(path.endswith(f"/{name}") for path in files_of_ours())
+
+
 def test_messages_are_found_in_the_source() -> None:
     kinds = [message.kind for message in messages()]
     assert kinds.count("ModtraceWarning") >= 3
@@ -149,20 +188,54 @@ def test_the_page_of_tables_has_every_column() -> None:
         assert re.findall(r"^\| `(\w+)` \|", parts[table], re.MULTILINE) == columns.names
 
 
-def test_every_path_in_the_table_of_changes_exists() -> None:
-    page = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    table = page.split("## I want to change ...")[1].split("\n## ")[0]
-    paths = [each for each in re.findall(r"`([^`]+)`", table) if "/" in each or "." in each]
-    assert len(paths) > 60
-    assert [each for each in paths if not (PROJECT / each).exists()] == []
+def test_every_package_has_a_row_in_the_tables_of_changes() -> None:
+    files = [each for each in PACKAGE.rglob("*.py") if each.name != "__init__.py"]
+    packages = {f"{each.parent.relative_to(PROJECT)}/" for each in files}
+    assert len(packages) > 30
+    assert sorted(row.package for row in rows_of_changes()) == sorted(packages)
 
 
-def test_every_source_file_that_collects_stands_in_the_table_of_changes() -> None:
-    page = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    files = [
-        each for each in (PACKAGE / "collect").glob("*.py") if each.name not in {"__init__.py", "sizes.py"}
-    ]
-    assert [each.name for each in files if f"collect/{each.name}`" not in page] == []
+def test_every_file_in_the_tables_of_changes_exists() -> None:
+    for row in rows_of_changes():
+        assert row.first_files, f"{row.package} names no file to read first"
+        assert [each for each in row.first_files if not (PROJECT / row.package / each).is_file()] == []
+
+
+def test_every_test_in_the_tables_of_changes_exists() -> None:
+    for row in rows_of_changes():
+        assert row.tests, f"{row.package} names no tests"
+        assert [each for each in row.tests if not (PROJECT / each).exists()] == []
+
+
+def test_every_package_with_a_folder_of_tests_names_it() -> None:
+    for row in rows_of_changes():
+        folder = row.package.replace("src/modtrace/", "tests/")
+        has_tests = folder != "tests/" and any((PROJECT / folder).glob("test_*.py"))
+        assert not has_tests or folder in row.tests
+
+
+@pytest.mark.parametrize(
+    "page", [each for each in PAGES if each.name != "CHANGELOG.md"], ids=lambda page: page.name
+)
+def test_every_file_named_on_a_page_exists(page: Path) -> None:
+    """The changelog also tells of files that are gone."""
+    found = re.findall(NOT_BEHIND + NAME_OF_FILE, page.read_text(encoding="utf-8"))
+    assert sorted({each for each in found if each not in FILES_OF_USERS and not is_file_of_ours(each)}) == []
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "benchmarks", "examples", "docs"])
+def test_every_file_named_in_code_exists(folder: str) -> None:
+    """Names that begin with a folder of ours are meant; others are of files that tests make."""
+    folders = ["docs", "tests", "src", "benchmarks", "examples", *(each.name for each in PACKAGE.iterdir())]
+    of_ours = re.compile(rf"{NOT_BEHIND}(?:{'|'.join(map(re.escape, folders))})/{NAME_OF_FILE}")
+    missing = {
+        f"{path.relative_to(PROJECT)}: {found.group()}"
+        for path in (PROJECT / folder).rglob("*")
+        if path.suffix in {".py", ".pyi", ".c", ".h"}
+        for found in of_ours.finditer(path.read_text(encoding="utf-8"))
+        if not is_file_of_ours(found.group())
+    }
+    assert sorted(missing) == []
 
 
 @EACH_PAGE

@@ -1,4 +1,4 @@
-/* The hash and the sketch of numbers in memory, in one pass: what recording/fingerprints.py defines.
+/* The hash and the sketch of numbers in memory, in one pass: what recording/statistics/fingerprints.py defines.
 
    The hash is made of integers: every processor, compiler and order of summation gives the same bits. In the sketch at
    most 64 numbers are added up in float32 before float64 takes over, each with its sign, in an order that is
