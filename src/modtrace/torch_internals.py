@@ -460,8 +460,8 @@ _CO_VARARGS = 0x4
 _CO_OPTIMIZED = 0x1  # a function: its f_locals is a copy. A module's is its very namespace.
 
 
-class BackwardDoor:
-    """Torch's single Python door into the autograd engine, wrapped while someone is inside.
+class EngineEntry:
+    """Wraps the one Python function through which every backward enters the autograd engine.
 
     `torch.autograd.backward`, `torch.autograd.grad` and `Tensor.backward` all go through
     `_engine_run_backward`, which stands under two names; torch.compiler itself replaces these two.
@@ -472,8 +472,8 @@ class BackwardDoor:
     def __init__(self) -> None:
         self._original: Callable[..., Any] | None = None
 
-    def open(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Puts `wrap(original)` in the door's place. Does nothing where the door is missing."""
+    def replace(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Puts `wrap(original)` in the function's place. Does nothing where the function is missing."""
         original = getattr(torch.autograd.graph, "_engine_run_backward", None)
         if original is None or self._original is not None:
             return
@@ -482,7 +482,7 @@ class BackwardDoor:
         for holder in self._HOLDERS:
             holder._engine_run_backward = self._wrapper
 
-    def close(self) -> None:
+    def restore(self) -> None:
         """Puts the original back, unless somebody else has wrapped ours since: then ours stays, and passes on."""
         for holder in self._HOLDERS:
             if self._original is not None and getattr(holder, "_engine_run_backward", None) is self._wrapper:
@@ -863,10 +863,10 @@ def hooks_and_modes() -> dict[str, Any]:
         for name in sorted(vars(holder))
         if name.startswith("_global_") and isinstance(vars(holder)[name], dict)
     }
-    doors = [getattr(each, "_engine_run_backward", None) for each in BackwardDoor._HOLDERS]
+    entries = [getattr(each, "_engine_run_backward", None) for each in EngineEntry._HOLDERS]
     return {
         **hooks,
-        "the door to the autograd engine": doors,
+        "the entry of the autograd engine": entries,
         "the number of dispatch modes": count_dispatch_modes(),
         "the number of function modes": has_function_modes(),
     }

@@ -53,7 +53,7 @@ def tracker_sizes() -> Counter[str]:
     assert tracker is not None
     sizes = Counter(
         {
-            "places": len(tracker.tree.places),
+            "places": len(tracker.tree.contexts),
             "logs": len(tracker.logs.all),
             "modules": len(tracker.names.modules),
             "parameter names": len(tracker.names._owners),

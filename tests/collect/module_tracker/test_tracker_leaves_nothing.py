@@ -32,7 +32,7 @@ HOOKS = ("pre_fw_hook", "post_fw_hook", "pre_bw_hook", "post_bw_hook")
 
 def installed() -> dict[str, Any]:
     """Everything global that a hook could stand in."""
-    found: dict[str, Any] = {"engine": (torch.autograd._engine_run_backward, _door())}
+    found: dict[str, Any] = {"engine": (torch.autograd._engine_run_backward, _engine_entry())}
     for place in (module_hooks, optimizer_hooks):
         for name, value in vars(place).items():
             if name.startswith("_global_"):
@@ -40,7 +40,7 @@ def installed() -> dict[str, Any]:
     return found
 
 
-def _door() -> Any:
+def _engine_entry() -> Any:
     return torch.autograd.graph._engine_run_backward
 
 
@@ -626,5 +626,5 @@ def test_hooks_of_all_kinds_are_called_in_these_runs(run):
     with watched("alone") as looking:
         run()
     assert looking.called["pre_fw_hook"] == looking.called["post_fw_hook"] > 0
-    if run is not functional_gradient:  # its backwards do not go through torch's door
+    if run is not functional_gradient:  # its backwards do not go through the engine's entry
         assert looking.called["pre_bw_hook"] == looking.called["post_bw_hook"] > 0

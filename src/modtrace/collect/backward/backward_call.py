@@ -6,25 +6,37 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..log.call_context import Place
+from ..log.call_context import CallContext
 from ..log.segments import CallRef, Segment
 from .call_tensors import Flat, keys_of, slots_of
 
 
-class Heard:
+class BackwardCall:
     """One call in one run of the engine."""
 
     __slots__ = (
-        "first", "gradients", "index", "inputs", "is_open", "is_silent", "last", "outputs", "parent", "passed",
-        "passes", "place", "segment", "taken_at",
+        "context",
+        "first",
+        "gradients",
+        "index",
+        "inputs",
+        "is_open",
+        "is_passthrough",
+        "is_silent",
+        "last",
+        "outputs",
+        "parent",
+        "passed",
+        "segment",
+        "taken_at",
     )  # fmt: skip
 
     def __init__(
         self,
         segment: Segment,
         index: int,
-        place: Place,
-        parent: "Heard | None",
+        context: CallContext,
+        parent: "BackwardCall | None",
         first: int,
         last: int,
         inputs: Flat,
@@ -33,7 +45,7 @@ class Heard:
     ) -> None:
         self.segment = segment
         self.index = index
-        self.place = place
+        self.context = context
         self.parent = parent  # the call around it
         self.first = first  # its nodes have numbers from here ...
         self.last = last  # ... to before here
@@ -43,13 +55,13 @@ class Heard:
         #: Of the inputs and, behind them, of what it has passed on: as far as they have been collected.
         self.gradients: list[torch.Tensor | None] | None = None
         self.taken_at = -1  # the node whose arriving gradients are those of all inputs
-        self.passes = False  # no node is its own
+        self.is_passthrough = False  # no node is its own
         self.is_open = False  # its backward runs
         self.is_silent = False  # ... and nobody is told: a scope is no module
 
     @property
-    def call(self) -> CallRef:
-        """The call in its segment."""
+    def forward(self) -> CallRef:
+        """The forward call."""
         return CallRef(self.segment, self.index)
 
     @property
@@ -60,13 +72,13 @@ class Heard:
     @property
     def has_hooked_input(self) -> bool:
         """Whether a hook of the user's may change the gradient of one of its inputs where it arrives."""
-        crossings = self.segment.crossings
-        return crossings is not None and crossings.is_hooked(self.segment, self.index)
+        call_tensors = self.segment.call_tensors
+        return call_tensors is not None and call_tensors.is_hooked(self.segment, self.index)
 
     @property
     def module(self) -> nn.Module | None:
         """The module, None if it is dead."""
-        return self.place.module
+        return self.context.module
 
     def inputs_by_slot(self, gradients: Any) -> dict[str, torch.Tensor | None]:
         """The gradients of its inputs."""
@@ -74,19 +86,19 @@ class Heard:
 
     def outputs_by_slot(self, received: Any, number: int) -> dict[str, torch.Tensor | None]:
         """What arrives at the node of a number, as far as it is for outputs."""
-        if self.passes:
+        if self.is_passthrough:
             return dict(zip(slots_of(self.passed), received, strict=False))
         keyed = zip(slots_of(self.outputs), keys_of(self.outputs), strict=True)
         return {slot: received[key[1]] for slot, key in keyed if key[0] == number}
 
 
-class HeardCalls:
+class SegmentCalls:
     """All calls of the segments that are asked for."""
 
     def __init__(self) -> None:
-        self._calls: dict[Segment, list[Heard]] = {}
+        self._calls: dict[Segment, list[BackwardCall]] = {}
 
-    def of(self, segment: Segment) -> list[Heard]:
+    def of(self, segment: Segment) -> list[BackwardCall]:
         """The calls of a segment, in the order in which they began."""
         calls = self._calls.get(segment)
         if calls is None:
@@ -94,21 +106,21 @@ class HeardCalls:
         return calls
 
 
-def _calls(segment: Segment) -> list[Heard]:
-    structure, crossings = segment.structure(), segment.crossings
+def _calls(segment: Segment) -> list[BackwardCall]:
+    structure, call_tensors = segment.structure(), segment.call_tensors
     enter = structure.enter_event.tolist()
     seqs = np.asarray(segment.seqs)
     first, last = seqs[structure.enter_event].tolist(), _last(segment, seqs)
-    places = segment.log.all_places
-    inputs = {} if crossings is None else crossings.inputs
-    outputs = {} if crossings is None else crossings.outputs
-    passed = {} if crossings is None else crossings.passed
-    calls: list[Heard] = []
-    columns = (segment.places_of_calls(), structure.parent.tolist(), enter, first, last)
-    for index, (place, parent, event, begin, end) in enumerate(zip(*columns, strict=True)):
+    contexts = segment.log.all_contexts
+    inputs = {} if call_tensors is None else call_tensors.inputs
+    outputs = {} if call_tensors is None else call_tensors.outputs
+    passed = {} if call_tensors is None else call_tensors.passed
+    calls: list[BackwardCall] = []
+    columns = (segment.contexts_of_calls(), structure.parent.tolist(), enter, first, last)
+    for index, (number, parent, event, begin, end) in enumerate(zip(*columns, strict=True)):
         around = calls[parent] if parent >= 0 else None
         into, out, past = inputs.get(event, ()), outputs.get(event, ()), passed.get(event, ())
-        calls.append(Heard(segment, index, places[place], around, begin, end, into, out, past))
+        calls.append(BackwardCall(segment, index, contexts[number], around, begin, end, into, out, past))
     return calls
 
 

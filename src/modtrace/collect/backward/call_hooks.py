@@ -15,8 +15,8 @@ from ...torch_internals import (
 from ..log.listeners import Subscribers
 from ..log.segments import CallRef, Segment
 from ..log.thread_log import Backward, ThreadLogs
-from .call_events import BackwardHearer, Hearing
-from .plan import NO_MOVES, Moves, find_adding_nodes, find_moves, read_graph, root_nodes
+from .call_events import BackwardListener, CallEvents
+from .plan import NO_CHANGES, CallChanges, find_adding_nodes, find_changes, read_graph, root_nodes
 
 
 class Wanted(NamedTuple):
@@ -24,7 +24,7 @@ class Wanted(NamedTuple):
 
     times: bool
     additions: bool  # which work is the engine's own adding up of gradients
-    hearers: tuple[BackwardHearer, ...]
+    listeners: tuple[BackwardListener, ...]
 
 
 class CallHooks:
@@ -35,9 +35,9 @@ class CallHooks:
         self._subscribers = subscribers
         self._logs = logs
         self._handles: list[Any] = []
-        self._moves: Moves = NO_MOVES
-        self._next_move = 0
-        self._hearing: Hearing | None = None
+        self._changes: CallChanges = NO_CHANGES
+        self._next_change = 0
+        self._events: CallEvents | None = None
         self._takes_times = True
 
     def plan(
@@ -53,25 +53,25 @@ class CallHooks:
         self._backward.marks_additions = wanted.additions
         self._takes_times = wanted.times or self._backward.span is not None
 
-        def place(grad_outputs: Any) -> None:
+        def place_hooks(grad_outputs: Any) -> None:
             nonlocal placed
             if not placed and not is_dynamo_compiling():  # compiled autograd would trace the walk
                 placed = True
                 self._backward.task = graph_task_id()
                 begins_here = False
                 with self._subscribers.guard(None):
-                    begins_here = self._place_hooks(roots, outputs, owner_of, wanted.hearers)
+                    begins_here = self._place_hooks(roots, outputs, owner_of, wanted.listeners)
                 if begins_here:
                     self._move_on(grad_outputs)  # the node's hooks are running: one placed now would not
 
-        self._handles = [node.register_prehook(place) for node in roots]
+        self._handles = [node.register_prehook(place_hooks) for node in roots]
 
     def _place_hooks(
         self,
         roots: list[Any],
         outputs: list[Any],
         owner_of: Callable[[Any], Any],
-        hearers: Sequence[BackwardHearer],
+        listeners: Sequence[BackwardListener],
     ) -> bool:
         """Whether the node that is about to run is itself the first of a call."""
         first = current_node()
@@ -79,22 +79,22 @@ class CallHooks:
         owner = owner_of(first)
         if owner is not None:
             extra: Collection[int] = ()
-            if hearers:
-                self._hearing = Hearing(graph, owner.spans, hearers)
-                extra = self._hearing.passing
-                for node, collect in self._hearing.collectors():
+            if listeners:
+                self._events = CallEvents(graph, owner.spans, listeners)
+                extra = self._events.passthrough
+                for node, collect in self._events.collectors():
                     self._handles.append(node.register_hook(collect))
                 queue_callback(self._finish)
-            self._moves = find_moves(graph, owner, extra)
+            self._changes = find_changes(graph, owner, extra)
             move_on = self._move_on  # one for all nodes: they run in the order of the moves
             self._handles += [
-                node.register_prehook(move_on) for node in self._moves.nodes if node is not first
+                node.register_prehook(move_on) for node in self._changes.nodes if node is not first
             ]
         if self._backward.marks_additions:
             for node, call in find_adding_nodes(graph, outputs, owner):
                 mark = functools.partial(self._mark, node._sequence_nr(), call)
                 self._handles.append(node.register_hook(mark))
-        return any(node is first for node in self._moves.nodes)  # most often the very first
+        return any(node is first for node in self._changes.nodes)  # most often the very first
 
     def _mark(self, number: int, call: CallRef | None, grad_inputs: Any, grad_outputs: Any) -> None:
         if not is_dynamo_compiling():
@@ -104,32 +104,32 @@ class CallHooks:
         if is_dynamo_compiling():
             return
         now = time.perf_counter_ns()
-        at = self._next_move
+        at = self._next_change
         number = current_node()._sequence_nr()
-        numbers = self._moves.numbers
+        numbers = self._changes.numbers
         if at >= len(numbers) or numbers[at] != number:  # two devices, two queues
             at = numbers.index(number)
-        self._next_move = at + 1
-        segment, index = self._moves.segments[at], self._moves.calls[at]
+        self._next_change = at + 1
+        segment, index = self._changes.segments[at], self._changes.calls[at]
         if self._takes_times:
             self._backward.calls.move(segment, index, now)
-        if self._hearing is not None:
-            self._hear(self._hearing, segment, index, number, grad_outputs)
+        if self._events is not None:
+            self._tell(self._events, segment, index, number, grad_outputs)
         span = self._backward.span
         if span is not None:
             span.seqs.append(sequence_nr())
             span.targets.append(None if segment is None else CallRef(segment, index))
 
-    def _hear(
-        self, hearing: Hearing, segment: Segment | None, index: int, number: int = -1, arriving: Any = ()
+    def _tell(
+        self, events: CallEvents, segment: Segment | None, index: int, number: int = -1, arriving: Any = ()
     ) -> None:
         """Goes on to another call, and tells of it."""
         log = self._logs.current
         log.hooked_task = self._backward.task
         try:
-            hearing.move(log, segment, index, number, arriving)
+            events.move(log, segment, index, number, arriving)
         except Exception as error:
-            if error is hearing.raised:  # a hook of the user's
+            if error is events.raised:  # a hook of the user's
                 raise
             self._subscribers.fail(error, None)
             if self._subscribers.strict:
@@ -137,11 +137,11 @@ class CallHooks:
 
     def _finish(self) -> None:
         """The engine has run every node."""
-        if self._hearing is not None and not is_dynamo_compiling():
-            self._hear(self._hearing, None, -1)
+        if self._events is not None and not is_dynamo_compiling():
+            self._tell(self._events, None, -1)
 
     def remove(self) -> None:
         """Takes every hook out of the graph."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._moves, self._hearing = [], NO_MOVES, None
+        self._handles, self._changes, self._events = [], NO_CHANGES, None

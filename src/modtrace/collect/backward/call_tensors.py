@@ -30,10 +30,10 @@ Flat = tuple[Any, ...]
 _PLAIN = (type(None), bool, int, float, str)
 
 
-class Crossings:
+class CallTensors:
     """The tensors of the calls of one segment; calls by the event that they begin with."""
 
-    __slots__ = ("hooked", "inputs", "leaves", "open_events", "open_places", "outputs", "passed")
+    __slots__ = ("hooked", "inputs", "leaves", "open_contexts", "open_events", "outputs", "passed")
 
     def __init__(self) -> None:
         self.inputs: dict[int, Flat] = {}
@@ -43,7 +43,7 @@ class Crossings:
         self.leaves: dict[
             int, weakref.ref[torch.Tensor]
         ] = {}  # leaves that an outermost call has passed on, by `id`
-        self.open_places: list[Any] = []  # of the calls that run
+        self.open_contexts: list[Any] = []  # of the calls that run
         self.open_events: list[int] = []  # which they began with
 
     def is_hooked(self, segment: Segment, index: int) -> bool:
@@ -66,7 +66,7 @@ def keys_of(flat: Flat) -> list[Key]:
     return list(zip(flat[1::3], flat[2::3], strict=True))
 
 
-class CrossingRecorder(Listener):
+class CallTensorRecorder(Listener):
     """Looks at what goes in and out while somebody wants backward hooks. 2 us a call."""
 
     def __init__(self, subscribers: Subscribers) -> None:
@@ -77,7 +77,7 @@ class CrossingRecorder(Listener):
         """Somebody wants them; with the outputs of every call if slots are asked for."""
         self._wanted.append(with_outputs)
         if len(self._wanted) == 1:
-            keep_out_of_dynamo(CrossingRecorder.entering, CrossingRecorder.leaving)
+            keep_out_of_dynamo(CallTensorRecorder.entering, CallTensorRecorder.leaving)
             self._subscribers.add(self, first=True)
 
     def unwant(self, with_outputs: bool) -> None:
@@ -88,14 +88,14 @@ class CrossingRecorder(Listener):
 
     def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
         segment = log.segment
-        if segment is None or log.place.outermost != id(module) or not torch.is_grad_enabled():
+        if segment is None or log.context.outermost != id(module) or not torch.is_grad_enabled():
             return
-        crossings = segment.crossings
-        if crossings is None:
-            crossings = segment.crossings = Crossings()
-        event = len(log.places) - 1
-        crossings.open_places.append(log.place)
-        crossings.open_events.append(event)
+        call_tensors = segment.call_tensors
+        if call_tensors is None:
+            call_tensors = segment.call_tensors = CallTensors()
+        event = len(log.contexts) - 1
+        call_tensors.open_contexts.append(log.context)
+        call_tensors.open_events.append(event)
         if not args:
             return
         try:
@@ -105,44 +105,44 @@ class CrossingRecorder(Listener):
             self._subscribers.fail(error, module)
             return
         if found:
-            crossings.inputs[event] = found
+            call_tensors.inputs[event] = found
 
     def leaving(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        crossings = None if log.segment is None else log.segment.crossings
-        if crossings is None:
+        call_tensors = None if log.segment is None else log.segment.call_tensors
+        if call_tensors is None:
             return
-        event = _begin_of(crossings, log.place)
+        event = _begin_of(call_tensors, log.context)
         if event < 0 or output is None:
             return
         first = log.seqs[event]
         try:
             if _has_hooked(args):
-                crossings.hooked.add(event)
+                call_tensors.hooked.add(event)
             if kwargs:
                 # Seen only now, for no global hook sees them at the begin: one that was written to in place has
                 # lost the node that it came from.
                 given = _made_before(first, _find(kwargs))
                 if given:
-                    crossings.inputs[event] = crossings.inputs.get(event, ()) + given
+                    call_tensors.inputs[event] = call_tensors.inputs.get(event, ()) + given
             found = _one("", output) if type(output) is torch.Tensor else _find(output)
         except Exception as error:
             self._subscribers.fail(error, module)
             return
         if found:
             if True in self._wanted:
-                crossings.outputs[event] = found
+                call_tensors.outputs[event] = found
             if len(found) > 3 or found[1] < first or found[1] == ACCUMULATE_SEQUENCE_NR:
                 passed = _made_before(first, found)
-                if passed and log.place.above is None:
+                if passed and log.context.above is None:
                     with DisableTorchFunction():
-                        crossings.leaves.update(
+                        call_tensors.leaves.update(
                             (id(each), weakref.ref(each))
                             for _, each in _tensors(output)
                             if each.grad_fn is None
                         )
                 if passed:
-                    crossings.passed[event] = passed
-                    crossings.outputs[event] = found
+                    call_tensors.passed[event] = passed
+                    call_tensors.outputs[event] = found
 
 
 def _has_hooked(args: Any) -> bool:
@@ -153,18 +153,18 @@ def _has_hooked(args: Any) -> bool:
     return any(type(each) is torch.Tensor and each._backward_hooks for each in args)
 
 
-def _begin_of(crossings: Crossings, place: Any) -> int:
+def _begin_of(call_tensors: CallTensors, context: Any) -> int:
     """The event that the innermost call at a place began with, -1: without gradients. Those above it are dead."""
-    places, events = crossings.open_places, crossings.open_events
-    if places and places[-1] is place:
-        places.pop()
+    contexts, events = call_tensors.open_contexts, call_tensors.open_events
+    if contexts and contexts[-1] is context:
+        contexts.pop()
         return events.pop()
-    if not any(each is place for each in places):
+    if not any(each is context for each in contexts):
         return -1
-    while places[-1] is not place:
-        places.pop()
+    while contexts[-1] is not context:
+        contexts.pop()
         events.pop()
-    places.pop()
+    contexts.pop()
     return events.pop()
 
 

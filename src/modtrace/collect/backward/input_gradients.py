@@ -7,15 +7,17 @@ import numpy as np
 import torch
 
 from ...torch_internals import ACCUMULATE_SEQUENCE_NR, is_dynamo_compiling, unseen
-from .backward_call import Heard
+from .backward_call import BackwardCall
 from .call_tensors import Key, keys_of
-from .plan import Graph
+from .plan import EngineGraph
 
 #: Of a gradient that a node sends: the edge it takes, and the call and the place there that it is for.
-_Sink = tuple[int, Heard, int]
+_Sink = tuple[int, BackwardCall, int]
 
 
-def collectors(graph: Graph, calls: Iterable[Heard]) -> Iterator[tuple[Any, Callable[[Any, Any], None]]]:
+def collectors(
+    graph: EngineGraph, calls: Iterable[BackwardCall]
+) -> Iterator[tuple[Any, Callable[[Any, Any], None]]]:
     """Nodes with a hook for each, that notes the gradients which leave a call there.
 
     Where all inputs of a call come from the node that runs next, and nothing else feeds it, there is no need: a
@@ -31,10 +33,10 @@ def collectors(graph: Graph, calls: Iterable[Heard]) -> Iterator[tuple[Any, Call
         if receivers is None:
             continue
         fed[key] = fed.get(key, 0) + 1
-        for heard, place in receivers:
-            is_input = place < heard.input_count
-            if (is_input and heard.first <= number < heard.last) or (not is_input and number >= heard.last):
-                sinks.setdefault(node, []).append((edge, heard, place))
+        for call, position in receivers:
+            is_input = position < call.input_count
+            if (is_input and call.first <= number < call.last) or (not is_input and number >= call.last):
+                sinks.setdefault(node, []).append((edge, call, position))
     if not graph.pruned:  # else the next node may be one whose gradient is asked for, and not run
         _take_what_arrives(graph, wanted, fed)
     for node, found in sinks.items():
@@ -43,53 +45,53 @@ def collectors(graph: Graph, calls: Iterable[Heard]) -> Iterator[tuple[Any, Call
             yield node, _collector(needed)
 
 
-def input_gradients(heard: Heard, number: int, arriving: Any) -> tuple[torch.Tensor | None, ...]:
+def input_gradients(call: BackwardCall, number: int, arriving: Any) -> tuple[torch.Tensor | None, ...]:
     """The gradients of a call's inputs, what the call itself has contributed to each.
 
     Args:
         number: of the node that runs next.
         arriving: the gradients that arrive there.
     """
-    keys = keys_of(heard.inputs)
-    if heard.taken_at >= 0 and heard.taken_at == number:
-        first_places = _first_places(keys)
-        return tuple(arriving[key[1]] if first_places[key] == at else None for at, key in enumerate(keys))
-    own = heard.gradients or [None] * len(keys)
-    if not heard.passed:
+    keys = keys_of(call.inputs)
+    if call.taken_at >= 0 and call.taken_at == number:
+        first_positions = _first_positions(keys)
+        return tuple(arriving[key[1]] if first_positions[key] == at else None for at, key in enumerate(keys))
+    own = call.gradients or [None] * len(keys)
+    if not call.passed:
         return tuple(own)
     # What it has passed on has come back too: a gradient of the very same tensor.
-    behind = dict(zip(keys_of(heard.passed), passing_gradients(heard, number, arriving), strict=True))
+    behind = dict(zip(keys_of(call.passed), passthrough_gradients(call, number, arriving), strict=True))
     return tuple(_sum(own[at], behind.pop(key, None)) for at, key in enumerate(keys))
 
 
-def passing_gradients(heard: Heard, number: int, arriving: Any) -> tuple[torch.Tensor | None, ...]:
+def passthrough_gradients(call: BackwardCall, number: int, arriving: Any) -> tuple[torch.Tensor | None, ...]:
     """The gradients of what a call has passed on: what comes from nodes that were made after it."""
-    keys = keys_of(heard.passed)
-    found = [None] * len(keys) if heard.gradients is None else heard.gradients[heard.input_count :]
+    keys = keys_of(call.passed)
+    found = [None] * len(keys) if call.gradients is None else call.gradients[call.input_count :]
     for at, key in enumerate(keys):
-        if found[at] is None and heard.passes and key[0] == number:
+        if found[at] is None and call.is_passthrough and key[0] == number:
             found[at] = arriving[key[1]]  # it is what backward began with, or a user wrapped the node
     return tuple(found)
 
 
-def _wanted(calls: Iterable[Heard]) -> dict[Key, list[tuple[Heard, int]]]:
+def _wanted(calls: Iterable[BackwardCall]) -> dict[Key, list[tuple[BackwardCall, int]]]:
     """By where it arrives: the calls with such a tensor, and its place among those they took and passed on."""
-    wanted: dict[Key, list[tuple[Heard, int]]] = {}
-    for heard in calls:
-        for begin, flat in ((0, heard.inputs), (heard.input_count, heard.passed)):
-            for key, place in _first_places(keys_of(flat)).items():
-                wanted.setdefault(key, []).append((heard, begin + place))
+    wanted: dict[Key, list[tuple[BackwardCall, int]]] = {}
+    for call in calls:
+        for begin, flat in ((0, call.inputs), (call.input_count, call.passed)):
+            for key, position in _first_positions(keys_of(flat)).items():
+                wanted.setdefault(key, []).append((call, begin + position))
     return wanted
 
 
-def _first_places(keys: list[Key]) -> dict[Key, int]:
+def _first_positions(keys: list[Key]) -> dict[Key, int]:
     """A tensor that is there twice has its gradient at its first place."""
     if len(keys) == 1:
         return {keys[0]: 0}
     return {key: at for at, key in reversed([*enumerate(keys)])}
 
 
-def _edges(graph: Graph, with_leaves: bool) -> Iterator[tuple[Any, int, int, Key]]:
+def _edges(graph: EngineGraph, with_leaves: bool) -> Iterator[tuple[Any, int, int, Key]]:
     """Every edge of the nodes that run: node, its number, which of its edges, and where that leads."""
     numbers = dict(zip(graph.nodes, graph.numbers.tolist(), strict=True))
     for node, number in numbers.items():
@@ -105,33 +107,35 @@ def _edges(graph: Graph, with_leaves: bool) -> Iterator[tuple[Any, int, int, Key
                     yield node, number, edge, (at, id(target.variable))
 
 
-def _take_what_arrives(graph: Graph, wanted: dict[Key, list[tuple[Heard, int]]], fed: dict[Key, int]) -> None:
+def _take_what_arrives(
+    graph: EngineGraph, wanted: dict[Key, list[tuple[BackwardCall, int]]], fed: dict[Key, int]
+) -> None:
     """Notes for which calls the gradients that arrive at the next node are those of all their inputs."""
-    calls = list({id(heard): heard for receivers in wanted.values() for heard, _ in receivers}.values())
-    begins = np.array([heard.first for heard in calls], np.int64)
+    calls = list({id(call): call for receivers in wanted.values() for call, _ in receivers}.values())
+    begins = np.array([call.first for call in calls], np.int64)
     following = np.searchsorted(-graph.numbers, -begins, side="right")
-    for heard, number in zip(calls, np.append(graph.numbers, -1)[following].tolist(), strict=True):
-        if number in graph.roots or heard.passed or heard.has_hooked_input:
+    for call, number in zip(calls, np.append(graph.numbers, -1)[following].tolist(), strict=True):
+        if number in graph.roots or call.passed or call.has_hooked_input:
             continue
-        if all(key[0] == number and fed.get(key) == 1 for key in keys_of(heard.inputs)):
-            heard.taken_at = number
+        if all(key[0] == number and fed.get(key) == 1 for key in keys_of(call.inputs)):
+            call.taken_at = number
 
 
 def _collector(sinks: list[_Sink]) -> Callable[[Any, Any], None]:
     def collect(grad_inputs: Any, grad_outputs: Any) -> None:
         if is_dynamo_compiling():
             return
-        for edge, heard, place in sinks:
+        for edge, call, position in sinks:
             gradient = grad_inputs[edge]
             if gradient is None:
                 continue
-            keys = keys_of(heard.inputs + heard.passed)
-            if _is_leaf(keys[place]) and type(gradient) is torch.Tensor and not torch.is_grad_enabled():
+            keys = keys_of(call.inputs + call.passed)
+            if _is_leaf(keys[position]) and type(gradient) is torch.Tensor and not torch.is_grad_enabled():
                 with unseen():
                     gradient = gradient.detach()  # a leaf takes it over only if nobody else holds it
-            if heard.gradients is None:
-                heard.gradients = [None] * len(keys)
-            heard.gradients[place] = _sum(heard.gradients[place], gradient)
+            if call.gradients is None:
+                call.gradients = [None] * len(keys)
+            call.gradients[position] = _sum(call.gradients[position], gradient)
 
     return collect
 

@@ -4,37 +4,39 @@ from collections.abc import Sequence
 
 from ...torch_internals import ACCUMULATE_SEQUENCE_NR
 from ..log.segments import Segment
-from .backward_call import Heard, HeardCalls
+from .backward_call import BackwardCall, SegmentCalls
 from .call_tensors import Key, keys_of
-from .plan import Graph
+from .plan import EngineGraph
 
 
-def find_passing(graph: Graph, segments: Sequence[Segment], calls: HeardCalls) -> dict[int, list[Heard]]:
+def find_passthrough(
+    graph: EngineGraph, segments: Sequence[Segment], calls: SegmentCalls
+) -> dict[int, list[BackwardCall]]:
     """Such calls by the number of the node before which the gradients pass; -1: after all nodes."""
-    found: list[tuple[int, int, int, Heard]] = []
+    found: list[tuple[int, int, int, BackwardCall]] = []
     arrived: _Arrived | None = None
     for at, segment in reversed([*enumerate(segments)]):
-        if not segment.crossings.passed:
+        if not segment.call_tensors.passed:
             continue
         arrived = arrived or _Arrived(graph)
         runs = graph.has_any(segment.first_seq, segment.last_seq)
         structure = segment.structure()
-        for event, outputs in segment.crossings.passed.items():
-            heard = calls.of(segment)[int(structure.scope_after[event])]
-            if not graph.has_any(heard.first, heard.last) and any(
-                arrived.at(key, heard, runs) for key in keys_of(outputs)
+        for event, outputs in segment.call_tensors.passed.items():
+            call = calls.of(segment)[int(structure.scope_after[event])]
+            if not graph.has_any(call.first, call.last) and any(
+                arrived.at(key, call, runs) for key in keys_of(outputs)
             ):
-                found.append((-heard.last, -at, -int(structure.exit_event[heard.index]), heard))
-    by_node: dict[int, list[Heard]] = {}
-    for _, _, _, heard in sorted(found, key=lambda each: each[:3]):
-        by_node.setdefault(graph.next_before(heard.last), []).append(heard)
+                found.append((-call.last, -at, -int(structure.exit_event[call.index]), call))
+    by_node: dict[int, list[BackwardCall]] = {}
+    for _, _, _, call in sorted(found, key=lambda each: each[:3]):
+        by_node.setdefault(graph.next_before(call.last), []).append(call)
     return by_node
 
 
 class _Arrived:
     """Where gradients arrive in one run of the engine."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: EngineGraph) -> None:
         self._roots = graph.roots
         self._fed: dict[Key, int] = {}  # the largest number of a node that feeds it
         self._claimed: dict[int, int] = {}
@@ -45,16 +47,16 @@ class _Arrived:
                     key = (at, id(target.variable) if at == ACCUMULATE_SEQUENCE_NR else slot)
                     self._fed.setdefault(key, number)
 
-    def at(self, key: Key, heard: Heard, runs: bool) -> bool:
+    def at(self, key: Key, call: BackwardCall, runs: bool) -> bool:
         """Whether a gradient arrives at what a call has passed on, from what was made after it.
 
         Args:
             runs: a node of the outermost call around it runs too.
         """
-        if self._fed.get(key, -1) < heard.last:
+        if self._fed.get(key, -1) < call.last:
             return key[0] in self._roots
         if key[0] != ACCUMULATE_SEQUENCE_NR or runs:
             return True
         # A leaf given to a model of which no node runs: it went through the newest such call before its use.
-        crossings = heard.segment.crossings
-        return crossings.leaf_lives(key[1]) and self._claimed.setdefault(key[1], heard.last) == heard.last
+        call_tensors = call.segment.call_tensors
+        return call_tensors.leaf_lives(key[1]) and self._claimed.setdefault(key[1], call.last) == call.last

@@ -15,13 +15,14 @@ from ...torch_internals import (
     output_nr_of,
     will_engine_execute,
 )
-from ..log.segments import CallRef, Ints, Segment
+from ..log.nesting import Ints
+from ..log.segments import CallRef, Segment
 from ..log.thread_log import ThreadLog
 
 Edges = dict[Any, Any]
 
 
-class Graph(NamedTuple):
+class EngineGraph(NamedTuple):
     """The nodes below some roots, those that only accumulate into a parameter left out."""
 
     nodes: list[Any]  # in the order in which the engine runs them: descending sequence number
@@ -42,7 +43,7 @@ class Graph(NamedTuple):
         return int(self.numbers[at]) if at < len(self.numbers) else -1
 
 
-class Moves(NamedTuple):
+class CallChanges(NamedTuple):
     """The nodes from which on another call is running, as columns."""
 
     nodes: list[Any]
@@ -51,7 +52,7 @@ class Moves(NamedTuple):
     calls: list[int]  # by number in their segments; -1: outside
 
 
-NO_MOVES = Moves([], [], [], [])
+NO_CHANGES = CallChanges([], [], [], [])
 
 
 def root_nodes(outputs: Iterable[Any]) -> list[Any]:
@@ -68,7 +69,7 @@ def root_nodes(outputs: Iterable[Any]) -> list[Any]:
     return list(nodes)
 
 
-def read_graph(roots: list[Any], first: Any, pruned: bool) -> Graph:
+def read_graph(roots: list[Any], first: Any, pruned: bool) -> EngineGraph:
     """Walks the graph once.
 
     Args:
@@ -81,12 +82,12 @@ def read_graph(roots: list[Any], first: Any, pruned: bool) -> Graph:
     if pruned and will_engine_execute is not None:
         order = [at for at in order if nodes[at] is first or will_engine_execute(nodes[at])]
     roots_numbers = frozenset(root._sequence_nr() for root in roots)
-    return Graph(
+    return EngineGraph(
         [nodes[at] for at in order], np.array(numbers, np.int64)[order], edges, pruned, roots_numbers
     )
 
 
-def find_moves(graph: Graph, owner: ThreadLog, extra: Collection[int] = ()) -> Moves:
+def find_changes(graph: EngineGraph, owner: ThreadLog, extra: Collection[int] = ()) -> CallChanges:
     """The nodes at which the running call changes, the first node included; and those of the numbers in `extra`.
 
     The engine runs nodes in descending sequence number, so the calls that the sorted nodes were made in are
@@ -100,7 +101,7 @@ def find_moves(graph: Graph, owner: ThreadLog, extra: Collection[int] = ()) -> M
     if extra:
         changed |= np.isin(graph.numbers, list(extra))
     at = np.flatnonzero(changed)
-    return Moves(
+    return CallChanges(
         [graph.nodes[node] for node in at.tolist()],
         graph.numbers[at].tolist(),
         [segments[of] for of in of_segment[at].tolist()],
@@ -122,7 +123,7 @@ def _made_in_segment(
 
 
 def find_adding_nodes(
-    graph: Graph, outputs: list[Any], owner: ThreadLog | None
+    graph: EngineGraph, outputs: list[Any], owner: ThreadLog | None
 ) -> Iterator[tuple[Any, CallRef | None]]:
     """The nodes after which the engine adds their gradients to others that have come to the same place.
 
@@ -139,7 +140,7 @@ def find_adding_nodes(
             fed[edge] = _common(fed[edge], call) if edge in fed else call
 
 
-def _calls_by_node(graph: Graph, owner: ThreadLog | None) -> list[CallRef | None]:
+def _calls_by_node(graph: EngineGraph, owner: ThreadLog | None) -> list[CallRef | None]:
     if owner is None:
         return [None] * len(graph.nodes)
     segments, of_segment, index = calls_of_nodes(owner, graph.numbers)

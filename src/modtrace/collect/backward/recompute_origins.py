@@ -157,11 +157,11 @@ def _by_rank(segment: Segment) -> dict[tuple[int, int, int], int]:
 
 
 def _module_ids(segment: Segment) -> list[int]:
-    places: Any = segment.log.all_places
-    entered = segment.places[segment.structure().enter_event].tolist()
-    return [places[place].named.module_id for place in entered]
+    contexts: Any = segment.log.all_contexts
+    entered = segment.contexts[segment.structure().enter_event].tolist()
+    return [contexts[number].named.module_id for number in entered]
 
 
 def _module_id(call: CallRef) -> int:
-    assert call.place.named is not None
-    return call.place.named.module_id
+    assert call.context.named is not None
+    return call.context.named.module_id

@@ -60,7 +60,7 @@ def find_repeated(segment: Segment, running: nn.Module | None) -> CallRef | None
     """
     calls = calls_in_function(segment.region, segment.trigger, {segment.named.module_id})
     if len(calls) > 1 and running is not None:
-        calls = [call for call in calls if call.parent is not None and call.parent.place.module is running]
+        calls = [call for call in calls if call.parent is not None and call.parent.context.module is running]
     return calls[0] if len(calls) == 1 else None
 
 
@@ -104,5 +104,5 @@ def _entered_in(region: Region, segment: Segment) -> npt.NDArray[np.bool_]:
 
 
 def _module_id(call: CallRef) -> int:
-    assert call.place.named is not None
-    return call.place.named.module_id
+    assert call.context.named is not None
+    return call.context.named.module_id

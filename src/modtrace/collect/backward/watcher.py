@@ -1,4 +1,4 @@
-"""Watches every backward at torch's one Python door, and knows which one is running."""
+"""Watches every backward where Python enters the autograd engine, and knows which ones are running."""
 
 import functools
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...torch_internals import (
-    BackwardDoor,
+    EngineEntry,
     graph_task_id,
     is_dynamo_compiling,
     is_tracing,
@@ -17,7 +17,7 @@ from ...torch_internals import (
 from ..log.listeners import Subscribers
 from ..log.segments import BackwardSpan, CallRef, Segment
 from ..log.thread_log import Backward, ThreadLog, ThreadLogs
-from .call_events import BackwardHearer
+from .call_events import BackwardListener
 from .call_hooks import CallHooks, Wanted
 from .graph_watch import GraphWatch, watched_segments
 
@@ -26,26 +26,26 @@ CloseDownTo = Callable[[ThreadLog, Segment | None], None]
 
 
 class BackwardWatcher:
-    """Stands in torch's door for the tracker, and knows which backward is running."""
+    """Wraps the entry of the autograd engine for one tracker, and knows which backwards are running."""
 
     def __init__(self, subscribers: Subscribers, logs: ThreadLogs, close_down_to: CloseDownTo) -> None:
         self._subscribers = subscribers
         self._logs = logs
         self._close_down_to = close_down_to
-        self._door = BackwardDoor()
+        self._entry = EngineEntry()
         self._running: list[Backward] = []
-        self.hearers: list[BackwardHearer] = []
+        self.listeners: list[BackwardListener] = []
 
     def start(self) -> None:
-        """Wraps the door."""
+        """Wraps the entry."""
         keep_out_of_dynamo(CallHooks.plan, CallHooks._move_on, CallHooks._mark, GraphWatch.__call__)
         keep_out_of_dynamo(BackwardWatcher._make, BackwardWatcher._begin, BackwardWatcher._end)
         keep_out_of_dynamo(BackwardWatcher._wrap, BackwardWatcher._run, with_callees=False)
-        self._door.open(self._wrap)
+        self._entry.replace(self._wrap)
 
     def stop(self) -> None:
-        """Gives the door back."""
-        self._door.close()
+        """Restores the entry."""
+        self._entry.restore()
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -75,7 +75,7 @@ class BackwardWatcher:
         log = backward.log
         log.backward = backward
         backward.outputs = outputs
-        log.place = self._logs.outside  # modules that run now do not run inside the open call
+        log.context = self._logs.outside  # modules that run now do not run inside the open call
         self._running.append(backward)
         with self._subscribers.guard(None):
             if backward.create_graph and log.segment is None:
@@ -89,7 +89,7 @@ class BackwardWatcher:
             wanted = Wanted(
                 times=any(user.wants_backward_events for user in users),
                 additions=any(user.wants_additions for user in users),
-                hearers=tuple(self.hearers),
+                listeners=tuple(self.listeners),
             )
             if any(wanted):
                 if isinstance(outputs, torch.Tensor):
@@ -106,7 +106,7 @@ class BackwardWatcher:
         with self._subscribers.guard(None):
             self._close_down_to(log, backward.segment)
             if log.segment is backward.segment:
-                log.place = backward.place
+                log.context = backward.context
             if backward.span is not None:
                 backward.span.last_seq = sequence_nr()
             backward.first_id = self._logs.take_ids(len(backward.calls))
@@ -118,7 +118,7 @@ class BackwardWatcher:
         return bool(self._running)
 
     def running(self, log: ThreadLog, task: int) -> Backward | None:
-        """The backward that a graph task belongs to; None if it did not come through the door."""
+        """Returns the backward that a graph task belongs to; None if it did not come through the wrapped entry."""
         for backward in reversed(self._running):
             if backward.task == task:
                 return backward

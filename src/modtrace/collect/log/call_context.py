@@ -12,7 +12,7 @@ from ...torch_internals import is_compiled
 from ..names.module_names import ModuleNames, NamedModule, walk
 
 
-class Place(dict[int, "Place"]):
+class CallContext(dict[int, "CallContext"]):
     """A module as reached through one chain of callers; the places below it, by `id` of their module.
 
     The running call is a pointer into this tree: entering a module is one dictionary look-up, which at the
@@ -20,20 +20,11 @@ class Place(dict[int, "Place"]):
     """
 
     __slots__ = (
-        "above",
-        "codes",
-        "compiled",
-        "index",
-        "is_scope",
-        "key",
-        "named",
-        "outermost",
-        "owners",
-        "ref",
+        "above", "codes", "compiled", "index", "is_scope", "key", "named", "outermost", "owners", "ref",
         "seen_as",
-    )
+    )  # fmt: skip
 
-    def __init__(self, named: NamedModule | None, above: Optional["Place"], index: int) -> None:
+    def __init__(self, named: NamedModule | None, above: Optional["CallContext"], index: int) -> None:
         self.ref: Callable[[], nn.Module | None] = _no_module  # the module that was met here last
         self.key = -1  # id of the module; -1 for an outermost place, so that leaving it takes the slow way
         self.outermost = -1
@@ -77,39 +68,39 @@ class Place(dict[int, "Place"]):
         """The module, None if it is dead or the place is no module's."""
         return None if self.named is None or self.named.ref is None else self.named.ref()
 
-    def upwards(self) -> Iterator["Place"]:
+    def upwards(self) -> Iterator["CallContext"]:
         """This place and those of its callers, innermost first; none at the outside."""
-        at: Place | None = self
+        at: CallContext | None = self
         while at is not None and at.named is not None:
             yield at
             at = at.above
 
 
-class PlaceTree:
+class ContextTree:
     """All places, by number. Taken under the tracker's lock."""
 
     def __init__(self, names: ModuleNames) -> None:
         self._names = names
-        self.places: list[Place] = []  # by number
-        self.outside = Place(None, None, -1)
-        self._outermost: dict[int, Place] = {}
-        self._of_module: dict[int, list[Place]] = {}  # by module_id
+        self.contexts: list[CallContext] = []  # by number
+        self.outside = CallContext(None, None, -1)
+        self._outermost: dict[int, CallContext] = {}
+        self._of_module: dict[int, list[CallContext]] = {}  # by module_id
 
-    def find(self, module: nn.Module, above: Place | None, frame: FrameType | None) -> Place:
+    def find(self, module: nn.Module, above: CallContext | None, frame: FrameType | None) -> CallContext:
         """The place of a module below its caller, None: at the outside; made when met for the first time."""
         key = id(module)
         known = self._outermost.get(key) if above is None else above.get(key)
         if known is not None and known.ref() is module:
             return known
         named = self._names.find(module, None if above is None else above.named, frame)
-        place = self._take(key, named, above)
-        place.ref = weakref.ref(module)
-        place.compiled = is_compiled(module)
+        context = self._take(key, named, above)
+        context.ref = weakref.ref(module)
+        context.compiled = is_compiled(module)
         if above is not None and above.named is not None and named.root is not above.root:
-            place.seen_as = _seen_below(above, module)
-        return place
+            context.seen_as = _seen_below(above, module)
+        return context
 
-    def find_scope(self, named: NamedModule, above: Place | None) -> Place:
+    def find_scope(self, named: NamedModule, above: CallContext | None) -> CallContext:
         """The place of a named stretch of code. Its key is odd, so it is no module's `id`."""
         key = 2 * named.module_id + 1
         known = self._outermost.get(key) if above is None else above.get(key)
@@ -118,34 +109,34 @@ class PlaceTree:
             known.is_scope = True
         return known
 
-    def places_of(self, named: NamedModule) -> list[Place]:
+    def contexts_of(self, named: NamedModule) -> list[CallContext]:
         """Where a module has been called."""
         module = None if named.ref is None else named.ref()
-        places = () if module is None else self._of_module.get(named.module_id, ())
-        return [place for place in places if place.ref() is module]
+        contexts = () if module is None else self._of_module.get(named.module_id, ())
+        return [context for context in contexts if context.ref() is module]
 
-    def _take(self, key: int, named: NamedModule, above: Place | None) -> Place:
+    def _take(self, key: int, named: NamedModule, above: CallContext | None) -> CallContext:
         """A place that is free, as the one of a module that has died and has its name from now on, or a new one."""
         holder = self._outermost if above is None else above
-        places = self._of_module.setdefault(named.module_id, [])
-        place = next((each for each in places if each.above is above and each.ref() is None), None)
-        if place is None:
-            place = Place(named, above, len(self.places))
-            self.places.append(place)
-            places.append(place)
-        elif holder.get(place.outermost) is place:
-            del holder[place.outermost]
-        place.outermost = key
-        place.key = -1 if above is None else key
-        holder[key] = place
-        return place
+        contexts = self._of_module.setdefault(named.module_id, [])
+        context = next((each for each in contexts if each.above is above and each.ref() is None), None)
+        if context is None:
+            context = CallContext(named, above, len(self.contexts))
+            self.contexts.append(context)
+            contexts.append(context)
+        elif holder.get(context.outermost) is context:
+            del holder[context.outermost]
+        context.outermost = key
+        context.key = -1 if above is None else key
+        holder[key] = context
+        return context
 
 
 def _no_module() -> None:
     return None
 
 
-def _seen_below(above: Place, module: nn.Module) -> tuple[NamedModule, str] | None:
+def _seen_below(above: CallContext, module: nn.Module) -> tuple[NamedModule, str] | None:
     """The root and the path of a module as registered below its caller; None if it is not."""
     caller = above.module
     if caller is not None:

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from ..names.module_names import ModuleNames
-from .call_context import Place
+from .call_context import CallContext
 from .segments import Segment
 from .thread_log import Backward, ThreadLog
 
@@ -42,7 +42,7 @@ class Listener:
 
     # Tensors. These methods never raise, unless the tracker is strict.
 
-    def returned(self, log: ThreadLog, place: Place, output: Any) -> None:
+    def returned(self, log: ThreadLog, context: CallContext, output: Any) -> None:
         """A call has returned its output; its exit is the newest event of the thread's log."""
 
     def outermost_returned(self, log: ThreadLog, output: Any) -> None:
@@ -97,7 +97,7 @@ class Subscribers:
         self.backward_ended: list[Callable[[Backward], None]] = []
         self.optimizer_began: list[Callable[[int], None]] = []
         self.optimizer_ended: list[Callable[[int, int, int], None]] = []
-        self.returned: list[Callable[[ThreadLog, Place, Any], None]] = []
+        self.returned: list[Callable[[ThreadLog, CallContext, Any], None]] = []
         self.outermost_returned: list[Callable[[ThreadLog, Any], None]] = []
         self.backward_begins: list[Callable[[Backward, Any], None]] = []
         self.optimizer_begins: list[Callable[[Any, bool], None]] = []

@@ -6,13 +6,11 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ...recording.phase import FORWARD
 from ..names.module_names import NamedModule
-from .call_context import Place
-
-Ints = npt.NDArray[np.int64]
+from .call_context import CallContext
+from .nesting import OpenCalls, Structure, structure_of
 
 # What an exit event holds where an enter event holds the number of a place.
 EXIT = -1
@@ -30,9 +28,9 @@ class CallRef(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
 
     @property
-    def place(self) -> Place:
+    def context(self) -> CallContext:
         """Where in the tree of callers it ran."""
-        return self.segment.place_of(self.index)
+        return self.segment.context_of(self.index)
 
     @property
     def call_id(self) -> int | None:
@@ -46,47 +44,6 @@ class CallRef(NamedTuple):
         return None if above < 0 else CallRef(self.segment, above)
 
 
-class Structure(NamedTuple):
-    """What nests in what, for the events of one or more whole segments."""
-
-    enter_event: Ints  # by call
-    exit_event: Ints  # by call
-    parent: Ints  # by call; -1: outermost
-    scope_after: Ints  # by event: the call that runs after it; -1: none
-
-
-def structure_of(places: Ints) -> Structure:
-    """Pairs enter and exit events and finds each call's parent.
-
-    Args:
-        places: `[events]`, a place's number for an enter, negative for an exit; every enter has its exit.
-    """
-    entered = places >= 0
-    depth = np.cumsum(np.where(entered, 1, -1))
-    level = depth + ~entered  # of the call that the event begins or ends, from 1
-    small = np.int16 if len(level) and level.max() < 2**15 else np.int64
-    by_level = np.argsort(level.astype(small), kind="stable")  # int16: a radix sort
-    number = np.cumsum(entered) - 1
-    enter_event = np.flatnonzero(entered)
-    exit_event = np.empty_like(enter_event)
-    exit_event[number[by_level[0::2]]] = by_level[1::2]
-    parent = _parents(level[enter_event])
-    scope_after = np.empty_like(places)
-    scope_after[enter_event] = np.arange(len(enter_event))
-    scope_after[exit_event] = parent
-    return Structure(enter_event, exit_event, parent, scope_after)
-
-
-def _parents(level: Ints) -> Ints:
-    parent = np.full(len(level), -1, np.int64)
-    above = np.flatnonzero(level == 1)
-    for depth in range(2, int(level.max(initial=0)) + 1):
-        here = np.flatnonzero(level == depth)
-        parent[here] = above[np.searchsorted(above, here) - 1]
-        above = here
-    return parent
-
-
 class Segment:
     """An outermost module call with everything inside it, on one thread.
 
@@ -94,38 +51,15 @@ class Segment:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_children",
-        "_counts",
-        "_events",
-        "_open_calls",
-        "_ranks",
-        "_seen",
-        "_structure",
-        "around",
-        "crossings",
-        "first_id",
-        "first_seq",
-        "handover",
-        "holders",
-        "last_seq",
-        "log",
-        "outer",
-        "owners",
-        "phase",
-        "place",
-        "region",
-        "repeats",
-        "task",
-        "trigger",
-        "trigger_seq",
-        "watches",
+        "__weakref__", "_children", "_counts", "_events", "_open_calls", "_ranks", "_seen", "_structure",
+        "around", "call_tensors", "context", "first_id", "first_seq", "handover", "holders", "last_seq", "log",
+        "outer", "owners", "phase", "region", "repeats", "task", "trigger", "trigger_seq", "watches",
         "with_grad",
     )  # fmt: skip
 
-    def __init__(self, log: "Any", place: Place, first_seq: int, task: int, with_grad: bool) -> None:
+    def __init__(self, log: "Any", context: CallContext, first_seq: int, task: int, with_grad: bool) -> None:
         self.log = log  # the thread's
-        self.place = place
+        self.context = context
         self.first_seq = first_seq  # autograd nodes made inside have sequence numbers from here ...
         self.last_seq: int | None = None  # ... to before here; None while it runs
         self.task = task  # graph task it runs in, -1: none
@@ -145,7 +79,9 @@ class Segment:
         self.holders = 0  # recorders that have not written its rows yet
         self.handover: Any = None  # what it was given and has returned, if it begins outside of all that runs
         self.watches: list[weakref.ref[Any]] = []  # dead when its graph is
-        self.crossings: Any = None  # of the tensors that went in and came out of its calls, if that is wanted
+        self.call_tensors: Any = (
+            None  # the tensors that went in and came out of its calls, if they are wanted
+        )
         self._structure: Structure | None = None
         self._open_calls: OpenCalls | None = None
         self._children: list[list[int]] | None = None  # by call, once it is closed
@@ -156,13 +92,13 @@ class Segment:
     @property
     def named(self) -> NamedModule:
         """The module that was called."""
-        assert self.place.named is not None
-        return self.place.named
+        assert self.context.named is not None
+        return self.context.named
 
     @property
     def is_stretch(self) -> bool:
         """Whether it is a stretch of named code that no module is around."""
-        return self.place.is_scope and self.named.parent is None
+        return self.context.is_scope and self.named.parent is None
 
     @property
     def calls(self) -> int:
@@ -183,8 +119,8 @@ class Segment:
     def pack(self) -> None:
         """Turns the events of a closed segment into arrays. 30 us for 200 calls, so only if they are looked at."""
         if isinstance(self._events[0], list) and self.last_seq is not None:
-            seqs, places, times = self._events
-            self._events = (np.array(seqs, np.int64), np.array(places, np.int64), np.array(times, np.int64))
+            seqs, contexts, times = self._events
+            self._events = (np.array(seqs, np.int64), np.array(contexts, np.int64), np.array(times, np.int64))
 
     @property
     def seqs(self) -> Any:
@@ -193,7 +129,7 @@ class Segment:
         return self._events[0]
 
     @property
-    def places(self) -> Any:
+    def contexts(self) -> Any:
         """What each event is: the number of the place entered, or a code for an exit."""
         self.pack()
         return self._events[1]
@@ -205,11 +141,11 @@ class Segment:
         return self._events[2]
 
     @property
-    def open_calls(self) -> "OpenCalls":
+    def open_calls(self) -> OpenCalls:
         """What nests in what up to now, of a running segment."""
         if self._open_calls is None:
             self._open_calls = OpenCalls()
-        self._open_calls.follow(self.places)
+        self._open_calls.follow(self.contexts)
         return self._open_calls
 
     def has_made(self, sequence_nr: int) -> bool:
@@ -228,11 +164,11 @@ class Segment:
         """What nests in what; kept once the segment is closed, if it will be asked for again."""
         if self._structure is not None:
             return self._structure
-        places = self.places
+        contexts = self.contexts
         if self.last_seq is None:
-            entered = sum(1 if place >= 0 else -1 for place in places)
-            places = np.array(places + [EXIT_UNSEEN] * entered, np.int64)
-        structure = structure_of(places)
+            entered = sum(1 if event >= 0 else -1 for event in contexts)
+            contexts = np.array(contexts + [EXIT_UNSEEN] * entered, np.int64)
+        structure = structure_of(contexts)
         if self.last_seq is not None and keep:
             self._structure = structure
         return structure
@@ -249,21 +185,21 @@ class Segment:
         index = int(after[event])
         return None if index < 0 else CallRef(self, index)
 
-    def place_of(self, index: int) -> Place:
+    def context_of(self, index: int) -> CallContext:
         """The place of its `index`-th call."""
         if self.last_seq is None:
-            number = self.open_calls.place[index]
+            number = self.open_calls.context[index]
         else:
-            number = int(self.places[int(self.structure().enter_event[index])])
-        place: Place = self.log.all_places[number]
-        return place
+            number = int(self.contexts[int(self.structure().enter_event[index])])
+        context: CallContext = self.log.all_contexts[number]
+        return context
 
-    def places_of_calls(self) -> list[int]:
+    def contexts_of_calls(self) -> list[int]:
         """The numbers of the places of its calls, in the order in which they began."""
         if self.last_seq is None:
-            return self.open_calls.place
-        places: list[int] = self.places[self.structure().enter_event].tolist()
-        return places
+            return self.open_calls.context
+        contexts: list[int] = self.contexts[self.structure().enter_event].tolist()
+        return contexts
 
     def forward_counts(self) -> Counter[int]:
         """How many forward calls each module has in it, by module_id."""
@@ -272,8 +208,8 @@ class Segment:
         if self._counts is not None:
             return self._counts
         counts: Counter[int] = Counter()
-        for number, count in Counter(self.places_of_calls()).items():
-            counts[self.log.all_places[number].named.module_id] += count
+        for number, count in Counter(self.contexts_of_calls()).items():
+            counts[self.log.all_contexts[number].named.module_id] += count
         if self.last_seq is not None:
             self._counts = counts
         return counts
@@ -294,9 +230,9 @@ class Segment:
         if self._ranks is None or len(self._ranks) <= index:
             if self._ranks is None:
                 self._ranks, self._seen = [], Counter()
-            places, seen = self.log.all_places, self._seen
-            for number in self.places_of_calls()[len(self._ranks) :]:
-                module_id = places[number].named.module_id
+            contexts, seen = self.log.all_contexts, self._seen
+            for number in self.contexts_of_calls()[len(self._ranks) :]:
+                module_id = contexts[number].named.module_id
                 self._ranks.append(seen[module_id])
                 seen[module_id] += 1
         return self._ranks[index]
@@ -304,33 +240,6 @@ class Segment:
     def parent_of(self, index: int) -> int:
         """The call around its `index`-th call; -1: none in this segment."""
         return self.open_calls.parent[index] if self.last_seq is None else int(self.structure().parent[index])
-
-
-class OpenCalls:
-    """What nests in what in a running segment. Each event is looked at once, however often it is asked."""
-
-    __slots__ = ("after", "children", "innermost", "parent", "place")
-
-    def __init__(self) -> None:
-        self.after: list[int] = []  # by event: the call that runs after it; -1: none
-        self.place: list[int] = []  # by call: the number of its place
-        self.parent: list[int] = []  # by call
-        self.children: list[list[int]] = []  # by call
-        self.innermost = -1  # the innermost open call
-
-    def follow(self, places: list[int]) -> None:
-        """Looks at the events that have come since."""
-        for place in places[len(self.after) :]:
-            if place >= 0:
-                self.parent.append(self.innermost)
-                self.children.append([])
-                if self.innermost >= 0:
-                    self.children[self.innermost].append(len(self.place))
-                self.innermost = len(self.place)
-                self.place.append(place)
-            else:
-                self.innermost = self.parent[self.innermost]
-            self.after.append(self.innermost)
 
 
 class BackwardSpan:

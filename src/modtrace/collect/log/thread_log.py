@@ -10,7 +10,7 @@ from typing import Any
 
 from ...torch_internals import call_kwargs, current_node, sequence_nr
 from .backward_calls import BackwardCalls
-from .call_context import Place, PlaceTree
+from .call_context import CallContext, ContextTree
 from .segments import BackwardSpan, CallRef, Segment
 
 #: Segments and spans that nothing holds are kept this long, for graphs that no output leads to (a stashed loss).
@@ -20,31 +20,32 @@ _UNWATCHED_KEPT = 16
 _CREATE_GRAPH, _INPUTS = 2, 3
 
 #: Where code runs whose modules are not followed; see `ThreadLog.aside`.
-ASIDE = Place(None, None, -1)
+ASIDE = CallContext(None, None, -1)
 
 
 class ThreadLog:
     """What one thread is in the middle of, and the segments whose graphs may still run backward."""
 
     __slots__ = (
-        "all_places", "backward", "forgotten_seq", "given_kwargs", "hooked", "hooked_task", "life", "number", "outside",
-        "pinned", "place", "places", "prune_at", "scopes", "segment", "seqs", "spans", "suspended", "task", "times",
+        "all_contexts", "backward", "context", "contexts", "forgotten_seq", "given_kwargs", "hooked",
+        "hooked_task", "life", "number", "outside", "pinned", "prune_at", "scopes", "segment", "seqs", "spans",
+        "suspended", "task", "times",
     )  # fmt: skip
 
     def __init__(
-        self, places: list[Place], outside: Place, number: int, life: "weakref.ref[ThreadLife]"
+        self, contexts: list[CallContext], outside: CallContext, number: int, life: "weakref.ref[ThreadLife]"
     ) -> None:
-        self.all_places = places  # the tracker's, by number
+        self.all_contexts = contexts  # the tracker's, by number
         self.outside = outside
         self.number = number
         self.life = life
-        self.place = outside
+        self.context = outside
         self.task = -1
         self.segment: Segment | None = None
         self.seqs: list[int] = []
-        self.places: list[int] = []
+        self.contexts: list[int] = []
         self.times: list[int] = []
-        self.suspended: list[tuple[Place, int, Segment]] = []
+        self.suspended: list[tuple[CallContext, int, Segment]] = []
         self.spans: list[Segment | BackwardSpan] = []  # by first_seq
         self.prune_at = 2 * _UNWATCHED_KEPT
         self.forgotten_seq = sequence_nr()  # of nodes with smaller numbers it may not be known whose they are
@@ -52,22 +53,22 @@ class ThreadLog:
         self.hooked: CallRef | None = None  # for which call a user's backward hook runs ...
         self.hooked_task = -1  # ... and in which graph task
         self.given_kwargs: dict[str, Any] | None = None  # of a call that is being opened without a hook
-        self.pinned: list[Place] = []  # of the calls that were opened without a hook
-        self.scopes: list[Place] = []  # scopes that stand outside of any module, outermost first
+        self.pinned: list[CallContext] = []  # of the calls that were opened without a hook
+        self.scopes: list[CallContext] = []  # scopes that stand outside of any module, outermost first
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Inside, modules run on this thread that are nothing of the run's: no call of theirs is noted."""
-        place, self.place = self.place, ASIDE
+        context, self.context = self.context, ASIDE
         try:
             yield
         finally:
-            self.place = place
+            self.context = context
 
     @property
     def is_in_stretch(self) -> bool:
         """Whether named code runs directly that no module is around."""
-        return bool(self.scopes) and self.place is self.scopes[-1]
+        return bool(self.scopes) and self.context is self.scopes[-1]
 
     @property
     def is_in_module(self) -> bool:
@@ -81,20 +82,20 @@ class ThreadLog:
     def push(self, segment: Segment) -> None:
         """Makes a new segment the one that the hooks append to."""
         if self.segment is not None:
-            self.suspended.append((self.place, self.task, self.segment))
-        self._use(segment, segment.place, segment.task)
+            self.suspended.append((self.context, self.task, self.segment))
+        self._use(segment, segment.context, segment.task)
 
     def pop(self) -> None:
         """Goes back to the segment that the last one interrupted, if it did."""
         if self.suspended:
-            place, task, segment = self.suspended.pop()
-            self._use(segment, place, task)
+            context, task, segment = self.suspended.pop()
+            self._use(segment, context, task)
         else:
-            self.place, self.task, self.segment = self.outside, -1, None
+            self.context, self.task, self.segment = self.outside, -1, None
 
-    def _use(self, segment: Segment, place: Place, task: int) -> None:
-        self.segment, self.place, self.task = segment, place, task
-        self.seqs, self.places, self.times = segment.seqs, segment.places, segment.times
+    def _use(self, segment: Segment, context: CallContext, task: int) -> None:
+        self.segment, self.context, self.task = segment, context, task
+        self.seqs, self.contexts, self.times = segment.seqs, segment.contexts, segment.times
 
     def span_of(self, sequence: int) -> Segment | BackwardSpan | None:
         """The innermost span in which this thread made the node of that number."""
@@ -140,7 +141,7 @@ class ThreadLife:
 class ThreadLogs:
     """The logs of all threads, made as each thread is first seen."""
 
-    def __init__(self, tree: PlaceTree) -> None:
+    def __init__(self, tree: ContextTree) -> None:
         self._tree = tree
         self.outside = tree.outside
         self.all: list[ThreadLog] = []
@@ -163,7 +164,7 @@ class ThreadLogs:
             with self._lock:
                 self.threads.life = life = ThreadLife()
                 log = self.threads.log = ThreadLog(
-                    self._tree.places, self.outside, self._threads_seen, weakref.ref(life)
+                    self._tree.contexts, self.outside, self._threads_seen, weakref.ref(life)
                 )
                 thread, number = self._started_on
                 if thread == threading.get_ident():
@@ -202,7 +203,7 @@ class Backward:
         self.raised: frozenset[int] = frozenset()  # rows of `calls` that an exception ended
         self.span: BackwardSpan | None = None
         self.segment = log.segment  # the module call it runs in, if it does: autograd.grad in a forward
-        self.place = log.place
+        self.context = log.context
         self.marks_additions = False  # what the engine adds up is told from the work of nodes
         self.adding_for = -1  # the number of the node whose own work was done last ...
         self.adding_in: CallRef | None = (

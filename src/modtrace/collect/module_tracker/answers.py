@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from ..log.segments import CallRef
-from ..scopes import locate
+from ..scopes.locate import Location
 from ..steps.follower import StepFollower
 from .stack_names import Stack, StackNames
 
@@ -23,7 +23,7 @@ class Where:
 
     __slots__ = ("_found", "_names", "_stack", "_steps", "accumulation", "known", "phase")
 
-    def __init__(self, found: locate.Where, names: StackNames, steps: StepFollower) -> None:
+    def __init__(self, found: Location, names: StackNames, steps: StepFollower) -> None:
         self._found = found
         self._names = names
         self._steps = steps
@@ -58,7 +58,7 @@ class Where:
         if call is None:
             return None
         nth, step = None, None
-        if not call.place.is_scope:
+        if not call.context.is_scope:
             step, nth = self._steps.count(call)
         return Call(self._named.names[-1], self._named.paths[-1], nth, step, self.compiled)
 
@@ -66,14 +66,14 @@ class Where:
     def compiled(self) -> bool:
         """Whether what runs is inside code of `torch.compile`, where modules are not seen."""
         call = self._call
-        return call is not None and any(place.compiled for place in call.place.upwards())
+        return call is not None and any(context.compiled for context in call.context.upwards())
 
     @property
     def trigger(self) -> str | None:
         """In a recompute the name of the module whose backward asked for it."""
         call = self._call
         trigger = None if call is None else call.segment.trigger
-        return None if trigger is None else self._names.of(trigger.place, trigger.segment).names[-1]
+        return None if trigger is None else self._names.of(trigger.context, trigger.segment).names[-1]
 
     @property
     def parameter(self) -> str | None:
@@ -93,7 +93,7 @@ class Where:
                 self._stack = self._names.of_parameter(parameter)
             call = call or self._found.nested_in
             if self._stack is None:
-                self._stack = Stack() if call is None else self._names.of(call.place, call.segment)
+                self._stack = Stack() if call is None else self._names.of(call.context, call.segment)
         return self._stack
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ from torch import nn
 
 from ...recording.module_path import join
 from ..identity_map import IdentityMap
-from ..log.call_context import Place, PlaceTree
+from ..log.call_context import CallContext, ContextTree
 from ..log.segments import Segment
 from ..names.module_names import SCOPE, ModuleNames, NamedModule, class_name, unwrapped
 
@@ -69,23 +69,23 @@ class RootLabels:
 class StackNames:
     """Names the stacks of one tracker's context. What has been named once costs a look-up, until a name changes."""
 
-    def __init__(self, names: ModuleNames, tree: PlaceTree, labels: RootLabels) -> None:
+    def __init__(self, names: ModuleNames, tree: ContextTree, labels: RootLabels) -> None:
         self._names = names
         self._tree = tree
         self._labels = labels
-        self._known: dict[Place, Stack] = {}
+        self._known: dict[CallContext, Stack] = {}
         self._revision = -1
 
-    def of(self, place: Place, segment: Segment) -> Stack:
+    def of(self, context: CallContext, segment: Segment) -> Stack:
         """What runs at a place in a segment."""
         if self._revision != self._names.revision:
             self._revision = self._names.revision
             self._known = {}
         if segment.around is not None or segment.owners:
-            return self._name(_levels(place, segment))
-        known = self._known.get(place)
+            return self._name(_levels(context, segment))
+        known = self._known.get(context)
         if known is None:
-            known = self._known[place] = self._name(_levels(place, segment))
+            known = self._known[context] = self._name(_levels(context, segment))
         return known
 
     def known(self, module: nn.Module) -> str | None:
@@ -103,8 +103,8 @@ class StackNames:
         owners = names.owners_of(parameter) or names.owners_of(parameter, learn=True)
         if not owners:
             return None
-        places = [place for owner in owners for place in self._tree.places_of(owner.module)]
-        stacks = [self._name(levels) for levels in map(_levels_outside, places) if levels is not None]
+        contexts = [context for owner in owners for context in self._tree.contexts_of(owner.module)]
+        stacks = [self._name(levels) for levels in map(_levels_outside, contexts) if levels is not None]
         if not stacks:  # it has not run, as where its weights are used without it
             stacks = [Stack((self.name_of(owner.module),), (owner.module.path,)) for owner in owners]
         first, *others = stacks
@@ -134,41 +134,41 @@ def _own_name(root: NamedModule, module: nn.Module | None) -> str:
     return root.type_name if module is None else class_name(unwrapped(module))
 
 
-def _chain(place: Place) -> list[Place]:
-    return list(place.upwards())[::-1]
+def _chain(context: CallContext) -> list[CallContext]:
+    return list(context.upwards())[::-1]
 
 
-def _levels(place: Place, segment: Segment) -> list[_Level]:
+def _levels(context: CallContext, segment: Segment) -> list[_Level]:
     """What runs at a place, with its path there, outermost first."""
-    own = _chain(place)
+    own = _chain(context)
     around = segment.around
     if around is None:
         outer = [(owner, owner.root, owner.path) for owner in segment.owners]
     else:
-        outer = _levels(around.place, around.segment)
-        own = _as_called_from(around.place, own)
+        outer = _levels(around.context, around.segment)
+        own = _as_called_from(around.context, own)
     return outer + [_level(each) for each in own]
 
 
-def _levels_outside(place: Place) -> list[_Level] | None:
+def _levels_outside(context: CallContext) -> list[_Level] | None:
     """The same for a place where a module has run outside of any backward; None: it has only been recomputed there."""
-    own = _chain(place)
+    own = _chain(context)
     if own[0].owners is None:
         return None
     return [*((owner, owner.root, owner.path) for owner in own[0].owners), *map(_level, own)]
 
 
-def _level(place: Place) -> _Level:
-    assert place.named is not None
-    return place.named, place.root, place.path
+def _level(context: CallContext) -> _Level:
+    assert context.named is not None
+    return context.named, context.root, context.path
 
 
-def _as_called_from(caller: Place, chain: list[Place]) -> list[Place]:
+def _as_called_from(caller: CallContext, chain: list[CallContext]) -> list[CallContext]:
     """The same calls where they stood when they ran first: a shared module has its path from its caller."""
-    found: list[Place] = []
-    at: Place | None = caller
-    for place in chain:
-        below = None if at is None else at.get(place.outermost)
-        at = None if below is None or below.named is not place.named else below
-        found.append(place if at is None else at)
+    found: list[CallContext] = []
+    at: CallContext | None = caller
+    for context in chain:
+        below = None if at is None else at.get(context.outermost)
+        at = None if below is None or below.named is not context.named else below
+        found.append(context if at is None else at)
     return found

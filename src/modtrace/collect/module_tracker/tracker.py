@@ -12,12 +12,12 @@ from torch import nn
 
 from ...errors import MisuseError, ModtraceWarning
 from ...torch_internals import graph_task_id, is_dynamo_compiling, keep_out_of_dynamo
-from ..log.call_context import PlaceTree
+from ..log.call_context import ContextTree
 from ..log.listeners import Listener
 from ..names.module_names import ModuleNames, roots_of
 from ..scopes import process
 from ..scopes.locate import NOWHERE
-from ..scopes.named_scopes import NamedCode
+from ..scopes.named_scopes import NamedScopes
 from ..scopes.tracker import ScopeTracker
 from ..steps.follower import StepFollower
 from .answers import Call, Where
@@ -63,10 +63,10 @@ class ModuleTracker:
         self._listener = _Listener(additions)
         self._depth = 0
         self._tracker: ScopeTracker | None = None  # while it is entered, and has not failed
-        self._code: NamedCode | None = None  # as long
+        self._scopes: NamedScopes | None = None  # as long
         names = ModuleNames()
         self._names = StackNames(
-            names, PlaceTree(names), self._labels
+            names, ContextTree(names), self._labels
         )  # of the context that is, or was the last
 
     def __enter__(self) -> "ModuleTracker":
@@ -84,7 +84,7 @@ class ModuleTracker:
             self._names = StackNames(tracker.names, tracker.tree, self._labels)
             self._steps = StepFollower()
             self._steps.start(tracker.subscribers, tracker.running_segments())
-            self._tracker, self._code = tracker, NamedCode(tracker)
+            self._tracker, self._scopes = tracker, NamedScopes(tracker)
             self._hooks.start(tracker)
             self._methods.start(self)
         except BaseException:
@@ -107,7 +107,7 @@ class ModuleTracker:
         self._depth = 0
         self._methods.stop()
         self._hooks.stop()
-        self._tracker = self._code = None
+        self._tracker = self._scopes = None
         self._steps.stop()
         process.release(self._listener)
         self._listener.tracker = None
@@ -264,17 +264,17 @@ class ModuleTracker:
     def _enter_scope(
         self, name: str, module: nn.Module | None, frame: FrameType, args: Any = (), kwargs: Any = None
     ) -> Any:
-        code = self._code
-        return None if code is None else code.enter(name, module, frame, args, kwargs)
+        scopes = self._scopes
+        return None if scopes is None else scopes.enter(name, module, frame, args, kwargs)
 
     def _enter_call(self, module: nn.Module, frame: FrameType, args: Any, kwargs: Any) -> Any:
-        code = self._code
-        return None if code is None else code.enter_call(module, frame, args, kwargs)
+        scopes = self._scopes
+        return None if scopes is None else scopes.enter_call(module, frame, args, kwargs)
 
     def _leave_scope(self, scope: Any, output: Any, *, raised: bool) -> None:
-        code = self._code
-        if code is not None and scope is not None:
-            code.leave(scope, output, raised=raised)
+        scopes = self._scopes
+        if scopes is not None and scope is not None:
+            scopes.leave(scope, output, raised=raised)
 
     def _get_mod_name(self, module: nn.Module) -> str:
         """What `DebugMode` of torch 2.13 asks its tracker for: the name, of an unknown module too."""
@@ -289,7 +289,7 @@ class ModuleTracker:
         self._hooks.stop()
         if self._tracker is None:
             return
-        self._tracker = self._code = None
+        self._tracker = self._scopes = None
         if not self._strict:
             said = (str(error).strip().splitlines() or [""])[0][:200]
             warnings.warn(
@@ -360,4 +360,4 @@ class _Listener(Listener):
 
     def forked(self) -> None:
         if self.tracker is not None:
-            self.tracker._tracker = self.tracker._code = None
+            self.tracker._tracker = self.tracker._scopes = None

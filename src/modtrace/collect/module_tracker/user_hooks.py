@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 
 from ...torch_internals import keep_out_of_dynamo
-from ..backward.backward_call import Heard
+from ..backward.backward_call import BackwardCall
 from ..log.listeners import Listener
 from ..log.thread_log import ThreadLog
 
@@ -26,7 +26,7 @@ class Hook(NamedTuple):
     alone: bool  # the one of its kind, as PyTorch's ModTracker has it
 
 
-class _Places(NamedTuple):
+class _Wanted(NamedTuple):
     """Where the hooks of one tracker stand."""
 
     entering: bool
@@ -35,7 +35,7 @@ class _Places(NamedTuple):
     outputs: bool  # the outputs of every call are noted for them
 
 
-_NOTHING = _Places(False, False, False, False)
+_NOTHING = _Wanted(False, False, False, False)
 
 
 class UserHooks(Listener):
@@ -91,31 +91,31 @@ class UserHooks(Listener):
             hooks = self._hooks
             outputs = any(hook.with_slots for hook in hooks[PRE_BW])
             backward = bool(hooks[PRE_BW] or hooks[POST_BW])
-            self._put(self._tracker, _Places(bool(hooks[PRE_FW]), bool(hooks[POST_FW]), backward, outputs))
+            self._put(self._tracker, _Wanted(bool(hooks[PRE_FW]), bool(hooks[POST_FW]), backward, outputs))
 
-    def _put(self, tracker: "ScopeTracker", wanted: "_Places") -> None:
+    def _put(self, tracker: "ScopeTracker", wanted: "_Wanted") -> None:
         """Listens as far as there are hooks: an event that nobody wants costs nothing."""
         was, self._installed = self._installed, wanted
-        subscribers, hearers = tracker.subscribers, tracker.backwards.hearers
+        subscribers, listeners = tracker.subscribers, tracker.backwards.listeners
         for event in ("entering", "leaving"):
             if getattr(wanted, event) and not getattr(was, event):
                 subscribers.add(self, event)
             elif getattr(was, event) and not getattr(wanted, event):
                 subscribers.remove(self, event)
         if wanted.backward and not was.backward:
-            hearers.append(self)
+            listeners.append(self)
         elif was.backward and not wanted.backward:
-            hearers.remove(self)
+            listeners.remove(self)
         if was[2:] != wanted[2:]:
             if wanted.backward:
-                tracker.crossings.want(wanted.outputs)
+                tracker.call_tensors.want(wanted.outputs)
             if was.backward:
-                tracker.crossings.unwant(was.outputs)
+                tracker.call_tensors.unwant(was.outputs)
 
     # What is heard. Exceptions of the user's are the user's.
 
     def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
-        if log.place.outermost != id(module):
+        if log.context.outermost != id(module):
             return  # it is not followed: a graph module of torch.compile's, or a tracker that has failed
         for hook in self._hooks[PRE_FW]:
             if hook.with_kwargs:
@@ -134,14 +134,14 @@ class UserHooks(Listener):
     def wants_gradients(self) -> bool:
         return bool(self._hooks[POST_BW])
 
-    def call_began(self, heard: Heard, received: Any, number: int) -> None:
+    def call_began(self, call: BackwardCall, received: Any, number: int) -> None:
         if self._tracker is None:
             return  # it was left inside of this backward
         for hook in self._hooks[PRE_BW]:
-            hook.call(heard.module, heard.outputs_by_slot(received, number) if hook.with_slots else received)
+            hook.call(call.module, call.outputs_by_slot(received, number) if hook.with_slots else received)
 
-    def call_ended(self, heard: Heard, gradients: Any) -> None:
+    def call_ended(self, call: BackwardCall, gradients: Any) -> None:
         if self._tracker is None:
             return
         for hook in self._hooks[POST_BW]:
-            hook.call(heard.module, heard.inputs_by_slot(gradients) if hook.with_slots else gradients)
+            hook.call(call.module, call.inputs_by_slot(gradients) if hook.with_slots else gradients)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..backward.plan import calls_of_nodes
-from ..log.segments import Ints, Segment
+from ..log.nesting import Ints
+from ..log.segments import Segment
 from ..log.thread_log import ThreadLog
 from .arguments import Arguments
 from .boundary import AtRoot

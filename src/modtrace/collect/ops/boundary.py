@@ -85,7 +85,7 @@ class OpBoundary(Listener):
     # Going in. Leaves are named on every thread, and where ops are not wanted.
 
     def entering(self, log: "ThreadLog", module: nn.Module, args: Any) -> None:
-        segment, place = log.segment, log.place
+        segment, place = log.segment, log.context
         if place.above is not None or segment is None or segment.task >= 0 or self._mode.has_failed:
             return
         try:

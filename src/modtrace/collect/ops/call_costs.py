@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..log.segments import Ints
+from ..log.nesting import Ints
 from ..values.rows import OpSites
 from .mode import LIVE_AFTER, LIVE_BEFORE, PLAN
 from .rows import Columns, OpRows

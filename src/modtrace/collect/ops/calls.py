@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
-from ..log.segments import Ints, Segment
+from ..log.nesting import Ints
+from ..log.segments import Segment
 from ..log.thread_log import Backward, ThreadLog
-from ..scopes.locate import Where
+from ..scopes.locate import Location
 from ..steps.finder import Step
 from .batches import NodeOwners
 from .joined import JoinedOps
@@ -43,7 +44,7 @@ class OpCalls:
         where = place.where
         if type(where) is Segment:
             self._fill_segment(where, self._events[rows, AT], rows)
-        elif type(where) is Where and where.phase is not None:
+        elif type(where) is Location and where.phase is not None:
             self._fill_found(where, where.phase, place, rows)
 
     def _fill_segment(self, segment: Segment, at: Ints, rows: slice) -> None:
@@ -67,7 +68,7 @@ class OpCalls:
                     known[backward, key] = self._backward_row(backward, segment, (key & 0xFFFFFFFF) - 1)
             self.call_id[begin:end] = [known[backward, key] for key in here]
 
-    def _fill_found(self, where: Where, phase: str, place: Place, rows: slice) -> None:
+    def _fill_found(self, where: Location, phase: str, place: Place, rows: slice) -> None:
         """What was looked up at once, since it could not be later."""
         self.phase[rows] = PHASE_CODE[phase]
         if phase == OPTIMIZER:

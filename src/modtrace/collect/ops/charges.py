@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...recording.phase import OPTIMIZER
-from ..log.segments import Ints, Segment
+from ..log.nesting import Ints
+from ..log.segments import Segment
 from ..log.thread_log import ThreadLog
-from ..scopes.locate import Where
+from ..scopes.locate import Location
 from .calls import OpCalls
 from .joined import JoinedOps
 from .mode import FLAGS, GRAD_MODE, SEQUENCE, START_NS
@@ -95,7 +96,7 @@ def _may_keep(found: JoinedOps) -> Bools:
             elif type(where) is ThreadLog:
                 may[first + begin : first + end] = place.backward.create_graph
             else:
-                may[first + begin : first + end] = type(where) is not Where or where.phase != OPTIMIZER
+                may[first + begin : first + end] = type(where) is not Location or where.phase != OPTIMIZER
     return may
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..flops.count import count_flops, is_counted
-from ..log.segments import Ints
+from ..log.nesting import Ints
 from ..tensor_ids.argument_reader import TENSOR
 from ..tensor_ids.tensor_ids import Geometry
 from .arguments import Arguments

@@ -6,7 +6,7 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from ..log.segments import Ints
+from ..log.nesting import Ints
 from ..log.thread_log import ThreadLog
 from ..tensor_ids.tensor_ids import BITS, FRESH, GEOMETRY, NO_OP, PRODUCER, ROW_WIDTH
 from .arguments import Arguments

@@ -77,7 +77,7 @@ class OpLeaves:
         known = self._inputs.get(id(tensor))
         if known is not None and known.ref() is tensor:
             return INPUT, known.slot, known.owner
-        return LEAF, "", log.place.named
+        return LEAF, "", log.context.named
 
 
 def is_parameter(tensor: torch.Tensor) -> bool:
@@ -90,7 +90,7 @@ def is_parameter(tensor: torch.Tensor) -> bool:
 
 def _modules_around(log: "ThreadLog") -> Iterator[tuple[nn.Module, NamedModule]]:
     """The modules whose calls run on a thread, innermost first."""
-    for place in log.place.upwards():
+    for place in log.context.upwards():
         named = place.named
         module = named.ref() if named is not None and named.ref is not None else None
         if module is not None and named is not None:

@@ -18,7 +18,7 @@ from ...torch_internals import (
     saved_tensors_hooks,
     sequence_nr,
 )
-from ..scopes.locate import Where
+from ..scopes.locate import Location
 from ..tensor_ids.argument_reader import new_reader
 from ..tensor_ids.tensor_ids import new_tensor_ids
 from .arguments import ArgumentTexts
@@ -207,14 +207,14 @@ class OpMode(UnwrappedMode):
         if torch.is_grad_enabled():
             flags = GRAD_MODE | PACKS if saved_tensors_hooks(True) is not None else GRAD_MODE
         task = graph_task_id()
-        at = len(log.places) - 1
+        at = len(log.contexts) - 1
         if where is None or log.task != task:
             where, backward, node, more = self._look_around(log, task, flags)
             flags |= more
         else:
-            if sys._getframe(2).f_code not in log.place.codes and not log.pinned:
+            if sys._getframe(2).f_code not in log.context.codes and not log.pinned:
                 where = self._look_at_frames(log, sys._getframe(2))
-                at = len(log.places) - 1
+                at = len(log.contexts) - 1
             flags |= NOT_ADDING
         if where is not self._where or backward is not self._backward or log is not self._log:
             self._where, self._backward, self._log = where, backward, log
@@ -224,7 +224,7 @@ class OpMode(UnwrappedMode):
     def _look_at_frames(self, log: "ThreadLog", frame: FrameType) -> Any:
         """What runs, at the first op of a function in calls of this place: no hook tells of a KeyboardInterrupt."""
         if is_in_module_call(frame):
-            log.place.codes.add(frame.f_code)
+            log.context.codes.add(frame.f_code)
         else:
             self._tracker.close_dead_calls(log, frame)
         return log.segment
@@ -293,7 +293,7 @@ def tensors_in(value: Any, slot: str) -> Iterator[tuple[torch.Tensor, str]]:
             yield from tensors_in(each, f"{slot}[{name!r}]")
 
 
-def _without_tensor(found: Where) -> Where:
+def _without_tensor(found: Location) -> Location:
     """A place that holds no parameter."""
     return found if found.parameter is None else found._replace(parameter=None)
 

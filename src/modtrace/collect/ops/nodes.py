@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..log.segments import Ints
+from ..log.nesting import Ints
 from ..log.thread_log import ThreadLog
 from .joined import JoinedOps
 from .mode import CUSTOM_NODE, FLAGS, GRAD_MODE, NODE, OP, PACKS, PLAN, SEQUENCE, Place

@@ -9,7 +9,7 @@ import torch
 from ...torch_internals import DisableTorchFunction, is_compiled_function
 from ..backward.plan import root_nodes
 from ..log.listeners import Listener
-from ..log.segments import Ints
+from ..log.nesting import Ints
 from ..log.thread_log import Backward, ThreadLog
 from .batches import NodeOwners, owners_of
 from .leaves import OpLeaves

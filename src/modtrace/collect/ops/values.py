@@ -12,7 +12,7 @@ from ...measure.want import USUAL
 from ...recording.module_path import join
 from ...recording.role import LEAF, OP_OUTPUT
 from ...torch_internals import graph_task_id
-from ..log.call_context import Place
+from ..log.call_context import CallContext
 from ..tensor_ids.tensor_ids import NO_OP
 from ..values.capture_masks import Mask, Wishes
 from .mode import OpMode, tensors_in
@@ -117,13 +117,13 @@ class OpValues:
         named = None if place is None else place.named
         return wishes.of_op(name, None if place is None else place.path, named, role) & self.active
 
-    def _place(self) -> Place | None:
+    def _place(self) -> CallContext | None:
         """The module's call that runs, in forward or backward; None: none does."""
         log = self._tracker.logs.current
         if log.segment is not None and log.task == graph_task_id():
-            return log.place if log.place.named is not None else None
+            return log.context if log.context.named is not None else None
         call = self._tracker.where().call
-        return None if call is None else call.place
+        return None if call is None else call.context
 
     def _measure(
         self,

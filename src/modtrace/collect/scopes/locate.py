@@ -23,7 +23,7 @@ from ..log.thread_log import ThreadLog, ThreadLogs
 from .optimizer_watch import OptimizerWatch
 
 
-class Where(NamedTuple):
+class Location(NamedTuple):
     """What is running. `call` None: outside of any module, or unknown (`known` tells)."""
 
     call: CallRef | None
@@ -35,7 +35,7 @@ class Where(NamedTuple):
     met_in: CallRef | None = None  # ... those of different calls: the innermost one that holds them all
 
 
-NOWHERE = Where(None, None)
+NOWHERE = Location(None, None)
 
 
 def locate(
@@ -43,7 +43,7 @@ def locate(
     backwards: BackwardWatcher,
     optimizers: OptimizerWatch,
     close_dead_calls: Callable[[ThreadLog, FrameType | None], None],
-) -> Where:
+) -> Location:
     """Returns what runs now on this thread, in forward, backward or recompute."""
     log = logs.current
     task = graph_task_id()
@@ -57,27 +57,27 @@ def locate(
         close_dead_calls(log, sys._getframe(1))  # a KeyboardInterrupt: no hook tells of it
         segment = log.segment
     if segment is not None and log.task == task:
-        return Where(CallRef(segment, segment.open_calls.innermost), segment.phase)
+        return Location(CallRef(segment, segment.open_calls.innermost), segment.phase)
     if task < 0:
         stepping = optimizers.is_stepping(sys._getframe(1))
-        return Where(None, OPTIMIZER if stepping else None)
+        return Location(None, OPTIMIZER if stepping else None)
     if log.hooked is not None and log.hooked_task == task:
-        return Where(log.hooked, BACKWARD)
+        return Location(log.hooked, BACKWARD)
     return _locate_in_backward(backwards, optimizers, log, task)
 
 
 def _locate_in_backward(
     backwards: BackwardWatcher, optimizers: OptimizerWatch, log: ThreadLog, task: int
-) -> Where:
+) -> Location:
     node = current_node()
     backward = backwards.running(log, task)
     if backward is not None and optimizers.stepping_since(sys._getframe(2)) > backward.start_ns:
-        return Where(None, OPTIMIZER)  # in a hook after the gradient of a parameter has been accumulated
+        return Location(None, OPTIMIZER)  # in a hook after the gradient of a parameter has been accumulated
     if node is None:
-        return Where(None, BACKWARD)
+        return Location(None, BACKWARD)
     number = node._sequence_nr()
     if number == ACCUMULATE_SEQUENCE_NR:
-        return Where(None, BACKWARD, parameter=node.variable, nested_in=_nested_in(backwards, log, task))
+        return Location(None, BACKWARD, parameter=node.variable, nested_in=_nested_in(backwards, log, task))
     owner = backwards.owner(log, task, node)
     if (
         torch.is_grad_enabled()
@@ -86,18 +86,18 @@ def _locate_in_backward(
         and (is_custom_function(node) or checkpoint_being_recomputed(sys._getframe(2)) is not None)
     ):
         call = _recomputing_call(owner, node, sys._getframe(2))
-        return Where(call, RECOMPUTE, known=call is not None)
+        return Location(call, RECOMPUTE, known=call is not None)
     added = None if backward is None else backward.is_adding(number)
     if owner is None:
-        return Where(None, BACKWARD, known=False, accumulation=added)
+        return Location(None, BACKWARD, known=False, accumulation=added)
     met_in = backward.adding_in if added and backward is not None else None
     span = owner.span_of(number)
     if span is not None:
         call = span.call_at(number)
-        return Where(call, BACKWARD, call is not None, accumulation=added, met_in=met_in)
+        return Location(call, BACKWARD, call is not None, accumulation=added, met_in=met_in)
     call = backwards.recomputed_by(owner, backward, number)
     known = call is not None or number >= owner.forgotten_seq
-    return Where(call, BACKWARD, known, accumulation=added, met_in=met_in)
+    return Location(call, BACKWARD, known, accumulation=added, met_in=met_in)
 
 
 def _nested_in(backwards: BackwardWatcher, log: ThreadLog, task: int) -> CallRef | None:
@@ -119,7 +119,7 @@ def _recomputing_call(owner: ThreadLog | None, node: Any, frame: FrameType | Non
         return call
     module = running_module(frame)
     while call is not None:
-        if module is not None and call.place.module is module:
+        if module is not None and call.context.module is module:
             return call
         call = call.parent
     return None

@@ -24,11 +24,11 @@ from ...torch_internals import (
     running_modules,
     sequence_nr,
 )
-from ..backward.call_tensors import CrossingRecorder
+from ..backward.call_tensors import CallTensorRecorder
 from ..backward.graph_watch import watch_graph
 from ..backward.recompute import classify, find_around
 from ..backward.watcher import BackwardWatcher
-from ..log.call_context import Place, PlaceTree
+from ..log.call_context import CallContext, ContextTree
 from ..log.listeners import Subscribers
 from ..log.segments import EXIT, EXIT_RAISED, EXIT_UNSEEN, Segment
 from ..log.step_data import Handover
@@ -43,7 +43,7 @@ class ScopeTracker:
 
     def __init__(self) -> None:
         self.names = ModuleNames()
-        self.tree = PlaceTree(self.names)
+        self.tree = ContextTree(self.names)
         self.lock = threading.RLock()  # over the tree
         self.logs = ThreadLogs(self.tree)
         self.subscribers = Subscribers(self.names, self.remove_hooks)
@@ -51,7 +51,7 @@ class ScopeTracker:
         self._may_have_data = False  # the last outermost call was of a module without parameters
         self.optimizers = OptimizerWatch(self.subscribers, self.logs)
         self.backwards = BackwardWatcher(self.subscribers, self.logs, self.close_down_to)
-        self.crossings = CrossingRecorder(self.subscribers)
+        self.call_tensors = CallTensorRecorder(self.subscribers)
         #: Tells what runs now on this thread. `partial` puts no Python frame between.
         self.where = functools.partial(
             locate, self.logs, self.backwards, self.optimizers, self.close_dead_calls
@@ -75,7 +75,7 @@ class ScopeTracker:
         """Removes the hooks and closes what is open: a call whose end was not seen has none."""
         self.remove_hooks()
         log = self.logs.current
-        if log.place.named is not None:
+        if log.context.named is not None:
             self.close_dead_calls(log, sys._getframe())
         for log in list(self.logs.all):
             while log.segment is not None:
@@ -92,7 +92,7 @@ class ScopeTracker:
         return self.subscribers.has_failed
 
     def remove_hooks(self) -> None:
-        """Removes every hook and gives the engine's door back."""
+        """Removes every hook and restores the entry of the autograd engine."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -121,14 +121,15 @@ class ScopeTracker:
                 log = threads.log
             except AttributeError:  # the first call on this thread
                 log = logs.current
-            place = log.place.get(id(module))
-            if place is None or place.ref() is not module:  # 40 ns: the `id` of a dead module is used again
+            context = log.context.get(id(module))
+            # Calling `ref` takes 40 ns: the `id` of a dead module is used again.
+            if context is None or context.ref() is not module:
                 if not enter_slowly(log, module):
                     return
             else:
-                log.place = place
+                log.context = context
                 log.seqs.append(sequence())
-                log.places.append(place.index)
+                log.contexts.append(context.index)
                 log.times.append(clock())
             if entering:
                 for hear in tuple(entering):  # a hook may register another, or take itself off
@@ -141,8 +142,8 @@ class ScopeTracker:
                 log = threads.log
             except AttributeError:
                 return
-            place = log.place
-            if place.key != id(module) or output is None:
+            context = log.context
+            if context.key != id(module) or output is None:
                 leave_slowly(log, module, args, kwargs, output)
                 return
             if leaving:
@@ -151,17 +152,17 @@ class ScopeTracker:
                         hear(log, module, args, kwargs, output)
                 except BaseException:  # torch does not call us again for this call
                     log.seqs.append(sequence())
-                    log.places.append(exit_raised)
+                    log.contexts.append(exit_raised)
                     log.times.append(clock())
-                    log.place = place.above
+                    log.context = context.above
                     raise
             log.seqs.append(sequence())
-            log.places.append(exit_event)
+            log.contexts.append(exit_event)
             log.times.append(clock())
-            log.place = place.above
+            log.context = context.above
             if returned:
                 for tell in returned:
-                    tell(log, place, output)
+                    tell(log, context, output)
 
         return enter, leave
 
@@ -169,13 +170,13 @@ class ScopeTracker:
 
     def _enter_slowly(self, log: ThreadLog, module: nn.Module) -> bool:
         """Returns whether the call is one to follow."""
-        if log.place is ASIDE:
+        if log.context is ASIDE:
             return False
         frame = sys._getframe(2)
         with self.subscribers.guard(module):
             if is_compilers_own(module, frame, self._is_unknown_in_region(log, module)):
                 return False
-            if log.place.named is not None:
+            if log.context.named is not None:
                 self.close_dead_calls(log, around_call(frame))
             if log.is_in_stretch:
                 self.pause_stretch(log)
@@ -184,14 +185,14 @@ class ScopeTracker:
 
     def _is_unknown_in_region(self, log: ThreadLog, module: nn.Module) -> bool:
         """Whether compiled code runs, and the module belongs to no model."""
-        return any(place.compiled for place in log.place.upwards()) and self.names.get(module) is None
+        return any(context.compiled for context in log.context.upwards()) and self.names.get(module) is None
 
     def close_dead_calls(self, log: ThreadLog, frame: FrameType | None) -> None:
         """Closes the calls on the stack that no longer run: no hook tells of a KeyboardInterrupt."""
-        levels = [place for place, _, _ in log.suspended] + [log.place]
-        stack = [place for level in levels for place in reversed([*level.upwards()])]
+        levels = [context for context, _, _ in log.suspended] + [log.context]
+        stack = [context for level in levels for context in reversed([*level.upwards()])]
         # What was opened without a hook ends by itself whatever happens: it lives, and all that is around it.
-        alive = max((at + 1 for at, place in enumerate(stack) if place in log.pinned), default=0)
+        alive = max((at + 1 for at, context in enumerate(stack) if context in log.pinned), default=0)
         for key in running_modules(frame):
             if alive < len(stack) and stack[alive].outermost == key:
                 alive += 1
@@ -200,17 +201,17 @@ class ScopeTracker:
 
     def _leave_call(self, log: ThreadLog) -> None:
         """Closes the innermost call, which an exception has left."""
-        if log.place.above is None:
+        if log.context.above is None:
             self._close_open_calls(log, EXIT_RAISED)
         else:
             self.append(log, EXIT_RAISED)
-            log.place = log.place.above
+            log.context = log.context.above
 
-    def _open_segment(self, log: ThreadLog, place: Place, frame: FrameType | None) -> None:
+    def _open_segment(self, log: ThreadLog, context: CallContext, frame: FrameType | None) -> None:
         log.prune()
         task = graph_task_id()
         with_grad = torch.is_grad_enabled()
-        segment = Segment(log, place, sequence_nr(), task, with_grad)
+        segment = Segment(log, context, sequence_nr(), task, with_grad)
         segment.outer = log.segment
         if task >= 0:
             classify(segment, log, self.backwards, frame)
@@ -218,10 +219,10 @@ class ScopeTracker:
         elif not with_grad and is_in_custom_function(frame):
             segment.with_grad = True
         if task < 0:
-            segment.owners = place.owners = () if place.is_scope else self._owners(log, place, frame)
+            segment.owners = context.owners = () if context.is_scope else self._owners(log, context, frame)
         elsewhere = any(other.is_in_module for other in self.logs.all if other is not log)
         in_step = task >= 0 or log.segment is not None or elsewhere or self.optimizers.is_stepping(frame)
-        if not in_step and not place.is_scope:
+        if not in_step and not context.is_scope:
             segment.handover = Handover(
                 frame, has_parameters=bool(segment.named.parameters), is_after_data=self._may_have_data
             )
@@ -230,7 +231,7 @@ class ScopeTracker:
                 opened(segment, in_step)
             log.push(segment)
             log.spans.append(segment)
-            self.append(log, place.index)
+            self.append(log, context.index)
         except BaseException:  # an interrupt: the call is not going to begin
             self._drop_segment(log, segment)
             raise
@@ -244,7 +245,7 @@ class ScopeTracker:
 
     def _leave_slowly(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         seq, now = sequence_nr(), time.perf_counter_ns()
-        if log.segment is None or log.place is ASIDE:
+        if log.segment is None or log.context is ASIDE:
             return
         is_open = False
         with self.subscribers.guard(module):
@@ -271,27 +272,27 @@ class ScopeTracker:
         self, log: ThreadLog, output: Any, *, raised: bool, seq: int | None = None, now: int | None = None
     ) -> None:
         """Ends the innermost call."""
-        place = log.place
+        context = log.context
         self.append(log, EXIT_RAISED if raised else EXIT, seq, now)
-        if not raised and not place.is_scope:
+        if not raised and not context.is_scope:
             for returned in self.subscribers.returned:
-                returned(log, place, output)
-        if place.above is None:
-            if not raised and not place.is_scope:
+                returned(log, context, output)
+        if context.above is None:
+            if not raised and not context.is_scope:
                 for outermost_returned in self.subscribers.outermost_returned:
                     outermost_returned(log, output)
             self.close_segment(log, output)
         else:
-            log.place = place.above
+            log.context = context.above
 
     def unwind_to(self, log: ThreadLog, key: int) -> bool:
         """Closes calls that ended without their hook, down to the open one of this key, if there is one."""
-        if log.place.outermost == key:
+        if log.context.outermost == key:
             return True
-        levels = [log.place, *(place for place, _, _ in reversed(log.suspended))]
-        if not any(place.outermost == key for level in levels for place in level.upwards()):
+        levels = [log.context, *(context for context, _, _ in reversed(log.suspended))]
+        if not any(context.outermost == key for level in levels for context in level.upwards()):
             return False
-        while log.place.outermost != key:
+        while log.context.outermost != key:
             self._leave_call(log)
         return True
 
@@ -302,17 +303,17 @@ class ScopeTracker:
 
     def _close_open_calls(self, log: ThreadLog, code: int) -> None:
         """Closes the running segment from outside: its calls are dead."""
-        shortest = min(len(log.seqs), len(log.places), len(log.times))
-        for events in (log.seqs, log.places, log.times):  # an interrupt may have come between two appends
+        shortest = min(len(log.seqs), len(log.contexts), len(log.times))
+        for events in (log.seqs, log.contexts, log.times):  # an interrupt may have come between two appends
             del events[shortest:]
-        for _ in range(sum(1 if place >= 0 else -1 for place in log.places)):
+        for _ in range(sum(1 if event >= 0 else -1 for event in log.contexts)):
             self.append(log, code)
         self.close_segment(log, None)
 
     def close_segment(self, log: ThreadLog, output: Any) -> None:
         segment = log.segment
         assert segment is not None
-        first_id = self.logs.take_ids(len(segment.places) // 2)
+        first_id = self.logs.take_ids(len(segment.contexts) // 2)
         segment.close(log.seqs[-1] if log.seqs else segment.first_seq, first_id)
         log.pop()
         if segment.handover is not None:
@@ -325,13 +326,13 @@ class ScopeTracker:
             log.spans = [span for span in log.spans if span is not segment]  # under no_grad nothing is kept
         for closed in list(self.subscribers.segment_closed):
             closed(segment)
-        if log.scopes and log.segment is None and not segment.place.is_scope:
+        if log.scopes and log.segment is None and not segment.context.is_scope:
             self._resume_stretch(log)
 
     @staticmethod
     def append(log: ThreadLog, event: int, seq: int | None = None, now: int | None = None) -> None:
         log.seqs.append(sequence_nr() if seq is None else seq)
-        log.places.append(event)
+        log.contexts.append(event)
         log.times.append(time.perf_counter_ns() if now is None else now)
 
     def _graph_reached(self, segment: Segment) -> None:
@@ -339,21 +340,21 @@ class ScopeTracker:
         with self.subscribers.guard(None):
             self.backwards.reached(segment, self.logs.current)
 
-    def enter_module(self, log: ThreadLog, module: nn.Module, frame: FrameType | None) -> Place:
+    def enter_module(self, log: ThreadLog, module: nn.Module, frame: FrameType | None) -> CallContext:
         """A module's call begins, outermost or inside another."""
-        inside = log.place if log.place.named is not None else None
+        inside = log.context if log.context.named is not None else None
         with self.lock:
-            place = self.tree.find(module, inside, frame)
-        self.enter_place(log, place, frame)
-        return place
+            context = self.tree.find(module, inside, frame)
+        self.enter_context(log, context, frame)
+        return context
 
-    def enter_place(self, log: ThreadLog, place: Place, frame: FrameType | None) -> None:
+    def enter_context(self, log: ThreadLog, context: CallContext, frame: FrameType | None) -> None:
         """A call at a place begins."""
-        if log.place.named is None:
-            self._open_segment(log, place, frame)
+        if log.context.named is None:
+            self._open_segment(log, context, frame)
         else:
-            log.place = place
-            self.append(log, place.index)
+            log.context = context
+            self.append(log, context.index)
 
     def pause_stretch(self, log: ThreadLog) -> None:
         """A module is called inside of scopes that no module is around: their stretch ends."""
@@ -363,13 +364,15 @@ class ScopeTracker:
 
     def _resume_stretch(self, log: ThreadLog) -> None:
         """It has ended: the next stretch begins."""
-        for place in log.scopes:
-            self.enter_place(log, place, None)
+        for context in log.scopes:
+            self.enter_context(log, context, None)
 
-    def _owners(self, log: ThreadLog, place: Place, frame: FrameType | None) -> tuple[NamedModule, ...]:
+    def _owners(
+        self, log: ThreadLog, context: CallContext, frame: FrameType | None
+    ) -> tuple[NamedModule, ...]:
         """What is around an outermost call and runs no hook: scopes, and modules one of whose methods runs it."""
         scopes = [each.named for each in log.scopes if each.named is not None]
-        named = place.named
+        named = context.named
         assert named is not None
         owners = [] if named.root is named else self.names.owners_in(frame, named)
         return (*scopes, *owners)

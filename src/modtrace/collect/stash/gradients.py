@@ -159,7 +159,7 @@ class OutputGradients(Listener):
         watch.told = len(entries)
         for entry in reversed(entries):
             found: tuple[list[Any], Arriving | None] | None = None
-            with self._tracker.subscribers.guard(entry.returned.call.place.module):
+            with self._tracker.subscribers.guard(entry.returned.call.context.module):
                 if entry.shape is None or self._comes_by_base(entry, watch.number, gradient):
                     found = self._take(entry, gradient)
             if found is not None:

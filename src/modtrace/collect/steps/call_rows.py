@@ -9,7 +9,8 @@ import numpy.typing as npt
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
 from ..backward.recompute_origins import Origins, origins_of
 from ..log.backward_calls import BackwardCalls
-from ..log.segments import EXIT_RAISED, EXIT_UNSEEN, Ints, Segment, structure_of
+from ..log.nesting import Ints, structure_of
+from ..log.segments import EXIT_RAISED, EXIT_UNSEEN, Segment
 from ..log.thread_log import Backward
 from .finder import Step
 
@@ -107,21 +108,21 @@ def optimizer_columns(steps: list[Step], first_id: int) -> Columns | None:
 def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory) -> Columns:
     """All calls that hooks saw: forward and recompute. Vectorised over all segments at once."""
     segments = [segment for _, segment in numbered]
-    places = np.concatenate([segment.places for segment in segments])
+    contexts = np.concatenate([segment.contexts for segment in segments])
     times = np.concatenate([segment.times for segment in segments])
     counts = np.array([segment.calls for segment in segments])
-    structure = structure_of(places)
+    structure = structure_of(contexts)
     first_ids = np.array([segment.first_id for segment in segments], np.int64)
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     ids = np.repeat(first_ids - starts, counts) + np.arange(len(structure.parent))
     step = np.repeat(np.array([number for number, _ in numbered], np.int64), counts)
-    entered = places[structure.enter_event]
-    compiled = np.array([place.compiled for place in segments[0].log.all_places], bool)
-    module_of_place = np.array([place.named.module_id for place in segments[0].log.all_places], np.int64)
-    module_id = module_of_place[entered]
+    entered = contexts[structure.enter_event]
+    compiled = np.array([context.compiled for context in segments[0].log.all_contexts], bool)
+    modules = np.array([context.named.module_id for context in segments[0].log.all_contexts], np.int64)
+    module_id = modules[entered]
     phase = np.repeat(np.array([_PHASE_CODE[each.phase] for each in segments], np.int8), counts)
     nth = _nth_of_forwards(step, module_id, phase)
-    exit_code = places[structure.exit_event]
+    exit_code = contexts[structure.exit_event]
     columns: Columns = {
         "call_id": ids,
         "step": step.astype(np.int32),
@@ -240,8 +241,8 @@ def _forward_calls(calls: BackwardCalls, memory: NthMemory) -> tuple[Ints, Ints,
         wanted = index[rows]
         if segment.first_id is not None:
             found[0, rows] = segment.first_id + wanted
-        places = np.asarray(segment.places)[segment.structure().enter_event[wanted]]
-        found[1, rows] = [segment.log.all_places[place].named.module_id for place in places.tolist()]
+        contexts = np.asarray(segment.contexts)[segment.structure().enter_event[wanted]]
+        found[1, rows] = [segment.log.all_contexts[number].named.module_id for number in contexts.tolist()]
         nth = memory.get(segment)
         if nth is not None:
             found[2, rows] = nth[wanted]

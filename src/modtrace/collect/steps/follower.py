@@ -100,7 +100,7 @@ class StepFollower(Listener):
         step = self._find(call.segment)
         if step is None:
             return None, None
-        named = call.place.named
+        named = call.context.named
         assert named is not None
         before = step.folded[named.module_id]
         for segment in step.segments:

@@ -13,7 +13,7 @@ from ...recording.options.capture import Capture
 from ...recording.options.schedule import Schedule, StepPredicate
 from ...recording.options.step_range import ALL_STEPS
 from ...recording.role import ROLES
-from ..log.call_context import Place
+from ..log.call_context import CallContext
 from ..names.module_names import ModuleNames, NamedModule, ParameterOwner
 
 #: A capture is the bit of its number in `Capture`s.
@@ -52,7 +52,7 @@ class Wishes:
         ]
         self._schedules = [_of_one_recording(each.schedule) for each in captures]
         self._is_always = all(each.schedule == ALL_STEPS and not each.on_trigger for each in captures)
-        self._of_place: dict[Place, list[Mask | None]] = {}
+        self._of_place: dict[CallContext, list[Mask | None]] = {}
         self._places_at = -1
         self._of_op: dict[tuple[str, str | None, int], Mask] = {}
         self._wants: dict[Mask, Want] = {}
@@ -122,7 +122,7 @@ class Wishes:
 
     # Which.
 
-    def of_place(self, place: Place, code: int) -> Mask:
+    def of_place(self, place: CallContext, code: int) -> Mask:
         """The captures that mean a module's tensors of a role, which is given by its code. 0.1 us."""
         if self._open_roles[code]:
             return self._of_role[code]
@@ -209,7 +209,7 @@ def _of_one_recording(schedule: Schedule) -> Schedule:
     return schedule.afresh() if isinstance(schedule, StepPredicate) else schedule
 
 
-def _paths_of(place: Place) -> tuple[str, ...]:
+def _paths_of(place: CallContext) -> tuple[str, ...]:
     """Of a shared module all its paths that are as near to its caller as the one that is shown."""
     shown, named, above = place.path, place.named, place.above
     if named is None or place.seen_as is not None:

@@ -12,7 +12,7 @@ from ...recording.module_path import join
 from ...recording.role import GRAD_OUTPUT, ROLES
 from ...torch_internals import grad_fn_of, graph_task_id, is_dynamo_compiling, output_nr_of
 from ..backward.graph_walk import base_made_in, edges_to_written_bases, nodes_below
-from ..log.call_context import Place
+from ..log.call_context import CallContext
 from ..log.segments import Segment
 from ..names.module_names import NamedModule
 from .capture_masks import ROLE_CODE, Mask
@@ -192,7 +192,7 @@ class Seen:
     __slots__ = ("event", "grad_mark", "mark", "measured", "place")
 
     def __init__(
-        self, measured: MeasuredOutputs, event: int, place: Place, mark: int, grad_mark: int
+        self, measured: MeasuredOutputs, event: int, place: CallContext, mark: int, grad_mark: int
     ) -> None:
         self.measured = measured
         self.event = event

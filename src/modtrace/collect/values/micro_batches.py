@@ -94,7 +94,7 @@ class MicroBatchTaps:
         self._unhook()
 
     def take(self, backward: Backward | None) -> MeasuredParameters | None:
-        """What was measured in a backward that has ended; None: in those that did not come through the door."""
+        """What was measured in a backward that has ended; None: in those that did not pass the wrapped entry."""
         if backward is not None and self._woken.pop(backward, None) is not None:
             self._is_leaving = True
         self._unhook()

@@ -102,7 +102,7 @@ class ParameterTaps:
         return self._buffers.take(segment)
 
     def take_backward(self, backward: Backward | None) -> MeasuredParameters | None:
-        """What was measured in a backward that has ended; None: in those that did not come through the door."""
+        """What was measured in a backward that has ended; None: in those that did not pass the wrapped entry."""
         return self._micro_batches.take(backward)
 
     def take_optimizer(self, thread: int) -> MeasuredParameters | None:

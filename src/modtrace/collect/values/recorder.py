@@ -139,7 +139,7 @@ class ValueRecorder:
             taps.drop(segment)
 
     def take_backward(self, backward: Backward | None) -> list[Measured]:
-        """What was measured in a backward that has ended; None: in those that did not come through the door."""
+        """What was measured in a backward that has ended; None: in those that did not pass the wrapped entry."""
         taps = self.taps
         return [] if taps is None else taps.take_backward(backward)
 

@@ -13,7 +13,8 @@ from ...measure.rows import Rows
 from ...measure.want import Want
 from ...recording.phase import BACKWARD, FORWARD, PHASES, RECOMPUTE
 from ...recording.role import OP_OUTPUT, ROLES
-from ..log.segments import Ints, Segment
+from ..log.nesting import Ints
+from ..log.segments import Segment
 from ..ops.leaves import Leaf
 from ..ops.values import MeasuredOps
 from ..steps.call_rows import NthMemory
@@ -301,12 +302,12 @@ class _CallsOfSegments:
 
     def _read(self, segment: Segment) -> tuple[Ints, Ints, Ints]:
         structure = segment.structure(keep=False)
-        places = np.asarray(segment.places, np.int64)
+        places = np.asarray(segment.contexts, np.int64)
         call_of_event = np.full(len(places), -1, np.int64)
         call_of_event[structure.exit_event] = np.arange(len(structure.exit_event))
         call_of_event[structure.enter_event] = np.arange(len(structure.enter_event))
         entered = places[structure.enter_event].tolist()
-        modules = np.array([segment.log.all_places[at].named.module_id for at in entered], np.int64)
+        modules = np.array([segment.log.all_contexts[at].named.module_id for at in entered], np.int64)
         nth = self._memory.get(segment)
         return call_of_event, modules, np.full(len(modules), -1) if nth is None else nth.astype(np.int64)
 

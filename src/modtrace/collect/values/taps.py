@@ -23,7 +23,7 @@ from ...torch_internals import (
     tracing_state,
     unseen,
 )
-from ..log.call_context import Place
+from ..log.call_context import CallContext
 from ..log.listeners import Listener
 from ..log.segments import Segment
 from ..log.thread_log import Backward, ThreadLog
@@ -126,7 +126,7 @@ class ValueTaps(Listener):
         self._parameters.abandon()
 
     def take_backward(self, backward: Backward | None) -> list[Measured]:
-        """What was measured in a backward that has ended; None: in those that did not come through the door."""
+        """What was measured in a backward that has ended; None: in those that did not pass the wrapped entry."""
         found: list[Measured | None] = [
             self._of_backward.pop(backward, None),
             self._parameters.take_backward(backward),
@@ -217,7 +217,7 @@ class ValueTaps(Listener):
     # Outputs. For a small tensor 9 us a call, of which the kernel takes 2 and the gradient's hook 3, and as many again
     # for its gradient. Inputs that a module has returned, and nobody has written to since, are not measured again.
 
-    def returned(self, log: ThreadLog, place: Place, output: Any) -> None:
+    def returned(self, log: ThreadLog, place: CallContext, output: Any) -> None:
         segment = log.segment
         measured = None if segment is None else self._running.get(segment)
         if measured is None:
@@ -226,13 +226,13 @@ class ValueTaps(Listener):
         if not (mark or grad_mark):
             return
         start_ns = log.times[-1]
-        event = len(log.places) - 1
+        event = len(log.contexts) - 1
         self._look_at(Seen(measured, event, place, mark, grad_mark), output)
         measured.intervals += (start_ns, time.perf_counter_ns())
 
     def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
         """A call begins."""
-        segment, place = log.segment, log.place
+        segment, place = log.segment, log.context
         measured = None if segment is None else self._running.get(segment)
         if measured is None or place.outermost != id(module):  # a compiler's own module in the running call
             return
@@ -241,11 +241,13 @@ class ValueTaps(Listener):
             return
         start_ns = time.perf_counter_ns()
         kwargs = log.kwargs_of(sys._getframe(2))
-        event = len(log.places) - 1
+        event = len(log.contexts) - 1
         self._look_at(Seen(measured, event, place, mark, grad_mark), args, kwargs)
         measured.intervals += (start_ns, time.perf_counter_ns())
 
-    def _marks(self, measured: MeasuredOutputs, place: Place, code: int, grad_code: int) -> tuple[int, int]:
+    def _marks(
+        self, measured: MeasuredOutputs, place: CallContext, code: int, grad_code: int
+    ) -> tuple[int, int]:
         """The marks of a call's tensors and of their gradients; 0: nobody wants them."""
         of_place, active = self._wishes.of_place, measured.active
         mask, grad_mask = of_place(place, code) & active, of_place(place, grad_code) & active
@@ -371,7 +373,7 @@ class ValueTaps(Listener):
                     measured.sites.append((self._gradient_of(measured, gradient, tap), tap))
             measured.intervals += (start_ns, time.perf_counter_ns())
         except Exception as error:
-            self._failed(error, tap.segment.place.path)
+            self._failed(error, tap.segment.context.path)
 
     def _is_of_view(self, measured: MeasuredGradients, backward: Backward | None, tap: BaseTap) -> bool:
         """Whether the gradient of a base, whose view has none, is that of the view because somebody wrote to it.

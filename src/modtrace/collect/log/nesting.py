@@ -1,0 +1,76 @@
+"""What nests in what among the events of calls: for closed segments by arrays, for a running one as events come."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+class Structure(NamedTuple):
+    """What nests in what, for the events of one or more whole segments."""
+
+    enter_event: Ints  # by call
+    exit_event: Ints  # by call
+    parent: Ints  # by call; -1: outermost
+    scope_after: Ints  # by event: the call that runs after it; -1: none
+
+
+def structure_of(contexts: Ints) -> Structure:
+    """Pairs enter and exit events and finds each call's parent.
+
+    Args:
+        places: `[events]`, a place's number for an enter, negative for an exit; every enter has its exit.
+    """
+    entered = contexts >= 0
+    depth = np.cumsum(np.where(entered, 1, -1))
+    level = depth + ~entered  # of the call that the event begins or ends, from 1
+    small = np.int16 if len(level) and level.max() < 2**15 else np.int64
+    by_level = np.argsort(level.astype(small), kind="stable")  # int16: a radix sort
+    number = np.cumsum(entered) - 1
+    enter_event = np.flatnonzero(entered)
+    exit_event = np.empty_like(enter_event)
+    exit_event[number[by_level[0::2]]] = by_level[1::2]
+    parent = _parents(level[enter_event])
+    scope_after = np.empty_like(contexts)
+    scope_after[enter_event] = np.arange(len(enter_event))
+    scope_after[exit_event] = parent
+    return Structure(enter_event, exit_event, parent, scope_after)
+
+
+def _parents(level: Ints) -> Ints:
+    parent = np.full(len(level), -1, np.int64)
+    above = np.flatnonzero(level == 1)
+    for depth in range(2, int(level.max(initial=0)) + 1):
+        here = np.flatnonzero(level == depth)
+        parent[here] = above[np.searchsorted(above, here) - 1]
+        above = here
+    return parent
+
+
+class OpenCalls:
+    """What nests in what in a running segment. Each event is looked at once, however often it is asked."""
+
+    __slots__ = ("after", "children", "context", "innermost", "parent")
+
+    def __init__(self) -> None:
+        self.after: list[int] = []  # by event: the call that runs after it; -1: none
+        self.context: list[int] = []  # by call: the number of its place
+        self.parent: list[int] = []  # by call
+        self.children: list[list[int]] = []  # by call
+        self.innermost = -1  # the innermost open call
+
+    def follow(self, contexts: list[int]) -> None:
+        """Looks at the events that have come since."""
+        for event in contexts[len(self.after) :]:
+            if event >= 0:
+                self.parent.append(self.innermost)
+                self.children.append([])
+                if self.innermost >= 0:
+                    self.children[self.innermost].append(len(self.context))
+                self.innermost = len(self.context)
+                self.context.append(event)
+            else:
+                self.innermost = self.parent[self.innermost]
+            self.after.append(self.innermost)
