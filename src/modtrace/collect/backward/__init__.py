@@ -1,1 +1,1 @@
-"""What the autograd engine runs: which calls' backward, and what is recomputed for whom."""
+"""Watches the runs of the autograd engine: the backward of each call, its gradients, and recomputed calls."""

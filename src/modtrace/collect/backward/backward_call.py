@@ -1,4 +1,4 @@
-"""The calls whose backward is heard, with what goes in and out of each."""
+"""The calls of a backward that listeners receive, with the tensors that went in and out of each."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from .call_tensors import Flat, keys_of, slots_of
 
 
 class BackwardCall:
-    """One call in one run of the engine."""
+    """The backward of one call in one run of the engine."""
 
     __slots__ = (
         "context",
@@ -57,7 +57,7 @@ class BackwardCall:
         self.taken_at = -1  # the node whose arriving gradients are those of all inputs
         self.is_passthrough = False  # no node is its own
         self.is_open = False  # its backward runs
-        self.is_silent = False  # ... and nobody is told: a scope is no module
+        self.is_silent = False  # ... and listeners do not receive it: a scope is no module
 
     @property
     def forward(self) -> CallRef:
@@ -66,26 +66,26 @@ class BackwardCall:
 
     @property
     def input_count(self) -> int:
-        """How many of the tensors it took need a gradient."""
+        """The number of input tensors that need a gradient."""
         return len(self.inputs) // 3
 
     @property
     def has_hooked_input(self) -> bool:
-        """Whether a hook of the user's may change the gradient of one of its inputs where it arrives."""
+        """Whether a user's hook on an input may change the gradient that arrives there."""
         call_tensors = self.segment.call_tensors
         return call_tensors is not None and call_tensors.is_hooked(self.segment, self.index)
 
     @property
     def module(self) -> nn.Module | None:
-        """The module, None if it is dead."""
+        """The module; None if it is dead."""
         return self.context.module
 
     def inputs_by_slot(self, gradients: Any) -> dict[str, torch.Tensor | None]:
-        """The gradients of its inputs."""
+        """Returns the gradients of its inputs by slot."""
         return dict(zip(slots_of(self.inputs), gradients, strict=False))
 
     def outputs_by_slot(self, received: Any, number: int) -> dict[str, torch.Tensor | None]:
-        """What arrives at the node of a number, as far as it is for outputs."""
+        """Returns the gradients of its outputs that arrive at the node of a number, by slot."""
         if self.is_passthrough:
             return dict(zip(slots_of(self.passed), received, strict=False))
         keyed = zip(slots_of(self.outputs), keys_of(self.outputs), strict=True)
@@ -93,13 +93,13 @@ class BackwardCall:
 
 
 class SegmentCalls:
-    """All calls of the segments that are asked for."""
+    """The calls of segments, made when a segment is first asked for."""
 
     def __init__(self) -> None:
         self._calls: dict[Segment, list[BackwardCall]] = {}
 
     def of(self, segment: Segment) -> list[BackwardCall]:
-        """The calls of a segment, in the order in which they began."""
+        """Returns the calls of a segment, in the order in which they began."""
         calls = self._calls.get(segment)
         if calls is None:
             calls = self._calls[segment] = _calls(segment)
@@ -125,7 +125,7 @@ def _calls(segment: Segment) -> list[BackwardCall]:
 
 
 def _last(segment: Segment, seqs: Any) -> list[int]:
-    """For each call the number that the first node after it has; of one that runs still none is after it."""
+    """Returns for each call the number of the first node after it; for a call that still runs, a number above all."""
     exits = segment.structure().exit_event
     last: list[int] = np.append(seqs, np.iinfo(np.int64).max)[np.minimum(exits, len(seqs))].tolist()
     return last

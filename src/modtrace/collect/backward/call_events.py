@@ -1,4 +1,4 @@
-"""Tells whoever wants to know of each call's backward at its begin and at its end, with its gradients."""
+"""Calls listeners when the backward of each call begins and ends, with its gradients."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -12,21 +12,21 @@ from .plan import EngineGraph
 
 
 class BackwardListener(Protocol):
-    """Who hears. What it raises is raised to whoever called `backward()`."""
+    """Receives the backward of each call. What its methods raise is raised to the caller of `backward()`."""
 
     @property
     def wants_gradients(self) -> bool:
-        """Whether it looks at the gradients of inputs."""
+        """Whether it reads the gradients of inputs."""
 
     def call_began(self, call: BackwardCall, received: Any, number: int) -> None:
-        """The backward of a call begins; the node of this number is its first, and receives these gradients."""
+        """The backward of a call begins. The node of this number is its first, and receives these gradients."""
 
     def call_ended(self, call: BackwardCall, gradients: Any) -> None:
-        """It has ended; `gradients` of its inputs, what the call itself has contributed to them."""
+        """The backward of a call has ended. `gradients` are what the call itself contributed to those of its inputs."""
 
 
 class CallEvents:
-    """The calls of one run of the engine, told as they come."""
+    """Turns the progress of one run of the engine into the begins and ends of calls."""
 
     def __init__(
         self, graph: EngineGraph, spans: Sequence[Any], listeners: Sequence[BackwardListener]
@@ -44,7 +44,7 @@ class CallEvents:
     def move(
         self, log: ThreadLog, segment: Segment | None, index: int, number: int = -1, arriving: Any = ()
     ) -> None:
-        """The engine goes on to a node of a call, where gradients arrive: tells what ends with that, and what begins.
+        """Reports the calls that end and begin when the engine goes on to a node of another call.
 
         Args:
             log: of the thread that runs.
@@ -92,10 +92,14 @@ class CallEvents:
                     raise
 
     def _tell_ended(self, log: ThreadLog, ended: list[BackwardCall], number: int, arriving: Any) -> None:
-        """Calls have ended at once, given innermost first; these gradients arrive at the next node.
+        """Reports calls that have ended together.
 
-        Told are first those that had an input that needs a gradient, the outer before the inner, then the others,
-        the inner first: the order of PyTorch's ModTracker, whose input hooks come before its final callbacks.
+        Calls with an input that needs a gradient come first, the outer before the inner; then the others, the inner
+        first. This is the order of PyTorch's ModTracker, whose input hooks run before its final callbacks.
+
+        Args:
+            ended: innermost first.
+            arriving: the gradients that arrive at the next node, which has this `number`.
         """
         log.hooked = ended[0].forward
         if len(ended) > 1:
@@ -116,7 +120,7 @@ class CallEvents:
                     raise
 
     def collectors(self) -> Iterator[tuple[Any, Callable[[Any, Any], None]]]:
-        """Nodes with a hook for each, that notes gradients which leave a call there."""
+        """Yields nodes, each with a hook that notes the gradients which leave a call there."""
         if any(listener.wants_gradients for listener in self._listeners):
             ran = [each for each in self._segments if self._graph.has_any(each.first_seq, each.last_seq)]
             yield from collectors(self._graph, (call for each in ran for call in self._calls.of(each)))

@@ -1,4 +1,4 @@
-"""Hooks on the nodes where the running call changes: they take the begin and end of each call's backward."""
+"""Places hooks on the nodes where the running call changes, to record when each call's backward begins and ends."""
 
 import functools
 import time
@@ -20,7 +20,7 @@ from .plan import NO_CHANGES, CallChanges, find_adding_nodes, find_changes, read
 
 
 class Wanted(NamedTuple):
-    """What is to be known of a backward beyond that it runs."""
+    """What listeners want to know about a backward."""
 
     times: bool
     additions: bool  # which work is the engine's own adding up of gradients
@@ -28,7 +28,7 @@ class Wanted(NamedTuple):
 
 
 class CallHooks:
-    """The hooks on the nodes of one backward."""
+    """The hooks on the autograd nodes of one backward."""
 
     def __init__(self, backward: Backward, subscribers: Subscribers, logs: ThreadLogs) -> None:
         self._backward = backward
@@ -46,7 +46,7 @@ class CallHooks:
         owner_of: Callable[[Any], Any],
         wanted: Wanted,
     ) -> None:
-        """Has the first node to run place hooks wherever the running call will change."""
+        """Has the first node that runs place hooks on the nodes where the running call will change."""
         outputs = list(outputs)
         roots = root_nodes(outputs)
         placed = False
@@ -73,7 +73,7 @@ class CallHooks:
         owner_of: Callable[[Any], Any],
         listeners: Sequence[BackwardListener],
     ) -> bool:
-        """Whether the node that is about to run is itself the first of a call."""
+        """Places the hooks; returns whether the node that is about to run is itself the first of a call."""
         first = current_node()
         graph = read_graph(roots, first, self._backward.is_pruned)
         owner = owner_of(first)
@@ -123,25 +123,25 @@ class CallHooks:
     def _tell(
         self, events: CallEvents, segment: Segment | None, index: int, number: int = -1, arriving: Any = ()
     ) -> None:
-        """Goes on to another call, and tells of it."""
+        """Reports to listeners that the engine goes on to another call."""
         log = self._logs.current
         log.hooked_task = self._backward.task
         try:
             events.move(log, segment, index, number, arriving)
         except Exception as error:
-            if error is events.raised:  # a hook of the user's
+            if error is events.raised:  # a user's hook raised it
                 raise
             self._subscribers.fail(error, None)
             if self._subscribers.strict:
                 raise
 
     def _finish(self) -> None:
-        """The engine has run every node."""
+        """Reports that the engine has run every node."""
         if self._events is not None and not is_dynamo_compiling():
             self._tell(self._events, None, -1)
 
     def remove(self) -> None:
-        """Takes every hook out of the graph."""
+        """Removes every hook from the graph."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._changes, self._events = [], NO_CHANGES, None

@@ -1,4 +1,4 @@
-"""Notes which tensors go into a call and come out of it, so that its backward has its gradients and its place."""
+"""Notes the tensors that each call takes and returns, so that its backward can be told with its gradients."""
 
 import weakref
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 class CallTensors:
-    """The tensors of the calls of one segment; calls by the event that they begin with."""
+    """The tensors of the calls of one segment. The keys are the events that the calls begin with."""
 
     __slots__ = ("hooked", "inputs", "leaves", "open_contexts", "open_events", "outputs", "passed")
 
@@ -39,7 +39,7 @@ class CallTensors:
         self.inputs: dict[int, Flat] = {}
         self.outputs: dict[int, Flat] = {}
         self.passed: dict[int, Flat] = {}  # outputs that the call has not made: they were there before
-        self.hooked: set[int] = set()  # calls of whose inputs one has a hook of the user's
+        self.hooked: set[int] = set()  # calls with a user's hook on an input
         self.leaves: dict[
             int, weakref.ref[torch.Tensor]
         ] = {}  # leaves that an outermost call has passed on, by `id`
@@ -47,41 +47,41 @@ class CallTensors:
         self.open_events: list[int] = []  # which they began with
 
     def is_hooked(self, segment: Segment, index: int) -> bool:
-        """Whether a hook of the user's may change the gradient of one of a call's inputs where it arrives."""
+        """Returns whether a user's hook on an input of a call may change the gradient that arrives there."""
         return bool(self.hooked) and int(segment.structure().enter_event[index]) in self.hooked
 
     def leaf_lives(self, key: int) -> bool:
-        """Whether the leaf of this `id` is the one that was passed on, and not another in its place."""
+        """Returns whether the leaf with this `id` is the one that was passed on, and not a newer object."""
         leaf = self.leaves.get(key)
         return leaf is not None and leaf() is not None
 
 
 def slots_of(flat: Flat) -> tuple[str, ...]:
-    """The slots of the tensors, one by one."""
+    """Returns the slots of the tensors."""
     return flat[::3]
 
 
 def keys_of(flat: Flat) -> list[Key]:
-    """The keys of the tensors, one by one."""
+    """Returns the keys of the tensors."""
     return list(zip(flat[1::3], flat[2::3], strict=True))
 
 
 class CallTensorRecorder(Listener):
-    """Looks at what goes in and out while somebody wants backward hooks. 2 us a call."""
+    """Notes the tensors of calls while there are backward hooks. It takes 2 us a call."""
 
     def __init__(self, subscribers: Subscribers) -> None:
         self._subscribers = subscribers
-        self._wanted: list[bool] = []  # by who wants them: whether with the outputs of every call
+        self._wanted: list[bool] = []  # for each user: whether the outputs of every call are noted
 
     def want(self, with_outputs: bool) -> None:
-        """Somebody wants them; with the outputs of every call if slots are asked for."""
+        """Starts for one more user; `with_outputs`: notes the outputs of every call."""
         self._wanted.append(with_outputs)
         if len(self._wanted) == 1:
             keep_out_of_dynamo(CallTensorRecorder.entering, CallTensorRecorder.leaving)
             self._subscribers.add(self, first=True)
 
     def unwant(self, with_outputs: bool) -> None:
-        """And does no more."""
+        """Stops for one user."""
         self._wanted.remove(with_outputs)
         if not self._wanted:
             self._subscribers.remove(self)
@@ -146,7 +146,7 @@ class CallTensorRecorder(Listener):
 
 
 def _has_hooked(args: Any) -> bool:
-    """Whether one of the tensors given has hooks. A nested one that has is not looked for."""
+    """Returns whether one of the arguments is a tensor with hooks. Tensors inside of structures are not looked at."""
     if has_function_modes():
         with DisableTorchFunction():
             return any(isinstance(each, torch.Tensor) and each._backward_hooks for each in args)
@@ -154,7 +154,10 @@ def _has_hooked(args: Any) -> bool:
 
 
 def _begin_of(call_tensors: CallTensors, context: Any) -> int:
-    """The event that the innermost call at a place began with, -1: without gradients. Those above it are dead."""
+    """Returns the event that the innermost call in a context began with; -1 if it began without gradients.
+
+    Calls above it are dead.
+    """
     contexts, events = call_tensors.open_contexts, call_tensors.open_events
     if contexts and contexts[-1] is context:
         contexts.pop()
@@ -169,7 +172,7 @@ def _begin_of(call_tensors: CallTensors, context: Any) -> int:
 
 
 def _made_before(first: int, flat: Flat) -> Flat:
-    """The tensors whose nodes have smaller numbers, and leaves."""
+    """Returns the tensors whose nodes have smaller numbers, and the leaves."""
     kept: Flat = ()
     for at, (number, _) in enumerate(keys_of(flat)):
         if number < first or number == ACCUMULATE_SEQUENCE_NR:
@@ -183,7 +186,7 @@ def _find(value: Any) -> Flat:
 
 
 def _one(slot: str, tensor: torch.Tensor) -> Flat:
-    """One plain tensor: a fast way, for it is what most modules take and give."""
+    """Returns the entry of one plain tensor: a fast way, for most modules take one and return one."""
     if has_function_modes():
         with DisableTorchFunction():
             return _key(slot, tensor) if tensor.requires_grad else ()

@@ -1,4 +1,4 @@
-"""Walks the graph that a backward runs: 1 us for each node. What a write to a view has done to it."""
+"""Walks the graph that a backward runs, at 1 us a node, and finds what a write to a view has done to it."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -13,7 +13,7 @@ _WRITE_THROUGH_VIEW = "CopySlices"  # stands in the graph for the whole base
 
 
 def nodes_below(outputs: Any) -> Iterator[Any]:
-    """The nodes that lead to what a backward begins with: tensors, or the edges that torch takes as well."""
+    """Yields the nodes that lead to what a backward begins with: tensors, or the edges that torch takes as well."""
     given: Iterable[Any] = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
     nodes = (
         node_of(each) if isinstance(each, torch.Tensor) else getattr(each, "node", None) for each in given
@@ -30,13 +30,13 @@ def nodes_below(outputs: Any) -> Iterator[Any]:
 
 
 def edges_to_written_bases(node: Any) -> Iterator[tuple[Any, int]]:
-    """If a node stands for a write to a view, and runs: the nodes of the base as it was, and which output it was."""
+    """Yields, for a node of a write to a view that will run, the nodes of the base before it and their outputs."""
     if type(node).__name__ == _WRITE_THROUGH_VIEW and will_run(node):
         yield from ((below, output_nr) for below, output_nr in node.next_functions if below is not None)
 
 
 def base_made_in(call: CallRef, tensor: torch.Tensor) -> torch.Tensor | None:
-    """What a tensor that the call returns is a view of, if its gradient is that of the whole base.
+    """Returns the base of a view that the call returns, if the gradient of the view is that of the whole base.
 
     A ReLU that works in place may come next. Then the view's own node is in no graph any more, and the gradient goes to
     that of the base. What Linear returns of three and more dimensions is a view (torch 2.13). Only of bases that the
@@ -53,7 +53,7 @@ def base_made_in(call: CallRef, tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def will_run(node: Any) -> bool:
-    """Whether the engine, which is running now, will run the node; true where torch does not say."""
+    """Returns whether the running engine will run the node; True where torch cannot tell."""
     if will_engine_execute is None:
         return True
     try:

@@ -1,4 +1,4 @@
-"""Tells when backward reaches what an outermost call returned, and when that graph is dead."""
+"""Finds out when backward reaches what an outermost call returned, and when that graph is dead."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ _MAX_TENSORS = 64
 
 
 class GraphWatch:
-    """Lives in an autograd node, as a hook before it and in its metadata, and dies with it."""
+    """A hook before an autograd node, which its metadata holds too, so that it dies with the node."""
 
     __slots__ = ("__weakref__", "_handle", "_reached", "segment")
 
@@ -28,12 +28,12 @@ class GraphWatch:
         self._handle: Any = None
 
     def attach(self, node: Any) -> None:
-        """Puts the watch into a node."""
+        """Attaches the watch to a node."""
         node.metadata[_METADATA_KEY] = self
         self._handle = node.register_prehook(self)
 
     def remove(self) -> None:
-        """Takes it out: nothing of us runs in this graph any more, and all it keeps is this empty object."""
+        """Detaches the watch: nothing of ours runs in this graph any more, and it holds only this empty object."""
         self.segment = None
         self._reached = None
         if self._handle is not None:
@@ -62,7 +62,7 @@ def watch_graph(segment: Segment, output: Any, reached: Callable[[Segment], None
 
 
 def node_of(tensor: torch.Tensor) -> Any:
-    """The node that a tensor comes from; None if there is none that could be asked for."""
+    """Returns the node that a tensor comes from; None if there is none, or none that can be asked for."""
     try:
         return None if is_functorch_tensor(tensor) else grad_fn_of(tensor)
     except RuntimeError:  # a view whose base was written to: torch allows it until its gradient is asked for
@@ -70,7 +70,7 @@ def node_of(tensor: torch.Tensor) -> Any:
 
 
 def watched_segments(node: Any) -> Iterator[Segment]:
-    """The segments whose outputs an autograd graph leads through, from `node` down."""
+    """Yields the segments with outputs in the autograd graph below `node`."""
     seen = {node}
     pending = [node]
     while pending:
@@ -86,6 +86,6 @@ def watched_segments(node: Any) -> Iterator[Segment]:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The first tensors in an output, however nested."""
+    """Returns the first tensors in an output, however nested."""
     found = (slot.tensor for slot in find_slots(value))
     return list(islice((tensor for tensor in found if tensor is not None), _MAX_TENSORS))

@@ -1,4 +1,4 @@
-"""The gradients that leave each heard call for its inputs, collected while the engine runs."""
+"""Collects the gradients of the inputs of calls while the engine runs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -11,14 +11,14 @@ from .backward_call import BackwardCall
 from .call_tensors import Key, keys_of
 from .plan import EngineGraph
 
-#: Of a gradient that a node sends: the edge it takes, and the call and the place there that it is for.
+#: For a gradient that a node sends: its edge, the call that it is for, and its position among the tensors there.
 _Sink = tuple[int, BackwardCall, int]
 
 
 def collectors(
     graph: EngineGraph, calls: Iterable[BackwardCall]
 ) -> Iterator[tuple[Any, Callable[[Any, Any], None]]]:
-    """Nodes with a hook for each, that notes the gradients which leave a call there.
+    """Yields nodes, each with a hook that notes the gradients which leave a call there.
 
     Where all inputs of a call come from the node that runs next, and nothing else feeds it, there is no need: a
     hook on a node takes 3 us.
@@ -46,7 +46,7 @@ def collectors(
 
 
 def input_gradients(call: BackwardCall, number: int, arriving: Any) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of a call's inputs, what the call itself has contributed to each.
+    """Returns the gradients of a call's inputs: what the call itself contributed to each.
 
     Args:
         number: of the node that runs next.
@@ -65,7 +65,7 @@ def input_gradients(call: BackwardCall, number: int, arriving: Any) -> tuple[tor
 
 
 def passthrough_gradients(call: BackwardCall, number: int, arriving: Any) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of what a call has passed on: what comes from nodes that were made after it."""
+    """Returns the gradients of what a call passed on, as far as they come from nodes that were made after it."""
     keys = keys_of(call.passed)
     found = [None] * len(keys) if call.gradients is None else call.gradients[call.input_count :]
     for at, key in enumerate(keys):
@@ -75,7 +75,7 @@ def passthrough_gradients(call: BackwardCall, number: int, arriving: Any) -> tup
 
 
 def _wanted(calls: Iterable[BackwardCall]) -> dict[Key, list[tuple[BackwardCall, int]]]:
-    """By where it arrives: the calls with such a tensor, and its place among those they took and passed on."""
+    """Returns the calls with a tensor and its position among those they took and passed on, by its key."""
     wanted: dict[Key, list[tuple[BackwardCall, int]]] = {}
     for call in calls:
         for begin, flat in ((0, call.inputs), (call.input_count, call.passed)):
@@ -85,14 +85,14 @@ def _wanted(calls: Iterable[BackwardCall]) -> dict[Key, list[tuple[BackwardCall,
 
 
 def _first_positions(keys: list[Key]) -> dict[Key, int]:
-    """A tensor that is there twice has its gradient at its first place."""
+    """Returns the first position of each key: there a tensor that occurs twice has its gradient."""
     if len(keys) == 1:
         return {keys[0]: 0}
     return {key: at for at, key in reversed([*enumerate(keys)])}
 
 
 def _edges(graph: EngineGraph, with_leaves: bool) -> Iterator[tuple[Any, int, int, Key]]:
-    """Every edge of the nodes that run: node, its number, which of its edges, and where that leads."""
+    """Yields for every edge of the nodes that run: the node, its number, the index of the edge, and the edge's key."""
     numbers = dict(zip(graph.nodes, graph.numbers.tolist(), strict=True))
     for node, number in numbers.items():
         for edge, (target, slot) in enumerate(graph.edges[node]):
@@ -110,7 +110,7 @@ def _edges(graph: EngineGraph, with_leaves: bool) -> Iterator[tuple[Any, int, in
 def _take_what_arrives(
     graph: EngineGraph, wanted: dict[Key, list[tuple[BackwardCall, int]]], fed: dict[Key, int]
 ) -> None:
-    """Notes for which calls the gradients that arrive at the next node are those of all their inputs."""
+    """Finds the calls for which the gradients that arrive at the next node are those of all their inputs."""
     calls = list({id(call): call for receivers in wanted.values() for call, _ in receivers}.values())
     begins = np.array([call.first for call in calls], np.int64)
     following = np.searchsorted(-graph.numbers, -begins, side="right")

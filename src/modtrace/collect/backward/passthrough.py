@@ -1,4 +1,4 @@
-"""Calls through which gradients merely pass (Identity, Dropout in eval): no node is their own."""
+"""Finds passthrough calls (Identity, Dropout in eval): no autograd node is their own."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from .plan import EngineGraph
 def find_passthrough(
     graph: EngineGraph, segments: Sequence[Segment], calls: SegmentCalls
 ) -> dict[int, list[BackwardCall]]:
-    """Such calls by the number of the node before which the gradients pass; -1: after all nodes."""
+    """Returns passthrough calls by the number of the node before which the gradients pass; -1: after all nodes."""
     found: list[tuple[int, int, int, BackwardCall]] = []
     arrived: _Arrived | None = None
     for at, segment in reversed([*enumerate(segments)]):
@@ -34,7 +34,7 @@ def find_passthrough(
 
 
 class _Arrived:
-    """Where gradients arrive in one run of the engine."""
+    """The tensors at which gradients arrive in one run of the engine."""
 
     def __init__(self, graph: EngineGraph) -> None:
         self._roots = graph.roots
@@ -48,7 +48,7 @@ class _Arrived:
                     self._fed.setdefault(key, number)
 
     def at(self, key: Key, call: BackwardCall, runs: bool) -> bool:
-        """Whether a gradient arrives at what a call has passed on, from what was made after it.
+        """Returns whether a gradient arrives at what a call passed on, from nodes that were made after it.
 
         Args:
             runs: a node of the outermost call around it runs too.

@@ -1,4 +1,4 @@
-"""Reads an autograd graph before it runs: which nodes will run, in which order, and whose they are."""
+"""Reads an autograd graph before it runs: which nodes will run, in which order, and in which call each was made."""
 
 import functools
 from collections.abc import Collection, Iterable, Iterator
@@ -23,7 +23,7 @@ Edges = dict[Any, Any]
 
 
 class EngineGraph(NamedTuple):
-    """The nodes below some roots, those that only accumulate into a parameter left out."""
+    """The nodes below some roots, without those that only accumulate into a parameter."""
 
     nodes: list[Any]  # in the order in which the engine runs them: descending sequence number
     numbers: Ints  # theirs
@@ -32,19 +32,19 @@ class EngineGraph(NamedTuple):
     roots: frozenset[int]  # the numbers of those where it begins
 
     def has_any(self, first: int, end: int | None) -> bool:
-        """Whether a node's number lies in a range; `end` None: in one that has not ended."""
+        """Returns whether the number of a node lies in a range; None as `end`: the range has no end yet."""
         if end is None:
             return len(self.numbers) > 0 and int(self.numbers[0]) >= first
         return self.next_before(end) >= first
 
     def next_before(self, number: int) -> int:
-        """The number of the first node to run of those below a number; -1: there is none."""
+        """Returns the number of the node that runs first among those below a number; -1 if there is none."""
         at = int(np.searchsorted(-self.numbers, -number, side="right"))
         return int(self.numbers[at]) if at < len(self.numbers) else -1
 
 
 class CallChanges(NamedTuple):
-    """The nodes from which on another call is running, as columns."""
+    """Columns of the nodes at which another call begins to run."""
 
     nodes: list[Any]
     numbers: list[int]
@@ -56,7 +56,7 @@ NO_CHANGES = CallChanges([], [], [], [])
 
 
 def root_nodes(outputs: Iterable[Any]) -> list[Any]:
-    """The nodes where a backward of these outputs begins."""
+    """Returns the nodes where a backward of these outputs begins."""
     nodes: dict[Any, None] = {}
     with torch._C.DisableTorchFunction():
         for output in outputs:
@@ -70,7 +70,7 @@ def root_nodes(outputs: Iterable[Any]) -> list[Any]:
 
 
 def read_graph(roots: list[Any], first: Any, pruned: bool) -> EngineGraph:
-    """Walks the graph once.
+    """Walks the graph once, and returns its nodes in the order in which they will run.
 
     Args:
         roots: where it begins.
@@ -88,7 +88,7 @@ def read_graph(roots: list[Any], first: Any, pruned: bool) -> EngineGraph:
 
 
 def find_changes(graph: EngineGraph, owner: ThreadLog, extra: Collection[int] = ()) -> CallChanges:
-    """The nodes at which the running call changes, the first node included; and those of the numbers in `extra`.
+    """Returns the nodes at which the running call changes, with the first node and those of the numbers in `extra`.
 
     The engine runs nodes in descending sequence number, so the calls that the sorted nodes were made in are
     the calls in the order of their backward.
@@ -112,7 +112,7 @@ def find_changes(graph: EngineGraph, owner: ThreadLog, extra: Collection[int] = 
 def _made_in_segment(
     numbers: Ints, segments: list[Segment | None], of_segment: Ints
 ) -> npt.NDArray[np.bool_]:
-    """Whether each node was made in the forward of its segment, and not by a backward through it."""
+    """Returns whether each node was made in the forward of its segment, and not by a backward through it."""
     end = np.iinfo(np.int64).max
     first = np.array([0 if each is None else each.first_seq for each in segments], np.int64)
     last = np.array(
@@ -125,9 +125,9 @@ def _made_in_segment(
 def find_adding_nodes(
     graph: EngineGraph, outputs: list[Any], owner: ThreadLog | None
 ) -> Iterator[tuple[Any, CallRef | None]]:
-    """The nodes after which the engine adds their gradients to others that have come to the same place.
+    """Yields the nodes after which the engine adds their gradients to others of the same tensor.
 
-    With each the innermost call that all those gradients come from; None: the outside, or not known.
+    With each comes the innermost call that all those gradients come from; None: outside of calls, or not known.
     """
     calls = _calls_by_node(graph, owner)
     fed: dict[Any, CallRef | None] = dict.fromkeys(_fed_at_start(outputs, graph.edges))
@@ -149,7 +149,7 @@ def _calls_by_node(graph: EngineGraph, owner: ThreadLog | None) -> list[CallRef 
 
 
 def _common(one: CallRef | None, other: CallRef | None) -> CallRef | None:
-    """The innermost call around both."""
+    """Returns the innermost call around both."""
     if one == other:
         return one
     above = set()
@@ -180,7 +180,7 @@ def _walk(roots: list[Any]) -> tuple[list[Any], list[int], Edges]:
 
 
 def calls_of_nodes(owner: ThreadLog, numbers: Ints) -> tuple[list[Segment | None], Ints, Ints]:
-    """Segments, and for each node in descending order which of them it was made in, and in which call there."""
+    """Returns segments, and for each node in descending order the segment and the call that it was made in."""
     segments: list[Segment | None] = [None]
     of_segment = np.zeros(len(numbers), np.int64)
     index = np.full(len(numbers), -1, np.int64)
@@ -211,7 +211,7 @@ def _position(segments: list[Segment | None], segment: Segment) -> int:
 
 
 def _fed_at_start(outputs: list[Any], edges: Edges) -> set[Any]:
-    """The places that get a gradient before any node has run: those of the outputs themselves."""
+    """Returns the edges that get a gradient before any node has run: those of the outputs themselves."""
     fed: set[Any] = set()
     leaves = set()
     with torch._C.DisableTorchFunction():

@@ -1,4 +1,4 @@
-"""Which forward call a recomputed call repeats."""
+"""Finds the forward call that a recomputed call repeats, while it runs."""
 
 import math
 from types import FrameType
@@ -20,7 +20,7 @@ from .watcher import BackwardWatcher
 
 
 def classify(segment: Segment, log: ThreadLog, backwards: BackwardWatcher, frame: FrameType | None) -> None:
-    """Says what a module call inside a running backward is: a recompute, or a custom Function's own work."""
+    """Decides what a module call inside a running backward is: a recompute, or a custom Function's own work."""
     node = current_node()
     segment.phase = RECOMPUTE
     if node is None:
@@ -43,7 +43,7 @@ def classify(segment: Segment, log: ThreadLog, backwards: BackwardWatcher, frame
 
 
 def _find_region(region: Region, log: ThreadLog) -> Region:
-    """The region itself, or the very same one that the last call belongs to."""
+    """Returns the region of the last call if it is the same, else the one given."""
     before = (span.region for span in reversed(log.spans) if isinstance(span, Segment))
     last: Region | None = next(before, None)
     if last is not None and region.same_as(last):
@@ -56,9 +56,9 @@ def _find_region(region: Region, log: ThreadLog) -> Region:
 
 
 def find_around(segment: Segment, log: ThreadLog, frame: FrameType | None) -> None:
-    """Finds the call around the one that is repeated, or whose custom Function works; and the repeated one.
+    """Finds the call that a segment repeats, and the call around that one or around its custom Function.
 
-    Done while it runs, so the repeated one is known only where that is certain.
+    This is done while the segment runs, so the repeated call is known only where that is certain.
     """
     named = segment.named
     segment.around = call = segment.trigger
@@ -87,7 +87,7 @@ def find_around(segment: Segment, log: ThreadLog, frame: FrameType | None) -> No
 
 
 def _rank_in_region(segment: Segment, log: ThreadLog) -> int:
-    """How many outermost calls of its module the running recomputation has had before."""
+    """Returns how many outermost calls of the module the running recomputation had before this one."""
     rank = 0
     for span in reversed(log.spans):
         if not isinstance(span, Segment) or span.region is None or span.region is not segment.region:
@@ -97,7 +97,7 @@ def _rank_in_region(segment: Segment, log: ThreadLog) -> int:
 
 
 def original_of(call: CallRef) -> CallRef | None:
-    """The forward call that a call of a recompute repeats, as far as it is known while it runs."""
+    """Returns the forward call that a recomputed call repeats; None as long as that is not certain."""
     segment, original = call.segment, call.segment.repeats
     for index in _way_to(call):
         if original is None:
@@ -114,7 +114,7 @@ def original_of(call: CallRef) -> CallRef | None:
 
 
 def _way_to(call: CallRef) -> list[int]:
-    """The calls that lead from the outermost one of its segment to it, without that one."""
+    """Returns the calls from the outermost one of its segment (left out) to the call itself."""
     way: list[int] = []
     index = call.index
     while index > 0:
@@ -128,10 +128,10 @@ def _children(call: CallRef) -> list[CallRef]:
 
 
 def _is_of(call: CallRef, index: int, segment: Segment | None = None) -> bool:
-    """Whether a call is of the same module as another one, of its own segment or of the one given."""
+    """Returns whether a call is of the same module as the `index`-th call of its own segment or of the one given."""
     return call.context.named is (segment or call.segment).context_of(index).named
 
 
 def _around_call(call: CallRef) -> CallRef | None:
-    """The call around one, across the begin of a recompute."""
+    """Returns the call around one; around the outermost call of a recompute, that around the call it repeats."""
     return call.parent or call.segment.around

@@ -1,4 +1,4 @@
-"""Which forward calls the calls of recomputes have repeated, found when their whole region has run."""
+"""Finds the forward calls that recomputed calls have repeated, once their whole region has run."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -14,7 +14,7 @@ Origins = list[CallRef | None]
 
 
 def origins_of(segments: Iterable[Segment]) -> dict[Segment, Origins]:
-    """The originals of recomputed segments, which come in the order in which they ran."""
+    """Returns the originals of the calls of recomputed segments, which are given in the order in which they ran."""
     found: dict[Segment, Origins] = {}
     for group in _by_region(segments):
         for segment, top in zip(group, _tops(group), strict=True):
@@ -23,7 +23,7 @@ def origins_of(segments: Iterable[Segment]) -> dict[Segment, Origins]:
 
 
 def _forward_of(origin: CallRef | None, found: dict[Segment, Origins]) -> CallRef | None:
-    """A recompute of a recompute repeats the same forward call; what ran earlier is found already."""
+    """Returns the forward call behind an original that is itself recomputed; earlier segments are in `found`."""
     if origin is None or origin.segment.phase != RECOMPUTE:
         return origin
     earlier = found.get(origin.segment)
@@ -42,7 +42,7 @@ def _by_region(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
 
 
 def _tops(group: list[Segment]) -> Origins:
-    """The originals of the outermost calls of one recomputation."""
+    """Returns the originals of the outermost calls of one recomputation."""
     region = group[0].region
     wanted = [segment.named.module_id for segment in group]
     if region is None:
@@ -59,7 +59,7 @@ def _tops(group: list[Segment]) -> Origins:
 
 
 def _after_function(region: Region, caller: CallRef | None) -> Iterator[CallRef]:
-    """The calls directly below `caller` from the custom Function on.
+    """Yields the calls directly below `caller` from the custom Function on.
 
     Its node is numbered before its forward runs, so what runs in it is entered at a higher number.
     """
@@ -83,7 +83,7 @@ def _after_function(region: Region, caller: CallRef | None) -> Iterator[CallRef]
 
 
 def _around(first: Segment, wanted: list[int]) -> Iterator[Origins | None]:
-    """Where the recomputed sequence of modules stands among the calls around the node that asked for it.
+    """Yields the matches of the recomputed modules with the calls around the node that asked for them.
 
     Backward runs in descending order, so that node lies in the last call of the region that saved anything.
     """
@@ -109,7 +109,7 @@ def _around(first: Segment, wanted: list[int]) -> Iterator[Origins | None]:
 
 
 def _align(calls: list[CallRef], wanted: list[int], at: int) -> Origins | None:
-    """The run of `wanted` modules among `calls` that covers the one at `at`, as its last if it can be."""
+    """Returns the run of `wanted` modules among `calls` that covers the call at `at`, as its last if possible."""
     modules = [_module_id(call) for call in calls]
     for last in range(at, min(at + len(wanted), len(calls))):
         start = last - len(wanted) + 1
@@ -119,7 +119,7 @@ def _align(calls: list[CallRef], wanted: list[int], at: int) -> Origins | None:
 
 
 def _align_segments(segment: Segment, wanted: list[int]) -> Origins | None:
-    """The same among outermost calls, for checkpoints that the script itself calls."""
+    """Returns the same run among outermost calls, for checkpoints that the script itself calls."""
     spans = [
         span for span in segment.log.spans if isinstance(span, Segment) and span.phase in (FORWARD, RECOMPUTE)
     ]
@@ -130,7 +130,7 @@ def _align_segments(segment: Segment, wanted: list[int]) -> Origins | None:
 
 
 def _inside(segment: Segment, top: CallRef | None) -> Origins:
-    """The originals of all calls of a segment: the k-th of a module below the original of its parent."""
+    """Returns the originals of all calls of a segment: the k-th call of a module below the original of its parent."""
     origins: Origins = [top]
     if top is None or top.segment.last_seq is None:
         return [top] + [None] * (segment.calls - 1)
@@ -146,7 +146,7 @@ def _inside(segment: Segment, top: CallRef | None) -> Origins:
 
 
 def _by_rank(segment: Segment) -> dict[tuple[int, int, int], int]:
-    """The calls of a segment by (parent, module, k-th of it there)."""
+    """Returns the calls of a segment by parent, module, and rank of the call among those of the module there."""
     ranks: dict[tuple[int, int], int] = {}
     found = {}
     modules = _module_ids(segment)

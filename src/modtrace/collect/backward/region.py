@@ -1,4 +1,4 @@
-"""A region whose modules a backward runs again, and the calls that a custom Function has made in its forward."""
+"""Describes a region whose modules a backward runs again, and finds the calls in the forward of a custom Function."""
 
 import math
 from collections.abc import Container, Iterator, Sequence
@@ -14,7 +14,7 @@ from ..log.thread_log import ThreadLog
 
 
 class Region:
-    """A checkpointed region being recomputed: all outermost calls of one recomputation share one."""
+    """One recomputation of a checkpointed region, or one backward of a custom Function that runs modules."""
 
     __slots__ = ("custom", "is_function", "key", "next_number", "number", "owner", "task")
 
@@ -29,7 +29,7 @@ class Region:
         self.owner = owner
 
     def same_as(self, other: "Region | None") -> bool:
-        """Whether it is the very same recomputation."""
+        """Returns whether it is the same recomputation."""
         return other is not None and (self.task, self.number, self.key) == (
             other.task,
             other.number,
@@ -38,7 +38,7 @@ class Region:
 
 
 def calls_in_function(region: Region, caller: CallRef | None, modules: Container[int]) -> list[CallRef]:
-    """The calls of some modules, however deep, that a custom Function has made in its forward, in order.
+    """Returns the calls of some modules, at any depth, that a custom Function made in its forward, in order.
 
     Its node is numbered before its forward runs, so what runs in it is entered at a higher number. Nothing tells where
     its forward ends: later calls of the same caller are among them, unless they are in a Function whose backward has
@@ -53,7 +53,7 @@ def calls_in_function(region: Region, caller: CallRef | None, modules: Container
 
 
 def find_repeated(segment: Segment, running: nn.Module | None) -> CallRef | None:
-    """The call that a custom Function runs again; None if it may be one of several.
+    """Returns the call that a custom Function runs again; None if it may be one of several.
 
     Args:
         running: the module one of whose methods makes the call again.
@@ -65,9 +65,9 @@ def find_repeated(segment: Segment, running: nn.Module | None) -> CallRef | None
 
 
 def find_all_repeated(group: Sequence[Segment]) -> list[CallRef | None]:
-    """The calls that one backward of a custom Function has run again, None for those that may be one of several.
+    """Returns the calls that one backward of a custom Function ran again, None where it may be one of several.
 
-    They are told by their order, too, where that is the one of the forward, or the reverse, and it cannot be both.
+    The order of the calls decides too, where it is that of the forward or its reverse, and not both.
     """
     modules = [segment.named.module_id for segment in group]
     calls = calls_in_function(group[0].region, group[0].trigger, set(modules))
@@ -89,7 +89,7 @@ def _calls_inside(region: Region, caller: CallRef) -> Iterator[CallRef]:
 
 
 def _outermost_calls(region: Region) -> Iterator[CallRef]:
-    """What ran in no call; not what this backward, or an earlier one, has run again."""
+    """Yields the calls that ran in no other call, without those that this backward, or an earlier one, ran again."""
     for span in region.owner.spans if region.owner is not None else ():
         if isinstance(span, Segment) and span.task != region.task:
             for index in np.flatnonzero(_entered_in(region, span)).tolist():
@@ -97,7 +97,7 @@ def _outermost_calls(region: Region) -> Iterator[CallRef]:
 
 
 def _entered_in(region: Region, segment: Segment) -> npt.NDArray[np.bool_]:
-    """Whether each call of a segment was entered after the Function's node was numbered, and before the next one's."""
+    """Returns for each call of a segment whether it was entered between the numbers of this Function and the next."""
     entered_at = np.asarray(segment.seqs, np.int64)[segment.structure().enter_event]
     entered: npt.NDArray[np.bool_] = (entered_at > region.number) & (entered_at <= region.next_number)
     return entered

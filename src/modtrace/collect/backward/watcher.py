@@ -114,7 +114,7 @@ class BackwardWatcher:
                 ended(backward)
 
     def is_running(self) -> bool:
-        """Whether there is a backward, on whatever thread."""
+        """Returns whether a backward runs on any thread."""
         return bool(self._running)
 
     def running(self, log: ThreadLog, task: int) -> Backward | None:
@@ -132,15 +132,15 @@ class BackwardWatcher:
         return None
 
     def reached(self, segment: Segment, log: ThreadLog) -> None:
-        """Backward has come to the outputs of a segment."""
+        """Notes that the running backward has come to the outputs of a segment."""
         backward = self.running(log, graph_task_id())
         if backward is not None and segment not in backward.reached:
             backward.reached.append(segment)
 
     def recomputed_by(self, owner: ThreadLog, backward: Backward | None, number: int) -> CallRef | None:
-        """The call that owns a node made by a reentrant checkpoint's recompute outside of any module.
+        """Returns the call that owns a node made by a reentrant checkpoint's recompute outside of any module.
 
-        Such nodes were made since the surrounding backward began; all others outside of spans are nobody's.
+        Such nodes were made since the surrounding backward began. All other nodes outside of spans belong to no call.
         """
         outer = None if backward is None else backward.outer
         if backward is None or outer is None or backward.inside is None or number < outer.first_seq:
@@ -148,14 +148,14 @@ class BackwardWatcher:
         return owner.call_of(backward.inside._sequence_nr())
 
     def has_one_owner(self, log: ThreadLog) -> bool:
-        """Whether every graph that is known was built by this thread."""
+        """Returns whether this thread built every graph that is known."""
         return not any(each.spans for each in self._logs.all if each is not log)
 
     def owner(self, log: ThreadLog, task: int, node: Any) -> ThreadLog | None:
-        """The log of the thread that built the graph now running; None if that cannot be known.
+        """Returns the log of the thread that built the graph now running; None if that cannot be known.
 
         Sequence numbers count per thread: where several threads have graphs, only what the graph itself
-        holds can tell whose the numbers are.
+        holds can tell which thread gave the numbers.
         """
         if self.has_one_owner(log):
             return log

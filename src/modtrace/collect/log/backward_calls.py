@@ -1,4 +1,4 @@
-"""The backward of each call, from its first autograd node to the first node outside of it; kept as columns."""
+"""Columns of the backward of each call: it lasts from its first autograd node to the first node outside of it."""
 
 from .segments import Segment
 
@@ -23,16 +23,16 @@ class BackwardCalls:
 
     @property
     def innermost(self) -> int:
-        """The row of the call whose backward runs, -1: none."""
+        """The row of the innermost call whose backward runs; -1 if there is none."""
         return self._open[-1] if self._open else -1
 
     @property
     def open(self) -> frozenset[int]:
-        """The rows whose end has not come."""
+        """The rows of the calls whose backward has not ended."""
         return frozenset(self._open)
 
     def move(self, segment: Segment | None, index: int, now_ns: int) -> None:
-        """The engine goes on to nodes of a call: calls that this leaves end, those it enters begin.
+        """Ends the calls that the engine leaves, and begins those that it enters, when it goes on to another call.
 
         Args:
             segment: of the call; None: on to nodes outside of any module.
@@ -60,7 +60,7 @@ class BackwardCalls:
             self._begin(segment, each, now_ns)
 
     def end(self, now_ns: int) -> None:
-        """Ends what is open."""
+        """Ends every call that is open."""
         while self._open:
             self.end_ns[self._open.pop()] = now_ns
         self._is_open.clear()

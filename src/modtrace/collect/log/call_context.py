@@ -1,4 +1,4 @@
-"""The tree of callers: where each module has been reached, so that entering it again is one look-up."""
+"""The calling context tree: entering a module that was reached before is one look-up in it."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from ..names.module_names import ModuleNames, NamedModule, walk
 
 
 class CallContext(dict[int, "CallContext"]):
-    """A module as reached through one chain of callers; the places below it, by `id` of their module.
+    """A module as reached through one chain of callers: a dictionary of the contexts below it, by `id` of the module.
 
     The running call is a pointer into this tree: entering a module is one dictionary look-up, which at the
     same time says that the module is known and that it was reached this way before.
@@ -25,15 +25,15 @@ class CallContext(dict[int, "CallContext"]):
     )  # fmt: skip
 
     def __init__(self, named: NamedModule | None, above: Optional["CallContext"], index: int) -> None:
-        self.ref: Callable[[], nn.Module | None] = _no_module  # the module that was met here last
-        self.key = -1  # id of the module; -1 for an outermost place, so that leaving it takes the slow way
+        self.ref: Callable[[], nn.Module | None] = _no_module  # the module that was called here last
+        self.key = -1  # id of the module; -1 for an outermost context, so that leaving it takes the slow way
         self.outermost = -1
         self.named = named
         self.above = above
         self.index = index
         self.codes: set[CodeType] = set()  # functions that were seen to run ops inside of its calls
         self.compiled = False  # its calls run as compiled regions
-        self.is_scope = False  # a stretch of code that the user named, no module
+        self.is_scope = False  # it is code that the user named, and no module
         self.seen_as: tuple[NamedModule, str] | None = (
             None  # root and path below its caller, where it has others too
         )
@@ -41,14 +41,14 @@ class CallContext(dict[int, "CallContext"]):
             None  # what was around it, once it was outermost in no backward
         )
 
-    __hash__ = object.__hash__  # type: ignore[assignment]  # a place is itself, whatever is below it
+    __hash__ = object.__hash__  # type: ignore[assignment]  # contexts are compared by identity, whatever is below them
 
     def __eq__(self, other: object) -> bool:
         return self is other
 
     @property
     def path(self) -> str:
-        """The module's path as seen from here: of a shared module the alias below the caller."""
+        """The module's path; for a shared module, its alias below the caller."""
         named = self.named
         assert named is not None
         if self.seen_as is not None:
@@ -59,17 +59,17 @@ class CallContext(dict[int, "CallContext"]):
 
     @property
     def root(self) -> NamedModule:
-        """The root that the path is from: of a module in two models the one that its caller is in."""
+        """The root that the path starts at; for a module in two models, the root of its caller."""
         assert self.named is not None
         return self.named.root if self.seen_as is None else self.seen_as[0]
 
     @property
     def module(self) -> nn.Module | None:
-        """The module, None if it is dead or the place is no module's."""
+        """The module; None if it is dead, or if the context is that of a named scope."""
         return None if self.named is None or self.named.ref is None else self.named.ref()
 
     def upwards(self) -> Iterator["CallContext"]:
-        """This place and those of its callers, innermost first; none at the outside."""
+        """Yields this context and those of its callers, innermost first; nothing outside of modules."""
         at: CallContext | None = self
         while at is not None and at.named is not None:
             yield at
@@ -77,7 +77,7 @@ class CallContext(dict[int, "CallContext"]):
 
 
 class ContextTree:
-    """All places, by number. Taken under the tracker's lock."""
+    """All contexts, by number. Callers hold the tracker's lock."""
 
     def __init__(self, names: ModuleNames) -> None:
         self._names = names
@@ -87,7 +87,7 @@ class ContextTree:
         self._of_module: dict[int, list[CallContext]] = {}  # by module_id
 
     def find(self, module: nn.Module, above: CallContext | None, frame: FrameType | None) -> CallContext:
-        """The place of a module below its caller, None: at the outside; made when met for the first time."""
+        """Returns the context of a module below its caller (None: below nothing), and makes it at the first call."""
         key = id(module)
         known = self._outermost.get(key) if above is None else above.get(key)
         if known is not None and known.ref() is module:
@@ -101,7 +101,7 @@ class ContextTree:
         return context
 
     def find_scope(self, named: NamedModule, above: CallContext | None) -> CallContext:
-        """The place of a named stretch of code. Its key is odd, so it is no module's `id`."""
+        """Returns the context of a named scope. Its key is odd, so it never equals the `id` of a module."""
         key = 2 * named.module_id + 1
         known = self._outermost.get(key) if above is None else above.get(key)
         if known is None:
@@ -110,13 +110,13 @@ class ContextTree:
         return known
 
     def contexts_of(self, named: NamedModule) -> list[CallContext]:
-        """Where a module has been called."""
+        """Returns the contexts that a module was called in."""
         module = None if named.ref is None else named.ref()
         contexts = () if module is None else self._of_module.get(named.module_id, ())
         return [context for context in contexts if context.ref() is module]
 
     def _take(self, key: int, named: NamedModule, above: CallContext | None) -> CallContext:
-        """A place that is free, as the one of a module that has died and has its name from now on, or a new one."""
+        """Returns a new context, or that of a module with the same name that has died."""
         holder = self._outermost if above is None else above
         contexts = self._of_module.setdefault(named.module_id, [])
         context = next((each for each in contexts if each.above is above and each.ref() is None), None)
@@ -137,7 +137,7 @@ def _no_module() -> None:
 
 
 def _seen_below(above: CallContext, module: nn.Module) -> tuple[NamedModule, str] | None:
-    """The root and the path of a module as registered below its caller; None if it is not."""
+    """Returns the root and the path of a module as registered below its caller; None if it is not."""
     caller = above.module
     if caller is not None:
         for each, _, path, _ in walk(caller, above.path, ""):

@@ -133,7 +133,7 @@ class Subscribers:
 
     @property
     def strict(self) -> bool:
-        """Whether internal errors are raised, into the user's run."""
+        """Whether internal errors are raised into the user's run."""
         return any(list(self.users.values()))  # a list: other threads add users
 
     def guard(self, module: nn.Module | None) -> "_Guard":

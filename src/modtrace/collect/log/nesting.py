@@ -1,4 +1,4 @@
-"""What nests in what among the events of calls: for closed segments by arrays, for a running one as events come."""
+"""Finds which call lies in which: in closed segments at once, in a running one event by event."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Structure(NamedTuple):
-    """What nests in what, for the events of one or more whole segments."""
+    """The nesting of the calls of one or more whole segments."""
 
     enter_event: Ints  # by call
     exit_event: Ints  # by call
@@ -21,7 +21,7 @@ def structure_of(contexts: Ints) -> Structure:
     """Pairs enter and exit events and finds each call's parent.
 
     Args:
-        places: `[events]`, a place's number for an enter, negative for an exit; every enter has its exit.
+        places: `[events]`, a context's number for an enter, negative for an exit; every enter has its exit.
     """
     entered = contexts >= 0
     depth = np.cumsum(np.where(entered, 1, -1))
@@ -50,19 +50,19 @@ def _parents(level: Ints) -> Ints:
 
 
 class OpenCalls:
-    """What nests in what in a running segment. Each event is looked at once, however often it is asked."""
+    """The nesting of the calls of a running segment. Each event is read once, however often `follow` is called."""
 
     __slots__ = ("after", "children", "context", "innermost", "parent")
 
     def __init__(self) -> None:
         self.after: list[int] = []  # by event: the call that runs after it; -1: none
-        self.context: list[int] = []  # by call: the number of its place
+        self.context: list[int] = []  # by call: the number of its context
         self.parent: list[int] = []  # by call
         self.children: list[list[int]] = []  # by call
         self.innermost = -1  # the innermost open call
 
     def follow(self, contexts: list[int]) -> None:
-        """Looks at the events that have come since."""
+        """Reads the events that were appended since the last time."""
         for event in contexts[len(self.after) :]:
             if event >= 0:
                 self.parent.append(self.innermost)

@@ -12,7 +12,7 @@ from ..names.module_names import NamedModule
 from .call_context import CallContext
 from .nesting import OpenCalls, Structure, structure_of
 
-# What an exit event holds where an enter event holds the number of a place.
+# What an exit event holds where an enter event holds the number of a context.
 EXIT = -1
 EXIT_RAISED = -2
 EXIT_UNSEEN = -3
@@ -22,19 +22,19 @@ _NO_COUNTS: Counter[int] = Counter()
 
 
 class CallRef(NamedTuple):
-    """One call: the `index`-th entered in its segment."""
+    """The call that was entered as the `index`-th in its segment."""
 
     segment: "Segment"
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
 
     @property
     def context(self) -> CallContext:
-        """Where in the tree of callers it ran."""
+        """The calling context that it ran in."""
         return self.segment.context_of(self.index)
 
     @property
     def call_id(self) -> int | None:
-        """Its id in the tables; None while its segment runs."""
+        """The id of the call in the tables; None while its segment runs."""
         return None if self.segment.first_id is None else self.segment.first_id + self.index
 
     @property
@@ -74,7 +74,7 @@ class Segment:
             NamedModule, ...
         ] = ()  # scopes, and modules with a plain method around it; outermost first
         self.outer: Any = None  # the span on the thread that was being logged when it began
-        self._events: tuple[Any, Any, Any] = ([], [], [])  # sequence numbers, places, times
+        self._events: tuple[Any, Any, Any] = ([], [], [])  # sequence numbers, contexts, times
         self.first_id: int | None = None  # call_id of its first call, given when it closes
         self.holders = 0  # recorders that have not written its rows yet
         self.handover: Any = None  # what it was given and has returned, if it begins outside of all that runs
@@ -97,21 +97,21 @@ class Segment:
 
     @property
     def is_stretch(self) -> bool:
-        """Whether it is a stretch of named code that no module is around."""
+        """Whether it is code that the user named, outside of any module."""
         return self.context.is_scope and self.named.parent is None
 
     @property
     def calls(self) -> int:
-        """How many calls it holds, once closed."""
+        """The number of calls in it. The segment must be closed."""
         return len(self._events[1]) // 2
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has ended."""
+        """Whether the segment has ended."""
         return self.last_seq is not None
 
     def close(self, last_seq: int, first_id: int) -> None:
-        """Ends it; every enter must have its exit by now."""
+        """Ends the segment. Every enter event must have its exit event by now."""
         self.last_seq = last_seq
         self.first_id = first_id
         self._structure = self._open_calls = None
@@ -130,38 +130,38 @@ class Segment:
 
     @property
     def contexts(self) -> Any:
-        """What each event is: the number of the place entered, or a code for an exit."""
+        """For each event the number of the context that was entered, or a code for an exit."""
         self.pack()
         return self._events[1]
 
     @property
     def times(self) -> Any:
-        """When each event was, by `perf_counter_ns`."""
+        """The time of each event, from `perf_counter_ns`."""
         self.pack()
         return self._events[2]
 
     @property
     def open_calls(self) -> OpenCalls:
-        """What nests in what up to now, of a running segment."""
+        """The nesting of the calls of a running segment up to now."""
         if self._open_calls is None:
             self._open_calls = OpenCalls()
         self._open_calls.follow(self.contexts)
         return self._open_calls
 
     def has_made(self, sequence_nr: int) -> bool:
-        """Whether the node of this number was made while it ran."""
+        """Returns whether the node of this number was made while the segment ran."""
         return self.first_seq <= sequence_nr and (self.last_seq is None or sequence_nr < self.last_seq)
 
     def is_needed(self) -> bool:
-        """Whether its rows are still to be written, or its graph lives and may yet run backward."""
+        """Returns whether its rows are still to be written, or its graph lives and may yet run backward."""
         return self.holders > 0 or self.has_graph()
 
     def has_graph(self) -> bool:
-        """Whether something it returned is part of a graph that lives."""
+        """Returns whether something that the segment returned is part of a graph that lives."""
         return any(watch() is not None for watch in self.watches)
 
     def structure(self, *, keep: bool = True) -> Structure:
-        """What nests in what; kept once the segment is closed, if it will be asked for again."""
+        """Returns the nesting of its calls; that of a closed segment is kept if `keep`."""
         if self._structure is not None:
             return self._structure
         contexts = self.contexts
@@ -174,11 +174,11 @@ class Segment:
         return structure
 
     def call_at(self, sequence_nr: int) -> CallRef | None:
-        """The call in which the autograd node of this number was made."""
+        """Returns the call in which the autograd node of this number was made."""
         return self.call_after(bisect_right(self._events[0], sequence_nr) - 1)
 
     def call_after(self, event: int) -> CallRef | None:
-        """The call that runs after an event of this segment."""
+        """Returns the call that runs after an event of this segment; None outside of all calls."""
         if event < 0:
             return None
         after = self.open_calls.after if self.last_seq is None else self.structure().scope_after
@@ -186,7 +186,7 @@ class Segment:
         return None if index < 0 else CallRef(self, index)
 
     def context_of(self, index: int) -> CallContext:
-        """The place of its `index`-th call."""
+        """Returns the context of its `index`-th call."""
         if self.last_seq is None:
             number = self.open_calls.context[index]
         else:
@@ -195,14 +195,14 @@ class Segment:
         return context
 
     def contexts_of_calls(self) -> list[int]:
-        """The numbers of the places of its calls, in the order in which they began."""
+        """Returns the numbers of the contexts of its calls, in the order in which the calls began."""
         if self.last_seq is None:
             return self.open_calls.context
         contexts: list[int] = self.contexts[self.structure().enter_event].tolist()
         return contexts
 
     def forward_counts(self) -> Counter[int]:
-        """How many forward calls each module has in it, by module_id."""
+        """Returns how many forward calls each module has in the segment, by module_id."""
         if self.phase != FORWARD:
             return Counter()
         if self._counts is not None:
@@ -215,7 +215,7 @@ class Segment:
         return counts
 
     def children_of(self, index: int) -> list[int]:
-        """The calls directly inside its `index`-th call."""
+        """Returns the calls directly inside its `index`-th call."""
         if self.last_seq is None:
             return self.open_calls.children[index]
         if self._children is None:
@@ -226,7 +226,7 @@ class Segment:
         return self._children[index]
 
     def rank_of(self, index: int) -> int:
-        """How many calls of the same module came before its `index`-th one in it."""
+        """Returns how many calls of the same module began in the segment before its `index`-th call."""
         if self._ranks is None or len(self._ranks) <= index:
             if self._ranks is None:
                 self._ranks, self._seen = [], Counter()
@@ -238,12 +238,12 @@ class Segment:
         return self._ranks[index]
 
     def parent_of(self, index: int) -> int:
-        """The call around its `index`-th call; -1: none in this segment."""
+        """Returns the call around its `index`-th call; -1 if there is none in this segment."""
         return self.open_calls.parent[index] if self.last_seq is None else int(self.structure().parent[index])
 
 
 class BackwardSpan:
-    """The sequence numbers of the nodes that one backward made (`create_graph`), and whose they are."""
+    """The sequence numbers of the nodes that one backward made (`create_graph`), and the call that each belongs to."""
 
     __slots__ = ("first_seq", "last_seq", "outer", "seqs", "targets")
 
@@ -255,10 +255,10 @@ class BackwardSpan:
         self.targets: list[CallRef | None] = []
 
     def call_at(self, sequence_nr: int) -> CallRef | None:
-        """The call whose backward made the node; None: unknown."""
+        """Returns the call whose backward made the node; None if it is not known."""
         at = int(np.searchsorted(np.array(self.seqs, np.int64), sequence_nr, side="right")) - 1
         return self.targets[at] if at >= 0 else None
 
     def is_needed(self) -> bool:
-        """A span is let go by age alone: nothing tells when the graph of a gradient is dead."""
+        """Returns False: spans are dropped by age alone, for nothing tells when the graph of a gradient is dead."""
         return False

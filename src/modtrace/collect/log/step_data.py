@@ -1,4 +1,4 @@
-"""Tells which calls have prepared the data of a step: modules without parameters that run before its model."""
+"""Finds the calls that prepared the data of a step: modules without parameters that run before its model."""
 
 import weakref
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from ...torch_internals import DisableTorchFunction, call_arguments, is_in_data_
 from ..structures.find import find_slots
 from .segments import Segment
 
-#: Storages, by weak references that do nothing when they die.
+#: Weak references without callbacks to storages.
 Storages = tuple["weakref.ref[Any]", ...]
 
 
 class Handover:
-    """What an outermost call was given and has returned, as far as somebody may ask for it."""
+    """The storages that an outermost call was given and has returned, where data calls may be among its neighbours."""
 
     __slots__ = ("given", "in_loader", "made")
 
@@ -28,17 +28,17 @@ class Handover:
         self.made: Storages = ()
 
     def returned(self, output: Any) -> None:
-        """The call has ended."""
+        """Notes what the call has returned."""
         self.made = _storages_of(output)
 
 
 def find_data_calls(segments: Sequence[Segment], after_ns: int, root: Segment) -> int:
-    """The first of the calls at the end of `segments` that have prepared what a root is given now.
+    """Returns the position in `segments` from which on all calls have prepared what a root is given now.
 
     They run in a data loader, or what they have returned is what the root, or the next of them, is given.
 
     Args:
-        after_ns: what began before this moment has not.
+        after_ns: calls that began before this moment do not count.
     """
     wanted = _ids(root.handover.given) if root.handover is not None else set()
     at = len(segments)

@@ -1,4 +1,4 @@
-"""What one thread is in the middle of."""
+"""The logs of threads, and the facts of the backwards that run on them."""
 
 import threading
 import time
@@ -19,12 +19,12 @@ _UNWATCHED_KEPT = 16
 #: A backward and its outputs: what `_engine_run_backward` takes after them, in order.
 _CREATE_GRAPH, _INPUTS = 2, 3
 
-#: Where code runs whose modules are not followed; see `ThreadLog.aside`.
+#: The context of code whose modules are not followed; see `ThreadLog.aside`.
 ASIDE = CallContext(None, None, -1)
 
 
 class ThreadLog:
-    """What one thread is in the middle of, and the segments whose graphs may still run backward."""
+    """The calls that run on one thread, and the segments whose graphs may still run backward."""
 
     __slots__ = (
         "all_contexts", "backward", "context", "contexts", "forgotten_seq", "given_kwargs", "hooked",
@@ -48,17 +48,19 @@ class ThreadLog:
         self.suspended: list[tuple[CallContext, int, Segment]] = []
         self.spans: list[Segment | BackwardSpan] = []  # by first_seq
         self.prune_at = 2 * _UNWATCHED_KEPT
-        self.forgotten_seq = sequence_nr()  # of nodes with smaller numbers it may not be known whose they are
+        self.forgotten_seq = (
+            sequence_nr()
+        )  # nodes with smaller numbers may belong to calls that are not known any more
         self.backward: Backward | None = None
         self.hooked: CallRef | None = None  # for which call a user's backward hook runs ...
         self.hooked_task = -1  # ... and in which graph task
         self.given_kwargs: dict[str, Any] | None = None  # of a call that is being opened without a hook
         self.pinned: list[CallContext] = []  # of the calls that were opened without a hook
-        self.scopes: list[CallContext] = []  # scopes that stand outside of any module, outermost first
+        self.scopes: list[CallContext] = []  # open scopes that no module is around, outermost first
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Inside, modules run on this thread that are nothing of the run's: no call of theirs is noted."""
+        """Returns a context in which module calls on this thread are not logged: they are not part of the run."""
         context, self.context = self.context, ASIDE
         try:
             yield
@@ -67,26 +69,30 @@ class ThreadLog:
 
     @property
     def is_in_stretch(self) -> bool:
-        """Whether named code runs directly that no module is around."""
+        """Whether code that the user named runs, with no module around it or inside it."""
         return bool(self.scopes) and self.context is self.scopes[-1]
 
     @property
     def is_in_module(self) -> bool:
-        """Whether more runs on the thread than code that the user has named."""
+        """Whether the call of a module runs on the thread."""
         return self.segment is not None and not self.segment.is_stretch
 
     def kwargs_of(self, call_frame: FrameType) -> dict[str, Any]:
-        """The keyword arguments of the call that begins; in this frame torch runs its hooks."""
+        """Returns the keyword arguments of the call that begins.
+
+        Args:
+            call_frame: the frame in which torch runs the hooks of the call.
+        """
         return call_kwargs(call_frame) or {} if self.given_kwargs is None else self.given_kwargs
 
     def push(self, segment: Segment) -> None:
-        """Makes a new segment the one that the hooks append to."""
+        """Has the hooks append to a new segment."""
         if self.segment is not None:
             self.suspended.append((self.context, self.task, self.segment))
         self._use(segment, segment.context, segment.task)
 
     def pop(self) -> None:
-        """Goes back to the segment that the last one interrupted, if it did."""
+        """Has the hooks append to the segment that the last one interrupted, if there is one."""
         if self.suspended:
             context, task, segment = self.suspended.pop()
             self._use(segment, context, task)
@@ -98,7 +104,7 @@ class ThreadLog:
         self.seqs, self.contexts, self.times = segment.seqs, segment.contexts, segment.times
 
     def span_of(self, sequence: int) -> Segment | BackwardSpan | None:
-        """The innermost span in which this thread made the node of that number."""
+        """Returns the innermost span in which this thread made the node of that number; None if there is none."""
         spans = self.spans
         for at in range(len(spans) - 1, -1, -1):
             if spans[at].first_seq <= sequence:
@@ -109,16 +115,16 @@ class ThreadLog:
         return None
 
     def call_of(self, sequence: int) -> CallRef | None:
-        """The call in which this thread made the node of that number."""
+        """Returns the call in which this thread made the node of that number; None if there is none."""
         span = self.span_of(sequence)
         return None if span is None else span.call_at(sequence)
 
     def is_needed(self) -> bool:
-        """Whether its thread lives, or what it built may yet run backward."""
+        """Returns whether the thread lives, or a graph that it built may yet run backward."""
         return self.life() is not None or any(span.is_needed() for span in self.spans)
 
     def prune(self) -> None:
-        """Lets go of the spans whose graphs are dead."""
+        """Drops the spans whose graphs are dead."""
         spans = self.spans
         if len(spans) > self.prune_at:
             kept_anyway = len(spans) - _UNWATCHED_KEPT
@@ -133,13 +139,13 @@ class ThreadLog:
 
 
 class ThreadLife:
-    """Held by a thread, so it ends with it."""
+    """An object that only a thread holds, so that it dies with the thread."""
 
     __slots__ = ("__weakref__",)
 
 
 class ThreadLogs:
-    """The logs of all threads, made as each thread is first seen."""
+    """The logs of all threads. A log is made when its thread first asks for it."""
 
     def __init__(self, tree: ContextTree) -> None:
         self._tree = tree
@@ -157,7 +163,7 @@ class ThreadLogs:
 
     @property
     def current(self) -> ThreadLog:
-        """The current thread's log."""
+        """The log of the current thread."""
         try:
             log: ThreadLog = self.threads.log
         except AttributeError:
@@ -174,7 +180,7 @@ class ThreadLogs:
         return log
 
     def take_ids(self, number: int) -> int:
-        """Returns the first of `number` call ids that nobody else gets."""
+        """Reserves `number` call ids and returns the first of them."""
         with self._lock:
             first = self._next_id
             self._next_id += number
@@ -204,7 +210,9 @@ class Backward:
         self.span: BackwardSpan | None = None
         self.segment = log.segment  # the module call it runs in, if it does: autograd.grad in a forward
         self.context = log.context
-        self.marks_additions = False  # what the engine adds up is told from the work of nodes
+        self.marks_additions = (
+            False  # the engine's adding up of gradients is told apart from the work of nodes
+        )
         self.adding_for = -1  # the number of the node whose own work was done last ...
         self.adding_in: CallRef | None = (
             None  # ... and the innermost call that holds all whose gradients meet there
@@ -215,7 +223,7 @@ class Backward:
         return self.adding_for == number if self.marks_additions else None
 
     def end(self, raised: bool) -> None:
-        """Ends what is open."""
+        """Ends the backward, and the calls that are open in it."""
         self.inside = None
         self.end_ns = time.perf_counter_ns()
         self.raised = self.calls.open if raised else frozenset()

@@ -1,4 +1,4 @@
-"""Answers "what runs here, now?" for the thread that asks: in forward, backward, recompute or an optimizer."""
+"""Finds what runs now on the current thread: in forward, backward, recompute or an optimizer."""
 
 import sys
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from .optimizer_watch import OptimizerWatch
 
 
 class Location(NamedTuple):
-    """What is running. `call` None: outside of any module, or unknown (`known` tells)."""
+    """What runs at one moment. `call` is None outside of any module, and where it is unknown (`known` is False)."""
 
     call: CallRef | None
     phase: str | None
@@ -54,7 +54,7 @@ def locate(
         and not log.pinned
         and not is_in_module_call(sys._getframe(1))
     ):
-        close_dead_calls(log, sys._getframe(1))  # a KeyboardInterrupt: no hook tells of it
+        close_dead_calls(log, sys._getframe(1))  # no hook runs when a KeyboardInterrupt leaves a call
         segment = log.segment
     if segment is not None and log.task == task:
         return Location(CallRef(segment, segment.open_calls.innermost), segment.phase)
@@ -101,7 +101,7 @@ def _locate_in_backward(
 
 
 def _nested_in(backwards: BackwardWatcher, log: ThreadLog, task: int) -> CallRef | None:
-    """The call one of whose nodes runs the backward: a reentrant checkpoint has leaves of its own."""
+    """Returns the call with the node that runs this backward in its own: a reentrant checkpoint has its own leaves."""
     backward = backwards.running(log, task)
     if backward is None or backward.inside is None:
         return None
@@ -110,9 +110,9 @@ def _nested_in(backwards: BackwardWatcher, log: ThreadLog, task: int) -> CallRef
 
 
 def _recomputing_call(owner: ThreadLog | None, node: Any, frame: FrameType | None) -> CallRef | None:
-    """The forward call whose own ops a checkpoint is running again outside of any module's hooks.
+    """Returns the forward call whose own ops a checkpoint runs again, with no module hook around them.
 
-    So it is where `forward` itself is checkpointed, as transformers does it.
+    This happens where `forward` itself is checkpointed, as transformers does it.
     """
     call = None if owner is None else owner.call_of(node._sequence_nr())
     if is_custom_function(node):

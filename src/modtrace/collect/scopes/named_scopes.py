@@ -1,4 +1,4 @@
-"""Code that the user has named, and methods that run no hook: they stand in the log like calls."""
+"""Logs code that the user has named, and methods that run no hook, like calls."""
 
 from types import FrameType
 from typing import Any
@@ -13,7 +13,7 @@ from .tracker import ScopeTracker
 
 
 class OpenScope:
-    """Code that runs: the calls that were opened for it, outermost first."""
+    """A scope that is open, with the contexts of the calls that were opened for it, outermost first."""
 
     __slots__ = ("args", "contexts", "kwargs", "log", "module")
 
@@ -26,7 +26,7 @@ class OpenScope:
 
 
 class NamedScopes:
-    """Opens and closes it in the tracker's logs.
+    """Opens and closes scopes in the tracker's logs.
 
     Inside a module, or with a module of its own, a scope is a call like any other. Alone at the outside it may last as
     long as the whole training, so there it is logged in stretches, from one outermost call to the next.
@@ -38,7 +38,7 @@ class NamedScopes:
     def enter(
         self, name: str, module: nn.Module | None, frame: FrameType | None, args: Any = (), kwargs: Any = None
     ) -> OpenScope:
-        """A scope begins; where it has a module that does not run yet, a call of that begins too."""
+        """Begins a scope, and a call of its module if it has one that does not run yet."""
         tracker = self._tracker
         scope = OpenScope(tracker.logs.current, module, args, kwargs or {})
         try:
@@ -67,7 +67,7 @@ class NamedScopes:
     def enter_call(
         self, module: nn.Module, frame: FrameType | None, args: Any, kwargs: Any
     ) -> OpenScope | None:
-        """A `forward` begins that was not called through its module; None where it was."""
+        """Begins the call of a `forward` that was not called through its module; returns None where it was."""
         tracker = self._tracker
         scope = OpenScope(tracker.logs.current, module, args, kwargs)
         if scope.log.context.outermost == id(module):
@@ -85,7 +85,7 @@ class NamedScopes:
         return scope
 
     def leave(self, scope: OpenScope, output: Any, *, raised: bool) -> None:
-        """It has ended; `output` is what it returned, if that is known."""
+        """Ends a scope. `output` is what the code returned, if that is known."""
         for context in reversed(scope.contexts):
             self._leave_context(scope, context, output, raised)
 
@@ -113,12 +113,12 @@ class NamedScopes:
         scope.log.pinned.append(context)
 
     def _tell_entered(self, scope: OpenScope) -> None:
-        """Runs the user's hooks: a module's call has begun that torch runs none for."""
+        """Reports the begin of a module's call for which torch runs no hook."""
         assert scope.module is not None
         scope.log.given_kwargs = scope.kwargs
         try:
-            for hear in tuple(self._tracker.subscribers.entering):
-                hear(scope.log, scope.module, scope.args)
+            for entering in tuple(self._tracker.subscribers.entering):
+                entering(scope.log, scope.module, scope.args)
         finally:
             scope.log.given_kwargs = None
 
@@ -130,8 +130,8 @@ class NamedScopes:
             log.scopes = [each for each in log.scopes if each is not context]
         try:
             if is_open and not context.is_scope and scope.module is not None:
-                for hear in list(tracker.subscribers.leaving):
-                    hear(log, scope.module, scope.args, scope.kwargs, output)
+                for leaving in list(tracker.subscribers.leaving):
+                    leaving(log, scope.module, scope.args, scope.kwargs, output)
         except BaseException:  # a user's hook
             output, raised = None, True
             raise
@@ -142,7 +142,7 @@ class NamedScopes:
                     tracker.leave(log, output, raised=raised)
 
     def _owner(self) -> NamedModule | None:
-        """Whose the code is that a scope is opened in: of the call that runs, or is recomputed; None: of nobody."""
+        """Returns the module around a scope: that of the call which runs or is recomputed; None if there is none."""
         log = self._tracker.logs.current
         if log.context.named is not None:
             return None if log.is_in_stretch else log.context.named
@@ -151,6 +151,6 @@ class NamedScopes:
 
 
 def _runs(log: ThreadLog, named: NamedModule) -> bool:
-    """Whether a call of the module is open on the thread."""
+    """Returns whether a call of the module is open on the thread."""
     levels = [log.context, *(context for context, _, _ in log.suspended)]
     return any(context.named is named for level in levels for context in level.upwards())

@@ -1,4 +1,4 @@
-"""Tells when an optimizer steps, on every thread."""
+"""Watches the steps of optimizers on every thread."""
 
 import sys
 import threading
@@ -14,7 +14,7 @@ from ..log.thread_log import ThreadLogs
 
 
 class OptimizerWatch:
-    """Two global optimizer hooks of the tracker's."""
+    """The two global optimizer hooks of the tracker."""
 
     def __init__(self, subscribers: Subscribers, logs: ThreadLogs) -> None:
         self._subscribers = subscribers
@@ -33,24 +33,24 @@ class OptimizerWatch:
         ]
 
     def stop(self) -> None:
-        """Removes them."""
+        """Removes the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def has_begun(self) -> bool:
-        """Whether an optimizer has begun to step on this thread and may not have ended. 0.1 us."""
+        """Returns whether an optimizer has begun to step on this thread and may not have ended. It takes 0.1 us."""
         return bool(self._starts) and bool(self._starts.get(threading.get_ident()))
 
     def is_stepping(self, frame: FrameType | None) -> bool:
-        """Whether an optimizer steps on this thread, in whose frames we are."""
+        """Returns whether an optimizer steps on this thread; `frame` is the innermost frame of the thread."""
         starts = self._starts.get(threading.get_ident())
         if starts and not is_in_optimizer_step(frame):
             starts.clear()  # the last one raised: its post hook did not run
         return bool(starts)
 
     def stepping_since(self, frame: FrameType | None) -> int:
-        """When the innermost optimizer that steps on this thread began, in ns; -1: none does."""
+        """Returns when the innermost optimizer that steps on this thread began, in ns; -1 if none does."""
         starts = self._starts.get(threading.get_ident())
         return starts[-1] if starts and self.is_stepping(frame) else -1
 
@@ -86,5 +86,5 @@ class OptimizerWatch:
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:
-    """Whether `Optimizer.step` was given one; its arguments begin with the optimizer."""
+    """Returns whether `Optimizer.step` was given a closure. Its arguments begin with the optimizer."""
     return (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None

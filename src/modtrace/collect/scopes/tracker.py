@@ -1,4 +1,4 @@
-"""Which module call is running, on every thread: exact, and cheap enough to leave on."""
+"""Tracks which module call is running on every thread, exactly, and cheaply enough to leave on."""
 
 import functools
 import sys
@@ -39,7 +39,7 @@ from .optimizer_watch import OptimizerWatch
 
 
 class ScopeTracker:
-    """The one tracker of the process, shared by all recorders; made when the first comes, gone with the last."""
+    """The tracker that all recorders of the process share; see `process.acquire`."""
 
     def __init__(self) -> None:
         self.names = ModuleNames()
@@ -72,7 +72,7 @@ class ScopeTracker:
         self.backwards.start()
 
     def stop(self) -> None:
-        """Removes the hooks and closes what is open: a call whose end was not seen has none."""
+        """Removes the hooks and closes the calls that are open: they have no end in the tables."""
         self.remove_hooks()
         log = self.logs.current
         if log.context.named is not None:
@@ -100,7 +100,7 @@ class ScopeTracker:
         self.backwards.stop()
 
     def running_segments(self) -> list[Segment]:
-        """The outermost calls that run, on every thread."""
+        """Returns the outermost calls that run on every thread."""
         levels = [segment for log in self.logs.all for _, _, segment in log.suspended]
         return levels + [log.segment for log in self.logs.all if log.segment is not None]
 
@@ -132,8 +132,8 @@ class ScopeTracker:
                 log.contexts.append(context.index)
                 log.times.append(clock())
             if entering:
-                for hear in tuple(entering):  # a hook may register another, or take itself off
-                    hear(log, module, args)
+                for tell in tuple(entering):  # a hook may register another, or remove itself
+                    tell(log, module, args)
 
         def leave(module: nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:
             if compiling():
@@ -148,8 +148,8 @@ class ScopeTracker:
                 return
             if leaving:
                 try:
-                    for hear in tuple(leaving):
-                        hear(log, module, args, kwargs, output)
+                    for tell in tuple(leaving):
+                        tell(log, module, args, kwargs, output)
                 except BaseException:  # torch does not call us again for this call
                     log.seqs.append(sequence())
                     log.contexts.append(exit_raised)
@@ -161,15 +161,15 @@ class ScopeTracker:
             log.times.append(clock())
             log.context = context.above
             if returned:
-                for tell in returned:
-                    tell(log, context, output)
+                for tell_returned in returned:
+                    tell_returned(log, context, output)
 
         return enter, leave
 
-    # The slow path: outermost calls, modules not seen at this place before, exceptions.
+    # The slow path: outermost calls, modules not seen in this context before, exceptions.
 
     def _enter_slowly(self, log: ThreadLog, module: nn.Module) -> bool:
-        """Returns whether the call is one to follow."""
+        """Begins a call, and returns whether it is followed."""
         if log.context is ASIDE:
             return False
         frame = sys._getframe(2)
@@ -184,14 +184,14 @@ class ScopeTracker:
         return True
 
     def _is_unknown_in_region(self, log: ThreadLog, module: nn.Module) -> bool:
-        """Whether compiled code runs, and the module belongs to no model."""
+        """Returns whether compiled code runs and the module belongs to no model."""
         return any(context.compiled for context in log.context.upwards()) and self.names.get(module) is None
 
     def close_dead_calls(self, log: ThreadLog, frame: FrameType | None) -> None:
-        """Closes the calls on the stack that no longer run: no hook tells of a KeyboardInterrupt."""
+        """Closes the calls on the stack that no longer run: no hook runs when a KeyboardInterrupt leaves a call."""
         levels = [context for context, _, _ in log.suspended] + [log.context]
         stack = [context for level in levels for context in reversed([*level.upwards()])]
-        # What was opened without a hook ends by itself whatever happens: it lives, and all that is around it.
+        # A call that was opened without a hook ends by itself in every case. So it runs, and all calls around it.
         alive = max((at + 1 for at, context in enumerate(stack) if context in log.pinned), default=0)
         for key in running_modules(frame):
             if alive < len(stack) and stack[alive].outermost == key:
@@ -258,8 +258,8 @@ class ScopeTracker:
             raised = not isinstance(sys.exc_info()[1], StopRecomputation)
         if self.subscribers.leaving:
             try:
-                for hear in tuple(self.subscribers.leaving):
-                    hear(log, module, args, kwargs, output)
+                for leaving in tuple(self.subscribers.leaving):
+                    leaving(log, module, args, kwargs, output)
             except BaseException:  # a user's hook: torch does not call us again for this call
                 with self.subscribers.guard(module):
                     self.leave(log, None, raised=True)
@@ -286,7 +286,7 @@ class ScopeTracker:
             log.context = context.above
 
     def unwind_to(self, log: ThreadLog, key: int) -> bool:
-        """Closes calls that ended without their hook, down to the open one of this key, if there is one."""
+        """Closes calls that ended without their hook, down to the open call of this key; returns whether it is open."""
         if log.context.outermost == key:
             return True
         levels = [log.context, *(context for context, _, _ in reversed(log.suspended))]
@@ -297,12 +297,12 @@ class ScopeTracker:
         return True
 
     def close_down_to(self, log: ThreadLog, segment: Segment | None) -> None:
-        """Closes the segments above one that were left without their hooks."""
+        """Closes the segments above `segment` that were left without their hooks."""
         while log.segment is not segment and log.segment is not None:
             self._close_open_calls(log, EXIT_RAISED)
 
     def _close_open_calls(self, log: ThreadLog, code: int) -> None:
-        """Closes the running segment from outside: its calls are dead."""
+        """Closes the running segment, whose calls are dead."""
         shortest = min(len(log.seqs), len(log.contexts), len(log.times))
         for events in (log.seqs, log.contexts, log.times):  # an interrupt may have come between two appends
             del events[shortest:]
@@ -336,12 +336,12 @@ class ScopeTracker:
         log.times.append(time.perf_counter_ns() if now is None else now)
 
     def _graph_reached(self, segment: Segment) -> None:
-        """Backward has come to a node that an outermost call returned."""
+        """Notes that backward has come to a node that an outermost call returned."""
         with self.subscribers.guard(None):
             self.backwards.reached(segment, self.logs.current)
 
     def enter_module(self, log: ThreadLog, module: nn.Module, frame: FrameType | None) -> CallContext:
-        """A module's call begins, outermost or inside another."""
+        """Begins the call of a module, and returns its context."""
         inside = log.context if log.context.named is not None else None
         with self.lock:
             context = self.tree.find(module, inside, frame)
@@ -349,7 +349,7 @@ class ScopeTracker:
         return context
 
     def enter_context(self, log: ThreadLog, context: CallContext, frame: FrameType | None) -> None:
-        """A call at a place begins."""
+        """Begins a call in a context."""
         if log.context.named is None:
             self._open_segment(log, context, frame)
         else:
@@ -357,20 +357,20 @@ class ScopeTracker:
             self.append(log, context.index)
 
     def pause_stretch(self, log: ThreadLog) -> None:
-        """A module is called inside of scopes that no module is around: their stretch ends."""
+        """Ends the stretch of the scopes that no module is around: a module is called inside of them."""
         for _ in log.scopes:
             self.append(log, EXIT)
         self.close_segment(log, None)
 
     def _resume_stretch(self, log: ThreadLog) -> None:
-        """It has ended: the next stretch begins."""
+        """Begins the next stretch of these scopes, after the module's call."""
         for context in log.scopes:
             self.enter_context(log, context, None)
 
     def _owners(
         self, log: ThreadLog, context: CallContext, frame: FrameType | None
     ) -> tuple[NamedModule, ...]:
-        """What is around an outermost call and runs no hook: scopes, and modules one of whose methods runs it."""
+        """Returns what is around an outermost call without a hook: scopes, and modules with a method that calls it."""
         scopes = [each.named for each in log.scopes if each.named is not None]
         named = context.named
         assert named is not None
@@ -379,7 +379,7 @@ class ScopeTracker:
 
 
 def _is_leaving_by_exception(call_frame: FrameType) -> bool:
-    """Whether the hook runs because the call of this frame is being left by an exception.
+    """Returns whether the hook runs because an exception leaves the call of this frame.
 
     An exception that is merely being handled further out has another frame at the head of its traceback.
     """
