@@ -1,1 +1,1 @@
-"""`ModuleTracker`: who is running now, and the user's hooks around every forward and backward."""
+"""`ModuleTracker`: the modules that run now, and the user's hooks around every forward and backward."""

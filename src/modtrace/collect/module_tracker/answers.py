@@ -1,4 +1,4 @@
-"""What a tracker answers: what runs at one moment on one thread, with names and numbers found when asked for."""
+"""The answers of a tracker: what runs at one moment on one thread, with names and numbers found on request."""
 
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ class Call(NamedTuple):
 
 
 class Where:
-    """What runs at one moment on one thread. Made in a microsecond; names and numbers are found when asked for."""
+    """What runs at one moment on one thread. It takes a microsecond; names and numbers are found when asked for."""
 
     __slots__ = ("_found", "_names", "_stack", "_steps", "accumulation", "known", "phase")
 
@@ -37,7 +37,7 @@ class Where:
 
     @property
     def stack(self) -> tuple[str, ...]:
-        """The names of the modules that run, as in `parents`, outermost first; a recursive one comes repeatedly."""
+        """The names of the modules that run, as in `parents`, outermost first; a recursive one occurs repeatedly."""
         return self._named.names
 
     @property
@@ -70,7 +70,7 @@ class Where:
 
     @property
     def trigger(self) -> str | None:
-        """In a recompute the name of the module whose backward asked for it."""
+        """In a recompute, the name of the module whose backward asked for it."""
         call = self._call
         trigger = None if call is None else call.segment.trigger
         return None if trigger is None else self._names.of(trigger.context, trigger.segment).names[-1]

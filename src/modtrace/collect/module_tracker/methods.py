@@ -1,4 +1,4 @@
-"""Makes scopes of a module's plain methods, which run no hook."""
+"""Runs the plain methods of a module, which run no hook, in scopes."""
 
 import functools
 import inspect
@@ -14,7 +14,7 @@ from ...torch_internals import is_dynamo_compiling, is_replica, keep_out_of_dyna
 
 
 class ScopeOpener(Protocol):
-    """Who opens scopes, and closes them."""
+    """Opens and closes scopes."""
 
     def _enter_scope(
         self, name: str, module: nn.Module | None, frame: types.FrameType, args: Any, kwargs: Any
@@ -26,14 +26,14 @@ class ScopeOpener(Protocol):
 
 
 class Methods:
-    """The methods that one tracker follows. They are wrapped while it is entered."""
+    """The methods that one tracker follows. They are wrapped while the tracker is entered."""
 
     def __init__(self) -> None:
         self._wraps: list[_Wrap] = []
         self._opener: ScopeOpener | None = None
 
     def add(self, module: nn.Module, names: tuple[str, ...]) -> "MethodsHandle":
-        """Follows more of them.
+        """Follows more methods.
 
         Raises:
             AttributeError: the module has no such method.
@@ -51,26 +51,26 @@ class Methods:
         return MethodsHandle(self, wraps)
 
     def remove(self, wraps: "list[_Wrap]") -> None:
-        """Follows these no more."""
+        """Stops following these methods."""
         for wrap in reversed(wraps):
             wrap.stop()
         self._wraps = [wrap for wrap in self._wraps if wrap not in wraps]
 
     def start(self, opener: ScopeOpener) -> None:
-        """Wraps them all."""
+        """Wraps all methods."""
         self._opener = opener
         for wrap in self._wraps:
             wrap.start(opener)
 
     def stop(self) -> None:
-        """Puts them back as they were."""
+        """Restores all methods."""
         self._opener = None
         for wrap in reversed(self._wraps):
             wrap.stop()
 
 
 class MethodsHandle:
-    """Methods that were given together."""
+    """Methods that were added together."""
 
     def __init__(self, methods: Methods, wraps: "list[_Wrap]") -> None:
         self._methods = methods
@@ -82,7 +82,7 @@ class MethodsHandle:
 
 
 class _Wrap:
-    """One method of one module, as one tracker follows it."""
+    """One method of one module that one tracker follows."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         found = getattr(module, name, None)
@@ -104,7 +104,7 @@ class _Wrap:
         self._wrapper: _Wrapper | None = None
 
     def start(self, opener: ScopeOpener) -> None:
-        """Wraps it."""
+        """Wraps the method."""
         module = self.ref()
         if module is None or self._wrapper is not None:
             return
@@ -113,30 +113,30 @@ class _Wrap:
         self._wrapper.add(self)
 
     def stop(self) -> None:
-        """Follows it no more."""
+        """Stops following the method."""
         self.opener = None
         wrapper, self._wrapper = self._wrapper, None
         if wrapper is not None:
             wrapper.remove(self)
 
     def is_for(self, module: Any) -> bool:
-        """Whether it is the module, or a replica of it that DataParallel has made."""
+        """Returns whether `module` is that of the method, or a replica of it that DataParallel made."""
         mine = self.ref()
         return module is mine or (
             mine is not None and is_replica(module) and module._forward_hooks is mine._forward_hooks
         )
 
 
-#: What is wrapped now, by the `id` of the class or module that it stands in, and its name.
+#: The wrappers in use, by the `id` of the class or module that holds the method, and the name of the method.
 _wrappers: "dict[tuple[int, str], _Wrapper]" = {}
 
 
 def _wrapper_of(module: nn.Module, name: str) -> "_Wrapper":
-    """The wrapper of a method: in the class, for all that follow it there.
+    """Returns the wrapper of a method: in the class, for all trackers that follow it there.
 
-    What stands in an instance would be copied with it, by `copy.deepcopy`, by DataParallel and into a pickle, and the
-    copy would run the method of the original. Only what stands in the instance already is wrapped there, and what is
-    no plain function: a static or a class method.
+    An attribute of an instance would be copied with it, by `copy.deepcopy`, by DataParallel and into a pickle, and the
+    copy would run the method of the original. So the instance holds the wrapper only if it holds the method already,
+    or if the method is no plain function: a static or a class method.
     """
     kind = type(module)
     is_plain = isinstance(inspect.getattr_static(kind, name, None), types.FunctionType)
@@ -145,7 +145,7 @@ def _wrapper_of(module: nn.Module, name: str) -> "_Wrapper":
 
 
 class _Wrapper:
-    """Stands in the place of a method while somebody follows it."""
+    """Replaces a method while a tracker follows it."""
 
     def __init__(self, holder: Any, name: str) -> None:
         self._holder = holder
@@ -176,13 +176,13 @@ class _Wrapper:
         _wrappers[id(holder), name] = self
 
     def add(self, wrap: _Wrap) -> None:
-        """One more follows it."""
+        """Adds a tracker that follows it."""
         self._followed[wrap.key] = [*self._followed.get(wrap.key, ()), wrap]
 
     def remove(self, wrap: _Wrap) -> None:
-        """One less: after the last the method is as it was.
+        """Removes a tracker that follows it. After the last one the method is restored.
 
-        Unless somebody else has wrapped it since: then ours stays below, and passes on.
+        If somebody else has wrapped it since, our wrapper stays below and only calls the method.
         """
         left = [each for each in self._followed.pop(wrap.key, ()) if each is not wrap]
         if left:
@@ -202,7 +202,7 @@ class _Wrapper:
         return self._followed.get(id(module), [])
 
     def run(self, function: Callable[..., Any], module: Any, args: Any, kwargs: Any) -> Any:
-        """Calls the method in a scope of each that follows it for this module."""
+        """Calls the method in a scope of each tracker that follows it for this module."""
         frame = sys._getframe(2)
         scopes: list[tuple[ScopeOpener, Any]] = []
         try:
@@ -226,7 +226,7 @@ class _Wrapper:
 
 
 class _Inherited:
-    """Nothing stood there."""
+    """Marks a method that the holder only inherits."""
 
 
 _INHERITED = _Inherited()

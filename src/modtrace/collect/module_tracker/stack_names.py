@@ -24,7 +24,7 @@ _Level = tuple[NamedModule, NamedModule, str]
 
 
 class RootLabels:
-    """What one tracker calls roots: by the user's names or by their classes. Outlives the tracker's contexts."""
+    """The labels that one tracker gives to roots: the user's names or their classes. They outlive its `with` blocks."""
 
     def __init__(self, chosen: list[tuple[str | None, nn.Module]]) -> None:
         self._kept: IdentityMap[nn.Module, str] = IdentityMap()
@@ -34,11 +34,11 @@ class RootLabels:
                 self._kept[module] = name
 
     def begin(self) -> None:
-        """Another context: modules are met anew."""
+        """Begins another `with` block, in which roots are labelled again."""
         self._labels = {}
 
     def label(self, root: NamedModule) -> str:
-        """The name of a root; given when it is first asked for."""
+        """Returns the label of a root. It is chosen when it is first asked for."""
         known = self._labels.get(root)
         if known is None:
             known = self._labels[root] = self._find(root)
@@ -67,7 +67,7 @@ class RootLabels:
 
 
 class StackNames:
-    """Names the stacks of one tracker's context. What has been named once costs a look-up, until a name changes."""
+    """Names the stacks of one `with` block of a tracker. A stack that was named before costs a look-up."""
 
     def __init__(self, names: ModuleNames, tree: ContextTree, labels: RootLabels) -> None:
         self._names = names
@@ -77,7 +77,7 @@ class StackNames:
         self._revision = -1
 
     def of(self, context: CallContext, segment: Segment) -> Stack:
-        """What runs at a place in a segment."""
+        """Returns what runs in a context of a segment."""
         if self._revision != self._names.revision:
             self._revision = self._names.revision
             self._known = {}
@@ -89,30 +89,30 @@ class StackNames:
         return known
 
     def known(self, module: nn.Module) -> str | None:
-        """The name of a module that has been met."""
+        """Returns the name of a module; None if the module is not known."""
         named = self._names.get(module)
         return None if named is None else self.name_of(named)
 
     def parameter_name(self, parameter: torch.Tensor) -> str | None:
-        """The path of a parameter, as in `state_dict`."""
+        """Returns the path of a parameter, as in `state_dict`."""
         return self._names.parameter_name(parameter)
 
     def of_parameter(self, parameter: torch.Tensor) -> Stack | None:
-        """The modules that hold a parameter, as far as all that run them have them in common; None: nobody does."""
+        """Returns the modules that hold a parameter, as far as all their calls have them in common; None: no module."""
         names = self._names
         owners = names.owners_of(parameter) or names.owners_of(parameter, learn=True)
         if not owners:
             return None
         contexts = [context for owner in owners for context in self._tree.contexts_of(owner.module)]
         stacks = [self._name(levels) for levels in map(_levels_outside, contexts) if levels is not None]
-        if not stacks:  # it has not run, as where its weights are used without it
+        if not stacks:  # it has not run: its weights may be used without it
             stacks = [Stack((self.name_of(owner.module),), (owner.module.path,)) for owner in owners]
         first, *others = stacks
         common = [at for at, name in enumerate(first.names) if all(name in other.names for other in others)]
         return Stack(tuple(first.names[at] for at in common), tuple(first.paths[at] for at in common))
 
     def name_of(self, named: NamedModule) -> str:
-        """`Mod.c.0`."""
+        """Returns the name of a module, such as `Mod.c.0`."""
         return join(self._labels.label(named.root), named.path)
 
     def _name(self, levels: list[_Level]) -> Stack:
@@ -121,7 +121,9 @@ class StackNames:
         last: NamedModule | None = None
         for named, root, path in levels:
             name = join(self._labels.label(root), path)
-            if not names or names[-1] != name or named is last:  # of a wrapper and what it wraps one is shown
+            if (
+                not names or names[-1] != name or named is last
+            ):  # a wrapper and what it wraps are shown as one
                 names.append(name)
                 paths.append(path)
             last = named
@@ -139,7 +141,7 @@ def _chain(context: CallContext) -> list[CallContext]:
 
 
 def _levels(context: CallContext, segment: Segment) -> list[_Level]:
-    """What runs at a place, with its path there, outermost first."""
+    """Returns what runs in a context of a segment, outermost first."""
     own = _chain(context)
     around = segment.around
     if around is None:
@@ -151,7 +153,7 @@ def _levels(context: CallContext, segment: Segment) -> list[_Level]:
 
 
 def _levels_outside(context: CallContext) -> list[_Level] | None:
-    """The same for a place where a module has run outside of any backward; None: it has only been recomputed there."""
+    """Returns what runs in a context outside of any backward; None if the module was only recomputed there."""
     own = _chain(context)
     if own[0].owners is None:
         return None
@@ -164,7 +166,7 @@ def _level(context: CallContext) -> _Level:
 
 
 def _as_called_from(caller: CallContext, chain: list[CallContext]) -> list[CallContext]:
-    """The same calls where they stood when they ran first: a shared module has its path from its caller."""
+    """Returns the contexts of the calls when they ran first: a shared module has its path from its caller."""
     found: list[CallContext] = []
     at: CallContext | None = caller
     for context in chain:

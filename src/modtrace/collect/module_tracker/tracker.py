@@ -1,4 +1,4 @@
-"""The tracker that users ask: which modules run, in which phase, and hooks around each of them."""
+"""The tracker for users: it tells which modules run in which phase, and runs hooks around each of them."""
 
 import sys
 import threading
@@ -63,7 +63,7 @@ class ModuleTracker:
         self._listener = _Listener(additions)
         self._depth = 0
         self._tracker: ScopeTracker | None = None  # while it is entered, and has not failed
-        self._scopes: NamedScopes | None = None  # as long
+        self._scopes: NamedScopes | None = None  # like `_tracker`
         names = ModuleNames()
         self._names = StackNames(
             names, ContextTree(names), self._labels
@@ -153,13 +153,13 @@ class ModuleTracker:
         return self.where().call
 
     def where(self) -> Where:
-        """All of it at once, of this moment: what a tool asks for every op."""
+        """Returns all answers for this moment at once: a tool asks for them at every op."""
         tracker = self._tracker
         found = NOWHERE if tracker is None else tracker.where()
         return Where(found, self._names, self._steps)
 
     def get_known_fqn(self, module: nn.Module) -> str | None:
-        """The name of a module, None if it is not known: it has not run, nor has one that it is registered in."""
+        """Returns the name of a module; None if neither it nor a module that it is registered in has run."""
         return self._names.known(module)
 
     # Hooks.
@@ -175,7 +175,7 @@ class ModuleTracker:
         with_slots: bool = False,
         several: bool = False,
     ) -> "HooksHandle":
-        """Has hooks called around every forward and every backward of every module, recomputes included.
+        """Registers hooks around every forward and every backward of every module, recomputes included.
 
         They are markers: what they return is not looked at. What one raises is raised to whoever called the module or
         `backward()`. `phase` tells a recompute from the forward. The module's name is in `parents`.
@@ -196,7 +196,7 @@ class ModuleTracker:
             several: these hooks are called beside others of their kind.
 
         Returns:
-            a handle whose `remove()` takes just these off.
+            a handle whose `remove()` takes just these.
 
         Raises:
             AssertionError: a hook of the kind is there, and `several` was not said.
@@ -211,7 +211,7 @@ class ModuleTracker:
         return HooksHandle(self._hooks, hooks)
 
     def clear_user_hooks(self) -> None:
-        """Takes off every user hook."""
+        """Removes every user hook."""
         self._hooks.clear()
 
     @staticmethod
@@ -223,7 +223,7 @@ class ModuleTracker:
         post_bw_hook: Callable[..., Any] | None = None,
         module_filter: Callable[[str, nn.Module], bool] | None = None,
     ) -> AbstractContextManager[None]:
-        """Hooks on the submodules of one model that run under `torch.compile(fullgraph=True)` too, without a break.
+        """Returns hooks on the submodules of one model that run under `torch.compile(fullgraph=True)` without a break.
 
         See `modtrace.collect.compile_hooks.hooks.compile_safe_hooks`. Needs no tracker.
         """
@@ -237,9 +237,9 @@ class ModuleTracker:
         """Names the code in a `with` block: a loss, or a method of a module that is no `forward`.
 
         Args:
-            name: stands in `parents` as it is; below the module, or below what runs, as `Mod.name`.
-            module: whose code it is. It stands in `parents` too, and what it calls has its right name. Such a scope
-                is one call of the module, so put it around one use of it and not around a loop.
+            name: occurs in `parents` as it is; below the module, or below what runs, as `Mod.name`.
+            module: the module whose code it is. It occurs in `parents` too, and what it calls has its right name. Such
+                a scope is one call of the module, so put it around one use of it and not around a loop.
 
         Raises:
             MisuseError: the tracker is not entered.
@@ -247,9 +247,9 @@ class ModuleTracker:
         return NamedScope(self, name, module)
 
     def methods(self, module: nn.Module, *names: str) -> MethodsHandle:
-        """Makes a scope of each call of some methods of a module: `tracker.methods(model, "encode", "generate")`.
+        """Runs each call of some methods of a module in a scope: `tracker.methods(model, "encode", "generate")`.
 
-        A call of `model.encode` stands in `parents` as `Mod` and `Mod.encode()`. `"forward"` is for code that calls
+        A call of `model.encode` occurs in `parents` as `Mod` and `Mod.encode()`. `"forward"` is for code that calls
         `module.forward(...)` itself: it counts as a call of the module. Works while the tracker is entered.
 
         Returns:
@@ -277,7 +277,7 @@ class ModuleTracker:
             scopes.leave(scope, output, raised=raised)
 
     def _get_mod_name(self, module: nn.Module) -> str:
-        """What `DebugMode` of torch 2.13 asks its tracker for: the name, of an unknown module too."""
+        """Returns the name of a module, known or not: `DebugMode` of torch 2.13 asks its tracker for it."""
         known = self.get_known_fqn(module)
         if known is None and self._tracker is not None:
             with self._tracker.subscribers.guard(module):
@@ -311,12 +311,12 @@ class HooksHandle:
         self._hooks = hooks
 
     def remove(self) -> None:
-        """Takes them off; a second time does nothing."""
+        """Removes the hooks; a second time does nothing."""
         self._registered.remove(self._hooks)
 
 
 class NamedScope:
-    """Code that has a name while it runs."""
+    """A `with` block that has a name while it runs."""
 
     def __init__(self, tracker: ModuleTracker, name: str, module: nn.Module | None) -> None:
         if not isinstance(name, str) or not name:
@@ -348,7 +348,7 @@ class NamedScope:
 
 
 class _Listener(Listener):
-    """What the process's tracker tells."""
+    """Receives the events of the process's tracker."""
 
     def __init__(self, additions: bool) -> None:
         self.wants_additions = additions

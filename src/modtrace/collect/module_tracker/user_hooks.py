@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -10,9 +10,7 @@ from ...torch_internals import keep_out_of_dynamo
 from ..backward.backward_call import BackwardCall
 from ..log.listeners import Listener
 from ..log.thread_log import ThreadLog
-
-if TYPE_CHECKING:
-    from ..scopes.tracker import ScopeTracker
+from ..scopes.tracker import ScopeTracker
 
 PRE_FW, POST_FW, PRE_BW, POST_BW = "pre_fw_hook", "post_fw_hook", "pre_bw_hook", "post_bw_hook"
 
@@ -23,11 +21,11 @@ class Hook(NamedTuple):
     call: Callable[..., Any]
     with_kwargs: bool
     with_slots: bool
-    alone: bool  # the one of its kind, as PyTorch's ModTracker has it
+    alone: bool  # the only one of its kind, as PyTorch's ModTracker has it
 
 
 class _Wanted(NamedTuple):
-    """Where the hooks of one tracker stand."""
+    """The events that the hooks of one tracker need."""
 
     entering: bool
     leaving: bool
@@ -39,7 +37,7 @@ _NOTHING = _Wanted(False, False, False, False)
 
 
 class UserHooks(Listener):
-    """The hooks of one tracker. They stay from one of its contexts to the next."""
+    """The hooks of one tracker. They stay from one `with` block to the next."""
 
     def __init__(self) -> None:
         self._hooks: dict[str, list[Hook]] = {PRE_FW: [], POST_FW: [], PRE_BW: [], POST_BW: []}
@@ -50,7 +48,7 @@ class UserHooks(Listener):
         """Adds hooks by kind.
 
         Raises:
-            AssertionError: a hook that is to be the only one of its kind has company of that sort.
+            AssertionError: another hook is registered as the only one of this kind.
         """
         for kind, hook in hooks.items():
             if hook.alone and any(each.alone for each in self._hooks[kind]):
@@ -63,25 +61,25 @@ class UserHooks(Listener):
         self._install()
 
     def remove(self, hooks: dict[str, Hook]) -> None:
-        """Takes hooks off that were added; those that are gone are gone."""
+        """Removes hooks that were added. Hooks that are gone are left out."""
         for kind, hook in hooks.items():
             self._hooks[kind] = [each for each in self._hooks[kind] if each is not hook]
         self._install()
 
     def clear(self) -> None:
-        """Takes off all."""
+        """Removes all hooks."""
         self._hooks = {kind: [] for kind in self._hooks}
         self._install()
 
-    def start(self, tracker: "ScopeTracker") -> None:
-        """The hooks run from now on."""
+    def start(self, tracker: ScopeTracker) -> None:
+        """Runs the hooks from now on."""
         keep_out_of_dynamo(UserHooks.entering, UserHooks.leaving, with_callees=False)
         keep_out_of_dynamo(UserHooks.call_began, UserHooks.call_ended, with_callees=False)
         self._tracker = tracker
         self._install()
 
     def stop(self) -> None:
-        """They do no more."""
+        """Runs the hooks no more."""
         tracker, self._tracker = self._tracker, None
         if tracker is not None:
             self._put(tracker, _NOTHING)
@@ -93,8 +91,8 @@ class UserHooks(Listener):
             backward = bool(hooks[PRE_BW] or hooks[POST_BW])
             self._put(self._tracker, _Wanted(bool(hooks[PRE_FW]), bool(hooks[POST_FW]), backward, outputs))
 
-    def _put(self, tracker: "ScopeTracker", wanted: "_Wanted") -> None:
-        """Listens as far as there are hooks: an event that nobody wants costs nothing."""
+    def _put(self, tracker: ScopeTracker, wanted: _Wanted) -> None:
+        """Subscribes to the events that the hooks need: an event without listeners costs nothing."""
         was, self._installed = self._installed, wanted
         subscribers, listeners = tracker.subscribers, tracker.backwards.listeners
         for event in ("entering", "leaving"):
@@ -112,7 +110,7 @@ class UserHooks(Listener):
             if was.backward:
                 tracker.call_tensors.unwant(was.outputs)
 
-    # What is heard. Exceptions of the user's are the user's.
+    # Events. Exceptions of the user's hooks reach the user.
 
     def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
         if log.context.outermost != id(module):

@@ -1,4 +1,4 @@
-"""Whether gradients that a backward left have been cleared since: the sign of a new step without an optimizer's."""
+"""Detects that the gradients which a backward left have been cleared: a new step begins without an optimizer's."""
 
 import weakref
 from collections.abc import Iterable
@@ -12,14 +12,14 @@ from ...measure.memory import array_over, extent_of
 from ...torch_internals import grad_of, version_of
 from ..names.module_names import descendants, parameter_of
 
-#: Zeroed gradients (`set_to_none=False`) are recognised by looking at one this small, on the CPU only.
+#: The largest gradient, in elements, whose values are read to see whether it was zeroed (`set_to_none=False`).
 _MAX_ELEMENTS = 65_536
 
 
 class GradientEvidence:
-    """One parameter that had a gradient when a backward ended.
+    """A parameter that had a gradient when a backward ended.
 
-    Known by its module, not by a weak reference: with one, `torch.utils.swap_tensors` fails.
+    It is found through its module and not by a weak reference, with which `torch.utils.swap_tensors` fails.
     """
 
     __slots__ = ("_grad_id", "_module", "_name", "_version")
@@ -31,7 +31,7 @@ class GradientEvidence:
         self._version = version_of(grad)
 
     def is_cleared(self) -> bool:
-        """Whether the gradient is gone, or has been written since and is zero now."""
+        """Returns whether the gradient is gone, or has been written since and is zero now."""
         module = self._module()
         parameter = None if module is None else parameter_of(module, self._name)
         if parameter is None:
@@ -55,7 +55,7 @@ def _is_zero(grad: torch.Tensor) -> bool:
 
 
 def evidence_of(roots: Iterable["weakref.ref[Any] | None"]) -> list[GradientEvidence]:
-    """For each root the first parameter that has a gradient; roots without any have none."""
+    """Returns the evidence of each root: its first parameter that has a gradient. Roots without any have none."""
     found = []
     with torch._C.DisableTorchFunction():
         for root in {id(root): root for root in roots}.values():  # a dead reference has no hash

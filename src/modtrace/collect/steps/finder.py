@@ -1,4 +1,4 @@
-"""Finds the steps of a training or inference loop from what runs, without being told."""
+"""Finds the steps of a training or inference loop from what runs in it."""
 
 import weakref
 from collections import Counter
@@ -12,7 +12,7 @@ from ..log.step_data import find_data_calls
 from ..log.thread_log import Backward
 from .cleared_gradients import GradientEvidence, evidence_of
 
-#: A step that may still turn out to belong to the next one is not waited for any longer than this.
+#: Steps that may wait for a later backward to join them, at most.
 _MAX_PENDING = 256
 
 
@@ -21,7 +21,7 @@ class Step:
     """One iteration, with all that ran in it."""
 
     start_ns: int
-    end_ns: int = 0  # of the last thing that ran in it
+    end_ns: int = 0  # the end of the last thing that ran in it
     number: int | None = None  # known once nothing before it can change any more
     segments: list[Segment] = field(default_factory=list)
     backwards: list[Backward] = field(default_factory=list)
@@ -32,19 +32,21 @@ class Step:
     )  # module_ids of the outermost modules that began it or joined
     roots: list["weakref.ref[Any]"] = field(default_factory=list)
     is_open: bool = True
-    settled: bool = False  # closed for good: no later backward can join it to the next step
+    settled: bool = False  # no later backward can join it to the next step
     went_backward: bool = False
     goes_on: bool = False  # a gradient was taken with a graph of its own (a penalty): more is to come
     accumulated: bool = False  # a backward() has added to gradients
     stepped: bool = False  # an optimizer has stepped
     evidence: list[GradientEvidence] = field(default_factory=list)
-    values: list[Any] = field(default_factory=list)  # what was measured in it, and belongs to no segment
-    ops: list[Any] = field(default_factory=list)  # batches of those that ran in it
+    values: list[Any] = field(default_factory=list)  # measured in it, outside of segments
+    ops: list[Any] = field(default_factory=list)  # batches of the ops that ran in it
     savings: list[Any] = field(default_factory=list)  # what its backwards found kept for them
-    folded: Counter[int] = field(default_factory=Counter)  # forward calls by module_id, of segments let go
+    folded: Counter[int] = field(
+        default_factory=Counter
+    )  # forward calls by module_id, of segments that were dropped
     worked_ns: int = 0  # when its last backward or optimizer's step ended
     restart: int | None = None  # segments from here on may be the next step's
-    asked_for: int = 0  # it is to be written when it ends; 2: so is the one that it may be divided into
+    asked_for: int = 0  # 1: written when it ends; 2: so is the step that it may be divided into
 
     @property
     def kind(self) -> str:
@@ -52,7 +54,7 @@ class Step:
         return "train" if self.went_backward or self.stepped else "eval"
 
     def add_root(self, segment: Segment) -> None:
-        """Notes the module of an outermost call, by a weak reference that does nothing when the module dies."""
+        """Notes the module of an outermost call by a weak reference without a callback."""
         module = segment.named.ref() if segment.named.ref is not None else None
         if module is not None:
             plain = weakref.ref(module)
@@ -60,7 +62,7 @@ class Step:
                 self.roots.append(plain)
 
     def fold(self) -> None:
-        """Keeps of the first segments whose graphs are dead the numbers of calls alone: a step may never end."""
+        """Replaces the first segments whose graphs are dead by their numbers of calls: a step may never end."""
         last = len(self.segments) if self.restart is None else self.restart
         dead = 0
         while dead < last and self.segments[dead].is_closed and not self.segments[dead].has_graph():
@@ -71,24 +73,24 @@ class Step:
             self.restart -= dead
 
     def may_be_divided(self) -> bool:
-        """Whether what runs in it now may come to belong to the next step."""
+        """Returns whether calls that run in it now may come to belong to the next step."""
         last = self.segments[-1].handover if self.segments else None
         return self.restart is not None or (last is not None and last.in_loader)
 
     def touch(self, now_ns: int) -> None:
-        """Something of the step ended now."""
+        """Notes that something in the step ended at this time."""
         self.end_ns = max(self.end_ns, now_ns)
 
     def gradients_cleared(self) -> bool:
-        """Whether the gradients that its backwards left are gone or zero again."""
+        """Returns whether the gradients that its backwards left are gone or zero again."""
         return all(each.is_cleared() for each in self.evidence)
 
     def is_running(self) -> bool:
-        """Whether a call in it has not ended yet, on whatever thread."""
+        """Returns whether a call in it still runs on any thread."""
         return not all(segment.is_closed for segment in self.segments)
 
     def is_waiting(self) -> bool:
-        """Whether a graph made in it lives, so that a later backward may still reach it."""
+        """Returns whether a graph made in it lives, so that a later backward may still reach it."""
         return not self.settled and any(segment.has_graph() for segment in self.segments)
 
 
@@ -96,7 +98,7 @@ class StepFinder:
     """Assigns what runs to steps, by the rules of the vocabulary (docs/vocabulary.md)."""
 
     def __init__(self) -> None:
-        self.ended = 0  # steps that have come out
+        self.ended = 0  # steps that were returned by `take_ended`
         self._pending: list[Step] = []  # in the order in which they started
         self._train: Step | None = None
         self._eval: Step | None = None
@@ -106,27 +108,27 @@ class StepFinder:
 
     @property
     def training(self) -> Step | None:
-        """The open step that trains: what an optimizer does belongs to it."""
+        """The open training step, to which the steps of optimizers belong."""
         return self._train
 
     def drop(self, segment: Segment) -> None:
-        """A call that was to begin never did: an interrupt came first."""
+        """Removes a call that never began: an interrupt came first."""
         for step in self._pending:
             if segment in step.segments:
                 step.segments.remove(segment)
 
     @property
     def current(self) -> Step | None:
-        """The step that is open: what a user logs belongs to it."""
+        """The open step, to which the user's scalars belong."""
         return self._train or self._eval
 
     # What happens.
 
     def enter(self, segment: Segment, in_step: bool, now_ns: int) -> Step:
-        """An outermost call begins.
+        """Returns the step of an outermost call that begins.
 
         Args:
-            in_step: it runs inside of something that belongs to the open step.
+            in_step: the call runs inside of something that belongs to the open step.
         """
         if self._manual or in_step:
             step = self._join(segment, now_ns)
@@ -140,7 +142,7 @@ class StepFinder:
         return step
 
     def backward_began(self, backward: Backward) -> None:
-        """A backward begins: of a `backward()`, gradients found cleared now were cleared since the last one."""
+        """Notes that a backward begins. Gradients that a `backward()` finds cleared were cleared since the last one."""
         if not backward.accumulate or backward.outer is not None:
             return
         step = self._train
@@ -150,7 +152,7 @@ class StepFinder:
             step.restart = None
 
     def backward_ended(self, backward: Backward) -> Step:
-        """A backward has ended; returned is the step it belongs to: the open one that trains."""
+        """Returns the step of a backward that has ended: the open training step."""
         reached = self._steps_reached(backward)
         if backward.accumulate or len(reached) > 1:
             self._rejoin(reached)
@@ -167,11 +169,11 @@ class StepFinder:
         return step
 
     def optimizer_began(self, start_ns: int) -> None:
-        """An optimizer's step begins: until it ends nothing closes."""
+        """Notes that an optimizer's step begins. Until it ends no step closes."""
         self._optimizer_start = start_ns
 
     def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> Step:
-        """An optimizer's step has ended; returned is the step it belongs to."""
+        """Returns the step of an optimizer's step that has ended."""
         self._optimizer_start = None
         step = self._train or self._open(True, start_ns)
         step.optimizer_steps.append((start_ns, end_ns, thread))
@@ -181,9 +183,9 @@ class StepFinder:
         return step
 
     def possible_numbers(self, step: Step | None) -> range:
-        """The numbers that what runs in a step may come to have; None: a step that would begin now.
+        """Returns the numbers that calls in a step may come to have; None: in a step that would begin now.
 
-        More than one while steps before it may be joined to each other, or it may itself be divided.
+        There are several while steps before it may be joined to each other, or it may itself be divided.
         """
         before = self._pending[: self._pending.index(step)] if step in self._pending else self._pending
         joinable = next((at for at, each in enumerate(before) if not each.settled), len(before))
@@ -193,11 +195,11 @@ class StepFinder:
         return range(first, last + 1 + (step is not None and step.may_be_divided()))
 
     def number_of(self, step: Step) -> int:
-        """The number of a step, as far as it is known now."""
+        """Returns the number of a step, as far as it is known now."""
         return step.number if step.number is not None else self.possible_numbers(step)[-1]
 
     def ask_for(self, selected: StepRange) -> list[int]:
-        """Has the open step written when it ends; if it is not selected, the last before it that is.
+        """Marks the open step to be written when it ends; if it is not selected, the last step before it that is.
 
         Returns:
             The numbers, as far as they are known, of the selected steps that are yet to come out, up to that one.
@@ -211,23 +213,23 @@ class StepFinder:
         return [self.number_of(step) for step in chosen]
 
     def step_of(self, segment: Segment) -> Step | None:
-        """The step that has not come out yet and holds a segment."""
+        """Returns the step with a segment, among those that `take_ended` has not returned."""
         return next((step for step in self._pending if segment in step.segments), None)
 
     def log(self, scalars: dict[str, float]) -> None:
-        """Scalars of the open step, or of the next one if none is open."""
+        """Adds scalars to the open step, or to the next one if none is open."""
         step = self.current
         target = self._early_scalars if step is None else step.scalars
         target.extend(scalars.items())
 
     def end_step(self) -> None:
-        """The user says that a step ends here; from now on it is the user who does."""
+        """Ends the step at the user's mark. From now on only the user ends steps."""
         self._manual = True
         self._close(self._eval, settled=True)
         self._close(self._train, settled=True)
 
     def finish(self, now_ns: int, early_ops: Sequence[Any] = ()) -> None:
-        """Nothing more will run. Scalars and ops that no step came for get one of their own."""
+        """Ends every step. Scalars and ops that belong to no step get one of their own."""
         if self._early_scalars or early_ops:
             step = self._open(False, early_ops[0].start_ns if early_ops else now_ns)
             step.ops += early_ops
@@ -238,7 +240,7 @@ class StepFinder:
             step.settled = True
 
     def take_ended(self) -> list[Step]:
-        """The steps that have ended and whose numbers are sure; each comes out once."""
+        """Returns the steps that have ended and whose numbers are final; each is returned once."""
         ended = []
         for step in list(self._pending):
             crowded = len(self._pending) > _MAX_PENDING
@@ -287,7 +289,7 @@ class StepFinder:
         return find_data_calls(step.segments, step.worked_ns, root)
 
     def _take_data(self, last: Step, step: Step, root: Segment) -> None:
-        """Moves the calls that have prepared a root's data from the end of the step before to the root's own."""
+        """Moves the calls that prepared a root's data from the end of the step before to the root's step."""
         at = self._find_data(last, root)
         moved, last.segments = last.segments[at:], last.segments[:at]
         if not moved:
@@ -298,9 +300,7 @@ class StepFinder:
         last.end_ns = min(last.end_ns, step.start_ns)
         if not last.segments and not last.entered and self._pending[-2:] == [last, step]:
             self._close(last, settled=True)
-            self._pending.remove(
-                last
-            )  # they had opened it themselves: the number that it had is the root's now
+            self._pending.remove(last)  # these calls had opened it: the root's step takes over its number
             _append(step, last)
 
     def _slot(self, with_grad: bool) -> Step | None:
@@ -334,7 +334,7 @@ class StepFinder:
         return [step for step in self._pending if not reached.isdisjoint(step.segments)]
 
     def _rejoin(self, reached: list[Step]) -> None:
-        """Undoes closes "without any backward", now that a backward has come: a siamese model."""
+        """Joins steps that were closed for want of a backward, when one reaches both: a siamese model."""
         first = next((step for step in reached if not step.is_open and not step.settled), None)
         if first is None:
             return
@@ -373,7 +373,7 @@ def _move_ops(step: Step, new: Step) -> None:
 
 def _append(first: Step, step: Step) -> None:
     first.segments += step.segments
-    step.segments = []  # who knows a segment by this step looks for it again
+    step.segments = []  # `StepFollower` looks for the step of such a segment again
     first.backwards += step.backwards
     first.optimizer_steps += step.optimizer_steps
     first.scalars += step.scalars

@@ -1,4 +1,4 @@
-"""Counts: in which step a call runs, and as the how-manieth of its module there."""
+"""Counts calls: the step that a call runs in, and its index among the calls of its module there."""
 
 import threading
 import time
@@ -11,15 +11,15 @@ from ..log.segments import CallRef, Segment
 from ..log.thread_log import Backward
 from .finder import Step, StepFinder
 
-#: Outermost calls of one step that are kept one by one.
+#: Outermost calls of one step that are kept one by one, at most.
 _FOLD_AT = 16
 
-#: Outermost calls whose steps are known before it is looked which are still needed.
+#: Outermost calls with a known step, at most, until those that are not needed any more are dropped.
 _PRUNE_AT = 48
 
 
 class StepFollower(Listener):
-    """Follows the steps for one tracker, and answers for calls whose graph is alive."""
+    """Follows the steps of a run, and knows the step of each call whose graph is alive."""
 
     def __init__(self) -> None:
         self._subscribers: Subscribers | None = None  # since it was started
@@ -82,7 +82,7 @@ class StepFollower(Listener):
             self._finder.optimizer_ended(start_ns, end_ns, thread).optimizer_steps.clear()
 
     def count(self, call: CallRef) -> tuple[int | None, int | None]:
-        """The step of a call, and how many calls of its module came before it there; None: not known.
+        """Returns the step of a call, and how many calls of its module came before it there; None: not known.
 
         A call that is recomputed counts as the one that it repeats.
         """

@@ -1,4 +1,4 @@
-"""The rows of ended steps: their times, and what the user logged in them."""
+"""Makes the rows of ended steps: their times, and what the user logged in them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from .finder import Step
 
 
 def step_columns(steps: Sequence[Step]) -> dict[str, Any]:
-    """The columns of `steps`. To be called before their values are let go: the overhead is read from these."""
+    """Returns the columns of `steps`. Call it before the values of the steps are freed: the overhead is read there."""
     columns = {
         "step": [step.number for step in steps],
         "kind": [step.kind for step in steps],
@@ -25,7 +25,7 @@ def step_columns(steps: Sequence[Step]) -> dict[str, Any]:
 
 
 def scalar_columns(steps: Sequence[Step]) -> dict[str, Any] | None:
-    """The columns of `scalars`; None if nothing was logged."""
+    """Returns the columns of `scalars`; None if nothing was logged."""
     scalars = [(step.number, name, value) for step in steps for name, value in step.scalars]
     if not scalars:
         return None
@@ -34,7 +34,7 @@ def scalar_columns(steps: Sequence[Step]) -> dict[str, Any] | None:
 
 
 def to_scalar(name: str, value: Any) -> float:
-    """A scalar as the user gave it: a number, or a tensor or array with one element.
+    """Returns a user's scalar as a float: a number, or a tensor or array with one element.
 
     Raises:
         TypeError: it is something else, or no float of 64 bits holds it.
@@ -66,7 +66,7 @@ def _shown(value: Any) -> str:
 
 
 def _overhead_ns(step: Step) -> int:
-    """What was spent measuring between the step's start and end, on whatever thread."""
+    """Returns the time spent measuring between the step's start and end, on all threads."""
     _, begin, end = intervals_of([step])
     within = np.minimum(end, step.end_ns) - np.maximum(begin, step.start_ns)
     return int(np.maximum(within, 0).sum())
