@@ -107,7 +107,9 @@ class CallTensorRecorder(Listener):
         if found:
             call_tensors.inputs[event] = found
 
-    def leaving(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def leaving(
+        self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any, raised: bool
+    ) -> None:
         call_tensors = None if log.segment is None else log.segment.call_tensors
         if call_tensors is None:
             return

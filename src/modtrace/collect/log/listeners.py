@@ -62,8 +62,10 @@ class Listener:
     def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
         """A call begins, with these positional arguments."""
 
-    def leaving(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """A call ends. When an exception leaves it, `kwargs` is {} and `output` None."""
+    def leaving(
+        self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any, raised: bool
+    ) -> None:
+        """A call ends; `raised`: by an exception. In that case `output` is None and `kwargs` may be {}."""
 
     # The tracker itself.
 
@@ -103,7 +105,7 @@ class Subscribers:
         self.optimizer_begins: list[Callable[[Any, bool], None]] = []
         self.optimizer_stepped: list[Callable[[Any, bool], None]] = []
         self.entering: list[Callable[[ThreadLog, nn.Module, Any], None]] = []
-        self.leaving: list[Callable[[ThreadLog, nn.Module, Any, Any, Any], None]] = []
+        self.leaving: list[Callable[[ThreadLog, nn.Module, Any, Any, Any, bool], None]] = []
         self.failed: list[Callable[[Exception, str], None]] = []
         self.forked: list[Callable[[], None]] = []
 

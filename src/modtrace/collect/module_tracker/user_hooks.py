@@ -121,7 +121,9 @@ class UserHooks(Listener):
             else:
                 hook.call(module, args)
 
-    def leaving(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def leaving(
+        self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any, raised: bool
+    ) -> None:
         for hook in self._hooks[POST_FW]:
             if hook.with_kwargs:
                 hook.call(module, args, kwargs, output)

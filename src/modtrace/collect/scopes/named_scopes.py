@@ -131,7 +131,7 @@ class NamedScopes:
         try:
             if is_open and not context.is_scope and scope.module is not None:
                 for leaving in list(tracker.subscribers.leaving):
-                    leaving(log, scope.module, scope.args, scope.kwargs, output)
+                    leaving(log, scope.module, scope.args, scope.kwargs, output, raised)
         except BaseException:  # a user's hook
             output, raised = None, True
             raise

@@ -149,7 +149,7 @@ class ScopeTracker:
             if leaving:
                 try:
                     for tell in tuple(leaving):
-                        tell(log, module, args, kwargs, output)
+                        tell(log, module, args, kwargs, output, False)
                 except BaseException:  # torch does not call us again for this call
                     log.seqs.append(sequence())
                     log.contexts.append(exit_raised)
@@ -252,19 +252,19 @@ class ScopeTracker:
             is_open = self.unwind_to(log, id(module))
         if not is_open:
             return  # entered before us
-        raised = False
-        if output is None and _is_leaving_by_exception(sys._getframe(2)):
+        raised = output is None and _is_leaving_by_exception(sys._getframe(2))
+        if raised:
             kwargs = {}  # torch (2.13) leaves them out then
-            raised = not isinstance(sys.exc_info()[1], StopRecomputation)
         if self.subscribers.leaving:
             try:
                 for leaving in tuple(self.subscribers.leaving):
-                    leaving(log, module, args, kwargs, output)
+                    leaving(log, module, args, kwargs, output, raised)
             except BaseException:  # a user's hook: torch does not call us again for this call
                 with self.subscribers.guard(module):
                     self.leave(log, None, raised=True)
                 raise
             seq, now = sequence_nr(), time.perf_counter_ns()
+        raised = raised and not isinstance(sys.exc_info()[1], StopRecomputation)
         with self.subscribers.guard(module):
             self.leave(log, output, raised=raised, seq=seq, now=now)
 

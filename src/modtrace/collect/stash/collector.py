@@ -1,10 +1,7 @@
 """Makes the stashes of one tracker: outputs when calls of its modules end, and gradients when they come."""
 
-import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Any, Protocol
 
 from torch import nn
@@ -12,7 +9,7 @@ from torch import nn
 from ...errors import ModtraceWarning
 from ...recording.failure_reporter import describe
 from ...recording.phase import BACKWARD
-from ...torch_internals import around_call, frames, keep_out_of_dynamo
+from ...torch_internals import keep_out_of_dynamo
 from ..log.listeners import Listener
 from ..log.segments import CallRef
 from ..log.thread_log import ThreadLog
@@ -109,9 +106,11 @@ class StashCollector(Listener):
 
     # Stashes.
 
-    def leaving(self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def leaving(
+        self, log: ThreadLog, module: nn.Module, args: Any, kwargs: Any, output: Any, raised: bool
+    ) -> None:
         listed = self._registered.get(id(module))
-        if listed is None or (output is None and _is_leaving_by_exception()):
+        if listed is None or raised:
             return
         segment = log.segment
         assert segment is not None
@@ -186,24 +185,3 @@ class StashCollector(Listener):
 
     def forked(self) -> None:
         self._tracker = None
-
-
-def _is_leaving_by_exception() -> bool:
-    """Returns whether an exception ends the current call: its output is None then."""
-    error = sys.exc_info()[1]
-    trace = None if error is None else error.__traceback__
-    if trace is None:
-        return False
-    start = sys._getframe(1)
-    outside = around_call(start)
-    return any(frame is trace.tb_frame for frame in _until(outside, islice(frames(start), _LOOKED_AT)))
-
-
-_LOOKED_AT = 10  # at most this many frames lie between a hook and its call
-
-
-def _until(outside: Any, found: Iterable[Any]) -> Iterator[Any]:
-    for frame in found:
-        if frame is outside:
-            return
-        yield frame
