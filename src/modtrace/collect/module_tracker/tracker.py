@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from ...errors import MisuseError, ModtraceWarning
+from ...recording.failure_reporter import describe
 from ...torch_internals import graph_task_id, is_dynamo_compiling, keep_out_of_dynamo
 from ..log.call_context import ContextTree
 from ..log.listeners import Listener
@@ -291,10 +292,9 @@ class ModuleTracker:
             return
         self._tracker = self._scopes = None
         if not self._strict:
-            said = (str(error).strip().splitlines() or [""])[0][:200]
             warnings.warn(
                 f"{where}: modtrace met an internal error and stopped tracking; the run goes on "
-                f"({type(error).__name__}: {said}). Please report it; ModuleTracker(strict=True) raises it.",
+                f"({describe(error)}). Please report it; ModuleTracker(strict=True) raises it.",
                 ModtraceWarning,
                 stacklevel=2,
             )
