@@ -34,7 +34,7 @@ class CallEvents:
         self._listeners = listeners
         self._graph = graph
         self._open: list[BackwardCall] = []
-        self.raised: BaseException | None = None  # by a hook of the user's
+        self.raised: BaseException | None = None  # by a user's hook
         self._calls = SegmentCalls()
         self._segments = [
             span for span in spans if isinstance(span, Segment) and span.call_tensors is not None

@@ -1,4 +1,4 @@
-"""Notes the tensors that each call takes and returns, so that its backward can be told with its gradients."""
+"""Notes the tensors that each call takes and returns, so that the gradients of its backward are found."""
 
 import weakref
 from collections.abc import Iterator
@@ -40,9 +40,8 @@ class CallTensors:
         self.outputs: dict[int, Flat] = {}
         self.passed: dict[int, Flat] = {}  # outputs that the call has not made: they were there before
         self.hooked: set[int] = set()  # calls with a user's hook on an input
-        self.leaves: dict[
-            int, weakref.ref[torch.Tensor]
-        ] = {}  # leaves that an outermost call has passed on, by `id`
+        #: Leaves that an outermost call has passed on, by `id`.
+        self.leaves: dict[int, weakref.ref[torch.Tensor]] = {}
         self.open_contexts: list[Any] = []  # of the calls that run
         self.open_events: list[int] = []  # which they began with
 
@@ -121,8 +120,8 @@ class CallTensorRecorder(Listener):
             if _has_hooked(args):
                 call_tensors.hooked.add(event)
             if kwargs:
-                # Seen only now, for no global hook sees them at the begin: one that was written to in place has
-                # lost the node that it came from.
+                # No global hook sees them at the begin. A tensor that was written to in place since then has lost the
+                # node that it came from.
                 given = _made_before(first, _find(kwargs))
                 if given:
                     call_tensors.inputs[event] = call_tensors.inputs.get(event, ()) + given

@@ -9,7 +9,7 @@ from ...torch_internals import base_of, will_engine_execute
 from ..log.segments import CallRef
 from .graph_watch import node_of
 
-_WRITE_THROUGH_VIEW = "CopySlices"  # stands in the graph for the whole base
+_WRITE_THROUGH_VIEW = "CopySlices"  # the node of the whole base
 
 
 def nodes_below(outputs: Any) -> Iterator[Any]:

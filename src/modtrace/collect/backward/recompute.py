@@ -28,7 +28,7 @@ def classify(segment: Segment, log: ThreadLog, backwards: BackwardWatcher, frame
     number = node._sequence_nr()
     checkpoint = checkpoint_being_recomputed(frame)
     if checkpoint is None and not is_custom_function(node):
-        segment.phase = BACKWARD  # a hook of the user's calls it
+        segment.phase = BACKWARD  # a user's hook calls it
     owner = backwards.owner(log, segment.task, node) if number != ACCUMULATE_SEQUENCE_NR else None
     region = segment.region = _find_region(Region(segment.task, node, checkpoint, owner), log)
     if owner is not None:

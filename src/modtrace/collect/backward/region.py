@@ -40,8 +40,8 @@ class Region:
 def calls_in_function(region: Region, caller: CallRef | None, modules: Container[int]) -> list[CallRef]:
     """Returns the calls of some modules, at any depth, that a custom Function made in its forward, in order.
 
-    Its node is numbered before its forward runs, so what runs in it is entered at a higher number. Nothing tells where
-    its forward ends: later calls of the same caller are among them, unless they are in a Function whose backward has
+    Its node is numbered before its forward runs, so what runs in it is entered at a higher number. Where its forward
+    ends is not known: later calls of the same caller are among them, unless they are in a Function whose backward has
     run modules already.
 
     Args:

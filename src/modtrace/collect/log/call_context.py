@@ -34,12 +34,10 @@ class CallContext(dict[int, "CallContext"]):
         self.codes: set[CodeType] = set()  # functions that were seen to run ops inside of its calls
         self.compiled = False  # its calls run as compiled regions
         self.is_scope = False  # it is code that the user named, and no module
-        self.seen_as: tuple[NamedModule, str] | None = (
-            None  # root and path below its caller, where it has others too
-        )
-        self.owners: tuple[NamedModule, ...] | None = (
-            None  # what was around it, once it was outermost in no backward
-        )
+        #: Root and path below its caller, where the module has others too.
+        self.seen_as: tuple[NamedModule, str] | None = None
+        #: What was around it, once it was outermost in no backward.
+        self.owners: tuple[NamedModule, ...] | None = None
 
     __hash__ = object.__hash__  # type: ignore[assignment]  # contexts are compared by identity, whatever is below them
 

@@ -73,7 +73,7 @@ class Listener:
         """The tracker met an internal error and has stopped; `where` is a module path."""
 
     def forked(self) -> None:
-        """This process is a fork of the recorded one: let go of every file, write nothing."""
+        """This process is a fork of the recorded one: drop every file, and write nothing."""
 
 
 _EVENTS = tuple(name for name, value in vars(Listener).items() if callable(value))

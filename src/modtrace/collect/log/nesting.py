@@ -21,7 +21,7 @@ def structure_of(contexts: Ints) -> Structure:
     """Pairs enter and exit events and finds each call's parent.
 
     Args:
-        places: `[events]`, a context's number for an enter, negative for an exit; every enter has its exit.
+        contexts: `[events]`, a context's number for an enter, negative for an exit; every enter has its exit.
     """
     entered = contexts >= 0
     depth = np.cumsum(np.where(entered, 1, -1))

@@ -25,7 +25,7 @@ class CallRef(NamedTuple):
     """The call that was entered as the `index`-th in its segment."""
 
     segment: "Segment"
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs
+    index: int  # type: ignore[assignment]  # hides tuple.index
 
     @property
     def context(self) -> CallContext:
@@ -67,21 +67,18 @@ class Segment:
         self.phase = FORWARD
         self.trigger: CallRef | None = None  # of a recompute: the call whose backward asked for it
         self.trigger_seq = -1  # ... and the node
-        self.region: Any = None  # ... and what tells its checkpointed region from others
+        self.region: Any = None  # ... and its checkpointed region
         self.around: CallRef | None = None  # ... the call around the one that it repeats
         self.repeats: CallRef | None = None  # ... and that one, if it was known at once
-        self.owners: tuple[
-            NamedModule, ...
-        ] = ()  # scopes, and modules with a plain method around it; outermost first
+        #: Scopes, and modules with a plain method around it; outermost first.
+        self.owners: tuple[NamedModule, ...] = ()
         self.outer: Any = None  # the span on the thread that was being logged when it began
         self._events: tuple[Any, Any, Any] = ([], [], [])  # sequence numbers, contexts, times
         self.first_id: int | None = None  # call_id of its first call, given when it closes
         self.holders = 0  # recorders that have not written its rows yet
         self.handover: Any = None  # what it was given and has returned, if it begins outside of all that runs
         self.watches: list[weakref.ref[Any]] = []  # dead when its graph is
-        self.call_tensors: Any = (
-            None  # the tensors that went in and came out of its calls, if they are wanted
-        )
+        self.call_tensors: Any = None  # what went in and came out of its calls, if it is wanted
         self._structure: Structure | None = None
         self._open_calls: OpenCalls | None = None
         self._children: list[list[int]] | None = None  # by call, once it is closed
@@ -260,5 +257,5 @@ class BackwardSpan:
         return self.targets[at] if at >= 0 else None
 
     def is_needed(self) -> bool:
-        """Returns False: spans are dropped by age alone, for nothing tells when the graph of a gradient is dead."""
+        """Returns False: spans are dropped by age alone, for no hook runs when the graph of a gradient dies."""
         return False

@@ -210,13 +210,10 @@ class Backward:
         self.span: BackwardSpan | None = None
         self.segment = log.segment  # the module call it runs in, if it does: autograd.grad in a forward
         self.context = log.context
-        self.marks_additions = (
-            False  # the engine's adding up of gradients is told apart from the work of nodes
-        )
-        self.adding_for = -1  # the number of the node whose own work was done last ...
-        self.adding_in: CallRef | None = (
-            None  # ... and the innermost call that holds all whose gradients meet there
-        )
+        self.marks_additions = False  # hooks tell the engine's adding up of gradients from the work of nodes
+        self.adding_for = -1  # the number of the node that has just done its own work ...
+        #: ... and the innermost call that holds all calls whose gradients meet there.
+        self.adding_in: CallRef | None = None
 
     def is_adding(self, number: int) -> bool | None:
         """Returns whether the node's own work is done and the engine is adding up; None: not watched."""

@@ -43,7 +43,7 @@ class NamedScopes:
         scope = OpenScope(tracker.logs.current, module, args, kwargs or {})
         try:
             self._enter(scope, name, frame)
-        except BaseException:  # an interrupt, or a hook of the user's
+        except BaseException:  # an interrupt, or a user's hook
             self.leave(scope, None, raised=True)
             raise
         return scope

@@ -19,9 +19,8 @@ class OptimizerWatch:
     def __init__(self, subscribers: Subscribers, logs: ThreadLogs) -> None:
         self._subscribers = subscribers
         self._logs = logs
-        self._starts: dict[
-            int, list[int]
-        ] = {}  # by thread: when each optimizer that runs began, outermost first
+        #: By thread: when each optimizer that runs began, outermost first.
+        self._starts: dict[int, list[int]] = {}
         self._handles: list[Any] = []
 
     def start(self) -> None:

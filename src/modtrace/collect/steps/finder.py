@@ -27,9 +27,8 @@ class Step:
     backwards: list[Backward] = field(default_factory=list)
     optimizer_steps: list[tuple[int, int, int]] = field(default_factory=list)  # start_ns, end_ns, thread
     scalars: list[tuple[str, float]] = field(default_factory=list)
-    entered: set[int] = field(
-        default_factory=set
-    )  # module_ids of the outermost modules that began it or joined
+    #: module_ids of the outermost modules that began it or joined.
+    entered: set[int] = field(default_factory=set)
     roots: list["weakref.ref[Any]"] = field(default_factory=list)
     is_open: bool = True
     settled: bool = False  # no later backward can join it to the next step
@@ -41,9 +40,8 @@ class Step:
     values: list[Any] = field(default_factory=list)  # measured in it, outside of segments
     ops: list[Any] = field(default_factory=list)  # batches of the ops that ran in it
     savings: list[Any] = field(default_factory=list)  # what its backwards found kept for them
-    folded: Counter[int] = field(
-        default_factory=Counter
-    )  # forward calls by module_id, of segments that were dropped
+    #: Forward calls by module_id, of segments that were dropped.
+    folded: Counter[int] = field(default_factory=Counter)
     worked_ns: int = 0  # when its last backward or optimizer's step ended
     restart: int | None = None  # segments from here on may be the next step's
     asked_for: int = 0  # 1: written when it ends; 2: so is the step that it may be divided into

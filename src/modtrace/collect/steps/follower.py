@@ -69,7 +69,7 @@ class StepFollower(Listener):
     def backward_ended(self, backward: Backward) -> None:
         with self._lock:
             step = self._finder.backward_ended(backward)
-            step.backwards.clear()  # nobody makes rows of them
+            step.backwards.clear()  # no rows are made of them
             for segment in backward.reached:  # a step may have been joined to another, or divided
                 self._replace(segment)
 

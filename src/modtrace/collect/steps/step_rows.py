@@ -51,7 +51,7 @@ def to_scalar(name: str, value: Any) -> float:
             f"log({name}=...): the number is too large for a float of 64 bits, which reaches 1.8e308. "
             "Log its logarithm."
         ) from error
-    except Exception as error:  # a class of the user's may raise any
+    except Exception as error:  # a user's class may raise any
         raise TypeError(
             f"log({name}={_shown(value)!r}): a scalar is a number or a tensor with one element, "
             f"not {type(value).__name__}"
