@@ -70,3 +70,19 @@ def test_lists_stay_the_same_objects_for_the_hooks_that_hold_them() -> None:
 
 def test_every_event_has_its_list() -> None:
     assert [event for event in _EVENTS if getattr(make_subscribers(), event, None) != []] == []
+
+
+def test_begin_of_a_call_on_another_thread_is_not_received_without_its_end() -> None:
+    subscribers, bound_first = make_subscribers(), []
+
+    class Segments(Listener):
+        def __getattribute__(self, name: str) -> Any:
+            bound_first.append(name)
+            return super().__getattribute__(name)
+
+        def segment_opened(self, segment: Any, in_step: bool) -> None: ...
+
+        def segment_closed(self, segment: Any) -> None: ...
+
+    subscribers.add(Segments())
+    assert bound_first == ["segment_closed", "segment_opened"]

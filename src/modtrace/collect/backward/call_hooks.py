@@ -86,7 +86,7 @@ class CallHooks:
                     self._handles.append(node.register_hook(collect))
                 queue_callback(self._finish)
             self._changes = find_changes(graph, owner, extra)
-            move_on = self._move_on  # one for all nodes: they run in the order of the moves
+            move_on = self._move_on  # one for all nodes: they run in the order of the changes
             self._handles += [
                 node.register_prehook(move_on) for node in self._changes.nodes if node is not first
             ]

@@ -116,7 +116,8 @@ class Subscribers:
             events: only these; none: all.
             first: before those of the listeners that are there.
         """
-        for event in events or _EVENTS:
+        # The ends before the begins: another thread may run meanwhile, and an end alone is one of what ran before.
+        for event in reversed(events or _EVENTS):
             if getattr(type(listener), event) is not getattr(Listener, event):
                 listed = getattr(self, event)
                 listed.insert(0 if first else len(listed), getattr(listener, event))
