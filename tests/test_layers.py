@@ -106,11 +106,6 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
         "formats": {"common"},
     },
 }
-#: Arrows that are to be cut.
-OPEN_ARROWS = {
-    "collect/values must not know collect/ops",
-    "collect/values must not know collect/tensor_ids",
-}
 MAY_IMPORT_TORCH = {"torch_internals", "measure", "collect", "replay", "integrations"}
 MAY_IMPORT_CLICK = {"cli"}  # recording and reading import nothing of the command line
 NEVER_AT_IMPORT = {"pandas", "matplotlib", "triton", "transformers"}
@@ -132,7 +127,7 @@ def faults(source: str, module: str) -> list[str]:
     found = []
     for imported in _imports(ast.parse(source), module):
         why = _fault(layer, imported) or _fault_inside_layer(module, imported.target)
-        if why is not None and why not in OPEN_ARROWS:
+        if why is not None:
             found.append(f"{module}:{imported.line}: {imported.target}: {why}")
     return found
 

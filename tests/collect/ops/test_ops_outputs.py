@@ -364,7 +364,7 @@ def test_uses_stay_with_their_ops_when_an_interrupt_has_broken_one_off():
 
     torch.manual_seed(0)
     with modtrace.record(ops=True, values=None, strict=True) as rec:
-        rec._recorder._ops.recorder.mode.before.append(interrupt)
+        rec._recorder._ops.mode.before.append(interrupt)
         run()
     rows = Rows(rec)
     assert [(rows.ops[use["consumer_op"]]["name"], rows.source(use["tensor_id"])) for use in rows.uses] == [

@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..log.nesting import Ints
-from ..values.rows import OpSites
-from .mode import LIVE_AFTER, LIVE_BEFORE, PLAN
+from .mode import LIVE_AFTER, LIVE_BEFORE
 from .rows import Columns, OpRows
 from .saved_memory import UNKNOWN
 
@@ -76,21 +75,6 @@ def add_costs(calls: CallTable, ops: OpRows) -> None:
         sums.hand_on(row, above)
         peak.hand_on(row, above)
     calls.add({**sums.columns(), "peak_bytes": peak.column()})
-
-
-def op_sites(calls: CallTable | None, ops: OpRows) -> OpSites:
-    """Where ops ran, for the rows of what was measured of them."""
-    op_id = np.asarray(ops.tables["ops"]["op_id"])
-    order = np.argsort(op_id, kind="stable")
-    plan = ops.events[order, PLAN].tolist()
-    call_id = ops.calls.call_id[order]
-    module_id = nth = np.full(len(op_id), -1, np.int64)
-    if calls is not None:
-        rows = calls.rows_of(call_id)
-        module_id = np.where(rows >= 0, calls.module_id[rows], -1)
-        nth = np.where(rows >= 0, calls.nth[rows], -1)
-    names = [ops.names[each] for each in plan]
-    return OpSites(op_id[order], names, ops.nth[order], ops.calls.phase[order], call_id, module_id, nth)
 
 
 class _Sums:

@@ -1,9 +1,12 @@
-"""Records every operator for one recorder: enters the mode, and hands over what ran since it was last asked."""
+"""Records every operator of one recording: enters the mode, hands what ran to the steps, and writes its rows."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+from ...recording.failure_reporter import FailureReporter
 from ...recording.options.op_options import Ops
+from ...recording.protocols import Sink
 from ...torch_internals import (
     count_dispatch_modes,
     is_dispatch_mode_on,
@@ -14,67 +17,71 @@ from ...torch_internals import (
 )
 from ..log.thread_log import Backward
 from ..scopes.tracker import ScopeTracker
-from ..values.capture_masks import Wishes
+from ..steps.finder import Step
+from ..values.capture_masks import Mask
+from ..values.recorder import ValueRecorder
+from ..values.rows import ValuePart
+from ..values.sites import SiteIds
 from .batches import OpBatch
 from .boundary import OpBoundary
+from .call_costs import CallTable, add_costs
 from .leaves import OpLeaves
 from .mode import OpMode
 from .nodes import OpNodes
 from .python_source import PythonNames, SourceLines
 from .rows import OpTables
-from .saved_memory import OpSavings, Savings
-from .values import Measure, OpValues
+from .saved_memory import OpSavings
+from .value_rows import op_sites, read_values
+from .values import OpValues
 
 
 class OpRecorder:
-    """The ops of one recording."""
+    """The ops of one recording, from the mode that sees them to their rows."""
 
     def __init__(
-        self,
-        tracker: ScopeTracker,
-        options: Ops,
-        *,
-        failed: Callable[[Exception, str], None],
-        missed: Callable[[], None],
+        self, tracker: ScopeTracker, options: Ops, sink: Sink, sites: SiteIds, reporter: FailureReporter
     ) -> None:
+        """Sees nothing before `start()`.
+
+        Args:
+            sink: takes the rows.
+            sites: of the recording; values have some, too.
+            reporter: is told what fails, and what is missed.
+        """
+        self.mode = OpMode(tracker, reporter.ops_failed)
+        self.early: list[OpBatch] = []  # that ran while no step was open
         self._tracker = tracker
-        self.mode = OpMode(tracker, failed)
-        thread = tracker.logs.current.number
-        self.tables = OpTables(self.mode, OpNodes(thread, sequence_nr()))
-        self.values: OpValues | None = None
+        self._sink = sink
+        self._sites = sites
+        self._reporter = reporter
+        self._tables = OpTables(self.mode, OpNodes(tracker.logs.current.number, sequence_nr()))
+        self._values: OpValues | None = None
         self._sources = SourceLines() if options.source else None
         self._python_names = PythonNames() if options.python_names else None
         self._leaves = OpLeaves(tracker)
         self._boundary = OpBoundary(tracker, self.mode, self._leaves)
         self._savings: OpSavings | None = None
-        self._missed = missed
-        self._has_missed = False
         if options.saved:
-            self._savings = OpSavings(tracker, self._leaves, is_wanted=self._is_recording, failed=failed)
+            self._savings = OpSavings(
+                tracker, self._leaves, is_wanted=lambda: not self.mode.is_off, failed=reporter.ops_failed
+            )
         self._thread = -1
         self._is_entered = False
         self._modes_below = 0
+        self._has_missed = False
+        self._cannot_write = False
 
-    def _is_recording(self) -> bool:
-        return not self.mode.is_off
-
-    def add_values(
-        self, wishes: Wishes, measure: Measure, failed: Callable[[Exception, str], None]
-    ) -> OpValues:
-        """Has what ops return and read measured, too; to be called before `start()`."""
-        self.values = OpValues(self._tracker, self.mode, wishes, measure, failed)
-        return self.values
-
-    def start(self, *, is_wanted: bool) -> None:
-        """Sees ops from now on, on this thread."""
+    def start(self, values: ValueRecorder, *, is_wanted: bool) -> None:
+        """Sees ops from now on, on this thread, and has them measured where a capture wants that."""
         keep_out_of_dynamo(OpMode.__torch_dispatch__)
         self._modes_below = count_dispatch_modes()
         self._thread = threading.get_ident()
         self.mode.is_off = True
         self.mode.met.append(self._leaves.name)
-        if self.values is not None:
-            self.mode.met.append(self.values.met)
-            self.mode.after.append(self.values.ended)
+        if values.wants_ops:
+            self._values = OpValues(self._tracker, self.mode, values)
+            self.mode.met.append(self._values.met)
+            self.mode.after.append(self._values.ended)
         if self._sources is not None:
             self.mode.before.append(self._sources.begins)
         if self._python_names is not None:
@@ -82,7 +89,7 @@ class OpRecorder:
         self._boundary.start()
         if self._savings is not None:
             self._tracker.subscribers.add(self._savings)
-        self.want(is_wanted)
+        self._want(is_wanted)
 
     def stop(self) -> str | None:
         """Sees no more, and takes its attributes off storages.
@@ -117,8 +124,52 @@ class OpRecorder:
         """Sees no more: this process is a fork, or writing has failed on another thread. The mode stays on."""
         self.mode.is_off = self.mode.has_failed = True
 
-    def want(self, is_wanted: bool) -> None:
-        """Whether what runs from now on is to be seen.
+    # What runs. Each is called with the lock over what the tracker tells.
+
+    def want(self, is_wanted: bool, active: Mask) -> None:
+        """Has what runs from now on seen or not, and what it returns measured for some captures."""
+        if self._values is not None:
+            self._values.active = active
+        self._want(is_wanted)
+
+    def take(self, step: Step | None) -> None:
+        """Gives what has run since the last time to a step; None: to the one that begins next."""
+        batch = self._take_batch()
+        if batch is None:
+            return
+        if step is None:
+            self.early.append(batch)
+        else:
+            step.ops += [*self.early, batch]
+            self.early = []
+
+    def join_early(self, step: Step) -> None:
+        """Gives what has run while no step was open to the one that has begun."""
+        step.ops += self.early
+        self.early = []
+
+    def take_savings(self, step: Step, backward: Backward) -> None:
+        """Gives what a backward that has ended had found kept for it to a step."""
+        savings = None if self._savings is None else self._savings.take(backward)
+        if savings is not None:
+            step.savings.append(savings)
+
+    def _take_batch(self) -> OpBatch | None:
+        """Returns the ops that have run since, with what was met with them; None: none has, and no call was noted."""
+        if not (self.mode.events or self._boundary.found) or (self.mode.is_running and self._is_entered):
+            return None  # the op that runs is not to be parted from what it was given
+        batch = OpBatch(self.mode, self._boundary.take())
+        batch.leaves = self._leaves.take()
+        if self._sources is not None:
+            batch.sources = self._sources.take()
+        if self._python_names is not None:
+            batch.python_names = self._python_names.take()
+        if self._values is not None:
+            batch.measured = self._values.take()
+        return batch
+
+    def _want(self, is_wanted: bool) -> None:
+        """Puts the mode on, or takes it off.
 
         A mode costs 3 us an op even if it only passes on, so it is taken off; unless it stands below one of the user's,
         who takes off what is on top.
@@ -144,23 +195,41 @@ class OpRecorder:
         """Our mode cannot be on now."""
         if not self._has_missed:
             self._has_missed = True
-            self._missed()
+            self._reporter.ops_missed()
 
-    def take(self) -> OpBatch | None:
-        """The ops that have run since, with what was met with them; None: none has, and no call was noted."""
-        if not (self.mode.events or self._boundary.found) or (self.mode.is_running and self._is_entered):
-            return None  # the op that runs is not to be parted from what it was given
-        batch = OpBatch(self.mode, self._boundary.take())
-        batch.leaves = self._leaves.take()
-        if self._sources is not None:
-            batch.sources = self._sources.take()
-        if self._python_names is not None:
-            batch.python_names = self._python_names.take()
-        return batch
+    # Writing.
 
-    def take_savings(self, backward: Backward) -> Savings | None:
-        """What a backward that has ended had found kept for it; None: nobody looked."""
-        return None if self._savings is None else self._savings.take(backward)
+    def write(
+        self, steps: list[Step], calls: list[dict[str, Any]], optimizer_ids: Sequence[int]
+    ) -> Iterable[ValuePart]:
+        """Writes what ops have left in ended steps, and adds what they cost to the columns of calls.
+
+        Returns:
+            the rows of what was measured of the ops; none where they cannot be written.
+        """
+        if self._cannot_write:
+            return ()
+        try:
+            return self._write(steps, calls, optimizer_ids)
+        except Exception as error:
+            self._cannot_write = True
+            self.abandon()
+            self._reporter.ops_failed(error, "while writing ops")
+            return ()
+
+    def _write(
+        self, steps: list[Step], calls: list[dict[str, Any]], optimizer_ids: Sequence[int]
+    ) -> Iterable[ValuePart]:
+        rows = self._tables.of(steps, optimizer_ids, self._sites)
+        if rows is None:
+            return ()
+        for name, columns in rows.tables.items():
+            if len(next(iter(columns.values()))):
+                self._sink.write(name, columns)
+        table = CallTable(calls) if calls else None
+        if table is not None:
+            add_costs(table, rows)
+        return read_values(steps, op_sites(table, rows))
 
 
 def _describe_elsewhere(thread: int) -> str | None:

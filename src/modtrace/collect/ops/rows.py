@@ -14,7 +14,7 @@ from ..log.nesting import Ints
 from ..steps.call_rows import count_before
 from ..steps.finder import Step
 from ..tensor_ids.tensor_ids import GEOMETRY, OFFSET, REQUIRES_GRAD, STORAGE, VERSION, AnyTensorIds
-from ..values.rows import SiteIds
+from ..values.sites import SiteIds
 from .arguments import Arguments
 from .batches import OpBatch
 from .boundary import AtRoot

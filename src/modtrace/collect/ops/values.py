@@ -2,7 +2,6 @@
 
 import time
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,16 +13,14 @@ from ...recording.role import LEAF, OP_OUTPUT
 from ...torch_internals import graph_task_id
 from ..log.call_context import CallContext
 from ..tensor_ids.tensor_ids import NO_OP
-from ..values.capture_masks import Mask, Wishes
+from ..values.capture_masks import Mask
+from ..values.recorder import ValueRecorder
 from .mode import OpMode, tensors_in
 from .schemas import OpPlan
 
 if TYPE_CHECKING:
     from ..log.thread_log import ThreadLog
     from ..scopes.tracker import ScopeTracker
-
-#: Measures what captures want of a tensor, which has a name: `(tensor, mask, name)`.
-Measure = Callable[[torch.Tensor, Mask, str], Measurement]
 
 
 class MeasuredOps:
@@ -51,22 +48,15 @@ class _Known(NamedTuple):
 class OpValues:
     """Measures for one recorder. Inside a dispatch mode no function mode hears of it."""
 
-    def __init__(
-        self,
-        tracker: "ScopeTracker",
-        mode: OpMode,
-        wishes: Wishes,
-        measure: Measure,
-        failed: Callable[[Exception, str], None],
-    ) -> None:
-        self.active: Mask = 0  # the captures that may look at what runs now
+    def __init__(self, tracker: "ScopeTracker", mode: OpMode, values: ValueRecorder) -> None:
+        self.active = values.captures_for()  # the captures that may look at what runs now
         self._tracker = tracker
         self._mode = mode
-        self._wishes = wishes
+        self._wishes = values.wishes
         self._is_stepping = tracker.optimizers.has_begun  # whether an optimizer may be at work
         self._thread = tracker.logs.current.number
-        self._measure_more = measure
-        self._failed = failed
+        self._measure_more = values.measure_ops(self.find)
+        self._failed = values.failed
         self._measurer = Measurer()
         self._measured = MeasuredOps(self._thread)
         self._latest: dict[int, _Known] = {}  # of this batch, by `id` of the tensor

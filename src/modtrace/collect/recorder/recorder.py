@@ -20,14 +20,14 @@ from ..log.segments import Segment
 from ..log.thread_log import Backward
 from ..names.module_names import roots_of
 from ..ops.mode import OpKeeper
-from ..ops.writer import OpWriter
+from ..ops.recorder import OpRecorder
 from ..scopes import process
 from ..scopes.tracker import ScopeTracker
 from ..steps.call_rows import NthMemory, call_columns, optimizer_columns
 from ..steps.finder import Step, StepFinder
 from ..steps.step_rows import scalar_columns, step_columns, to_scalar
 from ..values.recorder import ValueRecorder, free_values
-from ..values.rows import SiteIds
+from ..values.sites import SiteIds
 from .flush_timer import FlushTimer
 from .signals import SignalWatch
 
@@ -90,16 +90,17 @@ class Recorder(Listener):
         self.steps_ended = 0
         self._flight_recorder = flight_recorder
         self._reporter = FailureReporter(sink, self._writing, strict=strict, step=lambda: self.steps_ended)
-        sites = SiteIds()
+        self._sites = SiteIds()
         self._values = ValueRecorder(
             values,
             sink,
-            sites,
+            self._sites,
             self._reporter,
             numbers=self._numbers_of,
             fired=lambda: self.last_fired_step,
         )
-        self._ops = OpWriter(ops, sink, sites, self._reporter)
+        self._op_options = ops
+        self._ops: OpRecorder | None = None
         self._timer = FlushTimer(self._flush_late)
         self._signals = SignalWatch(flight_recorder.signals if flight_recorder else (), self._fire_for_signal)
 
@@ -134,14 +135,16 @@ class Recorder(Listener):
             self._tracker.names.add_root(module, name)
         self._roots = []
         self._values.start(self._tracker)
-        self._ops.start(self._tracker, self._values, is_wanted=self._is_wanted())
+        if self._op_options is not None:
+            self._ops = OpRecorder(self._tracker, self._op_options, self._sink, self._sites, self._reporter)
+            self._ops.start(self._values, is_wanted=self._is_wanted())
         self._signals.start()
         atexit.register(self.stop)  # a block never left, and no thread of ours alive when Python goes down
 
     def _leave(self) -> list[str | None]:
         """Hears and times nothing any more; what is to be said of what could not be taken off."""
         self._values.leave()
-        texts = [self._ops.stop()]
+        texts = [None if self._ops is None else self._ops.stop()]
         process.release(self)
         texts.append(self._signals.stop())
         atexit.unregister(self.stop)
@@ -161,8 +164,8 @@ class Recorder(Listener):
         if error is not None:
             self._reporter.run_ended(error)
         with self._lock:
-            self._ops.take(self._finder.current)
-            self._finder.finish(time.perf_counter_ns(), self._ops.early)
+            self._take_ops(self._finder.current)
+            self._finder.finish(time.perf_counter_ns(), () if self._ops is None else self._ops.early)
         try:
             self.flush(force=True)
             self._signals.act()
@@ -182,7 +185,7 @@ class Recorder(Listener):
             return
         self._check_active("step()")
         with self._lock:
-            self._ops.take(self._finder.current)
+            self._take_ops(self._finder.current)
             self._finder.end_step()
             self._settle()
         self._look_at_ended()
@@ -253,32 +256,35 @@ class Recorder(Listener):
 
     def add_op_keeper(self, keeper: OpKeeper) -> None:
         """Has somebody see every op with its tensors from now on; only where ops are recorded."""
-        self._ops.add_keeper(keeper)
+        assert self._ops is not None
+        self._ops.mode.add_keeper(keeper)
 
     # The tracker's side.
 
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
         with self._lock:
             segment.holders += 1
-            self._ops.take(self._step_around(segment.outer))
+            self._take_ops(self._step_around(segment.outer))
             now_ns = time.perf_counter_ns()
             step = self._running[segment] = self._finder.enter(segment, in_step, now_ns)
-            self._ops.join_early(step)
+            if self._ops is not None:
+                self._ops.join_early(step)
             self._settle()
         if self._look_at_ended() and step.start_ns == now_ns:
             step.start_ns = time.perf_counter_ns()  # looking at the one before is not its time
-        if self._values.taps is None and self._ops.recorder is None:
+        if self._values.taps is None and self._ops is None:
             return
         with self._lock:
             active = self._values.captures_for(step)
             self._values.open(segment, active)
-            self._ops.want(self._is_wanted(step), active)
+            if self._ops is not None:
+                self._ops.want(self._is_wanted(step), active)
 
     def segment_closed(self, segment: Segment) -> None:
         with self._lock:
             self._values.close(segment)
             step = self._running.pop(segment, None)
-            self._ops.take(step)
+            self._take_ops(step)
             segment.pack()  # it waits to be written: lists take four times the memory
             if step is not None:
                 step.touch(int(segment.times[-1]))
@@ -291,25 +297,26 @@ class Recorder(Listener):
 
     def backward_began(self, backward: Backward) -> None:
         with self._lock:
-            self._ops.take(self._step_around(backward.segment))
+            self._take_ops(self._step_around(backward.segment))
             self._finder.backward_began(backward)
 
     def backward_ended(self, backward: Backward) -> None:
         with self._lock:
             step = self._finder.backward_ended(backward)
-            self._ops.take(step)
-            self._ops.take_savings(step, backward)
+            self._take_ops(step)
+            if self._ops is not None:
+                self._ops.take_savings(step, backward)
             step.values += self._values.take_backward(backward)
 
     def optimizer_began(self, start_ns: int) -> None:
         with self._lock:
-            self._ops.take(self._finder.current)
+            self._take_ops(self._finder.current)
             self._finder.optimizer_began(start_ns)
 
     def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
         with self._lock:
             step = self._finder.optimizer_ended(start_ns, end_ns, thread)
-            self._ops.take(step)
+            self._take_ops(step)
             step.values += self._values.take_optimizer(thread)
 
     def failed(self, error: Exception, where: str) -> None:
@@ -321,7 +328,8 @@ class Recorder(Listener):
         self._active = False
         self._is_forked = True
         self._values.abandon()
-        self._ops.abandon()
+        if self._ops is not None:
+            self._ops.abandon()
         self._sink.abandon()
 
     # Writing.
@@ -369,7 +377,7 @@ class Recorder(Listener):
         has been put in the place of a parameter between two steps gets its name in the next call of its root, and the
         op that made it is of the step before.
         """
-        if self._ops.recorder is None and self._timer.is_due and self._writing.acquire(blocking=False):
+        if self._ops is None and self._timer.is_due and self._writing.acquire(blocking=False):
             try:
                 self.flush()
             finally:
@@ -396,11 +404,12 @@ class Recorder(Listener):
         if modules:
             self._sink.write("modules", {name: [row[name] for row in modules] for name in modules[0]})
         batches += [optimizers] if optimizers else []
-        sites = self._ops.write(steps, batches, range(first_id, first_id + optimizer_count))
+        optimizer_ids = range(first_id, first_id + optimizer_count)
+        of_ops = () if self._ops is None else self._ops.write(steps, batches, optimizer_ids)
         for columns in batches:
             self._sink.write("calls", columns)
         step_rows = step_columns(steps) if steps else None
-        self._values.write(steps, self._memory, sites)
+        self._values.write(steps, self._memory, of_ops)
         scalars = scalar_columns(steps)
         if scalars is not None:
             self._sink.write("scalars", scalars)
@@ -415,6 +424,11 @@ class Recorder(Listener):
             self._sink.end_step(time.perf_counter_ns(), force=True)
 
     # Steps.
+
+    def _take_ops(self, step: Step | None) -> None:
+        """Gives the ops that have run since the last time to a step; None: to the one that begins next."""
+        if self._ops is not None:
+            self._ops.take(step)
 
     def _step_around(self, segment: Segment | None) -> Step | None:
         """The step of what runs around something that begins."""

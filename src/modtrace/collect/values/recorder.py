@@ -1,21 +1,25 @@
 """Records values: has them measured as the captures wish, and writes their rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
+
+from ...measure.measurer import Measurement
 from ...recording.failure_reporter import FailureReporter
 from ...recording.options.capture import Capture
 from ...recording.options.path_filter import describe_unmatched, unmatched
 from ...recording.protocols import Sink
 from ..log.segments import Segment
 from ..log.thread_log import Backward
-from ..ops.recorder import OpRecorder
 from ..scopes.tracker import ScopeTracker
 from ..steps.call_rows import NthMemory
 from ..steps.finder import Step
 from .capture_masks import Mask, Wishes
 from .measured import Measured, free_rows
-from .rows import OpSites, SiteIds, value_columns
+from .parameter_sites import Measure
+from .rows import ValuePart, value_columns
+from .sites import SiteIds
 from .taps import ValueTaps
 
 
@@ -74,13 +78,22 @@ class ValueRecorder:
     def _put(self, name: str, array: Any, dtype: str, shape: Sequence[int]) -> str | None:
         return self._sink.put_tensor(name, array, dtype, shape, step=self._reporter.step)
 
-    def add_to(self, ops: OpRecorder) -> None:
-        """Has what ops return measured, too, if that is wanted; to be called before they start."""
-        if self.taps is None or self._wishes is None or not any(each.wants_ops for each in self._captures):
-            return
-        values = ops.add_values(self._wishes, self.taps.measure, self.failed)
-        self.taps.measured_by_ops = values.find
-        values.active = self.captures_for()
+    @property
+    def wants_ops(self) -> bool:
+        """Whether a capture looks at what ops return."""
+        return self.taps is not None and any(each.wants_ops for each in self._captures)
+
+    @property
+    def wishes(self) -> Wishes:
+        """What the captures want; only while values are recorded."""
+        assert self._wishes is not None
+        return self._wishes
+
+    def measure_ops(self, find: "Callable[[torch.Tensor], Measurement | None]") -> Measure:
+        """Returns what measures a tensor of an op; `find` tells what was measured of one when its op returned it."""
+        assert self.taps is not None
+        self.taps.measured_by_ops = find
+        return self.taps.measure
 
     def captures_for(self, step: Step | None = None) -> Mask:
         """The captures that may look at what runs in a step; None: in the one that an optimizer belongs to."""
@@ -164,11 +177,11 @@ class ValueRecorder:
 
     # Writing.
 
-    def write(self, steps: list[Step], memory: NthMemory, ops: OpSites | None) -> None:
+    def write(self, steps: list[Step], memory: NthMemory, of_ops: Iterable[ValuePart]) -> None:
         """Writes what was measured in ended steps, and the sites that are new; to be called when calls are numbered."""
         try:
             wishes = self._wishes
-            columns = None if wishes is None else value_columns(steps, self._sites, memory, wishes, ops)
+            columns = None if wishes is None else value_columns(steps, self._sites, memory, wishes, of_ops)
             new_sites = self._sites.take_new()
             if new_sites is not None:
                 self._sink.write("sites", new_sites)

@@ -11,64 +11,25 @@ import numpy.typing as npt
 from ...measure.measurer import Measurement
 from ...measure.rows import Rows
 from ...measure.want import Want
-from ...recording.phase import BACKWARD, FORWARD, PHASES, RECOMPUTE
-from ...recording.role import OP_OUTPUT, ROLES
+from ...recording.phase import BACKWARD, PHASES, RECOMPUTE
+from ...recording.role import ROLES
 from ..log.nesting import Ints
 from ..log.segments import Segment
-from ..ops.leaves import Leaf
-from ..ops.values import MeasuredOps
 from ..steps.call_rows import NthMemory
 from ..steps.finder import Step
-from ..tensor_ids.tensor_ids import NO_OP
 from .capture_masks import Mask, Wishes
 from .extra_columns import extra_columns, extra_notes
 from .measured import ROLE_BITS, ROLE_CODES, Measured, MeasuredGradients, MeasuredOutputs, MeasuredParameters
+from .sites import SiteIds, SiteName
 
 Columns = dict[str, Any]
 
-_PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
+PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 
 #: The statistics in a row of `measure.rows`, in its order, and as what they are written.
 _STATISTICS = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count")
 _WHOLE = {"count", "nan_count", "inf_count"}
 _NULL_IF_EMPTY = {"min", "max"}
-
-_Named = tuple[str, str, str | None, int]  # role, slot, op and its n-th; None and -1 where no op is meant
-_Site = tuple[int, int, _Named]  # module_id, nth; -1 for null
-
-
-class SiteIds:
-    """The ids of all sites met; a site is the same in every step."""
-
-    def __init__(self) -> None:
-        self._ids: dict[_Site, int] = {}
-        self._written = 0
-
-    def get(
-        self, module_ids: Iterable[int], nths: Iterable[int], named: Iterable[_Named]
-    ) -> npt.NDArray[np.int32]:
-        """The ids of sites, new ones for those that have not been met."""
-        ids = self._ids
-        sites = zip(module_ids, nths, named, strict=True)
-        return np.array([ids.setdefault(site, len(ids)) for site in sites], np.int32)
-
-    def take_new(self) -> Columns | None:
-        """The rows of the sites that came since the last time; None if none did."""
-        first, self._written = self._written, len(self._ids)
-        if first == self._written:
-            return None
-        new = list(self._ids)[first:]
-        module_id, nth, named = (list(column) for column in zip(*new, strict=True))
-        role, slot, op, op_nth = (list(column) for column in zip(*named, strict=True))
-        return {
-            "site_id": np.arange(first, self._written, dtype=np.int32),
-            "module_id": _null_below_zero(module_id, np.int32),
-            "nth": _null_below_zero(nth, np.int32),
-            "role": role,
-            "slot": slot,
-            "op": op,
-            "op_nth": _null_below_zero(op_nth, np.int32),
-        }
 
 
 def value_columns(
@@ -76,22 +37,17 @@ def value_columns(
     sites: SiteIds,
     memory: NthMemory,
     wishes: Wishes,
-    ops: "OpSites | None" = None,
+    more_parts: "Iterable[ValuePart]" = (),
 ) -> Columns | None:
     """The rows of ended steps; None if there are none. To be called when their calls have been numbered.
 
     Args:
         wishes: what is wanted in which step: more may have been measured while a step's number was not known.
-        ops: what is known of their ops; None: none were recorded.
+        more_parts: rows that others have read, of what their ops returned.
     """
     calls = _CallsOfSegments(memory)
     parts = [_read(measured, step.number or 0, calls) for step in steps for measured in step.values]
-    parts = _without_repeats(parts)
-    if ops is not None:
-        batches = [
-            (step.number or 0, batch) for step in steps for batch in step.ops if batch.measured is not None
-        ]
-        parts += [_read_ops(batch.measured, batch.leaves, number, ops) for number, batch in batches]
+    parts = [*_without_repeats(parts), *more_parts]
     parts = [part for part in (_wanted(part, wishes.in_step(part.step)) for part in parts) if part.samples]
     if not parts:
         return None
@@ -128,7 +84,7 @@ def value_columns(
     }
 
 
-def _without_repeats(parts: "list[_Part]") -> "list[_Part]":
+def _without_repeats(parts: "list[ValuePart]") -> "list[ValuePart]":
     """Drops the gradients of what a recompute was given where the forward that it repeats was given that too.
 
     A checkpoint gives both the same tensor or, reentrant, a detached one: the gradient would count twice.
@@ -139,30 +95,30 @@ def _without_repeats(parts: "list[_Part]") -> "list[_Part]":
     return [_only_new(part, heard) if any(part.recomputed) else part for part in parts]
 
 
-def _only_new(part: "_Part", heard: set[tuple[Any, ...]]) -> "_Part":
+def _only_new(part: "ValuePart", heard: set[tuple[Any, ...]]) -> "ValuePart":
     here = [at for at, (site, again) in enumerate(_call_sites(part)) if not again or site not in heard]
     return _only(part, here)
 
 
-def _call_sites(part: "_Part") -> Iterable[tuple[tuple[Any, ...], bool]]:
+def _call_sites(part: "ValuePart") -> Iterable[tuple[tuple[Any, ...], bool]]:
     """Of the gradients of calls' tensors: step, module_id, nth, role and slot, and whether a recompute had it."""
     places = zip(part.module_id.tolist(), part.nth.tolist(), part.named, part.recomputed, strict=False)
     for module_id, nth, (role, slot, *_), again in places:
         yield (part.step, module_id, nth, role, slot), again and nth >= 0
 
 
-def _wanted(part: "_Part", active: Mask) -> "_Part":
+def _wanted(part: "ValuePart", active: Mask) -> "ValuePart":
     """The rows that the captures of this step want."""
     if all(mask & active for mask in part.masks):
         return part
     return _only(part, [at for at, mask in enumerate(part.masks) if mask & active])
 
 
-def _only(part: "_Part", here: list[int]) -> "_Part":
+def _only(part: "ValuePart", here: list[int]) -> "ValuePart":
     """Some rows of a part."""
     columns = (each[here] for each in (part.phase, part.module_id, part.nth, part.call_id, part.op_id))
     lists = ([each[at] for at in here] for each in (part.samples, part.named, part.masks))
-    return _Part(part.step, *lists, *columns)  # type: ignore[arg-type]
+    return ValuePart(part.step, *lists, *columns)  # type: ignore[arg-type]
 
 
 def _wants(
@@ -180,12 +136,12 @@ def _wants(
     return wants
 
 
-class _Part(NamedTuple):
+class ValuePart(NamedTuple):
     """The rows of one thing measured, in columns; -1 where there is none."""
 
     step: int
     samples: Sequence[Measurement]
-    named: Sequence[_Named]
+    named: Sequence[SiteName]
     masks: Sequence[Mask]  # the captures that wanted it when it came by
     phase: npt.NDArray[np.int8]
     module_id: Ints
@@ -195,19 +151,7 @@ class _Part(NamedTuple):
     recomputed: Sequence[bool] = ()  # of gradients: whether a recompute was given the tensor, or returned it
 
 
-class OpSites(NamedTuple):
-    """Where ops ran, by op; -1 where it is not known."""
-
-    op_id: Ints  # ascending
-    name: Sequence[str]
-    nth: npt.NDArray[np.int32]  # of its name within the call
-    phase: npt.NDArray[np.int8]
-    call_id: Ints
-    module_id: Ints
-    call_nth: Ints
-
-
-def _read(measured: Measured, step: int, calls: "_CallsOfSegments") -> _Part:
+def _read(measured: Measured, step: int, calls: "_CallsOfSegments") -> ValuePart:
     if isinstance(measured, MeasuredOutputs):
         return _read_outputs(measured, step, calls)
     if isinstance(measured, MeasuredGradients):
@@ -215,63 +159,46 @@ def _read(measured: Measured, step: int, calls: "_CallsOfSegments") -> _Part:
     return _read_parameters(measured, step)
 
 
-def _read_outputs(measured: MeasuredOutputs, step: int, calls: "_CallsOfSegments") -> _Part:
-    samples, events, slots, marks = _columns(measured.sites, 4)
-    phase = np.full(len(samples), _PHASE_CODE[measured.segment.phase], np.int8)
+def _read_outputs(measured: MeasuredOutputs, step: int, calls: "_CallsOfSegments") -> ValuePart:
+    samples, events, slots, marks = columns_of(measured.sites, 4)
+    phase = np.full(len(samples), PHASE_CODE[measured.segment.phase], np.int8)
     found = calls.find(measured.segment, events)
-    return _Part(step, samples, *_named(slots, marks), phase, *found, _none(samples))
+    return ValuePart(step, samples, *_named(slots, marks), phase, *found, _none(samples))
 
 
-def _read_gradients(measured: MeasuredGradients, step: int, calls: "_CallsOfSegments") -> _Part:
+def _read_gradients(measured: MeasuredGradients, step: int, calls: "_CallsOfSegments") -> ValuePart:
     sites = [
         (sample, tap.segment, event, slot, mark)
         for sample, tap in measured.sites
         for event, slot, mark in tap.sites()
     ]
-    samples, segments, events, slots, marks = _columns(sites, 5)
+    samples, segments, events, slots, marks = columns_of(sites, 5)
     found = np.full((3, len(samples)), -1, np.int64)
     keys = np.array([id(segment) for segment in segments], np.int64)
     for segment in dict.fromkeys(segments):
         here = np.flatnonzero(keys == id(segment))
         found[:, here] = calls.find(segment, [events[at] for at in here.tolist()])
-    phase = np.full(len(samples), _PHASE_CODE[BACKWARD], np.int8)
+    phase = np.full(len(samples), PHASE_CODE[BACKWARD], np.int8)
     recomputed = [segment.phase == RECOMPUTE for segment in segments]
     named, masks = _named(slots, marks)
-    return _Part(step, samples, named, masks, phase, found[0], found[1], found[2], _none(samples), recomputed)
+    return ValuePart(
+        step, samples, named, masks, phase, found[0], found[1], found[2], _none(samples), recomputed
+    )
 
 
-def _read_parameters(measured: MeasuredParameters, step: int) -> _Part:
-    samples, roles, slots, owners, masks = _columns(measured.sites, 5)
+def _read_parameters(measured: MeasuredParameters, step: int) -> ValuePart:
+    samples, roles, slots, owners, masks = columns_of(measured.sites, 5)
     module_id = np.array([-1 if owner is None else owner.module_id for owner in owners], np.int64)
-    phase = np.full(len(samples), _PHASE_CODE[measured.phase], np.int8)
+    phase = np.full(len(samples), PHASE_CODE[measured.phase], np.int8)
     named = [(role, slot, None, -1) for role, slot in zip(roles, slots, strict=True)]
     none = _none(samples)
-    return _Part(step, samples, named, masks, phase, module_id, none, none, none)
+    return ValuePart(step, samples, named, masks, phase, module_id, none, none, none)
 
 
-def _read_ops(measured: MeasuredOps, leaves: Sequence[Leaf], step: int, ops: OpSites) -> _Part:
-    """What ops returned, and the leaves that they were the first to read; leaves that calls returned have no op."""
-    samples, op_ids, wheres, masks = _columns(measured.sites, 4)
-    by_number = {leaf.tensor_id: leaf for leaf in leaves}
-    op_id = np.array(op_ids, np.int64)
-    at = np.where(op_id == NO_OP, len(ops.op_id), np.searchsorted(ops.op_id, op_id))
-    phase = np.append(ops.phase, np.int8(_PHASE_CODE[FORWARD]))[at]
-    module_id, nth, call_id = (np.append(each, -1)[at] for each in (ops.module_id, ops.call_nth, ops.call_id))
-    named: list[_Named] = []
-    for row, (op, where) in enumerate(zip(at.tolist(), wheres, strict=True)):
-        leaf = by_number.get(where)
-        if leaf is None:
-            named.append((OP_OUTPUT, where, ops.name[op], int(ops.nth[op])))
-        else:
-            named.append((leaf.role, leaf.slot, None, -1))
-            module_id[row], nth[row] = -1 if leaf.owner is None else leaf.owner.module_id, -1
-    return _Part(step, samples, named, masks, phase, module_id, nth, call_id, op_id)
-
-
-def _named(slots: Sequence[str], marks: Sequence[int]) -> tuple[list[_Named], list[Mask]]:
+def _named(slots: Sequence[str], marks: Sequence[int]) -> tuple[list[SiteName], list[Mask]]:
     """What tensors of calls are called at their sites, and the captures that want them."""
     roles = [ROLES[mark & ROLE_CODES] for mark in marks]
-    named: list[_Named] = [(role, slot, None, -1) for role, slot in zip(roles, slots, strict=True)]
+    named: list[SiteName] = [(role, slot, None, -1) for role, slot in zip(roles, slots, strict=True)]
     return named, [mark >> ROLE_BITS for mark in marks]
 
 
@@ -279,7 +206,7 @@ def _none(samples: Sequence[Measurement]) -> Ints:
     return np.full(len(samples), -1, np.int64)
 
 
-def _columns(sites: Sequence[tuple[Any, ...]], width: int) -> list[tuple[Any, ...]]:
+def columns_of(sites: Sequence[tuple[Any, ...]], width: int) -> list[tuple[Any, ...]]:
     return list(zip(*sites, strict=True)) if sites else [()] * width
 
 
@@ -350,8 +277,3 @@ def _numel(measurement: Any) -> int:
 
 def _word(dtype: Any) -> str:
     return "" if dtype is None else str(dtype).removeprefix("torch.")
-
-
-def _null_below_zero(values: Sequence[int], kind: Any) -> Any:
-    array = np.array(values, kind)
-    return np.ma.masked_array(array, array < 0)

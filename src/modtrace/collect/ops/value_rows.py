@@ -1,0 +1,74 @@
+"""Reads what was measured of ops in ended steps, for the `values` table."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...recording.phase import FORWARD
+from ...recording.role import OP_OUTPUT
+from ..log.nesting import Ints
+from ..steps.finder import Step
+from ..tensor_ids.tensor_ids import NO_OP
+from ..values.rows import PHASE_CODE, ValuePart, columns_of
+from ..values.sites import SiteName
+from .call_costs import CallTable
+from .leaves import Leaf
+from .mode import PLAN
+from .rows import OpRows
+from .values import MeasuredOps
+
+
+class OpSites(NamedTuple):
+    """Where ops ran, by op; -1 where it is not known."""
+
+    op_id: Ints  # ascending
+    name: Sequence[str]
+    nth: npt.NDArray[np.int32]  # of its name within the call
+    phase: npt.NDArray[np.int8]
+    call_id: Ints
+    module_id: Ints
+    call_nth: Ints
+
+
+def read_values(steps: Iterable[Step], ops: OpSites) -> Iterator[ValuePart]:
+    """Yields the rows of what was measured of the ops of each step."""
+    for step in steps:
+        for batch in step.ops:
+            if batch.measured is not None:
+                yield _read(batch.measured, batch.leaves, step.number or 0, ops)
+
+
+def op_sites(calls: CallTable | None, ops: OpRows) -> OpSites:
+    """Where ops ran, for the rows of what was measured of them."""
+    op_id = np.asarray(ops.tables["ops"]["op_id"])
+    order = np.argsort(op_id, kind="stable")
+    plan = ops.events[order, PLAN].tolist()
+    call_id = ops.calls.call_id[order]
+    module_id = nth = np.full(len(op_id), -1, np.int64)
+    if calls is not None:
+        rows = calls.rows_of(call_id)
+        module_id = np.where(rows >= 0, calls.module_id[rows], -1)
+        nth = np.where(rows >= 0, calls.nth[rows], -1)
+    names = [ops.names[each] for each in plan]
+    return OpSites(op_id[order], names, ops.nth[order], ops.calls.phase[order], call_id, module_id, nth)
+
+
+def _read(measured: MeasuredOps, leaves: Sequence[Leaf], step: int, ops: OpSites) -> ValuePart:
+    """What ops returned, and the leaves that they were the first to read; leaves that calls returned have no op."""
+    samples, op_ids, wheres, masks = columns_of(measured.sites, 4)
+    by_number = {leaf.tensor_id: leaf for leaf in leaves}
+    op_id = np.array(op_ids, np.int64)
+    at = np.where(op_id == NO_OP, len(ops.op_id), np.searchsorted(ops.op_id, op_id))
+    phase = np.append(ops.phase, np.int8(PHASE_CODE[FORWARD]))[at]
+    module_id, nth, call_id = (np.append(each, -1)[at] for each in (ops.module_id, ops.call_nth, ops.call_id))
+    named: list[SiteName] = []
+    for row, (op, where) in enumerate(zip(at.tolist(), wheres, strict=True)):
+        leaf = by_number.get(where)
+        if leaf is None:
+            named.append((OP_OUTPUT, where, ops.name[op], int(ops.nth[op])))
+        else:
+            named.append((leaf.role, leaf.slot, None, -1))
+            module_id[row], nth[row] = -1 if leaf.owner is None else leaf.owner.module_id, -1
+    return ValuePart(step, samples, named, masks, phase, module_id, nth, call_id, op_id)
