@@ -9,8 +9,11 @@ import torch
 from helpers.keeping import Keeper
 from modtrace.collect.scopes import process
 from modtrace.collect.scopes.tracker import ScopeTracker
+from modtrace.collect.values.buffers import BufferTaps
 from modtrace.collect.values.capture_masks import Wishes
 from modtrace.collect.values.measured import MeasuredParameters
+from modtrace.collect.values.micro_batches import MicroBatchTaps
+from modtrace.collect.values.parameter_sites import ParameterSites
 from modtrace.collect.values.parameters import ParameterTaps
 from modtrace.measure.measurer import Measurement
 from modtrace.recording.options.capture import Capture
@@ -48,14 +51,27 @@ class Watch(Keeper):
 
     def start(self, tracker: ScopeTracker) -> None:
         self.wishes = Wishes(self._captures, tracker.names)
-        self.taps = ParameterTaps(
-            tracker,
-            self.wishes,
-            active=lambda: self.active & (1 << len(self._captures)) - 1,
-            measure=self._measure,
-            settle=self._settle,
-            failed=lambda error, where: self.errors.append(error),
+        wishes, measure, settle = self.wishes, self._measure, self._settle
+        sites = ParameterSites(tracker.names, wishes)
+        self.parameters = ParameterTaps(
+            tracker, sites, wishes, active=self._active, measure=measure, settle=settle, failed=self._failed
         )
+        self.micro_batches = MicroBatchTaps(
+            tracker, sites, wishes.in_micro_batches, measure=measure, failed=self._failed
+        )
+        self.buffers = BufferTaps(
+            tracker.names, sites, wishes, measure=measure, settle=settle, failed=self._failed
+        )
+        self.sources = (self.parameters, self.micro_batches, self.buffers)
+        self._tracker = tracker
+        for source in self.sources:
+            tracker.subscribers.add(source)
+
+    def _active(self) -> int:
+        return self.active & (1 << len(self._captures)) - 1
+
+    def _failed(self, error: Exception, where: str) -> None:
+        self.errors.append(error)
 
     def of(self, role: str, **chosen: Any) -> list[Seen]:
         """The rows of a role, in their order."""
@@ -73,8 +89,21 @@ class Watch(Keeper):
         """The outermost calls that have ended belong to no open step any more."""
         closed, self._closed = self._closed, []
         for segment in closed:
-            self._add(self.taps.take_segment(segment))
-        self.taps.step_ended()
+            for source in self.sources:
+                self._add(source.take_segment(segment))
+        for source in self.sources:
+            source.step_ended()
+
+    def abandon(self) -> None:
+        """Measures nothing any more."""
+        for source in self.sources:
+            source.abandon()
+
+    def stop(self) -> None:
+        """Takes every hook off."""
+        for source in self.sources:
+            self._tracker.subscribers.remove(source)
+            source.stop()
 
     def _settle(self) -> None:
         self.settled += 1
@@ -97,27 +126,20 @@ class Watch(Keeper):
 
     def segment_opened(self, segment: Any, in_step: bool) -> None:
         super().segment_opened(segment, in_step)
-        self.taps.segment_opened(segment, self.active & (1 << len(self._captures)) - 1)
+        for source in self.sources:
+            source.opened(segment, self._active())
 
     def segment_closed(self, segment: Any) -> None:
-        self.taps.segment_closed(segment, self.active & (1 << len(self._captures)) - 1)
+        for source in self.sources:
+            source.closed(segment, self._active())
         self._closed.append(segment)
 
     def backward_ended(self, backward: Any) -> None:
         super().backward_ended(backward)
-        self._add(self.taps.take_backward(backward))
+        self._add(self.micro_batches.take_backward(backward))
 
     def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> None:
-        self._add(self.taps.take_optimizer(thread))
-
-    def backward_begins(self, backward: Any, outputs: Any) -> None:
-        self.taps.backward_begins(backward)
-
-    def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
-        self.taps.optimizer_begins(optimizer, has_closure)
-
-    def optimizer_stepped(self, optimizer: Any, has_closure: bool) -> None:
-        self.taps.optimizer_stepped(optimizer, has_closure)
+        self._add(self.parameters.take_optimizer(thread))
 
 
 @contextmanager
@@ -139,6 +161,6 @@ def watching_for(*captures: Capture, roots: tuple[torch.nn.Module, ...] = ()) ->
         yield watch
     finally:
         watch.step_ends()
-        watch.taps.stop()
+        watch.stop()
         process.release(watch)
     assert watch.errors == []

@@ -390,5 +390,5 @@ def test_model_that_is_gone_leaves_nothing():
             model(torch.ones(1, 2)).sum().backward()
             del model
         watch.step_ends()
-        assert watch.taps._micro_batches._hooks == {}
+        assert watch.micro_batches._hooks == {}
     assert len(watch.rows) == 6

@@ -46,10 +46,10 @@ def test_step_that_ends_before_a_late_backward_runs_leaves_it_its_hooks() -> Non
         loss = model(torch.ones(1, 2)).sum()
         watch.step_ends()
         late: Any = object()  # it has begun, on another thread, and its first node has not run
-        watch.taps.backward_begins(late)
+        watch.micro_batches.backward_begins(late, None)
         watch.step_ends()
         assert hooks_on(model) == 2
-        assert watch.taps.take_backward(late) is None
+        assert watch.micro_batches.take_backward(late) is None
         assert hooks_on(model) == 0
     del loss
 
@@ -59,7 +59,7 @@ def test_module_without_parameters_is_not_remembered_for_late_backwards() -> Non
     with watching(model, **WANTED) as watch:
         output = model(torch.ones(1, requires_grad=True))
         watch.step_ends()
-        assert [*watch.taps._micro_batches._left.items()] == []
+        assert [*watch.micro_batches._left.items()] == []
     assert output.requires_grad
 
 
@@ -173,7 +173,7 @@ def test_stopped_taps_leave_no_hook_though_the_step_is_open() -> None:
     with watching(model, **WANTED) as watch:
         model(torch.ones(1, 2))
         assert hooks_on(model) == 2
-        watch.taps.stop()
+        watch.stop()
         assert hooks_on(model) == 0
 
 
@@ -190,7 +190,7 @@ def test_error_of_ours_is_told_and_the_run_goes_on(role: str) -> None:
         raise fails
 
     with watching(model, roles=role, micro_batches=role == "parameter_grad") as watch:
-        watch.taps._measure = watch.taps._micro_batches._measure = watch.taps._buffers._measure = fail
+        watch.parameters._measure = watch.micro_batches._measure = watch.buffers._measure = fail
         model(torch.ones(2, 2)).sum().backward()
         optimizer.step()
         watch.step_ends()

@@ -369,7 +369,7 @@ def test_what_is_copied_later_is_copied_before_the_step():
     with watching(model, roles="parameter", tensors="lazy") as watch:
         order: list[str] = []
         watch._settle = lambda: order.append("settle")  # type: ignore[method-assign]
-        watch.taps._settle = watch._settle
+        watch.parameters._settle = watch._settle
         optimizer.register_step_post_hook(lambda *args: order.append("step"))
         train(model, optimizer, torch.ones(1, 2))
     assert order == ["settle", "settle", "step"]
@@ -381,8 +381,11 @@ def test_update_that_is_kept_is_not_written_over():
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     kept: list[torch.Tensor] = []
     with watching(model, roles="update", function=lambda tensor: 0) as watch:
-        measure = watch.taps._measure
-        watch.taps._measure = lambda tensor, mask, name: (kept.append(tensor), measure(tensor, mask, name))[1]
+        measure = watch.parameters._measure
+        watch.parameters._measure = lambda tensor, mask, name: (
+            kept.append(tensor),
+            measure(tensor, mask, name),
+        )[1]
         for factor in (1.0, 2.0):
             train(model, optimizer, torch.zeros(1, 2))
             model.weight.grad = torch.full((1, 2), factor)
@@ -439,13 +442,13 @@ def test_nothing_keeps_a_model_or_an_optimizer_alive():
     optimizer = torch.optim.AdamW(model.parameters())
     with watching(roles=ALL, micro_batches=True) as watch:
         train(model, optimizer, torch.ones(1, 2))
-        known = watch.taps._optimizers
+        known = watch.parameters._optimizers
         assert [each is optimizer for each, _ in known.items()] == [True]
         gone = weakref.ref(optimizer)
         del optimizer
         gc.collect()
         assert gone() is None
-        watch.taps.step_ended()
+        watch.parameters.step_ended()
         assert known._items == {}  # the copies went with the step in which the optimizer died
         alive = weakref.ref(model)
         del model

@@ -38,7 +38,7 @@ def test_abandoned_taps_measure_nothing_and_hook_nothing() -> None:
         # 2 parameters with 2 gradients, an update and 3 states each, and 3 buffers.
         assert len(watch.rows) == 17
         watch.rows.clear()
-        watch.taps.abandon()
+        watch.abandon()
         model(torch.ones(2, 2))
         assert not model.weight._backward_hooks
         train(model, optimizer)
@@ -51,11 +51,11 @@ def test_backward_and_step_that_run_while_the_taps_are_abandoned_add_no_rows() -
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watching(model, roles=("parameter", "parameter_grad", "update"), micro_batches=True) as watch:
         loss = model(torch.ones(2, 2)).sum()
-        watch.taps.abandon()
+        watch.abandon()
         loss.backward()
         assert watch.rows == []
-        watch.taps._is_abandoned = False
-        optimizer.register_step_pre_hook(lambda *args: watch.taps.abandon())  # behind ours
+        watch.parameters._is_abandoned = False
+        optimizer.register_step_pre_hook(lambda *args: watch.abandon())  # behind ours
         optimizer.step()
     assert {each.role for each in watch.rows} == {"parameter", "parameter_grad"}
 
@@ -65,7 +65,7 @@ def test_stopped_taps_let_go_of_the_copies_while_the_optimizer_lives() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watching(model, roles="update") as watch:
         train(model, optimizer)
-        known = watch.taps._optimizers
+        known = watch.parameters._optimizers
         assert [len(each.copies) for _, each in known.items()] == [2]
     assert [*known.items()] == []
 
@@ -78,7 +78,7 @@ def test_optimizer_that_no_capture_looks_at_is_not_gone_through() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found: list[int] = []
     with watching(model, roles=("buffer", "output")) as watch:
-        optimizer.register_step_pre_hook(lambda *args: found.append(len(watch.taps._stepping)))
+        optimizer.register_step_pre_hook(lambda *args: found.append(len(watch.parameters._stepping)))
         train(model, optimizer)
     assert found == [0]
 
@@ -179,8 +179,11 @@ def test_update_that_somebody_holds_is_not_written_over_by_the_next(kept: dict[s
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     held: list[torch.Tensor] = []
     with watching(model, roles="update", **kept) as watch:
-        measure = watch.taps._measure
-        watch.taps._measure = lambda tensor, mask, name: (held.append(tensor), measure(tensor, mask, name))[1]
+        measure = watch.parameters._measure
+        watch.parameters._measure = lambda tensor, mask, name: (
+            held.append(tensor),
+            measure(tensor, mask, name),
+        )[1]
         for factor in (1.0, 2.0):
             model.weight.grad = torch.full((1, 2), factor)
             optimizer.step()

@@ -120,7 +120,7 @@ def test_optimizer_that_raises_takes_no_rows_for_ever():
         for _ in range(100):
             with pytest.raises(RuntimeError, match="on purpose"):
                 train(model, optimizer)
-        blocks = len(rec._recorder._values.taps._measurer._host.blocks)
+        blocks = len(rec._recorder._values.measurer._measurer._host.blocks)
     assert blocks <= 8  # 20,000 rows were taken; 2,048 and those of a few steps may wait at once
 
 
@@ -148,7 +148,7 @@ def test_recorder_whose_values_fail_costs_another_one_no_row(monkeypatch):
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     with modtrace.record(model) as failing, record(model) as sound:
         with monkeypatch.context() as patch:
-            patch.setattr(failing._recorder._values.taps._measurer, "measure", None)
+            patch.setattr(failing._recorder._values.measurer._measurer, "measure", None)
             with pytest.warns(modtrace.ModtraceWarning, match="measures no more values"):
                 model(torch.ones(2, 4)).sum().backward()
         model(torch.ones(2, 4)).sum().backward()

@@ -55,7 +55,9 @@ class OpValues:
         self._wishes = values.wishes
         self._is_stepping = tracker.optimizers.has_begun  # whether an optimizer may be at work
         self._thread = tracker.logs.current.number
-        self._measure_more = values.measure_ops(self.find)
+        assert values.measurer is not None
+        self._measure_more = values.measurer.measure
+        values.measurer.find_measured = self.find
         self._failed = values.failed
         self._measurer = Measurer()
         self._measured = MeasuredOps(self._thread)

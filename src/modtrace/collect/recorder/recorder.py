@@ -124,8 +124,7 @@ class Recorder(Listener):
             self._begin()
         except BaseException:
             self._leave()
-            if self._values.taps is not None:
-                self._values.taps.stop()
+            self._values.stop()
             raise
 
     def _begin(self) -> None:
@@ -172,12 +171,19 @@ class Recorder(Listener):
             if self._flight_recorder is not None and error is not None and not is_clean_exit(error):
                 self.fire("exception", describe(error))
         finally:
-            texts.append(self._values.stop())
+            self._values.stop()
+            texts.append(self._mark_unmatched())
             self._reporter.write_late()
             self._sink.close()
             self._tracker = None
         for text in filter(None, texts):
             warnings.warn(text, ModtraceWarning, stacklevel=3)
+
+    def _mark_unmatched(self) -> str | None:
+        text = self._values.describe_unmatched()
+        if text is not None:
+            self._sink.mark(text)
+        return text
 
     def end_step(self) -> None:
         """The user's own mark that a step ends."""
@@ -272,7 +278,7 @@ class Recorder(Listener):
             self._settle()
         if self._look_at_ended() and step.start_ns == now_ns:
             step.start_ns = time.perf_counter_ns()  # looking at the one before is not its time
-        if self._values.taps is None and self._ops is None:
+        if not self._values.is_measuring and self._ops is None:
             return
         with self._lock:
             active = self._values.captures_for(step)
@@ -306,7 +312,7 @@ class Recorder(Listener):
             self._take_ops(step)
             if self._ops is not None:
                 self._ops.take_savings(step, backward)
-            step.values += self._values.take_backward(backward)
+            self._values.take_backward(step, backward)
 
     def optimizer_began(self, start_ns: int) -> None:
         with self._lock:
@@ -317,7 +323,7 @@ class Recorder(Listener):
         with self._lock:
             step = self._finder.optimizer_ended(start_ns, end_ns, thread)
             self._take_ops(step)
-            step.values += self._values.take_optimizer(thread)
+            self._values.take_optimizer(step, thread)
 
     def failed(self, error: Exception, where: str) -> None:
         """Notes an internal error once, in the recording and to the user."""
@@ -339,11 +345,11 @@ class Recorder(Listener):
         ended = self._finder.take_ended()
         if not ended:
             return
-        ended[-1].values += self._values.take_backward(None)
+        self._values.take_backward(ended[-1], None)
         self._values.settle_kept()
         for step in ended:
             self.steps_ended += 1
-            step.values += self._values.take_segments(step.segments)
+            self._values.take_segments(step)
             if step.number in self._selected:
                 self._ready.append(step)
                 self._ready_samples += sum(len(measured.sites) for measured in step.values)

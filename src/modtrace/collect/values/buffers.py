@@ -12,12 +12,13 @@ from ...torch_internals import DisableTorchFunction, tracing_state, unseen
 from ..log.segments import Segment
 from ..names.module_names import ModuleNames, ParameterOwner, descendants
 from .capture_masks import Mask, Wishes
-from .measured import MeasuredParameters
+from .measured import MeasuredParameters, free_rows
 from .parameter_sites import Measure, ParameterSites, name_of, store, wanted_by
+from .source import ValueSource
 
 
-class BufferTaps:
-    """What the buffers were after each outermost call."""
+class BufferTaps(ValueSource):
+    """Measures what the buffers were after each outermost call."""
 
     def __init__(
         self,
@@ -37,11 +38,12 @@ class BufferTaps:
         self._settle = settle
         self._failed = failed
         self._of_segment: dict[Segment, MeasuredParameters] = {}
+        self._is_abandoned = False
 
     def closed(self, segment: Segment, active: Mask) -> None:
         """Measures what is wanted of the module whose call has ended; nothing after a recompute."""
         active &= self._wanted
-        if not active or segment.phase != FORWARD:
+        if not active or segment.phase != FORWARD or self._is_abandoned:
             return
         module = segment.named.ref() if segment.named.ref is not None else None
         if module is None:
@@ -59,14 +61,17 @@ class BufferTaps:
             measured.intervals += (start_ns, time.perf_counter_ns())
             self._of_segment[segment] = measured
 
-    def take(self, segment: Segment) -> MeasuredParameters | None:
-        """What was measured at the end of a segment."""
+    def take_segment(self, segment: Segment) -> MeasuredParameters | None:
         return self._of_segment.pop(segment, None)
 
-    def stop(self) -> list[MeasuredParameters]:
-        """What nobody has taken."""
-        left, self._of_segment = list(self._of_segment.values()), {}
-        return left
+    def abandon(self) -> None:
+        self._is_abandoned = True
+
+    def stop(self) -> None:
+        """Gives back the rows of what nobody has taken."""
+        self._is_abandoned = True
+        free_rows(self._of_segment.values())
+        self._of_segment = {}
 
     def _measure_below(self, measured: MeasuredParameters, top: nn.Module) -> None:
         for buffer, owners in self._buffers_of(top):

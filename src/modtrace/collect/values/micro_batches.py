@@ -27,11 +27,12 @@ from ..log.thread_log import Backward
 from ..names.module_names import NamedModule, descendants, parameter_of
 from ..scopes.tracker import ScopeTracker
 from .capture_masks import Mask
-from .measured import MeasuredParameters
+from .measured import MeasuredParameters, free_rows
 from .parameter_sites import Measure, ParameterSite, ParameterSites, name_of, store, wanted_by
+from .source import ValueSource
 
 
-class MicroBatchTaps:
+class MicroBatchTaps(ValueSource):
     """Hooks on the parameters of the roots that run, from the call that begins until the step ends."""
 
     def __init__(
@@ -67,13 +68,13 @@ class MicroBatchTaps:
             return
         self._needed[segment] = self._hook_those_of(segment, active), active
 
-    def segment_left(self, segment: Segment) -> None:
-        """The step of a segment has ended: it needs its hooks no more, unless a later backward runs its graph."""
+    def take_segment(self, segment: Segment) -> None:
+        """Lets the segment go: it needs its hooks no more, unless a later backward runs its graph."""
         needed = self._needed.pop(segment)
         if needed is not None and needed[0]:
             self._left[segment] = needed[1]
 
-    def backward_begins(self, backward: Backward) -> None:
+    def backward_begins(self, backward: Backward, outputs: Any) -> None:
         """Hooks what calls of ended steps have used whose graphs live: of a generator, trained after its critic."""
         for segment, _ in self._left.items():
             if self._is_abandoned or not segment.has_graph():
@@ -93,27 +94,24 @@ class MicroBatchTaps:
         self._is_leaving = bool(self._hooks)
         self._unhook()
 
-    def take(self, backward: Backward | None) -> MeasuredParameters | None:
-        """What was measured in a backward that has ended; None: in those that did not pass the wrapped entry."""
+    def take_backward(self, backward: Backward | None) -> MeasuredParameters | None:
         if backward is not None and self._woken.pop(backward, None) is not None:
             self._is_leaving = True
         self._unhook()
         return self._of_backward.pop(backward, None)
 
     def abandon(self) -> None:
-        """Measures nothing any more. Takes no lock."""
         self._is_abandoned = True
 
-    def stop(self) -> list[MeasuredParameters]:
-        """Takes every hook off; returned is what nobody has taken."""
+    def stop(self) -> None:
         self._is_abandoned = True
         for hook in self._hooks.values():
             hook.remove()
         self._hooks, self._woken = {}, {}
         self._needed.clear()
         self._left.clear()
-        left, self._of_backward = list(self._of_backward.values()), {}
-        return left
+        free_rows(self._of_backward.values())
+        self._of_backward = {}
 
     # Hooks. A tensor hook, not one of its AccumulateGrad node: to keep that node alive, somebody would have to hold it,
     # and `torch.utils.swap_tensors` (`Module.to`) refuses a parameter whose node lives.

@@ -1,4 +1,4 @@
-"""Measures parameters and what belongs to them: gradients, updates, optimizer states, and the buffers beside them."""
+"""Measures what optimizers change, and what belongs to it: gradients, updates, and the states of optimizers."""
 
 import functools
 import re
@@ -15,15 +15,12 @@ from ...recording.phase import OPTIMIZER
 from ...recording.role import OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
 from ...torch_internals import DisableTorchFunction, grad_of, keep_out_of_dynamo, unseen
 from ..identity_map import IdentityMap
-from ..log.segments import Segment
-from ..log.thread_log import Backward
 from ..scopes.tracker import ScopeTracker
 from ..structures.find import Slot, find_slots
-from .buffers import BufferTaps
 from .capture_masks import Mask, Wishes
 from .measured import MeasuredParameters, free_rows
-from .micro_batches import MicroBatchTaps
 from .parameter_sites import Measure, ParameterSite, ParameterSites, name_of, store, wanted_by
+from .source import ValueSource
 
 _SCALED = "still scaled by the GradScaler"
 
@@ -34,12 +31,13 @@ _NAMED_KEY = re.compile(r"\['([A-Za-z_]\w*)'\]")
 _Place = tuple[int, int]
 
 
-class ParameterTaps:
-    """The taps of one recorder on what modules hold."""
+class ParameterTaps(ValueSource):
+    """Measures the parameters of an optimizer around each of its steps."""
 
     def __init__(
         self,
         tracker: ScopeTracker,
+        sites: ParameterSites,
         wishes: Wishes,
         *,
         active: Callable[[], Mask],
@@ -47,7 +45,7 @@ class ParameterTaps:
         settle: Callable[[], None],
         failed: Callable[[Exception, str], None],
     ) -> None:
-        """Looks at nothing before it is told of something.
+        """Looks at nothing before an optimizer steps.
 
         Args:
             active: the captures that may look at the step which an optimizer belongs to now.
@@ -56,70 +54,34 @@ class ParameterTaps:
             failed: is told of an error of ours, and where.
         """
         self._tracker = tracker
+        self._sites = sites
         self._wishes = wishes
         self._active = active
         self._measure = measure
         self._settle = settle
         self._failed = failed
-        self._sites = sites = ParameterSites(tracker.names, wishes)
         self._wanted = {role: wishes.of_role(role) for role in _OF_OPTIMIZERS}
         self._wanted_of_any = _union(self._wanted.values())
-        self._micro_batches = MicroBatchTaps(
-            tracker, sites, wishes.in_micro_batches, measure=measure, failed=failed
-        )
-        self._buffers = BufferTaps(
-            tracker.names, sites, wishes, measure=measure, settle=settle, failed=failed
-        )
         self._stepping: dict[int, _Stepping] = {}  # by thread
         self._optimizers: IdentityMap[Any, _Optimizer] = IdentityMap()
         self._optimizers_seen = 0
         self._is_abandoned = False
         keep_out_of_dynamo(ParameterTaps.optimizer_begins, ParameterTaps.optimizer_stepped)
 
-    # What the recorder says.
-
-    def segment_opened(self, segment: Segment, active: Mask) -> None:
-        """An outermost call begins."""
-        self._micro_batches.opened(segment, active)
-
-    def backward_begins(self, backward: Backward) -> None:
-        """A backward begins, which may run what calls of ended steps have built."""
-        self._micro_batches.backward_begins(backward)
-
-    def segment_closed(self, segment: Segment, active: Mask) -> None:
-        """It has ended."""
-        if not self._is_abandoned:
-            self._buffers.closed(segment, active)
-
-    def step_ended(self) -> None:
-        """No hook stays on a parameter that no open step needs, once no backward runs. After `take_segment()`."""
-        self._micro_batches.step_ended()
-        self._optimizers.sweep()  # their copies take as much as the parameters
-
-    def take_segment(self, segment: Segment) -> MeasuredParameters | None:
-        """What was measured when a segment had ended; its step has ended now."""
-        self._micro_batches.segment_left(segment)
-        return self._buffers.take(segment)
-
-    def take_backward(self, backward: Backward | None) -> MeasuredParameters | None:
-        """What was measured in a backward that has ended; None: in those that did not pass the wrapped entry."""
-        return self._micro_batches.take(backward)
-
     def take_optimizer(self, thread: int) -> MeasuredParameters | None:
-        """What was measured around the optimizer step of a thread."""
         stepping = self._stepping.pop(thread, None)
         return None if stepping is None else stepping.measured
 
+    def step_ended(self) -> None:
+        self._optimizers.sweep()  # their copies take as much as the parameters
+
     def abandon(self) -> None:
-        """Measures nothing any more: this process is a fork, or something has failed. Takes no lock."""
         self._is_abandoned = True
-        self._micro_batches.abandon()
 
     def stop(self) -> None:
-        """Takes every hook off every parameter, and lets go of all copies."""
+        """Lets go of all copies."""
         self._is_abandoned = True
-        left = [stepping.measured for stepping in self._stepping.values()]
-        free_rows([*left, *self._micro_batches.stop(), *self._buffers.stop()])
+        free_rows([stepping.measured for stepping in self._stepping.values()])
         self._stepping = {}
         self._optimizers.clear()
 

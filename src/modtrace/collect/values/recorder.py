@@ -3,24 +3,26 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
-
-from ...measure.measurer import Measurement
 from ...recording.failure_reporter import FailureReporter
 from ...recording.options.capture import Capture
 from ...recording.options.path_filter import describe_unmatched, unmatched
 from ...recording.protocols import Sink
+from ...recording.role import GRAD_INPUT, INPUT
 from ..log.segments import Segment
 from ..log.thread_log import Backward
 from ..scopes.tracker import ScopeTracker
 from ..steps.call_rows import NthMemory
 from ..steps.finder import Step
+from .buffers import BufferTaps
 from .capture_masks import Mask, Wishes
 from .measured import Measured, free_rows
-from .parameter_sites import Measure
+from .micro_batches import MicroBatchTaps
+from .parameter_sites import ParameterSites
+from .parameters import ParameterTaps
 from .rows import ValuePart, value_columns
 from .sites import SiteIds
-from .taps import ValueTaps
+from .source import ValueSource
+from .taps import CallTaps, CaptureMeasurer
 
 
 class ValueRecorder:
@@ -47,8 +49,12 @@ class ValueRecorder:
                 optimizer belongs to.
             fired: the last step that a trigger fired in.
         """
-        self.taps: ValueTaps | None = None  # while they work
-        self._tap: ValueTaps | None = None  # what listens to the tracker
+        self.measurer: CaptureMeasurer | None = None
+        self._sources: tuple[ValueSource, ...] = ()  # while they work
+        self._listeners: tuple[
+            ValueSource, ...
+        ] = ()  # those that the tracker calls, also when they do not work
+        self._active: dict[Segment, Mask] = {}  # of open segments: the captures that may look at their steps
         self._captures = tuple(captures)
         self._sink = sink
         self._sites = sites
@@ -63,25 +69,44 @@ class ValueRecorder:
         if not self._captures:
             return
         self._tracker = tracker
-        raised = self._reporter.user_raised
-        self._wishes = Wishes(self._captures, tracker.names, fired=self._fired, raised=raised)
-        self.taps = self._tap = ValueTaps(
-            tracker,
-            self._wishes,
-            active=self.captures_for,
-            put=self._put,
-            failed=self.failed,
-            raised=raised,
+        failed, raised = self.failed, self._reporter.user_raised
+        self._wishes = wishes = Wishes(self._captures, tracker.names, fired=self._fired, raised=raised)
+        self.measurer = CaptureMeasurer(tracker, wishes, put=self._put, raised=raised)
+        measure, settle = self.measurer.measure, self.measurer.settle
+        calls = CallTaps(tracker, wishes, self.measurer, failed)
+        sites = ParameterSites(tracker.names, wishes)
+        self._sources = (
+            calls,
+            ParameterTaps(
+                tracker,
+                sites,
+                wishes,
+                active=self.captures_for,
+                measure=measure,
+                settle=settle,
+                failed=failed,
+            ),
+            MicroBatchTaps(tracker, sites, wishes.in_micro_batches, measure=measure, failed=failed),
+            BufferTaps(tracker.names, sites, wishes, measure=measure, settle=settle, failed=failed),
         )
-        self.taps.start()
+        self._listeners = self._sources
+        for source in self._listeners:
+            tracker.subscribers.add(source)
+        if not wishes.of_role(INPUT) | wishes.of_role(GRAD_INPUT):
+            tracker.subscribers.remove(calls, "entering")
 
     def _put(self, name: str, array: Any, dtype: str, shape: Sequence[int]) -> str | None:
         return self._sink.put_tensor(name, array, dtype, shape, step=self._reporter.step)
 
     @property
+    def is_measuring(self) -> bool:
+        """Whether anything is wanted, and nothing has failed."""
+        return bool(self._sources)
+
+    @property
     def wants_ops(self) -> bool:
         """Whether a capture looks at what ops return."""
-        return self.taps is not None and any(each.wants_ops for each in self._captures)
+        return self.is_measuring and any(each.wants_ops for each in self._captures)
 
     @property
     def wishes(self) -> Wishes:
@@ -89,89 +114,92 @@ class ValueRecorder:
         assert self._wishes is not None
         return self._wishes
 
-    def measure_ops(self, find: "Callable[[torch.Tensor], Measurement | None]") -> Measure:
-        """Returns what measures a tensor of an op; `find` tells what was measured of one when its op returned it."""
-        assert self.taps is not None
-        self.taps.measured_by_ops = find
-        return self.taps.measure
-
     def captures_for(self, step: Step | None = None) -> Mask:
         """The captures that may look at what runs in a step; None: in the one that an optimizer belongs to."""
         return 0 if self._wishes is None else self._wishes.in_steps(self._numbers(step))
 
     def leave(self) -> None:
         """Hears nothing any more. What was measured can still be taken, and hooks stay on tensors until `stop()`."""
-        if self._tracker is not None and self._tap is not None:
-            self._tracker.subscribers.remove(self._tap)
+        for source in self._listeners:
+            assert self._tracker is not None
+            self._tracker.subscribers.remove(source)
 
-    def stop(self) -> str | None:
-        """Takes the taps off; what is to be said of patterns that selected nothing, for modules are met until now."""
-        if self.taps is None:
-            return None
-        self.taps.stop()
-        text = self._describe_unmatched()
-        if text is not None:
-            self._sink.mark(text)
-        return text
+    def stop(self) -> None:
+        """Takes every hook off every tensor."""
+        self._stop(self._sources)
+
+    def _stop(self, sources: tuple[ValueSource, ...]) -> None:
+        for source in sources:
+            source.stop()
+        self._active.clear()
+        if self.measurer is not None:
+            self.measurer.stop()
 
     def abandon(self) -> None:
         """Measures nothing any more: this process is a fork. Takes no lock."""
-        if self.taps is not None:
-            self.taps.abandon()
+        for source in self._sources:
+            source.abandon()
 
     def failed(self, error: Exception, where: str) -> None:
         """Notes once that measuring has failed, and measures no more; calls are recorded on."""
         if self._reporter.strict:
             raise error
-        taps, self.taps = self.taps, None
-        if taps is None:
+        sources, self._sources = self._sources, ()
+        if not sources:
             return
-        taps.abandon()  # it stays in the tracker's list, which a hook may just be going through
-        taps.stop()
+        for source in sources:
+            source.abandon()  # it stays in the lists of the tracker, which may just be going through them
+        self._stop(sources)
         self._reporter.values_failed(error, where)
 
-    # What runs. Each is called with the lock over what the tracker tells. The taps are looked up once in each:
-    # `failed` may take them away at any moment, on a thread that does not have the lock.
+    # What runs. Each is called with the lock over what the tracker tells. `failed` may empty the sources at any moment,
+    # on a thread that does not have the lock.
 
     def open(self, segment: Segment, active: Mask) -> None:
-        """What runs in this segment is to be looked at by these captures."""
-        taps = self.taps
-        if taps is not None and active:
-            taps.open(segment, active)
+        """Has these captures look at what runs in a segment."""
+        if self._sources and active:
+            self._active[segment] = active
+            for source in self._sources:
+                source.opened(segment, active)
 
     def close(self, segment: Segment) -> None:
-        """It has ended."""
-        taps = self.taps
-        if taps is not None:
-            taps.close(segment)
+        """The segment has ended."""
+        active = self._active.pop(segment, None)
+        if active is not None:
+            for source in self._sources:
+                source.closed(segment, active)
 
     def drop(self, segment: Segment) -> None:
-        """It has not begun after all."""
-        taps = self.taps
-        if taps is not None:
-            taps.drop(segment)
+        """The segment has not begun after all."""
+        self._active.pop(segment, None)
+        for source in self._sources:
+            source.dropped(segment)
 
-    def take_backward(self, backward: Backward | None) -> list[Measured]:
-        """What was measured in a backward that has ended; None: in those that did not pass the wrapped entry."""
-        taps = self.taps
-        return [] if taps is None else taps.take_backward(backward)
+    def take_backward(self, step: Step, backward: Backward | None) -> None:
+        """Gives what was measured in a backward that has ended to its step.
 
-    def take_optimizer(self, thread: int) -> list[Measured]:
-        """What was measured around the optimizer step of a thread."""
-        taps = self.taps
-        return [] if taps is None else taps.take_optimizer(thread)
+        None: in the backwards that did not pass the wrapped entry.
+        """
+        _add(step, (source.take_backward(backward) for source in self._sources))
 
-    def take_segments(self, segments: Sequence[Segment]) -> list[Measured]:
-        """What was measured in segments whose step has ended; no hook stays on their tensors."""
-        taps = self.taps
-        return [] if taps is None else taps.take_segments(segments)
+    def take_optimizer(self, step: Step, thread: int) -> None:
+        """Gives what was measured around the optimizer step of a thread to its step."""
+        _add(step, (source.take_optimizer(thread) for source in self._sources))
+
+    def take_segments(self, step: Step) -> None:
+        """Gives what was measured in the segments of a step that has ended to it; no hook stays on their tensors."""
+        for segment in step.segments:
+            self.close(segment)  # another thread may be about to say so
+        sources = self._sources
+        _add(step, (source.take_segment(segment) for source in sources for segment in step.segments))
+        for source in sources:
+            source.step_ended()
 
     def settle_kept(self) -> None:
         """Copies the tensors that were to be copied later: a step has ended."""
-        taps = self.taps
         try:
-            if taps is not None:
-                taps.settle_kept()
+            if self.measurer is not None and self._sources:
+                self.measurer.settle()
         except Exception as error:
             self.failed(error, "while copying whole tensors")
 
@@ -192,13 +220,18 @@ class ValueRecorder:
             free_values(steps)
             self.failed(error, "while writing values")
 
-    def _describe_unmatched(self) -> str | None:
+    def describe_unmatched(self) -> str | None:
+        """Says which patterns have selected nothing; to be called at the end, for modules are met until then."""
         filters = [each.paths for each in self._captures if not each.paths.is_all]
-        if not filters or self._tracker is None or self._wishes is None:
+        if not filters or self._tracker is None or self._wishes is None or not self._sources:
             return None
         paths = [*self._tracker.names.paths(), *self._wishes.parameter_paths]
         found = [each for each_filter in filters for each in unmatched(each_filter, paths)]
         return describe_unmatched(found, paths, what="module or parameter that was met") if found else None
+
+
+def _add(step: Step, measured: "Iterable[Measured | None]") -> None:
+    step.values += [each for each in measured if each is not None]
 
 
 def free_values(steps: Sequence[Step]) -> None:

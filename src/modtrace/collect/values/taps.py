@@ -24,7 +24,6 @@ from ...torch_internals import (
     unseen,
 )
 from ..log.call_context import CallContext
-from ..log.listeners import Listener
 from ..log.segments import Segment
 from ..log.thread_log import Backward, ThreadLog
 from ..scopes.tracker import ScopeTracker
@@ -34,7 +33,6 @@ from .measured import (
     ROLE_BITS,
     BaseTap,
     GradientTap,
-    Measured,
     MeasuredGradients,
     MeasuredOutputs,
     Seen,
@@ -43,7 +41,7 @@ from .measured import (
     name_of_tensor,
     written_bases,
 )
-from .parameters import ParameterTaps
+from .source import ValueSource
 from .whole_tensors import KeptTensors
 
 #: Segments of ended steps that are kept without looking whether their graphs live.
@@ -53,37 +51,21 @@ _INPUT, _OUTPUT = ROLE_CODE[INPUT], ROLE_CODE[OUTPUT]
 _GRAD_INPUT, _GRAD_OUTPUT = ROLE_CODE[GRAD_INPUT], ROLE_CODE[GRAD_OUTPUT]
 
 
-class ValueTaps(Listener):
-    """The taps of one recorder."""
+class CallTaps(ValueSource):
+    """Measures what modules are given and return, and the gradients of that."""
 
     def __init__(
         self,
         tracker: ScopeTracker,
         wishes: Wishes,
-        *,
-        active: Callable[[], Mask],
-        put: Callable[..., str | None],
+        measurer: "CaptureMeasurer",
         failed: Callable[[Exception, str], None],
-        raised: Callable[[str, Exception], None],
     ) -> None:
-        """Looks at nothing before `open()`.
-
-        Args:
-            active: the captures that may look at the step which an optimizer belongs to now.
-            put: `Sink.put_tensor`.
-            failed: is told of an error of ours, and where.
-            raised: is told when a function of the user's has raised: which one, and what.
-        """
+        """Looks at nothing before a segment is opened; `failed` receives an error of ours, and where it came."""
         self._tracker = tracker
         self._wishes = wishes
+        self._measurer = measurer
         self._failed = failed
-        self._measurer = Measurer()
-        self._extras = Extras(UserFunctions(raised, lambda: tracker.logs.current.aside()))
-        self._kept = KeptTensors(put)
-        self._parameters = ParameterTaps(
-            tracker, wishes, active=active, measure=self.measure, settle=self._kept.settle, failed=failed
-        )
-        self.measured_by_ops: Callable[[torch.Tensor], Measurement | None] | None = None
         self._on_gradient = self._measure_gradient  # bound once: a hook for each tensor refers to it
         self._running: dict[Segment, MeasuredOutputs] = {}
         self._closed: dict[Segment, MeasuredOutputs] = {}
@@ -92,75 +74,41 @@ class ValueTaps(Listener):
         self._asleep: list[tuple[Segment, list[GradientTap]]] = []  # without hooks, in graphs that may live
         self._prune_at = _KEPT_ASLEEP
         self._is_abandoned = False
-        keep_out_of_dynamo(ValueTaps.returned, ValueTaps.optimizer_begins, ValueTaps.entering)
-        keep_out_of_dynamo(GradientTap.__call__, BaseTap.__call__, ValueTaps._measure_gradient)
+        keep_out_of_dynamo(CallTaps.returned, CallTaps.entering, CallTaps._measure_gradient)
+        keep_out_of_dynamo(GradientTap.__call__, BaseTap.__call__)
 
-    # What the recorder says.
-
-    def start(self) -> None:
-        """Looks at what modules return, and at what they are given if that is wanted."""
-        self._tracker.subscribers.add(self)
-        if not self._wishes.of_role(INPUT) | self._wishes.of_role(GRAD_INPUT):
-            self._tracker.subscribers.remove(self, "entering")
-
-    def open(self, segment: Segment, active: Mask) -> None:
-        """What runs in this segment is to be looked at by these captures."""
+    def opened(self, segment: Segment, active: Mask) -> None:
         self._running[segment] = MeasuredOutputs(segment, active)
-        self._parameters.segment_opened(segment, active)
 
-    def close(self, segment: Segment) -> None:
-        """It has ended."""
+    def closed(self, segment: Segment, active: Mask) -> None:
         measured = self._running.pop(segment, None)
         if measured is not None:
             measured.close()
             self._closed[segment] = measured
-            self._parameters.segment_closed(segment, measured.active)
 
-    def drop(self, segment: Segment) -> None:
-        """It has not begun after all."""
+    def dropped(self, segment: Segment) -> None:
         self._running.pop(segment, None)
 
+    def take_segment(self, segment: Segment) -> MeasuredOutputs | None:
+        measured = self._closed.pop(segment, None)
+        if measured is not None and measured.taps:
+            self._leaving.append((segment, measured.taps))
+        return measured
+
+    def take_backward(self, backward: Backward | None) -> MeasuredGradients | None:
+        measured = self._of_backward.pop(backward, None)
+        if measured is not None:
+            measured.close()
+        self._put_to_sleep()
+        return measured
+
+    def step_ended(self) -> None:
+        self._put_to_sleep()
+
     def abandon(self) -> None:
-        """Measures nothing any more: this process is a fork, or something has failed. Takes no lock."""
         self._is_abandoned = True
-        self._parameters.abandon()
-
-    def take_backward(self, backward: Backward | None) -> list[Measured]:
-        """What was measured in a backward that has ended; None: in those that did not pass the wrapped entry."""
-        found: list[Measured | None] = [
-            self._of_backward.pop(backward, None),
-            self._parameters.take_backward(backward),
-        ]
-        for measured in found:
-            if isinstance(measured, MeasuredGradients):
-                measured.close()
-        self._put_to_sleep()
-        return [measured for measured in found if measured is not None]
-
-    def take_optimizer(self, thread: int) -> list[Measured]:
-        """What was measured around the optimizer step of a thread."""
-        measured = self._parameters.take_optimizer(thread)
-        return [] if measured is None else [measured]
-
-    def take_segments(self, segments: Iterable[Segment]) -> list[Measured]:
-        """What was measured in segments whose step has ended; no hook stays on their tensors."""
-        segments = list(segments)
-        for segment in segments:
-            self.close(segment)  # another thread may be about to say so
-        closed = (self._closed.pop(segment, None) for segment in segments)
-        found = [measured for measured in closed if measured is not None]
-        self._leaving += [(measured.segment, measured.taps) for measured in found if measured.taps]
-        buffers = [self._parameters.take_segment(segment) for segment in segments]
-        self._parameters.step_ended()
-        self._put_to_sleep()
-        return [*found, *(measured for measured in buffers if measured is not None)]
-
-    def settle_kept(self) -> None:
-        """Copies the tensors that were to be copied later: a step has ended."""
-        self._kept.settle()
 
     def stop(self) -> None:
-        """Takes every hook off every tensor."""
         self._tracker.subscribers.remove(self, "entering")
         measured = (*self._running.values(), *self._closed.values())
         for taps in (*(each.taps for each in measured), *(taps for _, taps in self._leaving)):
@@ -168,8 +116,6 @@ class ValueTaps(Listener):
                 tap.unhook()
         for gradients in self._of_backward.values():
             gradients.close()
-        self._parameters.stop()
-        self._kept.stop()
         self._running, self._closed, self._of_backward = {}, {}, {}
         self._leaving, self._asleep = [], []
 
@@ -188,11 +134,8 @@ class ValueTaps(Listener):
         self._asleep = [(segment, taps) for segment, taps in self._asleep if segment.has_graph()]
         self._prune_at = 2 * len(self._asleep) + _KEPT_ASLEEP
 
-    # What the tracker says.
-
     def backward_begins(self, backward: Backward, outputs: Any) -> None:
         """Hooks in what this backward may reach of steps that have ended: a generator's call by its own step."""
-        self._parameters.backward_begins(backward)
         self._prune()
         if self._is_abandoned or not self._asleep:
             return
@@ -205,14 +148,6 @@ class ValueTaps(Listener):
         if handles:
             measured = self._of_backward[backward] = MeasuredGradients(backward.log.number)
             measured.handles = handles
-
-    def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
-        """What it is about to change is measured before."""
-        self._parameters.optimizer_begins(optimizer, has_closure)
-
-    def optimizer_stepped(self, optimizer: Any, has_closure: bool) -> None:
-        """What it has changed is measured."""
-        self._parameters.optimizer_stepped(optimizer, has_closure)
 
     # Outputs. For a small tensor 9 us a call, of which the kernel takes 2 and the gradient's hook 3, and as many again
     # for its gradient. Inputs that a module has returned, and nobody has written to since, are not measured again.
@@ -254,26 +189,20 @@ class ValueTaps(Listener):
         return mask and mark_of(mask, code), grad_mask and mark_of(grad_mask, grad_code)
 
     def _look_at(self, seen: Seen, *values: Any) -> None:
-        """Looks at all tensors in what a call is given or has returned."""
+        """Measures all tensors in what a call is given or has returned."""
         try:
             # Reading a shape would become part of what `torch.jit.trace` traces.
             with DisableTorchFunction() if tracing_state() is None else unseen():
                 for value in values:
-                    self._look_at_value(seen, value)
+                    for slot, tensor, note in _slots_of(value):
+                        if tensor is not None:
+                            self._look_at_tensor(seen, slot, tensor)
+                        elif seen.mark:
+                            nothing = Measurement(None, -1, (), None, note)
+                            nothing.start_ns = time.perf_counter_ns()
+                            seen.measured.sites.append((nothing, seen.event, slot, seen.mark))
         except Exception as error:
             self._failed(error, seen.place.path)
-
-    def _look_at_value(self, seen: Seen, value: Any) -> None:
-        if type(value) is torch.Tensor:
-            self._look_at_tensor(seen, "", value)
-            return
-        for slot, tensor, note in find_slots(value):
-            if tensor is not None:
-                self._look_at_tensor(seen, slot, tensor)
-            elif seen.mark:
-                nothing = Measurement(None, -1, (), None, note)
-                nothing.start_ns = time.perf_counter_ns()
-                seen.measured.sites.append((nothing, seen.event, slot, seen.mark))
 
     def _look_at_tensor(self, seen: Seen, slot: str, tensor: torch.Tensor) -> None:
         """Measures a tensor, unless it is one of this segment's that nobody has written to since."""
@@ -287,48 +216,13 @@ class ValueTaps(Listener):
                 tap.ref = weakref.ref(tensor)
             measured.known[id(tensor)] = tap
         if seen.mark:
-            tap.output = self._measure(tensor, seen, slot, tap.output)
+            want = self._wishes.want(seen.mark >> ROLE_BITS)
+            if want is not USUAL or tap.output is None or tap.output.note is NOT_ASKED_FOR:
+                name = seen.name(slot) if want.tensors or want.lazy else ""
+                tap.output = self._measurer.measure_wanted(tensor, want, name, tap.output)
             measured.sites.append((tap.output, seen.event, slot, seen.mark))
         if seen.grad_mark:
             self._watch_gradient(seen, tap, slot, tensor)
-
-    def _measure(self, tensor: torch.Tensor, seen: Seen, slot: str, known: Measurement | None) -> Measurement:
-        mask = seen.mark >> ROLE_BITS
-        want = self._wishes.want(mask)
-        if want is USUAL and known is not None and known.note is not NOT_ASKED_FOR:
-            return known
-        name = seen.name(slot) if want.tensors or want.lazy else ""
-        return self._measure_wanted(tensor, want, name, known)
-
-    def measure(self, tensor: torch.Tensor, mask: Mask, name: str) -> Measurement:
-        """Measures what captures want of a tensor; the name is for whole tensors."""
-        return self._measure_wanted(tensor, self._wishes.want(mask), name)
-
-    def _measure_wanted(
-        self, tensor: torch.Tensor, want: Want, name: str, known: Measurement | None = None
-    ) -> Measurement:
-        """Measures what is wanted of a tensor, unless that is known; the op that made it may have measured it."""
-        start_ns = time.perf_counter_ns()
-        found = known
-        if found is None and self.measured_by_ops is not None:
-            found = self.measured_by_ops(tensor)
-        if found is None:
-            found = self._measurer.measure(tensor) if want.stats else not_asked_for(tensor)
-            found.start_ns = start_ns
-        elif want.stats and found.note is NOT_ASKED_FOR:
-            again = self._measurer.measure(tensor)
-            found.rows, found.row, found.note = again.rows, again.row, again.note
-        if want is not USUAL:
-            self._add_extras(found, tensor, want, name)
-        return found
-
-    def _add_extras(self, found: Measurement, tensor: torch.Tensor, want: Want, name: str) -> None:
-        extra = found.extra
-        if extra is None:
-            extra = found.extra = Extra()
-        self._extras.measure(tensor, want, extra)
-        if want.tensors or want.lazy:
-            self._kept.keep(extra, tensor, name, lazy=not want.tensors)
 
     def _watch_gradient(self, seen: Seen, tap: GradientTap, slot: str, tensor: torch.Tensor) -> None:
         if tap.handle is not None:
@@ -393,7 +287,7 @@ class ValueTaps(Listener):
         known = measured.sites[-1][0] if measured.is_last(gradient, version) else None
         want = self._wishes.want(tap.mask)
         name = name_of_tensor(tap.path, tap.mark, tap.slot) if want.tensors or want.lazy else ""
-        found = self._measure_wanted(gradient, want, name, known)
+        found = self._measurer.measure_wanted(gradient, want, name, known)
         measured.last, measured.last_version = weakref.ref(gradient), version
         return found
 
@@ -402,3 +296,71 @@ def _seen_through(gradient: torch.Tensor, tap: BaseTap) -> torch.Tensor:
     """The gradient of a base as that of its view."""
     with unseen():
         return gradient.reshape(tap.shape)
+
+
+def _slots_of(value: Any) -> Iterable[tuple[str, torch.Tensor | None, str | None]]:
+    """Returns the tensors in a value with their slots and notes; most modules return one tensor alone."""
+    return (("", value, None),) if type(value) is torch.Tensor else find_slots(value)
+
+
+class CaptureMeasurer:
+    """Measures tensors as the captures of one recording ask."""
+
+    def __init__(
+        self,
+        tracker: ScopeTracker,
+        wishes: Wishes,
+        *,
+        put: Callable[..., str | None],
+        raised: Callable[[str, Exception], None],
+    ) -> None:
+        """Has measured nothing yet.
+
+        Args:
+            put: `Sink.put_tensor`.
+            raised: is told when a function of the user's has raised: which one, and what.
+        """
+        self.find_measured: Callable[[torch.Tensor], Measurement | None] | None = None
+        self.version_of = (measurer := Measurer()).version_of
+        self._wishes = wishes
+        self._measurer = measurer
+        self._extras = Extras(UserFunctions(raised, lambda: tracker.logs.current.aside()))
+        self._kept = KeptTensors(put)
+
+    def measure(self, tensor: torch.Tensor, mask: Mask, name: str) -> Measurement:
+        """Measures what captures want of a tensor; the name is for whole tensors."""
+        return self.measure_wanted(tensor, self._wishes.want(mask), name)
+
+    def measure_wanted(
+        self, tensor: torch.Tensor, want: Want, name: str, known: Measurement | None = None
+    ) -> Measurement:
+        """Measures what is wanted of a tensor, unless that is known; the op that made it may have measured it."""
+        start_ns = time.perf_counter_ns()
+        found = known
+        if found is None and self.find_measured is not None:
+            found = self.find_measured(tensor)
+        if found is None:
+            found = self._measurer.measure(tensor) if want.stats else not_asked_for(tensor)
+            found.start_ns = start_ns
+        elif want.stats and found.note is NOT_ASKED_FOR:
+            again = self._measurer.measure(tensor)
+            found.rows, found.row, found.note = again.rows, again.row, again.note
+        if want is not USUAL:
+            self._add_extras(found, tensor, want, name)
+        return found
+
+    def settle(self) -> None:
+        """Copies the tensors that were to be copied later: a step has ended, or an optimizer writes to them."""
+        self._kept.settle()
+
+    def stop(self) -> None:
+        """Forgets the tensors that were to be copied later."""
+        self._kept.stop()
+
+    def _add_extras(self, found: Measurement, tensor: torch.Tensor, want: Want, name: str) -> None:
+        extra = found.extra
+        if extra is None:
+            extra = found.extra = Extra()
+        self._extras.measure(tensor, want, extra)
+        if want.tensors or want.lazy:
+            self._kept.keep(extra, tensor, name, lazy=not want.tensors)

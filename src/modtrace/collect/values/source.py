@@ -1,0 +1,45 @@
+"""The base of what measures tensors of one kind: of calls, optimizers, backwards, buffers."""
+
+from ..log.listeners import Listener
+from ..log.segments import Segment
+from ..log.thread_log import Backward
+from .capture_masks import Mask
+from .measured import Measured
+
+
+class ValueSource(Listener):
+    """One source of values in a recording, which `ValueRecorder` drives. A method that is not overridden does nothing.
+
+    As a listener it also receives events of the tracker. The lock over what the tracker tells is held in `opened`,
+    `closed`, `dropped`, `step_ended` and all methods whose names begin with `take_`.
+    """
+
+    def opened(self, segment: Segment, active: Mask) -> None:
+        """An outermost call begins, and `active` are the captures that may look at its step."""
+
+    def closed(self, segment: Segment, active: Mask) -> None:
+        """The call has ended."""
+
+    def dropped(self, segment: Segment) -> None:
+        """The call has not begun after all."""
+
+    def take_backward(self, backward: Backward | None) -> Measured | None:
+        """Returns what was measured in a backward that has ended.
+
+        None: in the backwards that did not pass the wrapped entry.
+        """
+
+    def take_optimizer(self, thread: int) -> Measured | None:
+        """Returns what was measured around the optimizer step of a thread."""
+
+    def take_segment(self, segment: Segment) -> Measured | None:
+        """Returns what was measured in a segment whose step has ended."""
+
+    def step_ended(self) -> None:
+        """Takes off the hooks that no open step needs. Called after `take_segment` of all segments of the step."""
+
+    def abandon(self) -> None:
+        """Measures nothing any more: this process is a fork, or something has failed. Takes no lock."""
+
+    def stop(self) -> None:
+        """Takes off every hook, and lets go of all that is held."""
