@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from ..collect.ops.mode import UnwrappedMode
 from ..collect.ops.schemas import name_of
-from ..collect.ops.unwrapped_mode import UnwrappedMode
 from ..recording.protocols import RecordingData
 from ..torch_internals import keep_out_of_dynamo
 from .kept_ops import OpKeep

@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 
-from ..collect.ops.mode import tensors_in
+from ..collect.ops.mode import UnwrappedMode, tensors_in
 from ..collect.ops.schemas import OpPlan
-from ..collect.ops.unwrapped_mode import UnwrappedMode
 from ..torch_internals import keep_out_of_dynamo
 
 

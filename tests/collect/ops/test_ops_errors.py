@@ -92,7 +92,7 @@ def test_op_after_an_exception_is_outside_of_the_calls_that_it_ended(kind):
 
 def test_error_of_torch_is_the_same_with_the_users_frames():
     model = nn.Linear(2, 2)
-    between = ("module.py", "op_mode.py")  # with hooks torch calls a module through one more function
+    between = ("module.py", "mode.py")  # with hooks torch calls a module through one more function
 
     def failure() -> tuple[Any, ...]:
         with pytest.raises(RuntimeError) as caught:

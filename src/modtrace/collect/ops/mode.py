@@ -7,6 +7,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...recording.phase import BACKWARD
 from ...torch_internals import (
@@ -23,7 +24,6 @@ from ..tensor_ids.argument_reader import new_reader
 from ..tensor_ids.tensor_ids import new_tensor_ids
 from .arguments import ArgumentTexts
 from .schemas import OpPlan
-from .unwrapped_mode import UnwrappedMode
 
 if TYPE_CHECKING:
     from ..log.thread_log import ThreadLog
@@ -70,6 +70,22 @@ class OpKeeper(Protocol):
 
         Or an outermost call has returned it: then no op runs.
         """
+
+
+class UnwrappedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_subclass__
+    """Compiled code stays compiled while it is on. `keep_out_of_dynamo` is for its `__torch_dispatch__`."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """With True compiled code stays compiled while the mode is on."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """With True torch wraps `__torch_dispatch__`, for 1.3 us an op, and imports its compiler, for a second."""
+        return False
 
 
 class OpMode(UnwrappedMode):

@@ -22,6 +22,15 @@ Mask = int
 #: The number of each role.
 ROLE_CODE = {role: code for code, role in enumerate(ROLES)}
 
+#: A site's role and the captures that want it in one number.
+ROLE_BITS = 4
+ROLE_CODES = (1 << ROLE_BITS) - 1
+
+
+def mark_of(mask: Mask, code: int) -> int:
+    """A role, by its code, and the captures that want it."""
+    return mask << ROLE_BITS | code
+
 
 class Wishes:
     """The captures of one recorder."""

@@ -1,7 +1,7 @@
 """What was measured, until its step is written. Few objects a tensor: Python's garbage collector visits each."""
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
@@ -10,159 +10,12 @@ from ...measure.measurer import Measurement
 from ...measure.rows import Rows
 from ...recording.module_path import join
 from ...recording.role import GRAD_OUTPUT, ROLES
-from ...torch_internals import grad_fn_of, graph_task_id, is_dynamo_compiling, output_nr_of
-from ..backward.graph_walk import base_made_in, edges_to_written_bases, nodes_below
+from ..backward.graph_walk import base_made_in
 from ..log.call_context import CallContext
 from ..log.segments import Segment
 from ..names.module_names import NamedModule
-from .capture_masks import ROLE_CODE, Mask
-
-#: A site's role and the captures that want it in one number.
-ROLE_BITS = 4
-ROLE_CODES = (1 << ROLE_BITS) - 1
-
-
-def mark_of(mask: Mask, code: int) -> int:
-    """A role, by its code, and the captures that want it."""
-    return mask << ROLE_BITS | code
-
-
-class GradientTap:
-    """A hook on an output: the sites that its gradient is stored under.
-
-    While the segment runs it also tells whether a tensor is the one that was measured. When the step has ended the
-    hook is taken off; the graph knows the tap still, and it is hooked in again for a backward that comes after that.
-    """
-
-    __slots__ = (
-        "__weakref__", "_measure", "event", "handle", "mark", "more", "output", "output_nr", "path", "ref", "segment",
-        "slot", "task", "version",
-    )  # fmt: skip
-
-    __torch_unserializable__ = True  # torch.save warns of hooks that do not say so (torch.utils.hooks, 2.13)
-
-    output_nr: int
-
-    def __init__(self, segment: Segment, measure: "Callable[[GradientTap, Any], None]") -> None:
-        self.segment = segment
-        #: The exit of the call that returned the tensor first, or the entry of one that was given it.
-        self.event = -1
-        self.slot = ""
-        self.mark = 0  # what its gradient is at that site, and for which captures; see `mark_of`
-        #: Of the calls that returned it on, or were given it.
-        self.more: list[tuple[int, str, int]] | None = None
-        self.path = ""  # of the first site, where whole tensors are kept
-        self.output: Measurement | None = None  # of the tensor itself, if it is wanted
-        self.ref: weakref.ref[torch.Tensor] | None = None
-        self.version: int | None = None
-        self.handle: Any = None  # of the hook; None: there is none
-        self.task = -1  # the graph task in which its gradient came last
-        self._measure = measure
-
-    def is_of(self, tensor: torch.Tensor, version: int | None) -> bool:
-        """Whether this is the tensor that was measured, and nobody has written to it since."""
-        return (
-            version is not None and self.version == version and self.ref is not None and self.ref() is tensor
-        )
-
-    def is_of_recorder(self, measure: "Callable[[GradientTap, Any], None]") -> bool:
-        """Whether this is what it calls."""
-        return self._measure is measure
-
-    def add_site(self, event: int, slot: str, mark: int) -> None:
-        """Another call returned the same tensor, or was given it."""
-        if self.more is None:
-            self.more = []
-        self.more.append((event, slot, mark))
-
-    def sites(self) -> Iterator[tuple[int, str, int]]:
-        """Events, slots and marks, the outermost call first."""
-        yield from reversed(self.more or ())
-        yield self.event, self.slot, self.mark
-
-    @property
-    def mask(self) -> Mask:
-        """The captures that want its gradient."""
-        mask = self.mark >> ROLE_BITS
-        for _, _, mark in self.more or ():
-            mask |= mark >> ROLE_BITS
-        return mask
-
-    def hook(self, tensor: torch.Tensor) -> None:
-        """Hears of the tensor's gradient from now on."""
-        self.handle = _register_hook(tensor, self)
-        node = grad_fn_of(tensor)
-        if node is not None:
-            self.output_nr = output_nr_of(tensor)
-            known = _metadata_of(node).setdefault(_METADATA_KEY, [])
-            known[:] = [ref for ref in known if ref() is not None]  # the same node may be returned for ever
-            known.append(weakref.ref(self))
-
-    def unhook(self) -> None:
-        """Hears of it no more."""
-        if self.handle is not None:
-            self.handle.remove()
-            self.handle = None
-
-    def __call__(self, gradient: Any) -> None:
-        if not is_dynamo_compiling():
-            self._measure(self, gradient)
-
-    def call_with_all(self, gradients: Any) -> None:
-        """As a hook of the node, which gets the gradients of all its outputs."""
-        self(gradients[self.output_nr])
-
-
-class BaseTap(GradientTap):
-    """A hook on what an output is a view of: when the view was written to, its gradient comes there alone."""
-
-    __slots__ = ("shape", "view")
-
-    def __init__(
-        self, view: GradientTap, shape: torch.Size, measure: "Callable[[GradientTap, Any], None]"
-    ) -> None:
-        super().__init__(view.segment, measure)
-        self.view = view
-        self.shape = shape  # the view's
-
-    def __call__(self, gradient: Any) -> None:
-        if not is_dynamo_compiling() and self.view.task != graph_task_id():
-            self._measure(self, gradient)
-
-
-def _metadata_of(node: Any) -> dict[str, Any]:
-    """What a node keeps for whoever wants to know it again."""
-    metadata: dict[str, Any] = node.metadata
-    return metadata
-
-
-_METADATA_KEY = "modtrace.gradient_taps"
-_register_hook: Callable[[torch.Tensor, Any], Any] = torch.Tensor.register_hook
-
-
-def hook_sleeping_taps(outputs: Any, measure: "Callable[[GradientTap, Any], None]") -> list[Any]:
-    """Hooks the taps that lie without a hook in the graphs of what a backward begins with; returned are the handles.
-
-    Args:
-        measure: of whom the taps are: another recorder's are left alone.
-    """
-    return [
-        node.register_prehook(tap.call_with_all)
-        for node in nodes_below(outputs)
-        for tap in _taps_at(node)
-        if tap.handle is None and tap.is_of_recorder(measure)
-    ]
-
-
-def written_bases(outputs: Any) -> "set[GradientTap]":
-    """The taps at tensors that were written to through a view, in the graphs of what a backward begins with."""
-    edges = (edge for node in nodes_below(outputs) for edge in edges_to_written_bases(node))
-    return {tap for node, output_nr in edges for tap in _taps_at(node) if tap.output_nr == output_nr}
-
-
-def _taps_at(node: Any) -> "list[GradientTap]":
-    known = (ref() for ref in _metadata_of(node).get(_METADATA_KEY, ()))
-    return [tap for tap in known if tap is not None]
+from .capture_masks import ROLE_CODE, ROLE_CODES, Mask
+from .gradient_taps import GradientTap
 
 
 class MeasuredOutputs:

@@ -17,9 +17,9 @@ from ..log.nesting import Ints
 from ..log.segments import Segment
 from ..steps.call_rows import NthMemory
 from ..steps.finder import Step
-from .capture_masks import Mask, Wishes
+from .capture_masks import ROLE_BITS, ROLE_CODES, Mask, Wishes
 from .extra_columns import extra_columns, extra_notes
-from .measured import ROLE_BITS, ROLE_CODES, Measured, MeasuredGradients, MeasuredOutputs, MeasuredParameters
+from .measured import Measured, MeasuredGradients, MeasuredOutputs, MeasuredParameters
 from .sites import SiteIds, SiteName
 
 Columns = dict[str, Any]

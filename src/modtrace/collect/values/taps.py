@@ -28,19 +28,9 @@ from ..log.segments import Segment
 from ..log.thread_log import Backward, ThreadLog
 from ..scopes.tracker import ScopeTracker
 from ..structures.find import find_slots
-from .capture_masks import ROLE_CODE, Mask, Wishes
-from .measured import (
-    ROLE_BITS,
-    BaseTap,
-    GradientTap,
-    MeasuredGradients,
-    MeasuredOutputs,
-    Seen,
-    hook_sleeping_taps,
-    mark_of,
-    name_of_tensor,
-    written_bases,
-)
+from .capture_masks import ROLE_BITS, ROLE_CODE, Mask, Wishes, mark_of
+from .gradient_taps import BaseTap, GradientTap, rehook_taps, written_bases
+from .measured import MeasuredGradients, MeasuredOutputs, Seen, name_of_tensor
 from .source import ValueSource
 from .whole_tensors import KeptTensors
 
@@ -141,7 +131,7 @@ class CallTaps(ValueSource):
             return
         try:
             with DisableTorchFunction():
-                handles = hook_sleeping_taps(outputs, self._on_gradient)
+                handles = rehook_taps(outputs, self._on_gradient)
         except Exception as error:
             self._failed(error, "the graph of a backward")
             return
