@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.command_line import run_command
-from modtrace.collect.ops.schemas import OpPlan
+from modtrace.collect.ops.schemas import OpSchema
 
 SOURCE = """
 import torch
@@ -48,12 +48,12 @@ def test_proved_recording_is_shown_and_exits_with_0(
 def test_fault_exits_with_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from modtrace.collect.ops import mode as op_mode
 
-    class Blind(OpPlan):
+    class Blind(OpSchema):
         def __init__(self, func: object, index: int) -> None:
             super().__init__(func, index)
             self.writes = False
 
-    monkeypatch.setattr(op_mode, "OpPlan", Blind)
+    monkeypatch.setattr(op_mode, "OpSchema", Blind)
     assert run_command(monkeypatch, "verify", "models_to_verify:make") == 1
     out = capsys.readouterr().out
     assert out.startswith("models_to_verify:make (Sequential): FAILED: ")

@@ -10,7 +10,7 @@ from helpers.keeping import Keeper
 from modtrace.collect.scopes import process
 from modtrace.collect.scopes.tracker import ScopeTracker
 from modtrace.collect.values.buffers import BufferTaps
-from modtrace.collect.values.capture_masks import Wishes
+from modtrace.collect.values.capture_masks import CaptureMasks
 from modtrace.collect.values.measured import MeasuredParameters
 from modtrace.collect.values.micro_batches import MicroBatchTaps
 from modtrace.collect.values.parameter_sites import ParameterSites
@@ -50,17 +50,23 @@ class Watch(Keeper):
         self._copies: dict[Measurement, torch.Tensor] = {}
 
     def start(self, tracker: ScopeTracker) -> None:
-        self.wishes = Wishes(self._captures, tracker.names)
-        wishes, measure, settle = self.wishes, self._measure, self._settle
-        sites = ParameterSites(tracker.names, wishes)
+        self.capture_masks = CaptureMasks(self._captures, tracker.names)
+        capture_masks, measure, settle = self.capture_masks, self._measure, self._settle
+        sites = ParameterSites(tracker.names, capture_masks)
         self.parameters = ParameterTaps(
-            tracker, sites, wishes, active=self._active, measure=measure, settle=settle, failed=self._failed
+            tracker,
+            sites,
+            capture_masks,
+            active=self._active,
+            measure=measure,
+            settle=settle,
+            failed=self._failed,
         )
         self.micro_batches = MicroBatchTaps(
-            tracker, sites, wishes.in_micro_batches, measure=measure, failed=self._failed
+            tracker, sites, capture_masks.in_micro_batches, measure=measure, failed=self._failed
         )
         self.buffers = BufferTaps(
-            tracker.names, sites, wishes, measure=measure, settle=settle, failed=self._failed
+            tracker.names, sites, capture_masks, measure=measure, settle=settle, failed=self._failed
         )
         self.sources = (self.parameters, self.micro_batches, self.buffers)
         self._tracker = tracker

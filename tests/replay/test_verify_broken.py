@@ -7,7 +7,7 @@ import modtrace
 from helpers.proved import SMALL, Calls
 from modtrace.collect.ops import mode as op_mode
 from modtrace.collect.ops import rows as op_rows
-from modtrace.collect.ops.schemas import OpPlan
+from modtrace.collect.ops.schemas import OpSchema
 from modtrace.recording.arrow.batches import to_batch
 from modtrace.recording.in_memory.recording import MemoryRecording
 
@@ -18,13 +18,13 @@ def failed(model, *args):
 
 
 def test_write_that_is_not_seen_is_named(seeded, monkeypatch):
-    class Blind(OpPlan):
+    class Blind(OpSchema):
         def __init__(self, func, index):
             super().__init__(func, index)
             if self.name == "aten.mul_.Tensor":
                 self.writes = False
 
-    monkeypatch.setattr(op_mode, "OpPlan", Blind)
+    monkeypatch.setattr(op_mode, "OpSchema", Blind)
     model, args, _ = SMALL["write through select"]()
     faults = failed(model, *args)
     assert {"undeclared writes", "replay in random order"} <= faults.keys()

@@ -34,7 +34,7 @@ def make_case(
     arguments = kept.argument_names
     values = {
         name: kept.template.value(place, name)
-        for place, name in enumerate(kept.plan.argument_names)
+        for place, name in enumerate(kept.schema.argument_names)
         if name not in arguments
     }
     op = base_name(kept.name).removeprefix("aten.")
@@ -46,7 +46,7 @@ def make_case(
         values=values,
         outputs=outputs,
         is_written=at in kept.written,
-        may_be_index=may_be_index(tensors[at], kept.plan.func, arguments[at]),
+        may_be_index=may_be_index(tensors[at], kept.schema.func, arguments[at]),
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ..collect.ops.mode import tensors_in
-from ..collect.ops.schemas import OpPlan, base_name
+from ..collect.ops.schemas import OpSchema, base_name
 from ..torch_internals import has_own_dispatch, is_functorch_tensor, schema_arguments
 from .contents import alias_of, aside, copy_storage, digest
 from .generators import GeneratorStates
@@ -48,7 +48,7 @@ class KeptOp:
     """One op as it ran."""
 
     number: int
-    plan: OpPlan
+    schema: OpSchema
     template: Template
     grad_mode: bool
     generators: GeneratorStates | None  # before it ran; None: it draws no number
@@ -66,12 +66,12 @@ class KeptOp:
     @property
     def name(self) -> str:
         """What it is called: `aten.addmm.default`."""
-        return self.plan.name
+        return self.schema.name
 
     @property
     def argument_names(self) -> list[str]:
         """Of each of its tensors: the argument that it is, or is in."""
-        names = self.plan.argument_names
+        names = self.schema.argument_names
         return [names[each] if isinstance(each, int) else each for each in self.template.arguments]
 
 
@@ -97,19 +97,19 @@ class OpKeep:
         self._met: dict[int, tuple[weakref.ref[Any], torch.UntypedStorage]] = {}
         self._running: dict[int, list[_Given | None]] = {}
 
-    def begins(self, op: int, plan: OpPlan, args: Any, kwargs: Any) -> None:
+    def begins(self, op: int, schema: OpSchema, args: Any, kwargs: Any) -> None:
         """Keeps the arguments, and fingerprints of all tensors among them."""
         template = Template(args, kwargs)
         tensors = template.forget_tensors()
-        obstacle = _obstacle(plan, template, tensors)
-        written = () if obstacle else _written(plan, template, tensors)
-        generators = GeneratorStates.now() if plan.is_random else None
-        kept = KeptOp(op, plan, template, torch.is_grad_enabled(), generators, obstacle, written)
+        obstacle = _obstacle(schema, template, tensors)
+        written = () if obstacle else _written(schema, template, tensors)
+        generators = GeneratorStates.now() if schema.is_random else None
+        kept = KeptOp(op, schema, template, torch.is_grad_enabled(), generators, obstacle, written)
         self.ops[op] = kept
         with aside():
             self._running[op] = [_Given.now(each) if _is_plain(each) else None for each in tensors]
 
-    def ended(self, op: int, plan: OpPlan, output: Any) -> None:
+    def ended(self, op: int, schema: OpSchema, output: Any) -> None:
         """Keeps fingerprints of what it has returned and written to, and looks for what else it has changed."""
         kept, before = self.ops[op], self._running.pop(op)
         returned = list(tensors_in(output, ""))
@@ -146,11 +146,11 @@ def uninitialised(name: str) -> tuple[str, ...] | None:
     return _PARTLY_UNWRITTEN.get(base)
 
 
-def _obstacle(plan: OpPlan, template: Template, tensors: list[torch.Tensor]) -> str | None:
+def _obstacle(schema: OpSchema, template: Template, tensors: list[torch.Tensor]) -> str | None:
     """Why an op cannot run again, as far as it can be told from what it is given."""
-    if schema_arguments(plan.func) is None:
+    if schema_arguments(schema.func) is None:
         return "it is a higher-order operator, which calls functions of Python"
-    again = _NOT_AGAIN.get(plan.name.split(".")[0].split("::")[0])
+    again = _NOT_AGAIN.get(schema.name.split(".")[0].split("::")[0])
     return again or template.obstacle or _first_obstacle(tensors)
 
 
@@ -182,30 +182,30 @@ def _try_digest(tensor: torch.Tensor) -> bytes | None:
         return None
 
 
-def _declared_writes(plan: OpPlan) -> frozenset[int | str]:
+def _declared_writes(schema: OpSchema) -> frozenset[int | str]:
     """Positions and names of the arguments that an op writes to: by its schema, or known to the recorder."""
-    arguments = enumerate(schema_arguments(plan.func) or [])
+    arguments = enumerate(schema_arguments(schema.func) or [])
     declared = {name if by_name else at for at, (name, by_name, writes) in arguments if writes}
-    return frozenset({*declared, *_known_keys(plan)})
+    return frozenset({*declared, *_known_keys(schema)})
 
 
-def _known_keys(plan: OpPlan) -> set[int | str]:
+def _known_keys(schema: OpSchema) -> set[int | str]:
     """The same as far as the recorder knows."""
-    return {each.key for each in plan.written} | {each.name for each in plan.written}
+    return {each.key for each in schema.written} | {each.name for each in schema.written}
 
 
-def _written(plan: OpPlan, template: Template, tensors: list[torch.Tensor]) -> tuple[int, ...]:
-    if plan.is_changing_view:  # it changes what the tensor shows, not the memory behind it
+def _written(schema: OpSchema, template: Template, tensors: list[torch.Tensor]) -> tuple[int, ...]:
+    if schema.is_changing_view:  # it changes what the tensor shows, not the memory behind it
         return ()
-    declared = _declared_writes(plan)
+    declared = _declared_writes(schema)
     return _sharing(tensors, [at for at, each in enumerate(template.arguments) if each in declared])
 
 
 def _known_written(kept: KeptOp, given: "list[_Given | None]") -> tuple[int, ...]:
     """The arguments that change as far as the recorder knows."""
-    if not kept.plan.writes or kept.plan.is_changing_view:
+    if not kept.schema.writes or kept.schema.is_changing_view:
         return ()
-    known = _known_keys(kept.plan)
+    known = _known_keys(kept.schema)
     tensors = [None if each is None else each.alias for each in given]
     return _sharing(tensors, [at for at, each in enumerate(kept.template.arguments) if each in known])
 

@@ -33,7 +33,7 @@ def perturbed(kept: KeptOp, at: int, inputs: Sequence[torch.Tensor], seed: int) 
     tensor = inputs[at]
     others = [each for place, each in enumerate(inputs) if place != at]
     generator = torch.Generator().manual_seed(seed)
-    is_index = may_be_index(tensor, kept.plan.func, kept.argument_names[at])
+    is_index = may_be_index(tensor, kept.schema.func, kept.argument_names[at])
     for change in _changes(tensor, kept, others, generator, is_index=is_index):
         storage = copy_of(tensor.untyped_storage())
         flat = _whole(tensor, storage) if kept.name.startswith("aten.as_strided") else _span(tensor, storage)
@@ -65,8 +65,8 @@ def with_other_arguments(
 
 def _with_other_numbers(kept: KeptOp) -> KeptOp | None:
     """An op with other factors, exponents, limits; None: it has none."""
-    names = kept.plan.argument_names
-    numbers, order = number_arguments(kept.plan.func), count()
+    names = kept.schema.argument_names
+    numbers, order = number_arguments(kept.schema.func), count()
 
     def change(key: int | str, value: Any) -> Any:
         name = names[key] if isinstance(key, int) else key

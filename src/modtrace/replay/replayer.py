@@ -145,7 +145,7 @@ def call_op(kept: KeptOp, tensors: Sequence[torch.Tensor]) -> Any:
     mode: AbstractContextManager[Any] = torch.set_grad_enabled(kept.grad_mode)
     with mode, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what an op has to say it has said when it was recorded
-        return kept.plan.func(*args, **kwargs)
+        return kept.schema.func(*args, **kwargs)
 
 
 def own_memory(tensors: Sequence[torch.Tensor], which: Sequence[int]) -> list[torch.Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ..collect.ops.mode import UnwrappedMode, tensors_in
-from ..collect.ops.schemas import OpPlan
+from ..collect.ops.schemas import OpSchema
 from ..torch_internals import keep_out_of_dynamo
 
 
@@ -20,26 +20,26 @@ class WriteGuard(UnwrappedMode):
         super().__init__()  # type: ignore[no-untyped-call]
         keep_out_of_dynamo(WriteGuard.__torch_dispatch__)
         self._tell = about_to_write
-        self._plans: dict[int, OpPlan] = {}  # by `id` of the op, which the plan holds
+        self._schemas: dict[int, OpSchema] = {}  # by `id` of the op, which the schema holds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        plan = self._plans.get(id(func))
-        if plan is None:
-            plan = self._plans[id(func)] = OpPlan(func, len(self._plans))
+        schema = self._schemas.get(id(func))
+        if schema is None:
+            schema = self._schemas[id(func)] = OpSchema(func, len(self._schemas))
         kwargs = kwargs or {}
-        if plan.writes or plan.is_collective:
-            for tensor in _written(plan, args, kwargs):
+        if schema.writes or schema.is_collective:
+            for tensor in _written(schema, args, kwargs):
                 self._tell(tensor)
-        return plan.call(*args, **kwargs)
+        return schema.call(*args, **kwargs)
 
 
-def _written(plan: OpPlan, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+def _written(schema: OpSchema, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     """The tensors that an op writes to; of a collective, whose schema says nothing of that, all that it is given."""
     given: list[Any] = [args, kwargs]
-    if not plan.is_collective:
+    if not schema.is_collective:
         given = [
             args[each.key] if isinstance(each.key, int) and each.key < len(args) else kwargs.get(each.name)
-            for each in plan.written
+            for each in schema.written
         ]
     for tensor, _ in tensors_in(given, ""):
         yield tensor

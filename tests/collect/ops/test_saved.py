@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import zoo
 from modtrace.collect.ops.saved_tensors import (
-    NodeSaving,
+    SavedByNode,
     SavedTensor,
     charge,
     saved_by,
@@ -48,9 +48,9 @@ def _total(charged: dict[int, int | None]) -> int:
 
 
 def _by_name(output: Tensor, *alive_anyway: Tensor) -> list[tuple[str, int | None]]:
-    savings = saved_in_graph([output.grad_fn])
-    charged = charge(savings, storages_of(alive_anyway))
-    return [(each.name, charged[each.sequence_nr]) for each in savings]
+    saved_by_nodes = saved_in_graph([output.grad_fn])
+    charged = charge(saved_by_nodes, storages_of(alive_anyway))
+    return [(each.name, charged[each.sequence_nr]) for each in saved_by_nodes]
 
 
 def _counted_by_hooks(run: Callable[[], Tensor], *alive_anyway: Tensor) -> int:
@@ -137,11 +137,11 @@ def test_tied_weights_dropout_and_in_place_work_are_counted_as_hooks_do(reentran
         return model(tokens, reentrant).sum()
 
     expected = _counted_by_hooks(run, tokens, *model.parameters())
-    savings = saved_in_graph([run().grad_fn])
-    charged = charge(savings, storages_of([tokens]))
+    saved_by_nodes = saved_in_graph([run().grad_fn])
+    charged = charge(saved_by_nodes, storages_of([tokens]))
     assert expected > 0
     assert sum(size or 0 for size in charged.values()) == expected  # in-place ops keep what others keep too
-    assert {each.name for each in savings if each.is_unknown} == unknown
+    assert {each.name for each in saved_by_nodes if each.is_unknown} == unknown
 
 
 @pytest.mark.parametrize(
@@ -199,16 +199,16 @@ def test_nodes_are_charged_by_number_whatever_their_order():
         SavedTensor(2, 30, 30, False),
         SavedTensor(3, 7, 7, True),
     )
-    savings = [
-        NodeSaving(9, "late", [small, large], False),
-        NodeSaving(4, "early", [small, leaf], False),
-        NodeSaving(4, "of another thread", [SavedTensor(4, 100, 100, False)], False),
-        NodeSaving(5, "hidden", [SavedTensor(5, 1, 1, False)], True),
-        NodeSaving(5, "of another thread", [SavedTensor(6, 1, 1, False)], False),
+    saved_by_nodes = [
+        SavedByNode(9, "late", [small, large], False),
+        SavedByNode(4, "early", [small, leaf], False),
+        SavedByNode(4, "of another thread", [SavedTensor(4, 100, 100, False)], False),
+        SavedByNode(5, "hidden", [SavedTensor(5, 1, 1, False)], True),
+        SavedByNode(5, "of another thread", [SavedTensor(6, 1, 1, False)], False),
     ]
 
-    assert charge(savings) == {4: 110, 5: None, 9: 30}
-    assert charge(savings, {2, 4}) == {4: 10, 5: None, 9: 0}
+    assert charge(saved_by_nodes) == {4: 110, 5: None, 9: 30}
+    assert charge(saved_by_nodes, {2, 4}) == {4: 10, 5: None, 9: 0}
     assert charge([]) == {}
 
 
@@ -448,23 +448,23 @@ def _graph() -> tuple[Tensor, list[StorageWeakRef]]:
 
 def test_backward_frees_what_was_read():
     result, storages = _graph()
-    savings = saved_in_graph([result.grad_fn])
+    saved_by_nodes = saved_in_graph([result.grad_fn])
     assert [each.expired() for each in storages] == [False, False]
 
     result.backward()
     assert [each.expired() for each in storages] == [True, True]
-    assert len(savings) == 7
+    assert len(saved_by_nodes) == 7
 
 
 def test_a_graph_that_is_dropped_frees_what_was_read():
     x = _leaf()
     middle = x.exp()
     storage, result = StorageWeakRef(middle.untyped_storage()), middle.sin()
-    savings = saved_in_graph([result.grad_fn])
+    saved_by_nodes = saved_in_graph([result.grad_fn])
     del middle, result
 
     assert storage.expired()
-    assert [each.name for each in savings] == ["ExpBackward0", "SinBackward0"]
+    assert [each.name for each in saved_by_nodes] == ["ExpBackward0", "SinBackward0"]
 
 
 def test_after_backward_only_what_lies_on_a_ctx_is_left():
@@ -511,8 +511,8 @@ def test_no_mode_of_the_users_hears_of_it():
     x = _leaf()
     node = (x.exp() * x).grad_fn
     with Listener():
-        savings = saved_in_graph([node])
+        saved_by_nodes = saved_in_graph([node])
         saved_by(node)
         storages_of([x])
     assert heard == []
-    assert len(savings) == 2
+    assert len(saved_by_nodes) == 2

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..tensor_ids.argument_reader import FLOAT, TENSOR, TRUTH
-from .schemas import OpPlan
+from .schemas import OpSchema
 
 #: So many different sets of arguments are remembered before they are forgotten: 2 MB. The numbers that AdamW hands to
 #: its ops are others in each step, one for each parameter in a `foreach` op; such parts of sets take 30 bytes each.
@@ -19,7 +19,7 @@ _MOST_NUMBERS = 64
 class Arguments(NamedTuple):
     """What an op was given."""
 
-    plan: OpPlan
+    schema: OpSchema
     positional: int  # how many are given by position
     given: tuple[Any, ...]  # behind those, names and values
 
@@ -36,7 +36,7 @@ class Arguments(NamedTuple):
 
     def by_name(self) -> Iterator[tuple[str, Any]]:
         """Each argument with its name; tensors are TENSOR, a list is a tuple."""
-        names, values = self.plan.argument_names, _unmarked(self.given)
+        names, values = self.schema.argument_names, _unmarked(self.given)
         for at in range(self.positional):
             yield (names[at] if at < len(names) else f"[{at}]"), next(values)
         for name in values:
@@ -51,10 +51,10 @@ class ArgumentTexts:
         self.numbers: dict[tuple[Any, ...], int] = {}  # by what an `ArgumentReader` has found
         self._parts = 0
 
-    def add(self, plan: OpPlan, key: tuple[Any, ...]) -> int:
+    def add(self, schema: OpSchema, key: tuple[Any, ...]) -> int:
         """The number of one op's arguments that has none yet."""
         number = self.numbers[key] = len(self.known)
-        self.known.append(Arguments(plan, key[1], key[2:]))
+        self.known.append(Arguments(schema, key[1], key[2:]))
         self._parts += _count_parts(key)
         return number
 

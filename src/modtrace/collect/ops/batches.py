@@ -11,7 +11,7 @@ from ..log.thread_log import ThreadLog
 from .arguments import Arguments
 from .boundary import AtRoot
 from .leaves import Leaf
-from .mode import EVENT_WIDTH, NODE, START_NS, OpMode, Place
+from .mode import EVENT_WIDTH, NODE, START_NS, OpMode, OpRun
 from .values import MeasuredOps
 
 
@@ -19,13 +19,13 @@ class OpBatch:
     """Ops, and the tensors that were met with them; maybe none, but what outermost calls were given and returned."""
 
     __slots__ = (
-        "arguments", "at_roots", "events", "first_tensor", "leaves", "measured", "owners", "places", "python_names",
+        "arguments", "at_roots", "events", "first_tensor", "leaves", "measured", "op_runs", "owners", "python_names",
         "sources", "start_ns", "tensors", "used",
     )  # fmt: skip
 
     def __init__(self, mode: OpMode, at_roots: Sequence[AtRoot]) -> None:
         """Takes what has run since the last batch, and what outermost calls were given and returned."""
-        self.events, self.places = mode.take()
+        self.events, self.op_runs = mode.take()
         self.tensors, self.used, self.first_tensor = mode.ids.take()
         self.arguments: list[Arguments] = mode.texts.take()  # what their numbers mean
         self.at_roots = at_roots
@@ -39,20 +39,20 @@ class OpBatch:
     def __len__(self) -> int:
         return len(self.events) // EVENT_WIDTH
 
-    def runs(self) -> list[tuple[int, int, Place]]:
-        """The ops that ran at one place, one after the other: where they begin and end in this batch."""
-        begins = [place.first for place in self.places]
+    def runs(self) -> list[tuple[int, int, OpRun]]:
+        """Returns the runs of ops, each with the rows of this batch where it begins and ends."""
+        begins = [run.first for run in self.op_runs]
         if not begins:
             return []
-        return list(zip(begins, [*begins[1:], len(self)], self.places, strict=True))
+        return list(zip(begins, [*begins[1:], len(self)], self.op_runs, strict=True))
 
     def _find_owners(self) -> "dict[ThreadLog, NodeOwners]":
         """Whose the nodes are that the engine ran, by the thread that made them: looked up while the graph lives."""
         nodes: dict[ThreadLog, list[int]] = {}
-        for begin, end, place in self.runs():
-            if type(place.where) is ThreadLog:
+        for begin, end, run in self.runs():
+            if type(run.where) is ThreadLog:
                 ran = self.events[begin * EVENT_WIDTH + NODE : end * EVENT_WIDTH : EVENT_WIDTH]
-                nodes.setdefault(place.where, []).extend(ran)
+                nodes.setdefault(run.where, []).extend(ran)
         return {log: owners_of(log, np.array(ran, np.int64)) for log, ran in nodes.items()}
 
 

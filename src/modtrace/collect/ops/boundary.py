@@ -85,15 +85,15 @@ class OpBoundary(Listener):
     # Going in. Leaves are named on every thread, and where ops are not wanted.
 
     def entering(self, log: "ThreadLog", module: nn.Module, args: Any) -> None:
-        segment, place = log.segment, log.context
-        if place.above is not None or segment is None or segment.task >= 0 or self._mode.has_failed:
+        segment, context = log.segment, log.context
+        if context.above is not None or segment is None or segment.task >= 0 or self._mode.has_failed:
             return
         try:
             kwargs = log.kwargs_of(sys._getframe(2))
             with DisableTorchFunction():
                 found = _tensors_in(args) + _tensors_in(kwargs) if kwargs else _tensors_in(args)
                 given = [each for each in found if not is_parameter(each[1])]
-                self._leaves.note_inputs(given, place.named)
+                self._leaves.note_inputs(given, context.named)
                 if self._is_seen():
                     self._name_owned(module)
                     self._note_given(segment, given)

@@ -12,7 +12,7 @@ from ..scopes.locate import Location
 from ..steps.finder import Step
 from .batches import NodeOwners
 from .joined import JoinedOps
-from .mode import AT, START_NS, Place
+from .mode import AT, START_NS, OpRun
 
 NO_CALL = -1
 NO_PHASE = -1
@@ -32,20 +32,20 @@ class OpCalls:
         self._optimizers = _OptimizerCalls(steps, optimizer_ids)
         for batch, first in zip(found.batches, found.firsts, strict=True):
             worked: dict[ThreadLog, list[tuple[int, int, Backward]]] = {}
-            for begin, end, place in batch.runs():
-                self._fill(slice(first + begin, first + end), place)
-                if type(place.where) is ThreadLog:
-                    worked.setdefault(place.where, []).append((first + begin, first + end, place.backward))
+            for begin, end, run in batch.runs():
+                self._fill(slice(first + begin, first + end), run)
+                if type(run.where) is ThreadLog:
+                    worked.setdefault(run.where, []).append((first + begin, first + end, run.backward))
             for log, runs in worked.items():
                 self._fill_backward(batch.owners[log], runs)
 
-    def _fill(self, rows: slice, place: Place) -> None:
-        self.thread[rows] = place.thread
-        where = place.where
+    def _fill(self, rows: slice, run: OpRun) -> None:
+        self.thread[rows] = run.thread
+        where = run.where
         if type(where) is Segment:
             self._fill_segment(where, self._events[rows, AT], rows)
         elif type(where) is Location and where.phase is not None:
-            self._fill_found(where, where.phase, place, rows)
+            self._fill_found(where, where.phase, run, rows)
 
     def _fill_segment(self, segment: Segment, at: Ints, rows: slice) -> None:
         self.phase[rows] = PHASE_CODE[segment.phase]
@@ -68,13 +68,13 @@ class OpCalls:
                     known[backward, key] = self._backward_row(backward, segment, (key & 0xFFFFFFFF) - 1)
             self.call_id[begin:end] = [known[backward, key] for key in here]
 
-    def _fill_found(self, where: Location, phase: str, place: Place, rows: slice) -> None:
+    def _fill_found(self, where: Location, phase: str, run: OpRun, rows: slice) -> None:
         """What was looked up at once, since it could not be later."""
         self.phase[rows] = PHASE_CODE[phase]
         if phase == OPTIMIZER:
-            self.call_id[rows] = self._optimizers.at(self._events[rows, START_NS], place.thread)
+            self.call_id[rows] = self._optimizers.at(self._events[rows, START_NS], run.thread)
         elif where.call is not None and phase == BACKWARD:
-            self.call_id[rows] = self._backward_row(place.backward, *where.call)
+            self.call_id[rows] = self._backward_row(run.backward, *where.call)
         elif where.call is not None and where.call.call_id is not None:
             self.call_id[rows] = where.call.call_id
 

@@ -15,7 +15,7 @@ from .calls import OpCalls
 from .joined import JoinedOps
 from .mode import FLAGS, GRAD_MODE, SEQUENCE, START_NS
 from .nodes import NodesOfOps
-from .saved_memory import UNKNOWN, Savings
+from .saved_memory import UNKNOWN, SavedForBackward
 
 Bools = npt.NDArray[np.bool_]
 
@@ -41,7 +41,9 @@ class _Kept(NamedTuple):
     ended_ns: Ints  # until when the ops of its forward may have begun
 
 
-def charge_ops(found: JoinedOps, nodes: NodesOfOps, calls: OpCalls, savings: Sequence[Savings]) -> Charges:
+def charge_ops(
+    found: JoinedOps, nodes: NodesOfOps, calls: OpCalls, saved: Sequence[SavedForBackward]
+) -> Charges:
     """Charges each node to the op that has made it.
 
     The ops in the forward of an autograd Function of the user's make no nodes. What the Function keeps is charged to
@@ -53,7 +55,7 @@ def charge_ops(found: JoinedOps, nodes: NodesOfOps, calls: OpCalls, savings: Seq
     if begins_function.any():  # most steps have no such Function, and spare a walk of 0.3 ms over 1,400 ops
         is_unseen |= begins_function & _may_keep(found)
     by_node = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-    for thread, kept in _join(savings):
+    for thread, kept in _join(saved):
         rows = np.flatnonzero(calls.thread == thread)
         op = _find_ops(rows, kept, found.events, nodes, begins_function)
         has_op = op != NO_OP
@@ -89,12 +91,12 @@ def _may_keep(found: JoinedOps) -> Bools:
     """Whether an autograd Function that begins at an op may become part of a graph: its number does not tell."""
     may = np.zeros(len(found.events), bool)
     for batch, first in zip(found.batches, found.firsts, strict=True):
-        for begin, end, place in batch.runs():
-            where: Any = place.where
+        for begin, end, run in batch.runs():
+            where: Any = run.where
             if type(where) is Segment:
                 may[first + begin : first + end] = where.with_grad
             elif type(where) is ThreadLog:
-                may[first + begin : first + end] = place.backward.create_graph
+                may[first + begin : first + end] = run.backward.create_graph
             else:
                 may[first + begin : first + end] = type(where) is not Location or where.phase != OPTIMIZER
     return may
@@ -126,23 +128,23 @@ def _find_ops(rows: Ints, kept: _Kept, events: Ints, nodes: NodesOfOps, begins_f
     return op
 
 
-def _join(savings: Sequence[Savings]) -> Iterator[tuple[int, _Kept]]:
+def _join(saved: Sequence[SavedForBackward]) -> Iterator[tuple[int, _Kept]]:
     """What several backwards have found, by thread; of a node that several have come to what the first has found."""
-    for thread in dict.fromkeys(each.thread for each in savings):
-        parts = [_kept_of(each) for each in savings if each.thread == thread]
+    for thread in dict.fromkeys(each.thread for each in saved):
+        parts = [_kept_of(each) for each in saved if each.thread == thread]
         _, at = np.unique(np.concatenate([each.node for each in parts]), return_index=True)
         yield thread, _Kept(*(np.concatenate(column)[at] for column in zip(*parts, strict=True)))
 
 
-def _kept_of(savings: Savings) -> _Kept:
-    owners = savings.owners
-    call_id = np.full(len(savings.node), -1, np.int64)
-    ended_ns = np.full(len(savings.node), np.iinfo(np.int64).max)
+def _kept_of(saved: SavedForBackward) -> _Kept:
+    owners = saved.owners
+    call_id = np.full(len(saved.node), -1, np.int64)
+    ended_ns = np.full(len(saved.node), np.iinfo(np.int64).max)
     for of, segment in enumerate(owners.segments):
         here = np.flatnonzero((owners.of_segment == of) & (owners.index >= 0))
         if segment is not None and segment.first_id is not None and len(here):
             call_id[here] = segment.first_id + owners.index[here]
             ended_ns[here] = segment.times[segment.structure().exit_event[owners.index[here]]]
     # Of compiled code no op may be seen. In its call any next one will do; outside of calls that is anybody's.
-    ended_ns[savings.is_compiled & (call_id < 0)] = -1
-    return _Kept(savings.node, savings.size_bytes, savings.is_function, call_id, ended_ns)
+    ended_ns[saved.is_compiled & (call_id < 0)] = -1
+    return _Kept(saved.node, saved.size_bytes, saved.is_function, call_id, ended_ns)

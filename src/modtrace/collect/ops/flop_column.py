@@ -11,8 +11,8 @@ from ..tensor_ids.argument_reader import TENSOR
 from ..tensor_ids.tensor_ids import Geometry
 from .arguments import Arguments
 from .joined import JoinedOps
-from .mode import PLAN
-from .schemas import OpPlan
+from .mode import SCHEMA
+from .schemas import OpSchema
 
 #: So many different costs are remembered.
 _KEPT = 16384
@@ -24,29 +24,29 @@ class OpFlops:
     """Counts floating-point operations, once for each op and shapes."""
 
     def __init__(self) -> None:
-        self._counted: dict[OpPlan, bool] = {}
+        self._counted: dict[OpSchema, bool] = {}
         self._known: dict[tuple[Any, ...], int] = {}
 
-    def of(self, found: JoinedOps, plans: Sequence[OpPlan], geometries: Sequence[Geometry]) -> Ints:
+    def of(self, found: JoinedOps, schemas: Sequence[OpSchema], geometries: Sequence[Geometry]) -> Ints:
         """The operations of each op; UNKNOWN where they cannot be known."""
         flops = np.zeros(len(found.events), np.int64)
-        plan = found.events[:, PLAN]
-        used = np.zeros(len(plans), bool)
-        used[plan] = True
+        schema = found.events[:, SCHEMA]
+        used = np.zeros(len(schemas), bool)
+        used[schema] = True
         counted = np.array(
-            [is_used and self._is_counted(each) for each, is_used in zip(plans, used, strict=False)]
+            [is_used and self._is_counted(each) for each, is_used in zip(schemas, used, strict=False)]
         )
-        for op in np.flatnonzero(counted[plan]).tolist():
+        for op in np.flatnonzero(counted[schema]).tolist():
             given, returned = found.geometries_of(op)
             uses, outputs = [geometries[each] for each in given], [geometries[each] for each in returned]
             flops[op] = self._one(found.arguments[found.argument[op]], uses, outputs)
         return flops
 
-    def _is_counted(self, plan: OpPlan) -> bool:
+    def _is_counted(self, schema: OpSchema) -> bool:
         """Whether calls of an op may count as anything but 0."""
-        counted = self._counted.get(plan)
+        counted = self._counted.get(schema)
         if counted is None:
-            counted = self._counted[plan] = is_counted(plan.func)
+            counted = self._counted[schema] = is_counted(schema.func)
         return counted
 
     def _one(self, arguments: Arguments, uses: Sequence[Geometry], outputs: Sequence[Geometry]) -> int:
@@ -65,7 +65,7 @@ def _count(arguments: Arguments, uses: Sequence[Geometry], outputs: Sequence[Geo
     args = [value for _, value in given[: arguments.positional]]
     kwargs = dict(given[arguments.positional :])
     returned = [each.shape for each in outputs]
-    flops = count_flops(arguments.plan.func, args, kwargs, returned[0] if len(returned) == 1 else returned)
+    flops = count_flops(arguments.schema.func, args, kwargs, returned[0] if len(returned) == 1 else returned)
     return UNKNOWN if flops is None else flops
 
 

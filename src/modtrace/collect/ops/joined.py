@@ -11,7 +11,7 @@ from ..log.thread_log import ThreadLog
 from ..tensor_ids.tensor_ids import BITS, FRESH, GEOMETRY, NO_OP, PRODUCER, ROW_WIDTH
 from .arguments import Arguments
 from .batches import OpBatch
-from .mode import ARGUMENTS, EVENT_WIDTH, OP, PLAN, TENSORS, USES, Place
+from .mode import ARGUMENTS, EVENT_WIDTH, OP, SCHEMA, TENSORS, USES, OpRun
 
 _GEOMETRY_OF_USE = 1
 
@@ -53,8 +53,8 @@ class JoinedOps:
         shifts = np.repeat(
             [firsts[id(each.arguments)] for each in self.batches], [len(each) for each in self.batches]
         )
-        used, place = np.unique(self.events[:, ARGUMENTS] + shifts, return_inverse=True)
-        return [known[at] for at in used.tolist()], place
+        used, position = np.unique(self.events[:, ARGUMENTS] + shifts, return_inverse=True)
+        return [known[at] for at in used.tolist()], position
 
     def _join_uses(self) -> Ints:
         """The uses of ops that have run to their end: one that an interrupt has broken off has left its own."""
@@ -67,16 +67,16 @@ class JoinedOps:
         rows = np.repeat(ends - np.cumsum(self.use_counts), self.use_counts)
         return used[rows + np.arange(len(rows))]
 
-    def threads(self) -> list[tuple[int, int, Place]]:
+    def threads(self) -> list[tuple[int, int, OpRun]]:
         """Where ops begin and end that ran on one thread, or for nodes of one, one after the other."""
-        found: list[tuple[int, int, Place]] = []
+        found: list[tuple[int, int, OpRun]] = []
         for batch, first in zip(self.batches, self.firsts, strict=True):
-            for begin, end, place in batch.runs():
+            for begin, end, run in batch.runs():
                 last = found[-1] if found else None
-                if last is not None and last[1] == first + begin and _are_alike(last[2], place):
-                    found[-1] = (last[0], first + end, place)
+                if last is not None and last[1] == first + begin and _are_alike(last[2], run):
+                    found[-1] = (last[0], first + end, run)
                 else:
-                    found.append((first + begin, first + end, place))
+                    found.append((first + begin, first + end, run))
         return found
 
     def sum_of_uses(self, sizes: Ints) -> Ints:
@@ -92,7 +92,7 @@ class JoinedOps:
         return summed
 
     def geometries_of(self, op: int) -> tuple[list[int], list[int]]:
-        """What the op at a place was given, and what it has returned."""
+        """Returns the geometries of what the op in a row was given, and of what it has returned."""
         end = int(self.use_ends[op])
         given = self.used[end - int(self.use_counts[op]) : end, _GEOMETRY_OF_USE].tolist()
         first, last = np.searchsorted(self.op_of_tensor, [op, op + 1]).tolist()
@@ -100,16 +100,16 @@ class JoinedOps:
         return given, returned
 
     def first_use(self, op: int) -> int:
-        """The first tensor that the op at a place was given; -1: none."""
+        """Returns the first tensor that the op in a row was given; -1: none."""
         count = int(self.use_counts[op])
         return int(self.used[int(self.use_ends[op]) - count, 0]) if count else -1
 
-    def is_view(self, tensor: int, is_view_plan: npt.NDArray[np.bool_]) -> bool:
+    def is_view(self, tensor: int, is_view_schema: npt.NDArray[np.bool_]) -> bool:
         """Whether a tensor that was met with these ops was returned by one that returns views."""
         at = int(np.searchsorted(self.tensor_ids, tensor))
         if at >= len(self.tensor_ids) or self.tensor_ids[at] != tensor or not self.is_output[at]:
             return False
-        return bool(is_view_plan[self.events[self.op_of_tensor[at], PLAN]])
+        return bool(is_view_schema[self.events[self.op_of_tensor[at], SCHEMA]])
 
     def has_allocated(self) -> npt.NDArray[np.bool_]:
         """Whether each op has returned a tensor with a storage of its own."""
@@ -123,8 +123,8 @@ def _joined(parts: Sequence[Sequence[int]]) -> Ints:
     return np.concatenate([np.asarray(part, np.int64) for part in parts])
 
 
-def _are_alike(one: Place, other: Place) -> bool:
-    """Whether two places are on one thread, and nodes that run there are of the same."""
+def _are_alike(one: OpRun, other: OpRun) -> bool:
+    """Whether two runs are on one thread, and nodes that run there are of the same."""
     own = one.where if type(one.where) is ThreadLog else None
     others = other.where if type(other.where) is ThreadLog else None
     return one.thread == other.thread and own is others

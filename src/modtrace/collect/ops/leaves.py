@@ -20,7 +20,7 @@ class Leaf(NamedTuple):
 
     tensor_id: int
     role: str
-    slot: str  # of a parameter or buffer its name in the module, of an input its place among the arguments
+    slot: str  # of a parameter or buffer its name in the module, of an input its position among the arguments
     owner: NamedModule | None
 
 
@@ -47,7 +47,7 @@ class OpLeaves:
 
     def note_inputs(self, given: Sequence[tuple[str, torch.Tensor]], owner: NamedModule | None) -> None:
         """An outermost call of a module begins, and is given tensors at these slots."""
-        for slot, tensor in reversed(given):  # of several places the first
+        for slot, tensor in reversed(given):  # the first of several slots counts
             self._inputs[id(tensor)] = _Input(weakref.ref(tensor), slot, owner)
 
     def alive_inputs(self) -> list[torch.Tensor]:
@@ -90,8 +90,8 @@ def is_parameter(tensor: torch.Tensor) -> bool:
 
 def _modules_around(log: "ThreadLog") -> Iterator[tuple[nn.Module, NamedModule]]:
     """The modules whose calls run on a thread, innermost first."""
-    for place in log.context.upwards():
-        named = place.named
+    for context in log.context.upwards():
+        named = context.named
         module = named.ref() if named is not None and named.ref is not None else None
         if module is not None and named is not None:
             yield module, named

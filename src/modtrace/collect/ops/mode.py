@@ -23,7 +23,7 @@ from ..scopes.locate import Location
 from ..tensor_ids.argument_reader import new_reader
 from ..tensor_ids.tensor_ids import new_tensor_ids
 from .arguments import ArgumentTexts
-from .schemas import OpPlan
+from .schemas import OpSchema
 
 if TYPE_CHECKING:
     from ..log.thread_log import ThreadLog
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: Numbers that an op has in `OpMode.events`, one behind the other.
 EVENT_WIDTH = 13
 (
-    OP, PLAN, ARGUMENTS, USES, TENSORS, START_NS, END_NS, AT, SEQUENCE, FLAGS, LIVE_BEFORE, LIVE_AFTER, NODE,
+    OP, SCHEMA, ARGUMENTS, USES, TENSORS, START_NS, END_NS, AT, SEQUENCE, FLAGS, LIVE_BEFORE, LIVE_AFTER, NODE,
 ) = range(EVENT_WIDTH)  # fmt: skip
 
 # Flags.
@@ -47,8 +47,8 @@ ACCUMULATES = 32  # the engine brings the gradient of a leaf to it
 NO_NODE = -1
 
 
-class Place(NamedTuple):
-    """Where ops run, from one on until the next place."""
+class OpRun(NamedTuple):
+    """Says where ops run that follow each other on one thread, until the next run begins."""
 
     first: int  # op of those since they were last taken
     where: Any  # a Segment, a ThreadLog (of whose nodes it is looked up later), a Where; None: outside of everything
@@ -59,10 +59,10 @@ class Place(NamedTuple):
 class OpKeeper(Protocol):
     """Who wants to have the tensors themselves: to prove the recording."""
 
-    def begins(self, op: int, plan: OpPlan, args: Any, kwargs: Any) -> None:
+    def begins(self, op: int, schema: OpSchema, args: Any, kwargs: Any) -> None:
         """An op is about to run, and all it reads has its number."""
 
-    def ended(self, op: int, plan: OpPlan, output: Any) -> None:
+    def ended(self, op: int, schema: OpSchema, output: Any) -> None:
         """It has returned."""
 
     def met(self, tensor_id: int, tensor: torch.Tensor, log: "ThreadLog") -> None:
@@ -98,13 +98,13 @@ class OpMode(UnwrappedMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.ids = new_tensor_ids()
         self.texts = ArgumentTexts()
-        self.plans: list[OpPlan] = []
+        self.schemas: list[OpSchema] = []
         self.events: list[int] = []  # EVENT_WIDTH numbers for each op since they were last taken
-        self.places: list[Place] = []
+        self.op_runs: list[OpRun] = []
         self.next = 0  # the number of the next op
         # Who is told of tensors; see `OpKeeper`. Lists of their own: one that is empty costs nothing.
-        self.before: list[Callable[[int, OpPlan, Any, Any], None]] = []
-        self.after: list[Callable[[int, OpPlan, Any], None]] = []
+        self.before: list[Callable[[int, OpSchema, Any, Any], None]] = []
+        self.after: list[Callable[[int, OpSchema, Any], None]] = []
         self.met: list[Callable[[int, torch.Tensor, ThreadLog], None]] = []
         self.is_running = False  # an op has been begun and not been noted yet
         self.is_off = False  # it only passes on
@@ -112,7 +112,7 @@ class OpMode(UnwrappedMode):
         self._reader = new_reader(self.ids)
         self._tracker = tracker
         self._failed = failed
-        self._plan_of: dict[int, OpPlan] = {}  # by `id` of the op
+        self._schema_of: dict[int, OpSchema] = {}  # by `id` of the op
         self._where: Any = self  # no op has run yet
         self._backward: Any = None
         self._log: Any = None
@@ -131,12 +131,12 @@ class OpMode(UnwrappedMode):
         self.after.append(keeper.ended)
         self.met.append(keeper.met)
 
-    def take(self) -> tuple[list[int], list[Place]]:
+    def take(self) -> tuple[list[int], list[OpRun]]:
         """The ops since this was last called."""
-        events, places = self.events, self.places
-        self.events, self.places = [], []
+        events, op_runs = self.events, self.op_runs
+        self.events, self.op_runs = [], []
         self._where = self  # the next one says again where it is
-        return events, places
+        return events, op_runs
 
     def tell_leaves(self, log: "ThreadLog") -> None:
         """Tells of the leaves that have been met since the last time."""
@@ -152,68 +152,68 @@ class OpMode(UnwrappedMode):
         self._failed(error, where)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        plan = self._plan_of.get(id(func))  # the hash of an op runs Python code; the plan holds the op
-        if plan is None:
-            plan = self._add_plan(func)
+        schema = self._schema_of.get(id(func))  # the hash of an op runs Python code; the schema holds the op
+        if schema is None:
+            schema = self._add_schema(func)
         if self.is_off:
-            return plan.call(*args, **kwargs) if kwargs else plan.call(*args)
+            return schema.call(*args, **kwargs) if kwargs else schema.call(*args)
         op = self.next
         self.next = op + 1
         self.is_running = True
         ids = self.ids
         try:
-            key = self._reader.read(plan.index, args, kwargs)
+            key = self._reader.read(schema.index, args, kwargs)
             arguments = self.texts.numbers.get(key)
             if arguments is None:
-                arguments = self.texts.add(plan, key)
+                arguments = self.texts.add(schema, key)
             log = self._tracker.logs.current
             if ids.leaves:
                 self.tell_leaves(log)
-            at, node, flags = self._place(log)
+            at, node, flags = self._locate(log)
             for tell in self.before:
-                tell(op, plan, args, kwargs or {})
+                tell(op, schema, args, kwargs or {})
         except Exception as error:
-            self.fail(error, f"the op {plan.name}")
-            return plan.call(*args, **kwargs) if kwargs else plan.call(*args)
+            self.fail(error, f"the op {schema.name}")
+            return schema.call(*args, **kwargs) if kwargs else schema.call(*args)
         uses, live, sequence = ids.used_count, ids.live_bytes, sequence_nr()
         start = time.perf_counter_ns()
         try:
-            output = plan.call(*args, **kwargs) if kwargs else plan.call(*args)
+            output = schema.call(*args, **kwargs) if kwargs else schema.call(*args)
         except BaseException:
             end = time.perf_counter_ns()
             self.events += (
-                op, plan.index, arguments, uses, ids.next, start, end, at, sequence, flags | RAISED, live, live, node
+                op, schema.index, arguments, uses, ids.next, start, end, at, sequence, flags | RAISED, live, live, node
             )  # fmt: skip
             self.is_running = False
             raise
         end = time.perf_counter_ns()
         try:
-            if plan.writes:
-                self._write(plan, args, kwargs or {}, op)
-            elif plan.is_collective:  # its schema tells nothing of what it writes to: that is what it returns
+            if schema.writes:
+                self._write(schema, args, kwargs or {}, op)
+            elif schema.is_collective:  # it declares no argument that it writes to: that is what it returns
                 for tensor, _ in tensors_in(output, ""):
                     self._write_tensor(tensor, op)
             if isinstance(output, torch.Tensor):
-                self._make(output, op, "", () if plan.is_changing_view else args)
+                self._make(output, op, "", () if schema.is_changing_view else args)
             elif output is not None:
                 for tensor, slot in tensors_in(output, ""):
                     self._make(tensor, op, slot, args)
             self.events += (
-                op, plan.index, arguments, uses, ids.next, start, end, at, sequence, flags, live, ids.live_bytes, node
+                op, schema.index, arguments, uses, ids.next, start, end, at, sequence, flags, live, ids.live_bytes, node
             )  # fmt: skip
             self.is_running = False
             for hear in self.after:
-                hear(op, plan, output)
+                hear(op, schema, output)
         except Exception as error:
-            self.fail(error, f"the op {plan.name}")
+            self.fail(error, f"the op {schema.name}")
         return output
 
-    def _add_plan(self, func: Any) -> OpPlan:
-        plan = self._plan_of[id(func)] = OpPlan(func, len(self.plans))
-        self.plans.append(plan)
-        return plan
+    def _add_schema(self, func: Any) -> OpSchema:
+        schema = self._schema_of[id(func)] = OpSchema(func, len(self.schemas))
+        self.schemas.append(schema)
+        return schema
 
-    def _place(self, log: "ThreadLog") -> tuple[int, int, int]:
+    def _locate(self, log: "ThreadLog") -> tuple[int, int, int]:
         """Notes where an op runs, as far as it can be told at once; the rest is looked up for many ops together.
 
         Returns:
@@ -234,11 +234,11 @@ class OpMode(UnwrappedMode):
             flags |= NOT_ADDING
         if where is not self._where or backward is not self._backward or log is not self._log:
             self._where, self._backward, self._log = where, backward, log
-            self.places.append(Place(len(self.events) // EVENT_WIDTH, where, backward, log.number))
+            self.op_runs.append(OpRun(len(self.events) // EVENT_WIDTH, where, backward, log.number))
         return at, node, flags
 
     def _look_at_frames(self, log: "ThreadLog", frame: FrameType) -> Any:
-        """What runs, at the first op of a function in calls of this place: no hook tells of a KeyboardInterrupt."""
+        """What runs, at the first op of a function in calls of this context: no hook tells of a KeyboardInterrupt."""
         if is_in_module_call(frame):
             log.context.codes.add(frame.f_code)
         else:
@@ -270,10 +270,10 @@ class OpMode(UnwrappedMode):
         more = _adding_flags(backward.is_adding(number))
         return log, backward, number, more | CUSTOM_NODE if is_custom_function(node) else more
 
-    def _write(self, plan: OpPlan, args: Any, kwargs: Any, op: int) -> None:
-        if plan.is_changing_view:
+    def _write(self, schema: OpSchema, args: Any, kwargs: Any, op: int) -> None:
+        if schema.is_changing_view:
             return
-        for argument in plan.written:
+        for argument in schema.written:
             if isinstance(argument.key, int) and argument.key < len(args):
                 value = args[argument.key]
             else:
@@ -310,7 +310,7 @@ def tensors_in(value: Any, slot: str) -> Iterator[tuple[torch.Tensor, str]]:
 
 
 def _without_tensor(found: Location) -> Location:
-    """A place that holds no parameter."""
+    """Returns the location without its parameter, which must not be kept alive."""
     return found if found.parameter is None else found._replace(parameter=None)
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ..log.nesting import Ints
 from ..log.thread_log import ThreadLog
 from .joined import JoinedOps
-from .mode import CUSTOM_NODE, FLAGS, GRAD_MODE, NODE, OP, PACKS, PLAN, SEQUENCE, Place
+from .mode import CUSTOM_NODE, FLAGS, GRAD_MODE, NODE, OP, PACKS, SCHEMA, SEQUENCE, OpRun
 
 NO_NODE = -1
 
@@ -59,7 +59,7 @@ class OpNodes:
         """The nodes of ops.
 
         Args:
-            writes: by number of plan, whether the op writes to an argument.
+            writes: by number of schema, whether the op writes to an argument.
             differentiable: by op, whether it may make a node at all.
             writes_into_view: whether the op of a row writes into a view: then a node or two come after it.
         """
@@ -68,18 +68,16 @@ class OpNodes:
         nodes = NodesOfOps(
             none, np.zeros(size, np.int32), none.copy(), none.copy(), none.copy(), np.zeros(size, bool)
         )
-        for begin, end, place in found.threads():
+        for begin, end, run in found.threads():
             rows = slice(begin, end)
-            nodes.thread[rows] = place.thread
-            self._follow(
-                found.events[rows], place, nodes, rows, writes, differentiable[rows], writes_into_view
-            )
+            nodes.thread[rows] = run.thread
+            self._follow(found.events[rows], run, nodes, rows, writes, differentiable[rows], writes_into_view)
         return nodes
 
     def _follow(
         self,
         events: Ints,
-        place: Place,
+        run: OpRun,
         found: NodesOfOps,
         rows: slice,
         writes: npt.NDArray[np.bool_],
@@ -87,8 +85,8 @@ class OpNodes:
         writes_into_view: Callable[[int], bool],
     ) -> None:
         coming = events[:, SEQUENCE]
-        before = np.concatenate([[self._next.get(place.thread, coming[0])], coming[:-1]])
-        self._next[place.thread] = int(coming[-1])
+        before = np.concatenate([[self._next.get(run.thread, coming[0])], coming[:-1]])
+        self._next[run.thread] = int(coming[-1])
         worked_for = events[:, NODE] != NO_NODE
         with_grad = (events[:, FLAGS] & GRAD_MODE) != 0
         # Where more than one number has come there is more to it: a view that was made anew, a `CopySlices`.
@@ -106,9 +104,9 @@ class OpNodes:
         found.node[rows] = np.where(is_forward, coming - 1, events[:, NODE])
         if is_forward.any():
             made = events[is_forward]
-            self._add(place.thread, _Made(made[:, SEQUENCE] - 1, made[:, OP], writes[made[:, PLAN]]))
+            self._add(run.thread, _Made(made[:, SEQUENCE] - 1, made[:, OP], writes[made[:, SCHEMA]]))
         if worked_for.any():
-            owner = place.where.number if type(place.where) is ThreadLog else place.thread
+            owner = run.where.number if type(run.where) is ThreadLog else run.thread
             found.thread[rows] = owner
             is_custom = (events[:, FLAGS] & CUSTOM_NODE) != 0
             forward = np.where(is_custom, NO_NODE, self._find(owner, events[:, NODE]))

@@ -30,7 +30,7 @@ class SourceLines:
         self._is_users: dict[CodeType, bool] = {}
         self._texts: dict[tuple[CodeType, int], str] = {}
 
-    def begins(self, op: int, plan: Any, args: Any, kwargs: Any) -> None:
+    def begins(self, op: int, schema: Any, args: Any, kwargs: Any) -> None:
         """An op is about to run; below us are the mode's frame and what called the op."""
         if is_in_engine():
             return
@@ -68,7 +68,7 @@ class PythonNames(TorchFunctionMode):
         self._running: str | None = None
         keep_out_of_dynamo(PythonNames.__torch_function__, with_callees=False)
 
-    def begins(self, op: int, plan: Any, args: Any, kwargs: Any) -> None:
+    def begins(self, op: int, schema: Any, args: Any, kwargs: Any) -> None:
         """An op is about to run."""
         if self._running is not None and not is_in_engine():
             self.found[op] = self._running

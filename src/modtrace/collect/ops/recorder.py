@@ -30,7 +30,7 @@ from .mode import OpMode
 from .nodes import OpNodes
 from .python_source import PythonNames, SourceLines
 from .rows import OpTables
-from .saved_memory import OpSavings
+from .saved_memory import SavedMemoryFinder
 from .value_rows import op_sites, read_values
 from .values import OpValues
 
@@ -60,9 +60,9 @@ class OpRecorder:
         self._python_names = PythonNames() if options.python_names else None
         self._leaves = OpLeaves(tracker)
         self._boundary = OpBoundary(tracker, self.mode, self._leaves)
-        self._savings: OpSavings | None = None
+        self._saved_memory: SavedMemoryFinder | None = None
         if options.saved:
-            self._savings = OpSavings(
+            self._saved_memory = SavedMemoryFinder(
                 tracker, self._leaves, is_wanted=lambda: not self.mode.is_off, failed=reporter.ops_failed
             )
         self._thread = -1
@@ -87,8 +87,8 @@ class OpRecorder:
         if self._python_names is not None:
             self.mode.before.append(self._python_names.begins)
         self._boundary.start()
-        if self._savings is not None:
-            self._tracker.subscribers.add(self._savings)
+        if self._saved_memory is not None:
+            self._tracker.subscribers.add(self._saved_memory)
         self._want(is_wanted)
 
     def stop(self) -> str | None:
@@ -102,9 +102,9 @@ class OpRecorder:
         try:
             self._boundary.stop()
             self._leaves.forget_inputs()
-            if self._savings is not None:
-                self._tracker.subscribers.remove(self._savings)
-                self._savings.forget()
+            if self._saved_memory is not None:
+                self._tracker.subscribers.remove(self._saved_memory)
+                self._saved_memory.forget()
             if self._is_entered:
                 self._is_entered = False
                 if threading.get_ident() == self._thread:
@@ -148,11 +148,11 @@ class OpRecorder:
         step.ops += self.early
         self.early = []
 
-    def take_savings(self, step: Step, backward: Backward) -> None:
+    def take_saved(self, step: Step, backward: Backward) -> None:
         """Gives what a backward that has ended had found kept for it to a step."""
-        savings = None if self._savings is None else self._savings.take(backward)
-        if savings is not None:
-            step.savings.append(savings)
+        saved = None if self._saved_memory is None else self._saved_memory.take(backward)
+        if saved is not None:
+            step.saved.append(saved)
 
     def _take_batch(self) -> OpBatch | None:
         """Returns the ops that have run since, with what was met with them; None: none has, and no call was noted."""

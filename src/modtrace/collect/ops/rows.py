@@ -22,7 +22,7 @@ from .calls import OpCalls
 from .charges import Charges, charge_ops
 from .flop_column import OpFlops
 from .joined import JoinedOps
-from .mode import ACCUMULATES, ADDING, END_NS, FLAGS, NOT_ADDING, OP, PLAN, RAISED, START_NS, OpMode
+from .mode import ACCUMULATES, ADDING, END_NS, FLAGS, NOT_ADDING, OP, RAISED, SCHEMA, START_NS, OpMode
 from .nodes import NodesOfOps, OpNodes
 
 #: So many different sets of arguments are remembered with their texts, and so many letters of those: 4 MB.
@@ -41,12 +41,12 @@ class OpRows(NamedTuple):
     events: Ints
     calls: OpCalls
     nth: npt.NDArray[np.int32]
-    names: Sequence[str]  # by number of plan
+    names: Sequence[str]  # by number of schema
     charges: Charges
 
 
-class _PlanFacts(NamedTuple):
-    """What is known of ops, by number of plan."""
+class _SchemaFacts(NamedTuple):
+    """What is known of ops, by number of schema."""
 
     writes: npt.NDArray[np.bool_]
     is_view: npt.NDArray[np.bool_]
@@ -64,7 +64,7 @@ class OpTables:
         self._letters = 0
         #: Sites of parameters and buffers, by what they show of which storage.
         self._kept: dict[tuple[int, ...], int] = {}
-        self._plans = _PlanFacts(*(np.zeros(0, bool) for _ in range(3)))
+        self._schemas = _SchemaFacts(*(np.zeros(0, bool) for _ in range(3)))
         self._sizes = np.zeros(0, np.int64)  # by number of geometry, in bytes ...
         self._has_numbers = np.zeros(0, bool)  # ... and whether it is of floating-point or complex numbers
 
@@ -83,8 +83,8 @@ class OpTables:
         texts = [self._texts_of(each) for each in found.arguments]
         calls = OpCalls(found, steps, optimizer_ids)
         nodes = self._find_nodes(found)
-        savings = [each for step in steps for each in step.savings]
-        charges = charge_ops(found, nodes, calls, savings)
+        saved = [each for step in steps for each in step.saved]
+        charges = charge_ops(found, nodes, calls, saved)
         counts = [sum(map(len, step.ops)) for step in steps]
         step = np.repeat(np.array([each.number for each in steps], np.int32), counts)
         tables = {
@@ -95,7 +95,7 @@ class OpTables:
             "uses": _use_columns(found, [slots for _, slots in texts], _at_roots(steps)),
             "tensors": _tensor_columns(found, self._mode.ids, self._leaf_sites(found, sites)),
         }
-        names = [each.name for each in self._mode.plans]
+        names = [each.name for each in self._mode.schemas]
         return OpRows(tables, found.events, calls, tables["ops"]["nth"], names, charges)
 
     def _texts_of(self, arguments: Arguments) -> tuple[str, tuple[str, ...]]:
@@ -119,28 +119,28 @@ class OpTables:
             owners, [-1] * len(leaves), [(leaf.role, leaf.slot, None, -1) for leaf in leaves]
         ).tolist()
         wheres = [*map(tuple, found.tensors[:, _WHERE].tolist())]
-        places = {number: at for at, number in enumerate(found.tensor_ids.tolist())} if leaves else {}
+        positions = {number: at for at, number in enumerate(found.tensor_ids.tolist())} if leaves else {}
         for leaf, site_id in zip(leaves, ids, strict=True):
-            at = places.get(leaf.tensor_id)
+            at = positions.get(leaf.tensor_id)
             if at is not None:
                 site[at] = self._kept.get(wheres[at], site_id) if leaf.role == LEAF else site_id
                 if leaf.role in (PARAMETER, BUFFER):
                     self._kept[wheres[at]] = site_id
         is_view = found.is_output.copy()
-        is_view[is_view] = self._plans.is_view[found.events[found.op_of_tensor[is_view], PLAN]]
+        is_view[is_view] = self._schemas.is_view[found.events[found.op_of_tensor[is_view], SCHEMA]]
         is_written = (site < 0) & ~is_view & (found.tensors[:, VERSION] > 0)
         for at in np.flatnonzero(is_written).tolist():
             site[at] = self._kept.get(wheres[at], -1)
         return site
 
     def _learn(self) -> None:
-        """What is asked of plans and geometries, once for each."""
-        plans = self._mode.plans
-        if len(plans) > len(self._plans.writes):
-            self._plans = _PlanFacts(
-                np.array([each.writes for each in plans], bool),
-                np.array([each.is_view for each in plans], bool),
-                np.array([each.is_differentiable for each in plans], bool),
+        """What is asked of schemas and geometries, once for each."""
+        schemas = self._mode.schemas
+        if len(schemas) > len(self._schemas.writes):
+            self._schemas = _SchemaFacts(
+                np.array([each.writes for each in schemas], bool),
+                np.array([each.is_view for each in schemas], bool),
+                np.array([each.is_differentiable for each in schemas], bool),
             )
         new = self._mode.ids.geometries[len(self._sizes) :]
         if new:
@@ -152,36 +152,38 @@ class OpTables:
 
     def _are_differentiable(self, found: JoinedOps) -> npt.NDArray[np.bool_]:
         """Whether each op may have made an autograd node: it returns numbers, or writes to what it is given."""
-        plan = found.events[:, PLAN]
+        schema = found.events[:, SCHEMA]
         has_numbers = self._has_numbers[found.tensors[:, GEOMETRY]]
-        returns = np.zeros(len(plan), bool)
+        returns = np.zeros(len(schema), bool)
         returns[found.op_of_tensor[found.is_output & has_numbers]] = True
-        are: npt.NDArray[np.bool_] = self._plans.is_differentiable[plan] & (
-            returns | self._plans.writes[plan]
+        are: npt.NDArray[np.bool_] = self._schemas.is_differentiable[schema] & (
+            returns | self._schemas.writes[schema]
         )
         return are
 
     def _written_bytes(self, found: JoinedOps, sizes: Ints) -> Ints:
         """Of ops that return nothing: what they write to (`_foreach_add_`)."""
         written = np.zeros(len(found.events), np.int64)
-        writes = self._plans.writes[found.events[:, PLAN]]
+        writes = self._schemas.writes[found.events[:, SCHEMA]]
         returns = np.zeros(len(found.events), bool)
         returns[found.op_of_tensor[found.is_output]] = True
         for op in np.flatnonzero(writes & ~returns).tolist():
             arguments = found.arguments[found.argument[op]]
             _, slots = self._texts_of(arguments)
-            names = tuple(each.name for each in arguments.plan.written)
+            names = tuple(each.name for each in arguments.schema.written)
             given, _ = found.geometries_of(op)
             is_written = [slot.partition("[")[0] in names for slot in slots]
             written[op] = sum(int(sizes[each]) for each, yes in zip(given, is_written, strict=True) if yes)
         return written
 
     def _find_nodes(self, found: JoinedOps) -> NodesOfOps:
-        plan, known = found.events[:, PLAN], self._plans
+        schema, known = found.events[:, SCHEMA], self._schemas
 
         def writes_into_view(op: int) -> bool:
             return (
-                op >= 0 and bool(known.writes[plan[op]]) and found.is_view(found.first_use(op), known.is_view)
+                op >= 0
+                and bool(known.writes[schema[op]])
+                and found.is_view(found.first_use(op), known.is_view)
             )
 
         return self._nodes.of(found, known.writes, self._are_differentiable(found), writes_into_view)
@@ -194,17 +196,17 @@ class OpTables:
         nodes: NodesOfOps,
         templates: Sequence[str],
     ) -> Columns:
-        events, plans, known, sizes = found.events, self._mode.plans, self._plans, self._sizes
-        names = [each.name for each in plans]
-        plan = events[:, PLAN]
-        is_view = known.is_view[plan] & ~found.has_allocated()
+        events, schemas, known, sizes = found.events, self._mode.schemas, self._schemas, self._sizes
+        names = [each.name for each in schemas]
+        schema = events[:, SCHEMA]
+        is_view = known.is_view[schema] & ~found.has_allocated()
         return {
             "op_id": events[:, OP],
             "step": step,
             "call_id": _null(calls.call_id),
             "phase": _null(calls.phase),
-            "name": _words(plan, names),
-            "nth": count_before(_place_key(step, calls), plan),
+            "name": _words(schema, names),
+            "nth": count_before(_run_key(step, calls), schema),
             "args": _words(found.argument, templates),
             "sequence_nr": _null(nodes.node),
             "sequence_thread": np.ma.masked_array(nodes.thread, nodes.node < 0),
@@ -213,7 +215,7 @@ class OpTables:
             "is_view": is_view,
             "start_ns": events[:, START_NS],
             "end_ns": events[:, END_NS],
-            "flops": _null(self._flops.of(found, plans, self._mode.ids.geometries)),
+            "flops": _null(self._flops.of(found, schemas, self._mode.ids.geometries)),
             "bytes_read": np.where(is_view, 0, found.sum_of_uses(sizes)),
             "bytes_written": np.where(
                 is_view, 0, found.sum_of_outputs(sizes) + self._written_bytes(found, sizes)
@@ -260,9 +262,9 @@ def _at_roots(steps: Sequence[Step]) -> list[AtRoot]:
 def _tensor_columns(found: JoinedOps, ids: AnyTensorIds, site: npt.NDArray[np.int32]) -> Columns:
     rows, geometries = found.tensors, ids.geometries
     storage, version, offset, geometry, device, producer, slot, bits = rows.T
-    known, place = np.unique(geometry, return_inverse=True)
+    known, position = np.unique(geometry, return_inverse=True)
     shown = [geometries[at] for at in known.tolist()]
-    at = place.tolist()
+    at = position.tolist()
     shapes, strides = [_whole(each.shape) for each in shown], [_whole(each.stride or ()) for each in shown]
     return {
         "tensor_id": found.tensor_ids,
@@ -270,21 +272,21 @@ def _tensor_columns(found: JoinedOps, ids: AnyTensorIds, site: npt.NDArray[np.in
         "shape": [shapes[each] for each in at],
         "stride": [strides[each] for each in at],
         "offset": offset,
-        "conj": np.array([each.conj for each in shown], bool)[place],
-        "neg": np.array([each.neg for each in shown], bool)[place],
-        "dtype": _words(place, [_word(each.dtype) for each in shown]),
+        "conj": np.array([each.conj for each in shown], bool)[position],
+        "neg": np.array([each.neg for each in shown], bool)[position],
+        "dtype": _words(position, [_word(each.dtype) for each in shown]),
         "device": _words(device, [_word(each) for each in ids.devices]),
-        "layout": _words(place, [_word(each.layout) for each in shown]),
+        "layout": _words(position, [_word(each.layout) for each in shown]),
         "requires_grad": (bits & REQUIRES_GRAD) != 0,
         "storage": _null(storage),
         "version": np.ma.masked_array(version, storage < 0),
         "producer_op": _null(producer),
         "slot": [ids.slots[each] for each in slot.tolist()],
-        "note": _words(place, [each.note for each in shown]),
+        "note": _words(position, [each.note for each in shown]),
     }
 
 
-def _place_key(step: npt.NDArray[np.int32], calls: OpCalls) -> Ints:
+def _run_key(step: npt.NDArray[np.int32], calls: OpCalls) -> Ints:
     """Equal where ops are told apart by name and number alone: in a call, or in a phase of a step outside of calls."""
     outside = -1 - (step.astype(np.int64) * 8 + calls.phase + 1)
     key: Ints = np.where(calls.call_id >= 0, calls.call_id, outside)
@@ -296,7 +298,7 @@ def _accumulation(found: JoinedOps, names: Sequence[str]) -> Any:
     flags = found.events[:, FLAGS]
     is_addition = np.array([name in ("aten.add.Tensor", "aten.add_.Tensor") for name in names], bool)
     accumulates = (flags & ACCUMULATES) != 0
-    of_tensors = is_addition[found.events[:, PLAN]] & (
+    of_tensors = is_addition[found.events[:, SCHEMA]] & (
         found.use_counts == 2
     )  # a hook of the user's may add a number
     adds = ((flags & ADDING) != 0) | (accumulates & of_tensors)

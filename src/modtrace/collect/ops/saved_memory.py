@@ -13,7 +13,7 @@ from ..log.nesting import Ints
 from ..log.thread_log import Backward, ThreadLog
 from .batches import NodeOwners, owners_of
 from .leaves import OpLeaves
-from .saved_tensors import NodeSaving, charge, saved_in_graph, storages_of
+from .saved_tensors import SavedByNode, charge, saved_in_graph, storages_of
 
 if TYPE_CHECKING:
     from ..scopes.tracker import ScopeTracker
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 UNKNOWN = -1
 
 
-class Savings:
+class SavedForBackward:
     """What the graph of one backward keeps."""
 
     __slots__ = ("is_compiled", "is_function", "node", "owners", "size_bytes", "thread")
 
-    def __init__(self, owner: ThreadLog, found: list[NodeSaving], charges: dict[int, int | None]) -> None:
+    def __init__(self, owner: ThreadLog, found: list[SavedByNode], charges: dict[int, int | None]) -> None:
         self.thread = owner.number  # that has made the nodes
         self.node: Ints = np.array(sorted(charges), np.int64)
         self.size_bytes: Ints = np.array([_known(charges[each]) for each in self.node.tolist()], np.int64)
@@ -38,7 +38,7 @@ class Savings:
         self.owners: NodeOwners = owners_of(owner, self.node)
 
 
-class OpSavings(Listener):
+class SavedMemoryFinder(Listener):
     """Looks through the graph when a backward begins; a listener of the tracker."""
 
     def __init__(
@@ -54,7 +54,7 @@ class OpSavings(Listener):
         self._failed = failed
         self._has_failed = False
         self._leaves = leaves
-        self._found: dict[Backward, Savings] = {}
+        self._found: dict[Backward, SavedForBackward] = {}
         #: Storages that were kept for backwards since the last optimizer's step, and may still live.
         self._seen: dict[int, Any] = {}
 
@@ -62,7 +62,7 @@ class OpSavings(Listener):
         """Lets go of all references to storages."""
         self._seen = {}
 
-    def take(self, backward: Backward) -> Savings | None:
+    def take(self, backward: Backward) -> SavedForBackward | None:
         """What was found when a backward began."""
         self._leaves.forget_inputs()
         return self._found.pop(backward, None)
@@ -86,7 +86,7 @@ class OpSavings(Listener):
         found = saved_in_graph(roots)
         self._seen = {number: storage for number, storage in self._seen.items() if storage() is not None}
         alive_anyway = storages_of(self._alive_anyway()) | self._seen.keys()
-        self._found[backward] = Savings(owner, found, charge(found, alive_anyway))
+        self._found[backward] = SavedForBackward(owner, found, charge(found, alive_anyway))
         self._seen.update((saved.storage, saved.weak) for each in found for saved in each.saved)
 
     def _alive_anyway(self) -> Iterable[torch.Tensor]:

@@ -38,7 +38,7 @@ class SavedTensor(NamedTuple):
     weak: Any = None  # a weak reference to the storage, without a callback
 
 
-class NodeSaving(NamedTuple):
+class SavedByNode(NamedTuple):
     """What one node keeps."""
 
     sequence_nr: int  # the number of the forward op that has made the node
@@ -50,7 +50,7 @@ class NodeSaving(NamedTuple):
     )
 
 
-def saved_in_graph(roots: Iterable[Any]) -> list[NodeSaving]:
+def saved_in_graph(roots: Iterable[Any]) -> list[SavedByNode]:
     """What each node below some roots keeps, in ascending sequence number; those that only accumulate are left out.
 
     The numbers count per thread: nodes of two threads may have the same. Runs no unpack hook and no recompute, and
@@ -62,7 +62,8 @@ def saved_in_graph(roots: Iterable[Any]) -> list[NodeSaving]:
     with unseen():
         nodes, leaves = _walk(roots)
         found = [
-            NodeSaving(number, node.name(), *_read(node, leaves), is_function(node)) for number, node in nodes
+            SavedByNode(number, node.name(), *_read(node, leaves), is_function(node))
+            for number, node in nodes
         ]
     return sorted(found, key=_number)
 
@@ -82,7 +83,7 @@ def saved_by(node: Any) -> tuple[list[SavedTensor], bool]:
         return _read(node, frozenset())
 
 
-def charge(savings: Iterable[NodeSaving], alive_anyway: Container[Any] = ()) -> dict[int, int | None]:
+def charge(nodes: Iterable[SavedByNode], alive_anyway: Container[Any] = ()) -> dict[int, int | None]:
     """The bytes that live only because a backward will need them, by sequence number of the node that is charged.
 
     Each storage is charged once and whole, to the first node that keeps it. Leaves that require grad are not charged:
@@ -93,14 +94,14 @@ def charge(savings: Iterable[NodeSaving], alive_anyway: Container[Any] = ()) -> 
     """
     charged: set[Any] = set()
     result: dict[int, int | None] = {}
-    for saving in sorted(savings, key=_number):
-        size: int | None = result.get(saving.sequence_nr, 0)
-        for each in saving.saved:
+    for node in sorted(nodes, key=_number):
+        size: int | None = result.get(node.sequence_nr, 0)
+        for each in node.saved:
             if each.is_leaf or each.storage in charged or each.storage in alive_anyway:
                 continue
             charged.add(each.storage)
             size = None if size is None else size + each.size_bytes
-        result[saving.sequence_nr] = None if saving.is_unknown else size
+        result[node.sequence_nr] = None if node.is_unknown else size
     return result
 
 
@@ -110,8 +111,8 @@ def storages_of(tensors: Iterable[torch.Tensor]) -> set[Any]:
         return {part.storage for tensor in tensors for part in _describe(tensor) if part is not None}
 
 
-def _number(saving: NodeSaving) -> int:
-    return saving.sequence_nr
+def _number(node: SavedByNode) -> int:
+    return node.sequence_nr
 
 
 def _walk(roots: Iterable[Any]) -> tuple[list[tuple[int, Any]], set[Any]]:

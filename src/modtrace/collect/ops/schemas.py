@@ -38,7 +38,7 @@ class WrittenArgument(NamedTuple):
     name: str
 
 
-class OpPlan:
+class OpSchema:
     """One operator: how its arguments are read while it runs. Made once, when it is first seen."""
 
     __slots__ = (
@@ -52,8 +52,8 @@ class OpPlan:
         self.name = name_of(func)
         self.call = callable_of(func)
         self.is_random = is_random_op(func)
-        schema = getattr(func, "_schema", None)
-        arguments = [] if schema is None else list(schema.arguments)
+        declared = getattr(func, "_schema", None)
+        arguments = [] if declared is None else list(declared.arguments)
         self.argument_names = tuple(each.name for each in arguments)
         self.is_collective = self.name.startswith("c10d.")
         self.is_changing_view = _is_changing_view(
@@ -61,7 +61,7 @@ class OpPlan:
         )  # `t_`: it writes to the tensor, not to its storage
         self.is_differentiable = base_name(self.name) not in _NEVER_DIFFERENTIABLE
         self.is_uninitialized = base_name(self.name) in _UNINITIALIZED
-        self.is_view = schema is not None and any(_is_alias(each) for each in schema.returns)
+        self.is_view = declared is not None and any(_is_alias(each) for each in declared.returns)
         self.written = tuple(_written_arguments(self.name, arguments))
         self.writes = bool(self.written)
 

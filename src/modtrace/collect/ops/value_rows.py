@@ -15,7 +15,7 @@ from ..values.rows import PHASE_CODE, ValuePart, columns_of
 from ..values.sites import SiteName
 from .call_costs import CallTable
 from .leaves import Leaf
-from .mode import PLAN
+from .mode import SCHEMA
 from .rows import OpRows
 from .values import MeasuredOps
 
@@ -44,14 +44,14 @@ def op_sites(calls: CallTable | None, ops: OpRows) -> OpSites:
     """Where ops ran, for the rows of what was measured of them."""
     op_id = np.asarray(ops.tables["ops"]["op_id"])
     order = np.argsort(op_id, kind="stable")
-    plan = ops.events[order, PLAN].tolist()
+    schema = ops.events[order, SCHEMA].tolist()
     call_id = ops.calls.call_id[order]
     module_id = nth = np.full(len(op_id), -1, np.int64)
     if calls is not None:
         rows = calls.rows_of(call_id)
         module_id = np.where(rows >= 0, calls.module_id[rows], -1)
         nth = np.where(rows >= 0, calls.nth[rows], -1)
-    names = [ops.names[each] for each in plan]
+    names = [ops.names[each] for each in schema]
     return OpSites(op_id[order], names, ops.nth[order], ops.calls.phase[order], call_id, module_id, nth)
 
 

@@ -16,7 +16,7 @@ from ..tensor_ids.tensor_ids import NO_OP
 from ..values.capture_masks import Mask
 from ..values.recorder import ValueRecorder
 from .mode import OpMode, tensors_in
-from .schemas import OpPlan
+from .schemas import OpSchema
 
 if TYPE_CHECKING:
     from ..log.thread_log import ThreadLog
@@ -52,7 +52,7 @@ class OpValues:
         self.active = values.captures_for()  # the captures that may look at what runs now
         self._tracker = tracker
         self._mode = mode
-        self._wishes = values.wishes
+        self._capture_masks = values.capture_masks
         self._is_stepping = tracker.optimizers.has_begun  # whether an optimizer may be at work
         self._thread = tracker.logs.current.number
         assert values.measurer is not None
@@ -79,18 +79,18 @@ class OpValues:
             return None
         return known.found
 
-    def ended(self, op: int, plan: OpPlan, output: Any) -> None:
+    def ended(self, op: int, schema: OpSchema, output: Any) -> None:
         """An op has returned: measures that, unless it is a view."""
-        if plan.is_view or self._is_off:
+        if schema.is_view or self._is_off:
             return
-        mask = self._mask(plan.name, OP_OUTPUT)
+        mask = self._mask(schema.name, OP_OUTPUT)
         if not mask:
             return
         if isinstance(output, torch.Tensor):
-            self._measure(output, op, "", mask, plan.name, not plan.is_uninitialized)
+            self._measure(output, op, "", mask, schema.name, not schema.is_uninitialized)
         elif output is not None:
             for tensor, slot in tensors_in(output, ""):
-                self._measure(tensor, op, slot, mask, plan.name)
+                self._measure(tensor, op, slot, mask, schema.name)
 
     def met(self, tensor_id: int, tensor: torch.Tensor, log: "ThreadLog") -> None:
         """A tensor comes by that no op has made. What an optimizer reads is measured when it begins."""
@@ -102,14 +102,14 @@ class OpValues:
 
     def _mask(self, name: str, role: str) -> Mask:
         """The captures that want what an op returns, or a leaf that is read now; 0: none does."""
-        wishes = self._wishes
-        if not self.active or wishes.is_open(role):
-            return wishes.of_role(role) & self.active
-        place = self._place()
-        named = None if place is None else place.named
-        return wishes.of_op(name, None if place is None else place.path, named, role) & self.active
+        capture_masks = self._capture_masks
+        if not self.active or capture_masks.is_open(role):
+            return capture_masks.of_role(role) & self.active
+        context = self._context()
+        named = None if context is None else context.named
+        return capture_masks.of_op(name, None if context is None else context.path, named, role) & self.active
 
-    def _place(self) -> CallContext | None:
+    def _context(self) -> CallContext | None:
         """The module's call that runs, in forward or backward; None: none does."""
         log = self._tracker.logs.current
         if log.segment is not None and log.task == graph_task_id():
@@ -130,13 +130,13 @@ class OpValues:
             start_ns = time.perf_counter_ns()
             if not is_initialized:
                 found = _uninitialized(tensor)
-            elif self._wishes.want(mask) is USUAL:
+            elif self._capture_masks.want(mask) is USUAL:
                 found = self._measurer.measure(tensor)
             else:
-                place = self._place()
+                context = self._context()
                 slot = where if isinstance(where, str) else ""
                 found = self._measure_more(
-                    tensor, mask, join("" if place is None else place.path, name + slot)
+                    tensor, mask, join("" if context is None else context.path, name + slot)
                 )
             found.start_ns = start_ns
             self._measured.sites.append((found, op, where, mask))

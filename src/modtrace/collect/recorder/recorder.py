@@ -311,7 +311,7 @@ class Recorder(Listener):
             step = self._finder.backward_ended(backward)
             self._take_ops(step)
             if self._ops is not None:
-                self._ops.take_savings(step, backward)
+                self._ops.take_saved(step, backward)
             self._values.take_backward(step, backward)
 
     def optimizer_began(self, start_ns: int) -> None:
@@ -456,6 +456,6 @@ class Recorder(Listener):
 
 def _let_go(step: Step) -> None:
     free_values([step])
-    step.ops, step.savings = [], []
+    step.ops, step.saved = [], []
     for segment in step.segments:
         segment.holders -= 1

@@ -39,7 +39,7 @@ class Step:
     evidence: list[GradientEvidence] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)  # measured in it, outside of segments
     ops: list[Any] = field(default_factory=list)  # batches of the ops that ran in it
-    savings: list[Any] = field(default_factory=list)  # what its backwards found kept for them
+    saved: list[Any] = field(default_factory=list)  # what its backwards found kept for them
     #: Forward calls by module_id, of segments that were dropped.
     folded: Counter[int] = field(default_factory=Counter)
     worked_ns: int = 0  # when its last backward or optimizer's step ended
@@ -387,5 +387,5 @@ def _append(first: Step, step: Step) -> None:
     first.evidence += step.evidence
     first.values += step.values
     first.ops += step.ops
-    first.savings += step.savings
+    first.saved += step.saved
     first.touch(step.end_ns)

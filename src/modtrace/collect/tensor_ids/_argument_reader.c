@@ -230,7 +230,7 @@ static void reader_dealloc(PyObject *object) {
 
 static PyMethodDef methods[] = {
     {"read", (PyCFunction)(void (*)(void))reader_read, METH_FASTCALL,
-     "read(plan, args, kwargs): notes what an op reads; what its arguments are known by."},
+     "read(schema, args, kwargs): notes what an op reads; what its arguments are known by."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -35,5 +35,5 @@ class ArgumentReader:
         self, ids: TensorIds, tensor: type, plain: frozenset[type], marks: tuple[object, object, object]
     ) -> None: ...
     def read(
-        self, plan: int, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, /
+        self, schema: int, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, /
     ) -> tuple[Any, ...]: ...

@@ -43,14 +43,14 @@ class ArgumentReader:
     def __init__(self, ids: TensorIds) -> None:
         self._ids = ids
 
-    def read(self, plan: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, ...]:
+    def read(self, schema: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, ...]:
         """Notes what an op reads.
 
         Returns:
-            the number of the op's plan; how many arguments are given by position; those; and behind them names and
+            the number of the op's schema; how many arguments are given by position; those; and behind them names and
             values. Equal for equal arguments, whatever tensors are among them.
         """
-        given: list[Any] = [plan, len(args)]
+        given: list[Any] = [schema, len(args)]
         self._read_all(args, given)
         for name, arg in (kwargs or {}).items():
             given.append(name)

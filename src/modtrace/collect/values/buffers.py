@@ -11,7 +11,7 @@ from ...recording.role import BUFFER
 from ...torch_internals import DisableTorchFunction, tracing_state, unseen
 from ..log.segments import Segment
 from ..names.module_names import ModuleNames, ParameterOwner, descendants
-from .capture_masks import Mask, Wishes
+from .capture_masks import CaptureMasks, Mask
 from .measured import MeasuredParameters, free_rows
 from .parameter_sites import Measure, ParameterSites, name_of, store, wanted_by
 from .source import ValueSource
@@ -24,7 +24,7 @@ class BufferTaps(ValueSource):
         self,
         names: ModuleNames,
         sites: ParameterSites,
-        wishes: Wishes,
+        capture_masks: CaptureMasks,
         *,
         measure: Measure,
         settle: Callable[[], None],
@@ -32,8 +32,8 @@ class BufferTaps(ValueSource):
     ) -> None:
         self._names = names
         self._sites = sites
-        self._wishes = wishes
-        self._wanted = wishes.of_role(BUFFER)
+        self._capture_masks = capture_masks
+        self._wanted = capture_masks.of_role(BUFFER)
         self._measure = measure
         self._settle = settle
         self._failed = failed
@@ -56,7 +56,7 @@ class BufferTaps(ValueSource):
         except Exception as error:
             self._failed(error, f"the buffers of {segment.named.shown}")
         if measured.sites:
-            if self._wishes.want(measured.active).lazy:
+            if self._capture_masks.want(measured.active).lazy:
                 self._settle()  # batch normalization (torch 2.13) does not count its writes to the running averages
             measured.intervals += (start_ns, time.perf_counter_ns())
             self._of_segment[segment] = measured

@@ -32,7 +32,7 @@ def mark_of(mask: Mask, code: int) -> int:
     return mask << ROLE_BITS | code
 
 
-class Wishes:
+class CaptureMasks:
     """The captures of one recorder."""
 
     def __init__(
@@ -61,8 +61,8 @@ class Wishes:
         ]
         self._schedules = [_of_one_recording(each.schedule) for each in captures]
         self._is_always = all(each.schedule == ALL_STEPS and not each.on_trigger for each in captures)
-        self._of_place: dict[CallContext, list[Mask | None]] = {}
-        self._places_at = -1
+        self._of_context: dict[CallContext, list[Mask | None]] = {}
+        self._contexts_at = -1
         self._of_op: dict[tuple[str, str | None, int], Mask] = {}
         self._wants: dict[Mask, Want] = {}
         self._reported: set[int] = set()
@@ -131,18 +131,18 @@ class Wishes:
 
     # Which.
 
-    def of_place(self, place: CallContext, code: int) -> Mask:
+    def of_context(self, context: CallContext, code: int) -> Mask:
         """The captures that mean a module's tensors of a role, which is given by its code. 0.1 us."""
         if self._open_roles[code]:
             return self._of_role[code]
-        if self._places_at != self._names.revision:  # a name learnt late may select what was not selected
-            self._of_place, self._places_at = {}, self._names.revision
-        known = self._of_place.get(place)
+        if self._contexts_at != self._names.revision:  # a name learnt late may select what was not selected
+            self._of_context, self._contexts_at = {}, self._names.revision
+        known = self._of_context.get(context)
         if known is None:
-            known = self._of_place[place] = [None] * len(ROLES)
+            known = self._of_context[context] = [None] * len(ROLES)
         mask = known[code]
         if mask is None:
-            selected = self._select(place.path, _paths_of(place), place.module)
+            selected = self._select(context.path, _paths_of(context), context.module)
             mask = known[code] = selected & self._of_role[code]
         return mask
 
@@ -218,10 +218,10 @@ def _of_one_recording(schedule: Schedule) -> Schedule:
     return schedule.afresh() if isinstance(schedule, StepPredicate) else schedule
 
 
-def _paths_of(place: CallContext) -> tuple[str, ...]:
+def _paths_of(context: CallContext) -> tuple[str, ...]:
     """Of a shared module all its paths that are as near to its caller as the one that is shown."""
-    shown, named, above = place.path, place.named, place.above
-    if named is None or place.seen_as is not None:
+    shown, named, above = context.path, context.named, context.above
+    if named is None or context.seen_as is not None:
         return (shown,)
     caller = "" if above is None or above.named is None else above.path
     return tuple(each for each in (named.path, *named.aliases) if path_below(caller, each, (shown,)) == each)

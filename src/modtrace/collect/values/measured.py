@@ -42,20 +42,20 @@ class MeasuredOutputs:
 class Seen:
     """One call's tensors, while they are looked at."""
 
-    __slots__ = ("event", "grad_mark", "mark", "measured", "place")
+    __slots__ = ("context", "event", "grad_mark", "mark", "measured")
 
     def __init__(
-        self, measured: MeasuredOutputs, event: int, place: CallContext, mark: int, grad_mark: int
+        self, measured: MeasuredOutputs, event: int, context: CallContext, mark: int, grad_mark: int
     ) -> None:
         self.measured = measured
         self.event = event
-        self.place = place
+        self.context = context
         self.mark = mark
         self.grad_mark = grad_mark
 
     def name(self, slot: str) -> str:
         """What a whole tensor is called."""
-        return name_of_tensor(self.place.path, self.mark, slot)
+        return name_of_tensor(self.context.path, self.mark, slot)
 
     def base_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """What a returned tensor is a view of; see `base_made_in`."""

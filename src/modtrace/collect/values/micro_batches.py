@@ -55,7 +55,7 @@ class MicroBatchTaps(ValueSource):
         self._needed: IdentityMap[Segment, tuple[set[int], Mask]] = IdentityMap()
         #: Of ended steps, whose graphs may live. A run that never goes backward must not gather them.
         self._left: IdentityMap[Segment, Mask] = IdentityMap()
-        self._woken: dict[Backward, set[int]] = {}  # what was hooked again for a backward that runs
+        self._resumed: dict[Backward, set[int]] = {}  # what was hooked again for a backward that runs
         self._is_leaving = False  # some step has ended, but not the backward in it
         self._of_backward: dict[Backward | None, MeasuredParameters] = {}
         self._is_abandoned = False
@@ -86,8 +86,8 @@ class MicroBatchTaps(ValueSource):
         for segment, active in living:
             _, others = of_module.get(segment.named, (segment, 0))
             of_module[segment.named] = segment, active | others
-        woken = [self._hook_those_of(segment, active) for segment, active in of_module.values()]
-        self._woken[backward] = set().union(*woken)
+        resumed = [self._hook_those_of(segment, active) for segment, active in of_module.values()]
+        self._resumed[backward] = set().union(*resumed)
 
     def step_ended(self) -> None:
         """Takes off the hooks that no open step needs, unless a backward runs."""
@@ -95,7 +95,7 @@ class MicroBatchTaps(ValueSource):
         self._unhook()
 
     def take_backward(self, backward: Backward | None) -> MeasuredParameters | None:
-        if backward is not None and self._woken.pop(backward, None) is not None:
+        if backward is not None and self._resumed.pop(backward, None) is not None:
             self._is_leaving = True
         self._unhook()
         return self._of_backward.pop(backward, None)
@@ -107,7 +107,7 @@ class MicroBatchTaps(ValueSource):
         self._is_abandoned = True
         for hook in self._hooks.values():
             hook.remove()
-        self._hooks, self._woken = {}, {}
+        self._hooks, self._resumed = {}, {}
         self._needed.clear()
         self._left.clear()
         free_rows(self._of_backward.values())
@@ -165,7 +165,7 @@ class MicroBatchTaps(ValueSource):
         """Never in the middle of a backward, on any thread."""
         if self._is_leaving and not self._tracker.backwards.is_running():
             self._is_leaving = False
-            needed = set().union(*(each for _, (each, _) in self._needed.items()), *self._woken.values())
+            needed = set().union(*(each for _, (each, _) in self._needed.items()), *self._resumed.values())
             for key in [key for key in self._hooks if key not in needed]:
                 self._hooks.pop(key).remove()
 

@@ -8,7 +8,7 @@ import torch
 from ...measure.measurer import Measurement
 from ...recording.module_path import join
 from ..names.module_names import ModuleNames, NamedModule, ParameterOwner
-from .capture_masks import Mask, Wishes
+from .capture_masks import CaptureMasks, Mask
 from .measured import MeasuredParameters
 
 #: Measures a tensor as captures want it; the name is for whole tensors.
@@ -16,7 +16,7 @@ Measure = Callable[[torch.Tensor, Mask, str], Measurement]
 
 
 class ParameterSite(NamedTuple):
-    """One of the places that hold a parameter or a buffer."""
+    """One of the attributes of modules that hold a parameter or a buffer."""
 
     slot: str
     owner: NamedModule | None  # None: no module that is known
@@ -27,9 +27,9 @@ class ParameterSite(NamedTuple):
 class ParameterSites:
     """The sites of all parameters and buffers met. A known one takes 1 us."""
 
-    def __init__(self, names: ModuleNames, wishes: Wishes) -> None:
+    def __init__(self, names: ModuleNames, capture_masks: CaptureMasks) -> None:
         self._names = names
-        self._wishes = wishes
+        self._capture_masks = capture_masks
         self._owned: dict[ParameterOwner, ParameterSite] = {}
         self._unowned: dict[str, ParameterSite] = {}
         self._known_at = -1
@@ -44,13 +44,13 @@ class ParameterSites:
         """That of a tensor that no module holds."""
         site = self._unowned.get(name)
         if site is None:
-            site = self._unowned[name] = ParameterSite(name, None, name, self._wishes.of_unowned(name))
+            site = self._unowned[name] = ParameterSite(name, None, name, self._capture_masks.of_unowned(name))
         return [site] if site.mask else []
 
     def _of_owner(self, owner: ParameterOwner) -> ParameterSite:
         site = self._owned.get(owner)
         if site is None:
-            path, mask = join(owner.module.path, owner.name), self._wishes.of_owner(owner)
+            path, mask = join(owner.module.path, owner.name), self._capture_masks.of_owner(owner)
             site = self._owned[owner] = ParameterSite(owner.name, owner.module, path, mask)
         return site
 

@@ -17,7 +17,7 @@ from ...torch_internals import DisableTorchFunction, grad_of, keep_out_of_dynamo
 from ..identity_map import IdentityMap
 from ..scopes.tracker import ScopeTracker
 from ..structures.find import Slot, find_slots
-from .capture_masks import Mask, Wishes
+from .capture_masks import CaptureMasks, Mask
 from .measured import MeasuredParameters, free_rows
 from .parameter_sites import Measure, ParameterSite, ParameterSites, name_of, store, wanted_by
 from .source import ValueSource
@@ -27,8 +27,8 @@ _SCALED = "still scaled by the GradScaler"
 #: In slots a key that is a name is written as an attribute: `weight.exp_avg`.
 _NAMED_KEY = re.compile(r"\['([A-Za-z_]\w*)'\]")
 
-#: A parameter's place in an optimizer: the number of its group, and its own in there.
-_Place = tuple[int, int]
+#: A parameter's position in an optimizer: the number of its group, and its own in there.
+_Position = tuple[int, int]
 
 
 class ParameterTaps(ValueSource):
@@ -38,7 +38,7 @@ class ParameterTaps(ValueSource):
         self,
         tracker: ScopeTracker,
         sites: ParameterSites,
-        wishes: Wishes,
+        capture_masks: CaptureMasks,
         *,
         active: Callable[[], Mask],
         measure: Measure,
@@ -55,12 +55,12 @@ class ParameterTaps(ValueSource):
         """
         self._tracker = tracker
         self._sites = sites
-        self._wishes = wishes
+        self._capture_masks = capture_masks
         self._active = active
         self._measure = measure
         self._settle = settle
         self._failed = failed
-        self._wanted = {role: wishes.of_role(role) for role in _OF_OPTIMIZERS}
+        self._wanted = {role: capture_masks.of_role(role) for role in _OF_OPTIMIZERS}
         self._wanted_of_any = _union(self._wanted.values())
         self._stepping: dict[int, _Stepping] = {}  # by thread
         self._optimizers: IdentityMap[Any, _Optimizer] = IdentityMap()
@@ -160,15 +160,15 @@ class ParameterTaps(ValueSource):
         if not has_closure:
             self._look_at_gradient(stepping, optimizer, one)
         if wanted_by(one.sites, self._wanted_in(stepping, UPDATE)):
-            stepping.copied[one.place] = id(one.tensor)
-            self._before_of(optimizer, one.place).take(one.tensor)
+            stepping.copied[one.position] = id(one.tensor)
+            self._before_of(optimizer, one.position).take(one.tensor)
 
     def _look_after(
         self, stepping: "_Stepping", optimizer: Any, one: "_Parameter", has_closure: bool
     ) -> None:
         if has_closure:
             self._look_at_gradient(stepping, optimizer, one)
-        if stepping.copied.get(one.place) == id(one.tensor):
+        if stepping.copied.get(one.position) == id(one.tensor):
             self._look_at_update(stepping, optimizer, one)
         if wanted_by(one.sites, self._wanted_in(stepping, OPTIMIZER_STATE)):
             self._look_at_state(stepping, optimizer, one)
@@ -197,14 +197,14 @@ class ParameterTaps(ValueSource):
 
     # Updates: a copy of each parameter from before, whose memory is used again in the next step.
 
-    def _before_of(self, optimizer: Any, place: _Place) -> Before:
-        return self._known(optimizer).copies.setdefault(place, Before())
+    def _before_of(self, optimizer: Any, position: _Position) -> Before:
+        return self._known(optimizer).copies.setdefault(position, Before())
 
     def _look_at_update(self, stepping: "_Stepping", optimizer: Any, one: "_Parameter") -> None:
         wanted = self._wanted_in(stepping, UPDATE)
-        want = self._wishes.want(wanted_by(one.sites, wanted))
+        want = self._capture_masks.want(wanted_by(one.sites, wanted))
         keep = want.lazy or bool(want.functions)  # somebody may hold it on
-        moved = self._before_of(optimizer, one.place).difference(one.tensor, keep=keep)
+        moved = self._before_of(optimizer, one.position).difference(one.tensor, keep=keep)
         if moved.tensor is None:
             nothing = not_asked_for(one.tensor)
             nothing.shape, nothing.note, nothing.start_ns = moved.shape, moved.note, time.perf_counter_ns()
@@ -233,7 +233,7 @@ _OF_OPTIMIZERS = (PARAMETER, PARAMETER_GRAD, UPDATE, OPTIMIZER_STATE)
 class _Parameter(NamedTuple):
     """One that an optimizer has."""
 
-    place: _Place
+    position: _Position
     tensor: torch.Tensor
     sites: list[ParameterSite]
 
@@ -242,14 +242,14 @@ class _Optimizer(NamedTuple):
     """What is known of one."""
 
     prefix: str  # tells its unowned parameters from those of others
-    copies: dict[_Place, Before]
+    copies: dict[_Position, Before]
 
 
 class _Stepping(NamedTuple):
     """An optimizer's step on one thread, while it runs."""
 
     measured: MeasuredParameters
-    copied: dict[_Place, int]  # the parameters that were copied, as their ids: none is held on to
+    copied: dict[_Position, int]  # the parameters that were copied, as their ids: none is held on to
 
 
 def _state_of(optimizer: Any, parameter: torch.Tensor) -> list[Slot]:

@@ -14,7 +14,7 @@ from ..scopes.tracker import ScopeTracker
 from ..steps.call_rows import NthMemory
 from ..steps.finder import Step
 from .buffers import BufferTaps
-from .capture_masks import Mask, Wishes
+from .capture_masks import CaptureMasks, Mask
 from .measured import Measured, free_rows
 from .micro_batches import MicroBatchTaps
 from .parameter_sites import ParameterSites
@@ -61,7 +61,7 @@ class ValueRecorder:
         self._reporter = reporter
         self._numbers = numbers
         self._fired = fired
-        self._wishes: Wishes | None = None  # what they want, while it is recorded
+        self._capture_masks: CaptureMasks | None = None  # what they want, while it is recorded
         self._tracker: ScopeTracker | None = None
 
     def start(self, tracker: ScopeTracker) -> None:
@@ -70,29 +70,31 @@ class ValueRecorder:
             return
         self._tracker = tracker
         failed, raised = self.failed, self._reporter.user_raised
-        self._wishes = wishes = Wishes(self._captures, tracker.names, fired=self._fired, raised=raised)
-        self.measurer = CaptureMeasurer(tracker, wishes, put=self._put, raised=raised)
+        self._capture_masks = capture_masks = CaptureMasks(
+            self._captures, tracker.names, fired=self._fired, raised=raised
+        )
+        self.measurer = CaptureMeasurer(tracker, capture_masks, put=self._put, raised=raised)
         measure, settle = self.measurer.measure, self.measurer.settle
-        calls = CallTaps(tracker, wishes, self.measurer, failed)
-        sites = ParameterSites(tracker.names, wishes)
+        calls = CallTaps(tracker, capture_masks, self.measurer, failed)
+        sites = ParameterSites(tracker.names, capture_masks)
         self._sources = (
             calls,
             ParameterTaps(
                 tracker,
                 sites,
-                wishes,
+                capture_masks,
                 active=self.captures_for,
                 measure=measure,
                 settle=settle,
                 failed=failed,
             ),
-            MicroBatchTaps(tracker, sites, wishes.in_micro_batches, measure=measure, failed=failed),
-            BufferTaps(tracker.names, sites, wishes, measure=measure, settle=settle, failed=failed),
+            MicroBatchTaps(tracker, sites, capture_masks.in_micro_batches, measure=measure, failed=failed),
+            BufferTaps(tracker.names, sites, capture_masks, measure=measure, settle=settle, failed=failed),
         )
         self._listeners = self._sources
         for source in self._listeners:
             tracker.subscribers.add(source)
-        if not wishes.of_role(INPUT) | wishes.of_role(GRAD_INPUT):
+        if not capture_masks.of_role(INPUT) | capture_masks.of_role(GRAD_INPUT):
             tracker.subscribers.remove(calls, "entering")
 
     def _put(self, name: str, array: Any, dtype: str, shape: Sequence[int]) -> str | None:
@@ -109,14 +111,14 @@ class ValueRecorder:
         return self.is_measuring and any(each.wants_ops for each in self._captures)
 
     @property
-    def wishes(self) -> Wishes:
+    def capture_masks(self) -> CaptureMasks:
         """What the captures want; only while values are recorded."""
-        assert self._wishes is not None
-        return self._wishes
+        assert self._capture_masks is not None
+        return self._capture_masks
 
     def captures_for(self, step: Step | None = None) -> Mask:
         """The captures that may look at what runs in a step; None: in the one that an optimizer belongs to."""
-        return 0 if self._wishes is None else self._wishes.in_steps(self._numbers(step))
+        return 0 if self._capture_masks is None else self._capture_masks.in_steps(self._numbers(step))
 
     def leave(self) -> None:
         """Hears nothing any more. What was measured can still be taken, and hooks stay on tensors until `stop()`."""
@@ -208,8 +210,12 @@ class ValueRecorder:
     def write(self, steps: list[Step], memory: NthMemory, of_ops: Iterable[ValuePart]) -> None:
         """Writes what was measured in ended steps, and the sites that are new; to be called when calls are numbered."""
         try:
-            wishes = self._wishes
-            columns = None if wishes is None else value_columns(steps, self._sites, memory, wishes, of_ops)
+            capture_masks = self._capture_masks
+            columns = (
+                None
+                if capture_masks is None
+                else value_columns(steps, self._sites, memory, capture_masks, of_ops)
+            )
             new_sites = self._sites.take_new()
             if new_sites is not None:
                 self._sink.write("sites", new_sites)
@@ -223,9 +229,9 @@ class ValueRecorder:
     def describe_unmatched(self) -> str | None:
         """Says which patterns have selected nothing; to be called at the end, for modules are met until then."""
         filters = [each.paths for each in self._captures if not each.paths.is_all]
-        if not filters or self._tracker is None or self._wishes is None or not self._sources:
+        if not filters or self._tracker is None or self._capture_masks is None or not self._sources:
             return None
-        paths = [*self._tracker.names.paths(), *self._wishes.parameter_paths]
+        paths = [*self._tracker.names.paths(), *self._capture_masks.parameter_paths]
         found = [each for each_filter in filters for each in unmatched(each_filter, paths)]
         return describe_unmatched(found, paths, what="module or parameter that was met") if found else None
 

@@ -17,7 +17,7 @@ from ..log.nesting import Ints
 from ..log.segments import Segment
 from ..steps.call_rows import NthMemory
 from ..steps.finder import Step
-from .capture_masks import ROLE_BITS, ROLE_CODES, Mask, Wishes
+from .capture_masks import ROLE_BITS, ROLE_CODES, CaptureMasks, Mask
 from .extra_columns import extra_columns, extra_notes
 from .measured import Measured, MeasuredGradients, MeasuredOutputs, MeasuredParameters
 from .sites import SiteIds, SiteName
@@ -36,19 +36,21 @@ def value_columns(
     steps: Iterable[Step],
     sites: SiteIds,
     memory: NthMemory,
-    wishes: Wishes,
+    capture_masks: CaptureMasks,
     more_parts: "Iterable[ValuePart]" = (),
 ) -> Columns | None:
     """The rows of ended steps; None if there are none. To be called when their calls have been numbered.
 
     Args:
-        wishes: what is wanted in which step: more may have been measured while a step's number was not known.
+        capture_masks: what is wanted in which step: more may have been measured while a step's number was not known.
         more_parts: rows that others have read, of what their ops returned.
     """
     calls = _CallsOfSegments(memory)
     parts = [_read(measured, step.number or 0, calls) for step in steps for measured in step.values]
     parts = [*_without_repeats(parts), *more_parts]
-    parts = [part for part in (_wanted(part, wishes.in_step(part.step)) for part in parts) if part.samples]
+    parts = [
+        part for part in (_wanted(part, capture_masks.in_step(part.step)) for part in parts) if part.samples
+    ]
     if not parts:
         return None
     samples = list(chain.from_iterable(part.samples for part in parts))
@@ -67,7 +69,7 @@ def value_columns(
     named = [names[at] for at in order.tolist()]
     masks = np.concatenate([np.array(part.masks, np.int64) for part in parts])[order].tolist()
     extras = [each.extra for each in samples]
-    wants = _wants(extras, masks, step.tolist(), wishes)
+    wants = _wants(extras, masks, step.tolist(), capture_masks)
     return {
         "step": step,
         "phase": np.ma.masked_array(phase, phase < 0),
@@ -102,8 +104,8 @@ def _only_new(part: "ValuePart", heard: set[tuple[Any, ...]]) -> "ValuePart":
 
 def _call_sites(part: "ValuePart") -> Iterable[tuple[tuple[Any, ...], bool]]:
     """Of the gradients of calls' tensors: step, module_id, nth, role and slot, and whether a recompute had it."""
-    places = zip(part.module_id.tolist(), part.nth.tolist(), part.named, part.recomputed, strict=False)
-    for module_id, nth, (role, slot, *_), again in places:
+    sites = zip(part.module_id.tolist(), part.nth.tolist(), part.named, part.recomputed, strict=False)
+    for module_id, nth, (role, slot, *_), again in sites:
         yield (part.step, module_id, nth, role, slot), again and nth >= 0
 
 
@@ -122,7 +124,7 @@ def _only(part: "ValuePart", here: list[int]) -> "ValuePart":
 
 
 def _wants(
-    extras: Sequence[Any], masks: Sequence[Mask], steps: Sequence[int], wishes: Wishes
+    extras: Sequence[Any], masks: Sequence[Mask], steps: Sequence[int], capture_masks: CaptureMasks
 ) -> list[Want | None]:
     """What the captures want in its step of each row that has more than the usual statistics."""
     active: dict[int, Mask] = {}
@@ -131,8 +133,8 @@ def _wants(
         if extra is not None:
             step = steps[at]
             if step not in active:
-                active[step] = wishes.in_step(step)
-            wants[at] = wishes.want(masks[at] & active[step])
+                active[step] = capture_masks.in_step(step)
+            wants[at] = capture_masks.want(masks[at] & active[step])
     return wants
 
 
@@ -229,11 +231,11 @@ class _CallsOfSegments:
 
     def _read(self, segment: Segment) -> tuple[Ints, Ints, Ints]:
         structure = segment.structure(keep=False)
-        places = np.asarray(segment.contexts, np.int64)
-        call_of_event = np.full(len(places), -1, np.int64)
+        contexts = np.asarray(segment.contexts, np.int64)
+        call_of_event = np.full(len(contexts), -1, np.int64)
         call_of_event[structure.exit_event] = np.arange(len(structure.exit_event))
         call_of_event[structure.enter_event] = np.arange(len(structure.enter_event))
-        entered = places[structure.enter_event].tolist()
+        entered = contexts[structure.enter_event].tolist()
         modules = np.array([segment.log.all_contexts[at].named.module_id for at in entered], np.int64)
         nth = self._memory.get(segment)
         return call_of_event, modules, np.full(len(modules), -1) if nth is None else nth.astype(np.int64)
@@ -253,16 +255,16 @@ def _statistics(samples: Sequence[Measurement]) -> Columns:
     """The columns of the statistics; null where nothing was measured."""
     table = np.full((len(samples), len(_STATISTICS)), np.nan)
     measured = np.array([sample.rows is not None for sample in samples])
-    places: dict[Rows, list[int]] = {}
+    by_rows: dict[Rows, list[int]] = {}
     for at, sample in enumerate(samples):
         if sample.rows is not None:
-            places.setdefault(sample.rows, []).append(at)
-    for rows, here in places.items():
+            by_rows.setdefault(sample.rows, []).append(at)
+    for rows, here in by_rows.items():
         table[here] = rows.read([samples[at].row for at in here])
     columns: Columns = {}
     empty = measured & (table[:, 0] == 0)
-    for place, name in enumerate(_STATISTICS):
-        values, missing = table[:, place], ~measured | (empty if name in _NULL_IF_EMPTY else False)
+    for column, name in enumerate(_STATISTICS):
+        values, missing = table[:, column], ~measured | (empty if name in _NULL_IF_EMPTY else False)
         if name in _WHOLE:
             values = np.where(measured, values, 0).astype(np.int64)
         columns[name] = np.ma.masked_array(values, missing)

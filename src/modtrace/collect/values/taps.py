@@ -28,14 +28,14 @@ from ..log.segments import Segment
 from ..log.thread_log import Backward, ThreadLog
 from ..scopes.tracker import ScopeTracker
 from ..structures.find import find_slots
-from .capture_masks import ROLE_BITS, ROLE_CODE, Mask, Wishes, mark_of
+from .capture_masks import ROLE_BITS, ROLE_CODE, CaptureMasks, Mask, mark_of
 from .gradient_taps import BaseTap, GradientTap, rehook_taps, written_bases
 from .measured import MeasuredGradients, MeasuredOutputs, Seen, name_of_tensor
 from .source import ValueSource
 from .whole_tensors import KeptTensors
 
 #: Segments of ended steps that are kept without looking whether their graphs live.
-_KEPT_ASLEEP = 16
+_KEPT_SUSPENDED = 16
 
 _INPUT, _OUTPUT = ROLE_CODE[INPUT], ROLE_CODE[OUTPUT]
 _GRAD_INPUT, _GRAD_OUTPUT = ROLE_CODE[GRAD_INPUT], ROLE_CODE[GRAD_OUTPUT]
@@ -47,13 +47,13 @@ class CallTaps(ValueSource):
     def __init__(
         self,
         tracker: ScopeTracker,
-        wishes: Wishes,
+        capture_masks: CaptureMasks,
         measurer: "CaptureMeasurer",
         failed: Callable[[Exception, str], None],
     ) -> None:
         """Looks at nothing before a segment is opened; `failed` receives an error of ours, and where it came."""
         self._tracker = tracker
-        self._wishes = wishes
+        self._capture_masks = capture_masks
         self._measurer = measurer
         self._failed = failed
         self._on_gradient = self._measure_gradient  # bound once: a hook for each tensor refers to it
@@ -61,8 +61,10 @@ class CallTaps(ValueSource):
         self._closed: dict[Segment, MeasuredOutputs] = {}
         self._of_backward: dict[Backward | None, MeasuredGradients] = {}
         self._leaving: list[tuple[Segment, list[GradientTap]]] = []  # of steps that have ended, hooked still
-        self._asleep: list[tuple[Segment, list[GradientTap]]] = []  # without hooks, in graphs that may live
-        self._prune_at = _KEPT_ASLEEP
+        self._suspended: list[
+            tuple[Segment, list[GradientTap]]
+        ] = []  # without hooks, in graphs that may live
+        self._prune_at = _KEPT_SUSPENDED
         self._is_abandoned = False
         keep_out_of_dynamo(CallTaps.returned, CallTaps.entering, CallTaps._measure_gradient)
         keep_out_of_dynamo(GradientTap.__call__, BaseTap.__call__)
@@ -89,11 +91,11 @@ class CallTaps(ValueSource):
         measured = self._of_backward.pop(backward, None)
         if measured is not None:
             measured.close()
-        self._put_to_sleep()
+        self._suspend()
         return measured
 
     def step_ended(self) -> None:
-        self._put_to_sleep()
+        self._suspend()
 
     def abandon(self) -> None:
         self._is_abandoned = True
@@ -107,27 +109,27 @@ class CallTaps(ValueSource):
         for gradients in self._of_backward.values():
             gradients.close()
         self._running, self._closed, self._of_backward = {}, {}, {}
-        self._leaving, self._asleep = [], []
+        self._leaving, self._suspended = [], []
 
-    def _put_to_sleep(self) -> None:
+    def _suspend(self) -> None:
         """Takes off the hooks of steps that have ended, but never in the middle of a backward, on any thread."""
         if self._leaving and not self._tracker.backwards.is_running():
             for _, taps in self._leaving:
                 for tap in taps:
                     tap.unhook()
-            self._asleep += self._leaving
+            self._suspended += self._leaving
             self._leaving = []
-            if len(self._asleep) > self._prune_at:
+            if len(self._suspended) > self._prune_at:
                 self._prune()
 
     def _prune(self) -> None:
-        self._asleep = [(segment, taps) for segment, taps in self._asleep if segment.has_graph()]
-        self._prune_at = 2 * len(self._asleep) + _KEPT_ASLEEP
+        self._suspended = [(segment, taps) for segment, taps in self._suspended if segment.has_graph()]
+        self._prune_at = 2 * len(self._suspended) + _KEPT_SUSPENDED
 
     def backward_begins(self, backward: Backward, outputs: Any) -> None:
         """Hooks in what this backward may reach of steps that have ended: a generator's call by its own step."""
         self._prune()
-        if self._is_abandoned or not self._asleep:
+        if self._is_abandoned or not self._suspended:
             return
         try:
             with DisableTorchFunction():
@@ -142,40 +144,40 @@ class CallTaps(ValueSource):
     # Outputs. For a small tensor 9 us a call, of which the kernel takes 2 and the gradient's hook 3, and as many again
     # for its gradient. Inputs that a module has returned, and nobody has written to since, are not measured again.
 
-    def returned(self, log: ThreadLog, place: CallContext, output: Any) -> None:
+    def returned(self, log: ThreadLog, context: CallContext, output: Any) -> None:
         segment = log.segment
         measured = None if segment is None else self._running.get(segment)
         if measured is None:
             return
-        mark, grad_mark = self._marks(measured, place, _OUTPUT, _GRAD_OUTPUT)
+        mark, grad_mark = self._marks(measured, context, _OUTPUT, _GRAD_OUTPUT)
         if not (mark or grad_mark):
             return
         start_ns = log.times[-1]
         event = len(log.contexts) - 1
-        self._look_at(Seen(measured, event, place, mark, grad_mark), output)
+        self._look_at(Seen(measured, event, context, mark, grad_mark), output)
         measured.intervals += (start_ns, time.perf_counter_ns())
 
     def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
         """A call begins."""
-        segment, place = log.segment, log.context
+        segment, context = log.segment, log.context
         measured = None if segment is None else self._running.get(segment)
-        if measured is None or place.outermost != id(module):  # a compiler's own module in the running call
+        if measured is None or context.outermost != id(module):  # a compiler's own module in the running call
             return
-        mark, grad_mark = self._marks(measured, place, _INPUT, _GRAD_INPUT)
+        mark, grad_mark = self._marks(measured, context, _INPUT, _GRAD_INPUT)
         if not (mark or grad_mark):
             return
         start_ns = time.perf_counter_ns()
         kwargs = log.kwargs_of(sys._getframe(2))
         event = len(log.contexts) - 1
-        self._look_at(Seen(measured, event, place, mark, grad_mark), args, kwargs)
+        self._look_at(Seen(measured, event, context, mark, grad_mark), args, kwargs)
         measured.intervals += (start_ns, time.perf_counter_ns())
 
     def _marks(
-        self, measured: MeasuredOutputs, place: CallContext, code: int, grad_code: int
+        self, measured: MeasuredOutputs, context: CallContext, code: int, grad_code: int
     ) -> tuple[int, int]:
         """The marks of a call's tensors and of their gradients; 0: nobody wants them."""
-        of_place, active = self._wishes.of_place, measured.active
-        mask, grad_mask = of_place(place, code) & active, of_place(place, grad_code) & active
+        of_context, active = self._capture_masks.of_context, measured.active
+        mask, grad_mask = of_context(context, code) & active, of_context(context, grad_code) & active
         return mask and mark_of(mask, code), grad_mask and mark_of(grad_mask, grad_code)
 
     def _look_at(self, seen: Seen, *values: Any) -> None:
@@ -192,7 +194,7 @@ class CallTaps(ValueSource):
                             nothing.start_ns = time.perf_counter_ns()
                             seen.measured.sites.append((nothing, seen.event, slot, seen.mark))
         except Exception as error:
-            self._failed(error, seen.place.path)
+            self._failed(error, seen.context.path)
 
     def _look_at_tensor(self, seen: Seen, slot: str, tensor: torch.Tensor) -> None:
         """Measures a tensor, unless it is one of this segment's that nobody has written to since."""
@@ -206,7 +208,7 @@ class CallTaps(ValueSource):
                 tap.ref = weakref.ref(tensor)
             measured.known[id(tensor)] = tap
         if seen.mark:
-            want = self._wishes.want(seen.mark >> ROLE_BITS)
+            want = self._capture_masks.want(seen.mark >> ROLE_BITS)
             if want is not USUAL or tap.output is None or tap.output.note is NOT_ASKED_FOR:
                 name = seen.name(slot) if want.tensors or want.lazy else ""
                 tap.output = self._measurer.measure_wanted(tensor, want, name, tap.output)
@@ -221,9 +223,9 @@ class CallTaps(ValueSource):
         try:
             if requires_grad_of(tensor) and not is_batched_tensor(tensor):
                 tap.event, tap.slot, tap.mark = seen.event, slot, seen.grad_mark
-                want = self._wishes.want(seen.grad_mark >> ROLE_BITS)
+                want = self._capture_masks.want(seen.grad_mark >> ROLE_BITS)
                 if want.tensors or want.lazy:
-                    tap.path = seen.place.path
+                    tap.path = seen.context.path
                 tap.hook(tensor)
                 seen.measured.taps.append(tap)
                 base = seen.base_of(tensor)
@@ -275,7 +277,7 @@ class CallTaps(ValueSource):
         """Measures a gradient, unless it is the last one: an addition hands its own on to what was added."""
         version = self._measurer.version_of(gradient)
         known = measured.sites[-1][0] if measured.is_last(gradient, version) else None
-        want = self._wishes.want(tap.mask)
+        want = self._capture_masks.want(tap.mask)
         name = name_of_tensor(tap.path, tap.mark, tap.slot) if want.tensors or want.lazy else ""
         found = self._measurer.measure_wanted(gradient, want, name, known)
         measured.last, measured.last_version = weakref.ref(gradient), version
@@ -299,7 +301,7 @@ class CaptureMeasurer:
     def __init__(
         self,
         tracker: ScopeTracker,
-        wishes: Wishes,
+        capture_masks: CaptureMasks,
         *,
         put: Callable[..., str | None],
         raised: Callable[[str, Exception], None],
@@ -312,14 +314,14 @@ class CaptureMeasurer:
         """
         self.find_measured: Callable[[torch.Tensor], Measurement | None] | None = None
         self.version_of = (measurer := Measurer()).version_of
-        self._wishes = wishes
+        self._capture_masks = capture_masks
         self._measurer = measurer
         self._extras = Extras(UserFunctions(raised, lambda: tracker.logs.current.aside()))
         self._kept = KeptTensors(put)
 
     def measure(self, tensor: torch.Tensor, mask: Mask, name: str) -> Measurement:
         """Measures what captures want of a tensor; the name is for whole tensors."""
-        return self.measure_wanted(tensor, self._wishes.want(mask), name)
+        return self.measure_wanted(tensor, self._capture_masks.want(mask), name)
 
     def measure_wanted(
         self, tensor: torch.Tensor, want: Want, name: str, known: Measurement | None = None
