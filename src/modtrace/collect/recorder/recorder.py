@@ -5,7 +5,8 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from ...errors import MisuseError, ModtraceWarning
 from ...recording.failure_reporter import FailureReporter, describe, is_clean_exit
@@ -13,7 +14,6 @@ from ...recording.options.capture import Capture
 from ...recording.options.op_options import Ops
 from ...recording.options.step_range import ALL_STEPS, StepRange
 from ...recording.protocols import Sink
-from ...recording.triggers.triggers import OnSignal
 from ...torch_internals import keep_out_of_dynamo
 from ..log.listeners import Listener
 from ..log.segments import Segment
@@ -23,30 +23,13 @@ from ..ops.mode import OpKeeper
 from ..ops.recorder import OpRecorder
 from ..scopes import process
 from ..scopes.tracker import ScopeTracker
-from ..steps.call_rows import NthMemory, call_columns, optimizer_columns
 from ..steps.finder import Step, StepFinder
-from ..steps.step_rows import scalar_columns, step_columns, to_scalar
-from ..values.recorder import ValueRecorder, free_values
+from ..steps.step_rows import to_scalar
+from ..values.recorder import ValueRecorder
 from ..values.sites import SiteIds
 from .flush_timer import FlushTimer
+from .row_writer import RowWriter, StepHolder, let_go
 from .signals import SignalWatch
-
-
-class StepHolder(Protocol):
-    """A sink that looks at each step, and may hold steps until a trigger fires."""
-
-    signals: tuple[OnSignal, ...]
-    last_fired_step: int | None
-
-    @property
-    def held_steps(self) -> int:
-        """How many steps wait for a trigger."""
-
-    def ask_for(self) -> None:
-        """Has the step written whose rows are coming, with those held before it."""
-
-    def fire(self, kind: str, reason: str, now_ns: int, *, coming: Sequence[int] = ()) -> None:
-        """Writes what is held; `coming` are steps that count among it and have not ended."""
 
 
 class Recorder(Listener):
@@ -64,12 +47,7 @@ class Recorder(Listener):
         strict: bool = False,
         flight_recorder: "StepHolder | None" = None,
     ) -> None:
-        """Records nothing before `start()`.
-
-        Args:
-            sink: takes the rows.
-            flight_recorder: the sink, if it holds steps.
-        """
+        """Records nothing before `start()`; `flight_recorder` is the sink, if that holds steps."""
         self.wants_backward_events = backward_times or ops is not None
         self.wants_additions = ops is not None
         self._sink = sink
@@ -78,8 +56,6 @@ class Recorder(Listener):
         self._strict = strict
         self._tracker: ScopeTracker | None = None
         self._finder = StepFinder()
-        self._memory = NthMemory()
-        self._names_revision = 0
         self._running: dict[Segment, Step] = {}
         self._ready: list[Step] = []
         self._ready_samples = 0
@@ -99,10 +75,15 @@ class Recorder(Listener):
             numbers=self._numbers_of,
             fired=lambda: self.last_fired_step,
         )
+        self._writer = RowWriter(
+            sink, self._reporter, self._values, flight_recorder, with_backward=self.wants_backward_events
+        )
         self._op_options = ops
         self._ops: OpRecorder | None = None
         self._timer = FlushTimer(self._flush_late)
-        self._signals = SignalWatch(flight_recorder.signals if flight_recorder else (), self._fire_for_signal)
+        self._signals = SignalWatch(
+            flight_recorder.signals if flight_recorder else (), partial(self.fire, "OnSignal")
+        )
 
     # The user's side.
 
@@ -172,18 +153,12 @@ class Recorder(Listener):
                 self.fire("exception", describe(error))
         finally:
             self._values.stop()
-            texts.append(self._mark_unmatched())
+            texts.append(self._values.mark_unmatched())
             self._reporter.write_late()
             self._sink.close()
             self._tracker = None
         for text in filter(None, texts):
             warnings.warn(text, ModtraceWarning, stacklevel=3)
-
-    def _mark_unmatched(self) -> str | None:
-        text = self._values.describe_unmatched()
-        if text is not None:
-            self._sink.mark(text)
-        return text
 
     def end_step(self) -> None:
         """The user's own mark that a step ends."""
@@ -243,9 +218,9 @@ class Recorder(Listener):
                     self._timer.tell(0)  # the sink may leave them for later
             try:
                 while self._flight_recorder is not None and ready:
-                    self._write([ready.pop(0)], force=False)
+                    self._write([ready.pop(0)])
                 if force or self._flight_recorder is None:
-                    self._write(ready, force)
+                    self._write(ready, force=force)
             except Exception as error:
                 self.failed(error, "while writing rows")
                 if self._strict:
@@ -355,7 +330,7 @@ class Recorder(Listener):
                 self._ready_samples += sum(len(measured.sites) for measured in step.values)
                 self._ready_samples += sum(len(batch) for batch in step.ops)
             else:
-                _let_go(step)
+                let_go(step)
 
     def _flush_late(self) -> None:
         """Runs beside the training, see `FlushTimer`."""
@@ -394,40 +369,9 @@ class Recorder(Listener):
                 self._timer.tell(self._ready_samples)
         return False
 
-    def _fire_for_signal(self, name: str) -> None:
-        self.fire("OnSignal", name)
-
-    def _write(self, steps: list[Step], force: bool) -> None:
-        tracker = self._tracker
-        if tracker is None:
-            return
-        self._reporter.write_late()
-        batches = call_columns(steps, self._memory, with_backward=self.wants_backward_events)
-        optimizer_count = sum(len(step.optimizer_steps) for step in steps)
-        first_id = tracker.logs.take_ids(optimizer_count)
-        optimizers = optimizer_columns(steps, first_id)
-        self._names_revision, modules = tracker.names.rows_since(self._names_revision)
-        if modules:
-            self._sink.write("modules", {name: [row[name] for row in modules] for name in modules[0]})
-        batches += [optimizers] if optimizers else []
-        optimizer_ids = range(first_id, first_id + optimizer_count)
-        of_ops = () if self._ops is None else self._ops.write(steps, batches, optimizer_ids)
-        for columns in batches:
-            self._sink.write("calls", columns)
-        step_rows = step_columns(steps) if steps else None
-        self._values.write(steps, self._memory, of_ops)
-        scalars = scalar_columns(steps)
-        if scalars is not None:
-            self._sink.write("scalars", scalars)
-        if step_rows is not None:
-            self._sink.write("steps", step_rows)
-        for step in steps:
-            _let_go(step)
-        self._memory.prune()
-        if self._flight_recorder is not None and any(step.asked_for for step in steps):
-            self._flight_recorder.ask_for()
-        if steps or force:
-            self._sink.end_step(time.perf_counter_ns(), force=True)
+    def _write(self, steps: list[Step], *, force: bool = False) -> None:
+        if self._tracker is not None:
+            self._writer.write(steps, self._tracker, self._ops, force=force)
 
     # Steps.
 
@@ -452,10 +396,3 @@ class Recorder(Listener):
     def _is_wanted(self, step: Step | None = None) -> bool:
         """Whether what runs in a step may be among those to record; None: in the one that an optimizer belongs to."""
         return self._selected == ALL_STEPS or bool(self._numbers_of(step))
-
-
-def _let_go(step: Step) -> None:
-    free_values([step])
-    step.ops, step.saved = [], []
-    for segment in step.segments:
-        segment.holders -= 1

@@ -210,12 +210,8 @@ class ValueRecorder:
     def write(self, steps: list[Step], memory: NthMemory, of_ops: Iterable[ValuePart]) -> None:
         """Writes what was measured in ended steps, and the sites that are new; to be called when calls are numbered."""
         try:
-            capture_masks = self._capture_masks
-            columns = (
-                None
-                if capture_masks is None
-                else value_columns(steps, self._sites, memory, capture_masks, of_ops)
-            )
+            masks = self._capture_masks
+            columns = None if masks is None else value_columns(steps, self._sites, memory, masks, of_ops)
             new_sites = self._sites.take_new()
             if new_sites is not None:
                 self._sink.write("sites", new_sites)
@@ -226,14 +222,18 @@ class ValueRecorder:
             free_values(steps)
             self.failed(error, "while writing values")
 
-    def describe_unmatched(self) -> str | None:
-        """Says which patterns have selected nothing; to be called at the end, for modules are met until then."""
+    def mark_unmatched(self) -> str | None:
+        """Marks which patterns have selected nothing, and returns that text. Modules are met until the end."""
         filters = [each.paths for each in self._captures if not each.paths.is_all]
         if not filters or self._tracker is None or self._capture_masks is None or not self._sources:
             return None
         paths = [*self._tracker.names.paths(), *self._capture_masks.parameter_paths]
         found = [each for each_filter in filters for each in unmatched(each_filter, paths)]
-        return describe_unmatched(found, paths, what="module or parameter that was met") if found else None
+        if not found:
+            return None
+        text = describe_unmatched(found, paths, what="module or parameter that was met")
+        self._sink.mark(text)
+        return text
 
 
 def _add(step: Step, measured: "Iterable[Measured | None]") -> None:

@@ -1,0 +1,103 @@
+"""Writes the rows of steps that have ended."""
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from ...recording.failure_reporter import FailureReporter
+from ...recording.protocols import Sink
+from ...recording.triggers.triggers import OnSignal
+from ..ops.recorder import OpRecorder
+from ..scopes.tracker import ScopeTracker
+from ..steps.call_rows import NthMemory, call_columns, optimizer_columns
+from ..steps.finder import Step
+from ..steps.step_rows import scalar_columns, step_columns
+from ..values.recorder import ValueRecorder, free_values
+
+
+class StepHolder(Protocol):
+    """A sink that looks at each step, and may hold steps until a trigger fires."""
+
+    signals: tuple[OnSignal, ...]
+    last_fired_step: int | None
+
+    @property
+    def held_steps(self) -> int:
+        """How many steps wait for a trigger."""
+
+    def ask_for(self) -> None:
+        """Has the step written whose rows are coming, with those held before it."""
+
+    def fire(self, kind: str, reason: str, now_ns: int, *, coming: Sequence[int] = ()) -> None:
+        """Writes what is held; `coming` are steps that count among it and have not ended."""
+
+
+class RowWriter:
+    """Writes all tables of one recording into its sink. To be called with the lock over the sink."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        reporter: FailureReporter,
+        values: ValueRecorder,
+        flight_recorder: StepHolder | None,
+        *,
+        with_backward: bool,
+    ) -> None:
+        """Has written nothing yet; `with_backward`: calls have rows of their backwards."""
+        self._with_backward = with_backward
+        self._sink = sink
+        self._reporter = reporter
+        self._values = values
+        self._flight_recorder = flight_recorder
+        self._memory = NthMemory()
+        self._names_revision = 0
+
+    def write(
+        self, steps: list[Step], tracker: ScopeTracker, ops: OpRecorder | None, *, force: bool = False
+    ) -> None:
+        """Writes the rows of some steps, and what has been met since the last time.
+
+        Args:
+            steps: they have ended, and are let go.
+            ops: None: no ops are recorded.
+            force: puts everything to rest, also when there are no steps.
+        """
+        self._reporter.write_late()
+        batches = call_columns(steps, self._memory, with_backward=self._with_backward)
+        optimizer_count = sum(len(step.optimizer_steps) for step in steps)
+        first_id = tracker.logs.take_ids(optimizer_count)
+        optimizers = optimizer_columns(steps, first_id)
+        self._write_modules(tracker)
+        batches += [optimizers] if optimizers else []
+        optimizer_ids = range(first_id, first_id + optimizer_count)
+        of_ops = () if ops is None else ops.write(steps, batches, optimizer_ids)
+        for columns in batches:
+            self._sink.write("calls", columns)
+        step_rows = step_columns(steps) if steps else None
+        self._values.write(steps, self._memory, of_ops)
+        scalars = scalar_columns(steps)
+        if scalars is not None:
+            self._sink.write("scalars", scalars)
+        if step_rows is not None:
+            self._sink.write("steps", step_rows)
+        for step in steps:
+            let_go(step)
+        self._memory.prune()
+        if self._flight_recorder is not None and any(step.asked_for for step in steps):
+            self._flight_recorder.ask_for()
+        if steps or force:
+            self._sink.end_step(time.perf_counter_ns(), force=True)
+
+    def _write_modules(self, tracker: ScopeTracker) -> None:
+        self._names_revision, modules = tracker.names.rows_since(self._names_revision)
+        if modules:
+            self._sink.write("modules", {name: [row[name] for row in modules] for name in modules[0]})
+
+
+def let_go(step: Step) -> None:
+    """Gives back what a step has taken that is written, or is not wanted."""
+    free_values([step])
+    step.ops, step.saved = [], []
+    for segment in step.segments:
+        segment.holders -= 1
