@@ -25,11 +25,11 @@ class Arguments(NamedTuple):
 
     @property
     def tensor_count(self) -> int:
-        """How many tensors are among them."""
+        """Returns how many tensors are among them."""
         return _count_tensors(self.given)
 
     def texts(self) -> tuple[str, tuple[str, ...]]:
-        """The JSON template, and the slots of the tensors in order."""
+        """Returns the JSON template, and the slots of the tensors in order."""
         slots: list[str] = []
         template = {name: _template(value, name, slots) for name, value in self.by_name()}
         return json.dumps(template, separators=(",", ":")), tuple(slots)
@@ -52,7 +52,7 @@ class ArgumentTexts:
         self._parts = 0
 
     def add(self, schema: OpSchema, key: tuple[Any, ...]) -> int:
-        """The number of one op's arguments that has none yet."""
+        """Returns the number of one op's arguments that has none yet."""
         number = self.numbers[key] = len(self.known)
         self.known.append(Arguments(schema, key[1], key[2:]))
         self._parts += _count_parts(key)

@@ -73,12 +73,12 @@ class OpBoundary(Listener):
         self._tracker.subscribers.remove(self)
 
     def take(self) -> list[AtRoot]:
-        """What has been noted since this was last called."""
+        """Returns what has been noted since this was last called."""
         found, self.found = self.found, []
         return found
 
     def _is_seen(self) -> bool:
-        """Whether what runs now is recorded; what runs inside of an op is not seen."""
+        """Returns whether what runs now is recorded; what runs inside of an op is not seen."""
         mode = self._mode
         return not (mode.is_off or mode.is_running or threading.get_ident() != self._thread)
 
@@ -206,7 +206,7 @@ def _tensors_in(value: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """What a transform has wrapped, which is what the mode sees."""
+    """Returns what a transform has wrapped, which is what the mode sees."""
     while is_functorch_tensor(tensor):
         tensor = wrapped_by_functorch(tensor)
     return tensor

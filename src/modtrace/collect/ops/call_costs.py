@@ -26,13 +26,13 @@ class CallTable:
         self._parents = self.rows_of(self._column("parent_call_id"))
 
     def rows_of(self, call_id: Ints) -> Ints:
-        """The row of each call; -1: it is not here."""
+        """Returns the row of each call; -1: it is not here."""
         at = np.minimum(np.searchsorted(self._sorted, call_id), self.size - 1)
         rows: Ints = np.where(self._sorted[at] == call_id, self._order[at], -1)
         return rows
 
     def innermost_first(self) -> list[tuple[int, int]]:
-        """Every call with the one around it, after all that are inside of it."""
+        """Returns every call with the one around it, after all that are inside of it."""
         depth = np.zeros(self.size, np.int64)
         above = self._parents.copy()
         while (above >= 0).any():

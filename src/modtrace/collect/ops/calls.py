@@ -79,7 +79,7 @@ class OpCalls:
             self.call_id[rows] = where.call.call_id
 
     def _backward_row(self, backward: Backward | None, segment: Segment | None, index: int) -> int:
-        """The call id of the backward of a forward call in one run of the engine."""
+        """Returns the call id of the backward of a forward call in one run of the engine."""
         if backward is None or backward.first_id < 0 or segment is None or index < 0:
             return NO_CALL
         rows = self._backward_rows.get(backward)
@@ -100,7 +100,7 @@ class _OptimizerCalls:
             self._by_thread.setdefault(thread, []).append((start, end, call_id))
 
     def at(self, times_ns: Ints, thread: int) -> Ints:
-        """The call ids of the optimizer steps that ran at some moments."""
+        """Returns the call ids of the optimizer steps that ran at some moments."""
         found = np.full(len(times_ns), NO_CALL, np.int64)
         for start, end, call_id in self._by_thread.get(thread, ()):
             found[(start <= times_ns) & (times_ns <= end)] = call_id

@@ -74,7 +74,7 @@ def charge_ops(
 
 
 def _begin_functions(found: JoinedOps, nodes: NodesOfOps, calls: OpCalls) -> Bools:
-    """Whether each op is the first in the forward of an autograd Function, or in those of several.
+    """Returns whether each op is the first in the forward of an autograd Function, or in those of several.
 
     There grad mode is off, and a node has been numbered since the last op of the thread that is no op's. It may be
     that of an op before which has written into a view, too.

@@ -28,7 +28,7 @@ class OpFlops:
         self._known: dict[tuple[Any, ...], int] = {}
 
     def of(self, found: JoinedOps, schemas: Sequence[OpSchema], geometries: Sequence[Geometry]) -> Ints:
-        """The operations of each op; UNKNOWN where they cannot be known."""
+        """Returns the operations of each op; UNKNOWN where they cannot be known."""
         flops = np.zeros(len(found.events), np.int64)
         schema = found.events[:, SCHEMA]
         used = np.zeros(len(schemas), bool)
@@ -43,7 +43,7 @@ class OpFlops:
         return flops
 
     def _is_counted(self, schema: OpSchema) -> bool:
-        """Whether calls of an op may count as anything but 0."""
+        """Returns whether calls of an op may count as anything but 0."""
         counted = self._counted.get(schema)
         if counted is None:
             counted = self._counted[schema] = is_counted(schema.func)
@@ -70,7 +70,7 @@ def _count(arguments: Arguments, uses: Sequence[Geometry], outputs: Sequence[Geo
 
 
 def _with_shapes(value: Any, shapes: Iterator[Any]) -> Any:
-    """An argument with the shapes of its tensors in their places."""
+    """Returns an argument with the shapes of its tensors in their places."""
     if value is TENSOR:
         return next(shapes)
     if isinstance(value, tuple):

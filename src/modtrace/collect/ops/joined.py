@@ -43,7 +43,7 @@ class JoinedOps:
         )
 
     def _join_arguments(self) -> tuple[list[Arguments], Ints]:
-        """All sets of arguments, and for each op which it was given. Most batches share one list."""
+        """Returns all sets of arguments, and for each op which it was given. Most batches share one list."""
         known: list[Arguments] = []
         firsts: dict[int, int] = {}
         for batch in self.batches:
@@ -57,7 +57,7 @@ class JoinedOps:
         return [known[at] for at in used.tolist()], position
 
     def _join_uses(self) -> Ints:
-        """The uses of ops that have run to their end: one that an interrupt has broken off has left its own."""
+        """Returns the uses of ops that have run to their end: one that an interrupt has broken off has left its own."""
         lengths = [len(batch.used) // 2 for batch in self.batches]
         used = _joined([batch.used for batch in self.batches]).reshape(-1, 2)
         if self.use_counts.sum() == len(used):
@@ -80,13 +80,13 @@ class JoinedOps:
         return found
 
     def sum_of_uses(self, sizes: Ints) -> Ints:
-        """What the tensors that each op was given add up to, by number of geometry."""
+        """Returns what the tensors that each op was given add up to, by number of geometry."""
         total = np.concatenate([[0], np.cumsum(sizes[self.used[:, _GEOMETRY_OF_USE]])])
         summed: Ints = total[self.use_ends] - total[self.use_ends - self.use_counts]
         return summed
 
     def sum_of_outputs(self, sizes: Ints) -> Ints:
-        """What the tensors that each op has returned add up to."""
+        """Returns what the tensors that each op has returned add up to."""
         summed = np.zeros(len(self.events), np.int64)
         np.add.at(summed, self.op_of_tensor[self.is_output], sizes[self.tensors[self.is_output, GEOMETRY]])
         return summed
@@ -105,14 +105,14 @@ class JoinedOps:
         return int(self.used[int(self.use_ends[op]) - count, 0]) if count else -1
 
     def is_view(self, tensor: int, is_view_schema: npt.NDArray[np.bool_]) -> bool:
-        """Whether a tensor that was met with these ops was returned by one that returns views."""
+        """Returns whether a tensor that was met with these ops was returned by one that returns views."""
         at = int(np.searchsorted(self.tensor_ids, tensor))
         if at >= len(self.tensor_ids) or self.tensor_ids[at] != tensor or not self.is_output[at]:
             return False
         return bool(is_view_schema[self.events[self.op_of_tensor[at], SCHEMA]])
 
     def has_allocated(self) -> npt.NDArray[np.bool_]:
-        """Whether each op has returned a tensor with a storage of its own."""
+        """Returns whether each op has returned a tensor with a storage of its own."""
         allocated = np.zeros(len(self.events), bool)
         is_fresh = self.is_output & ((self.tensors[:, BITS] & FRESH) != 0)
         allocated[self.op_of_tensor[is_fresh]] = True
@@ -124,7 +124,7 @@ def _joined(parts: Sequence[Sequence[int]]) -> Ints:
 
 
 def _are_alike(one: OpRun, other: OpRun) -> bool:
-    """Whether two runs are on one thread, and nodes that run there are of the same."""
+    """Returns whether two runs are on one thread, and nodes that run there are of the same."""
     own = one.where if type(one.where) is ThreadLog else None
     others = other.where if type(other.where) is ThreadLog else None
     return one.thread == other.thread and own is others

@@ -40,7 +40,7 @@ class OpLeaves:
         self._has_learnt = False
 
     def take(self) -> list[Leaf]:
-        """The leaves met since this was last called."""
+        """Returns the leaves met since this was last called."""
         found, self.found = self.found, []
         self._has_learnt = False  # once in a while: what nobody owns is never found
         return found
@@ -51,7 +51,7 @@ class OpLeaves:
             self._inputs[id(tensor)] = _Input(weakref.ref(tensor), slot, owner)
 
     def alive_inputs(self) -> list[torch.Tensor]:
-        """Those tensors that the last calls were given and that their user keeps."""
+        """Returns those tensors that the last calls were given and that their user keeps."""
         inputs = (each.ref() for each in self._inputs.values())
         return [tensor for tensor in inputs if tensor is not None]
 
@@ -89,7 +89,7 @@ def is_parameter(tensor: torch.Tensor) -> bool:
 
 
 def _modules_around(log: "ThreadLog") -> Iterator[tuple[nn.Module, NamedModule]]:
-    """The modules whose calls run on a thread, innermost first."""
+    """Returns the modules whose calls run on a thread, innermost first."""
     for context in log.context.upwards():
         named = context.named
         module = named.ref() if named is not None and named.ref is not None else None

@@ -122,7 +122,7 @@ class OpMode(UnwrappedMode):
 
     @property
     def is_inside(self) -> bool:
-        """Whether the last op ran in a module's call or in a backward."""
+        """Returns whether the last op ran in a module's call or in a backward."""
         return self._where is not None
 
     def add_keeper(self, keeper: OpKeeper) -> None:
@@ -132,7 +132,7 @@ class OpMode(UnwrappedMode):
         self.met.append(keeper.met)
 
     def take(self) -> tuple[list[int], list[OpRun]]:
-        """The ops since this was last called."""
+        """Returns the ops since this was last called."""
         events, op_runs = self.events, self.op_runs
         self.events, self.op_runs = [], []
         self._where = self  # the next one says again where it is
@@ -298,7 +298,7 @@ class OpMode(UnwrappedMode):
 
 
 def tensors_in(value: Any, slot: str) -> Iterator[tuple[torch.Tensor, str]]:
-    """The tensors of an argument or an output, with their slots."""
+    """Returns the tensors of an argument or an output, with their slots."""
     if isinstance(value, torch.Tensor):
         yield value, slot
     elif isinstance(value, (list, tuple)):

@@ -56,7 +56,7 @@ class OpNodes:
         differentiable: npt.NDArray[np.bool_],
         writes_into_view: Callable[[int], bool],
     ) -> NodesOfOps:
-        """The nodes of ops.
+        """Returns the nodes of ops.
 
         Args:
             writes: by number of schema, whether the op writes to an argument.

@@ -18,7 +18,7 @@ _NOT_THE_USERS = (
 
 
 def is_in_engine() -> bool:
-    """Whether the engine runs the op itself: what has called it is `backward()`, and not a recompute."""
+    """Returns whether the engine runs the op itself: what has called it is `backward()`, and not a recompute."""
     return graph_task_id() >= 0 and not torch.is_grad_enabled()
 
 
@@ -45,7 +45,7 @@ class SourceLines:
             self.found[op] = text
 
     def take(self) -> dict[int, str]:
-        """What was found since this was last called."""
+        """Returns what was found since this was last called."""
         found, self.found = self.found, {}
         return found
 
@@ -74,7 +74,7 @@ class PythonNames(TorchFunctionMode):
             self.found[op] = self._running
 
     def take(self) -> dict[int, str]:
-        """What was found since this was last called."""
+        """Returns what was found since this was last called."""
         found, self.found = self.found, {}
         return found
 

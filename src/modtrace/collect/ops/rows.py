@@ -69,7 +69,7 @@ class OpTables:
         self._has_numbers = np.zeros(0, bool)  # ... and whether it is of floating-point or complex numbers
 
     def of(self, steps: Sequence[Step], optimizer_ids: Sequence[int], sites: SiteIds) -> "OpRows | None":
-        """The rows of ended steps; None if they have none.
+        """Returns the rows of ended steps; None if they have none.
 
         Args:
             optimizer_ids: the call ids of the optimizer steps in these steps, in order.
@@ -108,7 +108,7 @@ class OpTables:
         return texts
 
     def _leaf_sites(self, found: JoinedOps, sites: SiteIds) -> npt.NDArray[np.int32]:
-        """The site of each tensor whose memory no op has made; -1: an op has.
+        """Returns the site of each tensor whose memory no op has made; -1: an op has.
 
         What an optimizer has written to is the same parameter still.
         """
@@ -151,7 +151,7 @@ class OpTables:
             self._has_numbers = np.append(self._has_numbers, numbers)
 
     def _are_differentiable(self, found: JoinedOps) -> npt.NDArray[np.bool_]:
-        """Whether each op may have made an autograd node: it returns numbers, or writes to what it is given."""
+        """Returns whether each op may have made an autograd node: it returns numbers, or writes to what it is given."""
         schema = found.events[:, SCHEMA]
         has_numbers = self._has_numbers[found.tensors[:, GEOMETRY]]
         returns = np.zeros(len(schema), bool)
@@ -240,7 +240,7 @@ def _origin_columns(found: JoinedOps, forward_op: Ints) -> Columns:
 
 
 def _use_columns(found: JoinedOps, slots: Sequence[tuple[str, ...]], at_roots: Sequence[AtRoot]) -> Columns:
-    """What ops read, and behind it what outermost calls are given and return."""
+    """Returns what ops read, and behind it what outermost calls are given and return."""
     ops = np.repeat(found.events[:, OP], found.use_counts)
     calls = np.array([each.segment.first_id for each in at_roots], np.int64)
     given = [slot for at in found.argument.tolist() for slot in slots[at]]
@@ -253,7 +253,7 @@ def _use_columns(found: JoinedOps, slots: Sequence[tuple[str, ...]], at_roots: S
 
 
 def _at_roots(steps: Sequence[Step]) -> list[AtRoot]:
-    """What the outermost calls of ended steps were given and returned, of those whose rows are written."""
+    """Returns what the outermost calls of ended steps were given and returned, of those whose rows are written."""
     written = {segment for step in steps for segment in step.segments if segment.is_closed}
     found = (each for step in steps for batch in step.ops for each in batch.at_roots)
     return [each for each in found if each.segment in written]
@@ -294,7 +294,7 @@ def _run_key(step: npt.NDArray[np.int32], calls: OpCalls) -> Ints:
 
 
 def _accumulation(found: JoinedOps, names: Sequence[str]) -> Any:
-    """Whether the engine has added gradients that meet; masked: not known."""
+    """Returns whether the engine has added gradients that meet; masked: not known."""
     flags = found.events[:, FLAGS]
     is_addition = np.array([name in ("aten.add.Tensor", "aten.add_.Tensor") for name in names], bool)
     accumulates = (flags & ACCUMULATES) != 0

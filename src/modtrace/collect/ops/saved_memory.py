@@ -63,7 +63,7 @@ class SavedMemoryFinder(Listener):
         self._seen = {}
 
     def take(self, backward: Backward) -> SavedForBackward | None:
-        """What was found when a backward began."""
+        """Returns what was found when a backward began."""
         self._leaves.forget_inputs()
         return self._found.pop(backward, None)
 

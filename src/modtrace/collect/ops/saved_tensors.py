@@ -69,7 +69,7 @@ def saved_in_graph(roots: Iterable[Any]) -> list[SavedByNode]:
 
 
 def saved_by(node: Any) -> tuple[list[SavedTensor], bool]:
-    """What one node keeps, each storage once, and whether it keeps, or may keep, more than that.
+    """Returns what one node keeps, each storage once, and whether it keeps, or may keep, more than that.
 
     Unknown are what a hook of the user's has packed (`saved_tensors_hooks`, `save_on_cpu`), nodes that torch shows
     nothing of (C++ extensions, in-place ops on views, some `_foreach` ops), and tensors without a storage (sparse).
@@ -106,7 +106,7 @@ def charge(nodes: Iterable[SavedByNode], alive_anyway: Container[Any] = ()) -> d
 
 
 def storages_of(tensors: Iterable[torch.Tensor]) -> set[Any]:
-    """The storages of some tensors, as `charge` takes them; valid as long as those tensors live."""
+    """Returns the storages of some tensors, as `charge` takes them; valid as long as those tensors live."""
     with unseen():
         return {part.storage for tensor in tensors for part in _describe(tensor) if part is not None}
 
@@ -116,7 +116,7 @@ def _number(node: SavedByNode) -> int:
 
 
 def _walk(roots: Iterable[Any]) -> tuple[list[tuple[int, Any]], set[Any]]:
-    """Every node with its number, and the storages of the leaves that gradients are accumulated in."""
+    """Returns every node with its number, and the storages of the leaves that gradients are accumulated in."""
     nodes: list[tuple[int, Any]] = []
     leaves: set[Any] = set()
     pending = [root for root in dict.fromkeys(roots) if root is not None]
@@ -147,7 +147,7 @@ def _read(node: Any, leaves: Container[Any]) -> tuple[list[SavedTensor], bool]:
 
 
 def _tensors_of(node: Any) -> Iterator[torch.Tensor | None]:
-    """Every tensor that a node keeps; None for what cannot be read."""
+    """Returns every tensor that a node keeps; None for what cannot be read."""
     held, hides_some = saved_variables(node)
     if hides_some:
         yield None
@@ -180,7 +180,7 @@ def _tensors_in(held: list[Any]) -> Iterator[torch.Tensor | None]:
 
 
 def _unpacked(saved: Any, seen: set[int]) -> tuple[list[Any], bool]:
-    """What a saved variable keeps, and whether that is known to be all."""
+    """Returns what a saved variable keeps, and whether that is known to be all."""
     try:
         content, hook = packed_content(saved)
         if hook is None:
@@ -196,7 +196,7 @@ def _unpacked(saved: Any, seen: set[int]) -> tuple[list[Any], bool]:
 
 
 def _members(value: Any) -> list[Any]:
-    """What lies in a list, a tuple or a dictionary; a subclass's own way of listing it is not asked."""
+    """Returns what lies in a list, a tuple or a dictionary; a subclass's own way of listing it is not asked."""
     if issubclass(type(value), dict):
         return list(dict.values(value))
     if issubclass(type(value), tuple):
@@ -205,7 +205,7 @@ def _members(value: Any) -> list[Any]:
 
 
 def _may_hold(value: Any) -> bool:
-    """Whether an object or a function has a tensor in its attributes or its closure: others may keep it, too.
+    """Returns whether an object or a function has a tensor in its attributes or its closure: others may keep it, too.
 
     Modules, whose parameters live anyway, are not looked into.
     """
@@ -237,7 +237,7 @@ def _is_of_leaf(tensor: torch.Tensor) -> bool:
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors with memory of their own that a tensor is made of.
+    """Returns the tensors with memory of their own that a tensor is made of.
 
     Raises:
         LookupError: a subclass runs its ops itself, and does not say what it holds.

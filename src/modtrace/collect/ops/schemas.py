@@ -67,7 +67,7 @@ class OpSchema:
 
 
 def name_of(func: Any) -> str:
-    """What an op is called: `aten.addmm.default`; of a higher-order op its own name."""
+    """Returns what an op is called: `aten.addmm.default`; of a higher-order op its own name."""
     if hasattr(func, "_schema"):
         return str(func)
     name = getattr(func, "name", None)
@@ -75,7 +75,7 @@ def name_of(func: Any) -> str:
 
 
 def base_name(name: str) -> str:
-    """The name of an op without its overload: `aten.addmm`."""
+    """Returns the name of an op without its overload: `aten.addmm`."""
     return name.rsplit(".", 1)[0] if name.count(".") > 1 else name
 
 

@@ -65,7 +65,7 @@ class OpValues:
         self._is_off = False
 
     def take(self) -> MeasuredOps | None:
-        """What has been measured since this was last called."""
+        """Returns what has been measured since this was last called."""
         self._latest = {}
         if not self._measured.sites:
             return None
@@ -73,7 +73,7 @@ class OpValues:
         return measured
 
     def find(self, tensor: torch.Tensor) -> Measurement | None:
-        """What was measured of a tensor when an op has returned it, if nobody has written to it since."""
+        """Returns what was measured of a tensor when an op has returned it, if nobody has written to it since."""
         known = self._latest.get(id(tensor))
         if known is None or known.ref() is not tensor or known.version != self._measurer.version_of(tensor):
             return None
@@ -110,7 +110,7 @@ class OpValues:
         return capture_masks.of_op(name, None if context is None else context.path, named, role) & self.active
 
     def _context(self) -> CallContext | None:
-        """The module's call that runs, in forward or backward; None: none does."""
+        """Returns the module's call that runs, in forward or backward; None: none does."""
         log = self._tracker.logs.current
         if log.segment is not None and log.task == graph_task_id():
             return log.context if log.context.named is not None else None

@@ -1,4 +1,4 @@
-"""What is known about the process that is being recorded."""
+"""Describes the process that is being recorded."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ _LIBRARIES = ("torch", "numpy", "pyarrow", "transformers", "lightning", "acceler
 
 
 def describe_run(options: dict[str, Any]) -> RunMeta:
-    """The meta of a recording that starts now in this process.
+    """Returns the meta of a recording that starts now in this process.
 
     Args:
         options: what `record()` was given, as JSON values.
@@ -53,14 +53,14 @@ def _own_version() -> str:
 
 
 def _device() -> str:
-    """The accelerator, without initialising it: a process that has not used CUDA is not made to."""
+    """Returns the accelerator without initializing it, in a process that has not used CUDA."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return torch.cuda.get_device_name()
     return f"cpu ({platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads)"
 
 
 def _git_commit() -> str | None:
-    """The commit that is checked out around the working directory; read, for to run git takes 4 ms."""
+    """Returns the commit that is checked out around the working directory. Running git would take 4 ms."""
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / ".git").exists():
@@ -72,7 +72,7 @@ def _git_commit() -> str | None:
 
 
 def _git_folder(place: Path) -> Path:
-    """A linked worktree has a file there that names the folder."""
+    """Returns the folder of git's data; in a linked worktree a file there names it."""
     return place if place.is_dir() else place.parent / place.read_text().split(":", 1)[1].strip()
 
 

@@ -1,4 +1,4 @@
-"""Says when ended steps are to be written, and has a thread write them when no further step comes to an end."""
+"""Says when ended steps are to be written; a thread writes them when no other step ends."""
 
 import math
 import threading
@@ -15,7 +15,7 @@ _FLUSH_SAMPLES = 2048
 
 
 class FlushTimer:
-    """The thread beside the training, from `start` to `stop`."""
+    """Runs the thread beside the training, from `start` to `stop`."""
 
     def __init__(self, flush: Callable[[], None]) -> None:
         """Waits for nothing yet.
@@ -33,17 +33,17 @@ class FlushTimer:
 
     @property
     def is_due(self) -> bool:
-        """Whether nothing has been written for so long that a step's end is to write."""
+        """Returns whether the last writing is so long ago that the end of a step is to write."""
         return time.monotonic() - self._taken_s >= _FLUSH_AFTER_S
 
     def start(self) -> None:
-        """Begins to wait, on a thread of its own."""
+        """Starts the thread."""
         self._thread = start_thread(
             self._run, "modtrace-flush", without="steps are written when later ones end, and at the close"
         )
 
     def tell(self, samples: int) -> None:
-        """Steps wait to be written, with so many measurements and ops."""
+        """Notes that steps wait to be written, and how many measurements and ops they have."""
         if self._waiting_since_s is None:
             self._waiting_since_s = time.monotonic()
             self._wake.set()
@@ -51,7 +51,7 @@ class FlushTimer:
             self._hurry.set()
 
     def taken(self) -> None:
-        """All that waited is being written, by whichever thread."""
+        """Notes that a thread is writing all that waited."""
         self._taken_s = time.monotonic()
         self._waiting_since_s = None
         self._hurry.clear()

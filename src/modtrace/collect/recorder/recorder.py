@@ -33,7 +33,7 @@ from .signals import SignalWatch
 
 
 class Recorder(Listener):
-    """One recording in the making. A listener of the process's scope tracker while it is entered."""
+    """Makes one recording. It is a listener of the process's scope tracker while it is entered."""
 
     def __init__(
         self,
@@ -89,12 +89,12 @@ class Recorder(Listener):
 
     @property
     def last_fired_step(self) -> int | None:
-        """The last step in which a trigger has fired."""
+        """Returns the last step in which a trigger has fired."""
         return None if self._flight_recorder is None else self._flight_recorder.last_fired_step
 
     @property
     def held_steps(self) -> int:
-        """How many steps wait for a trigger."""
+        """Returns how many steps wait for a trigger."""
         return 0 if self._flight_recorder is None else self._flight_recorder.held_steps
 
     def start(self) -> None:
@@ -122,7 +122,7 @@ class Recorder(Listener):
         atexit.register(self.stop)  # a block never left, and no thread of ours alive when Python goes down
 
     def _leave(self) -> list[str | None]:
-        """Hears and times nothing any more; what is to be said of what could not be taken off."""
+        """Receives no more events, and returns warnings about what could not be taken off."""
         self._values.leave()
         texts = [None if self._ops is None else self._ops.stop()]
         process.release(self)
@@ -161,7 +161,7 @@ class Recorder(Listener):
             warnings.warn(text, ModtraceWarning, stacklevel=3)
 
     def end_step(self) -> None:
-        """The user's own mark that a step ends."""
+        """Ends the step because the user says so."""
         if self._is_forked:
             return
         self._check_active("step()")
@@ -236,7 +236,7 @@ class Recorder(Listener):
             )
 
     def add_op_keeper(self, keeper: OpKeeper) -> None:
-        """Has somebody see every op with its tensors from now on; only where ops are recorded."""
+        """Calls a keeper with every op and its tensors from now on; only where ops are recorded."""
         assert self._ops is not None
         self._ops.mode.add_keeper(keeper)
 
@@ -339,7 +339,7 @@ class Recorder(Listener):
         )  # what was written at a step's end is put to rest here
 
     def _look_at_ended(self) -> bool:
-        """Has triggers look at the steps that have ended, or writes them, before anything else runs.
+        """Checks triggers against the steps that have ended, or writes them, before anything else runs.
 
         Returns:
             whether that may have taken time.
@@ -351,7 +351,7 @@ class Recorder(Listener):
         return bool(self._ready) and self._write_if_due()
 
     def _write_if_due(self) -> bool:
-        """Writes the steps that have ended, or leaves them to the timer; whether it has written.
+        """Writes the steps that have ended, or leaves them to the timer, and returns whether it has written.
 
         Another thread that is writing is not waited for: it may wait for a disk. With values it takes 0.9 % of the CPU
         time of the reference GPT's step, which the timer's thread took before. Ops are always left to the timer: what
@@ -381,12 +381,12 @@ class Recorder(Listener):
             self._ops.take(step)
 
     def _step_around(self, segment: Segment | None) -> Step | None:
-        """The step of what runs around something that begins."""
+        """Returns the step of the segment around something that begins."""
         step = None if segment is None else self._running.get(segment)
         return self._finder.current if step is None else step
 
     def _numbers_of(self, step: Step | None) -> Sequence[int]:
-        """The numbers to record that a step may come to have; None: the one that an optimizer belongs to."""
+        """Returns the numbers to record that a step may come to have; None: the one that an optimizer belongs to."""
         with self._lock:
             numbers = self._finder.possible_numbers(step or self._finder.training)
         if self._selected == ALL_STEPS:
@@ -394,5 +394,5 @@ class Recorder(Listener):
         return [number for number in numbers if number in self._selected]
 
     def _is_wanted(self, step: Step | None = None) -> bool:
-        """Whether what runs in a step may be among those to record; None: in the one that an optimizer belongs to."""
+        """Returns whether a step may be one to record; None: the step that an optimizer belongs to."""
         return self._selected == ALL_STEPS or bool(self._numbers_of(step))

@@ -23,7 +23,7 @@ class StepHolder(Protocol):
 
     @property
     def held_steps(self) -> int:
-        """How many steps wait for a trigger."""
+        """Returns how many steps wait for a trigger."""
 
     def ask_for(self) -> None:
         """Has the step written whose rows are coming, with those held before it."""
@@ -96,7 +96,7 @@ class RowWriter:
 
 
 def let_go(step: Step) -> None:
-    """Gives back what a step has taken that is written, or is not wanted."""
+    """Frees what a step has taken when it is written, or not wanted."""
     free_values([step])
     step.ops, step.saved = [], []
     for segment in step.segments:

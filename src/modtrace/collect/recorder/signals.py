@@ -1,4 +1,4 @@
-"""Hears the signals of `OnSignal` triggers, and has a thread act on them: a handler may not wait for a lock."""
+"""Receives the signals of `OnSignal` triggers. A thread acts on them: a handler may not wait for a lock."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ class SignalWatch:
     """The signals of one recording, from `start` to `stop`."""
 
     def __init__(self, triggers: Sequence[OnSignal], fire: Callable[[str], None]) -> None:
-        """Hears nothing yet.
+        """Receives nothing before `start()`.
 
         Args:
             triggers: whose signals are heard.
@@ -38,7 +38,7 @@ class SignalWatch:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Puts the handlers on.
+        """Installs the handlers.
 
         Raises:
             MisuseError: this is not the main thread; Python lets no other handle signals.
@@ -59,7 +59,7 @@ class SignalWatch:
         )
 
     def stop(self) -> str | None:
-        """Gives the handlers back, unless somebody has put others in their place; what is to be said if it cannot."""
+        """Restores the former handlers unless others have replaced ours; returns a warning if it cannot."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -101,7 +101,7 @@ class SignalWatch:
 
 
 def _in_use(number: signal.Signals, handler: Any) -> Any:
-    """The handler; behind those of recordings that have ended, but not in the order in which they began."""
+    """Returns the handler behind those of ended recordings, which may not end in the order they began in."""
     while (watch := _watch_of(handler)) is not None and watch._stopping.is_set():
         handler = watch._former.get(number)
     return handler

@@ -91,7 +91,7 @@ class ArgumentReader:
 
 
 def new_reader(ids: AnyTensorIds) -> "ArgumentReader | CompiledReader":
-    """A reader that notes what it reads there."""
+    """Returns a reader that notes what it reads there."""
     if isinstance(ids, TensorIds):
         return ArgumentReader(ids)
     assert compiled is not None, "compiled ids come with a compiled reader"

@@ -35,7 +35,7 @@ class KnownStorage:
         self.others: dict[int, tuple[int, int, int]] | None = None  # by `id`: offset, geometry, number
 
     def find(self, key: int, offset: int, geometry: int) -> int | None:
-        """The tensor object's number, or that of the first object that shows just the same."""
+        """Returns the tensor object's number, or that of the first object that shows just the same."""
         others = self.others or {}
         known = others.get(key)
         if known is not None and known[0] == offset and known[1] == geometry:

@@ -84,7 +84,7 @@ class Geometry(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """What its elements take; 0 if that is not known."""
+        """Returns what its elements take; 0 if that is not known."""
         if self.dtype is None:
             return 0
         sizes = [size for size in self.shape if isinstance(size, int)]  # of a nested tensor one is a symbol
@@ -144,12 +144,12 @@ class TensorIds:
 
     @property
     def next(self) -> int:
-        """The number of the next tensor."""
+        """Returns the number of the next tensor."""
         return self._first + len(self._rows) // ROW_WIDTH
 
     @property
     def used_count(self) -> int:
-        """How many numbers there are of uses since they were last taken."""
+        """Returns how many numbers there are of uses since they were last taken."""
         return len(self._used)
 
     def take(self) -> "tuple[array[int], array[int], int]":
@@ -176,7 +176,7 @@ class TensorIds:
         return self._identify(tensor)[0]
 
     def find(self, tensor: torch.Tensor) -> int:
-        """The number of a tensor that a call is given; NO_TENSOR if meeting it would make it a leaf.
+        """Returns the number of a tensor that a call is given; NO_TENSOR if meeting it would make it a leaf.
 
         Whether what an op has returned requires a gradient, the op that reads it first is left to ask.
         """
@@ -249,7 +249,7 @@ class TensorIds:
         self._rows += row
 
     def _meet(self, tensor: torch.Tensor, stored: Any, geometry: int) -> int:
-        """A tensor object that was not seen first of its storage."""
+        """Returns a tensor object that was not seen first of its storage."""
         storage = self._known(stored)
         if storage is None:
             storage = self._add_storage(tensor, stored, made=False)
@@ -305,7 +305,7 @@ class TensorIds:
             del self._storages[storage.key]
 
     def _find_geometry(self, tensor: torch.Tensor) -> int:
-        """The number of what a tensor shows; the quick way finds only plain ones."""
+        """Returns the number of what a tensor shows; the quick way finds only plain ones."""
         dtype = tensor.dtype
         if dtype in _COMPLEX and not self._has_complex:
             self._has_complex = True
@@ -345,7 +345,7 @@ AnyTensorIds: TypeAlias = "TensorIds | CompiledTensorIds"
 
 
 def new_tensor_ids() -> AnyTensorIds:
-    """The compiled ones, where there are: setup.py builds them if it finds a C compiler."""
+    """Returns the compiled ones, where there are: setup.py builds them if it finds a C compiler."""
     if compiled is None:
         return TensorIds()
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)

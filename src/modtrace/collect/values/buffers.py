@@ -82,7 +82,7 @@ class BufferTaps(ValueSource):
                 store(measured, found, BUFFER, sites, measured.active)
 
     def _buffers_of(self, top: nn.Module) -> list[tuple[torch.Tensor, list[ParameterOwner]]]:
-        """The buffers of a module and all below it, each once, with those that hold it. 0.5 us a module."""
+        """Returns the buffers of a module and all below it, each once, with those that hold it. 0.5 us a module."""
         found: dict[int, tuple[torch.Tensor, list[ParameterOwner]]] = {}
         for module in (top, *descendants(top)):
             for name, buffer in module._buffers.items():

@@ -1,4 +1,4 @@
-"""Which captures mean a tensor, as bits: by role, by path, by module, by step."""
+"""Says which captures want a tensor, by its role, path, module and step: one bit for each capture."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,12 +28,12 @@ ROLE_CODES = (1 << ROLE_BITS) - 1
 
 
 def mark_of(mask: Mask, code: int) -> int:
-    """A role, by its code, and the captures that want it."""
+    """Returns one number for a role, given by its code, and the captures that want it."""
     return mask << ROLE_BITS | code
 
 
 class CaptureMasks:
-    """The captures of one recorder."""
+    """Says which captures of one recorder want which tensors."""
 
     def __init__(
         self,
@@ -74,20 +74,20 @@ class CaptureMasks:
     # What is wanted at all.
 
     def of_role(self, role: str) -> Mask:
-        """The captures that look at tensors of a role."""
+        """Returns the captures that look at tensors of a role."""
         return self._of_role[ROLE_CODE[role]]
 
     def is_open(self, role: str) -> bool:
-        """Whether all captures of a role mean whatever comes by."""
+        """Returns whether all captures of a role want every tensor of it."""
         return self._open_roles[ROLE_CODE[role]]
 
     @property
     def in_micro_batches(self) -> Mask:
-        """Those that want what each backward adds to a gradient."""
+        """Returns the captures that want what each backward adds to a gradient."""
         return self._having(lambda each: each.micro_batches)
 
     def want(self, mask: Mask) -> Want:
-        """What captures want of a tensor together."""
+        """Returns what captures want of a tensor together."""
         found = self._wants.get(mask)
         if found is None:
             found = Want(stats=0)
@@ -99,13 +99,13 @@ class CaptureMasks:
         return found
 
     def chosen(self, mask: Mask) -> list[Capture]:
-        """The captures of a mask."""
+        """Returns the captures of a mask."""
         return [each for at, each in enumerate(self.captures) if mask >> at & 1]
 
     # When.
 
     def in_steps(self, numbers: Sequence[int]) -> Mask:
-        """The captures that look at one of these steps or more: that which runs may get any of their numbers."""
+        """Returns the captures that look at any of these steps: a step that runs may get one of several numbers."""
         if self._is_always:
             return self._all if numbers else 0
         mask = 0
@@ -116,7 +116,7 @@ class CaptureMasks:
         return mask
 
     def in_step(self, number: int) -> Mask:
-        """The captures that look at a step."""
+        """Returns the captures that look at a step."""
         if self._is_always:
             return self._all
         fired = self._fired()
@@ -132,7 +132,7 @@ class CaptureMasks:
     # Which.
 
     def of_context(self, context: CallContext, code: int) -> Mask:
-        """The captures that mean a module's tensors of a role, which is given by its code. 0.1 us."""
+        """Returns the captures that mean a module's tensors of a role, which is given by its code. 0.1 us."""
         if self._open_roles[code]:
             return self._of_role[code]
         if self._contexts_at != self._names.revision:  # a name learnt late may select what was not selected
@@ -147,7 +147,7 @@ class CaptureMasks:
         return mask
 
     def of_owner(self, owner: ParameterOwner) -> Mask:
-        """The captures that mean a parameter or a buffer, whatever its role."""
+        """Returns the captures that mean a parameter or a buffer, whatever its role."""
         if self._is_open:
             return self._all
         modules = (owner.module.path, *owner.module.aliases)
@@ -156,12 +156,12 @@ class CaptureMasks:
         return self._select(paths[0], (*modules, *paths), _module_of(owner.module))
 
     def of_unowned(self, name: str) -> Mask:
-        """The captures that mean a parameter which no module owns, whatever its role."""
+        """Returns the captures that mean a parameter which no module owns, whatever its role."""
         self.parameter_paths[name] = None
         return self._all if self._is_open else self._select(name, (name,), None)
 
     def of_op(self, name: str, path: str | None, named: NamedModule | None, role: str) -> Mask:
-        """The captures that mean what an op of a module returns or reads; path None: it ran in none."""
+        """Returns the captures that mean what an op of a module returns or reads; path None: it ran in none."""
         mask = self._of_role[ROLE_CODE[role]]
         if not mask or self.is_open(role):
             return mask
@@ -214,12 +214,12 @@ def _want_of(capture: Capture) -> Want:
 
 
 def _of_one_recording(schedule: Schedule) -> Schedule:
-    """What a function has said of the steps of another recording may be wrong of this one's."""
+    """Returns a schedule that asks its function anew: its answers for another recording may be wrong here."""
     return schedule.afresh() if isinstance(schedule, StepPredicate) else schedule
 
 
 def _paths_of(context: CallContext) -> tuple[str, ...]:
-    """Of a shared module all its paths that are as near to its caller as the one that is shown."""
+    """Returns all paths of a shared module that are as near to its caller as the one that is shown."""
     shown, named, above = context.path, context.named, context.above
     if named is None or context.seen_as is not None:
         return (shown,)

@@ -15,7 +15,7 @@ _Rows = list[tuple[int, Extra]]
 
 
 def extra_columns(extras: Sequence[Extra | None], wants: Sequence[Want | None]) -> dict[str, Any]:
-    """The columns that hold anything, None where a row's captures want nothing or it could not be had.
+    """Returns the columns that hold anything, None where a row's captures want nothing or it could not be had.
 
     Reads what lies on other devices, and waits for them. 0.05 us for a row that has nothing, 2.5 us for one with
     tier 2, hash and sketch, and 4.5 us more to become Arrow.
@@ -43,7 +43,7 @@ def extra_columns(extras: Sequence[Extra | None], wants: Sequence[Want | None]) 
 def extra_notes(
     notes: Sequence[str | None], extras: Sequence[Extra | None], wants: Sequence[Want | None]
 ) -> list[str | None]:
-    """The notes of the rows with those of what their captures want, "; " between them, nothing twice.
+    """Returns the notes of the rows with those of what their captures want, "; " between them, nothing twice.
 
     Reads what lies on other devices: it may fail.
     """
@@ -93,7 +93,7 @@ def _hash(extra: Extra, want: Want) -> bytes | None:
 
 
 def _user(extra: Extra, want: Want) -> str | None:
-    """What one function has returned; of several a list, null in it for one that has raised."""
+    """Returns the result of the only function; of several functions a list, with null for one that has raised."""
     found = {id(function): value for function, value in extra.user}
     if len(want.functions) > 1:
         return json.dumps([found.get(id(each)) for each in want.functions]) if found else None
@@ -124,7 +124,7 @@ _OF_ARRAYS = {torch.float64, torch.float32, torch.int64}  # of what is measured;
 
 
 def _read_results(extras: Iterable[Extra]) -> None:
-    """Puts numbers, arrays and lists in the place of the tensors that stand for them. 1.5 us each if there are none.
+    """Replaces tensors that hold results by numbers, arrays and lists. 1.5 us each if there are none.
 
     What cannot be read is None then, and a note says why. Waits for the devices.
     """
@@ -156,7 +156,7 @@ def _replace(extras: Iterable[Extra], fetched: Mapping[int, torch.Tensor | Excep
 
 
 def _change(extra: Extra, change: Callable[[torch.Tensor], Any]) -> None:
-    """Puts what `change` says in the place of each tensor."""
+    """Replaces each tensor by what `change` returns for it."""
     for name in (*_NUMBERS, *_ARRAYS):
         value = getattr(extra, name)
         if isinstance(value, torch.Tensor):
@@ -181,7 +181,7 @@ def _changed(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def _fetch(waiting: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | Exception]:
-    """The tensors on the CPU, by the same numbers; an error where one cannot be had."""
+    """Returns the tensors on the CPU, by the same numbers; an error where one cannot be had."""
     alike: dict[Any, list[tuple[int, torch.Tensor]]] = {}
     for number, tensor in waiting.items():
         key = (tensor.device, tensor.dtype, tuple(tensor.shape))

@@ -14,10 +14,10 @@ from .capture_masks import ROLE_BITS, Mask
 
 
 class GradientTap:
-    """A hook on an output: the sites that its gradient is stored under.
+    """A hook on a tensor, with the sites that its gradient is stored under.
 
-    While the segment runs it also tells whether a tensor is the one that was measured. When the step has ended the
-    hook is taken off; the graph knows the tap still, and it is hooked in again for a backward that comes after that.
+    While the segment runs, the tap also tells whether a tensor is the one that was measured. When the step has ended,
+    the hook is removed. The graph still refers to the tap, and a later backward registers the hook again.
     """
 
     __slots__ = (
@@ -46,13 +46,13 @@ class GradientTap:
         self._measure = measure
 
     def is_of(self, tensor: torch.Tensor, version: int | None) -> bool:
-        """Whether this is the tensor that was measured, and nobody has written to it since."""
+        """Returns whether this is the tensor that was measured, and nobody has written to it since."""
         return (
             version is not None and self.version == version and self.ref is not None and self.ref() is tensor
         )
 
     def is_of_recorder(self, measure: "Callable[[GradientTap, Any], None]") -> bool:
-        """Whether this is what it calls."""
+        """Returns whether the tap belongs to the recorder with this `measure`."""
         return self._measure is measure
 
     def add_site(self, event: int, slot: str, mark: int) -> None:
@@ -62,20 +62,20 @@ class GradientTap:
         self.more.append((event, slot, mark))
 
     def sites(self) -> Iterator[tuple[int, str, int]]:
-        """Events, slots and marks, the outermost call first."""
+        """Yields events, slots and marks, the outermost call first."""
         yield from reversed(self.more or ())
         yield self.event, self.slot, self.mark
 
     @property
     def mask(self) -> Mask:
-        """The captures that want its gradient."""
+        """Returns the captures that want its gradient."""
         mask = self.mark >> ROLE_BITS
         for _, _, mark in self.more or ():
             mask |= mark >> ROLE_BITS
         return mask
 
     def hook(self, tensor: torch.Tensor) -> None:
-        """Hears of the tensor's gradient from now on."""
+        """Registers the hook, which receives the gradient of the tensor from now on."""
         self.handle = _register_hook(tensor, self)
         node = grad_fn_of(tensor)
         if node is not None:
@@ -85,7 +85,7 @@ class GradientTap:
             known.append(weakref.ref(self))
 
     def unhook(self) -> None:
-        """Hears of it no more."""
+        """Removes the hook."""
         if self.handle is not None:
             self.handle.remove()
             self.handle = None
@@ -95,12 +95,12 @@ class GradientTap:
             self._measure(self, gradient)
 
     def call_with_all(self, gradients: Any) -> None:
-        """As a hook of the node, which gets the gradients of all its outputs."""
+        """Serves as a hook of the node, which gets the gradients of all its outputs."""
         self(gradients[self.output_nr])
 
 
 class BaseTap(GradientTap):
-    """A hook on what an output is a view of: when the view was written to, its gradient comes there alone."""
+    """A hook on the base of a view: when the view was written to, its gradient comes to the base alone."""
 
     __slots__ = ("shape", "view")
 
@@ -117,7 +117,7 @@ class BaseTap(GradientTap):
 
 
 def _metadata_of(node: Any) -> dict[str, Any]:
-    """What a node keeps for whoever wants to know it again."""
+    """Returns the dictionary of a node in which others may keep what they need."""
     metadata: dict[str, Any] = node.metadata
     return metadata
 

@@ -1,4 +1,4 @@
-"""What was measured, until its step is written. Few objects a tensor: Python's garbage collector visits each."""
+"""Holds what was measured until its step is written, in few objects: the garbage collector visits each."""
 
 import weakref
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from .gradient_taps import GradientTap
 
 
 class MeasuredOutputs:
-    """What the calls of one segment returned and were given."""
+    """Measurements of what the calls of one segment returned and were given."""
 
     __slots__ = ("active", "intervals", "known", "segment", "sites", "taps", "thread")
 
@@ -33,14 +33,14 @@ class MeasuredOutputs:
         self.taps: list[GradientTap] = []  # with a hook
 
     def close(self) -> None:
-        """The segment has ended: what is returned from now on is another tensor."""
+        """Forgets which tensors were measured: the segment has ended."""
         for tap in self.known.values():
             tap.ref = None
         self.known = {}
 
 
 class Seen:
-    """One call's tensors, while they are looked at."""
+    """The call whose tensors are being measured."""
 
     __slots__ = ("context", "event", "grad_mark", "mark", "measured")
 
@@ -54,11 +54,11 @@ class Seen:
         self.grad_mark = grad_mark
 
     def name(self, slot: str) -> str:
-        """What a whole tensor is called."""
+        """Returns the name of a whole tensor."""
         return name_of_tensor(self.context.path, self.mark, slot)
 
     def base_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What a returned tensor is a view of; see `base_made_in`."""
+        """Returns the base of a view that the call returns; see `base_made_in`."""
         if self.grad_mark & ROLE_CODES != ROLE_CODE[GRAD_OUTPUT]:
             return None
         call = self.measured.segment.call_after(self.event - 1)  # the one that has just ended
@@ -66,12 +66,12 @@ class Seen:
 
 
 def name_of_tensor(path: str, mark: int, slot: str) -> str:
-    """What a whole tensor is called, of a module at this path."""
+    """Returns the name of a whole tensor of the module at this path."""
     return join(path, ROLES[mark & ROLE_CODES] + slot)
 
 
 class MeasuredGradients:
-    """The gradients of outputs that one backward computed."""
+    """Measurements of the gradients that one backward computed."""
 
     __slots__ = ("handles", "intervals", "last", "last_version", "sites", "thread", "written")
 
@@ -92,13 +92,13 @@ class MeasuredGradients:
         self.handles = []
 
     def is_last(self, gradient: torch.Tensor, version: int | None) -> bool:
-        """Whether this is the tensor that was measured last, and nobody has written to it since."""
+        """Returns whether this is the tensor that was measured last, and nobody has written to it since."""
         known = version is not None and version == self.last_version and self.last is not None
         return known and self.last is not None and self.last() is gradient
 
 
 class MeasuredParameters:
-    """Tensors of modules at one moment: parameters with all that belongs to them, or buffers."""
+    """Measurements of parameters and what belongs to them, or of buffers, at one moment."""
 
     __slots__ = ("active", "intervals", "phase", "sites", "thread")
 
@@ -115,14 +115,14 @@ Measured = MeasuredOutputs | MeasuredGradients | MeasuredParameters
 
 
 class HasSites(Protocol):
-    """Something with measurements, each with what it is of."""
+    """Has measurements, each with what it was taken of."""
 
     sites: list[Any]
     intervals: list[int]
 
 
 def free_rows(measured: Iterable[HasSites]) -> None:
-    """Lets other tensors have the rows of what is written, or not wanted."""
+    """Frees the rows of measurements that are written, or not wanted."""
     taken: dict[Rows, dict[int, None]] = {}
     for each in measured:
         for sample, *_ in each.sites:

@@ -75,7 +75,7 @@ class MicroBatchTaps(ValueSource):
             self._left[segment] = needed[1]
 
     def backward_begins(self, backward: Backward, outputs: Any) -> None:
-        """Hooks what calls of ended steps have used whose graphs live: of a generator, trained after its critic."""
+        """Hooks the parameters that ended steps used if their graphs live: a generator trained after its critic."""
         for segment, _ in self._left.items():
             if self._is_abandoned or not segment.has_graph():
                 self._left.pop(segment)
@@ -117,7 +117,7 @@ class MicroBatchTaps(ValueSource):
     # and `torch.utils.swap_tensors` (`Module.to`) refuses a parameter whose node lives.
 
     def _hook_those_of(self, segment: Segment, active: Mask) -> set[int]:
-        """Hooks the parameters of the module that was called; returned are their ids."""
+        """Hooks the parameters of the module that was called, and returns their ids."""
         module = segment.named.ref() if segment.named.ref is not None else None
         if module is not None:
             try:
@@ -128,7 +128,7 @@ class MicroBatchTaps(ValueSource):
         return set()
 
     def _hook_below(self, top: nn.Module, active: Mask) -> set[int]:
-        """Hooks what is not hooked yet; returned are the ids of the hooked parameters."""
+        """Hooks the parameters that are not hooked yet, and returns the ids of all hooked ones."""
         hooked: set[int] = set()
         has_learnt = False
         for module in (top, *descendants(top)):
@@ -162,7 +162,7 @@ class MicroBatchTaps(ValueSource):
             self._hooks[id(parameter)] = hook
 
     def _unhook(self) -> None:
-        """Never in the middle of a backward, on any thread."""
+        """Removes hooks that no step needs, but never while a backward runs on any thread."""
         if self._is_leaving and not self._tracker.backwards.is_running():
             self._is_leaving = False
             needed = set().union(*(each for _, (each, _) in self._needed.items()), *self._resumed.values())
@@ -194,7 +194,7 @@ _register_hook: Callable[[torch.Tensor, Any], Any] = torch.Tensor.register_hook
 
 
 def _can_be_hooked(parameter: torch.Tensor) -> bool:
-    """Whether it has a gradient that can be heard of; a subclass of the user's that raises when asked is not hooked."""
+    """Returns whether a hook can receive its gradient. A subclass of the user's that raises is not hooked."""
     try:
         insides_of(parameter)
         return requires_grad_of(parameter) and is_leaf(parameter) and not is_uninitialized(parameter)
@@ -203,7 +203,7 @@ def _can_be_hooked(parameter: torch.Tensor) -> bool:
 
 
 class _GradientHook:
-    """What a parameter calls with the gradient of each backward, before it is added."""
+    """The hook of a parameter, which receives the gradient of each backward before it is added."""
 
     __slots__ = ("_hear", "active", "handle", "insides", "sites", "was_first")
 
@@ -221,16 +221,16 @@ class _GradientHook:
         self._hear = hear
 
     def is_on(self, parameter: torch.Tensor) -> bool:
-        """Whether it is on this one as it is now; of two that lived one after the other, both may have its `id`."""
+        """Returns whether the hook is on this parameter: one that lived before may have had the same `id`."""
         return self.handle.hooks_dict_ref() is not None and self.insides == insides_of(parameter)
 
     def stands_behind_ours(self) -> bool:
-        """Whether other recorders' hooks are on it, put on while nobody else had ever hooked it."""
+        """Returns whether only hooks of other recorders were registered on the parameter before this one."""
         others = [each for each in self.handle.hooks_dict_ref().values() if each is not self]
         return bool(others) and all(isinstance(each, _GradientHook) and each.was_first for each in others)
 
     def remove(self) -> None:
-        """Takes it off, and leaves the parameter as it was."""
+        """Removes the hook, and leaves the parameter as it was."""
         hooks = self.handle.hooks_dict_ref()
         self.handle.remove()
         if not self.was_first or hooks is None or hooks:

@@ -1,4 +1,4 @@
-"""What parameters and buffers are stored under, and which captures mean them."""
+"""Names the sites of parameters and buffers, and the captures that want them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class ParameterSite(NamedTuple):
 
 
 class ParameterSites:
-    """The sites of all parameters and buffers met. A known one takes 1 us."""
+    """The sites of all parameters and buffers met. Finding a known one takes 1 us."""
 
     def __init__(self, names: ModuleNames, capture_masks: CaptureMasks) -> None:
         self._names = names
@@ -35,13 +35,13 @@ class ParameterSites:
         self._known_at = -1
 
     def of_owners(self, owners: Iterable[ParameterOwner]) -> list[ParameterSite]:
-        """Those of a tensor that some modules hold, as far as a capture means them."""
+        """Returns the sites of a tensor that these modules hold, as far as a capture wants them."""
         if self._known_at != self._names.revision:  # a name learnt late may select what was not selected
             self._owned, self._unowned, self._known_at = {}, {}, self._names.revision
         return [site for site in map(self._of_owner, owners) if site.mask]
 
     def of_unowned(self, name: str) -> list[ParameterSite]:
-        """That of a tensor that no module holds."""
+        """Returns the site of a tensor that no module holds, if a capture wants it."""
         site = self._unowned.get(name)
         if site is None:
             site = self._unowned[name] = ParameterSite(name, None, name, self._capture_masks.of_unowned(name))
@@ -56,7 +56,7 @@ class ParameterSites:
 
 
 def wanted_by(sites: Iterable[ParameterSite], wanted: Mask) -> Mask:
-    """Those of the wanted captures that mean one of the sites."""
+    """Returns which of the wanted captures want one of the sites."""
     mask = 0
     for site in sites:
         mask |= site.mask
@@ -71,7 +71,7 @@ def store(
     wanted: Mask,
     below: str = "",
 ) -> None:
-    """Puts one measurement under each of its sites.
+    """Stores one measurement under each of its sites.
 
     Args:
         below: what is added to the slots, for something that belongs to a parameter.
@@ -83,5 +83,5 @@ def store(
 
 
 def name_of(sites: Sequence[ParameterSite], role: str, below: str = "") -> str:
-    """What a whole tensor is called."""
+    """Returns the name of a whole tensor."""
     return f"{sites[0].path}{below}.{role}"

@@ -88,7 +88,7 @@ class ParameterTaps(ValueSource):
     # Optimizers: the weights that a step used, their gradients after clipping, and what has become of them.
 
     def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
-        """Measures before the step what will not be there after it."""
+        """Measures what the step is about to change."""
         self._settle()
         thread = self._tracker.logs.current.number
         raised = self._stepping.pop(thread, None)
@@ -103,7 +103,7 @@ class ParameterTaps(ValueSource):
             self._settle()  # a parameter that is to be copied later would be written to now
 
     def optimizer_stepped(self, optimizer: Any, has_closure: bool) -> None:
-        """Measures what the step has left. The gradients that a closure computed are there only now."""
+        """Measures what the step has changed. Gradients that a closure computed exist only now."""
         stepping = self._stepping.get(self._tracker.logs.current.number)
         if stepping is None or self._is_abandoned:
             return
@@ -131,7 +131,7 @@ class ParameterTaps(ValueSource):
         measured.intervals += (start_ns, time.perf_counter_ns())
 
     def _parameters_of(self, optimizer: Any, active: Mask) -> Iterator["_Parameter"]:
-        """The parameters that a capture means, with their sites."""
+        """Returns the parameters that a capture means, with their sites."""
         prefix = self._known(optimizer).prefix
         has_learnt = False
         for at, group in enumerate(optimizer.param_groups):
@@ -231,7 +231,7 @@ _OF_OPTIMIZERS = (PARAMETER, PARAMETER_GRAD, UPDATE, OPTIMIZER_STATE)
 
 
 class _Parameter(NamedTuple):
-    """One that an optimizer has."""
+    """A parameter of an optimizer, with its sites."""
 
     position: _Position
     tensor: torch.Tensor
@@ -239,7 +239,7 @@ class _Parameter(NamedTuple):
 
 
 class _Optimizer(NamedTuple):
-    """What is known of one."""
+    """What is remembered of an optimizer from step to step."""
 
     prefix: str  # tells its unowned parameters from those of others
     copies: dict[_Position, Before]
@@ -253,7 +253,7 @@ class _Stepping(NamedTuple):
 
 
 def _state_of(optimizer: Any, parameter: torch.Tensor) -> list[Slot]:
-    """The tensors that are kept of a parameter; none where a wrapper keeps them elsewhere."""
+    """Returns the tensors that an optimizer keeps for a parameter; none where a wrapper keeps them elsewhere."""
     try:
         state = getattr(optimizer, "state", None)
         kept = state.get(parameter) if isinstance(state, Mapping) else None

@@ -1,4 +1,4 @@
-"""Records values: has them measured as the captures wish, and writes their rows."""
+"""Measures tensors as the captures ask, and writes one row for each."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ from .taps import CallTaps, CaptureMeasurer
 
 
 class ValueRecorder:
-    """The values of one recording; of none, without captures."""
+    """Drives the value sources of one recording; without captures it does nothing."""
 
     def __init__(
         self,
@@ -102,26 +102,26 @@ class ValueRecorder:
 
     @property
     def is_measuring(self) -> bool:
-        """Whether anything is wanted, and nothing has failed."""
+        """Returns whether anything is wanted, and nothing has failed."""
         return bool(self._sources)
 
     @property
     def wants_ops(self) -> bool:
-        """Whether a capture looks at what ops return."""
+        """Returns whether a capture looks at what ops return."""
         return self.is_measuring and any(each.wants_ops for each in self._captures)
 
     @property
     def capture_masks(self) -> CaptureMasks:
-        """What the captures want; only while values are recorded."""
+        """Returns what the captures want; only while values are recorded."""
         assert self._capture_masks is not None
         return self._capture_masks
 
     def captures_for(self, step: Step | None = None) -> Mask:
-        """The captures that may look at what runs in a step; None: in the one that an optimizer belongs to."""
+        """Returns the captures that may look at what runs in a step; None: in the one that an optimizer belongs to."""
         return 0 if self._capture_masks is None else self._capture_masks.in_steps(self._numbers(step))
 
     def leave(self) -> None:
-        """Hears nothing any more. What was measured can still be taken, and hooks stay on tensors until `stop()`."""
+        """Receives no more events. What was measured can still be taken, and hooks stay on tensors until `stop()`."""
         for source in self._listeners:
             assert self._tracker is not None
             self._tracker.subscribers.remove(source)
@@ -158,21 +158,21 @@ class ValueRecorder:
     # on a thread that does not have the lock.
 
     def open(self, segment: Segment, active: Mask) -> None:
-        """Has these captures look at what runs in a segment."""
+        """Measures what runs in a segment for these captures."""
         if self._sources and active:
             self._active[segment] = active
             for source in self._sources:
                 source.opened(segment, active)
 
     def close(self, segment: Segment) -> None:
-        """The segment has ended."""
+        """Measures no more in a segment that has ended."""
         active = self._active.pop(segment, None)
         if active is not None:
             for source in self._sources:
                 source.closed(segment, active)
 
     def drop(self, segment: Segment) -> None:
-        """The segment has not begun after all."""
+        """Forgets a segment that has not begun after all."""
         self._active.pop(segment, None)
         for source in self._sources:
             source.dropped(segment)
@@ -208,7 +208,7 @@ class ValueRecorder:
     # Writing.
 
     def write(self, steps: list[Step], memory: NthMemory, of_ops: Iterable[ValuePart]) -> None:
-        """Writes what was measured in ended steps, and the sites that are new; to be called when calls are numbered."""
+        """Writes what was measured in ended steps, and new sites. The calls of the steps must have their ids."""
         try:
             masks = self._capture_masks
             columns = None if masks is None else value_columns(steps, self._sites, memory, masks, of_ops)
@@ -241,7 +241,7 @@ def _add(step: Step, measured: "Iterable[Measured | None]") -> None:
 
 
 def free_values(steps: Sequence[Step]) -> None:
-    """Gives back the rows in which what ran in these steps was measured."""
+    """Frees the rows of all measurements of these steps."""
     of_ops = (batch.measured for step in steps for batch in step.ops)
     free_rows(
         [*(each for step in steps for each in step.values), *(each for each in of_ops if each is not None)]

@@ -1,4 +1,4 @@
-"""Turns what was measured in ended steps into the columns of the `values` and `sites` tables."""
+"""Turns what was measured in ended steps into the columns of the `values` table."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ def value_columns(
     capture_masks: CaptureMasks,
     more_parts: "Iterable[ValuePart]" = (),
 ) -> Columns | None:
-    """The rows of ended steps; None if there are none. To be called when their calls have been numbered.
+    """Returns the rows of ended steps; None if there are none. The calls of the steps must have their ids.
 
     Args:
         capture_masks: what is wanted in which step: more may have been measured while a step's number was not known.
@@ -103,21 +103,21 @@ def _only_new(part: "ValuePart", heard: set[tuple[Any, ...]]) -> "ValuePart":
 
 
 def _call_sites(part: "ValuePart") -> Iterable[tuple[tuple[Any, ...], bool]]:
-    """Of the gradients of calls' tensors: step, module_id, nth, role and slot, and whether a recompute had it."""
+    """Yields step, module_id, nth, role and slot of each gradient, and whether its call was a recompute."""
     sites = zip(part.module_id.tolist(), part.nth.tolist(), part.named, part.recomputed, strict=False)
     for module_id, nth, (role, slot, *_), again in sites:
         yield (part.step, module_id, nth, role, slot), again and nth >= 0
 
 
 def _wanted(part: "ValuePart", active: Mask) -> "ValuePart":
-    """The rows that the captures of this step want."""
+    """Returns the rows that the captures of this step want."""
     if all(mask & active for mask in part.masks):
         return part
     return _only(part, [at for at, mask in enumerate(part.masks) if mask & active])
 
 
 def _only(part: "ValuePart", here: list[int]) -> "ValuePart":
-    """Some rows of a part."""
+    """Returns some rows of a part."""
     columns = (each[here] for each in (part.phase, part.module_id, part.nth, part.call_id, part.op_id))
     lists = ([each[at] for at in here] for each in (part.samples, part.named, part.masks))
     return ValuePart(part.step, *lists, *columns)  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def _only(part: "ValuePart", here: list[int]) -> "ValuePart":
 def _wants(
     extras: Sequence[Any], masks: Sequence[Mask], steps: Sequence[int], capture_masks: CaptureMasks
 ) -> list[Want | None]:
-    """What the captures want in its step of each row that has more than the usual statistics."""
+    """Returns what the captures want in its step of each row that has more than the usual statistics."""
     active: dict[int, Mask] = {}
     wants: list[Want | None] = [None] * len(extras)
     for at, extra in enumerate(extras):
@@ -139,7 +139,7 @@ def _wants(
 
 
 class ValuePart(NamedTuple):
-    """The rows of one thing measured, in columns; -1 where there is none."""
+    """The rows of one `Measured`, in columns; -1 stands for null."""
 
     step: int
     samples: Sequence[Measurement]
@@ -198,7 +198,7 @@ def _read_parameters(measured: MeasuredParameters, step: int) -> ValuePart:
 
 
 def _named(slots: Sequence[str], marks: Sequence[int]) -> tuple[list[SiteName], list[Mask]]:
-    """What tensors of calls are called at their sites, and the captures that want them."""
+    """Returns the names of the sites, and the captures that want them."""
     roles = [ROLES[mark & ROLE_CODES] for mark in marks]
     named: list[SiteName] = [(role, slot, None, -1) for role, slot in zip(roles, slots, strict=True)]
     return named, [mark >> ROLE_BITS for mark in marks]
@@ -220,7 +220,7 @@ class _CallsOfSegments:
         self._known: dict[Segment, tuple[Ints, Ints, Ints]] = {}
 
     def find(self, segment: Segment, events: Sequence[int]) -> tuple[Ints, Ints, Ints]:
-        """module_id, nth and call_id; -1 where it is not known."""
+        """Returns module_id, nth and call_id of each event; -1 where it is not known."""
         known = self._known.get(segment)
         if known is None:
             known = self._known[segment] = self._read(segment)
@@ -242,7 +242,7 @@ class _CallsOfSegments:
 
 
 def _orders(step: npt.NDArray[np.int32], samples: Ints) -> Ints:
-    """Counts the measurements of each step; the rows of one stand together."""
+    """Numbers the measurements of each step. The rows of one measurement follow each other."""
     new, first = np.ones(len(step), bool), np.ones(len(step), bool)
     first[1:] = step[1:] != step[:-1]
     new[1:] = (samples[1:] != samples[:-1]) | first[1:]
@@ -252,7 +252,7 @@ def _orders(step: npt.NDArray[np.int32], samples: Ints) -> Ints:
 
 
 def _statistics(samples: Sequence[Measurement]) -> Columns:
-    """The columns of the statistics; null where nothing was measured."""
+    """Returns the columns of the statistics; null where nothing was measured."""
     table = np.full((len(samples), len(_STATISTICS)), np.nan)
     measured = np.array([sample.rows is not None for sample in samples])
     by_rows: dict[Rows, list[int]] = {}

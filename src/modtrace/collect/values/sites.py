@@ -20,13 +20,13 @@ class SiteIds:
     def get(
         self, module_ids: Iterable[int], nths: Iterable[int], named: Iterable[SiteName]
     ) -> npt.NDArray[np.int32]:
-        """The ids of sites, new ones for those that have not been met."""
+        """Returns the ids of sites; a site that was not met before gets a new one."""
         ids = self._ids
         sites = zip(module_ids, nths, named, strict=True)
         return np.array([ids.setdefault(site, len(ids)) for site in sites], np.int32)
 
     def take_new(self) -> dict[str, Any] | None:
-        """The rows of the sites that came since the last time; None if none did."""
+        """Returns the rows of the sites that are new since the last time; None if there are none."""
         first, self._written = self._written, len(self._ids)
         if first == self._written:
             return None

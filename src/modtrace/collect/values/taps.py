@@ -1,4 +1,4 @@
-"""Taps: measures what modules are given and return, and its gradients, at the moment they come by."""
+"""Measures what modules are given and return, and the gradients of that, while they run."""
 
 import sys
 import time
@@ -127,7 +127,7 @@ class CallTaps(ValueSource):
         self._prune_at = 2 * len(self._suspended) + _KEPT_SUSPENDED
 
     def backward_begins(self, backward: Backward, outputs: Any) -> None:
-        """Hooks in what this backward may reach of steps that have ended: a generator's call by its own step."""
+        """Registers again the hooks that this backward may reach in graphs of ended steps."""
         self._prune()
         if self._is_abandoned or not self._suspended:
             return
@@ -158,7 +158,7 @@ class CallTaps(ValueSource):
         measured.intervals += (start_ns, time.perf_counter_ns())
 
     def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
-        """A call begins."""
+        """Measures what a call is given."""
         segment, context = log.segment, log.context
         measured = None if segment is None else self._running.get(segment)
         if measured is None or context.outermost != id(module):  # a compiler's own module in the running call
@@ -175,7 +175,7 @@ class CallTaps(ValueSource):
     def _marks(
         self, measured: MeasuredOutputs, context: CallContext, code: int, grad_code: int
     ) -> tuple[int, int]:
-        """The marks of a call's tensors and of their gradients; 0: nobody wants them."""
+        """Returns the marks of a call's tensors and of their gradients; 0: no capture wants them."""
         of_context, active = self._capture_masks.of_context, measured.active
         mask, grad_mask = of_context(context, code) & active, of_context(context, grad_code) & active
         return mask and mark_of(mask, code), grad_mask and mark_of(grad_mask, grad_code)
@@ -197,7 +197,7 @@ class CallTaps(ValueSource):
             self._failed(error, seen.context.path)
 
     def _look_at_tensor(self, seen: Seen, slot: str, tensor: torch.Tensor) -> None:
-        """Measures a tensor, unless it is one of this segment's that nobody has written to since."""
+        """Measures a tensor, unless this segment has measured it and nobody has written to it since."""
         measured = seen.measured
         version = self._measurer.version_of(tensor)
         tap = measured.known.get(id(tensor))
@@ -262,7 +262,7 @@ class CallTaps(ValueSource):
             self._failed(error, tap.segment.context.path)
 
     def _is_of_view(self, measured: MeasuredGradients, backward: Backward | None, tap: BaseTap) -> bool:
-        """Whether the gradient of a base, whose view has none, is that of the view because somebody wrote to it.
+        """Returns whether the gradient of a base is that of its view, which somebody wrote to.
 
         Walks the graph once a backward: 1 us for each node.
         """
@@ -274,7 +274,7 @@ class CallTaps(ValueSource):
     def _gradient_of(
         self, measured: MeasuredGradients, gradient: torch.Tensor, tap: GradientTap
     ) -> Measurement:
-        """Measures a gradient, unless it is the last one: an addition hands its own on to what was added."""
+        """Measures a gradient, unless it is the last one again: an addition passes its own to both summands."""
         version = self._measurer.version_of(gradient)
         known = measured.sites[-1][0] if measured.is_last(gradient, version) else None
         want = self._capture_masks.want(tap.mask)
@@ -285,7 +285,7 @@ class CallTaps(ValueSource):
 
 
 def _seen_through(gradient: torch.Tensor, tap: BaseTap) -> torch.Tensor:
-    """The gradient of a base as that of its view."""
+    """Returns the gradient of a base in the shape of its view."""
     with unseen():
         return gradient.reshape(tap.shape)
 

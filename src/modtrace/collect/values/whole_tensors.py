@@ -1,4 +1,4 @@
-"""Hands whole tensors on to where they are kept: at once, or as late as they are sure to be what they were."""
+"""Passes whole tensors to the sink: at once, or as late as they are sure to be unchanged."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ _NO_MEMORY = "not kept: there was no memory for a copy"
 
 
 class KeptTensors:
-    """The whole tensors of one recorder, on their way.
+    """The whole tensors of one recorder, until the sink has them.
 
     A tensor that is kept lazily is held, with its memory, until `settle`, and put only if torch has not counted a write
     to it or to any view of it by then. Torch does not count writes through `.data`, through numpy or DLPack, by fused
@@ -47,7 +47,7 @@ class KeptTensors:
         self._is_stopped = False
 
     def keep(self, extra: Extra, tensor: torch.Tensor, name: str, *, lazy: bool) -> None:
-        """Puts a tensor, or remembers it; what has been put is not put again. Called within `quiet()`.
+        """Passes a tensor to the sink, or remembers it for later; never passes it twice. Called within `quiet()`.
 
         A tensor of another device is cloned there, without waiting, and put by `settle`. Holding a plain tensor lazily
         takes a `detach`, which a profiler sees and no mode: 17 us, half of
@@ -69,7 +69,7 @@ class KeptTensors:
             self._put_array(extra, ready, name)
 
     def settle(self) -> None:
-        """Puts all that is held and has not been written to; returns when no other thread does so either.
+        """Passes all that is held and unchanged to the sink. Returns when no other thread does so either.
 
         Waits for the devices that tensors lie on.
         """
@@ -78,7 +78,7 @@ class KeptTensors:
                 self._settle(held)
 
     def drop(self, extras: Iterable[Extra]) -> None:
-        """Forgets what is held for them: their steps are not wanted."""
+        """Forgets what is held for these extras, whose steps are not wanted."""
         with self._lock:
             for extra in extras:
                 self._held.pop(id(extra), None)
@@ -91,7 +91,7 @@ class KeptTensors:
     # On the way in.
 
     def _look_at(self, extra: Extra, tensor: torch.Tensor, name: str, *, lazy: bool) -> torch.Tensor | None:
-        """What is to be put now; None if it is held, or there is nothing."""
+        """Returns the tensor to pass to the sink now; None if it is held, or there is nothing."""
         if is_plain(tensor, self._plain):
             return self._now_or_later(extra, tensor, name, lazy=lazy)
         with unseen(), outside_transforms(), torch.no_grad():
@@ -172,7 +172,7 @@ class _Held(NamedTuple):
     size_bytes: int  # of its storage
 
     def why_not(self) -> str | None:
-        """Why it is not what it was; None if it is, for all that torch knows."""
+        """Returns why the tensor has changed; None if it has not, as far as torch knows."""
         if self.version is None:
             return None
         if self.tensor._version != self.version:

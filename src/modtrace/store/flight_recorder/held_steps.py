@@ -1,4 +1,4 @@
-"""The rows of the last steps, held in memory until they are wanted or too old."""
+"""Holds the rows of the last steps in memory, until they are wanted or too old."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ class HeldSteps:
         self.size_bytes += size_bytes
 
     def end_step(self, number: int) -> None:
-        """All rows of a step have come."""
+        """Closes the step whose rows have all come."""
         ended, self._open = self._open, HeldStep()
         ended.number = number
         self._tensor_rows.see(number, ended.batches)
@@ -65,7 +65,7 @@ class HeldSteps:
             self._drop_oldest(is_replaced=False)
 
     def take(self) -> "Iterator[HeldStep]":
-        """The steps from the oldest on; behind them one that has not come whole.
+        """Yields the steps from the oldest on, and last a step with only some of its rows.
 
         Each is let go when the next one is asked for: take what was written out of it.
         """

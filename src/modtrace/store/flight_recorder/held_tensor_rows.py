@@ -1,4 +1,4 @@
-"""The rows of `tensors` that outlive the step they came in: later steps refer to them, or may do so."""
+"""Holds rows of `tensors` longer than their step, because later steps refer to them, or may do so."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -41,7 +41,7 @@ class TensorRows:
     def drop(
         self, step: int, batches: Iterable[tuple[str, Mapping[str, pa.Array]]], *, is_replaced: bool = True
     ) -> None:
-        """A step is dropped, the oldest that was held: keeps of its rows what is wanted, and no more of others'.
+        """Drops the oldest step, and keeps those of its rows that a later step may refer to.
 
         Args:
             is_replaced: the step that takes its place has come; else that may refer to any of the rows.
@@ -54,7 +54,7 @@ class TensorRows:
             self._count()
 
     def take(self) -> list[Mapping[str, pa.Array]]:
-        """The rows to which the steps that are held refer: they are written now, and kept no more.
+        """Returns the rows that the held steps refer to, and keeps them no longer: they are written now.
 
         What those steps have met themselves is written with them.
         """
@@ -95,7 +95,7 @@ class _Chunk(NamedTuple):
     size_bytes: int
 
     def only(self, wanted: npt.NDArray[np.bool_]) -> "_Chunk":
-        """Some of the rows: a copy of them, unless it is all."""
+        """Returns some of the rows; a copy, unless it is all of them."""
         if wanted.all():
             return self
         rows = from_numpy(np.flatnonzero(wanted), pa.int64())

@@ -1,4 +1,4 @@
-"""Whole tensors that wait with the step they came in: copies in memory, until the step is written or dropped."""
+"""Holds copies of whole tensors in memory, until their step is written or dropped."""
 
 import itertools
 import threading
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-#: What the references of tensors begin with that have no place in the recording yet.
+#: Prefix of the references of tensors that are not written yet.
 _PREFIX = "held:"
 
 

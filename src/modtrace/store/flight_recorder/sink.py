@@ -1,4 +1,4 @@
-"""A sink in front of another one: looks at each step, and holds the last ones until a trigger fires."""
+"""The flight recorder: a sink in front of another that holds the last steps until a trigger fires."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -75,7 +75,7 @@ class FlightRecorder:
 
     @property
     def held_steps(self) -> int:
-        """How many steps wait."""
+        """Returns how many steps wait."""
         return 0 if self._held is None else len(self._held)
 
     def write(self, table: str, columns: Mapping[str, Any]) -> None:
@@ -103,17 +103,17 @@ class FlightRecorder:
         *,
         step: int | None = None,
     ) -> str | None:
-        """Takes a copy of a whole tensor; see `Sink.put_tensor`. It gets its place when its step is written."""
+        """Takes a copy of a whole tensor; see `Sink.put_tensor`. It is written with its step."""
         if self._held is None:
             return self._sink.put_tensor(name, array, dtype, shape, step=step)
         return self._held_tensors.put(name, array, dtype, shape, step)
 
     def ask_for(self) -> None:
-        """The step whose rows are coming is to be written, with those held before it, whatever is in it."""
+        """Has the step written whose rows are coming, with those held before it."""
         self._is_asked_for = True
 
     def end_step(self, now_ns: int, *, force: bool = False) -> None:
-        """A step has ended, and all its rows have come: it is looked at, and written if a trigger fires.
+        """Checks the triggers against a step that has ended, and writes it if one fires.
 
         Otherwise it is not put to rest at once, whatever `force` says: this runs on the user's thread.
         """
@@ -137,7 +137,7 @@ class FlightRecorder:
         self._sink.end_step(now_ns, force=is_wanted)
 
     def fire(self, kind: str, reason: str, now_ns: int, *, coming: Sequence[int] = ()) -> None:
-        """Writes what is held, for a reason that lies outside of the steps: also a step that has not come whole.
+        """Writes what is held, for a reason outside of the steps; also a step with only some of its rows.
 
         Args:
             coming: steps that count among those to be written, and have not ended: the last of them, for which
@@ -232,7 +232,7 @@ class FlightRecorder:
     def _placed(
         self, columns: Mapping[str, pa.Array], tensors: Mapping[str, HeldTensor]
     ) -> Mapping[str, pa.Array]:
-        """The columns with the places that whole tensors get now."""
+        """Writes the whole tensors, and returns the columns with their references."""
         if not tensors or "blob" not in columns:
             return columns
         references = columns["blob"].to_pylist()
