@@ -1,4 +1,4 @@
-"""The arguments of ops, each set of them once: a JSON template with the names of its slots where tensors were."""
+"""Keeps each set of arguments of ops once: a JSON template that names a slot where a tensor was."""
 
 import json
 from collections.abc import Iterator
@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from ..tensor_ids.argument_reader import FLOAT, TENSOR, TRUTH
 from .schemas import OpSchema
 
-#: So many different sets of arguments are remembered before they are forgotten: 2 MB. The numbers that AdamW hands to
-#: its ops are others in each step, one for each parameter in a `foreach` op; such parts of sets take 30 bytes each.
+#: At most this many different sets of arguments are remembered: 2 MB. AdamW gives its ops other numbers in each step,
+#: one for each parameter in a `foreach` op; such parts of sets take 30 bytes each.
 _KEPT = 4096
 _MOST_PARTS = 2**18
 
@@ -17,7 +17,7 @@ _MOST_NUMBERS = 64
 
 
 class Arguments(NamedTuple):
-    """What an op was given."""
+    """The arguments of an op."""
 
     schema: OpSchema
     positional: int  # how many are given by position
@@ -35,7 +35,7 @@ class Arguments(NamedTuple):
         return json.dumps(template, separators=(",", ":")), tuple(slots)
 
     def by_name(self) -> Iterator[tuple[str, Any]]:
-        """Each argument with its name; tensors are TENSOR, a list is a tuple."""
+        """Yields each argument with its name; a tensor is TENSOR, a list is a tuple."""
         names, values = self.schema.argument_names, _unmarked(self.given)
         for at in range(self.positional):
             yield (names[at] if at < len(names) else f"[{at}]"), next(values)
@@ -44,7 +44,7 @@ class Arguments(NamedTuple):
 
 
 class ArgumentTexts:
-    """Numbers for sets of arguments: the ops of one step are given what those of the last one were."""
+    """Numbers sets of arguments, for the ops of each step get the same as those of the step before."""
 
     def __init__(self) -> None:
         self.known: list[Arguments] = []  # by number
@@ -52,14 +52,14 @@ class ArgumentTexts:
         self._parts = 0
 
     def add(self, schema: OpSchema, key: tuple[Any, ...]) -> int:
-        """Returns the number of one op's arguments that has none yet."""
+        """Returns a new number for arguments that have none yet."""
         number = self.numbers[key] = len(self.known)
         self.known.append(Arguments(schema, key[1], key[2:]))
         self._parts += _count_parts(key)
         return number
 
     def take(self) -> list[Arguments]:
-        """What the numbers given until now mean; they may be given anew from now on, if they have become many."""
+        """Returns the arguments of all numbers. Numbers start again from now on if there are too many."""
         known = self.known
         if len(known) > _KEPT or self._parts > _MOST_PARTS:
             self.known, self.numbers, self._parts = [], {}, 0

@@ -1,4 +1,4 @@
-"""The ops that ran one after the other in one step, until their rows are written."""
+"""Holds the ops that ran one after the other in one step, until their rows are written."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from .values import MeasuredOps
 
 
 class OpBatch:
-    """Ops, and the tensors that were met with them; maybe none, but what outermost calls were given and returned."""
+    """Ops with the tensors that they met, or at least what outermost calls were given and returned."""
 
     __slots__ = (
         "arguments", "at_roots", "events", "first_tensor", "leaves", "measured", "op_runs", "owners", "python_names",
@@ -47,7 +47,7 @@ class OpBatch:
         return list(zip(begins, [*begins[1:], len(self)], self.op_runs, strict=True))
 
     def _find_owners(self) -> "dict[ThreadLog, NodeOwners]":
-        """Whose the nodes are that the engine ran, by the thread that made them: looked up while the graph lives."""
+        """Finds the owners of the nodes that the engine ran, by the thread that made them, while the graph lives."""
         nodes: dict[ThreadLog, list[int]] = {}
         for begin, end, run in self.runs():
             if type(run.where) is ThreadLog:
@@ -57,7 +57,7 @@ class OpBatch:
 
 
 class NodeOwners:
-    """Whose nodes are: segments, and for each op which of them, and which call there."""
+    """The segments that own nodes, and for each op the index of its segment and of the call in it."""
 
     __slots__ = ("index", "of_segment", "segments")
 
@@ -68,7 +68,7 @@ class NodeOwners:
 
 
 def owners_of(log: ThreadLog, nodes: Ints) -> NodeOwners:
-    """Of nodes in any order; one that is no node (it accumulates a leaf's gradient) is nobody's."""
+    """Returns the owners of nodes in any order. A number below 0 (it accumulates a leaf's gradient) has none."""
     ascending, at = np.unique(nodes, return_inverse=True)
     segments, of_segment, index = calls_of_nodes(log, ascending[::-1])
     back = len(ascending) - 1 - at

@@ -1,4 +1,4 @@
-"""Notes what crosses the boundary of outermost calls while ops are recorded: which tensors, at which slots."""
+"""Notes which tensors outermost calls are given and return while ops are recorded, and at which slots."""
 
 import sys
 import threading
@@ -45,7 +45,7 @@ class AtRoot(NamedTuple):
 
 
 class OpBoundary(Listener):
-    """Notes them for one recorder; keeps no tensor. What runs inside a backward goes back to the engine: not noted.
+    """Notes these tensors for one recorder, and keeps none. What runs inside a backward is not noted.
 
     Of what a call is given only tensors that are known by then, or whose memory an op has made: any other is met by the
     op that reads it first, measured there, and has its site as an input.
@@ -63,13 +63,13 @@ class OpBoundary(Listener):
         self._named: IdentityMap[nn.Module, tuple[int, int]] = IdentityMap()  # how roots were
 
     def start(self) -> None:
-        """Looks at outermost calls of this thread, which is the one whose ops are seen."""
+        """Receives the outermost calls of this thread, the only one whose ops are seen."""
         keep_out_of_dynamo(OpBoundary.entering, OpBoundary.outermost_returned)
         self._thread = threading.get_ident()
         self._tracker.subscribers.add(self)
 
     def stop(self) -> None:
-        """Looks no more."""
+        """Receives no more calls."""
         self._tracker.subscribers.remove(self)
 
     def take(self) -> list[AtRoot]:
@@ -194,7 +194,7 @@ def _parameters_of(root: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _memory_of(tensor: torch.Tensor) -> int:
-    """Tells one memory from the next; 0 where there is none."""
+    """Returns a number that differs for different memory; 0 where there is none."""
     try:
         return id(tensor.untyped_storage())
     except Exception:  # not yet (lazy), not at all (sparse), or a subclass of the user's raises
@@ -206,13 +206,13 @@ def _tensors_in(value: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns what a transform has wrapped, which is what the mode sees."""
+    """Returns the tensor that transforms have wrapped; the mode sees only that."""
     while is_functorch_tensor(tensor):
         tensor = wrapped_by_functorch(tensor)
     return tensor
 
 
 def _aside(slots: _Slots) -> AbstractContextManager[Any]:
-    """Around reading what tensors show: a subclass may answer by an op, and `torch.jit.trace` traces it."""
+    """Returns a context for reading attributes of tensors: a subclass may answer by an op, which would be traced."""
     answers_itself = any(has_own_dispatch(kind) for kind in {type(tensor) for _, tensor in slots})
     return unseen() if answers_itself or tracing_state() is not None else DisableTorchFunction()

@@ -1,4 +1,4 @@
-"""What the ops of each module call, with those inside of it, cost together; columns of the table `calls`."""
+"""Sums up what the ops of each module call, and of the calls inside it, cost: columns of the table `calls`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from .saved_memory import UNKNOWN
 
 
 class CallTable:
-    """The calls that are written together: where each is among them, and which is around it."""
+    """Finds the row of each call among those that are written together, and the call around it."""
 
     def __init__(self, batches: Sequence[Columns]) -> None:
         self._batches = batches
@@ -43,7 +43,7 @@ class CallTable:
         return [(row, parents[row]) for row in order if parents[row] >= 0]
 
     def add(self, columns: Columns) -> None:
-        """Gives columns of all calls to the batches that they came from."""
+        """Divides columns of all calls among the batches that the calls came from."""
         first = 0
         for batch in self._batches:
             last = first + len(batch["call_id"])
@@ -78,7 +78,7 @@ def add_costs(calls: CallTable, ops: OpRows) -> None:
 
 
 class _Sums:
-    """Numbers by call, and which of them are not known."""
+    """Sums by call, some of which are not known."""
 
     def __init__(self, size: int) -> None:
         names = ("flops", "allocated_bytes", "saved_bytes")
@@ -95,7 +95,7 @@ class _Sums:
         self._unknown[name][rows] = True
 
     def hand_on(self, row: int, above: int) -> None:
-        """What is in a call is in the one around it."""
+        """Adds what is in a call to the call around it."""
         for name, sums in self._sums.items():
             sums[above] += sums[row]
             self._unknown[name][above] |= self._unknown[name][row]
@@ -105,7 +105,7 @@ class _Sums:
 
 
 class _Peaks:
-    """The most that lived at once of what ops had made, above what lived when the call's first op began."""
+    """The largest number of bytes of ops that lived at once in a call, above those that lived before its first op."""
 
     def __init__(self, size: int, rows: Ints, live: Ints) -> None:
         self._most = np.full(size, -1, np.int64)

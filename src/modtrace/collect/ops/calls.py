@@ -1,4 +1,4 @@
-"""In which call and phase each op ran."""
+"""Finds the call and the phase that each op ran in."""
 
 from collections.abc import Sequence
 
@@ -54,7 +54,7 @@ class OpCalls:
             self.call_id[rows] = np.where(index < 0, NO_CALL, segment.first_id + index)
 
     def _fill_backward(self, owners: NodeOwners, runs: list[tuple[int, int, Backward]]) -> None:
-        """The ops of nodes that one thread has made."""
+        """Fills in the ops of nodes that one thread has made."""
         keys = owners.of_segment << 32 | (owners.index + 1)
         known: dict[tuple[Backward, int], int] = {}
         done = 0
@@ -69,7 +69,7 @@ class OpCalls:
             self.call_id[begin:end] = [known[backward, key] for key in here]
 
     def _fill_found(self, where: Location, phase: str, run: OpRun, rows: slice) -> None:
-        """What was looked up at once, since it could not be later."""
+        """Fills in what was looked up at once, because it cannot be looked up later."""
         self.phase[rows] = PHASE_CODE[phase]
         if phase == OPTIMIZER:
             self.call_id[rows] = self._optimizers.at(self._events[rows, START_NS], run.thread)

@@ -1,4 +1,4 @@
-"""Which op and which call is charged with what each autograd node keeps for backward."""
+"""Charges ops and calls with what autograd nodes keep for backward."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -88,7 +88,7 @@ def _begin_functions(found: JoinedOps, nodes: NodesOfOps, calls: OpCalls) -> Boo
 
 
 def _may_keep(found: JoinedOps) -> Bools:
-    """Whether an autograd Function that begins at an op may become part of a graph: its number does not tell."""
+    """Returns whether an autograd Function that begins at an op may be in a graph; its number does not tell."""
     may = np.zeros(len(found.events), bool)
     for batch, first in zip(found.batches, found.firsts, strict=True):
         for begin, end, run in batch.runs():
@@ -103,7 +103,7 @@ def _may_keep(found: JoinedOps) -> Bools:
 
 
 def _find_ops(rows: Ints, kept: _Kept, events: Ints, nodes: NodesOfOps, begins_function: Bools) -> Ints:
-    """The op that is charged with each node; NO_OP: none.
+    """Returns the op that is charged with each node; NO_OP: none.
 
     Args:
         rows: the ops of the thread.
@@ -129,7 +129,7 @@ def _find_ops(rows: Ints, kept: _Kept, events: Ints, nodes: NodesOfOps, begins_f
 
 
 def _join(saved: Sequence[SavedForBackward]) -> Iterator[tuple[int, _Kept]]:
-    """What several backwards have found, by thread; of a node that several have come to what the first has found."""
+    """Yields what several backwards have found, by thread. For a node that several reached, the first one counts."""
     for thread in dict.fromkeys(each.thread for each in saved):
         parts = [_kept_of(each) for each in saved if each.thread == thread]
         _, at = np.unique(np.concatenate([each.node for each in parts]), return_index=True)

@@ -1,4 +1,4 @@
-"""The floating-point operations of many ops, each set of shapes counted once."""
+"""Counts the floating-point operations of many ops, each set of shapes once."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from .joined import JoinedOps
 from .mode import SCHEMA
 from .schemas import OpSchema
 
-#: So many different costs are remembered.
+#: At most this many different costs are remembered.
 _KEPT = 16384
 
 UNKNOWN = -1

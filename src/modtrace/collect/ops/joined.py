@@ -1,4 +1,4 @@
-"""Batches of ops one behind the other, with what each of them used and returned."""
+"""Joins batches of ops, with what each op used and returned."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -68,7 +68,7 @@ class JoinedOps:
         return used[rows + np.arange(len(rows))]
 
     def threads(self) -> list[tuple[int, int, OpRun]]:
-        """Where ops begin and end that ran on one thread, or for nodes of one, one after the other."""
+        """Returns the first and last row of ops that followed each other on one thread, or worked for nodes of one."""
         found: list[tuple[int, int, OpRun]] = []
         for batch, first in zip(self.batches, self.firsts, strict=True):
             for begin, end, run in batch.runs():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Leaf(NamedTuple):
-    """What a tensor is, and whose."""
+    """The role, slot and owner of a tensor that no op has made."""
 
     tensor_id: int
     role: str
@@ -46,7 +46,7 @@ class OpLeaves:
         return found
 
     def note_inputs(self, given: Sequence[tuple[str, torch.Tensor]], owner: NamedModule | None) -> None:
-        """An outermost call of a module begins, and is given tensors at these slots."""
+        """Remembers the tensors that an outermost call is given at these slots."""
         for slot, tensor in reversed(given):  # the first of several slots counts
             self._inputs[id(tensor)] = _Input(weakref.ref(tensor), slot, owner)
 
@@ -56,11 +56,11 @@ class OpLeaves:
         return [tensor for tensor in inputs if tensor is not None]
 
     def forget_inputs(self) -> None:
-        """Their backward has run, or nobody records any more."""
+        """Forgets the inputs: their backward has run, or the recording has ended."""
         self._inputs = {}
 
     def name(self, tensor_id: int, tensor: torch.Tensor, log: "ThreadLog") -> None:
-        """Notes what a tensor is that is read now."""
+        """Names a tensor that is read now."""
         self.found.append(Leaf(tensor_id, *self._describe(tensor, log)))
 
     def _describe(self, tensor: torch.Tensor, log: "ThreadLog") -> tuple[str, str, NamedModule | None]:
@@ -81,7 +81,7 @@ class OpLeaves:
 
 
 def is_parameter(tensor: torch.Tensor) -> bool:
-    """Whether it is a parameter; what a subclass of the user's that raises is, is not known, and taken for no."""
+    """Returns whether it is a parameter. A subclass of the user's that raises counts as none."""
     try:
         return isinstance(tensor, nn.Parameter)
     except Exception:

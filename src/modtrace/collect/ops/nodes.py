@@ -1,4 +1,4 @@
-"""Which autograd node an op has made or works for, and which forward op a backward op belongs to."""
+"""Finds the autograd node that an op has made or works for, and the forward op of a backward op."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,12 +13,12 @@ from .mode import CUSTOM_NODE, FLAGS, GRAD_MODE, NODE, OP, PACKS, SCHEMA, SEQUEN
 
 NO_NODE = -1
 
-#: So many forward ops are remembered, of each thread, for backwards that may come in later steps.
+#: At least this many forward ops of each thread are remembered, for backwards in later steps.
 _KEPT = 20_000
 
 
 class NodesOfOps(NamedTuple):
-    """By op; NO_NODE: none, or not known."""
+    """The nodes of ops, one row an op; NO_NODE: none, or not known."""
 
     node: Ints  # that a forward op has made, or that a backward op works for
     thread: npt.NDArray[np.int32]  # that numbered it

@@ -1,4 +1,4 @@
-"""Where in Python an op comes from, on request: the line of the user's code, and the function that was called."""
+"""Finds the line of the user's code that an op comes from, and the function of torch that was called."""
 
 import os
 import sys
@@ -18,12 +18,12 @@ _NOT_THE_USERS = (
 
 
 def is_in_engine() -> bool:
-    """Returns whether the engine runs the op itself: what has called it is `backward()`, and not a recompute."""
+    """Returns whether the engine runs the op itself, and no recompute does."""
     return graph_task_id() >= 0 and not torch.is_grad_enabled()
 
 
 class SourceLines:
-    """The innermost line outside of torch that runs, as `file:line`. 1 us an op, more below many frames of torch's."""
+    """Finds the innermost line outside of torch, as `file:line`. 1 us an op, more below many frames of torch's."""
 
     def __init__(self) -> None:
         self.found: dict[int, str] = {}  # by op
@@ -60,7 +60,7 @@ class SourceLines:
 
 
 class PythonNames(TorchFunctionMode):
-    """The outermost function of torch's that was called: `linear` over `aten.addmm`. 1 us a call."""
+    """Finds the outermost function of torch that was called: `linear` above `aten.addmm`. 1 us a call."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ from .values import OpValues
 
 
 class OpRecorder:
-    """The ops of one recording, from the mode that sees them to their rows."""
+    """Records the ops of one recording, from the mode that sees them to their rows."""
 
     def __init__(
         self, tracker: ScopeTracker, options: Ops, sink: Sink, sites: SiteIds, reporter: FailureReporter
@@ -72,7 +72,7 @@ class OpRecorder:
         self._cannot_write = False
 
     def start(self, values: ValueRecorder, *, is_wanted: bool) -> None:
-        """Sees ops from now on, on this thread, and has them measured where a capture wants that."""
+        """Records the ops of this thread from now on, and measures them where a capture asks for it."""
         keep_out_of_dynamo(OpMode.__torch_dispatch__)
         self._modes_below = count_dispatch_modes()
         self._thread = threading.get_ident()
@@ -92,7 +92,7 @@ class OpRecorder:
         self._want(is_wanted)
 
     def stop(self) -> str | None:
-        """Sees no more, and takes its attributes off storages.
+        """Records no more, and removes its attributes from storages.
 
         Returns:
             what is to be said if our mode stays on the stack of another thread.
@@ -121,13 +121,13 @@ class OpRecorder:
             leave_function_mode(self._python_names)
 
     def abandon(self) -> None:
-        """Sees no more: this process is a fork, or writing has failed on another thread. The mode stays on."""
+        """Records no more: this process is a fork, or writing has failed on another thread. The mode stays on."""
         self.mode.is_off = self.mode.has_failed = True
 
     # What runs. Each is called with the lock over what the tracker tells.
 
     def want(self, is_wanted: bool, active: Mask) -> None:
-        """Has what runs from now on seen or not, and what it returns measured for some captures."""
+        """Says whether ops are recorded from now on, and which captures their outputs are measured for."""
         if self._values is not None:
             self._values.active = active
         self._want(is_wanted)
@@ -192,7 +192,7 @@ class OpRecorder:
         self.mode.is_off = not is_wanted
 
     def _miss(self) -> None:
-        """Our mode cannot be on now."""
+        """Reports once that the mode cannot be on now."""
         if not self._has_missed:
             self._has_missed = True
             self._reporter.ops_missed()
@@ -233,7 +233,7 @@ class OpRecorder:
 
 
 def _describe_elsewhere(thread: int) -> str | None:
-    """Says that our mode stays on the stack of a thread, if that still runs: no other thread can take it off."""
+    """Returns a warning that the mode stays on the stack of a thread, if that thread still runs."""
     entered = next((each.name for each in threading.enumerate() if each.ident == thread), None)
     if entered is None:
         return None

@@ -25,7 +25,7 @@ from .joined import JoinedOps
 from .mode import ACCUMULATES, ADDING, END_NS, FLAGS, NOT_ADDING, OP, RAISED, SCHEMA, START_NS, OpMode
 from .nodes import NodesOfOps, OpNodes
 
-#: So many different sets of arguments are remembered with their texts, and so many letters of those: 4 MB.
+#: At most this many sets of arguments are remembered with their texts, and this many letters of texts: 4 MB.
 _KEPT = 4096
 _MOST_LETTERS = 2**22
 
@@ -54,7 +54,7 @@ class _SchemaFacts(NamedTuple):
 
 
 class OpTables:
-    """Makes rows of ops; remembers from step to step what they have in common."""
+    """Makes rows of ops, and remembers from step to step what they have in common."""
 
     def __init__(self, mode: OpMode, nodes: OpNodes) -> None:
         self._mode = mode
@@ -134,7 +134,7 @@ class OpTables:
         return site
 
     def _learn(self) -> None:
-        """What is asked of schemas and geometries, once for each."""
+        """Looks up what is needed of new schemas and geometries, once for each."""
         schemas = self._mode.schemas
         if len(schemas) > len(self._schemas.writes):
             self._schemas = _SchemaFacts(
@@ -162,7 +162,7 @@ class OpTables:
         return are
 
     def _written_bytes(self, found: JoinedOps, sizes: Ints) -> Ints:
-        """Of ops that return nothing: what they write to (`_foreach_add_`)."""
+        """Returns the bytes that ops write which return nothing (`_foreach_add_`)."""
         written = np.zeros(len(found.events), np.int64)
         writes = self._schemas.writes[found.events[:, SCHEMA]]
         returns = np.zeros(len(found.events), bool)
@@ -227,7 +227,7 @@ class OpTables:
 
 
 def _origin_columns(found: JoinedOps, forward_op: Ints) -> Columns:
-    """Where in Python ops come from, if that was asked for; a backward op from where its forward op does."""
+    """Returns the Python source of ops, if it was asked for. A backward op has that of its forward op."""
     columns: Columns = {}
     for name, column in (("sources", "source"), ("python_names", "python_name")):
         known: dict[int, str] = {}
@@ -240,7 +240,7 @@ def _origin_columns(found: JoinedOps, forward_op: Ints) -> Columns:
 
 
 def _use_columns(found: JoinedOps, slots: Sequence[tuple[str, ...]], at_roots: Sequence[AtRoot]) -> Columns:
-    """Returns what ops read, and behind it what outermost calls are given and return."""
+    """Returns what ops read, and then what outermost calls are given and return."""
     ops = np.repeat(found.events[:, OP], found.use_counts)
     calls = np.array([each.segment.first_id for each in at_roots], np.int64)
     given = [slot for at in found.argument.tolist() for slot in slots[at]]
@@ -287,7 +287,7 @@ def _tensor_columns(found: JoinedOps, ids: AnyTensorIds, site: npt.NDArray[np.in
 
 
 def _run_key(step: npt.NDArray[np.int32], calls: OpCalls) -> Ints:
-    """Equal where ops are told apart by name and number alone: in a call, or in a phase of a step outside of calls."""
+    """Returns equal keys for ops of one call, or outside of calls of one phase of one step."""
     outside = -1 - (step.astype(np.int64) * 8 + calls.phase + 1)
     key: Ints = np.where(calls.call_id >= 0, calls.call_id, outside)
     return key
@@ -306,7 +306,7 @@ def _accumulation(found: JoinedOps, names: Sequence[str]) -> Any:
 
 
 def _whole(sizes: Sequence[Any]) -> tuple[int, ...]:
-    """Sizes as integers; -1 for one that is a symbol: the length that differs in a nested tensor."""
+    """Returns sizes as integers; -1 for a symbol, the length that differs in a nested tensor."""
     return tuple(size if isinstance(size, int) else -1 for size in sizes)
 
 

@@ -1,4 +1,4 @@
-"""What each backward finds kept for it, by autograd node and by module call."""
+"""Finds the memory that is saved for each backward, by autograd node."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ UNKNOWN = -1
 
 
 class SavedForBackward:
-    """What the graph of one backward keeps."""
+    """The memory that the graph of one backward keeps."""
 
     __slots__ = ("is_compiled", "is_function", "node", "owners", "size_bytes", "thread")
 
@@ -39,7 +39,7 @@ class SavedForBackward:
 
 
 class SavedMemoryFinder(Listener):
-    """Looks through the graph when a backward begins; a listener of the tracker."""
+    """Walks the graph when a backward begins. It is a listener of the tracker."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class SavedMemoryFinder(Listener):
         return self._found.pop(backward, None)
 
     def backward_begins(self, backward: Backward, outputs: Any) -> None:
-        """The graph below these outputs is whole still."""
+        """Walks the graph below these outputs, which is still whole."""
         if self._has_failed or not self._is_wanted():
             return
         try:
@@ -90,7 +90,7 @@ class SavedMemoryFinder(Listener):
         self._seen.update((saved.storage, saved.weak) for each in found for saved in each.saved)
 
     def _alive_anyway(self) -> Iterable[torch.Tensor]:
-        """Parameters, buffers, and inputs that the user keeps."""
+        """Yields parameters, buffers, and inputs that the user keeps."""
         yield from self._leaves.alive_inputs()
         for named in list(self._tracker.names.modules):
             module = named.ref() if named.ref is not None else None
@@ -99,7 +99,7 @@ class SavedMemoryFinder(Listener):
                 yield from _held(module._buffers)
 
     def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
-        """What the user keeps over many steps counts in each of them alike."""
+        """Forgets the storages: what the user keeps over many steps counts in each of them."""
         self._seen = {}
 
 

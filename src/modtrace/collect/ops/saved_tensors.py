@@ -1,4 +1,4 @@
-"""What an autograd graph keeps in memory for its backward, node by node."""
+"""Finds what an autograd graph keeps in memory for its backward, node by node."""
 
 from collections.abc import Container, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -51,7 +51,7 @@ class SavedByNode(NamedTuple):
 
 
 def saved_in_graph(roots: Iterable[Any]) -> list[SavedByNode]:
-    """What each node below some roots keeps, in ascending sequence number; those that only accumulate are left out.
+    """Returns what each node below some roots keeps, by ascending sequence number; nodes that accumulate are left out.
 
     The numbers count per thread: nodes of two threads may have the same. Runs no unpack hook and no recompute, and
     keeps no tensor. Not while another thread runs a backward through the graph: it frees what is being read.
@@ -84,7 +84,7 @@ def saved_by(node: Any) -> tuple[list[SavedTensor], bool]:
 
 
 def charge(nodes: Iterable[SavedByNode], alive_anyway: Container[Any] = ()) -> dict[int, int | None]:
-    """The bytes that live only because a backward will need them, by sequence number of the node that is charged.
+    """Returns the bytes that live only because a backward will need them, by sequence number of the charged node.
 
     Each storage is charged once and whole, to the first node that keeps it. Leaves that require grad are not charged:
     their owner keeps them. Nor is what `alive_anyway` names; autograd cannot know what else its user keeps, so give
@@ -147,7 +147,7 @@ def _read(node: Any, leaves: Container[Any]) -> tuple[list[SavedTensor], bool]:
 
 
 def _tensors_of(node: Any) -> Iterator[torch.Tensor | None]:
-    """Returns every tensor that a node keeps; None for what cannot be read."""
+    """Yields every tensor that a node keeps; None for what cannot be read."""
     held, hides_some = saved_variables(node)
     if hides_some:
         yield None
@@ -220,7 +220,7 @@ def _may_hold(value: Any) -> bool:
 
 
 def _describe(tensor: torch.Tensor) -> Iterator[SavedTensor | None]:
-    """The storages of a tensor: its own, or those of the tensors it wraps; None in place of what cannot be read."""
+    """Yields the storages of a tensor, or of the tensors it wraps; None for what cannot be read."""
     try:
         is_leaf = _is_of_leaf(tensor)
         for part in _parts(tensor):
@@ -237,7 +237,7 @@ def _is_of_leaf(tensor: torch.Tensor) -> bool:
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Returns the tensors with memory of their own that a tensor is made of.
+    """Yields the tensors with memory of their own that a tensor is made of.
 
     Raises:
         LookupError: a subclass runs its ops itself, and does not say what it holds.

@@ -1,4 +1,4 @@
-"""What an operator's schema says: which arguments it writes to, and whether it returns views."""
+"""Reads the schema of an operator: which arguments it writes to, and whether it returns views."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ class WrittenArgument(NamedTuple):
 
 
 class OpSchema:
-    """One operator: how its arguments are read while it runs. Made once, when it is first seen."""
+    """What is known of one operator. Made once, when the operator is first seen."""
 
     __slots__ = (
         "argument_names", "call", "func", "index", "is_changing_view", "is_collective", "is_differentiable",
@@ -67,7 +67,7 @@ class OpSchema:
 
 
 def name_of(func: Any) -> str:
-    """Returns what an op is called: `aten.addmm.default`; of a higher-order op its own name."""
+    """Returns the name of an op: `aten.addmm.default`; a higher-order op has no overload."""
     if hasattr(func, "_schema"):
         return str(func)
     name = getattr(func, "name", None)

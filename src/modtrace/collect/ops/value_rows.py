@@ -41,7 +41,7 @@ def read_values(steps: Iterable[Step], ops: OpSites) -> Iterator[ValuePart]:
 
 
 def op_sites(calls: CallTable | None, ops: OpRows) -> OpSites:
-    """Where ops ran, for the rows of what was measured of them."""
+    """Returns where ops ran, for the rows of what was measured of them."""
     op_id = np.asarray(ops.tables["ops"]["op_id"])
     order = np.argsort(op_id, kind="stable")
     schema = ops.events[order, SCHEMA].tolist()
@@ -56,7 +56,7 @@ def op_sites(calls: CallTable | None, ops: OpRows) -> OpSites:
 
 
 def _read(measured: MeasuredOps, leaves: Sequence[Leaf], step: int, ops: OpSites) -> ValuePart:
-    """What ops returned, and the leaves that they were the first to read; leaves that calls returned have no op."""
+    """Returns the rows of what ops returned, and of leaves that they read first; other leaves have no op."""
     samples, op_ids, wheres, masks = columns_of(measured.sites, 4)
     by_number = {leaf.tensor_id: leaf for leaf in leaves}
     op_id = np.array(op_ids, np.int64)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class MeasuredOps:
-    """What was measured of the ops of one batch."""
+    """Measurements of the ops of one batch."""
 
     __slots__ = ("intervals", "sites", "thread")
 
@@ -46,7 +46,7 @@ class _Known(NamedTuple):
 
 
 class OpValues:
-    """Measures for one recorder. Inside a dispatch mode no function mode hears of it."""
+    """Measures for one recorder. Inside a dispatch mode no function mode sees it."""
 
     def __init__(self, tracker: "ScopeTracker", mode: OpMode, values: ValueRecorder) -> None:
         self.active = values.captures_for()  # the captures that may look at what runs now
@@ -80,7 +80,7 @@ class OpValues:
         return known.found
 
     def ended(self, op: int, schema: OpSchema, output: Any) -> None:
-        """An op has returned: measures that, unless it is a view."""
+        """Measures what an op has returned, unless it is a view."""
         if schema.is_view or self._is_off:
             return
         mask = self._mask(schema.name, OP_OUTPUT)
@@ -93,7 +93,7 @@ class OpValues:
                 self._measure(tensor, op, slot, mask, schema.name)
 
     def met(self, tensor_id: int, tensor: torch.Tensor, log: "ThreadLog") -> None:
-        """A tensor comes by that no op has made. What an optimizer reads is measured when it begins."""
+        """Measures a tensor that no op has made. What an optimizer reads is measured when it begins."""
         if not self._is_off and not self._is_stepping():
             mask = self._mask("", LEAF)
             if mask:
@@ -101,7 +101,7 @@ class OpValues:
                 self._measure(tensor, op, tensor_id, mask, LEAF)
 
     def _mask(self, name: str, role: str) -> Mask:
-        """The captures that want what an op returns, or a leaf that is read now; 0: none does."""
+        """Returns the captures that want what an op returns, or a leaf that is read now; 0: none does."""
         capture_masks = self._capture_masks
         if not self.active or capture_masks.is_open(role):
             return capture_masks.of_role(role) & self.active
@@ -151,7 +151,7 @@ class OpValues:
 
 
 def _uninitialized(tensor: torch.Tensor) -> Measurement:
-    """Of memory that holds whatever it held before: a NaN in it means nothing."""
+    """Returns a measurement without statistics: a NaN in memory that nobody has written to means nothing."""
     found = not_asked_for(tensor)
     found.note = "not measured: nothing has been written to it yet"
     return found

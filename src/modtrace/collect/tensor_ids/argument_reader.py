@@ -1,4 +1,4 @@
-"""Reads the arguments of ops: notes each tensor among them, and makes of the rest what they are known by."""
+"""Reads the arguments of ops: notes each tensor among them, and makes a key of the rest."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any

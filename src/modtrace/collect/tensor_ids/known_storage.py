@@ -1,4 +1,4 @@
-"""One storage while it lives, with the tensors that are known to show its present version."""
+"""Remembers one storage while it lives, with the tensors that show its present version."""
 
 import weakref
 from typing import Any
@@ -48,7 +48,7 @@ class KnownStorage:
         return None
 
     def remember(self, key: int, offset: int, geometry: int, number: int) -> None:
-        """The tensor object of that `id` shows this."""
+        """Remembers that the tensor object of that `id` shows this."""
         if self.object in (_NONE, key):
             self.object, self.offset, self.geometry, self.tensor = key, offset, geometry, number
             return
@@ -57,7 +57,7 @@ class KnownStorage:
         self.others[key] = (offset, geometry, number)
 
     def note_write(self, op: int) -> None:
-        """An op writes to it; it does so once, through however many tensors."""
+        """Notes that an op writes to it. An op counts once, through however many tensors it writes."""
         if self.writer != op:
             self.version += 1
             self.writer = op

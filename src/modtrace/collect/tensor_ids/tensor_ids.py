@@ -107,7 +107,7 @@ def _reason(error: Exception) -> str | None:
 
 
 class TensorIds:
-    """Numbers for tensors; keeps none of them alive.
+    """Gives numbers to tensors, and keeps none of them alive.
 
     A storage is known by its Python object, which torch keeps as long as the storage lives; addresses and `id`s are
     used again within microseconds. An attribute of ours ends with that object. A tensor object alone does not do:
@@ -153,14 +153,14 @@ class TensorIds:
         return len(self._used)
 
     def take(self) -> "tuple[array[int], array[int], int]":
-        """Rows and uses since this was last called, and the tensor of the first row."""
+        """Returns rows and uses since this was last called, and the tensor of the first row."""
         rows, used, first, following = array("q", self._rows), array("q", self._used), self._first, self.next
         self._unread.clear()
         self._rows, self._used, self._first = [], [], following
         return rows, used, first
 
     def forget(self) -> None:
-        """Whatever comes now is met for the first time: ops have run unseen."""
+        """Forgets every storage, because ops have run unseen: each tensor that comes now is new."""
         storages, self._storages, self.live_bytes = self._storages, {}, 0
         for storage in storages.values():
             stored = storage.ref()
@@ -168,11 +168,11 @@ class TensorIds:
                 vars(stored).pop(self._attribute, None)
 
     def read(self, tensor: torch.Tensor) -> None:
-        """An op reads a tensor: notes the use. 0.6 us for one that is known."""
+        """Notes that an op reads a tensor. 0.6 us for a known one."""
         self._used += self._identify(tensor)
 
     def identify(self, tensor: torch.Tensor) -> int:
-        """The number of a tensor that no op reads now: a call returns it."""
+        """Returns the number of a tensor that a call returns, and no op reads now."""
         return self._identify(tensor)[0]
 
     def find(self, tensor: torch.Tensor) -> int:
@@ -214,7 +214,7 @@ class TensorIds:
         return number, geometry
 
     def write(self, tensor: torch.Tensor, op: int) -> None:
-        """An op has written to a tensor that it was given."""
+        """Notes that an op has written to a tensor that it was given."""
         stored = tensor.untyped_storage()
         storage = self._known(stored)
         if storage is None:
@@ -222,7 +222,7 @@ class TensorIds:
         storage.note_write(op)
 
     def make(self, tensor: torch.Tensor, op: int, slot: str, given: Iterable[Any]) -> None:
-        """An op returns a tensor: a new one, unless the op was given it and has not written."""
+        """Notes that an op returns a tensor: a new one, unless the op was given it and has not written."""
         stored = tensor.untyped_storage()
         geometry = self._numbers.get((tensor.shape, tensor.stride(), tensor.dtype))
         if geometry is None:
@@ -249,7 +249,7 @@ class TensorIds:
         self._rows += row
 
     def _meet(self, tensor: torch.Tensor, stored: Any, geometry: int) -> int:
-        """Returns a tensor object that was not seen first of its storage."""
+        """Returns the number of a tensor object that was not the first one seen of its storage."""
         storage = self._known(stored)
         if storage is None:
             storage = self._add_storage(tensor, stored, made=False)
@@ -299,7 +299,7 @@ class TensorIds:
         return storage
 
     def remove(self, storage: KnownStorage) -> None:
-        """A storage has died."""
+        """Forgets a storage that has died."""
         if self._storages.get(storage.key) is storage:
             self.live_bytes -= storage.size_bytes
             del self._storages[storage.key]
@@ -345,7 +345,7 @@ AnyTensorIds: TypeAlias = "TensorIds | CompiledTensorIds"
 
 
 def new_tensor_ids() -> AnyTensorIds:
-    """Returns the compiled ones, where there are: setup.py builds them if it finds a C compiler."""
+    """Returns compiled ids where they exist: setup.py builds them if it finds a C compiler."""
     if compiled is None:
         return TensorIds()
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
