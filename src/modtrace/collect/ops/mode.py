@@ -51,7 +51,7 @@ class OpRun(NamedTuple):
     """Says where ops run that follow each other on one thread, until the next run begins."""
 
     first: int  # op of those since they were last taken
-    where: Any  # a Segment, a ThreadLog (of whose nodes it is looked up later), a Where; None: outside of everything
+    where: Any  # a Segment; a ThreadLog, whose nodes are looked up later; a Location; None: outside
     backward: Any  # the Backward it runs in
     thread: int
 
@@ -205,8 +205,8 @@ class OpMode(UnwrappedMode):
                 op, schema.index, arguments, uses, ids.next, start, end, at, sequence, flags, live, ids.live_bytes, node
             )  # fmt: skip
             self.is_running = False
-            for hear in self.after:
-                hear(op, schema, output)
+            for notify in self.after:
+                notify(op, schema, output)
         except Exception as error:
             self.fail(error, f"the op {schema.name}")
         return output

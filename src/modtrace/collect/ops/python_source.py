@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...torch_internals import graph_task_id, keep_out_of_dynamo
 
-#: Code of these folders is nobody's own.
+#: Code in these folders is not the user's.
 _NOT_THE_USERS = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep,

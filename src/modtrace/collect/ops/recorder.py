@@ -46,7 +46,7 @@ class OpRecorder:
         Args:
             sink: takes the rows.
             sites: of the recording; values have some, too.
-            reporter: is told what fails, and what is missed.
+            reporter: receives what fails and what is missed.
         """
         self.mode = OpMode(tracker, reporter.ops_failed)
         self.early: list[OpBatch] = []  # that ran while no step was open

@@ -72,7 +72,7 @@ class StorageLife:
 
     def __init__(self, storage: KnownStorage, owner: "weakref.ref[Any]") -> None:
         self._storage = storage
-        self._owner = owner  # its `remove()` is told of the death
+        self._owner = owner  # its `remove()` is called at the death
 
     def __reduce__(self) -> Any:
         return type(None), ()  # a copy is None

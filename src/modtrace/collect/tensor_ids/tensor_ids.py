@@ -135,7 +135,7 @@ class TensorIds:
         self._unread: set[int] = set()
         self._next_storage = 0
         self._storages: dict[int, KnownStorage] = {}  # by `id` of the storage object, while it lives
-        self._most_storages = 64  # when there are so many, those are dropped whose end nobody has told
+        self._most_storages = 64  # at this many, dead storages are dropped whose end was not seen
         self._attribute = f"_modtrace_{id(self):#x}"  # of storages; no other living object has it
         self._ref: weakref.ref[Any] = weakref.ref(self)
 

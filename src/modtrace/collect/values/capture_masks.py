@@ -47,7 +47,7 @@ class CaptureMasks:
 
         Args:
             fired: the last step that a trigger fired in.
-            raised: is told when a function of the user's has raised: which one, and what.
+            raised: receives the name and the error of a function of the user's that has raised.
         """
         self.captures = tuple(captures)
         self._names = names
@@ -66,7 +66,7 @@ class CaptureMasks:
         self._of_op: dict[tuple[str, str | None, int], Mask] = {}
         self._wants: dict[Mask, Want] = {}
         self._reported: set[int] = set()
-        self.parameter_paths: dict[str, None] = {}  # what parameters that came by are called
+        self.parameter_paths: dict[str, None] = {}  # the names of the parameters that were met
 
     def _having(self, is_meant: Callable[[Capture], bool]) -> Mask:
         return sum(1 << at for at, each in enumerate(self.captures) if is_meant(each))

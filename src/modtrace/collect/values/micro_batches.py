@@ -49,7 +49,7 @@ class MicroBatchTaps(ValueSource):
         self._wanted = wanted
         self._measure = measure
         self._failed = failed
-        self._hear = self._measure_gradient  # bound once: each hook refers to it
+        self._on_gradient = self._measure_gradient  # bound once: each hook refers to it
         self._hooks: dict[int, _GradientHook] = {}  # by id of the parameter
         #: By whose call, with the captures that look at it.
         self._needed: IdentityMap[Segment, tuple[set[int], Mask]] = IdentityMap()
@@ -152,7 +152,7 @@ class MicroBatchTaps(ValueSource):
 
     def _hook(self, parameter: torch.Tensor, sites: list[ParameterSite], active: Mask) -> None:
         if wanted_by(sites, self._wanted):
-            hook, is_first = _GradientHook(sites, active, self._hear), not was_hooked(parameter)
+            hook, is_first = _GradientHook(sites, active, self._on_gradient), not was_hooked(parameter)
             hook.insides = insides_of(parameter)
             try:
                 hook.handle = _register_hook(parameter, hook)
@@ -205,12 +205,12 @@ def _can_be_hooked(parameter: torch.Tensor) -> bool:
 class _GradientHook:
     """The hook of a parameter, which receives the gradient of each backward before it is added."""
 
-    __slots__ = ("_hear", "active", "handle", "insides", "sites", "was_first")
+    __slots__ = ("_on_gradient", "active", "handle", "insides", "sites", "was_first")
 
     __torch_unserializable__ = True  # torch.save warns of hooks that do not say so (torch.utils.hooks, 2.13)
 
     def __init__(
-        self, sites: list[ParameterSite], active: Mask, hear: Callable[["_GradientHook", Any], None]
+        self, sites: list[ParameterSite], active: Mask, on_gradient: Callable[["_GradientHook", Any], None]
     ) -> None:
         self.sites = sites
         self.active = active  # the captures that may look at the step
@@ -218,7 +218,7 @@ class _GradientHook:
         #: Those of the parameter: `swap_tensors` gives it others, without hooks.
         self.insides: int | None = None
         self.was_first = False  # whether nobody but recorders had ever hooked the parameter
-        self._hear = hear
+        self._on_gradient = on_gradient
 
     def is_on(self, parameter: torch.Tensor) -> bool:
         """Returns whether the hook is on this parameter: one that lived before may have had the same `id`."""
@@ -244,4 +244,4 @@ class _GradientHook:
 
     def __call__(self, gradient: Any) -> None:
         if not is_dynamo_compiling():
-            self._hear(self, gradient)
+            self._on_gradient(self, gradient)

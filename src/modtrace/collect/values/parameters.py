@@ -50,8 +50,8 @@ class ParameterTaps(ValueSource):
         Args:
             active: the captures that may look at the step which an optimizer belongs to now.
             measure: measures a tensor as some captures want it, for which it is given a name.
-            settle: copies what is to be copied before somebody writes to it.
-            failed: is told of an error of ours, and where.
+            settle: copies what is to be copied before an optimizer writes to it.
+            failed: receives an error of ours, and where it came.
         """
         self._tracker = tracker
         self._sites = sites
@@ -203,7 +203,7 @@ class ParameterTaps(ValueSource):
     def _look_at_update(self, stepping: "_Stepping", optimizer: Any, one: "_Parameter") -> None:
         wanted = self._wanted_in(stepping, UPDATE)
         want = self._capture_masks.want(wanted_by(one.sites, wanted))
-        keep = want.lazy or bool(want.functions)  # somebody may hold it on
+        keep = want.lazy or bool(want.functions)  # the user may keep it
         moved = self._before_of(optimizer, one.position).difference(one.tensor, keep=keep)
         if moved.tensor is None:
             nothing = not_asked_for(one.tensor)

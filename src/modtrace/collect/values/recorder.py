@@ -44,7 +44,7 @@ class ValueRecorder:
             captures: what is wanted.
             sink: where rows and whole tensors go.
             sites: of the recording; ops have some, too.
-            reporter: is told what fails.
+            reporter: receives what fails.
             numbers: those that a step may come to have and that are recorded; of None: of the step that an
                 optimizer belongs to.
             fired: the last step that a trigger fired in.

@@ -144,7 +144,7 @@ class ValuePart(NamedTuple):
     step: int
     samples: Sequence[Measurement]
     named: Sequence[SiteName]
-    masks: Sequence[Mask]  # the captures that wanted it when it came by
+    masks: Sequence[Mask]  # the captures that wanted it when it was measured
     phase: npt.NDArray[np.int8]
     module_id: Ints
     nth: Ints

@@ -310,7 +310,7 @@ class CaptureMeasurer:
 
         Args:
             put: `Sink.put_tensor`.
-            raised: is told when a function of the user's has raised: which one, and what.
+            raised: receives the name and the error of a function of the user's that has raised.
         """
         self.find_measured: Callable[[torch.Tensor], Measurement | None] | None = None
         self.version_of = (measurer := Measurer()).version_of

@@ -54,7 +54,7 @@ class FlightRecorder:
         Args:
             sink: where steps are written.
             keep: how many steps are held; None: each is passed on, and triggers leave a note alone.
-            triggers: what is looked at, in each step.
+            triggers: are checked against each step.
             max_bytes: of the rows that are held; the oldest steps go first.
             behind: how many steps behind one in which a trigger fires are written, too: captures wait for them.
         """
@@ -141,7 +141,8 @@ class FlightRecorder:
 
         Args:
             coming: steps that count among those to be written, and have not ended: the last of them, for which
-                `ask_for` will be called, is the one that the reason is about. So many fewer are written now.
+                `ask_for` will be called, is the one that the reason is about. They reduce how many steps are written
+                now.
         """
         self._note(Note(step=coming[-1] if coming else self._last_step, kind=kind, reason=reason))
         if self._last_step is not None and not coming:
