@@ -3,9 +3,8 @@
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
-from modtrace.analysis.ops.call_memory import CallMemory
-from modtrace.analysis.ops.memory_table import MemoryRow, MemoryTable, build_memory_table
-from modtrace.analysis.ops.savings import OpSaving, Savings
+from modtrace.analysis.ops.memory_table import CallMemory, MemoryRow, MemoryTable, build_memory_table
+from modtrace.analysis.ops.sums import SavedByOp, SavedMemory
 
 
 def training_step() -> TypedRecording:
@@ -54,8 +53,8 @@ def test_row_of_a_module_has_savings_and_the_memory_of_its_calls() -> None:
         root="Net",
         path="blocks.0",
         type="Block",
-        saved=Savings(ops=4, saved_bytes=160, unknown=1),
-        saved_inside=Savings(ops=4, saved_bytes=160, unknown=1),
+        saved=SavedMemory(ops=4, saved_bytes=160, unknown=1),
+        saved_inside=SavedMemory(ops=4, saved_bytes=160, unknown=1),
         share=0.8,
         forward=CallMemory(calls=1, allocated_bytes=300, peak_bytes=2_000),
     )
@@ -63,13 +62,13 @@ def test_row_of_a_module_has_savings_and_the_memory_of_its_calls() -> None:
 
 def test_what_is_saved_inside_a_module_is_counted_beside_its_own() -> None:
     net = row(build_memory_table(training_step()), "Net")
-    assert net.saved == Savings(ops=1, saved_bytes=8)
-    assert net.saved_inside == Savings(ops=7, saved_bytes=168, recompute_bytes=100, unknown=1)
+    assert net.saved == SavedMemory(ops=1, saved_bytes=8)
+    assert net.saved_inside == SavedMemory(ops=7, saved_bytes=168, recompute_bytes=100, unknown=1)
 
 
 def test_totals_are_of_the_whole_step() -> None:
     table = build_memory_table(training_step())
-    assert table.saved == Savings(ops=8, saved_bytes=200, recompute_bytes=100, unknown=1)
+    assert table.saved == SavedMemory(ops=8, saved_bytes=200, recompute_bytes=100, unknown=1)
     assert table.peak_bytes == 6_000
     assert (table.command, table.recorded) == (("train.py",), True)
 
@@ -99,12 +98,12 @@ def test_ops_are_named_where_asked_for_the_largest_first() -> None:
     data = training_step()
     assert row(build_memory_table(data), "blocks.0").ops == ()
     assert row(build_memory_table(data, ops=True), "blocks.0").ops == (
-        OpSaving("aten.addmm.default", Savings(ops=2, saved_bytes=120)),
-        OpSaving("aten.gelu.default", Savings(ops=1, saved_bytes=40)),
-        OpSaving("aten.view.default", Savings(ops=1, unknown=1)),
+        SavedByOp("aten.addmm.default", SavedMemory(ops=2, saved_bytes=120)),
+        SavedByOp("aten.gelu.default", SavedMemory(ops=1, saved_bytes=40)),
+        SavedByOp("aten.view.default", SavedMemory(ops=1, unknown=1)),
     )
     assert row(build_memory_table(data, ops=True), "(outside of modules)").ops == (
-        OpSaving("aten.mean.default", Savings(ops=1, saved_bytes=32)),
+        SavedByOp("aten.mean.default", SavedMemory(ops=1, saved_bytes=32)),
     )
 
 

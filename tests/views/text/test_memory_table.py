@@ -4,17 +4,16 @@ import json
 from dataclasses import replace
 
 from golden import assert_golden
-from modtrace.analysis.ops.call_memory import CallMemory
-from modtrace.analysis.ops.memory_table import MemoryRow, MemoryTable
-from modtrace.analysis.ops.savings import OpSaving, Savings
+from modtrace.analysis.ops.memory_table import CallMemory, MemoryRow, MemoryTable
+from modtrace.analysis.ops.sums import SavedByOp, SavedMemory
 from modtrace.analysis.step.chosen_step import ShownStep
 from modtrace.views.text.memory_table import render_memory_table, render_memory_table_json
 
 STEP = ShownStep(step=4, kind="train", start_ns=0, end_ns=200_000_000, first=4, last=4, count=1)
-MLP = Savings(ops=4, saved_bytes=6_000_000, unknown=1)
-NET = Savings(ops=1, saved_bytes=2_000_000)
-AGAIN = Savings(ops=3, recompute_bytes=6_000_000)
-LOSS = Savings(ops=2)
+MLP = SavedMemory(ops=4, saved_bytes=6_000_000, unknown=1)
+NET = SavedMemory(ops=1, saved_bytes=2_000_000)
+AGAIN = SavedMemory(ops=3, recompute_bytes=6_000_000)
+LOSS = SavedMemory(ops=2)
 ROWS = (
     MemoryRow(
         name="blocks.0",
@@ -25,9 +24,9 @@ ROWS = (
         saved_inside=MLP,
         share=0.75,
         ops=(
-            OpSaving("aten.addmm.default", Savings(ops=2, saved_bytes=6_000_000)),
-            OpSaving("aten.gelu.default", Savings(ops=1, unknown=1)),
-            OpSaving("aten.view.default", Savings(ops=1)),
+            SavedByOp("aten.addmm.default", SavedMemory(ops=2, saved_bytes=6_000_000)),
+            SavedByOp("aten.gelu.default", SavedMemory(ops=1, unknown=1)),
+            SavedByOp("aten.view.default", SavedMemory(ops=1)),
         ),
         forward=CallMemory(calls=1, allocated_bytes=9_000_000, peak_bytes=12_000_000),
         backward=CallMemory(calls=1, allocated_bytes=3_000_000),
@@ -38,7 +37,7 @@ ROWS = (
         path="",
         type="GPT",
         saved=NET,
-        saved_inside=Savings(ops=8, saved_bytes=8_000_000, recompute_bytes=6_000_000, unknown=1),
+        saved_inside=SavedMemory(ops=8, saved_bytes=8_000_000, recompute_bytes=6_000_000, unknown=1),
         share=0.25,
     ),
     MemoryRow(
@@ -66,7 +65,7 @@ TABLE = MemoryTable(
     step=STEP,
     recorded=True,
     rows=ROWS,
-    saved=Savings(ops=10, saved_bytes=8_000_000, recompute_bytes=6_000_000, unknown=1),
+    saved=SavedMemory(ops=10, saved_bytes=8_000_000, recompute_bytes=6_000_000, unknown=1),
     peak_bytes=12_000_000,
 )
 

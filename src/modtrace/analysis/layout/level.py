@@ -2,8 +2,7 @@
 
 from .rows import RowStack
 from .sizes import COLUMN_GAP, HALF, ROW_GAP
-from .twins import Twins
-from .work import AT_ONCE, ENTRANT, WITH_LEAVES, Work
+from .work import AT_ONCE, ENTRANT, WITH_LEAVES, Twins, Work
 
 # A row that is taller than this gets another one below it for the leaves of what comes next.
 _TALL = 40.0

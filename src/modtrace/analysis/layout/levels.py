@@ -4,8 +4,7 @@ from ..graph_view.records import GraphView
 from .level import LevelPlacer
 from .sizes import PADDING, TITLE_HEIGHT, Floats, title_width
 from .tree import ItemTree
-from .twins import Twins
-from .work import Work, prepare_work
+from .work import Twins, Work, prepare_work
 
 
 def lay_out_levels(view: GraphView, tree: ItemTree, sizes: Floats) -> tuple[Work, list[bool]]:

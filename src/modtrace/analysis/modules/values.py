@@ -11,8 +11,7 @@ from ...recording.phase import PHASES, RECOMPUTE
 from ...recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 from ...recording.statistics.moments import RAW, StatColumns, Stats, read_statistics
 from ..step.calls import Calls, Column, RowFinder, Rows, column_of, iterate_levels, phase_codes
-from ..step.placement import NOWHERE, Placer
-from ..step.value_places import place_by_calls
+from ..step.placement import NOWHERE, Placer, place_by_calls
 from .value_summary import KINDS, Kind, NonFiniteCount, SlotValues, ValueSummary
 
 _OUTPUT, _RECOMPUTED, _GRADIENT, _PARAMETER, _PARAMETER_GRADIENT = range(len(KINDS))

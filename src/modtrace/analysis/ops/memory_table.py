@@ -5,18 +5,54 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
+from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
-from ..step.calls import Rows
+from ..step.calls import Column, Rows
 from ..step.chosen_step import ShownStep
 from ..step.ops import NO_PLACE_NAMES, PlacedCalls, StepOps, read_step_ops
-from .call_memory import NO_CALL_MEMORY, CallMemory, find_call_memory
-from .savings import OpSaving, Savings, sum_inside, sum_savings, sum_savings_by_op
+from .sums import SavedByOp, SavedMemory, sum_inside, sum_saved, sum_saved_by_op
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallMemory:
+    """The calls of a module in one phase, with what runs inside them."""
+
+    calls: int = 0
+    allocated_bytes: int | None = None  # by the call that allocates most; None: not known of one of them
+    peak_bytes: int | None = None  # of the call with the highest peak; None: not known of one of them
+
+
+NO_CALL_MEMORY = CallMemory()
+
+
+def find_call_memory(placed: PlacedCalls) -> Mapping[tuple[int, str], CallMemory]:
+    """The memory of the step's calls, by where they stand and phase."""
+    rows = np.flatnonzero(placed.calls.in_step)
+    keys = np.stack([placed.where[rows], placed.calls.phase[rows]])
+    distinct, group, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
+    group = group.reshape(-1)
+    allocated = _find_largest(placed.column("allocated_bytes")[rows], group, len(counts))
+    peak = _find_largest(placed.column("peak_bytes")[rows], group, len(counts))
+    return {
+        (where, PHASES[phase]): CallMemory(
+            calls=int(counts[at]), allocated_bytes=allocated[at], peak_bytes=peak[at]
+        )
+        for at, (where, phase) in enumerate(distinct.T.tolist())
+    }
+
+
+def _find_largest(values: Column, group: Rows, groups: int) -> list[int | None]:
+    """The largest value of each group; None where one is -1, which is not known."""
+    largest, smallest = np.full(groups, -1, np.int64), np.full(groups, np.iinfo(np.int64).max)
+    np.maximum.at(largest, group, values)
+    np.minimum.at(smallest, group, values)
+    return [None if low < 0 else high for low, high in zip(smallest.tolist(), largest.tolist(), strict=True)]
+
 
 #: Groups of ops are numbered from 0, and where they ran in no module, their index is negative.
 _NO_PLACES = len(NO_PLACE_NAMES)
 
-_NOTHING = Savings()
+_NOTHING = SavedMemory()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +63,10 @@ class MemoryRow:
     root: str | None  # the name of the root; None where it is no module
     path: str | None
     type: str | None
-    saved: Savings  # for backward, by its own ops
-    saved_inside: Savings  # the same with the ops of the modules inside it
+    saved: SavedMemory  # for backward, by its own ops
+    saved_inside: SavedMemory  # the same with the ops of the modules inside it
     share: float | None  # the part of all that is saved that its own ops save; None: nothing is saved
-    ops: tuple[OpSaving, ...] = ()  # its own ops by name, where they were asked for
+    ops: tuple[SavedByOp, ...] = ()  # its own ops by name, where they were asked for
     forward: CallMemory = NO_CALL_MEMORY
     backward: CallMemory = NO_CALL_MEMORY
     recompute: CallMemory = NO_CALL_MEMORY
@@ -51,7 +87,7 @@ class MemoryTable:
     step: ShownStep | None  # None: nothing was recorded
     recorded: bool  # some step of the recording has ops
     rows: tuple[MemoryRow, ...]
-    saved: Savings  # by all ops of the step
+    saved: SavedMemory  # by all ops of the step
     peak_bytes: int | None  # of the call with the highest peak; None: not known of any
 
 
@@ -66,7 +102,7 @@ def build_memory_table(data: RecordingData, *, step: int | None = None, ops: boo
         ValueError: the recording has no such step.
     """
     found = read_step_ops(data, step=step)
-    [total] = sum_savings(found, found.where * 0, 1)
+    [total] = sum_saved(found, found.where * 0, 1)
     memory = find_call_memory(found.placed)
     rows = _build_rows(found, memory, total.saved_bytes, by_op=ops)
     peaks = [each.peak_bytes for each in memory.values() if each.peak_bytes is not None]
@@ -92,8 +128,8 @@ def _build_rows(
     """A row for each place that has ops, or calls of the step."""
     placed, group = ops.placed, ops.where + _NO_PLACES
     parent = _find_parents(placed)
-    own, inside = sum_savings(ops, group, len(parent)), sum_inside(ops, group, parent)
-    by_name = sum_savings_by_op(ops, group) if by_op else {}
+    own, inside = sum_saved(ops, group, len(parent)), sum_inside(ops, group, parent)
+    by_name = sum_saved_by_op(ops, group) if by_op else {}
     called = {where for where, _ in memory}
     return [
         _make_row(placed, where, own[at], inside[at], tuple(by_name.get(at, ())), memory, saved_bytes)
@@ -111,9 +147,9 @@ def _find_parents(placed: PlacedCalls) -> Rows:
 def _make_row(
     placed: PlacedCalls,
     where: int,
-    own: Savings,
-    inside: Savings,
-    ops: tuple[OpSaving, ...],
+    own: SavedMemory,
+    inside: SavedMemory,
+    ops: tuple[SavedByOp, ...],
     memory: Mapping[tuple[int, str], CallMemory],
     saved_bytes: int,
 ) -> MemoryRow:

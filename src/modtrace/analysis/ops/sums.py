@@ -1,12 +1,13 @@
-"""Sums of ops, for any grouping of them."""
+"""Sums what ops cost, and what they save for backward, for any grouping of them."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
-from ..step.calls import Column, Rows
+from ..step.calls import Column, Rows, iterate_levels
 from ..step.ops import StepOps
 
 #: The phase of an op may be null as well.
@@ -96,3 +97,66 @@ def _to_phase_sums(by_phase: Mapping[str, Column], group: int) -> PhaseSums:
         recompute=sums_of(RECOMPUTE),
         optimizer=sums_of(OPTIMIZER),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedMemory:
+    """What several ops save for backward; sums leave out what is not known."""
+
+    ops: int = 0
+    saved_bytes: int = 0  # in every phase but recompute
+    recompute_bytes: int = 0  # in recompute: kept only until the backward of that block has run
+    unknown: int = 0  # ops of which this is not known, without those of recompute, which keep it only briefly
+
+
+@dataclass(frozen=True)
+class SavedByOp:
+    """What the ops of one name save."""
+
+    op: str
+    saved: SavedMemory
+
+
+def sum_saved(ops: StepOps, group: Rows, groups: int) -> list[SavedMemory]:
+    """Returns what each group saves; groups are numbered from 0."""
+    return _to_saved(_sum_columns(ops, group, groups))
+
+
+def sum_inside(ops: StepOps, group: Rows, parent: Rows) -> list[SavedMemory]:
+    """Returns what each group saves with the groups below it; `parent` is the group above each, -1 for none."""
+    columns = _sum_columns(ops, group, len(parent))
+    for level in reversed(list(iterate_levels(parent))[1:]):
+        for each in columns.values():
+            np.add.at(each, parent[level], each[level])
+    return _to_saved(columns)
+
+
+def sum_saved_by_op(ops: StepOps, group: Rows) -> Mapping[int, list[SavedByOp]]:
+    """Returns what each group saves by the names of its ops, the largest first."""
+    keys = group * len(ops.names) + ops.name
+    distinct, which = np.unique(keys, return_inverse=True)
+    by_group: dict[int, list[SavedByOp]] = defaultdict(list)
+    for key, saved in zip(distinct.tolist(), sum_saved(ops, which, len(distinct)), strict=True):
+        at, name = divmod(key, len(ops.names))
+        by_group[at].append(SavedByOp(ops.names[name], saved))
+    for each in by_group.values():
+        each.sort(key=lambda op: (-op.saved.saved_bytes, -op.saved.recompute_bytes, op.op))
+    return by_group
+
+
+def _sum_columns(ops: StepOps, group: Rows, groups: int) -> Mapping[str, Column]:
+    """What is added up, by the fields of SavedMemory."""
+    is_recompute = ops.phase == PHASES.index(RECOMPUTE)
+    known = np.maximum(ops.saved_bytes, 0)
+    columns = {
+        "ops": np.ones(len(ops), np.int64),
+        "saved_bytes": np.where(is_recompute, 0, known),
+        "recompute_bytes": np.where(is_recompute, known, 0),
+        "unknown": (ops.saved_bytes < 0) & ~is_recompute,
+    }
+    return {name: sum_by(group, each, groups) for name, each in columns.items()}
+
+
+def _to_saved(columns: Mapping[str, Column]) -> list[SavedMemory]:
+    rows = zip(*(each.tolist() for each in columns.values()), strict=True)
+    return [SavedMemory(**dict(zip(columns, row, strict=True))) for row in rows]

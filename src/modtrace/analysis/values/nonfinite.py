@@ -15,8 +15,7 @@ from ...recording.statistics.moments import first_nonfinite_row, nonfinite_rows
 from ...recording.suggestions import first_few
 from ..step.calls import NO_MODULE, column_of, read_calls
 from ..step.missing_rows import require_rows, say_missing
-from ..step.placement import NOWHERE, Module, Placer, merge_wrappers, name_roots
-from ..step.value_places import place_values
+from ..step.placement import NOWHERE, Module, Placer, merge_wrappers, name_roots, place_values
 
 #: A hint names at most this many parameters.
 _NAMED = 3

@@ -18,8 +18,7 @@ from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, OP_OUTPUT, OUTPUT, ROLES
 from ..step.calls import Calls, RowFinder, Rows, column_of, iterate_levels, phase_codes, read_all_calls
 from ..step.missing_rows import explain_none, require_rows, say_missing
-from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_calls
-from ..step.value_places import place_by_calls
+from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_by_calls, place_calls
 
 #: Of a call; the slot is a place in what it is given or returns. All others are called by their slot.
 _OF_CALLS = frozenset({INPUT, OUTPUT, GRAD_OUTPUT, GRAD_INPUT, OP_OUTPUT})

@@ -13,7 +13,7 @@ from ...recording.raw_tensor import RawTensor
 from ...recording.suggestions import first_few
 from ..step.calls import column_of
 from .selection import SelectedValues, Selection, select_values
-from .value_cells import Cells, group_rows
+from .statistics import Cells, group_rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from ...analysis.ops.memory_table import MemoryRow, MemoryTable
-from ...analysis.ops.savings import OpSaving, Savings
+from ...analysis.ops.sums import SavedByOp, SavedMemory
 from ...recording.phase import PHASES
 from ..common.columns import Column, Text, printable, render_columns, render_lines
 from ..common.headline import count_more, describe_head
@@ -57,9 +57,9 @@ def render_memory_table_json(table: MemoryTable, *, top: int | None = None) -> s
 class _Line:
     """A line of the table: a module, one of its ops, or the sum of all."""
 
-    saved: Savings
+    saved: SavedMemory
     row: MemoryRow | None = None
-    op: OpSaving | None = None
+    op: SavedByOp | None = None
 
     @property
     def is_module(self) -> bool:
@@ -88,7 +88,7 @@ def _columns(table: MemoryTable, rows: Sequence[MemoryRow]) -> list[Column]:
 def _iterate_lines(rows: Sequence[MemoryRow]) -> Iterator[_Line]:
     for row in rows:
         yield _Line(row.saved, row)
-        yield from (_Line(op.saved, row, op) for op in row.ops if op.saved != Savings(ops=op.saved.ops))
+        yield from (_Line(op.saved, row, op) for op in row.ops if op.saved != SavedMemory(ops=op.saved.ops))
 
 
 def _name_cell(line: _Line) -> Text:
