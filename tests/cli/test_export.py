@@ -18,7 +18,7 @@ from modtrace.recording.protocols import RecordingData
 from modtrace.store.copy import write_recording
 from modtrace.store.export_tables import export_names
 from modtrace.store.writer import FolderWriter
-from modtrace.views.common.sizes import format_bytes
+from modtrace.views.common.numbers import format_bytes
 
 TABLES = ["calls", "modules", "ops", "runs", "scalars", "sites", "steps", "tensors", "uses", "values"]
 

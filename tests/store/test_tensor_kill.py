@@ -25,7 +25,7 @@ import os, sys
 sys.path.insert(0, sys.argv[2])
 from helpers.raw_tensors import given_tensor
 from modtrace.recording.meta import RunMeta
-from modtrace.recording.tensor_options import TensorOptions
+from modtrace.recording.options.tensor_options import TensorOptions
 from modtrace.store.writer import FolderWriter
 
 options = TensorOptions(max_bytes=100_000, shard_bytes=300_000)

@@ -7,7 +7,7 @@ from pathlib import Path
 RECORD = """
 import sys
 import numpy as np
-from modtrace.recording.memory import MemoryRecording
+from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.meta import RunMeta
 from modtrace.recording.schema import schemas
 from modtrace.store import compact, copy, reader, writer

@@ -9,7 +9,7 @@ import click
 
 from ..errors import ModtraceError
 from ..recording.phase import PHASES
-from ..views.common.sizes import format_bytes
+from ..views.common.numbers import format_bytes
 from .export_formats import FORMATS, ExportOptions, check_options, find_format
 from .output import tell, tell_marks
 from .with_ops import ask, open_with_rows

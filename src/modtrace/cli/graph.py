@@ -12,7 +12,7 @@ from ..recording.phase import PHASES
 from ..recording.protocols import RecordingData
 from ..views.common.columns import printable
 from ..views.common.graph_summary import NO_OPS_IN_GRAPH, describe_counts, render_graph_json
-from ..views.common.sizes import format_bytes
+from ..views.common.numbers import format_bytes
 from .factory import errors_of_call, is_factory, load_factory
 from .output import print_text, tell
 from .readable import at_depth

@@ -9,7 +9,7 @@ import click
 from ..analysis.timeline.timeline import Timeline, build_timeline
 from ..recording.options.step_range import StepRange, to_step_range
 from ..recording.protocols import RecordingData
-from ..views.common.sizes import format_bytes
+from ..views.common.numbers import format_bytes
 from ..views.formats.perfetto import NO_BACKWARD_TIMES, count_events, iterate_perfetto, write_perfetto
 from .output import print_text, tell, tell_marks
 from .with_ops import ask, open_with_rows

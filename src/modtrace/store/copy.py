@@ -3,7 +3,7 @@
 import os
 
 from ..errors import RecordingError
-from ..recording.in_memory.blobs import is_reference, with_blobs
+from ..recording.in_memory.tensors import is_reference, with_blobs
 from ..recording.protocols import RecordingData
 from ..recording.schema import schemas
 from .compact import LARGE_BATCH_ROWS

@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from ..errors import DamagedRecordingError
-from ..recording.arrow.absent import absent_column
+from ..recording.arrow.arrays import absent_column
 from ..recording.arrow.dictionary_codes import share_dictionaries
 from ..recording.arrow.table_rules import Fault, find_fault
 from ..recording.schema import schema

@@ -14,9 +14,7 @@ import pytest
 from helpers.typed_rows import calls_of, step_row
 from modtrace.recording.in_memory.recording import MemoryRecording
 from modtrace.recording.triggers.step_band import StepBand
-from modtrace.store.flight_recorder import held_steps
-from modtrace.store.flight_recorder import held_tensors as held_blobs
-from modtrace.store.flight_recorder import sink as keep_last
+from modtrace.store.flight_recorder import held_steps, held_tensors, sink
 from modtrace.store.flight_recorder.held_tensors import HeldTensors
 from modtrace.store.flight_recorder.sink import FlightRecorder
 
@@ -64,7 +62,7 @@ def test_copy_that_fails_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
         raise MemoryError
 
     with monkeypatch.context() as patched, pytest.raises(MemoryError):
-        patched.setattr(held_blobs.np, "array", no_memory)
+        patched.setattr(held_tensors.np, "array", no_memory)
         held.put("x", NUMBERS, "float32", (4,), 0)
     assert held.put("x", NUMBERS, "float32", (4,), 0) is not None
     assert held.left_out == 0
@@ -76,7 +74,7 @@ def test_copy_that_fails_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def interrupted_at(line: int) -> Iterator[Callable[[], bool]]:
     """Raises KeyboardInterrupt at the n-th line that runs where steps are held; gives whether it has."""
-    files = (keep_last.__file__, held_steps.__file__)
+    files = (sink.__file__, held_steps.__file__)
     ran = 0
 
     def on_line(frame: FrameType, event: str, argument: Any) -> Any:

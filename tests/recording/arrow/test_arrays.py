@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modtrace.recording.arrow.arrays import from_list, from_numpy, to_numpy
+from modtrace.recording.arrow.arrays import absent_column, from_list, from_numpy, to_numpy
+from modtrace.recording.schema import schema, schemas
 
 LISTS = [
     (pa.int8(), st.integers(-128, 127)),
@@ -117,3 +118,31 @@ def test_null_becomes_what_is_asked_for() -> None:
 def test_numbers_without_nulls_are_not_copied() -> None:
     values = pa.array([1, 2, 3])
     assert to_numpy(values.slice(1)).ctypes.data == values.buffers()[1].address + 8
+
+
+FIELDS = [field for name in schemas() for field in schema(name)]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 100, 100_000])
+def test_absent_column_is_null_or_empty(rows: int) -> None:
+    for field in {(each.type, each.nullable): each for each in FIELDS}.values():
+        column = absent_column(field, rows)
+        column.validate(full=True)
+        assert (column.type, len(column)) == (field.type, rows)
+        assert column.null_count == (rows if field.nullable else 0)
+        assert column.slice(0, 2).to_pylist() == [_empty(field)] * min(rows, 2)
+
+
+def _empty(field: pa.Field) -> object:
+    if field.nullable:
+        return None
+    if pa.types.is_list(field.type):
+        return []
+    return 0 if pa.types.is_primitive(field.type) else ""
+
+
+def test_absent_columns_share_their_buffer() -> None:
+    before = pa.total_allocated_bytes()
+    columns = [absent_column(pa.field("flops", pa.int64()), rows) for rows in range(0, 5000, 7)]
+    assert len({column.buffers()[1].address for column in columns}) == 1
+    assert pa.total_allocated_bytes() == before

@@ -13,10 +13,9 @@ from helpers.programs import needs_program
 from modtrace.analysis.graph.columns import INPUT
 from modtrace.analysis.graph_view.records import GraphView, ViewNode
 from modtrace.errors import MissingLibraryError, ModtraceError
-from modtrace.views.dot.graphviz import render_svg, write_dot, write_png, write_svg
+from modtrace.views.dot.graphviz import raise_box_labels, render_svg, write_dot, write_png, write_svg
 from modtrace.views.dot.render import render_dot
 from modtrace.views.dot.style import GraphStyle
-from modtrace.views.dot.svg import raise_box_labels
 
 _SVG = "{http://www.w3.org/2000/svg}"
 _LINK = "{http://www.w3.org/1999/xlink}"

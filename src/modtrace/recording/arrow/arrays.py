@@ -12,6 +12,32 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+_zeros = pa.py_buffer(b"")  # grows; it is never written to, so the system backs it with hardly any memory
+
+
+def absent_column(field: pa.Field, rows: int) -> pa.Array:
+    """What stands for a column that was not given: null, or "", [], 0, False where it may not be null."""
+    kind, missing = field.type, rows if field.nullable else 0
+    zeros = _shared_zeros(8 * (rows + 1))
+    buffers = [zeros if field.nullable else None, zeros]
+    if pa.types.is_primitive(kind):
+        return pa.Array.from_buffers(kind, rows, buffers, missing)
+    if pa.types.is_list(kind):
+        inside = absent_column(kind.value_field.with_nullable(False), 0)
+        return pa.Array.from_buffers(kind, rows, buffers, missing, children=[inside])
+    if pa.types.is_dictionary(kind):
+        codes = pa.Array.from_buffers(kind.index_type, rows, buffers, missing)
+        return pa.DictionaryArray.from_arrays(codes, from_strings([] if field.nullable else [""]), safe=False)
+    return pa.Array.from_buffers(kind, rows, [*buffers, pa.py_buffer(b"")], missing)  # strings: offsets are 0
+
+
+def _shared_zeros(size_bytes: int) -> pa.Buffer:
+    global _zeros
+    if _zeros.size < size_bytes:
+        _zeros = pa.py_buffer(np.zeros(max(size_bytes, 2 * _zeros.size, 2**16), np.uint8))
+    return _zeros
+
+
 _INTEGERS = [np.dtype(f"{sign}{width}") for sign in "iu" for width in (1, 2, 4, 8)]
 _ARROW_TYPES = {
     each: pa.from_numpy_dtype(each) for each in (*_INTEGERS, *map(np.dtype, ("?", "f2", "f4", "f8")))

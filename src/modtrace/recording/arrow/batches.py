@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from ..phase import PHASES
 from ..schema import schema
-from .absent import absent_column
-from .arrays import from_list, from_numpy, from_rows, from_strings
+from .arrays import absent_column, from_list, from_numpy, from_rows, from_strings
 
 _PHASE_TYPE = pa.dictionary(pa.int8(), pa.string())
 

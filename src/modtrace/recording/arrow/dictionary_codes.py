@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..schema import schema
-from .absent import absent_column
-from .arrays import from_numpy, from_strings
+from .arrays import absent_column, from_numpy, from_strings
 
 
 class TableDictionaries:

@@ -5,8 +5,7 @@ from functools import lru_cache
 
 from ...analysis.graph.columns import CALL, INPUT, OP, OUTPUT, PHASE
 from ...analysis.graph_view.records import LAYER, ViewBox, ViewEdge, ViewNode
-from ..common.numbers import format_number, format_time
-from ..common.sizes import format_bytes, format_flops
+from ..common.numbers import format_bytes, format_flops, format_number, format_time
 from .text import Html, escape_html, stack, to_html
 
 # Asked for every node, and of equal layers the same.

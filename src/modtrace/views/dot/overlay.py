@@ -7,8 +7,7 @@ from typing import Any
 
 from ...analysis.graph.columns import CALL
 from ...analysis.graph_view.records import GraphView, ViewBox, ViewNode
-from ..common.numbers import format_number, format_time
-from ..common.sizes import format_bytes, format_flops
+from ..common.numbers import format_bytes, format_flops, format_number, format_time
 from .text import Html
 
 Number = int | float

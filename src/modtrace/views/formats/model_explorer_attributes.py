@@ -1,17 +1,17 @@
-"""What Model Explorer's side panel tells of nodes, of boxes, and of the graph."""
+"""What Model Explorer shows of nodes, boxes and the graph: labels, borders, and the attributes of the side panel."""
 
 import math
 import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from ...analysis.graph.columns import CALL, OP, PARAMETER
+from ...analysis.graph.columns import BUFFER, CALL, CONSTANT, EARLIER, INPUT, OP, OUTPUT, PARAMETER
 from ...analysis.graph_view.records import LAYER, GraphView, ViewBox, ViewNode
 from ...recording.phase import BACKWARD, RECOMPUTE
+from ..common.box_paths import label_layer
 from ..common.graph_summary import NO_OPS_IN_GRAPH, describe_counts
 from ..common.headline import describe_head
-from ..common.numbers import format_number, format_time
-from ..common.sizes import format_bytes, format_flops
+from ..common.numbers import format_bytes, format_flops, format_number, format_time
 
 #: Kinds of nodes that take time; leaves, tensors and outputs only hold something.
 WORKING = (OP, CALL, LAYER)
@@ -112,3 +112,27 @@ def _count_parameters(view: GraphView) -> list[int | None]:
 
 def _add(count: int | None, more: int | None) -> int | None:
     return None if count is None or more is None else count + more
+
+
+#: Borders alone: the colours of node data fill the node.
+_BORDERS = {
+    INPUT: "#1a73e8",
+    OUTPUT: "#1a73e8",
+    PARAMETER: "#188038",
+    BUFFER: "#9334e6",
+    CONSTANT: "#80868b",
+    EARLIER: "#80868b",
+}
+_BAD = "#d93025"
+
+
+def label_node(node: ViewNode) -> str:
+    """The short name, of a layer as that of a box."""
+    if node.kind == LAYER:
+        return label_layer(node)
+    return f"{node.label or node.kind}{f' x{node.repeats}' if node.repeats > 1 else ''}"
+
+
+def color_border(node: ViewNode) -> str | None:
+    """Red for what raised or is not finite, else a colour for each kind of leaf; None for Model Explorer's own."""
+    return _BAD if node.raised or node.nonfinite else _BORDERS.get(node.kind)

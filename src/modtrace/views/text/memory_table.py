@@ -9,8 +9,7 @@ from ...analysis.ops.sums import SavedByOp, SavedMemory
 from ...recording.phase import PHASES
 from ..common.columns import Column, Text, printable, render_columns, render_lines
 from ..common.headline import count_more, describe_head
-from ..common.numbers import format_share
-from ..common.sizes import format_bytes, mark_unknown
+from ..common.numbers import format_bytes, format_share, mark_unknown
 
 #: What the columns of a phase begin with.
 _SHORT = {"forward": "fwd", "backward": "bwd", "recompute": "rec", "optimizer": "opt"}

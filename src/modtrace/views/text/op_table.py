@@ -9,8 +9,14 @@ from ...analysis.ops.sums import OpSums
 from ...recording.phase import PHASES
 from ..common.columns import Column, Text, printable, render_columns, render_lines
 from ..common.headline import count_more, describe_head
-from ..common.numbers import format_share, format_time
-from ..common.sizes import format_bytes, format_flops, format_gflops_rate, mark_unknown
+from ..common.numbers import (
+    format_bytes,
+    format_flops,
+    format_gflops_rate,
+    format_share,
+    format_time,
+    mark_unknown,
+)
 
 #: Columns left out in this order where the width does not suffice.
 _DISPENSABLE = ("allocated", "written", "read", "type", *reversed(PHASES), "GFLOP/s", "%")

@@ -2,7 +2,16 @@
 
 import pytest
 
-from modtrace.views.common.numbers import format_count, format_number, format_share, format_time
+from modtrace.views.common.numbers import (
+    format_bytes,
+    format_count,
+    format_flops,
+    format_gflops_rate,
+    format_number,
+    format_share,
+    format_time,
+    mark_unknown,
+)
 
 
 @pytest.mark.parametrize(
@@ -73,3 +82,42 @@ def test_number_has_three_digits_or_an_exponent(value: float, expected: str) -> 
 
 def test_share_is_a_percentage() -> None:
     assert [format_share(each) for each in (0.0, 0.1234, 1.0)] == ["0.0%", "12.3%", "100.0%"]
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "expected"),
+    [
+        (0, "0B"),
+        (789, "789B"),
+        (999, "999B"),
+        (1_000, "1.00kB"),
+        (45_600, "45.6kB"),
+        (999_499, "999kB"),
+        (999_500, "1.00MB"),
+        (1_230_000_000, "1.23GB"),
+        (4_500_000_000_000, "4.50TB"),
+        (2 * 10**18, "2000PB"),
+    ],
+)
+def test_sizes_have_three_digits_in_powers_of_1000(size_bytes: int, expected: str) -> None:
+    assert format_bytes(size_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("flops", "expected"), [(0, "0"), (789, "789"), (1_230_000_000, "1.23G"), (7 * 10**15, "7.00P")]
+)
+def test_floating_point_operations_are_written_with_prefixes(flops: int, expected: str) -> None:
+    assert format_flops(flops) == expected
+
+
+def test_rate_is_in_billions_per_second() -> None:
+    assert format_gflops_rate(1_230_000_000, 100_000_000) == "12.3"
+    assert format_gflops_rate(0, 100) == ""
+    assert format_gflops_rate(100, 0) == ""
+
+
+def test_sums_that_leave_something_out_are_marked() -> None:
+    assert mark_unknown("1.23G", 0) == "1.23G"
+    assert mark_unknown("1.23G", 3) == "1.23G+"
+    assert mark_unknown("", 3) == "?"
+    assert mark_unknown("", 0) == ""
