@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from ...errors import DamagedRecordingError
 from ...recording.json_text import parse_json
+from ...recording.statistics.known import OF_FORMATS, QUANTILE, STATISTICS, TIER_1, names_of
 from ...recording.statistics.moments import DERIVED, RAW, Numbers, StatColumns, read_statistics
 from ...recording.statistics.number_formats import FORMATS
-from ...recording.statistics.tier2 import OF_TIER_1, OF_TIER_2, Tier2Columns, read_tier2
+from ...recording.statistics.tier2 import Tier2Columns, read_tier2
 from ...recording.statistics.tier2_merge import merge_groups
 from ...recording.suggestions import did_you_mean
 from ..step.calls import Rows, column_of
@@ -69,14 +70,6 @@ def merge_statistics(stats: StatColumns, cells: Cells) -> StatColumns:
     return StatColumns(**merged)
 
 
-_USUAL = (*RAW, *DERIVED)
-
-_OF_TIER_2 = ("sumabs", "zero_count", "sum4", "argmax", *OF_TIER_2, "dynamic_range")
-
-#: Named with what they are asked for: `underflow:fp16`, `quantile:0.99`.
-_OF_FORMATS = ("underflow", "flushed", "overflow")
-_QUANTILE = "quantile"
-
 _USER = "user"
 
 
@@ -98,18 +91,18 @@ def to_stat(name: str) -> Stat:
     Raises:
         ValueError: there is none; the text lists those there are.
     """
-    if name in _USUAL:
+    if name in (*RAW, *DERIVED):
         return Stat(name, "count", lambda found, cells: _usual(name, found, cells), _TIER_1)
-    if name in OF_TIER_1:
+    if name in names_of(TIER_1):
         return Stat(name, "count", lambda found, cells: _tier2(name, found, cells), _TIER_1)
-    if name in _OF_TIER_2 or _is_asked_of_histogram(name):
+    if name in STATISTICS or _is_asked_of_histogram(name):
         return Stat(name, "zero_count", lambda found, cells: _tier2(name, found, cells), _TIER_2)
     if name == _USER or name.startswith(f"{_USER}:"):
         return Stat(name, _USER, lambda found, cells: _of_user(name, found, cells), "Capture(function=...)")
     of, _, asked = str(name).partition(":")
-    if asked and of in _OF_FORMATS:
+    if asked and of in OF_FORMATS:
         raise ValueError(f"stat={name!r}: no such number format; there are: {', '.join(FORMATS)}")
-    if asked and of == _QUANTILE:
+    if asked and of == QUANTILE:
         raise ValueError(f"stat={name!r}: give a part between 0 and 1, as in quantile:0.99")
     hint = did_you_mean(name, stat_names())
     raise ValueError(f"stat={name!r}: there is no such statistic.{hint} There are: {', '.join(stat_names())}")
@@ -117,8 +110,8 @@ def to_stat(name: str) -> Stat:
 
 def stat_names() -> list[str]:
     """All of them; where a part is in capitals, something else stands there."""
-    asked = [*(f"{each}:FORMAT" for each in _OF_FORMATS), f"{_QUANTILE}:PART", f"{_USER}:KEY"]
-    return [*_USUAL, *OF_TIER_1, *_OF_TIER_2, "relative", _USER, *asked]
+    asked = [*(f"{each}:FORMAT" for each in OF_FORMATS), f"{QUANTILE}:PART", f"{_USER}:KEY"]
+    return [*STATISTICS, "relative", _USER, *asked]
 
 
 def is_measured(stat: Stat, values: pa.Table) -> npt.NDArray[np.bool_]:
@@ -154,7 +147,7 @@ def _usual(name: str, found: SelectedValues, cells: Cells) -> Numbers:
 
 def _is_asked_of_histogram(name: str) -> bool:
     of, _, asked = name.partition(":")
-    return (of in _OF_FORMATS and asked in FORMATS) or (of == _QUANTILE and _is_part(asked))
+    return (of in OF_FORMATS and asked in FORMATS) or (of == QUANTILE and _is_part(asked))
 
 
 def _is_part(text: str) -> bool:
@@ -167,7 +160,7 @@ def _is_part(text: str) -> bool:
 def _tier2(name: str, found: SelectedValues, cells: Cells) -> Numbers:
     merged = merge_tier2_cells(read_tier2(found.table), cells)
     of, _, asked = name.partition(":")
-    if of == _QUANTILE:
+    if of == QUANTILE:
         low, high = merged.quantile(float(asked))
         return np.sqrt(low * high)  # the middle of a power of two; 0 where it may be 0
     if of == "overflow":

@@ -8,17 +8,15 @@ from typing import Any, TypeAlias
 from ..options.capture import Capture, Patterns
 from ..options.path_filter import PathFilter
 from ..role import GRAD_INPUT, GRAD_OUTPUT, OPTIMIZER_STATE, OUTPUT, PARAMETER, PARAMETER_GRAD, UPDATE
-from ..statistics.tier2 import OF_TIER_1, OF_TIER_2
+from ..statistics.known import HISTOGRAM, OF_FORMATS, QUANTILE, SUMS, TIER_1, names_of
+from ..statistics.moments import RAW
 from ..suggestions import did_you_mean
 
 #: What the names of numbers that a user logs begin with: `Above("log.loss", 10)` is about `rec.log(loss=...)`.
 LOGGED = "log."
 
-#: What can be asked about a tensor: raw statistics, and what is derived from them.
-STATISTICS = (
-    "mean", "std", "rms", "l2", "abs_max", "min", "max", "sum", "sumsq", "count", "nan_count", "inf_count",
-    "nonfinite", *OF_TIER_1, *OF_TIER_2,
-)  # fmt: skip
+#: The statistics that a trigger can be about: it reads the sums of tier 2 and no histograms. Raw ones are listed last.
+STATISTICS = tuple(sorted(names_of(TIER_1, SUMS), key=RAW.__contains__))
 
 #: Where a value that is not finite is never meant to be: a mask is an input, a buffer, or what an op returns.
 FINITE_ROLES = (OUTPUT, GRAD_OUTPUT, GRAD_INPUT, PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE)
@@ -197,7 +195,7 @@ def _check_measured(trigger: Trigger, captures: Sequence[Capture]) -> None:
     if isinstance(trigger, OnSignal) or trigger.roles is None:
         return
     stat = "nonfinite" if isinstance(trigger, NonFinite) else trigger.stat
-    tier = 2 if stat in OF_TIER_2 else 1
+    tier = 2 if stat in names_of(SUMS) else 1
     roles = selection_of(trigger).roles
     if is_logged(stat) or any(
         each.stats >= tier and not {*each.roles}.isdisjoint(roles) for each in captures
@@ -249,11 +247,14 @@ def _check_stat(trigger: Above | OutOfBand) -> None:
             )
         return
     if stat not in STATISTICS:
+        there = f"There are: {', '.join(STATISTICS)}; 'log.NAME' is what rec.log(NAME=...) is given"
+        if str(stat).partition(":")[0] in (*names_of(HISTOGRAM), *OF_FORMATS, QUANTILE):
+            raise ValueError(
+                f"{kind}({stat!r}): a trigger does not compute this statistic, which needs {HISTOGRAM}. "
+                f"Read it from the recording with history(). {there}"
+            )
         hint = did_you_mean(stat, STATISTICS)
-        raise ValueError(
-            f"{kind}({stat!r}): there is no such statistic.{hint} There are: {', '.join(STATISTICS)}; "
-            "'log.NAME' is what rec.log(NAME=...) is given"
-        )
+        raise ValueError(f"{kind}({stat!r}): there is no such statistic.{hint} {there}")
     selection_of(trigger)
 
 

@@ -11,8 +11,9 @@ from ..arrow.arrays import to_numpy
 from ..arrow.batches import to_batch
 from ..meta import Note
 from ..options.capture import Capture
+from ..statistics.known import SUMS, names_of
 from ..statistics.moments import RAW, StatColumns, read_statistics
-from ..statistics.tier2 import OF_TIER_2, read_sums
+from ..statistics.tier2 import read_sums
 from .site_names import SiteNames
 from .step_band import StepBand
 from .triggers import LOGGED, Above, NonFinite, OnSignal, OutOfBand, Trigger, is_logged, selection_of
@@ -238,7 +239,7 @@ class _OfSites:
 
     def __init__(self, stat: str, selected: _Selected, judge: _Judge) -> None:
         self._stat = stat
-        self._is_of_tier_2 = stat in OF_TIER_2
+        self._is_of_tier_2 = stat in names_of(SUMS)
         self._selected = selected
         self._judge = judge
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ...optional import require
+from ...recording.statistics import known
 from ...recording.statistics.moments import Numbers
 
 if TYPE_CHECKING:
@@ -14,28 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.colorbar import Colorbar
     from matplotlib.colors import Normalize
 
-_STATS = {
-    "rms": "root mean square",
-    "std": "standard deviation",
-    "l2": "L2 norm",
-    "abs_max": "largest magnitude",
-    "min": "minimum",
-    "max": "maximum",
-    "sumsq": "sum of squares",
-    "sumabs": "sum of magnitudes",
-    "sum4": "sum of fourth powers",
-    "mean_abs": "mean magnitude",
-    "nan_count": "number of NaN",
-    "inf_count": "number of infinite elements",
-    "zero_count": "number of zeros",
-    "nonfinite": "number of NaN and infinite elements",
-    "zero_fraction": "share of zeros",
-    "nan_fraction": "share of NaN",
-    "inf_fraction": "share of infinite elements",
-    "crest": "largest magnitude / root mean square",
-    "relative": "L2: update / parameter",
-    "user": "value of your function",
-}
+#: Titles of what a history shows beside the statistics of a tensor.
+_OTHERS = {"relative": "L2: update / parameter", "user": "value of your function"}
 _ROLES = {
     "input": "inputs",
     "output": "outputs",
@@ -71,8 +52,8 @@ def title_of(stat: str, role: str) -> str:
 
 
 def label_of(stat: str) -> str:
-    """A statistic in words."""
-    return _STATS.get(stat, stat)
+    """Returns the title of a statistic."""
+    return _OTHERS.get(stat) or known.title_of(stat)
 
 
 def describe_role(role: str) -> str:

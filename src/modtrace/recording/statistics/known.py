@@ -1,0 +1,61 @@
+"""The statistics that are known by name: what each needs to be computed, and its title in pictures."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+#: What a statistic is computed of.
+TIER_1 = "tier 1"
+SUMS = "the sums and counts of tier 2"
+HISTOGRAM = "the histogram or the largest element of tier 2"
+
+
+class Statistic(NamedTuple):
+    """What a statistic needs, and what it is called where a picture shows it."""
+
+    needs: str
+    title: str
+
+
+#: Raw statistics are columns of the `values` table. A derived one is a property of its name, of `StatColumns` or of
+#: `Tier2Columns`.
+STATISTICS: Mapping[str, Statistic] = {
+    "count": Statistic(TIER_1, "count"),
+    "min": Statistic(TIER_1, "minimum"),
+    "max": Statistic(TIER_1, "maximum"),
+    "sum": Statistic(TIER_1, "sum"),
+    "sumsq": Statistic(TIER_1, "sum of squares"),
+    "nan_count": Statistic(TIER_1, "number of NaN"),
+    "inf_count": Statistic(TIER_1, "number of infinite elements"),
+    "mean": Statistic(TIER_1, "mean"),
+    "std": Statistic(TIER_1, "standard deviation"),
+    "rms": Statistic(TIER_1, "root mean square"),
+    "l2": Statistic(TIER_1, "L2 norm"),
+    "abs_max": Statistic(TIER_1, "largest magnitude"),
+    "nonfinite": Statistic(TIER_1, "number of NaN and infinite elements"),
+    "nan_fraction": Statistic(TIER_1, "share of NaN"),
+    "inf_fraction": Statistic(TIER_1, "share of infinite elements"),
+    "crest": Statistic(TIER_1, "largest magnitude / root mean square"),
+    "sumabs": Statistic(SUMS, "sum of magnitudes"),
+    "zero_count": Statistic(SUMS, "number of zeros"),
+    "sum4": Statistic(SUMS, "sum of fourth powers"),
+    "argmax": Statistic(HISTOGRAM, "argmax"),
+    "mean_abs": Statistic(SUMS, "mean magnitude"),
+    "zero_fraction": Statistic(SUMS, "share of zeros"),
+    "kurtosis": Statistic(SUMS, "kurtosis"),
+    "dynamic_range": Statistic(HISTOGRAM, "dynamic_range"),
+}
+
+#: Statistics of histograms that are asked for with an argument: `underflow:fp16`, `quantile:0.99`.
+OF_FORMATS = ("underflow", "flushed", "overflow")
+QUANTILE = "quantile"
+
+
+def names_of(*needs: str) -> tuple[str, ...]:
+    """The statistics that need one of these."""
+    return tuple(name for name, each in STATISTICS.items() if each.needs in needs)
+
+
+def title_of(stat: str) -> str:
+    """The title of a statistic; one without is titled by its name."""
+    known = STATISTICS.get(stat)
+    return known.title if known else stat
