@@ -1,4 +1,6 @@
-"""What a tensor is at its site."""
+"""What a tensor is at its site: the roles, in one table that captures, triggers and views read."""
+
+from typing import NamedTuple
 
 INPUT = "input"
 OUTPUT = "output"
@@ -12,20 +14,39 @@ UPDATE = "update"
 OP_OUTPUT = "op_output"
 LEAF = "leaf"
 
-#: All of them; their place here is their number while values are collected.
-ROLES = (
-    INPUT,
-    OUTPUT,
-    GRAD_OUTPUT,
-    GRAD_INPUT,
-    PARAMETER,
-    PARAMETER_GRAD,
-    BUFFER,
-    OPTIMIZER_STATE,
-    UPDATE,
-    OP_OUTPUT,
-    LEAF,
+
+class Role(NamedTuple):
+    """What is known of the tensors of a role."""
+
+    name: str
+    of_one: str  # what a sentence calls one such tensor
+    of_many: str  # what a picture calls them
+    of_ops: bool = False  # only where ops are recorded
+    is_finite: bool = (
+        True  # False: infinities are often meant, as in masks, so that `NonFinite()` does not look at it
+    )
+
+
+#: All of them; their index here is their code while values are collected. A new role goes to the end.
+TABLE = (
+    Role(INPUT, "input", "inputs", is_finite=False),
+    Role(OUTPUT, "output", "outputs"),
+    Role(GRAD_OUTPUT, "gradient of the output", "gradients at outputs"),
+    Role(GRAD_INPUT, "grad_input", "gradients at inputs"),
+    Role(PARAMETER, "parameter", "parameters"),
+    Role(PARAMETER_GRAD, "gradient of the parameter", "gradients of parameters"),
+    Role(BUFFER, "buffer", "buffers", is_finite=False),
+    Role(OPTIMIZER_STATE, "optimizer_state", "optimizer states"),
+    Role(UPDATE, "update", "updates of parameters"),
+    Role(OP_OUTPUT, "op_output", "outputs of ops", of_ops=True, is_finite=False),
+    Role(LEAF, "leaf", "leaves", of_ops=True, is_finite=False),
 )
 
+ROLES = tuple(each.name for each in TABLE)
+BY_NAME = {each.name: each for each in TABLE}
+
 #: Of tensors that ops return or read; only where ops are recorded.
-OP_ROLES = frozenset({OP_OUTPUT, LEAF})
+OP_ROLES = frozenset(each.name for each in TABLE if each.of_ops)
+
+#: Where a value that is not finite is never meant to be.
+FINITE_ROLES = tuple(each.name for each in TABLE if each.is_finite)

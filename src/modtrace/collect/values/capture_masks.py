@@ -23,7 +23,7 @@ Mask = int
 ROLE_CODE = {role: code for code, role in enumerate(ROLES)}
 
 #: A site's role and the captures that want it in one number.
-ROLE_BITS = 4
+ROLE_BITS = (len(ROLES) - 1).bit_length()
 ROLE_CODES = (1 << ROLE_BITS) - 1
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from ..options.capture import Capture, Patterns
 from ..options.path_filter import PathFilter
-from ..role import GRAD_INPUT, GRAD_OUTPUT, OPTIMIZER_STATE, OUTPUT, PARAMETER, PARAMETER_GRAD, UPDATE
+from ..role import FINITE_ROLES, OUTPUT
 from ..statistics.known import HISTOGRAM, OF_FORMATS, QUANTILE, SUMS, TIER_1, names_of
 from ..statistics.moments import RAW
 from ..suggestions import did_you_mean
@@ -17,9 +17,6 @@ LOGGED = "log."
 
 #: The statistics that a trigger can be about: it reads the sums of tier 2 and no histograms. Raw ones are listed last.
 STATISTICS = tuple(sorted(names_of(TIER_1, SUMS), key=RAW.__contains__))
-
-#: Where a value that is not finite is never meant to be: a mask is an input, a buffer, or what an op returns.
-FINITE_ROLES = (OUTPUT, GRAD_OUTPUT, GRAD_INPUT, PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE)
 
 #: A number is compared with the band of at least this many steps, or of the whole window if that is shorter.
 _USUALLY_NEEDED = 10

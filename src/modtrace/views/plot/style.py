@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ...optional import require
-from ...recording.statistics import known
+from ...recording.role import BY_NAME
+from ...recording.statistics.known import title_of as title_of_stat
 from ...recording.statistics.moments import Numbers
 
 if TYPE_CHECKING:
@@ -17,19 +18,6 @@ if TYPE_CHECKING:
 
 #: Titles of what a history shows beside the statistics of a tensor.
 _OTHERS = {"relative": "L2: update / parameter", "user": "value of your function"}
-_ROLES = {
-    "input": "inputs",
-    "output": "outputs",
-    "grad_output": "gradients at outputs",
-    "grad_input": "gradients at inputs",
-    "parameter": "parameters",
-    "parameter_grad": "gradients of parameters",
-    "buffer": "buffers",
-    "optimizer_state": "optimizer states",
-    "update": "updates of parameters",
-    "op_output": "outputs of ops",
-    "leaf": "leaves",
-}
 
 #: Told apart also by those who see few colours (M. Okabe and K. Ito, Color Universal Design, 2008), but for its yellow,
 #: which is hardly seen on white.
@@ -53,12 +41,13 @@ def title_of(stat: str, role: str) -> str:
 
 def label_of(stat: str) -> str:
     """Returns the title of a statistic."""
-    return _OTHERS.get(stat) or known.title_of(stat)
+    return _OTHERS.get(stat) or title_of_stat(stat)
 
 
 def describe_role(role: str) -> str:
     """Names a role as that of many tensors."""
-    return _ROLES.get(role, role)
+    known = BY_NAME.get(role)
+    return known.of_many if known else role
 
 
 def new_axes(width: float, height: float) -> "Axes":

@@ -6,18 +6,10 @@ from dataclasses import asdict
 
 from ...analysis.values.nonfinite import Measured, NonFinite, describe_counts
 from ...recording.meta import Note
-from ...recording.role import GRAD_OUTPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
+from ...recording.role import BY_NAME
 from ..common.columns import Text, printable, render_lines
 from ..common.headline import describe_notes
 from ..common.numbers import format_count
-
-#: What a row of a role is called; other roles are called as they are.
-_ROLES = {
-    OUTPUT: "output",
-    GRAD_OUTPUT: "gradient of the output",
-    PARAMETER: "parameter",
-    PARAMETER_GRAD: "gradient of the parameter",
-}
 
 
 def render_nonfinite(
@@ -60,7 +52,8 @@ def _describe(found: NonFinite) -> list[Text]:
 
 def _describe_tensor(found: NonFinite) -> str:
     """`output ['logits'] of blocks.1@1 in GPT`: slot, module, call and root."""
-    role = _ROLES.get(found.role or "", found.role or "a tensor of an unknown site")
+    known = BY_NAME.get(found.role or "")
+    role = known.of_one if known else found.role or "a tensor of an unknown site"
     what = f"{role} {found.slot}".rstrip()
     if found.path is None:
         return what
