@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from ..options.capture import Capture, Patterns
 from ..options.path_filter import PathFilter
@@ -163,7 +163,8 @@ class OnSignal(_Condition):
 
 Trigger: TypeAlias = NonFinite | Above | OutOfBand | OnSignal
 
-_TRIGGERS = (NonFinite, Above, OutOfBand, OnSignal)
+#: The classes of `Trigger`.
+TRIGGERS: tuple[type[Trigger], ...] = get_args(Trigger)
 
 
 def to_triggers(given: object, *, keep_last: int | None, captures: Sequence[Capture]) -> tuple[Trigger, ...]:
@@ -180,8 +181,8 @@ def to_triggers(given: object, *, keep_last: int | None, captures: Sequence[Capt
         return () if keep_last is None else (NonFinite(),)
     triggers = tuple(given) if isinstance(given, (list, tuple)) else (given,)
     for each in triggers:
-        if not isinstance(each, _TRIGGERS):
-            names = ", ".join(kind.__name__ for kind in _TRIGGERS)
+        if not isinstance(each, TRIGGERS):
+            names = ", ".join(kind.__name__ for kind in TRIGGERS)
             raise TypeError(f"triggers={each!r}: give modtrace's {names}, or a list of those")
         _check_measured(each, captures)
     return triggers
