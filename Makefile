@@ -42,7 +42,7 @@ endef
 export PYTHON_IS_NEW_ENOUGH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check format docs bench soak zoo sanitize clean
+.PHONY: help env demo test check format docs bench size soak zoo sanitize clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ bench: env $(BENCH_STAMP)  ## print the cost of recording beside plain runs, PyT
 	$(BIN)/python benchmarks/graph.py
 	$(BIN)/python benchmarks/layout.py
 	@if [ -f benchmarks/open_large.py ]; then $(BIN)/python benchmarks/open_large.py; fi
+
+size: env  ## print the lines of code of each package, and how long functions are
+	$(BIN)/python benchmarks/code_size.py
 
 soak: env  ## run the long tests
 	$(BIN)/python -m pytest -m soak
