@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .analysis.graph.build import build_graph
-from .analysis.graph.columns import LAYER_KINDS, PHASE, Graph
+from .analysis.graph.columns import Graph
 from .analysis.graph.parts import WHOLE, Part
 from .analysis.graph_view.build import build_view
 from .analysis.graph_view.contract import without_views
 from .analysis.graph_view.fold import Folding, fold_graph
 from .analysis.graph_view.items import Seen, close_below
-from .analysis.graph_view.keys import name_layers
+from .analysis.graph_view.keys import paths_of_layers
 from .analysis.graph_view.records import GraphView, ViewBox, ViewEdge, ViewNode
 from .analysis.step.missing_rows import require_ops
 from .errors import ModtraceError
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from .analysis.layout.layout import Layout
     from .views.dot.style import GraphStyle
 
-_PHASE = LAYER_KINDS.index(PHASE)
 _Path = str | os.PathLike[str]
 
 #: A notebook draws no more nodes than this by itself: `dot` takes seconds for more.
@@ -190,9 +189,8 @@ class ModelGraph:
         )
         found = self._rebuilt(part)
         if not len(found.columns.nodes) and (path is not None or op is not None):
-            asked = ", ".join(
-                f"{name}={each!r}" for name, each in (("path", path), ("op", op)) if each is not None
-            )
+            given = {"path": path, "op": op}
+            asked = ", ".join(f"{name}={each!r}" for name, each in given.items() if each is not None)
             raise ValueError(f"filter({asked}): no op of this step is meant")
         return found
 
@@ -207,13 +205,7 @@ class ModelGraph:
         return ModelGraph(self._data, choice, _build(self._data, choice))
 
     def _layers_of(self, paths: Sequence[Any], what: str) -> Iterator[int]:
-        layers = self._graph.layers
-        names, _ = name_layers(self._graph, self._folding)
-        rows = zip(layers.place.tolist(), layers.kind.tolist(), names, strict=True)
-        paths_of = [
-            () if kind == _PHASE or layers.places[place].path is None else (layers.places[place].path, name)
-            for place, kind, name in rows
-        ]
+        paths_of = paths_of_layers(self._graph, self._folding)
         for path in paths:
             if not isinstance(path, (str, re.Pattern)):
                 raise TypeError(f"{what}({path!r}): give globs over paths, or compiled regular expressions")
@@ -272,12 +264,7 @@ class ModelGraph:
         write_svg(self.view, path, style=style, overlay=color)
 
     def write_png(
-        self,
-        path: _Path,
-        *,
-        style: "GraphStyle | None" = None,
-        color: str | None = None,
-        dpi: int = 96,
+        self, path: _Path, *, style: "GraphStyle | None" = None, color: str | None = None, dpi: int = 96
     ) -> None:
         """Draws the picture with `dpi` pixels an inch; arguments and errors as of `write_svg`."""
         from .views.dot.graphviz import write_png
@@ -316,9 +303,8 @@ class ModelGraph:
         """What a notebook shows: the picture, or the text where it cannot be drawn."""
         text = str(self)
         if len(self.nodes) > _DRAWN_UNASKED:
-            return {
-                "text/plain": f"{text}(too large to be drawn unasked: collapse(depth=...), or write_svg)\n"
-            }
+            too_large = "(too large to be drawn unasked: collapse(depth=...), or write_svg)"
+            return {"text/plain": f"{text}{too_large}\n"}
         try:
             return {"image/svg+xml": self.render_svg(), "text/plain": text}
         except ModtraceError as error:
@@ -335,18 +321,12 @@ def graph_of(data: RecordingData, step: int | None = None) -> ModelGraph:
     graph = build_graph(data, step=step)
     if graph.step is not None and data.meta.marks and data.meta.options.get("ops"):
         require_ops(data, graph.step.step)
-    choice = _Choice(
-        step=graph.step.step if graph.step else step
-    )  # of a live recording the last step is another soon
-    return ModelGraph(data, choice, graph)
+    # The step is kept by its number: the last step of a live recording is another one soon.
+    return ModelGraph(data, _Choice(step=graph.step.step if graph.step else step), graph)
 
 
 def graph(
-    subject: Any,
-    /,
-    *args: Any,
-    input_shapes: Sequence[Any] | None = None,
-    **kwargs: Any,
+    subject: Any, /, *args: Any, input_shapes: Sequence[Any] | None = None, **kwargs: Any
 ) -> ModelGraph:
     """The execution graph of a model that is called once, or of a recording.
 
@@ -400,9 +380,7 @@ def _build(data: RecordingData, choice: _Choice) -> Graph:
 
 
 def _to_tuple(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
-    found = (
-        (given,) if isinstance(given, str) else tuple(given) if isinstance(given, (list, tuple)) else (given,)
-    )
+    found = tuple(given) if isinstance(given, (list, tuple)) else (given,)
     if not found or not all(isinstance(each, str) for each in found):
         raise TypeError(f"filter({name}={given!r}): give a text, or several in a list")
     return found

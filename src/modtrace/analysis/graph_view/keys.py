@@ -42,6 +42,17 @@ def name_layers(graph: Graph, folding: Folding | None) -> tuple[list[str], list[
     return names, labels
 
 
+def paths_of_layers(graph: Graph, folding: Folding | None) -> list[tuple[str, ...]]:
+    """Returns the paths by which each layer is found: that of its module, and its name; a phase has none."""
+    layers = graph.layers
+    names, _ = name_layers(graph, folding)
+    rows = zip(layers.place.tolist(), layers.kind.tolist(), names, strict=True)
+    return [
+        () if LAYER_KINDS[kind] == PHASE or path is None else (path, name)
+        for path, kind, name in ((layers.places[place].path, kind, name) for place, kind, name in rows)
+    ]
+
+
 def node_keys(graph: Graph, layers: list[str]) -> list[str]:
     """A name for each node: that of its layer with the op and its number, `forward/GPT/head/aten.addmm.default#1`.
 
