@@ -58,7 +58,7 @@ class Recording:
         return tuple(note for note in self.meta.notes if note.kind != HELD)
 
     def table(self, name: str) -> pa.Table:
-        """All rows of a table; docs/schema.md says what its columns mean.
+        """Returns all rows of a table; docs/schema.md says what its columns mean.
 
         Raises:
             ValueError: there is no such table.
@@ -66,7 +66,7 @@ class Recording:
         return self.data.table(name)
 
     def frame(self, name: str) -> Any:
-        """All rows of a table as a `pandas.DataFrame`; integers that may be missing are pandas' `Int64`.
+        """Returns all rows of a table as a `pandas.DataFrame`; integers that may be missing are pandas' `Int64`.
 
         `frame("values")` has more columns than the table. In front stands where and when the tensor was seen:
         `step`, `phase`, `root`, `path`, `call` (n-th of its module in the step), `type`, `role`, `slot`, `op` and
@@ -84,7 +84,7 @@ class Recording:
         return self._named_table(name).to_pandas(types_mapper=nullable.get)
 
     def to_polars(self, name: str = "values") -> Any:
-        """All rows of a table as a `polars.DataFrame`, with the columns of `frame`.
+        """Returns all rows of a table as a `polars.DataFrame`, with the columns of `frame`.
 
         Raises:
             ValueError: there is no such table.
@@ -106,7 +106,7 @@ class Recording:
         call: int | None = None,
         steps: Any = None,
     ) -> History:
-        """One statistic of many sites, step by step; sites are in layer order, also those of gradients.
+        """Returns one statistic of many sites, step by step; sites are in layer order, also those of gradients.
 
         Several rows of a site in a step (micro-batches, calls) are merged as if all their numbers had been one
         tensor: the RMS is that of all of them, not a mean of means.
@@ -136,7 +136,7 @@ class Recording:
         phase: str | None = None,
         call: int | None = None,
     ) -> Stack:
-        """The whole tensors of many sites in one step as one array, with a layer axis in front.
+        """Returns the whole tensors of many sites in one step as one array, with a layer axis in front.
 
         Args:
             step: its number; None where tensors of one step alone were kept.
@@ -197,7 +197,7 @@ class Recording:
         slot: str | None = None,
         phase: str | None = None,
     ) -> Any:
-        """A whole tensor that was kept: a `torch.Tensor` of its own memory, or a `RawTensor` without torch.
+        """Returns a whole tensor that was kept: a `torch.Tensor` of its own memory, or a `RawTensor` without torch.
 
         Args:
             site: the path of a module, or with `role="parameter"` and its like of a parameter; or a `site_id`.
@@ -225,7 +225,7 @@ class Recording:
         phase: str | None = None,
         steps: Any = None,
     ) -> Iterator[tuple[int, Any]]:
-        """Each whole tensor that was kept of a site, with its step; as `tensor` gives it, read when it is its turn.
+        """Yields each whole tensor that was kept of a site, with its step; each is read when it is asked for.
 
         Args:
             steps: which, `"START:STOP[:EVERY]"`, a range, a slice or a list; None for all.
@@ -237,7 +237,7 @@ class Recording:
         return ((step, to_torch_if_there(each)) for step, each in found)
 
     def first_nonfinite(self) -> NonFinite | None:
-        """The first tensor, by step and order of measuring, that holds NaN or infinite values.
+        """Returns the first tensor, by step and order of measuring, that holds NaN or infinite values.
 
         None where every tensor that was measured is finite; `meta.marks` say whether rows are missing.
 
@@ -260,7 +260,7 @@ class Recording:
     def op_table(
         self, step: int | None = None, *, by: GroupedBy = "module", phase: str | None = None
     ) -> OpTable:
-        """What the ops of one step cost, the most expensive first; its `recorded` is False without ops.
+        """Returns what the ops of one step cost, the most expensive first; its `recorded` is False without ops.
 
         Args:
             step: its number; None for the last complete one.
@@ -273,7 +273,7 @@ class Recording:
         return build_op_table(self.data, step=step, by=by, phase=phase)
 
     def memory_table(self, step: int | None = None, *, ops: bool = False) -> MemoryTable:
-        """What the modules save for backward and their calls allocate; its `recorded` is False without ops.
+        """Returns what the modules save for backward and their calls allocate; its `recorded` is False without ops.
 
         Args:
             step: its number; None for the last complete one.
@@ -285,7 +285,7 @@ class Recording:
         return build_memory_table(self.data, step=step, ops=ops)
 
     def paths(self, step: int | None = None, *, phase: str | None = None) -> OpPaths:
-        """Which op ran in which module, in order; its `recorded` is False without ops.
+        """Returns which op ran in which module, in order; its `recorded` is False without ops.
 
         Args:
             step: its number; None for the last complete one.
@@ -297,7 +297,7 @@ class Recording:
         return build_op_paths(self.data, step=step, phase=phase)
 
     def graph(self, step: int | None = None) -> ModelGraph:
-        """The execution graph of one step; without ops its nodes are calls, in the order in which they began.
+        """Returns the execution graph of one step; without ops its nodes are calls, in the order in which they began.
 
         Args:
             step: its number; None for the last complete one.
@@ -340,7 +340,7 @@ class Recording:
         write_recording(self._settled(), path, overwrite=overwrite)
 
     def _settled(self) -> RecordingData:
-        """The data, with all whole tensors in their files."""
+        """Returns the data, with all whole tensors in their files."""
         return self.data
 
     def __str__(self) -> str:

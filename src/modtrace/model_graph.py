@@ -167,7 +167,7 @@ class ModelGraph:
         path: Any = None,
         op: str | Sequence[str] | None = None,
     ) -> "ModelGraph":
-        """A part of the step: what its ops read of what others have made are leaves. Modules are open again.
+        """Returns a part of the step: what its ops read of what others have made are leaves. Modules are open again.
 
         What was asked for before of the same argument is forgotten.
 
@@ -218,13 +218,13 @@ class ModelGraph:
     # Showing it.
 
     def layout(self) -> "Layout":
-        """Where everything that is visible stands, in execution order."""
+        """Returns where everything that is visible stands, in execution order."""
         from .analysis.layout.layout import lay_out
 
         return lay_out(self.view)
 
     def render_dot(self, *, style: "GraphStyle | None" = None, color: str | None = None) -> str:
-        """The text of the picture in graphviz' language.
+        """Returns the text of the picture in graphviz' language.
 
         Args:
             style: how nodes, boxes and edges look; None for the style that comes with modtrace.
@@ -238,7 +238,7 @@ class ModelGraph:
         return render_dot(self.view, style=style, overlay=color)
 
     def render_svg(self, *, style: "GraphStyle | None" = None, color: str | None = None) -> str:
-        """The picture as SVG; arguments and errors are those of `write_svg`."""
+        """Returns the picture as SVG; arguments and errors are those of `write_svg`."""
         from .views.dot.graphviz import render_svg
 
         return render_svg(self.view, style=style, overlay=color)
@@ -300,7 +300,7 @@ class ModelGraph:
         return f"<ModelGraph: {len(self.nodes)} nodes, {len(self.edges)} edges>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        """What a notebook shows: the picture, or the text where it cannot be drawn."""
+        """Returns what a notebook shows: the picture, or the text where it cannot be drawn."""
         text = str(self)
         if len(self.nodes) > _DRAWN_UNASKED:
             too_large = "(too large to be drawn unasked: collapse(depth=...), or write_svg)"
@@ -312,7 +312,7 @@ class ModelGraph:
 
 
 def graph_of(data: RecordingData, step: int | None = None) -> ModelGraph:
-    """The graph of one step of a recording.
+    """Returns the graph of one step of a recording.
 
     Raises:
         ValueError: there is no such step.
@@ -328,7 +328,7 @@ def graph_of(data: RecordingData, step: int | None = None) -> ModelGraph:
 def graph(
     subject: Any, /, *args: Any, input_shapes: Sequence[Any] | None = None, **kwargs: Any
 ) -> ModelGraph:
-    """The execution graph of a model that is called once, or of a recording.
+    """Returns the execution graph of a model that is called once, or of a recording.
 
         modtrace.graph(model, images).collapse(depth=2).write_svg("model.svg")
         modtrace.graph(model, input_shapes=[(1, 3, 224, 224)])

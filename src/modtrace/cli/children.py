@@ -55,7 +55,7 @@ class StartedProcesses:
 
 
 def runs_python(command: Any) -> bool:
-    """Whether a command, as `subprocess.Popen` takes it, is Python or a script that Python runs."""
+    """Returns whether a command, as `subprocess.Popen` takes it, is Python or a script that Python runs."""
     words = _words(command)
     if len(words) > 2 and os.path.basename(words[0]) in _SHELLS and words[1] == "-c":
         words = words[2].split()

@@ -99,7 +99,7 @@ def _describe_cuda() -> str:
 
 
 def _describe_compiled(module: str, name: str, without: str) -> str:
-    """Whether a module has found its compiled part, which is None otherwise."""
+    """Returns whether a module has found its compiled part, which is None otherwise."""
     try:
         found = getattr(importlib.import_module(module), name)
     except Exception as error:  # it imports torch
@@ -108,7 +108,7 @@ def _describe_compiled(module: str, name: str, without: str) -> str:
 
 
 def render_diagnosis(diagnosis: Diagnosis, *, color: bool = False) -> str:
-    """The diagnosis as three small tables."""
+    """Returns the diagnosis as three small tables."""
     versions = Column(
         "", [Text(each) for each in [*diagnosis.versions, "CUDA", "kernel", "tensor ids"]], right=False
     )

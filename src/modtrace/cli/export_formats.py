@@ -34,14 +34,14 @@ class ExportFormat:
     takes: frozenset[str] = frozenset()  # names of `ExportOptions` that it heeds
 
     def load_writer(self) -> Writer:
-        """The function that writes it."""
+        """Returns the function that writes it."""
         module, _, name = self.writer.partition(":")
         writer: Writer = getattr(importlib.import_module(module), name)
         return writer
 
 
 def _of_graph(name: str, *suffixes: str, about: str) -> ExportFormat:
-    """A format that `export_graphs.write_<name>` writes."""
+    """Returns a format that `export_graphs.write_<name>` writes."""
     return ExportFormat(
         writer=f"modtrace.cli.export_graphs:write_{name}",
         suffixes=suffixes,
@@ -82,7 +82,7 @@ FORMATS: dict[str, ExportFormat] = {
 
 
 def find_format(name: str | None, path: Path) -> str:
-    """The name of the format that is asked for, or else that the suffix of the path means.
+    """Returns the name of the format that is asked for, or else that the suffix of the path means.
 
     Raises:
         click.UsageError: the suffix means none.

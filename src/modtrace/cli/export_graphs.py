@@ -17,7 +17,7 @@ def write_graphml(data: RecordingData, path: Path, options: ExportOptions) -> No
 
 
 def write_model_explorer(data: RecordingData, path: Path, options: ExportOptions) -> list[Path]:
-    """The graph, as for GraphML, and the node data beside it; what is no regular file gets the graph alone."""
+    """Returns the graph, as for GraphML, and the node data beside it; what is no regular file gets the graph alone."""
     view = _view(data, options)
     model_explorer.write_model_explorer(view, path)
     if not path.is_file():
@@ -41,7 +41,7 @@ def write_png(data: RecordingData, path: Path, options: ExportOptions) -> None:
 
 
 def _drawn(data: RecordingData, options: ExportOptions) -> ModelGraph:
-    """What `modtrace graph` draws, too: alike modules folded, without view ops, at a depth that can be read."""
+    """Returns what `modtrace graph` draws, too: alike modules folded, without view ops, at a depth that can be read."""
     return at_depth(_part(data, options).without_views().fold(), options.depth, is_drawn=True)[0]
 
 

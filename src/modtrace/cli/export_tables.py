@@ -11,12 +11,12 @@ from .export_formats import ExportOptions
 
 
 def write_parquet(data: RecordingData, path: Path, options: ExportOptions) -> list[Path]:
-    """All ranks of the recording, each with its own files."""
+    """Returns all ranks of the recording, each with its own files."""
     if not isinstance(data, FolderReader):
         return write_rank(data, path)
     return [file for each in open_ranks(data) for file in write_rank(each.data, path, name=each.name)]
 
 
 def write_csv(data: RecordingData, path: Path, options: ExportOptions) -> list[Path]:
-    """The rank that the recording is opened at."""
+    """Returns the rank that the recording is opened at."""
     return write_tables(data, path)

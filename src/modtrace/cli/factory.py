@@ -33,7 +33,7 @@ class LoadedModel:
 
 
 def is_factory(text: str) -> bool:
-    """Whether the text has the form `package.module:function`."""
+    """Returns whether the text has the form `package.module:function`."""
     return _FACTORY.fullmatch(text) is not None
 
 
@@ -54,7 +54,7 @@ def load_factory(text: str) -> LoadedModel:
 
 
 def call_model(text: str, loaded: LoadedModel) -> Any:
-    """What the model returns for its arguments.
+    """Returns what the model returns for its arguments.
 
     Raises:
         click.ClickException: it raises an exception.
@@ -99,7 +99,7 @@ def _find_factory(text: str, module: ModuleType, name: str) -> Any:
 
 
 def _describe_names(module: ModuleType, name: str) -> str:
-    """The names of the module that are near, or else some that may be factories."""
+    """Returns the names of the module that are near, or else some that may be factories."""
     public = [each for each in vars(module) if not each.startswith("_")]
     near = difflib.get_close_matches(name, public, n=_NAMED)
     if near:
@@ -143,13 +143,13 @@ def _describe_value(made: Any) -> str:
 
 
 def _name_type(value: Any) -> str:
-    """The class of a value with its article: `a Tensor`, `an Embedding`."""
+    """Returns the class of a value with its article: `a Tensor`, `an Embedding`."""
     name = type(value).__name__
     return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
 
 
 def _describe(error: BaseException) -> str:
-    """An exception in one line with the place where it was raised: `ValueError: boom (models.py:3)`."""
+    """Returns an exception in one line with the place where it was raised: `ValueError: boom (models.py:3)`."""
     said = " ".join(str(error).split())
     frames = [each for each in traceback.extract_tb(error.__traceback__) if "importlib" not in each.filename]
     frames = [each for each in frames if not each.filename.startswith(_PACKAGE)]
@@ -160,5 +160,5 @@ def _describe(error: BaseException) -> str:
 
 
 def _shorten(file: str) -> str:
-    """The path of a file as seen from the current directory, if it lies below."""
+    """Returns the path of a file as seen from the current directory, if it lies below."""
     return file.removeprefix(os.path.join(os.getcwd(), ""))

@@ -21,7 +21,7 @@ class Terminal:
 
 
 def find_terminal() -> Terminal:
-    """What standard output is; `NO_COLOR` (https://no-color.org) is heeded."""
+    """Returns what standard output is; `NO_COLOR` (https://no-color.org) is heeded."""
     if not sys.stdout.isatty():
         return Terminal(width=None, color=False)
     return Terminal(width=shutil.get_terminal_size().columns, color=not os.environ.get("NO_COLOR"))

@@ -40,7 +40,7 @@ class Program:
 
 
 def find_script(path: str, arguments: Sequence[str]) -> Program:
-    """The program that `python path arguments...` would run.
+    """Returns the program that `python path arguments...` would run.
 
     Raises:
         click.ClickException: there is no such file, or it is a folder without `__main__.py`.
@@ -53,7 +53,7 @@ def find_script(path: str, arguments: Sequence[str]) -> Program:
 
 
 def find_module(name: str, arguments: Sequence[str]) -> Program:
-    """The program that `python -m name arguments...` would run.
+    """Returns the program that `python -m name arguments...` would run.
 
     Raises:
         click.ClickException: there is no such module, or it cannot be run.

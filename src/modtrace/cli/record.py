@@ -221,7 +221,7 @@ class _Reporter:
 
 
 def _describe_end(recording: Any, started: int) -> Iterator[str]:
-    """The last triggers, and the closing line: what is in the recording, what is not, and how to look at it."""
+    """Yields the last triggers, and the closing line: what is in the recording, what is not, and how to look at it."""
     try:
         meta, kept, calls = (
             recording.meta,
@@ -248,14 +248,14 @@ def _describe_end(recording: Any, started: int) -> Iterator[str]:
 
 
 def _say_why_nothing(ran: int, chosen: str | None) -> str:
-    """Why there is no call in a recording that is whole."""
+    """Returns why there is no call in a recording that is whole."""
     if ran and to_step_range(chosen) != ALL_STEPS:
         return f"no step of {chosen} ran"
     return "no module was called in this process"
 
 
 def _describe_kept(progress: Any, kept: int, keeps_last: bool) -> str:
-    """How many steps are in the recording, and of how many where that is another number."""
+    """Returns how many steps are in the recording, and of how many where that is another number."""
     if not progress.steps and not progress.rows:
         return "recorded nothing"
     steps = _count(progress.steps, "step")

@@ -24,7 +24,7 @@ AnswerOfStep = TypeVar("AnswerOfStep", bound=_OfStep)
 
 
 def open_with_rows(run: str, *tables: str) -> RecordingData:
-    """The recording in the folder `run`.
+    """Returns the recording in the folder `run`.
 
     Raises:
         NothingRecordedError: one of the tables has no rows; the text says why.
@@ -41,7 +41,7 @@ def open_with_rows(run: str, *tables: str) -> RecordingData:
 def ask(
     run: str, data: RecordingData, find: Callable[[], Answer], *, option: str | None = "--step"
 ) -> Answer:
-    """What `find` finds in the recording that was opened from `run`.
+    """Returns what `find` finds in the recording that was opened from `run`.
 
     Args:
         option: which one a `ValueError` is about; None: its text names it.
@@ -65,7 +65,7 @@ def ask(
 def ask_for_ops(
     run: str, data: RecordingData, find: Callable[[], AnswerOfStep], phase: str | None = None
 ) -> AnswerOfStep:
-    """The same of what tells about the ops of one step.
+    """Returns the same of what tells about the ops of one step.
 
     Raises:
         NothingRecordedError: the step, or the phase of it, has no ops.
@@ -84,7 +84,7 @@ def ask_for_ops(
 
 
 def require_part(whole: ModelGraph, part: ModelGraph) -> ModelGraph:
-    """The part of a graph.
+    """Returns the part of a graph.
 
     Raises:
         NothingRecordedError: nothing is in it, and something in the whole.

@@ -32,12 +32,12 @@ def blocks(shape: Sequence[int], most: int) -> Iterator[Block]:
 
 
 def in_row(array: Raw) -> Raw:
-    """The elements in row-major order, side by side and aligned; a copy only where they are not so already."""
+    """Returns the elements in row-major order, side by side and aligned; a copy only where they are not so already."""
     return np.require(array, requirements=["C", "A"]).reshape(-1)
 
 
 def without_repeats(array: Raw) -> tuple[Raw, int]:
-    """The array with size 1 in each expanded dimension, and how often each of its elements counts."""
+    """Returns the array with size 1 in each expanded dimension, and how often each of its elements counts."""
     if 0 not in array.strides:
         return array, 1
     is_repeated = [step == 0 and size > 1 for step, size in zip(array.strides, array.shape, strict=True)]

@@ -44,7 +44,7 @@ EMPTY = RawStatistics(0, math.nan, math.nan, 0.0, 0.0)
 
 
 def measure_array(array: Raw, form: Format) -> RawStatistics:
-    """The statistics of all elements of an array, whatever its strides.
+    """Returns the statistics of all elements of an array, whatever its strides.
 
     Sums are off by at most 1e-6 of the sum of magnitudes, sums of squares by 2e-6 of themselves. Floating-point errors
     must be ignored by the caller (`np.errstate`), so that no handler of the user's receives them.
@@ -88,7 +88,7 @@ def _scratch() -> Scratch:
 
 
 def _pieces(array: Raw) -> Iterator[Raw]:
-    """The elements, at most CHUNK at a time, in the order in which they lie in memory."""
+    """Yields the elements, at most CHUNK at a time, in the order in which they lie in memory."""
     if array.flags.c_contiguous:
         flat = array.reshape(-1)
         for start in range(0, len(flat), CHUNK):
@@ -118,7 +118,7 @@ def _measure_chunk(floats: Floats, scratch: Scratch) -> RawStatistics:
 
 
 def _sums(floats: Floats) -> tuple[float, float]:
-    """The sum, and the sum of squares."""
+    """Returns the sum, and the sum of squares."""
     size = len(floats)
     if size <= 2 * _BLOCK:  # converting so few takes 1 us, blocks 4 us
         wide = floats.astype(np.float64, copy=False)

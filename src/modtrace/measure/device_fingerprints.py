@@ -20,7 +20,7 @@ _PIECE = 2**20
 
 
 def hash_on_device(tensor: torch.Tensor, offset: int = 0, *, shard: Shard | None = None) -> torch.Tensor:
-    """The 64 bits of the hash of a strided tensor, as an int64 of its device.
+    """Returns the 64 bits of the hash of a strided tensor, as an int64 of its device.
 
     Args:
         tensor: any dtype that has elements of 1, 2, 4, 8 or 16 bytes.
@@ -34,7 +34,7 @@ def hash_on_device(tensor: torch.Tensor, offset: int = 0, *, shard: Shard | None
 
 
 def sketch_on_device(tensor: torch.Tensor, offset: int = 0, *, shard: Shard | None = None) -> torch.Tensor:
-    """The sketch of a strided tensor, non-finite elements counting as 0, as 64 float64 of its device.
+    """Returns the sketch of a strided tensor, non-finite elements counting as 0, as 64 float64 of its device.
 
     All sums are float64.
 
@@ -102,7 +102,7 @@ def _length_of_rows(shape: Sequence[int], steps: Sequence[int]) -> int:
 
 
 def _blocks_of_row(length: int) -> int:
-    """How many of the sketch's blocks a row may touch."""
+    """Returns how many of the sketch's blocks a row may touch."""
     return (length + 2 * LANES - 2) // LANES
 
 
@@ -114,7 +114,7 @@ def _hash_rows(rows: _Rows) -> torch.Tensor:
 
 
 def _words(rows: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each element adds to its word, and the place of that; an element of 8 bytes is two words."""
+    """Returns what each element adds to its word, and the place of that; an element of 8 bytes is two words."""
     size_bytes = rows.elements.element_size()
     elements = rows.elements.contiguous()
     # Of one element any stride is contiguous.
@@ -132,7 +132,7 @@ def _words(rows: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _sketch_rows(rows: _Rows) -> torch.Tensor:
-    """Each bucket of each block takes its element from the row: what a scatter would do, without its races."""
+    """Lets each bucket of each block take its element of the row: a scatter without its races."""
     tables, device = _tables(rows.places.device), rows.places.device
     buckets = torch.arange(LANES, device=device)
     along = torch.arange(_blocks_of_row(rows.elements.shape[1]), device=device)
@@ -148,7 +148,7 @@ def _sketch_rows(rows: _Rows) -> torch.Tensor:
 
 
 def _take(rows: _Rows, at: torch.Tensor) -> torch.Tensor:
-    """The finite numbers at these places of each row; 0 for others and outside of it."""
+    """Returns the finite numbers at these places of each row; 0 for others and outside of it."""
     elements = rows.elements
     if elements.is_floating_point() and elements.element_size() == 1:  # float8: few ops know it
         elements = elements.to(torch.float32)
@@ -171,7 +171,7 @@ def _tables(device: torch.device) -> _Tables:
 
 
 def _mix(tag: int, numbers: torch.Tensor) -> torch.Tensor:
-    """`definition.mix` with int64, which wraps as uint64 does."""
+    """Does what `definition.mix` does, with int64, which wraps as uint64 does."""
     start, factors = definition.mix_start(tag), definition.MIX_FACTORS
     bits = numbers * _signed(factors[0]) + _signed(start)
     bits = (bits ^ _shift_right(bits, 30)) * _signed(factors[1])
@@ -180,7 +180,7 @@ def _mix(tag: int, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _shift_right(bits: torch.Tensor, by: int) -> torch.Tensor:
-    """Without copies of the sign."""
+    """Shifts to the right without copies of the sign."""
     return bits >> by & (1 << 64 - by) - 1
 
 

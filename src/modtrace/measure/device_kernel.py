@@ -32,7 +32,7 @@ def measure_on_device(tensor: torch.Tensor, row: torch.Tensor) -> None:
 
 
 def _numbers(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The numbers of the tensor in a row, in the order of memory, and how often each of them counts.
+    """Returns the numbers of the tensor in a row, in the order of memory, and how often each of them counts.
 
     Of an expanded tensor each is there once. A copy only where they do not lie dense.
     """

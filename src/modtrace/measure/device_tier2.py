@@ -57,7 +57,7 @@ def tier2_on_device(tensor: torch.Tensor) -> DeviceTier2:
 
 
 def channel_max_on_device(tensor: torch.Tensor, dim: int) -> torch.Tensor | str:
-    """As `channel_max_array`: float32 on the device, or why there is none."""
+    """Does what `channel_max_array` does: returns float32 on the device, or why there is none."""
     reason = why_no_channels(tuple(tensor.shape), dim)
     if reason is not None:
         return reason
@@ -75,7 +75,7 @@ def channel_max_on_device(tensor: torch.Tensor, dim: int) -> torch.Tensor | str:
 
 
 def sample_on_device(tensor: torch.Tensor, k: int) -> torch.Tensor:
-    """As `sample_array`: float32 on the device."""
+    """Does what `sample_array` does: returns float32 on the device."""
     shape, numel = tensor.shape, tensor.numel()
     places = torch.arange(min(numel, k), device=tensor.device)
     if numel > k:
@@ -93,7 +93,7 @@ def _of_nothing(device: torch.device) -> DeviceTier2:
 
 
 def _without_repeats(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The tensor with size 1 in each expanded dimension, and how often each of its elements counts."""
+    """Returns the tensor with size 1 in each expanded dimension, and how often each of its elements counts."""
     repeats = 1
     for dim in range(tensor.dim()):
         if tensor.stride(dim) == 0 and tensor.size(dim) > 1:
@@ -103,7 +103,7 @@ def _without_repeats(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """All elements in row-major order, in rows of bounded length."""
+    """Yields all elements in row-major order, in rows of bounded length."""
     if tensor.is_contiguous():
         yield from torch.split(tensor.reshape(-1), _CHUNK)
     else:
@@ -137,14 +137,14 @@ def _measure(numbers: torch.Tensor, start: int) -> _Found:
 
 
 def _to_floats(numbers: torch.Tensor) -> torch.Tensor:
-    """As float32, or float64 where that is too narrow."""
+    """Converts to float32, or to float64 where float32 is too narrow."""
     if numbers.dtype == torch.float64 or (not numbers.is_floating_point() and numbers.element_size() > 2):
         return numbers.to(torch.float64)
     return numbers.to(torch.float32)
 
 
 def _magnitude_bits(floats: torch.Tensor) -> torch.Tensor:
-    """As integers, which are in the order of the magnitudes; those of NaN are above all others."""
+    """Returns integers in the order of the magnitudes; those of NaN are above all others."""
     if floats.dtype == torch.float32:
         return floats.view(torch.int32) & 0x7FFFFFFF
     return floats.view(torch.int64) & 0x7FFFFFFFFFFFFFFF
@@ -169,7 +169,7 @@ def _count_exponents(bits: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
 
 
 def _index_in(tensor: torch.Tensor, once: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """The index that an element of `once` has in the expanded tensor; of its copies there, the first one's."""
+    """Returns the index that an element of `once` has in the expanded tensor; of its copies there, the first one's."""
     found = torch.zeros_like(index)
     for size, at in zip(tensor.shape, _unravel(index, once.shape), strict=True):
         found = found * size + at

@@ -61,7 +61,7 @@ class Before:
             self._layout, self._note = None, _failure(error)
 
     def difference(self, tensor: torch.Tensor, *, keep: bool) -> Difference:
-        """What is there now minus what was there, in float32 at least; called as `take()` is. Never raises.
+        """Returns what is there now minus what was there, in float32 at least; called as `take()` is. Never raises.
 
         Args:
             keep: whether the result must stay as it is. Otherwise it may lie in our memory, until the next `take()`.
@@ -82,7 +82,7 @@ class Before:
             return Difference(None, (), _failure(error))
 
     def _take_memory(self, tensor: torch.Tensor) -> bool:
-        """Whether it could be copied without an op of torch's."""
+        """Returns whether it could be copied without an op of torch's."""
         raw = _raw_of(tensor)
         if raw is None:
             self._array = None
@@ -94,7 +94,7 @@ class Before:
         return True
 
     def _take_by_op(self, tensor: torch.Tensor) -> bool:
-        """Whether there was anything to copy."""
+        """Returns whether there was anything to copy."""
         if why_unread(tensor) is not None:
             return False
         known = self._copy
@@ -134,7 +134,7 @@ def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _raw_of(tensor: torch.Tensor) -> _Array | None:
-    """The elements as they lie side by side in CPU memory; None where they do not, or numpy cannot subtract them."""
+    """Returns the elements of contiguous CPU memory; None of other memory, or if numpy cannot subtract them."""
     if tensor.device.type != "cpu" or tensor.dtype not in _READ_BY_NUMPY:
         return None
     form, extent = format_of(tensor.dtype), extent_of(tensor)
@@ -167,7 +167,7 @@ def _as_tensor(numbers: _Array, like: torch.Tensor) -> torch.Tensor:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """In what a difference is exact, or rounded once."""
+    """Returns a dtype in which a difference is exact, or rounded once."""
     if dtype.is_complex:
         return torch.complex64 if dtype.itemsize < 8 else dtype
     if dtype.is_floating_point:

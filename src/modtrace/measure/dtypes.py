@@ -23,13 +23,13 @@ class Scratch:
         self._float64: npt.NDArray[np.float64] | None = None
 
     def float32(self, size: int) -> npt.NDArray[np.float32]:
-        """Room for `size` floats, at most CHUNK."""
+        """Returns room for `size` floats, at most CHUNK."""
         if self._float32 is None:
             self._float32 = np.zeros(CHUNK, np.float32)
         return self._float32[:size]
 
     def float64(self, size: int) -> npt.NDArray[np.float64]:
-        """Room for `size` doubles, at most CHUNK."""
+        """Returns room for `size` doubles, at most CHUNK."""
         if self._float64 is None:
             self._float64 = np.zeros(CHUNK, np.float64)
         return self._float64[:size]
@@ -52,7 +52,7 @@ class Format(NamedTuple):
 
 
 def format_of(dtype: torch.dtype) -> Format | None:
-    """How to read a dtype; None for those that cannot be measured (quantised, of fewer than 8 bits)."""
+    """Returns how to read a dtype; None for those that cannot be measured (quantised, of fewer than 8 bits)."""
     return _FORMATS.get(dtype)
 
 
@@ -72,7 +72,7 @@ def _to_float64(raw: Raw, scratch: Scratch) -> Floats:
 
 
 def _from_bfloat16(raw: Raw, scratch: Scratch) -> Floats:
-    """A bfloat16 is the upper half of a float32. Two at a time: 8 us, where widening each alone takes 22."""
+    """Returns a bfloat16 is the upper half of a float32. Two at a time: 8 us, where widening each alone takes 22."""
     floats = scratch.float32(len(raw))
     bits = floats.view(np.uint32)
     pairs, half = _pairs(raw), len(raw) // 2
@@ -113,7 +113,7 @@ def _from_float16(raw: Raw, scratch: Scratch) -> Floats:
 
 
 def _pairs(raw: Raw) -> npt.NDArray[np.uint32] | None:
-    """Two elements of 16 bits as one of 32, which no statistic minds; None where memory is not aligned for it."""
+    """Views two elements of 16 bits as one of 32; None where memory is not aligned for it."""
     if sys.byteorder != "little" or not raw.flags.c_contiguous:
         return None
     pairs = raw[: len(raw) - len(raw) % 2].view(np.uint32)
@@ -139,7 +139,7 @@ def _by_table(table: npt.NDArray[np.float32]) -> Decoder:
 def _float8_table(
     exponent_bits: int, *, bias: int, nan: range, inf: int | None = None
 ) -> npt.NDArray[np.float32]:
-    """The value of every byte of an 8-bit float with sign, exponent and mantissa (OCP 8-bit Floating Point, 1.0).
+    """Returns the value of every byte of an 8-bit float with sign, exponent and mantissa (OCP 8-bit Floating Point).
 
     Args:
         nan: the bytes without their sign that are NaN; 128 stands for the negative zero of the `fnuz` kinds.

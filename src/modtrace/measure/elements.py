@@ -11,12 +11,12 @@ from .native_moments import KINDS
 
 
 def kind_of(form: Format) -> int | None:
-    """The number by which the compiled kernels know raw elements that are floats of 16, 32 or 64 bits."""
+    """Returns the number by which the compiled kernels know raw elements that are floats of 16, 32 or 64 bits."""
     return _KINDS.get((np.dtype(form.raw), form.decode))
 
 
 def kind_of_floats(floats: Floats) -> int:
-    """The same of float32 and float64."""
+    """Returns the same of float32 and float64."""
     return _KINDS[(floats.dtype, None)]
 
 
@@ -36,7 +36,7 @@ def to_floats(raw: Raw, form: Format) -> Floats:
 
 
 def address_of(array: Raw) -> int:
-    """Where an array begins."""
+    """Returns where an array begins."""
     address: int = array.__array_interface__["data"][0]  # 0.3 us; `ctypes.data` takes 1
     return address
 
@@ -50,7 +50,7 @@ _of_thread = _OfThread()
 
 
 def _kinds() -> dict[tuple[np.dtype[Any], Any], int]:
-    """What the compiled kernels read, by the raw type and the decoder that they do without."""
+    """Returns what the compiled kernels read, by the raw type and the decoder that they do without."""
     forms = ((format_of(dtype), kind) for dtype, kind in KINDS.items())
     return {(np.dtype(form.raw), form.decode): kind for form, kind in forms if form is not None}
 

@@ -72,7 +72,7 @@ class Extras:
 
 
 def is_plain(tensor: torch.Tensor, kinds: tuple[int, ...]) -> bool:
-    """Whether its numbers lie in CPU memory as its strides say, and reading them leaves no trace in a tracer.
+    """Returns whether its numbers lie in CPU memory as its strides say, and reading them leaves no trace in a tracer.
 
     Args:
         kinds: `plain_kinds()`.

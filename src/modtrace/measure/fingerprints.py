@@ -38,7 +38,7 @@ class Fingerprint(NamedTuple):
 
 
 def hash_array(array: Raw, offset: int = 0, *, shard: Shard | None = None) -> int:
-    """The hash of all elements: 0 where there are none, and where all bytes are 0.
+    """Returns the hash of all elements: 0 where there are none, and where all bytes are 0.
 
     Args:
         array: raw elements.
@@ -49,7 +49,7 @@ def hash_array(array: Raw, offset: int = 0, *, shard: Shard | None = None) -> in
 
 
 def sketch_array(array: Raw, form: Format, offset: int = 0, *, shard: Shard | None = None) -> Sketch:
-    """The sketch of all elements, non-finite ones counting as 0: 64 float64.
+    """Returns the sketch of all elements, non-finite ones counting as 0: 64 float64.
 
     At most 64 numbers are added up in float32, in float64 where a float32 would overflow or the numbers are float64.
     What float64 cannot hold makes the sketch infinite or NaN.
@@ -66,7 +66,7 @@ def sketch_array(array: Raw, form: Format, offset: int = 0, *, shard: Shard | No
 def fingerprint_array(
     array: Raw, form: Format, offset: int = 0, *, shard: Shard | None = None
 ) -> Fingerprint:
-    """The hash and the sketch, for little more than the dearer of them; arguments as of `sketch_array`."""
+    """Returns the hash and the sketch, for little more than the dearer of them; arguments as of `sketch_array`."""
     return _take(array, form, offset, shard)
 
 
@@ -91,7 +91,7 @@ class _Dimension(NamedTuple):
 
 
 def _runs_of(array: Raw, offset: int, shard: Shard | None) -> _Runs:
-    """The fewest loops that go over the elements in row-major order.
+    """Returns the fewest loops that go over the elements in row-major order.
 
     Raises:
         ValueError: the array does not fit where `shard` says it lies.
@@ -119,12 +119,12 @@ def _runs_of(array: Raw, offset: int, shard: Shard | None) -> _Runs:
 
 
 def steps_in(shape: Sequence[int]) -> tuple[int, ...]:
-    """How far apart in the flat tensor neighbours along each dimension are."""
+    """Returns how far apart in the flat tensor neighbours along each dimension are."""
     return tuple(accumulate(shape[:0:-1], int.__mul__, initial=1))[::-1] if shape else ()
 
 
 def place_of(shape: Sequence[int], shard: Shard) -> tuple[tuple[int, ...], int]:
-    """The steps of a block's dimensions in the larger tensor, and where its first element is."""
+    """Returns the steps of a block's dimensions in the larger tensor, and where its first element is."""
     whole, starts = tuple(shard.global_shape), tuple(shard.starts)
     if len(shape) == len(whole) + 1 and shape[-1] == 2:
         whole, starts = (*whole, shape[-1]), (*starts, 0)  # complex: the axis of parts
@@ -204,7 +204,7 @@ def _tables() -> _Tables:
 
 
 def _pieces(array: Raw, runs: _Runs) -> Iterator[tuple[int, Raw]]:
-    """The elements in row-major order: at most CHUNK consecutive ones at a time, and the place of the first."""
+    """Yields the elements in row-major order: at most CHUNK consecutive ones at a time, and the place of the first."""
     place = runs.first
     if not runs.is_whole:
         blocks = np.lib.stride_tricks.as_strided(array, runs.sizes, runs.strides, writeable=False)
@@ -277,7 +277,7 @@ def _sketch_piece(numbers: Floats, place: int) -> Sketch:
 
 
 def _rows_of(blocks: Floats, swaps: npt.NDArray[np.uint8]) -> Floats:
-    """The 64 rows that blocks are added to. Not by a product of matrices: the threads of a BLAS would wait for ours."""
+    """Returns the 64 rows that blocks are added to. A product of matrices would start threads of a BLAS."""
     order = np.argsort(swaps, kind="stable")
     present, starts = np.unique(swaps[order], return_index=True)
     rows = np.zeros((definition.LANES, definition.LANES), blocks.dtype)

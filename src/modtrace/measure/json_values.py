@@ -15,7 +15,7 @@ _MOST_BITS = 14_000
 
 
 def to_json_value(value: Any) -> Any:
-    """The same as numbers, text, lists and dicts. What lies on another device stays a tensor there, a copy.
+    """Returns the same as numbers, text, lists and dicts. What lies on another device stays a tensor there, a copy.
 
     To be called outside of modes and transforms. NaN and infinite numbers stay what they are: Python's own `json`
     writes and reads them.
@@ -53,7 +53,7 @@ def _from_scalar(value: Any) -> Any:
 
 
 def _key(key: Any) -> str:
-    """As Python's `json` has it: `1` and `None` are "1" and "null"."""
+    """Writes a key as Python's `json` does: `1` and `None` are "1" and "null"."""
     if isinstance(key, str):
         return str.__str__(key)
     if key is None or isinstance(key, bool):

@@ -88,7 +88,7 @@ class Measurer:
             return _unmeasured(tensor, error)
 
     def version_of(self, tensor: torch.Tensor) -> int | None:
-        """How often torch knows the tensor to have been written to; None where it does not count."""
+        """Returns how often torch knows the tensor to have been written to; None where it does not count."""
         try:
             return tensor._version
         except Exception:  # made in inference mode (RuntimeError), or a subclass of the user's raises
@@ -97,7 +97,7 @@ class Measurer:
     def _measure_memory(
         self, tensor: torch.Tensor, shape: tuple[int, ...], note: str | None
     ) -> Measurement | None:
-        """Of a strided tensor in CPU memory; None if there is nothing that could be read."""
+        """Measures a strided tensor in CPU memory; None if its memory cannot be read."""
         dtype = tensor.dtype
         form = format_of(dtype)
         extent = None if form is None else extent_of(tensor)
@@ -158,14 +158,14 @@ def not_asked_for(tensor: torch.Tensor) -> Measurement:
 
 
 def why_not(tensor: torch.Tensor) -> str:
-    """Why there is nothing to be read of a strided tensor."""
+    """Returns why there is nothing to be read of a strided tensor."""
     if format_of(tensor.dtype) is None:
         return f"not measured: dtype {str(tensor.dtype).removeprefix('torch.')}"
     return f"not measured: {why_unread(tensor)}"
 
 
 def _unmeasured(tensor: torch.Tensor, error: Exception) -> Measurement:
-    """Of a tensor that raises, maybe whatever it is asked."""
+    """Returns what is known of a tensor that raises when it is read."""
     shape = _answer(lambda: tuple(int(size) for size in tensor.shape)) or ()
     text = _answer(lambda: f": {error}") or ""
     dtype = _answer(lambda: tensor.dtype)
@@ -184,5 +184,5 @@ def _both(note: str | None, more: str | None) -> str | None:
 
 
 def shortened(note: str | None) -> str | None:
-    """The first line: notes are words of a dictionary, so they must not be many."""
+    """Returns the first line: notes are words of a dictionary, so they must not be many."""
     return None if note is None else " ".join(note.split("\n", 1)[0].split())[:_MOST_OF_A_NOTE]

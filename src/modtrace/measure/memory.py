@@ -26,7 +26,7 @@ class Extent(NamedTuple):
 
 
 def extent_of(tensor: torch.Tensor) -> Extent | None:
-    """Where a strided CPU tensor's elements lie.
+    """Returns where a strided CPU tensor's elements lie.
 
     Returns None if its storage does not reach so far, for it has been freed, or if there are too many of them: see
     `too_many`.
@@ -50,7 +50,7 @@ def extent_of(tensor: torch.Tensor) -> Extent | None:
 
 
 def array_over(extent: Extent, form: Format) -> Raw:
-    """The raw elements there as an array, without a copy."""
+    """Returns the raw elements there as an array, without a copy."""
     raw = np.dtype(form.raw)
     if not extent.numel:
         return np.empty(0, raw)
@@ -62,7 +62,7 @@ def array_over(extent: Extent, form: Format) -> Raw:
 
 
 def logical_array(tensor: torch.Tensor) -> Raw | None:
-    """The raw elements of a strided CPU tensor in its own shape, in its order of dimensions, without a copy.
+    """Returns the raw elements of a strided CPU tensor in its own shape, in its order of dimensions, without a copy.
 
     Complex numbers have an axis of two parts behind the others. Conjugate and negative bits are not applied. Nothing is
     kept alive: what is read there must be read before the tensor is gone.
@@ -111,7 +111,7 @@ def _too_many(shape: Sequence[int], strides: Sequence[int]) -> str | None:
 
 
 def is_held(tensor: torch.Tensor) -> bool:
-    """Whether a strided tensor's storage reaches to its last element; one that has been freed does not.
+    """Returns whether a strided tensor's storage reaches to its last element; one that has been freed does not.
 
     A null `data_ptr()` does not tell: that of a view into freed memory is its offset.
     """
@@ -133,7 +133,7 @@ def _dense(tensor: torch.Tensor, numel: int, repeats: int) -> Extent | None:
 
 
 def _is_dense(shape: list[int], strides: list[int]) -> bool:
-    """Whether the elements lie side by side without gaps, in whatever order of the dimensions."""
+    """Returns whether the elements lie side by side without gaps, in whatever order of the dimensions."""
     expected = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if stride != expected:

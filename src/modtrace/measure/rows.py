@@ -25,7 +25,7 @@ class Rows(Protocol):
     """The rows of one device."""
 
     def read(self, rows: Sequence[int]) -> Table:
-        """`[rows, WIDTH]`: what they hold. On a device this waits until it is there."""
+        """Returns the rows, `[rows, WIDTH]`. On a device this waits until they are there."""
 
     def free(self, rows: Sequence[int]) -> None:
         """Lets other tensors have them."""
@@ -72,12 +72,12 @@ class HostRows(_Blocks):
         return row
 
     def address(self, row: int) -> int:
-        """Where in memory a row lies."""
+        """Returns where in memory a row lies."""
         block, place = divmod(row, _BLOCK_ROWS)
         return self._addresses[block] + _ROW_BYTES * place
 
     def read(self, rows: Sequence[int]) -> Table:
-        """`[rows, WIDTH]`: what they hold."""
+        """Returns the rows, `[rows, WIDTH]`."""
         return _gather(self.blocks, rows)
 
     def _make_host_block(self) -> Table:
@@ -94,13 +94,13 @@ class DeviceRows(_Blocks):
         self.device = device
 
     def row(self, number: int) -> torch.Tensor:
-        """`[WIDTH]`, float64: the row of that number, to be written."""
+        """Returns the row of that number, `[WIDTH]` of float64, to be written."""
         block, place = divmod(number, _BLOCK_ROWS)
         written: torch.Tensor = self.blocks[block][place]
         return written
 
     def read(self, rows: Sequence[int]) -> Table:
-        """`[rows, WIDTH]`: what they hold, when all work given to the device so far is done. Never in a step."""
+        """Returns the rows, `[rows, WIDTH]`, after all work of the device so far. Never called in a step."""
         with unseen(), torch.no_grad():
             if self.device.type not in ("cpu", "meta"):
                 torch.get_device_module(self.device).synchronize(self.device)

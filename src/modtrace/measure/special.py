@@ -55,7 +55,7 @@ def find_plain(tensor: torch.Tensor) -> Plain:
 
 
 def is_uninitialized(tensor: torch.Tensor) -> bool:
-    """Whether it is a lazy module's and has no shape yet; it looks like any other otherwise."""
+    """Returns whether it is a lazy module's and has no shape yet; it looks like any other otherwise."""
     return isinstance(tensor, (UninitializedParameter, UninitializedBuffer))
 
 
@@ -88,13 +88,13 @@ def _nothing_to_measure(tensor: torch.Tensor) -> str | None:
 
 
 def _is_understood(tensor: torch.Tensor) -> bool:
-    """Whether there is a way to the numbers of a class that runs its ops itself."""
+    """Returns whether there is a way to the numbers of a class that runs its ops itself."""
     known = _is_a(tensor, *_DTENSOR) or _is_a(tensor, *_MASKED) or tensor.is_nested
     return known or _parts_of_subclass(tensor) is not None or _has_memory(tensor)
 
 
 def _look_inside(tensor: torch.Tensor) -> _Inner | None:
-    """The next tensor on the way in; None where this is the one."""
+    """Returns the next tensor on the way in; None where this is the one."""
     return (
         _look_inside_transform(tensor)
         or _look_inside_known_subclass(tensor)
@@ -152,7 +152,7 @@ def _look_inside_subclass(tensor: torch.Tensor) -> _Inner | None:
 
 
 def _parts_of_subclass(tensor: Any) -> tuple[str, torch.Tensor] | None:
-    """The one tensor that a wrapper subclass holds, by the protocol that torch.compile uses for it."""
+    """Returns the one tensor that a wrapper subclass holds, by the protocol that torch.compile uses for it."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return None
@@ -163,7 +163,7 @@ def _parts_of_subclass(tensor: Any) -> tuple[str, torch.Tensor] | None:
 
 
 def _has_dispatch(tensor: torch.Tensor) -> bool:
-    """Whether the class runs its ops itself, so that its memory may not be its numbers."""
+    """Returns whether the class runs its ops itself, so that its memory may not be its numbers."""
     kind = type(tensor)
     if kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         return False
@@ -179,7 +179,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """With what its bits say done to its memory: conjugation, negation, zeros that take no place."""
+    """Applies what the tensor's bits ask for: conjugation, negation, zeros without memory."""
     if tensor._is_zerotensor():
         return tensor.detach().clone()
     if tensor.is_conj() or tensor.is_neg():
@@ -188,7 +188,7 @@ def _resolved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_a(tensor: torch.Tensor, module: str, name: str) -> bool:
-    """Whether it is of a class that is imported only where it is used."""
+    """Returns whether it is of a class that is imported only where it is used."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(tensor, kind)
 

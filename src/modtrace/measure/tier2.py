@@ -60,7 +60,7 @@ def tier2_array(array: Raw, form: Format) -> RawTier2:
 
 
 def channel_max_array(array: Raw, form: Format, dim: int) -> Channels | str:
-    """The largest magnitude at each index of one dimension, NaN where there is a NaN; or why there is none.
+    """Returns the largest magnitude at each index of one dimension, NaN where there is a NaN; or why there is none.
 
     As float32: what is beyond its range is infinite. Complex numbers: the larger one of their parts.
 
@@ -83,7 +83,7 @@ def channel_max_array(array: Raw, form: Format, dim: int) -> Channels | str:
 
 
 def why_no_channels(shape: tuple[int, ...], dim: int) -> str | None:
-    """Why a tensor of this shape has no largest magnitudes of channels; None if it has."""
+    """Returns why a tensor of this shape has no largest magnitudes of channels; None if it has."""
     if not shape:
         return "a tensor of no dimensions has no channels"
     if not -len(shape) <= dim < len(shape):
@@ -96,7 +96,7 @@ def why_no_channels(shape: tuple[int, ...], dim: int) -> str | None:
 
 
 def sample_array(array: Raw, form: Format, k: int) -> Channels:
-    """The values of `k` elements, or of all if there are fewer, at `sample_positions`.
+    """Returns the values of `k` elements, or of all if there are fewer, at `sample_positions`.
 
     As float32; two numbers an element if complex, the real and the imaginary part.
     """
@@ -117,7 +117,7 @@ def _measure(array: Raw, form: Format) -> Tier2:
 
 
 def _index_in(array: Raw, once: Raw, index: int, form: Format) -> int:
-    """The index that an element of `once` has in the expanded array; of its copies there, the first one's."""
+    """Returns the index that an element of `once` has in the expanded array; of its copies there, the first one's."""
     dims = array.ndim - (form.parts == 2)
     found = 0
     for size, at in zip(array.shape[:dims], np.unravel_index(index, once.shape[:dims]), strict=True):
@@ -153,7 +153,7 @@ def _bits_of(floats: Floats) -> Bits:
 
 
 def _largest_of_runs(bits: Bits) -> Bits:
-    """Of `[outer, channels, inner]`: the largest of each channel, without signs."""
+    """Returns the largest magnitude of each channel of `[outer, channels, inner]`."""
     outer, channels, inner = bits.shape
     if 1 < inner < _SHORT_RUN:
         found = _largest_of_rows(bits.reshape(outer, channels * inner)).reshape(channels, inner)

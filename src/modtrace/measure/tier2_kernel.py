@@ -39,7 +39,7 @@ def measure_piece(raw: Raw, form: Format) -> Tier2:
 
 
 def is_read(form: Format) -> bool:
-    """Whether the compiled kernel is there and reads these raw elements."""
+    """Returns whether the compiled kernel is there and reads these raw elements."""
     return tier2_into is not None and kind_of(form) is not None
 
 
@@ -97,7 +97,7 @@ def _measure_with_numpy(floats: Floats) -> Tier2:
 
 
 def _magnitude_bits(floats: Floats) -> npt.NDArray[Any]:
-    """The bits of magnitudes, as integers: in the order of the magnitudes, and those of NaN above all others."""
+    """Returns the bits of magnitudes as integers, which are in the same order; those of NaN are above all others."""
     if floats.dtype == np.float32:
         return np.asarray(floats.view(np.uint32) & np.uint32(0x7FFFFFFF))
     return np.asarray(floats.view(np.uint64) & np.uint64(0x7FFFFFFFFFFFFFFF))

@@ -72,13 +72,13 @@ class _OfThread(threading.local):
 
 
 def name_of(function: Any) -> str:
-    """What a function of the user's is called."""
+    """Returns what a function of the user's is called."""
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     return str(name).rpartition("<locals>.")[2]
 
 
 def described(error: Exception) -> str:
-    """What it is and says."""
+    """Returns what it is and says."""
     try:
         text = str(error)
     except Exception:  # it is the user's too

@@ -19,7 +19,7 @@ class Want(NamedTuple):
     functions: tuple[Callable[[torch.Tensor], Any], ...] = ()
 
     def __or__(self, other: "Want") -> "Want":
-        """What both want."""
+        """Returns what both want."""
         return Want(
             stats=max(self.stats, other.stats),
             channel_dim=other.channel_dim if self.stats < 2 <= other.stats else self.channel_dim,

@@ -155,7 +155,7 @@ def start_thread(run: Callable[[], None], name: str, *, without: str) -> threadi
 
 
 def is_clean_exit(error: BaseException) -> bool:
-    """Whether it is `sys.exit()` without a complaint."""
+    """Returns whether it is `sys.exit()` without a complaint."""
     return isinstance(error, SystemExit) and not error.code
 
 

@@ -9,7 +9,7 @@ _MOST_LEVELS = 200
 
 
 def parse_json(text: bytes | str) -> Any:
-    """The value of a JSON text. Surrogates that stand alone, which no encoding has, become question marks.
+    """Returns the value of a JSON text. Surrogates that stand alone, which no encoding has, become question marks.
 
     Numbers are as Python's `json` reads them, NaN and long integers included: who uses one checks it.
 

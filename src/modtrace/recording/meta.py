@@ -38,21 +38,21 @@ class RunMeta:
     complete: bool = False  # the recording was closed, and nothing is known to be missing
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON values."""
+        """Returns the fields as JSON values."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         lists = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
         return {**lists, "notes": [asdict(each) for each in self.notes]}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "RunMeta":
-        """The meta of a parsed `meta.json`; names it does not know are left out, missing ones take defaults."""
+        """Returns the meta of a parsed `meta.json`; names it does not know are left out, missing ones take defaults."""
         known = {each.name: values[each.name] for each in fields(cls) if each.name in values}
         known = {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
         return cls(**{**known, "notes": tuple(_to_note(each) for each in known.get("notes", ()))})
 
 
 def _to_note(values: Any) -> Note:
-    """A note of a parsed `meta.json`; what it does not say is not known."""
+    """Returns a note of a parsed `meta.json`; what it does not say is not known."""
     given = values if isinstance(values, Mapping) else {"reason": str(values)}
     step = given.get("step")
     step = step if isinstance(step, int) else None

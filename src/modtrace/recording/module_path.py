@@ -7,17 +7,17 @@ WRAPPER_PARTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wra
 
 
 def join(prefix: str, part: str) -> str:
-    """`prefix.part`, where either may be empty."""
+    """Returns `prefix.part`, where either may be empty."""
     return f"{prefix}.{part}" if prefix and part else prefix or part
 
 
 def is_below(path: str, ancestor: str) -> bool:
-    """Whether `path` is `ancestor` or inside it; everything is inside the root `""`."""
+    """Returns whether `path` is `ancestor` or inside it; everything is inside the root `""`."""
     return not ancestor or path == ancestor or path.startswith(ancestor + ".")
 
 
 def path_below(parent: str, path: str, aliases: Iterable[str]) -> str:
-    """The one of a shared module's paths that lies below `parent`, the longest common start winning.
+    """Returns the one of a shared module's paths that lies below `parent`, the longest common start winning.
 
     A module registered as `x.l` and as `y.l` is `y.l` when `y` runs it.
     """

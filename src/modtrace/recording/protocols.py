@@ -72,14 +72,14 @@ class RecordingData(Protocol):
         """What is known about the run; its `marks` say what is missing."""
 
     def table(self, name: str) -> pa.Table:
-        """All rows of a table, in its schema; no rows if there are none.
+        """Returns all rows of a table, in its schema; no rows if there are none.
 
         Raises:
             ValueError: there is no such table.
         """
 
     def tensor(self, blob: str) -> RawTensor:
-        """The whole tensor that a row of `values` refers to by its column `blob`.
+        """Returns the whole tensor that a row of `values` refers to by its column `blob`.
 
         Raises:
             RecordingError: it is not there: left out, dropped, or lost with the end of a file.

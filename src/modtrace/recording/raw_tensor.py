@@ -44,7 +44,7 @@ class RawTensor:
     data: memoryview
 
     def to_numpy(self) -> npt.NDArray[Any]:
-        """An array of the same elements, without a copy; it cannot be written to.
+        """Returns an array of the same elements, without a copy; it cannot be written to.
 
         bfloat16, complex32 and the 8-bit floats, which numpy lacks, come as unsigned integers of the same
         width: their raw bits. A dtype unknown here comes as bytes, with a last axis for those of an element.
@@ -56,7 +56,7 @@ class RawTensor:
         return np.frombuffer(self.data, np.uint8).reshape(*self.shape, size)
 
     def to_torch(self) -> Any:
-        """A `torch.Tensor` in memory of its own, with exactly these bits.
+        """Returns a `torch.Tensor` in memory of its own, with exactly these bits.
 
         Raises:
             MissingLibraryError: torch is not installed.
@@ -75,7 +75,7 @@ class RawTensor:
 
 
 def to_torch_if_there(raw: RawTensor) -> Any:
-    """The tensor as one of torch; as it is where torch is not installed."""
+    """Returns the tensor as one of torch; as it is where torch is not installed."""
     try:
         return raw.to_torch()
     except MissingLibraryError:
@@ -112,5 +112,5 @@ def copy_raw(array: npt.NDArray[Any], target: npt.NDArray[np.uint8]) -> None:
 
 
 def read_only(array: npt.NDArray[np.uint8]) -> memoryview:
-    """The bytes of an array as a view that cannot be written to."""
+    """Returns the bytes of an array as a view that cannot be written to."""
     return array.data.toreadonly()

@@ -185,7 +185,7 @@ _ARROW_TYPES = {
 
 @cache
 def schemas() -> dict[str, pa.Schema]:
-    """The Arrow schema of every table, in the order of the text."""
+    """Returns the Arrow schema of every table, in the order of the text."""
     fields: dict[str, list[pa.Field]] = {}
     table = ""
     for line in TABLES_TEXT.splitlines():
@@ -202,7 +202,7 @@ def schemas() -> dict[str, pa.Schema]:
 
 
 def schema(table: str) -> pa.Schema:
-    """The Arrow schema of one table.
+    """Returns the Arrow schema of one table.
 
     Raises:
         ValueError: there is no such table; the text lists those there are.

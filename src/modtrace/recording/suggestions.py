@@ -7,12 +7,12 @@ _FEW = 8
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """A sentence with a space in front that names the nearest of the known words; empty if none is near."""
+    """Returns a sentence with a space in front that names the nearest of the known words; empty if none is near."""
     near = get_close_matches(str(given), list(known), 1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def first_few(things: Sequence[object], most: int = _FEW) -> str:
-    """The first of them with commas between; `…` stands for those that are left out."""
+    """Returns the first of them with commas between; `…` stands for those that are left out."""
     shown = [str(each) for each in things[:most]]
     return ", ".join([*shown, "…"] if len(things) > most else shown)

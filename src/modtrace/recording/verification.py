@@ -31,7 +31,7 @@ class Verification:
         return all(check.passed for check in self.checks)
 
     def check(self, name: str) -> Check:
-        """The check of a name.
+        """Returns the check of a name.
 
         Raises:
             KeyError: there is none.
@@ -42,7 +42,7 @@ class Verification:
         raise KeyError(name)
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """The lines of its table: how it went (ok, FAILED, exempt or unchecked), what, and the details."""
+        """Returns the lines of its table: how it went (ok, FAILED, exempt or unchecked), what, and the details."""
         rows = [("ok" if each.passed else "FAILED", each.name, each.why) for each in self.checks]
         rows += [("exempt", rule, str(count)) for rule, count in self.exempt.items()]
         return rows + [("unchecked", what, why) for what, why in self.unchecked]

@@ -36,7 +36,7 @@ class Messages(NamedTuple):
 
 
 def find_messages(data: memoryview) -> Messages:
-    """The messages that are whole.
+    """Returns the messages that are whole.
 
     A message that goes on behind the end of the file was never finished. Nor was what begins with zeros: they stand
     where a file was made longer, and the power failed before its pages were written.
@@ -78,7 +78,7 @@ def find_messages(data: memoryview) -> Messages:
 
 
 def _read_metadata(metadata: bytes) -> tuple[int, int]:
-    """The type of a message, and how long its body is."""
+    """Returns the type of a message, and how long its body is."""
     message = _unpack("<I", metadata, 0)
     kind, length = _field(metadata, message, _HEADER_TYPE), _field(metadata, message, _BODY_LENGTH)
     header_type = _unpack("<B", metadata, kind) if kind else 0
@@ -95,7 +95,7 @@ def _read_metadata(metadata: bytes) -> tuple[int, int]:
 
 
 def _table(metadata: bytes, table: int, number: int) -> int:
-    """Where the table is that a field refers to."""
+    """Returns where the table is that a field refers to."""
     at = _field(metadata, table, number)
     if not at:
         raise LookupError("a message has no header")
@@ -103,7 +103,7 @@ def _table(metadata: bytes, table: int, number: int) -> int:
 
 
 def _field(metadata: bytes, table: int, number: int) -> int:
-    """Where a field of a table is; 0 where the table does not have it."""
+    """Returns where a field of a table is; 0 where the table does not have it."""
     vtable = table - _unpack("<i", metadata, table)
     at = 4 + 2 * number
     if at + 2 > _unpack("<H", metadata, vtable):

@@ -53,7 +53,7 @@ def _write_file(table: pa.Table, file: Path) -> None:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """What CSV has for a type."""
+    """Returns what CSV has for a type."""
     is_text = pa.types.is_dictionary(kind) or pa.types.is_list(kind) or pa.types.is_binary(kind)
     return pa.string() if is_text else kind
 
@@ -67,7 +67,7 @@ def _to_plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _to_json(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Each list as JSON text."""
+    """Returns each list as JSON text."""
     if pa.types.is_string(column.type.value_type):
         return _of_each(column, lambda value: json.dumps(value, ensure_ascii=False))
     joined = pc.binary_join(column.cast(pa.list_(pa.string())), ", ")

@@ -39,12 +39,12 @@ _RUNS_SCHEMA = pa.schema(
 
 
 def export_names() -> tuple[str, ...]:
-    """The names of all tables of an export, `RUNS` at the end."""
+    """Returns the names of all tables of an export, `RUNS` at the end."""
     return (*schemas(), RUNS)
 
 
 def export_tables(data: RecordingData) -> Iterator[tuple[str, pa.Table]]:
-    """All tables in the order of `export_names`; `modules` has each module once."""
+    """Yields all tables in the order of `export_names`; `modules` has each module once."""
     for name in schemas():
         table = data.table(name)
         yield name, _last_of_each_module(table) if name == "modules" else table
@@ -52,7 +52,7 @@ def export_tables(data: RecordingData) -> Iterator[tuple[str, pa.Table]]:
 
 
 def slices(table: pa.Table) -> Iterator[pa.Table]:
-    """The rows in pieces that fit into memory; one without rows where there are none."""
+    """Yields the rows in pieces that fit into memory; one without rows where there are none."""
     if not table.num_rows:
         yield table
     for start in range(0, table.num_rows, _MOST_ROWS):
@@ -63,7 +63,7 @@ def slices(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def _last_of_each_module(modules: pa.Table) -> pa.Table:
-    """One row a module: the last one, for names are learnt late."""
+    """Returns one row a module: the last one, for names are learnt late."""
     backwards = to_numpy(modules.column("module_id"))[::-1]
     _, at = np.unique(backwards, return_index=True)
     return modules.take(from_list((len(backwards) - 1 - at).tolist(), pa.int64()))

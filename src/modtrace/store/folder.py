@@ -72,7 +72,7 @@ def _prepare(path: Path, meta: RunMeta, *, overwrite: bool) -> None:
 
 
 def _is_empty(path: Path) -> bool:
-    """Whether nothing is there, or only headers of other ranks, or of killed runs, that are not in their place."""
+    """Returns whether a folder has nothing but headers of other ranks or of killed runs that are not in place."""
     return all(map(is_temporary_header, path.iterdir()))
 
 
@@ -106,7 +106,7 @@ def _make_room(path: Path, *, overwrite: bool) -> None:
 
 
 def _is_recording(path: Path) -> bool:
-    """Whether it has a header of ours: a damaged one is, if a rank's folder is beside it."""
+    """Returns whether it has a header of ours: a damaged one is, if a rank's folder is beside it."""
     try:
         return read_header(path) is not None or any(map(is_temporary_header, path.iterdir()))
     except NewerSchemaError:

@@ -45,12 +45,12 @@ def write_header(path: Path, *, run_id: str, created: str, modtrace_version: str
 
 
 def is_temporary_header(file: Path) -> bool:
-    """Whether it is a header that is not in its place: yet, or because the process was killed that wrote it."""
+    """Returns whether it is a header that is not in its place: yet, or because the process was killed that wrote it."""
     return _TEMPORARY.fullmatch(file.name) is not None
 
 
 def read_header(path: Path) -> Header | None:
-    """The header of the recording in the folder `path`; None if there is none.
+    """Returns the header of the recording in the folder `path`; None if there is none.
 
     Raises:
         DamagedRecordingError: it cannot be understood.

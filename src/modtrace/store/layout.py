@@ -11,28 +11,28 @@ _RANK_FOLDER = re.compile(r"rank-\d{5}(\.attempt-\d+)?")
 
 
 def rank_folder(path: Path, rank: int, attempt: int = 0) -> Path:
-    """The folder of a rank; of its n-th restart if `attempt` is n."""
+    """Returns the folder of a rank; of its n-th restart if `attempt` is n."""
     return path / (f"rank-{rank:05d}" + (f".attempt-{attempt}" if attempt else ""))
 
 
 def rank_folders(path: Path) -> list[Path]:
-    """The folders of the ranks that are there, by rank and then by attempt."""
+    """Returns the folders of the ranks that are there, by rank and then by attempt."""
     found = [each for each in path.iterdir() if is_rank_folder(each)]
     return sorted(found, key=lambda each: (each.name[:10], len(each.name), each.name))
 
 
 def is_rank_folder(path: Path) -> bool:
-    """Whether the name is that of a rank's folder."""
+    """Returns whether the name is that of a rank's folder."""
     return _RANK_FOLDER.fullmatch(path.name) is not None
 
 
 def table_file(folder: Path, table: str) -> Path:
-    """The file of a table in a rank's folder."""
+    """Returns the file of a table in a rank's folder."""
     return folder / f"{table}.arrow"
 
 
 def describe_content(path: Path) -> str:
-    """What is in a folder, for an error text: `it holds 'a', 'b', 'c' and 2 more`, or `it is empty`."""
+    """Returns what is in a folder, for an error text: `it holds 'a', 'b', 'c' and 2 more`, or `it is empty`."""
     names = sorted(each.name for each in path.iterdir())
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"it holds {', '.join(map(repr, names[:3]))}{more}" if names else "it is empty"

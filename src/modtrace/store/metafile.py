@@ -75,7 +75,7 @@ def _overwrite(file: Path, text: bytes) -> None:
 
 
 def read_meta(folder: Path) -> StoredMeta:
-    """The meta of a rank; a file that cannot be understood becomes a mark, because the tables do not need it.
+    """Returns the meta of a rank; a file that cannot be understood becomes a mark, because the tables do not need it.
 
     Raises:
         RecordingError: the system does not let us read it.

@@ -45,7 +45,7 @@ def write_parquet(
 
 
 def _part_of(name: RankOfRun) -> Path:
-    """The place of a rank's file in the folder of a table; readers take `%20` for a space."""
+    """Returns the place of a rank's file in the folder of a table; readers take `%20` for a space."""
     return Path(f"run={quote(name.run, safe='')}", f"rank={name.rank}", "part-0.parquet")
 
 

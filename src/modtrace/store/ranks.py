@@ -21,7 +21,7 @@ class RankOfRun:
 
     @classmethod
     def of_meta(cls, meta: RunMeta) -> "RankOfRun":
-        """What the meta says; a run without an id is called `unnamed`."""
+        """Returns what the meta says; a run without an id is called `unnamed`."""
         return cls(run=meta.run_id or _UNNAMED, rank=meta.rank)
 
 
@@ -33,7 +33,7 @@ class RankData(NamedTuple):
 
 
 def open_ranks(reader: FolderReader) -> list[RankData]:
-    """All ranks of the recording that a reader is of; that one alone where its path names the rank's folder.
+    """Returns all ranks of the recording that a reader is of; that one alone where its path names the rank's folder.
 
     Raises:
         RecordingError: one of them cannot be read.
@@ -50,7 +50,7 @@ def open_ranks(reader: FolderReader) -> list[RankData]:
 
 
 def _named(reader: FolderReader) -> RankData:
-    """The names come from the folder: a meta that is damaged knows no rank."""
+    """Returns a rank with the name of its folder, because a damaged meta knows no rank."""
     rank, _, attempt = reader.folder.name.partition(_ATTEMPT)
     run = RankOfRun.of_meta(reader.meta).run + (f"{_ATTEMPT}{attempt}" if attempt else "")
     return RankData(RankOfRun(run=run, rank=int(rank.rpartition("-")[2])), reader)

@@ -21,7 +21,7 @@ ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, 
 
 
 def read_table(path: Path, name: str, *, is_final: bool = False) -> pa.Table:
-    """The rows of a table's file, which keep to the rules of the table; see `read_stream`.
+    """Returns the rows of a table's file, which keep to the rules of the table; see `read_stream`.
 
     Raises:
         DamagedRecordingError: as `read_stream`, or a row breaks a rule.
@@ -36,7 +36,7 @@ def read_table(path: Path, name: str, *, is_final: bool = False) -> pa.Table:
 
 
 def read_stream(path: Path, wanted: pa.Schema, *, is_final: bool = False) -> pa.Table:
-    """The rows of all whole batches, in the schema `wanted`, each batch validated in full.
+    """Returns the rows of all whole batches, in the schema `wanted`, each batch validated in full.
 
     Columns that the file does not have are null; those that the schema does not have are left out.
 
@@ -61,7 +61,7 @@ def read_stream(path: Path, wanted: pa.Schema, *, is_final: bool = False) -> pa.
 
 
 def is_ended(path: Path) -> bool:
-    """Whether the stream has its end-of-stream marker: whoever wrote it had come to the end.
+    """Returns whether the stream has its end-of-stream marker: whoever wrote it had come to the end.
 
     Raises:
         DamagedRecordingError: it is no stream.
@@ -81,7 +81,7 @@ def _find_messages(path: Path, data: memoryview) -> Messages:
 
 
 def _open(path: Path, data: memoryview, messages: Messages, wanted: pa.Schema) -> ipc.RecordBatchStreamReader:
-    """The stream, of which only the columns of the schema are read."""
+    """Returns the stream, of which only the columns of the schema are read."""
     source = pa.BufferReader(pa.py_buffer(data[: messages.stop]))
     try:
         there = ipc.read_schema(source)
@@ -103,7 +103,7 @@ def _check_type(found: pa.Field, wanted: pa.DataType) -> None:
 
 
 def _family(kind: pa.DataType) -> str:
-    """What types of the schema have in common but for their width."""
+    """Returns what types of the schema have in common but for their width."""
     if pa.types.is_dictionary(kind):
         return f"words of {kind.value_type}"
     if pa.types.is_list(kind):
@@ -116,7 +116,7 @@ def _family(kind: pa.DataType) -> str:
 def _read_batches(
     path: Path, stream: ipc.RecordBatchStreamReader, messages: Messages
 ) -> list[pa.RecordBatch]:
-    """All batches, of which each is whole: an error means that its bytes are wrong."""
+    """Returns all batches, of which each is whole: an error means that its bytes are wrong."""
     batches: list[pa.RecordBatch] = []
     for number, start in enumerate(messages.batches):
         try:
@@ -146,7 +146,7 @@ def _faults_of_columns(batch: pa.RecordBatch) -> Iterator[str]:
 
 
 def damaged_batch(path: Path, number: int, start: int, why: str) -> DamagedRecordingError:
-    """What is said of a batch that is whole and wrong."""
+    """Returns what is said of a batch that is whole and wrong."""
     return DamagedRecordingError(
         f"{path}: batch {number} is damaged: {why}. Copy the file again, cut it at byte {start} to read what lies "
         "before, or delete it to read the other tables."
@@ -154,7 +154,7 @@ def damaged_batch(path: Path, number: int, start: int, why: str) -> DamagedRecor
 
 
 def _breaks_rule(path: Path, table: pa.Table, fault: Fault) -> DamagedRecordingError:
-    """The error that names the batch in which the row lies, and where it begins."""
+    """Returns the error that names the batch in which the row lies, and where it begins."""
     ends = list(accumulate(len(chunk) for chunk in table[fault.column].chunks))
     number = bisect_right(ends, fault.row)
     row = fault.row - (ends[number - 1] if number else 0)
@@ -170,7 +170,7 @@ def _not_a_stream(path: Path, size_bytes: int) -> DamagedRecordingError:
 
 
 def _conform(table: pa.Table, wanted: pa.Schema, path: Path) -> pa.Table:
-    """The table in today's schema, though an older or newer minor version wrote it."""
+    """Returns the table in today's schema, though an older or newer minor version wrote it."""
     try:
         if not table.schema.equals(wanted):
             columns = [_column(table, field) for field in wanted]

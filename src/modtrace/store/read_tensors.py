@@ -48,7 +48,7 @@ class TensorFiles:
         self._are_held = False
 
     def get(self, blob: str) -> RawTensor:
-        """The tensor of a reference: file and name, with a colon between.
+        """Returns the tensor of a reference: file and name, with a colon between.
 
         Raises:
             RecordingError: the file or the tensor is not there.
@@ -99,7 +99,7 @@ class TensorFiles:
             yield f"{more} more files of whole tensors are missing"
 
     def marks(self) -> Iterator[str]:
-        """What is wrong with the files of a recording that was closed."""
+        """Yields what is wrong with the files of a recording that was closed."""
         for file in shard_files(self._folder):
             try:
                 if _index_bytes(file) >= 0:
@@ -139,7 +139,7 @@ class _Content(Protocol):
     size_bytes: int
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Those from `start` to `stop`; fewer where the file has become shorter."""
+        """Returns those from `start` to `stop`; fewer where the file has become shorter."""
 
 
 class _Shard(NamedTuple):
@@ -186,7 +186,7 @@ def _state(file: Path) -> _State:
 
 
 def _index_bytes(file: Path) -> int:
-    """It grows when a tensor is whole, after the file did; -1 where there is none."""
+    """Returns the size of the index, which grows after the file when a tensor is whole; -1 where there is none."""
     try:
         return index_file(file).stat().st_size
     except FileNotFoundError:
@@ -203,7 +203,7 @@ def _read_shard(file: Path, state: _State) -> _Shard:
 
 
 def _read_index(file: Path) -> dict[str, StoredTensor] | None:
-    """The tensors of a shard that was not finished; None for one that was. A line that is cut is left out."""
+    """Returns the tensors of a shard that was not finished; None for one that was. A line that is cut is left out."""
     try:
         lines = bytes(read_regular(file, _MOST_HEADER_BYTES)).split(b"\n")
     except FileNotFoundError:
@@ -268,7 +268,7 @@ def _check_apart(tensors: Mapping[str, StoredTensor]) -> None:
 
 
 def _is_cut(file: Path) -> bool:
-    """Whether the file ends before its tensors do, as far as the first bytes of the header tell."""
+    """Returns whether the file ends before its tensors do, as far as the first bytes of the header tell."""
     with open_regular(file) as fd:
         size, front = os.fstat(fd).st_size, bytes(read_range(file, fd, 0, 512))
     found = _DATA_BYTES.search(front)

@@ -70,7 +70,7 @@ class FolderReader:
         return replace(meta, marks=(*meta.marks, *marks), complete=meta.complete and not marks)
 
     def table(self, name: str) -> pa.Table:
-        """All rows of a table, in its schema; no rows if there are none.
+        """Returns all rows of a table, in its schema; no rows if there are none.
 
         Raises:
             ValueError: there is no such table.
@@ -92,7 +92,7 @@ class FolderReader:
         return self._tables[name][1]
 
     def tensor(self, blob: str) -> RawTensor:
-        """The whole tensor of a reference in `values.blob`; its bytes are those of the file.
+        """Returns the whole tensor of a reference in `values.blob`; its bytes are those of the file.
 
         Raises:
             RecordingError: it, or its file, is not there or cannot be read.
@@ -149,13 +149,13 @@ _FileState = tuple[int, int, int]
 
 
 def _state(file: Path) -> _FileState:
-    """What changes when rows are added or the file is replaced."""
+    """Returns what changes when rows are added or the file is replaced."""
     status = file.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _find(path: Path) -> tuple[Header, Path]:
-    """The header and the folder of the rank that is meant."""
+    """Returns the header and the folder of the rank that is meant."""
     if not path.exists():
         raise RecordingNotFoundError(f"{path}: nothing is there. Give the folder that record(to=...) wrote.")
     if not path.is_dir():

@@ -59,7 +59,7 @@ def open_regular(path: Path) -> Iterator[int]:
 
 
 def read_regular(path: Path, most_bytes: int | None = None) -> memoryview:
-    """The content of a regular file, up to the size that it has when it is opened.
+    """Returns the content of a regular file, up to the size that it has when it is opened.
 
     Raises:
         FileNotFoundError: nothing is there.
@@ -76,7 +76,7 @@ def read_regular(path: Path, most_bytes: int | None = None) -> memoryview:
 
 
 def map_regular(path: Path) -> memoryview:
-    """The content of a regular file that nobody writes to any more, mapped into memory.
+    """Returns the content of a regular file that nobody writes to any more, mapped into memory.
 
     It is read instead if, when it is mapped, another file is at the path, or one of another size: a mapped file that
     becomes shorter ends the process that looks at it (SIGBUS).
@@ -97,7 +97,7 @@ def map_regular(path: Path) -> memoryview:
 
 
 def read_range(path: Path, fd: int, start: int, stop: int) -> memoryview:
-    """The bytes from `start` to `stop` of a file; fewer where it ends before.
+    """Returns the bytes from `start` to `stop` of a file; fewer where it ends before.
 
     Raises:
         RecordingError: there is no memory for them.
@@ -127,12 +127,12 @@ def _read_into(data: memoryview, fd: int, start: int) -> int:
 
 
 def unreadable(path: Path, error: OSError) -> RecordingError:
-    """What is said of a file that the system does not let us read."""
+    """Returns what is said of a file that the system does not let us read."""
     return RecordingError(f"{path}: cannot be read: {error.strerror or error}. Check that you may read it.")
 
 
 def _describe_other(path: Path) -> RecordingError | None:
-    """What is said of what cannot be opened as a file; None where a regular file is there."""
+    """Returns what is said of what cannot be opened as a file; None where a regular file is there."""
     try:
         mode = path.stat().st_mode
     except OSError:

@@ -58,38 +58,38 @@ class StoredTensor(NamedTuple):
 
 
 def shard_file(folder: Path, number: int) -> Path:
-    """The n-th file of tensors in a rank's folder."""
+    """Returns the n-th file of tensors in a rank's folder."""
     return folder / f"tensors-{number:05d}.safetensors"
 
 
 def index_file(shard: Path) -> Path:
-    """What says where the tensors are while a shard has no header; deleted when it has one."""
+    """Returns what says where the tensors are while a shard has no header; deleted when it has one."""
     return shard.with_suffix(".index.jsonl")
 
 
 def is_shard_name(name: str) -> bool:
-    """Whether it is the name of a file of tensors."""
+    """Returns whether it is the name of a file of tensors."""
     return _NAME.fullmatch(name) is not None
 
 
 def shard_number(file: Path) -> int:
-    """The number of a file of tensors, or of its index."""
+    """Returns the number of a file of tensors, or of its index."""
     return int(file.name.partition("-")[2].partition(".")[0])
 
 
 def index_files(folder: Path) -> list[Path]:
-    """The indexes of all files of tensors that have no header."""
+    """Returns the indexes of all files of tensors that have no header."""
     return [each for each in folder.iterdir() if _INDEX.fullmatch(each.name)]
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """All files of tensors that are in a rank's folder, in order."""
+    """Returns all files of tensors that are in a rank's folder, in order."""
     found = [each for each in folder.iterdir() if is_shard_name(each.name)]
     return sorted(found, key=lambda each: (len(each.name), each.name))
 
 
 def header_bytes(name: str, dtype: str, shape: Sequence[int]) -> int:
-    """The most that a tensor takes of a header, wherever it lies."""
+    """Returns the most that a tensor takes of a header, wherever it lies."""
     far = StoredTensor(dtype, tuple(shape), 10**15, 10**15)
     entry = {name: _entry(far, 1), **_metadata(name, dtype)}
     return len(json.dumps(entry))
@@ -212,7 +212,7 @@ class ShardFile:
             self._written_bytes = self._whole_bytes
 
     def _header(self) -> bytearray:
-        """The JSON of all entries, made one by one: as Python objects 8,400 of them take 4 MB."""
+        """Returns the JSON of all entries, made one by one: as Python objects 8,400 of them take 4 MB."""
         metadata = {DATA_BYTES: str(self._whole_bytes)}
         for name, each in self._stored.items():
             metadata.update(_metadata(name, each.dtype))
@@ -242,7 +242,7 @@ def _write_all(fd: int, parts: Sequence[bytes | memoryview]) -> None:
 
 
 def _item(name: str, value: dict[str, Any]) -> bytes:
-    """A name and its value as JSON, without the braces around them."""
+    """Returns a name and its value as JSON, without the braces around them."""
     return json.dumps({name: value})[1:-1].encode()
 
 

@@ -90,7 +90,7 @@ class TensorRing:
             self._memory = np.empty(self.size_bytes, np.uint8)
 
     def view(self, position: int, size_bytes: int) -> npt.NDArray[np.uint8]:
-        """The bytes at a position."""
+        """Returns the bytes at a position."""
         if self._memory is None:
             raise AssertionError("allocate() was not called")
         at = position % self.size_bytes
@@ -109,7 +109,7 @@ class TensorRing:
         self._ready.set()
 
     def batches(self) -> Iterator[list[TensorPart]]:
-        """The parts in order, some at a time: whole tensors of one shard, or one part. Waits for them.
+        """Yields the parts in order, some at a time: whole tensors of one shard, or one part. Waits for them.
 
         The memory of a batch may be filled again when the next one is asked for.
         """

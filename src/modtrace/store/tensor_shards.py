@@ -239,12 +239,12 @@ class TensorShards:
 
 
 def _unique(number: int, name: str) -> str:
-    """A name that no other tensor of the recording has, and that is text in JSON."""
+    """Returns a name that no other tensor of the recording has, and that is text in JSON."""
     return f"{number:06d}.{name.encode('utf-8', 'replace').decode()}"
 
 
 def _with_tensor(plan: _Plan, data_bytes: int, entry_bytes: int, shard_bytes: int) -> _Plan:
-    """The plan with one more tensor in it, in the next shard where this one is full."""
+    """Returns the plan with one more tensor in it, in the next shard where this one is full."""
     is_long = plan.header_bytes + entry_bytes > plan.reserve_bytes
     is_full = plan.data_bytes > 0 and plan.data_bytes + data_bytes > shard_bytes
     if is_long or is_full:

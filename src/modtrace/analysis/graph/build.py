@@ -17,7 +17,7 @@ from .parts import WHOLE, Part
 
 
 def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WHOLE) -> Graph:
-    """The graph of a step: every call is a layer, every op a node, every tensor that an op reads an edge.
+    """Returns the graph of a step: every call is a layer, every op a node, every tensor that an op reads an edge.
 
     Without ops the nodes are the calls of modules that call no other, joined in the order in which they began.
 
@@ -60,14 +60,14 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
 
 
 def _has_tensors(data: RecordingData, ops: StepOps) -> Column:
-    """Whether each op reads or returns a tensor: marks of the profiler do neither."""
+    """Returns whether each op reads or returns a tensor: marks of the profiler do neither."""
     reading = column_of(data.table("uses"), "consumer_op")
     making = column_of(data.table("tensors"), "producer_op")
     return np.asarray(np.isin(ops.op_id, reading) | np.isin(ops.op_id, making))
 
 
 def _kept_calls(ops: StepOps, part: Part, busy: Rows | None) -> Column:
-    """The calls that shown ops ran in, outermost ones and those in which no op ran; with all around them.
+    """Returns the calls that shown ops ran in, outermost ones and those in which no op ran; with all around them.
 
     Args:
         busy: the calls in which ops ran, shown or not; None: no ops were recorded, and all calls are kept.
@@ -89,7 +89,7 @@ def _kept_calls(ops: StepOps, part: Part, busy: Rows | None) -> Column:
 
 
 def _sort_edges(edges: Edges, new: Rows, nodes: Nodes) -> Edges:
-    """The edges between the nodes where they now are, by time; those of one target as it takes them."""
+    """Returns the edges between the nodes where they now are, by time; those of one target as it takes them."""
     source, target = new[edges.source], new[edges.target]
     order = np.argsort(nodes.order[target], kind="stable")
     return replace(edges.take(order), source=source[order], target=target[order])
@@ -125,7 +125,7 @@ def _to_layers(ops: StepOps, tree: LayerTree, nodes: Nodes, measured: Measured) 
 
 
 def _find_containers(tree: LayerTree) -> Rows:
-    """The layer of the forward at the place of each container in another phase, the first of several."""
+    """Returns the layer of the forward at the place of each container in another phase, the first of several."""
     keys = [(place.root, place.path) for place in tree.places]
     is_forward = tree.phase == PHASES.index(FORWARD)
     first: dict[tuple[str | None, str | None], int] = {}

@@ -52,7 +52,7 @@ class Numbers:
     sumsq: Column  # float64
 
     def take(self, rows: Rows) -> "Numbers":
-        """The numbers of some rows."""
+        """Returns the numbers of some rows."""
         return Numbers(**{name: column[rows] for name, column in vars(self).items()})
 
 
@@ -113,7 +113,7 @@ class Nodes:
     argument_texts: tuple[str, ...]
 
     def take(self, rows: Rows) -> "Nodes":
-        """Some of the nodes; `repeats` still counts all of them."""
+        """Returns some of the nodes; `repeats` still counts all of them."""
         kept: dict[str, Any] = {
             name: each[rows] for name, each in vars(self).items() if isinstance(each, np.ndarray)
         }
@@ -138,7 +138,7 @@ class Edges:
         return len(self.source)
 
     def take(self, rows: Rows) -> "Edges":
-        """Some of the edges."""
+        """Returns some of the edges."""
         columns = {name: each[rows] for name, each in vars(self).items() if name != "slots"}
         return Edges(**columns, slots=self.slots)
 

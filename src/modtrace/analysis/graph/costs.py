@@ -30,11 +30,11 @@ class Measured:
     sumsq: Column
 
     def take(self, rows: Column) -> "Measured":
-        """Some of the rows."""
+        """Returns some of the rows."""
         return Measured(**{name: column[rows] for name, column in vars(self).items()})
 
     def sum_at(self, rows: Rows, size: int) -> tuple[Column, Column, Column]:
-        """What was not finite, was measured, and its sum of squares, for each of `size`; -1: nothing was."""
+        """Returns what was not finite, was measured, and its sum of squares, for each of `size`; -1: nothing was."""
         known = rows >= 0
         at = rows[known]
         counts = np.bincount(at, minlength=size)
@@ -43,14 +43,14 @@ class Measured:
         return nonfinite, measured, sumsq
 
     def first_at_sites(self) -> "Measured":
-        """One row for each site: that of the op that read it first, or else the first there is."""
+        """Returns one row for each site: that of the op that read it first, or else the first there is."""
         order = np.argsort(self.op_id < 0, kind="stable")
         _, first = np.unique(self.site[order], return_index=True)
         return self.take(order[first])
 
 
 def read_measured(data: RecordingData, step: int | None) -> Measured:
-    """The statistics of a step."""
+    """Returns the statistics of a step."""
     columns = ["step", "site_id", "call_id", "op_id", "count", "sumsq", "nan_count", "inf_count"]
     table = data.table("values").select(columns)
     kept = column_of(table, "step") == step if step is not None else np.zeros(table.num_rows, bool)
@@ -74,7 +74,7 @@ def read_measured(data: RecordingData, step: int | None) -> Measured:
 
 
 def empty_numbers(size: int) -> Numbers:
-    """Of what costs nothing and was not measured."""
+    """Returns the numbers of `size` rows that cost nothing and were not measured."""
     free = np.zeros(size, np.int64)
     unknown = np.full(size, NONE, np.int64)
     return Numbers(
@@ -90,7 +90,7 @@ def empty_numbers(size: int) -> Numbers:
 
 
 def join_numbers(parts: Iterable[Numbers]) -> Numbers:
-    """The rows of one behind those of the other."""
+    """Returns the rows of one behind those of the other."""
     columns = zip(*(vars(each).values() for each in parts), strict=True)
     return Numbers(**dict(zip(Numbers.__dataclass_fields__, map(np.concatenate, columns), strict=True)))
 
@@ -98,7 +98,7 @@ def join_numbers(parts: Iterable[Numbers]) -> Numbers:
 def numbers_of_layers(
     tree: LayerTree, calls: Calls, of_node: Rows, nodes: Numbers, measured: Measured
 ) -> Numbers:
-    """What the nodes inside each layer cost together; times are those of calls, where they are known.
+    """Returns what the nodes inside each layer cost together; times are those of calls, where they are known.
 
     Args:
         of_node: the layer of each node.
@@ -125,20 +125,20 @@ def _sum_inside(column: Column, of_node: Rows, tree: LayerTree) -> Column:
 
 
 def sum_at(rows: Rows, values: Column, size: int) -> Column:
-    """The sum of the values at each of `size` rows; exact for integers, which a sum in float64 is not."""
+    """Returns the sum of the values at each of `size` rows; exact for integers, which a sum in float64 is not."""
     total = np.zeros(size, np.float64 if values.dtype.kind == "f" else np.int64)
     np.add.at(total, rows, values)
     return total
 
 
 def _to_totals(own: Column, tree: LayerTree) -> Column:
-    """Of each layer what it and all inside of it have: they stand behind it, up to its last."""
+    """Returns for each layer the sum of it and all inside it, which are the rows up to its last."""
     before = np.concatenate([[0], np.cumsum(own)])
     return np.asarray(before[tree.last + 1] - before[: len(own)])
 
 
 def _durations(tree: LayerTree, calls: Calls, of_node: Rows, durations: Column) -> Column:
-    """The time of each call; without a call, or without its end, that of what is inside."""
+    """Returns the time of each call; without a call, or without its end, that of what is inside."""
     inside = of_node >= 0
     own = sum_at(of_node[inside], durations[inside], len(tree.parent)).tolist()
     call = tree.call
@@ -154,7 +154,7 @@ def _durations(tree: LayerTree, calls: Calls, of_node: Rows, durations: Column) 
 
 
 def _layers_of(measured: Measured, tree: LayerTree, calls: Calls) -> Rows:
-    """The layer that each row is about: of a gradient that of the backward."""
+    """Returns the layer that each row is about: of a gradient that of the backward."""
     call = RowFinder(calls.call_id)(measured.call_id)
     if not len(calls):
         return call

@@ -48,7 +48,7 @@ class _Layer:
 
 
 def build_layers(placed: PlacedCalls, kept: Column, phase: Column, start_ns: Column) -> LayerTree:
-    """The layers of the calls that are `kept`, and of the phases in which ops ran.
+    """Returns the layers of the calls that are `kept`, and of the phases in which ops ran.
 
     Args:
         phase: of each op the code of its phase; NONE for none.
@@ -103,7 +103,7 @@ class _Growing:
         layer.start_ns = min(layer.start_ns, start_ns)
 
     def phase_layer(self, phase: int) -> int:
-        """The layer of a phase."""
+        """Returns the layer of a phase."""
         if phase not in self._of_phase:
             self._place_names.append(LayerPlace(PHASES[phase], PHASES[phase]))
             layer = _Layer(
@@ -114,7 +114,7 @@ class _Growing:
         return self._of_phase[phase]
 
     def _containers_between(self, where: int, around: int) -> tuple[int, ...]:
-        """The places between a place and that of the layer around, from outside; none where it lies elsewhere."""
+        """Returns the places between a place and that of the layer around, outermost first; none if not inside it."""
         if where < 0:
             return ()
         chain = self._chains.get((where, around))
@@ -157,7 +157,7 @@ class _Growing:
         return found
 
     def to_tree(self) -> LayerTree:
-        """The layers, sorted."""
+        """Returns the layers, sorted."""
         for layer in reversed(self._layers):
             if layer.parent >= 0:
                 outer = self._layers[layer.parent]
@@ -195,7 +195,7 @@ class _Growing:
 
 
 def find_last(parent: Rows) -> Rows:
-    """The last layer inside each, itself if there is none; layers stand in pre-order."""
+    """Returns the last layer inside each, itself if there is none; layers stand in pre-order."""
     last = list(range(len(parent)))
     for at, above in zip(range(len(parent) - 1, -1, -1), reversed(parent.tolist()), strict=True):
         if above >= 0 and last[above] < last[at]:
@@ -204,7 +204,7 @@ def find_last(parent: Rows) -> Rows:
 
 
 def common_layer(low: Rows, high: Rows, parent: Rows, last: Rows) -> Rows:
-    """The innermost layer that holds two layers and all between them in pre-order; NONE if there is none.
+    """Returns the innermost layer that holds two layers and all between them in pre-order; NONE if there is none.
 
     Args:
         low: the first of each two; NONE for none.
@@ -220,7 +220,7 @@ def common_layer(low: Rows, high: Rows, parent: Rows, last: Rows) -> Rows:
 
 
 def follow(leads_to: Rows) -> Rows:
-    """Where each ends that leads to another, which may lead on; what leads nowhere leads to itself."""
+    """Returns where each ends that leads to another, which may lead on; what leads nowhere leads to itself."""
     while True:
         further = leads_to[leads_to]
         if np.array_equal(further, leads_to):
@@ -229,7 +229,7 @@ def follow(leads_to: Rows) -> Rows:
 
 
 def group_children(parent: Rows) -> dict[int, list[int]]:
-    """The layers in each layer, in order; those in none under NONE."""
+    """Returns the layers in each layer, in order; those in none under NONE."""
     children: dict[int, list[int]] = defaultdict(list)
     for at, above in enumerate(parent.tolist()):
         children[above].append(at)

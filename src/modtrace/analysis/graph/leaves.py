@@ -58,7 +58,7 @@ def find_leaves(
     given: Mapping[int, str],
     tree: LayerTree,
 ) -> Leaves:
-    """The leaves that ops read or that are returned.
+    """Returns the leaves that ops read or that are returned.
 
     Args:
         made_by: of each tensor the id of the op that made it, also of one that is not in the graph; -1 for none.
@@ -90,7 +90,7 @@ def find_leaves(
 
 
 def _name_ops(data: RecordingData, op_id: Column) -> list[str | None]:
-    """The names of ops; None for -1."""
+    """Returns the names of ops; None for -1."""
     ops = data.table("ops")
     rows = RowFinder(column_of(ops, "op_id"))(op_id)
     known = ops["name"].take(pa.array(np.maximum(rows, 0))).to_pylist() if ops.num_rows else [""] * len(rows)
@@ -99,7 +99,7 @@ def _name_ops(data: RecordingData, op_id: Column) -> list[str | None]:
 
 
 def _name_sites(data: RecordingData) -> tuple[list[str], list[str], list[str]]:
-    """The kind of leaf, the name and, where the recording has several, the root of each row of `sites`."""
+    """Returns the kind of leaf, the name and, where the recording has several, the root of each row of `sites`."""
     sites = data.table("sites").select(["module_id", "role", "slot"]).to_pylist()
     modules = {row["module_id"]: row for row in data.table("modules").to_pylist()}
     paths = {number: row["path"] for number, row in modules.items()}
@@ -116,7 +116,7 @@ def _name_sites(data: RecordingData) -> tuple[list[str], list[str], list[str]]:
 
 
 def _place(tensor: Rows, kind: Column, readers: Readers, first: Rows, tree: LayerTree) -> Rows:
-    """The layer of each leaf: the innermost that holds all ops that read it in the phase of the first of them.
+    """Returns the layer of each leaf: the innermost that holds all ops that read it in the phase of the first of them.
 
     An input lies in no module, nor does what is only returned.
 
@@ -142,7 +142,7 @@ def _place(tensor: Rows, kind: Column, readers: Readers, first: Rows, tree: Laye
 
 
 def outermost_phase(tree: LayerTree) -> Rows:
-    """The layer of the phase that each layer lies in."""
+    """Returns the layer of the phase that each layer lies in."""
     is_phase = tree.kind == LAYER_KINDS.index(PHASE)
     found = np.maximum.accumulate(np.where(is_phase, np.arange(len(is_phase)), NONE))
     return np.asarray(found)

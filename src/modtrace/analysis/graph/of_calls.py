@@ -16,13 +16,13 @@ _CALL = NODE_KINDS.index(CALL)
 
 
 def graph_of_calls(ops: StepOps, tree: LayerTree) -> tuple[NodeTable, Edges, Tensors]:
-    """A node for each call that has no other inside, and an edge to the one that began next."""
+    """Returns a node for each call that has no other inside, and an edge to the one that began next."""
     table = tabulate_calls(ops, tree, np.flatnonzero(_is_innermost(tree)))
     return table, _next_edges(table), _no_tensors()
 
 
 def tabulate_idle_calls(ops: StepOps, tree: LayerTree, busy: Rows) -> NodeTable:
-    """A node for each call that has no other inside and ran no op. What a compiled one costs is not known.
+    """Returns a node for each call that has no other inside and ran no op. What a compiled one costs is not known.
 
     Args:
         busy: the calls in which ops ran.
@@ -41,7 +41,7 @@ def _is_innermost(tree: LayerTree) -> Column:
 
 
 def tabulate_calls(ops: StepOps, tree: LayerTree, rows: Rows) -> NodeTable:
-    """A node in each of the layers `rows`, for the call that the layer is."""
+    """Returns a node in each of the layers `rows`, for the call that the layer is."""
     calls, call = ops.placed.calls, tree.call[rows]
     types = tuple(dict.fromkeys(each.type or each.name for each in tree.places))
     codes = {name: code for code, name in enumerate(types)}

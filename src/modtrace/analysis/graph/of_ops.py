@@ -19,7 +19,7 @@ from .reads import Reads, read_uses
 def graph_of_ops(
     data: RecordingData, ops: StepOps, busy: Rows, tree: LayerTree, measured: Measured
 ) -> tuple[NodeTable, Edges, Tensors]:
-    """A node for each op, for what it reads of what none has made, for what roots return, and for calls without ops.
+    """Returns a node for each op, for each leaf that it reads, for what roots return, and for calls without ops.
 
     Args:
         busy: the calls in which ops ran.
@@ -44,7 +44,7 @@ def graph_of_ops(
 
 
 def _without_strays(reads: Reads, tensors: Tensors) -> Reads:
-    """The same without outputs that nothing in the graph has made or reads, and that are none of the model's."""
+    """Leaves out outputs that nothing in the graph has made or reads and that are none of the model's."""
     is_read = np.zeros(len(tensors), bool)
     is_read[reads.tensor] = True
     known = (tensors.producer >= 0) | is_read | (column_of(tensors.table, "site_id") >= 0)
@@ -63,7 +63,7 @@ def _readers(reads: Reads, ops: StepOps, layer: Rows, tree: LayerTree) -> Reader
 
 
 def _name_given(reads: Reads) -> dict[int, str]:
-    """Where each tensor that a root was given is among its arguments: `[0]`."""
+    """Returns where each tensor that a root was given is among its arguments: `[0]`."""
     slots = [each.removeprefix("input") for each in reads.slots]
     given = zip(reads.given[::-1].tolist(), reads.given_as[::-1].tolist(), strict=True)
     return {tensor: slots[slot] for tensor, slot in given}  # of several the first
@@ -75,7 +75,7 @@ def _layers_of_ops(ops: StepOps, tree: LayerTree) -> Rows:
 
 
 def _join_edges(reads: Reads, readers: Readers, leaves: Leaves, tensors: Tensors, op_count: int) -> Edges:
-    """From what made each tensor, or is it, to what reads it; outputs stand behind ops and leaves."""
+    """Returns the edges from what made a tensor, or is one, to what reads it; outputs follow ops and leaves."""
     maker = tensors.producer.copy()
     maker[leaves.tensor] = op_count + np.arange(len(leaves.tensor))
     output = op_count + len(leaves.tensor) + np.arange(len(reads.call))

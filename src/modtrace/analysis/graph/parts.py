@@ -26,19 +26,19 @@ class Part:
                 raise ValueError(f"no phase {phase!r}; there are: {', '.join(PHASES)}")
 
     def has_phase(self, phase: Column) -> Column:
-        """Which of these codes of PHASES are in it."""
+        """Returns which of these codes of PHASES are in it."""
         if self.phases is None:
             return np.ones(len(phase), bool)
         return np.isin(phase, [PHASES.index(each) for each in self.phases])
 
     def has_places(self, paths: Sequence[str | None]) -> list[bool]:
-        """Which of these paths are in it; None is no module's."""
+        """Returns which of these paths are in it; None is no module's."""
         if self.paths is None:
             return [True] * len(paths)
         return [path is not None and self.paths.selects(path) for path in paths]
 
     def of_ops(self, ops: StepOps) -> Column:
-        """Which of the ops are in it."""
+        """Returns which of the ops are in it."""
         places = self.has_places([each.path for each in ops.placed.places])
         none = self.paths is None
         is_place = np.array([*places, none], bool)
@@ -51,7 +51,7 @@ class Part:
 
 
 def _forms(name: str) -> tuple[str, ...]:
-    """`aten.add.Tensor`, `add.Tensor`, `aten.add` and `add`."""
+    """Returns the names of an op: `aten.add.Tensor`, `add.Tensor`, `aten.add` and `add`."""
     parts = name.split(".")
     return (name, ".".join(parts[1:]), ".".join(parts[:2]), ".".join(parts[1:2]))
 

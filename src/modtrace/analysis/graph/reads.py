@@ -35,7 +35,7 @@ class Reads:
 
 
 def read_uses(data: RecordingData, op_id: Column, call_id: Column) -> tuple[Reads, Tensors]:
-    """What ops read and return, and what calls return; `producer` of the tensors is a row of `op_id`."""
+    """Returns what ops read and return, and what calls return; `producer` of the tensors is a row of `op_id`."""
     uses, tensors = data.table("uses"), data.table("tensors")
     find_op = RowFinder(op_id)
     op = find_op(column_of(uses, "consumer_op"))
@@ -80,5 +80,5 @@ def _to_tensors(table: pa.Table, producer: Rows, tensor_id: Column) -> Tensors:
 
 
 def word_or_text_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:
-    """A column of strings as codes, and the strings; -1 for null."""
+    """Returns a column of strings as codes, and the strings; -1 for null."""
     return dictionary_codes(column if pa.types.is_dictionary(column.type) else column.dictionary_encode())

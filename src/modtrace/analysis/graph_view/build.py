@@ -33,7 +33,7 @@ _IS_NAMED_AS_OP = [each in (OP, EARLIER) for each in NODE_KINDS]
 
 
 def build_view(graph: Graph, seen: Seen) -> GraphView:
-    """The boxes, nodes and edges that are visible; edges that stay inside a closed layer are left out."""
+    """Returns the boxes, nodes and edges that are visible; edges that stay inside a closed layer are left out."""
     with without_collection():
         return _build(_Visible(graph, seen), graph)
 
@@ -76,7 +76,7 @@ class _Visible:
         return node_keys(self._graph, self._layer_keys)
 
     def in_order(self) -> Rows:
-        """The items that are nodes of the view, by time; a tensor stands behind what makes it."""
+        """Returns the items that are nodes of the view, by time; a tensor stands behind what makes it."""
         shown = np.unique(self._items.of_node)
         tensors = np.unique(self._items.tensor_of_edge)
         tensors = tensors[tensors >= 0]
@@ -90,7 +90,7 @@ class _Visible:
         return items[np.lexsort((items, np.arange(len(items)) >= len(shown), times))]
 
     def _open_layers(self) -> Rows:
-        """The layers that are boxes; a phase is one only where there are several."""
+        """Returns the layers that are boxes; a phase is one only where there are several."""
         layers, items = self._graph.layers, self._items
         is_open = (items.closed_at < 0) & (items.layer_for == np.arange(len(layers)))
         is_open &= self._graph.end_node > self._graph.first_node
@@ -100,7 +100,7 @@ class _Visible:
         return np.flatnonzero(is_open)
 
     def _innermost_boxes(self) -> Rows:
-        """The number of the innermost box around what lies in each layer; NONE, at the end, for no layer."""
+        """Returns the number of the innermost box around what lies in each layer; NONE, at the end, for no layer."""
         number = np.full(len(self._graph.layers), NONE, np.int64)
         number[self._box_rows] = np.arange(len(self._box_rows))
         found: list[int] = []
@@ -148,7 +148,7 @@ class _Visible:
         )
 
     def nodes(self, items: Rows, number: Rows) -> tuple[ViewNode, ...]:
-        """The nodes of the view; `number` is that of each item."""
+        """Returns the nodes of the view; `number` is that of each item."""
         base, behind = self._items.first_node, self._items.first_tensor
         rows = items.tolist()
         layer_items, node_items = items[items < base], items[(items >= base) & (items < behind)] - base
@@ -252,30 +252,30 @@ class _Visible:
 
 
 def _numbers_of(items: Rows, number: Rows) -> list[int]:
-    """The visible nodes that items are; NONE for what is none."""
+    """Returns the visible nodes that items are; NONE for what is none."""
     known = (items >= 0) & (items < len(number))
     found: list[int] = np.where(known, np.append(number, NONE)[np.where(known, items, -1)], NONE).tolist()
     return found
 
 
 def _below(name: str, place: LayerPlace | None) -> str:
-    """The path of a parameter as seen from the module in which it is shown: `weight`."""
+    """Returns the path of a parameter as seen from the module in which it is shown: `weight`."""
     return name.removeprefix(f"{place.path}.") if place and place.path else name
 
 
 def _label(kind: int, name: str, place: LayerPlace | None) -> str:
-    """What a leaf or an output is shown as: `weight`, `input[0]`."""
+    """Returns what a leaf or an output is shown as: `weight`, `input[0]`."""
     return f"input{name}" if kind == _INPUT else _below(name, place)
 
 
 def _shorten(name: str) -> str:
-    """`addmm` for `aten.addmm.default`; the last part of a path."""
+    """Returns a short name: `addmm` for `aten.addmm.default`, and the last part of a path."""
     parts = name.split(".")
     return parts[1] if len(parts) == 3 else parts[-1]
 
 
 def _sum_numbers(numbers: Numbers, onto: Rows) -> Numbers:
-    """The sums over what each stands for; -1 where one is not known, or nothing was measured."""
+    """Returns the sums over what each stands for; -1 where one is not known, or nothing was measured."""
     if np.array_equal(onto, np.arange(len(onto))):
         return numbers
     sums: dict[str, Column] = {}
@@ -290,7 +290,7 @@ def _sum_numbers(numbers: Numbers, onto: Rows) -> Numbers:
 
 
 def _number_tuples(numbers: Numbers) -> Iterable[tuple[Any, ...]]:
-    """Time, flops, bytes read, written and saved, what is not finite, and the root mean square, for each row."""
+    """Returns for each row time, flops, bytes read, written and saved, non-finite elements and root mean square."""
     counted = [
         numbers.flops,
         numbers.bytes_read,

@@ -10,7 +10,7 @@ from ..step.calls import Rows
 
 
 def without_views(graph: Graph) -> Graph:
-    """The same graph without the ops that only return views of what they read; nothing is lost but their nodes."""
+    """Returns the same graph without the ops that only return views of what they read."""
     nodes, edges = graph.nodes, graph.edges
     base = _find_bases(graph)
     kept = np.flatnonzero(base == np.arange(len(nodes)))
@@ -32,7 +32,7 @@ def without_views(graph: Graph) -> Graph:
 
 
 def _find_viewed(graph: Graph) -> Rows:
-    """For each tensor that a view op has made the one that it shows, through other views; itself for any other."""
+    """Returns for each tensor of a view op the one that it shows, through other views; any other tensor is its own."""
     edges, producer = graph.edges, graph.tensors.producer
     read = np.full(len(graph.nodes) + 1, NONE, np.int64)  # by each view op; at the end by none
     into = np.flatnonzero(graph.nodes.is_view[edges.target])[::-1]
@@ -42,7 +42,7 @@ def _find_viewed(graph: Graph) -> Rows:
 
 
 def _find_bases(graph: Graph) -> Rows:
-    """What each node is a view of, through other views; itself if it is none."""
+    """Returns what each node is a view of, through other views; itself if it is none."""
     nodes, edges = graph.nodes, graph.edges
     base = np.arange(len(nodes))
     into = np.flatnonzero(nodes.is_view[edges.target])[::-1]

@@ -70,7 +70,7 @@ def _find_runs(graph: Graph) -> Iterator[Run]:
 
 
 def _split(graph: Graph, siblings: Sequence[int], signatures: Sequence[int]) -> Iterator[Run]:
-    """The longest runs of siblings that are alike and numbered up, or in a backward down."""
+    """Yields the longest runs of siblings that are alike and numbered up, or in a backward down."""
     run: list[int] = []
     direction = 0
     numbers = [_number(graph, each) for each in siblings]
@@ -106,7 +106,7 @@ class _Crossing:
         self._sources = graph.edges.source[self._by_source]
 
     def is_closed(self, run: Run) -> bool:
-        """Whether nothing outside lies on a way from one of the layers to another."""
+        """Returns whether nothing outside lies on a way from one of the layers to another."""
         first = min(int(self._graph.first_node[each]) for each in run.layers)
         end = max(int(self._graph.end_node[each]) for each in run.layers)
         order = self._graph.nodes.order
@@ -124,6 +124,6 @@ class _Crossing:
         return True
 
     def _edges(self, first: int, end: int) -> Rows:
-        """The edges from the nodes from `first` to before `end`."""
+        """Returns the edges from the nodes from `first` to before `end`."""
         begin, behind = np.searchsorted(self._sources, [first, end])
         return self._by_source[begin:behind]

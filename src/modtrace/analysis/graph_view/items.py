@@ -23,7 +23,7 @@ class Seen:
 
 
 def close_below(graph: Graph, depth: int) -> Column:
-    """The layers that lie `depth` below a root, and all inside of them; innermost ones and optimizer steps too.
+    """Returns the layers that lie `depth` below a root, and all inside of them; innermost ones and optimizer steps too.
 
     None, if no layer lies so deep.
 
@@ -60,7 +60,7 @@ class Items:
         self.tensor_of_edge = self._tensors() if seen.tensors else np.full(len(graph.edges), NONE, np.int64)
 
     def _tensors(self) -> Rows:
-        """The item of what each edge is about, where an op has made it and it is seen outside of its layer."""
+        """Returns the item of what each edge is about, where an op has made it and it is seen outside of its layer."""
         edges, tensors = self.graph.edges, self.graph.tensors
         if not len(tensors):
             return np.full(len(edges), NONE, np.int64)
@@ -72,12 +72,12 @@ class Items:
         return np.where(number >= 0, self.first_tensor + number, NONE)
 
     def phase_of(self, items: Rows) -> Column:
-        """The phase of layers and nodes; that of tensors is not asked for."""
+        """Returns the phase of layers and nodes; that of tensors is not asked for."""
         phases = np.concatenate([self.graph.layers.phase, self.graph.nodes.phase, [NONE]])
         return np.asarray(phases[np.minimum(items, self.first_tensor)])
 
     def order(self) -> Column:
-        """When each layer and node comes; a leaf before all that reads it. Those that are not there come last."""
+        """Returns the rank of each layer and node in time; a leaf comes before its readers, and what is hidden last."""
         graph = self.graph
         times = np.full(self.first_tensor, np.iinfo(np.int64).max, np.int64)
         np.minimum.at(times, self.of_node, 2 * graph.nodes.order + 1)
@@ -89,7 +89,7 @@ class Items:
 
 
 def _name_tensors(tensors: Tensors, node_for: Rows) -> Rows:
-    """A number for each tensor that an op has made, the same for those that correspond in folded layers.
+    """Returns a number for each tensor that an op has made, the same for those that correspond in folded layers.
 
     What an op makes is told apart by its slot, and ops that name none (`_foreach_add_`) by what memory it shows.
     """
@@ -115,7 +115,7 @@ def _has_none_inside(graph: Graph) -> Column:
 
 
 def _outermost_closed(parent: Rows, closed: Column) -> Rows:
-    """The outermost closed layer around each layer, itself if it is that one; NONE if all around it are open."""
+    """Returns the outermost closed layer around each layer, or the layer itself; NONE if all of them are open."""
     found: list[int] = []
     for at, (above, is_closed) in enumerate(zip(parent.tolist(), closed.tolist(), strict=True)):
         outer = found[above] if above >= 0 else NONE

@@ -10,7 +10,7 @@ from .fold import Folding
 
 
 def layer_keys(graph: Graph) -> list[str]:
-    """A name for each layer: `forward/GPT/blocks.0.attn`, `backward/GPT/head@1`."""
+    """Returns a name for each layer: `forward/GPT/blocks.0.attn`, `backward/GPT/head@1`."""
     layers = graph.layers
     rows = zip(
         layers.kind.tolist(), layers.phase.tolist(), layers.place.tolist(), layers.nth.tolist(), strict=True
@@ -27,7 +27,7 @@ def _layer_key(graph: Graph, kind: int, phase: int, place: int, nth: int) -> str
 
 
 def name_layers(graph: Graph, folding: Folding | None) -> tuple[list[str], list[str]]:
-    """What each layer is called, and its label: `layers.0..31.attn` in one that stands for several, `attn`."""
+    """Returns what each layer is called, and its label: `layers.0..31.attn` in one that stands for several, `attn`."""
     layers = graph.layers
     places = [layers.places[each] for each in layers.place.tolist()]
     names, labels = [each.name for each in places], [each.label for each in places]
@@ -54,7 +54,7 @@ def paths_of_layers(graph: Graph, folding: Folding | None) -> list[tuple[str, ..
 
 
 def node_keys(graph: Graph, layers: list[str]) -> list[str]:
-    """A name for each node: that of its layer with the op and its number, `forward/GPT/head/aten.addmm.default#1`.
+    """Returns a name for each node: its layer, op and number, `forward/GPT/head/aten.addmm.default#1`.
 
     Args:
         layers: the names of the layers.
@@ -75,7 +75,7 @@ def node_keys(graph: Graph, layers: list[str]) -> list[str]:
 
 
 def distinct(keys: Iterable[str]) -> list[str]:
-    """The same, with a number behind those that were there before."""
+    """Returns the same, with a number behind those that were there before."""
     found: defaultdict[str, int] = defaultdict(int)
     told_apart = []
     for key in keys:

@@ -38,7 +38,7 @@ class LiftedEdges:
         self.is_loop = is_back & ((made_in == read_in) | (made_in < 0) | (read_in < 0))
 
     def to_view(self, number: Column) -> tuple[ViewEdge, ...]:
-        """The edges; `number` is that of the visible node of each item."""
+        """Returns the edges; `number` is that of the visible node of each item."""
         graph, edges = self._graph, self._graph.edges
         shapes, dtypes, slots = graph.tensors.shapes, graph.tensors.dtypes, edges.slots
         outputs = graph.tensors.slots

@@ -13,7 +13,7 @@ _OWNED = [NODE_KINDS.index(PARAMETER), NODE_KINDS.index(BUFFER)]
 
 
 def sign_layers(graph: Graph) -> list[int]:
-    """A number for each layer; two are alike inside if their numbers are the same."""
+    """Returns a number for each layer; two are alike inside if their numbers are the same."""
     layers = graph.layers
     codes = _sign_nodes(graph)
     own_first = graph.first_node.tolist()
@@ -57,7 +57,7 @@ def _sign_nodes(graph: Graph) -> Column:
 
 
 def number_columns(columns: Column) -> Column:
-    """A number for each column of a matrix of integers that are not large; equal columns get equal ones."""
+    """Returns a number for each column of a matrix of integers that are not large; equal columns get equal ones."""
     key = np.zeros(columns.shape[1], np.int64)
     for row in columns:
         _, key = np.unique(key * (int(row.max(initial=0)) + 2) + row + 1, return_inverse=True)
@@ -66,7 +66,7 @@ def number_columns(columns: Column) -> Column:
 
 
 def _edges_by_layer(graph: Graph) -> tuple[Column, Rows]:
-    """The edges of the innermost layer that holds both ends: where they begin and end in it, and the slot.
+    """Returns the edges of the innermost layer that holds both ends: where they begin and end in it, and the slot.
 
     Returns:
         the edges as rows, those of one layer together, and where each layer's begin.

@@ -47,7 +47,7 @@ class Layout:
     height: float
 
     def line(self, edge: int) -> list[tuple[float, float]]:
-        """The points of one edge."""
+        """Returns the points of one edge."""
         found = self.points[self.first_point[edge] : self.first_point[edge + 1]]
         return [(x, y) for x, y in found.tolist()]
 
@@ -86,7 +86,7 @@ def _lay_out(view: GraphView, size_of: Callable[[ViewNode], tuple[float, float]]
 
 
 def _read_sizes(view: GraphView, size_of: Callable[[ViewNode], tuple[float, float]]) -> Floats:
-    """Width and height of each node: (nodes, 2)."""
+    """Returns width and height of each node: (nodes, 2)."""
     flat = np.fromiter(chain.from_iterable(map(size_of, view.nodes)), np.float64)
     sizes = flat.reshape(-1, 2)
     wrong = np.flatnonzero(~(np.isfinite(sizes) & (sizes > 0)).all(axis=1))
@@ -97,7 +97,7 @@ def _read_sizes(view: GraphView, size_of: Callable[[ViewNode], tuple[float, floa
 
 
 def _place(tree: ItemTree, work: Work, sizes: Floats) -> tuple[Rectangles, Rectangles, Floats]:
-    """The rectangles of nodes and boxes, and x and y of the origin of each level: (levels, 2)."""
+    """Returns the rectangles of nodes and boxes, and x and y of the origin of each level: (levels, 2)."""
     size = tree.nodes
     left, x, y = (np.array(each, np.float64) for each in (work.left, work.x, work.y))
     origins = np.array(_origins(tree, work), np.float64).reshape(-1, 2)
@@ -111,7 +111,7 @@ def _place(tree: ItemTree, work: Work, sizes: Floats) -> tuple[Rectangles, Recta
 
 
 def _origins(tree: ItemTree, work: Work) -> list[tuple[float, float]]:
-    """Where each level has its spine and its top; a box stands before those inside of it."""
+    """Returns where each level has its spine and its top; a box stands before those inside of it."""
     xs, ys = [0.0] * (tree.boxes + 1), [0.0] * (tree.boxes + 1)
     for box in range(tree.boxes):
         item, around = tree.nodes + box, tree.box_level[box]
@@ -121,7 +121,7 @@ def _origins(tree: ItemTree, work: Work) -> list[tuple[float, float]]:
 
 
 def _bounds(nodes: Rectangles, boxes: Rectangles, points: Floats) -> tuple[float, float, float, float]:
-    """Left, top, right and bottom of the picture; an empty one is a point."""
+    """Returns left, top, right and bottom of the picture; an empty one is a point."""
     if not len(nodes) and not len(boxes):
         return 0.0, 0.0, 0.0, 0.0
     x = np.concatenate([nodes.x, boxes.x, points[:, 0]])

@@ -72,7 +72,7 @@ class LevelPlacer:
         self._put(item, row, wanted or 0.0)
 
     def _look_above(self, item: int) -> tuple[int, float | None, list[int]]:
-        """The row below all that an item reads, the leftmost column of that, and what still waits."""
+        """Returns the row below all that an item reads, the leftmost column of that, and what still waits."""
         work, into, row, wanted = self._work, self._work.into, 0, None
         waiting: list[int] = []
         for at in range(into.first[item], into.first[item + 1]):
@@ -146,7 +146,7 @@ class LevelPlacer:
                 self._lead_through(entering.edge[at], (0, row - 1), x, x)
 
     def _fit_in(self, item: int, row: int, wanted: float) -> tuple[float, int]:
-        """Where an item can stand in a row that is there, and the last row that it takes."""
+        """Returns where an item can stand in a row that is there, and the last row that it takes."""
         work, rows = self._work, self._rows
         is_box = item >= work.tree.nodes
         if is_box and row < len(rows.top) - 1:

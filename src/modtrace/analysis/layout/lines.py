@@ -14,7 +14,7 @@ _PORT_GAP, _CORNER = 10.0, 5.0
 def draw_lines(
     tree: ItemTree, work: Work, origins: Floats, is_mirrored: list[bool], rects: Floats
 ) -> tuple[Floats, Rows]:
-    """The points of all edges, from source to target, and the first of each edge, with one more at the end.
+    """Returns the points of all edges, from source to target, and the first of each edge, with one more at the end.
 
     Args:
         origins: x and y of the origin of each level.
@@ -47,7 +47,7 @@ def draw_lines(
 def _ends(
     source: Rows, target: Rows, kind: Column, is_up: Column, rects: Floats, spines: Floats
 ) -> tuple[Floats, Floats]:
-    """Where edges begin and end: (2, edges) each. Below and above their nodes, or at the sides of them."""
+    """Returns where edges begin and end: (2, edges) each. Below and above their nodes, or at the sides of them."""
     x, y, width, height = rects
     begin = np.stack([x[source] + spines[source], np.where(is_up, y[source], y[source] + height[source])])
     end = np.stack([x[target] + spines[target], np.where(is_up, y[target] + height[target], y[target])])
@@ -60,7 +60,7 @@ def _ends(
 
 
 def _bends(bends: Bends, origins: Floats, kind: Column) -> tuple[Rows, Floats, Floats]:
-    """Edge, x and y of the bends of those edges that go down."""
+    """Returns edge, x and y of the bends of edges that go down."""
     edge = np.array(bends.edge, np.int64)
     kept = kind[edge] == DOWN
     level = np.array(bends.level, np.int64)[kept]
@@ -69,7 +69,7 @@ def _bends(bends: Bends, origins: Floats, kind: Column) -> tuple[Rows, Floats, F
 
 
 def _lanes(lanes: Bends, origins: Floats, begin: Floats, end: Floats) -> tuple[Rows, Floats, Floats]:
-    """Two points for each edge that goes back up: beside its source, and beside its target."""
+    """Returns two points for each edge that goes back up: beside its source, and beside its target."""
     edge = np.array(lanes.edge, np.int64)
     x = np.array(lanes.x, np.float64) + origins[np.array(lanes.level, np.int64), 0]
     return (
@@ -111,7 +111,7 @@ def _fan_out(
 
 
 def _turns(edge: Rows, x: Floats) -> Column:
-    """The points where a line ends or turns."""
+    """Returns the points where a line ends or turns."""
     kept = np.ones(len(edge), bool)
     same = (edge[1:-1] == edge[:-2]) & (edge[1:-1] == edge[2:])
     kept[1:-1] = ~(same & (x[1:-1] == x[:-2]) & (x[1:-1] == x[2:]))

@@ -30,7 +30,7 @@ class RowStack:
         self.end.append(right)
 
     def find_row(self, row: int) -> int:
-        """The first row from this one on that has room for a further node."""
+        """Returns the first row from this one on that has room for a further node."""
         if row == len(self.top) or self.end[row] <= WIDEST_ROW:
             return row
         passed = []
@@ -48,7 +48,7 @@ class RowStack:
         return row
 
     def reach_down(self, row: int, height: float) -> int:
-        """The last row that something of this height takes that stands in `row`; the last of all grows to hold it."""
+        """Returns the last row that an item of this height in `row` takes; the last row of all grows to hold it."""
         bottoms = self.bottom
         bottom, last, behind = self.top[row] + height, row, len(bottoms) - 1
         while bottom > bottoms[last] and last < behind:
@@ -60,7 +60,7 @@ class RowStack:
     def find_place(
         self, first: int, last: int, wanted: float, left: float, right: float, *, may_grow: bool
     ) -> float:
-        """Where something can stand in these rows: where it is wanted, or right of what stands there.
+        """Returns where something can stand in these rows: where it is wanted, or right of what stands there.
 
         What may grow to the right does not stand left of something.
         """
@@ -73,7 +73,7 @@ class RowStack:
         return max(wanted, end + COLUMN_GAP + left)
 
     def find_place_below(self, first: int, wanted: float, left: float) -> float:
-        """Where something can stand that may grow to the right and down: right of all from this row on."""
+        """Returns where something can stand that may grow to the right and down: right of all from this row on."""
         return max(wanted, max(self.end[first:]) + COLUMN_GAP + left)
 
     def take(self, first: int, last: int, left: float, right: float) -> None:
@@ -86,7 +86,7 @@ class RowStack:
                 end[row] = right
 
     def find_channel(self, first: int, last: int, wanted: tuple[float, ...]) -> float:
-        """Where a line can run down these rows: at the first of the wanted places that is free, or right of all."""
+        """Returns where a line can run down these rows: the first of `wanted` that is free, or right of all items."""
         start, end = min(self.start[first : last + 1]), max(self.end[first : last + 1])
         for x in wanted:
             if x - LINE_GAP >= end or x + LINE_GAP <= start:

@@ -34,7 +34,7 @@ _LEAVES = frozenset(LEAF_KINDS)
 
 
 def default_size(node: ViewNode) -> tuple[float, float]:
-    """Width and height for a label of one line; a label of more than about 30 characters has to be cut."""
+    """Returns the size for a label of one line; a label of more than about 30 characters has to be cut."""
     characters = len(node.label)
     if node.repeats > 1:
         characters += len(str(node.repeats)) + 3
@@ -45,5 +45,5 @@ def default_size(node: ViewNode) -> tuple[float, float]:
 
 
 def title_width(title: str) -> float:
-    """Of a box whose title fits."""
+    """Returns the width of a box whose title fits."""
     return min(18.0 + _CHARACTER * len(title), _WIDEST)

@@ -64,7 +64,7 @@ def _level(box: int, outside: int) -> int:
 
 
 def _children(node_level: list[int], box_level: list[int]) -> list[list[int]]:
-    """The items of each level by their first node; boxes that hold none come last."""
+    """Returns the items of each level by their first node; boxes that hold none come last."""
     size, outside = len(node_level), len(box_level)
     children: list[list[int]] = [[] for _ in range(outside + 1)]
     is_new = [True] * outside + [False]
@@ -101,7 +101,7 @@ def _outermost(box_level: list[int]) -> list[int]:
 
 
 def _depths(box_level: list[int]) -> list[int]:
-    """How many boxes each box is inside of; at the end that of what is outside of all: -1."""
+    """Returns how many boxes each box is inside of; at the end that of what is outside of all: -1."""
     depth = [-1] * (len(box_level) + 1)
     for box, around in enumerate(box_level):
         depth[box] = depth[around] + 1

@@ -46,7 +46,7 @@ class Grouped:
     read: list[int]  # the item that each comes from
 
     def has(self, item: int) -> bool:
-        """Whether an item has any."""
+        """Returns whether an item has any."""
         return self.first[item + 1] > self.first[item]
 
 
@@ -78,7 +78,7 @@ class Work:
 
 
 def prepare_work(view: GraphView, tree: ItemTree, sizes: Floats) -> Work:
-    """The work before anything is placed."""
+    """Returns the work before anything is placed."""
     items = tree.nodes + tree.boxes + 1
     boxes = [0.0] * (tree.boxes + 1)
     edges = tree.edges
@@ -112,7 +112,7 @@ def _group(size: int, edge: Rows, item: Rows, read: Rows) -> Grouped:
 
 
 def _only_down(edges: LiftedPairs, crossing: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
-    """Of edges and items that they cross the border of the level of: those of edges that go down."""
+    """Keeps, of edges and the items whose level they enter or leave, those that go down."""
     edge, item = crossing
     kept = edges.kind[edge] == DOWN
     return edge[kept], item[kept]
@@ -142,7 +142,7 @@ def _find_looping(tree: ItemTree) -> dict[int, list[int]]:
 
 
 def _find_waiting(view: GraphView, tree: ItemTree, items: int) -> list[int]:
-    """What stands beside its first reader: leaves, ops that read but leaves, or nothing, or only from outside.
+    """Returns what stands beside its first reader: leaves, ops that read but leaves, or nothing, or only from outside.
 
     What nothing in its level reads is placed when its turn comes, so that what comes later does not move it.
     """
@@ -166,7 +166,7 @@ def _find_waiting(view: GraphView, tree: ItemTree, items: int) -> list[int]:
 
 
 def _find_aside(tree: ItemTree, items: int) -> list[bool]:
-    """The nodes that something reads, but nothing in their own phase."""
+    """Returns the nodes that something reads, but nothing in their own phase."""
     edges = tree.edges
     across = edges.kind == ACROSS
     in_all, in_others = (np.bincount(each, minlength=items) for each in (edges.source, edges.source[across]))
@@ -175,7 +175,7 @@ def _find_aside(tree: ItemTree, items: int) -> list[bool]:
 
 
 def _count(size: int, item: Rows, is_constant: Column) -> tuple[Column, Column]:
-    """How many there are of each item, and how many of those are constants."""
+    """Returns how many there are of each item, and how many of those are constants."""
     return np.bincount(item, minlength=size), np.bincount(item[is_constant], minlength=size)
 
 
@@ -197,7 +197,7 @@ class Twins:
         self.of_item = [node.twin for node in view.nodes] + [size + at if at >= 0 else -1 for at in boxes]
 
     def heights_in(self, work: Work, level: int) -> dict[int, float]:
-        """How far down the items of a level stand that have a twin in the forward twin of the level."""
+        """Returns how far down the items of a level stand that have a twin in the forward twin of the level."""
         twin_level = self.of_level[level]
         if twin_level < 0:
             return {}

@@ -15,7 +15,7 @@ _Signed = tuple[ModuleNode, int]  # a folded node and the number of its shape
 
 
 def fold(tree: ModuleTree, *, listed: int = LISTED) -> ModuleTree:
-    """The tree with runs of siblings folded that are numbered and alike: `blocks.0` to `blocks.5`.
+    """Returns the tree with runs of siblings folded that are numbered and alike: `blocks.0` to `blocks.5`.
 
     Each of a run stays, without what is inside it; behind them a node of the role `inside` sums up what is
     inside all of them. A run of more than `listed` becomes one node of the role `folded`, which has the
@@ -37,7 +37,7 @@ def _own_shape(node: ModuleNode) -> tuple[Hashable, ...]:
 
 
 def _find_runs(children: Sequence[_Signed]) -> list[list[ModuleNode]]:
-    """The children in order, those that are numbered on from each other and alike together."""
+    """Returns the children in order, those that are numbered on from each other and alike together."""
     runs: list[list[ModuleNode]] = []
     last_number = None
     for node, number in children:
@@ -65,7 +65,7 @@ def _fold_run(run: Sequence[ModuleNode], listed: int) -> Iterator[ModuleNode]:
 
 
 def _merge(run: Sequence[ModuleNode]) -> ModuleNode:
-    """One node for all of a run, with one node for each of what they have inside."""
+    """Returns one node for all of a run, with one node for each of what they have inside."""
     label = f"{run[0].label}..{run[-1].label}"
     path = join(run[0].path.removesuffix(run[0].label).removesuffix("."), label)
     made: list[ModuleNode] = []
@@ -77,7 +77,7 @@ def _merge(run: Sequence[ModuleNode]) -> ModuleNode:
 
 
 def _children_first(run: Sequence[ModuleNode]) -> Iterator[Sequence[ModuleNode]]:
-    """The nodes that correspond in all of a run, those inside before what is around them."""
+    """Returns the nodes that correspond in all of a run, those inside before what is around them."""
     waiting: list[Sequence[ModuleNode]] = [run]
     groups = []
     while waiting:

@@ -47,7 +47,7 @@ class ModuleNode:
     children: tuple["ModuleNode", ...] = ()
 
     def phase(self, name: str) -> PhaseTimes:
-        """The times of one of MODULE_PHASES."""
+        """Returns the times of one of MODULE_PHASES."""
         times: PhaseTimes = getattr(self, name)
         return times
 
@@ -74,13 +74,13 @@ class ModuleTree:
     notes: tuple[Note, ...] = ()  # why steps were written, or were not
 
     def phase(self, name: str) -> PhaseTimes:
-        """The times of a phase in the whole step."""
+        """Returns the times of a phase in the whole step."""
         times: PhaseTimes = getattr(self, name)
         return times
 
 
 def build_module_tree(data: RecordingData, *, step: int | None = None) -> ModuleTree:
-    """The modules that ran in a step, as they are registered, with their times and values.
+    """Returns the modules that ran in a step, as they are registered, with their times and values.
 
     Args:
         step: None shows the last complete training step that has calls; without one the last complete
@@ -120,7 +120,7 @@ def _has_backward(data: RecordingData) -> bool:
 
 
 def iterate_nodes(roots: Iterable[ModuleNode]) -> Iterator[tuple[int, ModuleNode]]:
-    """Every node with its depth, parents first; as deep as it may be, nothing recurses."""
+    """Yields every node with its depth, parents first, without recursion."""
     waiting = [(0, node) for node in reversed(tuple(roots))]
     while waiting:
         depth, node = waiting.pop()
@@ -129,7 +129,7 @@ def iterate_nodes(roots: Iterable[ModuleNode]) -> Iterator[tuple[int, ModuleNode
 
 
 def rebuild(roots: Sequence[ModuleNode], make: Callable[[ModuleNode, Sequence[Made]], Made]) -> list[Made]:
-    """What `make` makes of each root; it gets a node and what it made of the node's children."""
+    """Returns what `make` makes of each root; it gets a node and what it made of the node's children."""
     made: list[Made] = []
     for _, node in reversed(list(iterate_nodes(roots))):
         children = made[len(made) - len(node.children) :]
@@ -149,7 +149,7 @@ class _Assembled:
 def _assemble(
     places: Sequence[TreePlace], times: CallTimes, summaries: Mapping[int, ValueSummary]
 ) -> tuple[ModuleNode, ...]:
-    """The nodes that ran or have something inside that ran, children before what is around them.
+    """Returns the nodes that ran or have something inside that ran, children before what is around them.
 
     A module that was not called is there too if values are known of its calls (gradients of a forward in an
     earlier step), or if its parameters are not finite.
@@ -188,7 +188,7 @@ def _sort_children(places: Sequence[TreePlace]) -> Mapping[int, list[int]]:
 
 
 def _rows_of(own: Rows, phase: str, children: Sequence[_Assembled], times: CallTimes) -> Rows:
-    """The calls whose whole time is a node's: its own, or if it has none those of what is inside it."""
+    """Returns the calls whose whole time is a node's: its own, or if it has none those of what is inside it."""
     inside = [child.rows[phase] for child in children if len(child.rows[phase])]
     if not len(own) and inside:
         own = np.concatenate(inside)

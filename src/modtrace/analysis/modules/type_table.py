@@ -20,13 +20,13 @@ class TypeTimes:
     recompute: PhaseTimes = NO_CALLS
 
     def phase(self, name: str) -> PhaseTimes:
-        """The times of one of MODULE_PHASES."""
+        """Returns the times of one of MODULE_PHASES."""
         times: PhaseTimes = getattr(self, name)
         return times
 
 
 def build_type_table(tree: ModuleTree) -> tuple[TypeTimes, ...]:
-    """The types of the modules that were called, the one with most time of its own first."""
+    """Returns the types of the modules that were called, the one with most time of its own first."""
     modules: dict[str, set[int]] = defaultdict(set)
     for _, node in iterate_nodes(tree.roots):
         if node.called:
@@ -53,7 +53,7 @@ def _sum_phase(roots: Sequence[ModuleNode], phase: str) -> Mapping[str, PhaseTim
 
 
 def _iterate_called(roots: Sequence[ModuleNode], phase: str) -> Iterator[tuple[ModuleNode, bool]]:
-    """The nodes called in a phase, each with whether such a node of its type is around it."""
+    """Yields the nodes called in a phase, each with whether such a node of its type is around it."""
     around: Counter[str] = Counter()
     waiting = [(node, False) for node in roots]
     while waiting:

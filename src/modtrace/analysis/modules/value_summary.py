@@ -56,7 +56,7 @@ class ValueSummary:
 
 
 def merge_summaries(summaries: Iterable[ValueSummary | None]) -> ValueSummary | None:
-    """One summary for several modules that are alike; a tensor that several of them share counts for each."""
+    """Returns one summary for several modules that are alike; a tensor that several of them share counts for each."""
     known = [each for each in summaries if each is not None]
     if not known:
         return None

@@ -41,7 +41,7 @@ class StepValues:
 
 
 def read_values(values: pa.Table, sites: pa.Table, step: int | None) -> StepValues:
-    """The rows of a step that have statistics, without those of single ops."""
+    """Returns the rows of a step that have statistics, without those of single ops."""
     kept = column_of(values, "step") == step if step is not None else np.zeros(values.num_rows, bool)
     table = values.select([*_COLUMNS, *RAW]).filter(pa.array(kept))
     table = table.filter(pc.and_(pc.is_valid(table["count"]), pc.is_null(table["op_id"])))
@@ -65,7 +65,7 @@ def read_values(values: pa.Table, sites: pa.Table, step: int | None) -> StepValu
 def summarize_values(
     values: StepValues, calls: Calls, placed: Rows, placer: Placer
 ) -> Mapping[int, ValueSummary]:
-    """The summaries of the places that have values or have something inside that has, by place.
+    """Returns the summaries of the places that have values or have something inside that has, by place.
 
     Args:
         placed: the place of each of `calls`.
@@ -93,7 +93,7 @@ class _Inside:
 
 
 def _group(values: StepValues, place: Rows, placer: Placer) -> Mapping[int, Mapping[int, Rows]]:
-    """The rows by place and kind; those of parameters stand at every place of their module."""
+    """Returns the rows by place and kind; those of parameters stand at every place of their module."""
     of_calls: dict[int, dict[int, Rows]] = {}
     rows = np.flatnonzero((place >= 0) & (values.kind != _NO_KIND))
     keys = place[rows] * len(KINDS) + values.kind[rows]
@@ -110,7 +110,7 @@ def _group(values: StepValues, place: Rows, placer: Placer) -> Mapping[int, Mapp
 
 
 def _split(rows: Rows, keys: Column) -> Iterable[tuple[int, Rows]]:
-    """The rows of each key."""
+    """Returns the rows of each key."""
     order = np.argsort(keys, kind="stable")
     distinct, first = np.unique(keys[order], return_index=True)
     groups = np.split(rows[order], first[1:]) if len(rows) else []
@@ -118,7 +118,7 @@ def _split(rows: Rows, keys: Column) -> Iterable[tuple[int, Rows]]:
 
 
 def _distinct(rows: Rows, values: StepValues) -> Rows:
-    """One row of each measurement, in the order of the rows."""
+    """Returns one row of each measurement, in the order of the rows."""
     _, first = np.unique(values.order[rows], return_index=True)
     return rows[np.sort(first)]
 
@@ -151,7 +151,7 @@ def _summarize(
 
 
 def _join(parts: Sequence[Rows], values: StepValues) -> Rows:
-    """All rows, one of each measurement."""
+    """Returns all rows, one of each measurement."""
     filled = [each for each in parts if len(each)]
     if len(filled) < 2:
         return filled[0] if filled else _NO_ROWS
@@ -170,7 +170,7 @@ def _count(kind: Kind, rows: Rows, values: StepValues) -> NonFiniteCount:
 
 
 def _summarize_slots(outputs: Rows, gradients: Rows, values: StepValues) -> tuple[SlotValues, ...]:
-    """The slots in the order in which they were measured first."""
+    """Returns the slots in the order in which they were measured first."""
     of_output, of_gradient = (dict(_split(each, values.slot[each])) for each in (outputs, gradients))
     return tuple(
         SlotValues(

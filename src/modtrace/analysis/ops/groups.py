@@ -36,7 +36,7 @@ class Grouping:
 
 
 def group_ops(ops: StepOps, by: GroupedBy) -> Grouping:
-    """The ops in groups; every group has at least one.
+    """Returns the ops in groups; every group has at least one.
 
     Raises:
         ValueError: `by` is something else.
@@ -47,7 +47,7 @@ def group_ops(ops: StepOps, by: GroupedBy) -> Grouping:
 
 
 def call_name(place: PlaceName, nth: int | None) -> str:
-    """`path` for the first call of a module in the step, `path@1` for the second."""
+    """Returns `path` for the first call of a module in the step, `path@1` for the second."""
     return f"{place.name}@{nth}" if nth is not None and nth > 0 else place.name
 
 
@@ -63,7 +63,7 @@ def _by_module(ops: StepOps) -> Grouping:
 
 
 def _by_call(ops: StepOps) -> Grouping:
-    """By place and forward call: a wrapper's call and that of what it wraps are one."""
+    """Groups by place and forward call: a wrapper's call and that of what it wraps are one."""
     placed = ops.placed
     of_call, first = _number_forward_calls(placed)
     keys = np.where(ops.call >= 0, of_call[ops.call], ops.where) if len(of_call) else ops.where
@@ -80,7 +80,7 @@ def _by_call(ops: StepOps) -> Grouping:
 
 
 def _number_forward_calls(placed: PlacedCalls) -> tuple[Rows, Rows]:
-    """The number of each call's forward call, or where it stands if that is no place; and a call of each."""
+    """Returns the number of each call's forward call, or where it stands if that is no place; and a call of each."""
     at_place = np.flatnonzero(placed.where >= 0)
     origin = placed.origin[at_place]
     nth = placed.column("nth")[origin]
@@ -106,7 +106,7 @@ def _call_group(placed: PlacedCalls, call: int, nth: Column, steps: Column, allo
 
 
 def _by_op(ops: StepOps) -> Grouping:
-    """By name; the module on which most time goes is the first of those that tie."""
+    """Groups by name; of modules that tie, the first one is the one that takes most time."""
     distinct, of_op = np.unique(ops.name, return_inverse=True)
     places, of_place = np.unique(ops.where, return_inverse=True)
     time_ns = sum_by(of_op * len(places) + of_place, ops.duration_ns, len(distinct) * len(places))
@@ -133,7 +133,7 @@ _GROUPERS: Mapping[GroupedBy, Callable[[StepOps], Grouping]] = {
 
 
 def _sum_allocated(ops: StepOps, of_call: Rows, wanted: Rows) -> list[int | None]:
-    """What the step's calls of each group allocated themselves; None where that of one is not known."""
+    """Returns what the step's calls of each group allocated themselves; None where that of one is not known."""
     own, known = _own_allocated(ops.placed)
     calls = ops.placed.calls
     is_shown = calls.in_step if ops.only_phase is None else calls.in_step & (calls.phase == ops.only_phase)
@@ -149,7 +149,7 @@ def _sum_allocated(ops: StepOps, of_call: Rows, wanted: Rows) -> list[int | None
 
 
 def _own_allocated(placed: PlacedCalls) -> tuple[Column, Column]:
-    """What each call allocated without the calls inside it, and whether that is known."""
+    """Returns what each call allocated without the calls inside it, and whether that is known."""
     allocated = placed.column("allocated_bytes")
     own, known = allocated.copy(), allocated >= 0
     inside = np.flatnonzero(placed.calls.parent >= 0)

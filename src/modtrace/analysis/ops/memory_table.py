@@ -26,7 +26,7 @@ NO_CALL_MEMORY = CallMemory()
 
 
 def find_call_memory(placed: PlacedCalls) -> Mapping[tuple[int, str], CallMemory]:
-    """The memory of the step's calls, by where they stand and phase."""
+    """Returns the memory of the step's calls, by where they stand and phase."""
     rows = np.flatnonzero(placed.calls.in_step)
     keys = np.stack([placed.where[rows], placed.calls.phase[rows]])
     distinct, group, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
@@ -42,7 +42,7 @@ def find_call_memory(placed: PlacedCalls) -> Mapping[tuple[int, str], CallMemory
 
 
 def _find_largest(values: Column, group: Rows, groups: int) -> list[int | None]:
-    """The largest value of each group; None where one is -1, which is not known."""
+    """Returns the largest value of each group; None where one is -1, which is not known."""
     largest, smallest = np.full(groups, -1, np.int64), np.full(groups, np.iinfo(np.int64).max)
     np.maximum.at(largest, group, values)
     np.minimum.at(smallest, group, values)
@@ -73,7 +73,7 @@ class MemoryRow:
     optimizer: CallMemory = NO_CALL_MEMORY
 
     def phase(self, name: str) -> CallMemory:
-        """The calls of one of PHASES."""
+        """Returns the calls of one of PHASES."""
         memory: CallMemory = getattr(self, name)
         return memory
 
@@ -92,7 +92,7 @@ class MemoryTable:
 
 
 def build_memory_table(data: RecordingData, *, step: int | None = None, ops: bool = False) -> MemoryTable:
-    """What the modules of a step save for backward, and what their calls allocate.
+    """Returns what the modules of a step save for backward, and what their calls allocate.
 
     Args:
         step: None chooses as `build_module_tree` does.
@@ -125,7 +125,7 @@ def _size(row: MemoryRow) -> tuple[int, int, int, str, str]:
 def _build_rows(
     ops: StepOps, memory: Mapping[tuple[int, str], CallMemory], saved_bytes: int, *, by_op: bool
 ) -> list[MemoryRow]:
-    """A row for each place that has ops, or calls of the step."""
+    """Returns a row for each place that has ops, or calls of the step."""
     placed, group = ops.placed, ops.where + _NO_PLACES
     parent = _find_parents(placed)
     own, inside = sum_saved(ops, group, len(parent)), sum_inside(ops, group, parent)
@@ -139,7 +139,7 @@ def _build_rows(
 
 
 def _find_parents(placed: PlacedCalls) -> Rows:
-    """The group above the group of each place; those that are no place have none."""
+    """Returns the group above the group of each place; those that are no place have none."""
     above = [place.parent for place in placed.places]
     return np.array([-1] * _NO_PLACES + [each + _NO_PLACES if each >= 0 else -1 for each in above], np.int64)
 

@@ -41,7 +41,7 @@ class OpPaths:
     rows: tuple[OpPath, ...]
 
     def modules(self) -> tuple[str, ...]:
-        """The paths of the modules in the order in which ops ran in them, repeats in a row once.
+        """Returns the paths of the modules in the order in which ops ran in them, repeats in a row once.
 
         The path of a root is "". Ops that ran in no module are left out.
         """
@@ -49,7 +49,7 @@ class OpPaths:
 
 
 def build_op_paths(data: RecordingData, *, step: int | None = None, phase: str | None = None) -> OpPaths:
-    """Which op ran in which call, in the order of their beginning.
+    """Returns which op ran in which call, in the order of their beginning.
 
     Args:
         step: None chooses as `build_module_tree` does.
@@ -70,7 +70,7 @@ def build_op_paths(data: RecordingData, *, step: int | None = None, phase: str |
 
 
 def collapse(paths: Iterable[str]) -> tuple[str, ...]:
-    """The same without repeats in a row: `conv1, bn1, bn1, relu` is `conv1, bn1, relu`."""
+    """Returns the same without repeats in a row: `conv1, bn1, bn1, relu` is `conv1, bn1, relu`."""
     return tuple(path for path, _ in groupby(paths))
 
 
@@ -88,14 +88,14 @@ def _build_rows(ops: StepOps) -> tuple[OpPath, ...]:
 
 
 def _call_numbers(ops: StepOps) -> Column:
-    """For each op the number in the step of the forward call that it belongs to; -1 for none."""
+    """Returns for each op the number in the step of its forward call; -1 for none."""
     placed = ops.placed
     of_call = placed.column("nth")[placed.origin]
     return np.where(ops.call >= 0, of_call[ops.call], -1) if len(of_call) else ops.call
 
 
 def _name_calls(ops: StepOps, nth: Rows) -> Mapping[tuple[int, int], tuple[str, PlaceName]]:
-    """What each call is called, and its place, by the index of the place and its number."""
+    """Returns what each call is called, and its place, by the index of the place and its number."""
     pairs = np.unique(np.stack([ops.where, nth]), axis=1).T.tolist()
     places = [(where, call, ops.placed.name(where)) for where, call in pairs]
     return {(where, call): (call_name(place, call), place) for where, call, place in places}

@@ -46,7 +46,7 @@ class OpTable:
 def build_op_table(
     data: RecordingData, *, step: int | None = None, by: GroupedBy = "module", phase: str | None = None
 ) -> OpTable:
-    """What the ops of a step cost, by what they belong to; rows with most time come first.
+    """Returns what the ops of a step cost, by what they belong to; rows with most time come first.
 
     Ops that ran in no module have rows of their own, which have no path.
 

@@ -43,13 +43,13 @@ class PhaseSums:
     optimizer: OpSums = NO_OPS
 
     def phase(self, name: str) -> OpSums:
-        """The ops of one of PHASES."""
+        """Returns the ops of one of PHASES."""
         sums: OpSums = getattr(self, name)
         return sums
 
 
 def sum_ops(ops: StepOps, group: Rows, groups: int) -> list[PhaseSums]:
-    """The sums of each group.
+    """Returns the sums of each group.
 
     Args:
         group: the group of each op, from 0.
@@ -62,14 +62,14 @@ def sum_ops(ops: StepOps, group: Rows, groups: int) -> list[PhaseSums]:
 
 
 def sum_by(group: Rows, values: Column, groups: int) -> Column:
-    """The sum of each group, exact: `numpy.bincount` would add floating point numbers."""
+    """Returns the sum of each group, exact: `numpy.bincount` would add floating point numbers."""
     sums = np.zeros(groups, np.int64)
     np.add.at(sums, group, values)
     return sums
 
 
 def _summed(ops: StepOps) -> Mapping[str, Column]:
-    """What is added up, by the fields of OpSums."""
+    """Returns what is added up, by the fields of OpSums."""
     return {
         "ops": np.ones(len(ops), np.int64),
         "time_ns": ops.duration_ns,
@@ -145,7 +145,7 @@ def sum_saved_by_op(ops: StepOps, group: Rows) -> Mapping[int, list[SavedByOp]]:
 
 
 def _sum_columns(ops: StepOps, group: Rows, groups: int) -> Mapping[str, Column]:
-    """What is added up, by the fields of SavedMemory."""
+    """Returns what is added up, by the fields of SavedMemory."""
     is_recompute = ops.phase == PHASES.index(RECOMPUTE)
     known = np.maximum(ops.saved_bytes, 0)
     columns = {

@@ -51,7 +51,7 @@ class Calls:
 
 
 def read_calls(table: pa.Table, step: int | None, *, also: Column | None = None) -> Calls:
-    """The calls of a step, with those of the earlier steps that its backwards and recomputes refer to.
+    """Returns the calls of a step, with those of the earlier steps that its backwards and recomputes refer to.
 
     Args:
         also: ids of further calls that are referred to; -1 for none.
@@ -69,7 +69,7 @@ def read_calls(table: pa.Table, step: int | None, *, also: Column | None = None)
 
 
 def read_all_calls(table: pa.Table) -> Calls:
-    """The calls of all steps."""
+    """Returns the calls of all steps."""
     return _to_calls(table.select(_COLUMNS), None)
 
 
@@ -98,7 +98,7 @@ def _to_calls(table: pa.Table, step: int | None) -> Calls:
 
 
 def _steps_of(wanted: Column, table: pa.Table, kept: Column, steps: Column) -> Column:
-    """The steps of the calls that are wanted and not kept."""
+    """Returns the steps of the calls that are wanted and not kept."""
     call_ids = column_of(table, "call_id")
     missing = np.setdiff1d(wanted[wanted >= 0], call_ids[kept])
     return np.unique(steps[np.isin(call_ids, missing)])
@@ -110,7 +110,7 @@ def _repeated(table: pa.Table) -> Column:
 
 
 def column_of(table: pa.Table, name: str) -> Column:
-    """A column without nulls: -1 stands for them."""
+    """Returns a column without nulls: -1 stands for them."""
     column = table[name]
     if column.null_count:
         column = pc.fill_null(column, -1)
@@ -118,7 +118,7 @@ def column_of(table: pa.Table, name: str) -> Column:
 
 
 def phase_codes(column: pa.ChunkedArray) -> Column:
-    """The phases as codes of `PHASES`, whatever the codes of the chunks are; -1 for null."""
+    """Returns the phases as codes of `PHASES`, whatever the codes of the chunks are; -1 for null."""
     chunks = []
     for chunk in column.chunks:
         codes = np.array([PHASES.index(each) for each in chunk.dictionary.to_pylist()] + [-1], np.int8)
@@ -134,7 +134,7 @@ class RowFinder:
         self._sorted = ids[self._order]
 
     def __call__(self, wanted: Column) -> Rows:
-        """The row of each id, -1 where there is none."""
+        """Returns the row of each id, -1 where there is none."""
         if not len(self._sorted):
             return np.full(len(wanted), -1, np.int64)
         at = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
@@ -142,7 +142,7 @@ class RowFinder:
 
 
 def iterate_levels(parent: Rows) -> Iterator[Rows]:
-    """The rows without parent, then their children, and so on; children of one parent lie together."""
+    """Yields the rows without parent, then their children, and so on; children of one parent lie together."""
     order = np.argsort(parent, kind="stable")
     counts = np.bincount(parent + 1, minlength=len(parent) + 1)
     ends = np.cumsum(counts)
@@ -163,7 +163,7 @@ class CallOrder:
     last: Rows
 
     def outermost(self, rows: Rows) -> Rows:
-        """Those of `rows` that lie in no other of them."""
+        """Returns those of `rows` that lie in no other of them."""
         rows = rows[np.argsort(self.number[rows])]
         reached = np.maximum.accumulate(self.last[rows])
         is_outer = np.ones(len(rows), bool)

@@ -39,7 +39,7 @@ class ShownStep:
 
 
 def choose_step(steps: pa.Table, calls: pa.Table, step: int | None) -> ShownStep | None:
-    """The step asked for, or the one worth showing; None if there is none at all.
+    """Returns the step asked for, or the one worth showing; None if there is none at all.
 
     Raises:
         ValueError: there is no such step.
@@ -74,7 +74,7 @@ def _steps_with_optimizer(calls: pa.Table) -> set[int]:
 
 
 def _most_telling(rows: dict[int, dict[str, Any]], called: set[int], updated: set[int]) -> int | None:
-    """The last complete step, training before evaluation, and if possible one that has calls.
+    """Returns the last complete step, training before evaluation, and if possible one that has calls.
 
     A training step that an exception has ended has no call of the optimizer: it counts behind those that have one.
     """
@@ -85,7 +85,7 @@ def _most_telling(rows: dict[int, dict[str, Any]], called: set[int], updated: se
 
 
 def name_steps(steps: Sequence[int]) -> str:
-    """Sorted step numbers for a reader: `0..19, 25`."""
+    """Writes sorted step numbers as ranges: `0..19, 25`."""
     runs: list[list[int]] = []
     for step in steps:
         if runs and step == runs[-1][1] + 1:

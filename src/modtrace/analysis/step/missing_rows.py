@@ -58,7 +58,7 @@ def require_ops(data: RecordingData, step: int, phase: str | None = None) -> Non
 
 
 def explain_none(meta: RunMeta, what: str) -> str:
-    """Why there are no `calls`, `ops`, `values` or `whole tensors`."""
+    """Returns why there are no `calls`, `ops`, `values` or `whole tensors`."""
     held = [note.reason for note in meta.notes if note.kind == HELD]
     if not _were_wanted(meta, what):
         return f"no {what} were recorded. {_HOW_TO_RECORD[what]}"
@@ -73,7 +73,7 @@ def explain_none(meta: RunMeta, what: str) -> str:
 
 
 def say_missing(marks: Sequence[str]) -> str:
-    """A sentence with a space in front that cites the marks of a recording; empty if there are none."""
+    """Returns a sentence with a space in front that cites the marks of a recording; empty if there are none."""
     return f" The recording is not whole: {'; '.join(marks)}." if marks else ""
 
 

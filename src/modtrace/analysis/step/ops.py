@@ -72,11 +72,11 @@ class PlacedCalls:
         return rows
 
     def column(self, name: str) -> Column:
-        """Another column of the calls; -1 for null."""
+        """Returns another column of the calls; -1 for null."""
         return column_of(self.table, name)[self._at]
 
     def name(self, where: int) -> PlaceName:
-        """What the place of that index is called."""
+        """Returns what the place of that index is called."""
         return self.places[where] if where >= 0 else PlaceName(NO_PLACE_NAMES[where])
 
     @cached_property
@@ -112,7 +112,7 @@ class StepOps:
         return len(self.op_id)
 
     def take(self, rows: Rows) -> "StepOps":
-        """Some of the ops."""
+        """Returns some of the ops."""
         columns: dict[str, Any] = {
             name: each[rows] for name, each in vars(self).items() if isinstance(each, np.ndarray)
         }
@@ -120,7 +120,7 @@ class StepOps:
 
 
 def read_step_ops(data: RecordingData, *, step: int | None, phase: str | None = None) -> StepOps:
-    """The ops of a step.
+    """Returns the ops of a step.
 
     Args:
         step: None chooses the step that the module tree shows.
@@ -138,7 +138,7 @@ def read_step_ops(data: RecordingData, *, step: int | None, phase: str | None = 
 
 
 def has_ops(data: RecordingData) -> bool:
-    """Whether any op was recorded."""
+    """Returns whether any op was recorded."""
     return bool(data.table("ops").num_rows)
 
 

@@ -45,7 +45,7 @@ class TreePlace:
 
 
 def merge_wrappers(rows: Sequence[Mapping[str, Any]]) -> dict[int, Module]:
-    """The modules by id; a wrapper and the wrapped, which have one path, share an entry, named after both."""
+    """Returns the modules by id; a wrapper and the wrapped, which have one path, share an entry, named after both."""
     by_id = {row["module_id"]: row for row in rows}  # the last row wins
     chains: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for module_id, outermost in _find_outermost(by_id).items():
@@ -58,7 +58,7 @@ def merge_wrappers(rows: Sequence[Mapping[str, Any]]) -> dict[int, Module]:
 
 
 def _find_outermost(by_id: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
-    """For each module the outermost wrapper around it; most are their own."""
+    """Returns for each module the outermost wrapper around it; most modules have none and are their own."""
     outermost: dict[int, int] = {}
     for module_id in by_id:
         chain: dict[int, None] = {}
@@ -76,7 +76,7 @@ def _is_wrapped(row: Mapping[str, Any], by_id: Mapping[int, Mapping[str, Any]]) 
 
 
 def _merge(chain: Sequence[Mapping[str, Any]]) -> Module:
-    """One module of a wrapper, what it wraps, and so on."""
+    """Returns one module of a wrapper, what it wraps, and so on."""
     outer, types = chain[0], [row["type"] for row in chain]
     return Module(
         module_id=outer["module_id"],
@@ -108,7 +108,7 @@ class Placer:
         return NOWHERE if above is None else self._main[above.module_id]
 
     def place(self, module_id: int, parent: int) -> int:
-        """The place of a module that is called from the place `parent`, or from NOWHERE."""
+        """Returns the place of a module that is called from the place `parent`, or from NOWHERE."""
         key = (module_id, parent)
         if key not in self._known:
             self._known[key] = self._find_place(module_id, parent)
@@ -132,7 +132,7 @@ class Placer:
         return self._add(TreePlace(Module(module_id=module_id, root_id=root_id, path=path), path, parent))
 
     def _path_from(self, above: TreePlace, module: Module) -> str:
-        """The one of the module's paths under which `above` runs it."""
+        """Returns the one of the module's paths under which `above` runs it."""
         if not is_below(module.path, above.module.path):
             return path_below(above.path, module.path, module.aliases)
         if not above.is_alias:
@@ -140,14 +140,14 @@ class Placer:
         return join(above.path, module.path[len(above.module.path) :].lstrip("."))
 
     def _place_at(self, path: str, module: Module) -> int:
-        """The place of a shared module at another path than its own."""
+        """Returns the place of a shared module at another path than its own."""
         key = (module.module_id, path)
         if key not in self._shared:
             self._shared[key] = self._add(TreePlace(module, path, self._place_above(path, module.root_id)))
         return self._shared[key]
 
     def _place_above(self, path: str, root_id: int) -> int:
-        """The nearest place above a path; shared containers on the way get their places."""
+        """Returns the nearest place above a path; shared containers on the way get their places."""
         missing = []
         while path:
             path = path.rpartition(".")[0]
@@ -169,12 +169,12 @@ class Placer:
 
 
 def label_places(places: Sequence[TreePlace]) -> list[str]:
-    """What each place is called below the place above: a part of its path; the name of a root."""
+    """Returns what each place is called below the place above: a part of its path; the name of a root."""
     return [_label(each, places[each.parent] if each.parent != NOWHERE else None) for each in places]
 
 
 def name_roots(places: Sequence[TreePlace]) -> dict[int, str]:
-    """What each root is called, by its id."""
+    """Returns what each root is called, by its id."""
     labels = zip(places, label_places(places), strict=True)
     return {place.module.module_id: label for place, label in labels if not place.is_alias}
 
@@ -186,7 +186,7 @@ def _label(place: TreePlace, above: TreePlace | None) -> str:
 
 
 def place_calls(calls: Calls, levels: Sequence[Rows], placer: Placer) -> Rows:
-    """The index of each call's place; NOWHERE for optimizer steps.
+    """Returns the index of each call's place; NOWHERE for optimizer steps.
 
     A call that repeats another one (a backward, a recompute) stands where that one stands.
     """
@@ -215,7 +215,7 @@ def _place_by_caller(calls: Calls, rows: Rows, placed: Rows, placer: Placer) -> 
 
 
 def place_values(module: Column, call_id: Column, calls: Calls, placer: Placer) -> Rows:
-    """The index of each row's place; NOWHERE for a parameter that no module owns.
+    """Returns the index of each row's place; NOWHERE for a parameter that no module owns.
 
     A row stands where its call stands, which for a shared module is not always its own path. Without a call
     (a parameter, or a call that is not in `calls`) it stands at its module's own path.

@@ -40,15 +40,15 @@ class CallTimes:
         self._self_ns = _own_times(calls)
 
     def at(self, place: int, phase: str) -> Rows:
-        """The calls of the step that stand at a place."""
+        """Returns the calls of the step that stand at a place."""
         return self._rows.get((place, PHASES.index(phase)), _NO_ROWS)
 
     def outermost(self, rows: Rows) -> Rows:
-        """Those of `rows` that lie in no other of them."""
+        """Returns those of `rows` that lie in no other of them."""
         return self._order.outermost(rows)
 
     def sum_up(self, rows: Rows, *, total: Rows) -> PhaseTimes:
-        """The times of the calls `rows`, of which `total` are those whose whole time is counted."""
+        """Returns the times of the calls `rows`, of which `total` are those whose whole time is counted."""
         if not len(rows) and not len(total):
             return NO_CALLS
         calls = self._calls
@@ -65,14 +65,14 @@ class CallTimes:
         )
 
     def of_phase(self, phase: str) -> PhaseTimes:
-        """The calls of a phase in the step that no other call of the phase is around."""
+        """Returns the calls of a phase in the step that no other call of the phase is around."""
         rows = self.outermost(
             np.flatnonzero(self._calls.in_step & (self._calls.phase == PHASES.index(phase)))
         )
         return self.sum_up(rows, total=rows)
 
     def outside_ns(self) -> int | None:
-        """The part of the step in which no call ran; None where that cannot be known."""
+        """Returns the part of the step in which no call ran; None where that cannot be known."""
         rows = self.outermost(np.flatnonzero(self._calls.in_step))
         step = self._step
         if step is None or step.start_ns is None or step.end_ns is None or not self._calls.ended[rows].all():
@@ -90,7 +90,7 @@ _NO_ROWS: Rows = np.empty(0, np.int64)
 
 
 def _group(calls: Calls, placed: Rows) -> Mapping[tuple[int, int], Rows]:
-    """The rows of the step by place and phase."""
+    """Returns the rows of the step by place and phase."""
     rows = np.flatnonzero(calls.in_step & (placed != NOWHERE))
     keys = placed[rows] * len(PHASES) + calls.phase[rows]
     order = np.argsort(keys, kind="stable")
@@ -100,7 +100,7 @@ def _group(calls: Calls, placed: Rows) -> Mapping[tuple[int, int], Rows]:
 
 
 def _is_within_wrapper(calls: Calls, placed: Rows) -> Column:
-    """Whether a call is that of the wrapped module by its wrapper: both are one node, and this one call."""
+    """Returns whether a call is that of the wrapped module by its wrapper: both are one node, and this one call."""
     has_parent = calls.parent >= 0
     same_node = has_parent & (placed[calls.parent] == placed)
     within: Column = same_node & (calls.module[calls.parent] != calls.module)
@@ -108,7 +108,7 @@ def _is_within_wrapper(calls: Calls, placed: Rows) -> Column:
 
 
 def _own_times(calls: Calls) -> Column:
-    """The time of each call without its children of the same phase."""
+    """Returns the time of each call without its children of the same phase."""
     inside = np.zeros(len(calls), np.int64)
     is_child = calls.parent >= 0
     np.add.at(inside, calls.parent[is_child], calls.duration_ns[is_child])
@@ -117,7 +117,7 @@ def _own_times(calls: Calls) -> Column:
 
 
 def _covered_ns(starts: Column, ends: Column, first_ns: int, last_ns: int) -> int:
-    """The length of the union of intervals, within bounds."""
+    """Returns the length of the union of intervals, within bounds."""
     order = np.argsort(starts, kind="stable")
     starts, ends = np.clip(starts[order], first_ns, last_ns), np.clip(ends[order], first_ns, last_ns)
     reached = np.maximum.accumulate(np.concatenate([[first_ns], ends]))

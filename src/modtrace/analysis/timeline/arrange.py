@@ -54,7 +54,7 @@ def _clip_to_siblings(rows: Rows, group: Rows, start_ns: Column, end_ns: Column)
 
 
 def find_parents(lane: Column, start_ns: Column, end_ns: Column) -> Rows:
-    """The innermost span of its lane that each lies in, by times alone; -1 for none."""
+    """Returns the innermost span of its lane that each lies in, by times alone; -1 for none."""
     parent = np.full(len(lane), -1, np.int64)
     around: list[tuple[int, int, int]] = []  # lane, end and row of the spans that are open, outermost first
     columns = (lane.tolist(), start_ns.tolist(), end_ns.tolist())
@@ -109,7 +109,7 @@ class Arranged:
 
 
 def arrange(rows: SpanRows, kind: Column) -> Arranged:
-    """The spans in lanes, in the order of their beginning.
+    """Returns the spans in lanes, in the order of their beginning.
 
     Args:
         rows: the spans as measured.
@@ -136,7 +136,7 @@ def arrange(rows: SpanRows, kind: Column) -> Arranged:
 
 
 def _number_lanes(rows: SpanRows) -> tuple[Rows, tuple[Lane, ...]]:
-    """The lane of each row, and the lanes."""
+    """Returns the lane of each row, and the lanes."""
     keys = rows.thread.astype(np.int64) * len(LANE_KINDS) + rows.lane
     keys, number = np.unique(keys, return_inverse=True)
     found = zip((keys // len(LANE_KINDS)).tolist(), (keys % len(LANE_KINDS)).tolist(), strict=True)
@@ -144,7 +144,7 @@ def _number_lanes(rows: SpanRows) -> tuple[Rows, tuple[Lane, ...]]:
 
 
 def _find_ends(rows: SpanRows) -> Column:
-    """When each ended: what never did at the latest with its step, or with the last that was seen."""
+    """Returns when each span ended; one that never did ends with its step, or with the last span that was seen."""
     last_ns = max(int(rows.start_ns.max(initial=0)), int(rows.end_ns[rows.ended].max(initial=0)))
     steps = np.flatnonzero((rows.lane == LANE_KINDS.index(STEPS)) & rows.ended)
     step = RowFinder(rows.step[steps])(rows.step)
@@ -153,7 +153,7 @@ def _find_ends(rows: SpanRows) -> Column:
 
 
 def _find_around(rows: SpanRows, lane: Rows, end_ns: Column) -> Rows:
-    """The span around each; of steps, and of optimizers inside optimizers, by their times."""
+    """Returns the span around each; of steps, and of optimizers inside optimizers, by their times."""
     by_time = np.isin(rows.lane, (LANE_KINDS.index(STEPS), LANE_KINDS.index(OPTIMIZER))) & (rows.parent < 0)
     at = np.flatnonzero(by_time)
     found = find_parents(lane[at], rows.start_ns[at], end_ns[at])

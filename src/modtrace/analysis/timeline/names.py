@@ -69,7 +69,7 @@ def _name_places(placer: Placer) -> Sequence[PlaceName]:
 
 
 def _name_each(places: Sequence[PlaceName], where: Rows, nth: Column) -> tuple[Column, tuple[str, ...]]:
-    """The name of each call as a code, and the names."""
+    """Returns the name of each call as a code, and the names."""
     numbers = int(nth.max(initial=-1)) + 2
     keys, code = np.unique(where * numbers + (nth + 1), return_inverse=True)
     names = [

@@ -38,7 +38,7 @@ class OpRows:
 
 
 def read_call_rows(data: RecordingData, steps: Sequence[int]) -> CallRows:
-    """The calls of some steps."""
+    """Returns the calls of some steps."""
     table = data.table("calls")
     named = name_calls(data.table("modules"), table)
     calls, kept = named.calls, np.isin(column_of(table, "step"), list(steps))
@@ -64,13 +64,13 @@ def read_call_rows(data: RecordingData, steps: Sequence[int]) -> CallRows:
 
 
 def _renumber(refers: Rows, kept: Column) -> Rows:
-    """For each row that is kept the row it refers to, counted among those that are kept; -1 for none."""
+    """Returns for each kept row the row it refers to, counted among the kept ones; -1 for none."""
     number = np.append(np.where(kept, np.cumsum(kept) - 1, -1), -1)
     return number[refers[kept]]
 
 
 def _find_on_thread(parent: Rows, thread: Column) -> Rows:
-    """The parents without those on other threads: each thread has lanes of its own."""
+    """Returns the parents without those on other threads: each thread has lanes of its own."""
     is_same = thread == np.append(thread, -1)[parent]
     return np.where(is_same, parent, -1)
 
@@ -96,7 +96,7 @@ def _tell_calls(
 
 
 def read_op_rows(data: RecordingData, steps: Sequence[int], calls: CallRows) -> OpRows:
-    """The ops of some steps, each in its call if it ran at the time of its call on the call's thread."""
+    """Returns the ops of some steps, each in its call if it ran at the time of its call on the call's thread."""
     table = data.table("ops")
     table = table.filter(pa.array(np.isin(column_of(table, "step"), list(steps))))
     phase, start_ns, ended = phase_codes(table["phase"]), column_of(table, "start_ns"), _ended(table)
@@ -122,7 +122,7 @@ def read_op_rows(data: RecordingData, steps: Sequence[int], calls: CallRows) -> 
 def _put(
     call: Rows, thread: Column, phase: Column, start_ns: Column, end_ns: Column, calls: SpanRows
 ) -> tuple[Rows, Column]:
-    """The call in which each op is drawn, and its lane."""
+    """Returns the call in which each op is drawn, and its lane."""
     if not len(calls):
         return call, np.full(len(call), _OUTSIDE)
     call_end_ns = np.where(calls.ended, calls.end_ns, _NEVER_NS)[call]
@@ -147,7 +147,7 @@ def _tell_ops(table: pa.Table, phase: Column, call: Rows, names: Detail) -> tupl
 
 
 def read_step_rows(data: RecordingData, steps: Sequence[int], inside: Sequence[SpanRows]) -> SpanRows:
-    """Some steps; one whose end was not recorded begins with the first span inside of it."""
+    """Returns some steps; one whose end was not recorded begins with the first span inside of it."""
     table = data.table("steps")
     table = table.filter(pa.array(np.isin(column_of(table, "step"), list(steps))))
     open_steps, open_start_ns = _find_open(column_of(table, "step"), inside)
@@ -173,7 +173,7 @@ def read_step_rows(data: RecordingData, steps: Sequence[int], inside: Sequence[S
 
 
 def _find_open(known: Column, inside: Sequence[SpanRows]) -> tuple[Column, Column]:
-    """The steps that are not known and have spans, and when the first of these began."""
+    """Returns the steps that are not known and have spans, and when the first of these began."""
     step = np.concatenate([each.step for each in inside])
     start_ns = np.concatenate([each.start_ns for each in inside])
     rows = np.flatnonzero(~np.isin(step, known))

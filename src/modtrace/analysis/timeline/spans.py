@@ -53,7 +53,7 @@ class SpanRows:
 
 
 def join_rows(parts: Sequence[SpanRows], parents: Sequence[int]) -> SpanRows:
-    """The spans of all parts behind each other.
+    """Returns the spans of all parts behind each other.
 
     Args:
         parts: each of another kind.
@@ -75,7 +75,7 @@ def join_rows(parts: Sequence[SpanRows], parents: Sequence[int]) -> SpanRows:
 
 
 def _join_details(parts: Sequence[SpanRows]) -> list[Detail]:
-    """Each detail for all spans; nothing where a part does not tell it."""
+    """Returns each detail for all spans; nothing where a part does not tell it."""
     like = {each.name: each for part in parts for each in part.details}
     told = [{each.name: each for each in part.details} for part in parts]
     return [
@@ -85,7 +85,7 @@ def _join_details(parts: Sequence[SpanRows]) -> list[Detail]:
 
 
 def _join(details: Sequence[Detail]) -> Detail:
-    """The values of one detail behind each other."""
+    """Returns the values of one detail behind each other."""
     if details[0].dictionary is None:
         return Detail(details[0].name, np.concatenate([each.values for each in details]))
     dictionary: list[str] = []

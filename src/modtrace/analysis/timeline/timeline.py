@@ -51,7 +51,7 @@ class Timeline:
 def build_timeline(
     data: RecordingData, *, steps: StepRange = ALL_STEPS, ops: bool = True, op_flows: bool = False
 ) -> Timeline:
-    """The steps, calls and ops of a recording with their times, made to nest.
+    """Returns the steps, calls and ops of a recording with their times, made to nest.
 
     A span lies in the call around it. What was measured otherwise, or never ended, is clipped to that; where
     this moves a time by more than a microsecond, the span has what was measured as its details
@@ -112,7 +112,7 @@ def _lacks_backward(data: RecordingData, calls: CallRows, steps: Sequence[int]) 
 
 
 def _find_flows(calls: CallRows, ops: OpRows | None, arranged: Arranged) -> Flows:
-    """The arrows from calls, and from ops if they are given; none leads back in time."""
+    """Returns the arrows from calls, and from ops if they are given; none leads back in time."""
     call = np.flatnonzero(calls.origin >= 0)
     kind = np.where(calls.phase[call] == PHASES.index(BACKWARD), 0, 1)
     source, target = calls.origin[call], call

@@ -66,7 +66,7 @@ def _is_measured(found: SelectedValues) -> npt.NDArray[np.bool_]:
 
 
 def _describe_none(data: RecordingData, selection: Selection, argument: str) -> str:
-    """Why there is no histogram: none was recorded, or only in other steps."""
+    """Returns why there is no histogram: none was recorded, or only in other steps."""
     found = select_values(data, replace(selection, steps=None))
     steps = np.unique(column_of(found.table, "step")[_is_measured(found)]).tolist()
     if not steps:

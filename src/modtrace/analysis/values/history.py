@@ -32,7 +32,7 @@ class History:
     nonfinite: npt.NDArray[np.bool_]  # where the tensors hold NaN or infinite numbers
 
     def to_frame(self) -> Any:
-        """A `pandas.DataFrame` with a row a step and a column a site.
+        """Returns a `pandas.DataFrame` with a row a step and a column a site.
 
         Raises:
             MissingLibraryError: pandas is not installed.
@@ -43,7 +43,7 @@ class History:
 
 
 def build_history(data: RecordingData, stat: str, selection: Selection) -> History:
-    """The history of a statistic; see `Recording.history`.
+    """Returns the history of a statistic; see `Recording.history`.
 
     Raises:
         TypeError: the path or the steps are something else.
@@ -72,7 +72,7 @@ def build_history(data: RecordingData, stat: str, selection: Selection) -> Histo
 
 
 def _nonfinite(found: SelectedValues, cells: Cells) -> npt.NDArray[np.bool_]:
-    """Whether one of the rows of each cell holds NaN or infinite numbers."""
+    """Returns whether one of the rows of each cell holds NaN or infinite numbers."""
     bad = read_statistics(found.table).nonfinite[cells.rows] > 0
     return np.logical_or.reduceat(bad, cells.first) if len(cells.first) else np.empty(0, bool)
 
@@ -91,7 +91,7 @@ def _relative_history(data: RecordingData, selection: Selection) -> History:
 
 
 def _aligned(history: History, steps: Rows, sites: Sequence[str]) -> Numbers:
-    """The values at other steps and sites; NaN where there are none."""
+    """Returns the values at other steps and sites; NaN where there are none."""
     row_of = {step: row for row, step in enumerate(history.steps.tolist())}
     column_of_site = {name: column for column, name in enumerate(history.sites)}
     rows = [row_of.get(step, -1) for step in steps.tolist()]

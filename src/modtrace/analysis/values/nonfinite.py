@@ -57,7 +57,7 @@ class Measured:
 
 
 def count_measured(data: RecordingData) -> Measured:
-    """How many tensors were measured, whatever their values."""
+    """Returns how many tensors were measured, whatever their values."""
     values = data.table("values")
     unmeasured = values["count"].null_count
     steps = np.unique(column_of(values, "step")).tolist()
@@ -70,7 +70,7 @@ def count_measured(data: RecordingData) -> Measured:
 
 
 def find_first_nonfinite(data: RecordingData) -> NonFinite | None:
-    """The first row of `values`, by step and order, with NaN or infinite values; None if there is none.
+    """Returns the first row of `values`, by step and order, with NaN or infinite values; None if there is none.
 
     Raises:
         NothingRecordedError: no tensor was measured.
@@ -120,13 +120,13 @@ def _require_measured(data: RecordingData) -> None:
 
 
 def describe_counts(nan_count: int, inf_count: int) -> str:
-    """How many there are of which: `3 NaN, 1 inf`."""
+    """Returns how many there are of which: `3 NaN, 1 inf`."""
     counts = [f"{nan_count} NaN" if nan_count else "", f"{inf_count} inf" if inf_count else ""]
     return ", ".join(each for each in counts if each)
 
 
 def _find_row(table: pa.Table, column: str, wanted: int | None) -> Mapping[str, Any] | None:
-    """The row of an id, if it is there."""
+    """Returns the row of an id, if it is there."""
     if wanted is None:
         return None
     rows = np.flatnonzero(column_of(table, column) == wanted)
@@ -139,7 +139,7 @@ def _find_row(table: pa.Table, column: str, wanted: int | None) -> Mapping[str, 
 def _find_place(
     module_id: int | None, call_id: int | None, calls: pa.Table, modules: Mapping[int, Module]
 ) -> tuple[str | None, str | None]:
-    """The root's name and the path of the place where the module was called."""
+    """Returns the root's name and the path of the place where the module was called."""
     call = _find_row(calls, "call_id", call_id)
     placer = Placer(modules)
     module = np.array([NO_MODULE if module_id is None else module_id])

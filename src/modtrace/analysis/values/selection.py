@@ -44,7 +44,7 @@ class SelectedValues:
     primary: tuple[bool, ...]  # of each site: whether it is the first slot of its module, or no slot at all
 
     def filter(self, kept: npt.NDArray[np.bool_]) -> "SelectedValues":
-        """Only some of the rows; the names stay."""
+        """Returns only some of the rows; the names stay."""
         return replace(self, table=self.table.filter(pa.array(kept)), site=self.site[kept])
 
 
@@ -72,7 +72,7 @@ class _Site(NamedTuple):
 
 
 def select_values(data: RecordingData, selection: Selection) -> SelectedValues:
-    """The rows that are meant.
+    """Returns the rows that are meant.
 
     Raises:
         TypeError: the path or the steps are something else.
@@ -109,7 +109,7 @@ def _check_names(selection: Selection) -> None:
 
 
 def _rows_of_role(data: RecordingData, selection: Selection) -> tuple[pa.Table, Rows]:
-    """The rows of a role, and the row of `sites` of each."""
+    """Returns the rows of a role, and the row of `sites` of each."""
     values, sites = kept_values(data) if selection.kept else data.table("values"), data.table("sites")
     require_rows(data, "values")
     roles = np.array([*sites["role"].to_pylist(), ""], object)
@@ -122,7 +122,7 @@ def _rows_of_role(data: RecordingData, selection: Selection) -> tuple[pa.Table, 
 
 
 def kept_values(data: RecordingData) -> pa.Table:
-    """The rows of `values` of which a whole tensor was kept.
+    """Returns the rows of `values` of which a whole tensor was kept.
 
     Raises:
         NothingRecordedError: there are none.
@@ -162,7 +162,7 @@ class _Places:
         return self._roots.get(self._places[place].module.root_id, "") if place != NOWHERE else ""
 
     def rank(self, place: int) -> tuple[float, int]:
-        """By the first forward call; those that were never called come behind, in the order of the modules."""
+        """Orders by the first forward call; what was never called follows in the order of the modules."""
         return (float(self._started[place]), place) if place != NOWHERE else (np.inf, len(self._places))
 
 
@@ -174,7 +174,7 @@ def _first_starts(calls: Calls, placed: Rows, places: int) -> npt.NDArray[np.flo
 
 
 def _sites_of(sites: pa.Table, at: Rows, place: Rows) -> tuple[Rows, list[_Site]]:
-    """The site of each row, as an index of those there are."""
+    """Returns the site of each row, as an index of those there are."""
     slots, ops = sites["slot"].to_pylist(), sites["op"].to_pylist()
     op_nths = column_of(sites, "op_nth")
     pairs, which = np.unique((at << 32) + place + 1, return_inverse=True)
@@ -189,7 +189,7 @@ def _sites_of(sites: pa.Table, at: Rows, place: Rows) -> tuple[Rows, list[_Site]
 def _matching(
     paths: PathFilter, distinct: Sequence[_Site], places: _Places, selection: Selection
 ) -> npt.NDArray[np.bool_]:
-    """Which of the sites are meant."""
+    """Returns which of the sites are meant."""
     names = [_paths_of(each, places, selection.role) for each in distinct]
     there = dict.fromkeys(path for each in names for path in each)
     missing = unmatched(paths, there)
@@ -204,7 +204,7 @@ def _matching(
 
 
 def _paths_of(site: _Site, places: _Places, role: str) -> list[str]:
-    """What a pattern may say: the module's path, and of a parameter its own, `weight` of `weight.exp_avg` too."""
+    """Returns the paths that a pattern can match: the module's, and the parameter's, for `weight.exp_avg` too."""
     path = places.path(site.place)
     if role in _OF_CALLS:
         return [path]
@@ -216,7 +216,7 @@ def _paths_of(site: _Site, places: _Places, role: str) -> list[str]:
 def _narrowed(
     kept: npt.NDArray[np.bool_], values: pa.Table, sites: pa.Table, at: Rows, selection: Selection
 ) -> npt.NDArray[np.bool_]:
-    """Which rows have the slot, the call, the phase and the steps that are meant."""
+    """Returns which rows have the slot, the call, the phase and the steps that are meant."""
     columns: tuple[tuple[str, Any, Callable[[], npt.NDArray[Any]]], ...] = (
         ("slot", selection.slot, lambda: np.array(sites["slot"].to_pylist(), object)[at]),
         ("call", selection.call, lambda: column_of(sites, "nth")[at]),
@@ -238,19 +238,19 @@ def _narrowed(
 def _is_no_counter(
     kept: npt.NDArray[np.bool_], values: pa.Table, sites: pa.Table, at: Rows
 ) -> npt.NDArray[np.bool_]:
-    """Which rows are of a state, the last part of the slot, that has more than one element of some parameter."""
+    """Returns which rows are of a state (the last part of the slot) that has several elements for some parameter."""
     states = np.array([state_of(slot) for slot in sites["slot"].to_pylist()], object)[at]
     larger = set(states[kept & (column_of(values, "numel") > 1)])
     return np.array([not larger or state in larger for state in states], np.bool_)
 
 
 def state_of(name: str) -> str:
-    """What an optimizer calls a state: `exp_avg` of `fc.weight.exp_avg`."""
+    """Returns what an optimizer calls a state: `exp_avg` of `fc.weight.exp_avg`."""
     return name.rpartition(".")[2]
 
 
 def in_steps(steps: Rows, of: npt.NDArray[np.bool_], selection: Selection) -> npt.NDArray[np.bool_]:
-    """Which rows are of the steps that are meant.
+    """Returns which rows are of the steps that are meant.
 
     Raises:
         ValueError: none of those of `of`.
@@ -277,7 +277,7 @@ def _list(found: Iterable[Any]) -> str:
 
 
 def _is_preferred(values: pa.Table, site: Rows) -> npt.NDArray[np.bool_]:
-    """Which rows are of the preferred phase of their site, and of what a call or an optimizer showed, not an op."""
+    """Returns which rows are of the preferred phase of their site, and of a call or an optimizer, not of an op."""
     ranks = np.array([_PREFERRED.index(phase) for phase in PHASES] + [len(PHASES)])
     rank = ranks[phase_codes(values["phase"])]
     rank = rank + (len(ranks) + 1) * (column_of(values, "op_id") >= 0)
@@ -301,7 +301,7 @@ def _once_a_measurement(rows: Rows, site_of_row: Rows, values: pa.Table) -> Rows
 def _in_layer_order(
     site_of_row: Rows, distinct: Sequence[_Site], places: _Places, role: str
 ) -> tuple[list[_Site], Rows]:
-    """The sites that are left, sorted, and for each row its index among them."""
+    """Returns the sites that are left, sorted, and for each row its index among them."""
 
     def rank(code: int) -> tuple[Any, ...]:
         by_slot = _natural(distinct[code].slot) if role in _OF_CALLS and role != OP_OUTPUT else []
@@ -324,13 +324,13 @@ def _first_slots(shown: Sequence[_Site], role: str) -> tuple[bool, ...]:
 
 
 def _natural(text: str) -> list[tuple[int, str]]:
-    """A key that sorts `[2]` before `[10]`."""
+    """Returns a key that sorts `[2]` before `[10]`."""
     parts = "".join(each if each.isdigit() else f" {each} " for each in text).split()
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def _name(shown: Sequence[_Site], places: _Places, role: str) -> tuple[str, ...]:
-    """What the sites are called: `blocks.0.attn`, `blocks.0.attn[1]`, `blocks.0.attn.weight`, `GPT/head`."""
+    """Returns what the sites are called: `blocks.0.attn`, `blocks.0.attn[1]`, `blocks.0.attn.weight`, `GPT/head`."""
     roots = {places.root(each.place) for each in shown if each.place != NOWHERE}
     return tuple(_name_one(each, places, role, roots) for each in shown)
 

@@ -27,7 +27,7 @@ class Stack:
 
 
 def build_stack(data: RecordingData, step: int | None, selection: Selection) -> Stack:
-    """The tensors of the sites that are meant in one step; see `Recording.stack`.
+    """Returns the tensors of the sites that are meant in one step; see `Recording.stack`.
 
     Raises:
         TypeError, ValueError: nothing is meant, several steps or several tensors of a site are, no tensors were kept,

@@ -36,7 +36,7 @@ class Cells:
         return self.rows[self.first]
 
     def several(self) -> list[tuple[int, Rows]]:
-        """The cells with more than one row, by number, and their rows."""
+        """Returns the cells with more than one row, by number, and their rows."""
         sizes = np.diff(np.append(self.first, len(self.rows)))
         return [
             (cell, self.rows[self.first[cell] : self.first[cell] + sizes[cell]])
@@ -45,7 +45,7 @@ class Cells:
 
 
 def group_rows(found: SelectedValues) -> Cells:
-    """The cells, by step and then by site."""
+    """Returns the cells, by step and then by site."""
     step = column_of(found.table, "step").astype(np.int64)
     rows = np.lexsort((found.site, step))
     new = np.ones(len(rows), bool)
@@ -55,12 +55,12 @@ def group_rows(found: SelectedValues) -> Cells:
 
 
 def merge_tier2_cells(tier2: Tier2Columns, cells: Cells) -> Tier2Columns:
-    """The columns of tier 2 of each cell, by the rules of `merge_tier2`."""
+    """Returns the columns of tier 2 of each cell, by the rules of `merge_tier2`."""
     return merge_groups(tier2, np.split(cells.rows, cells.first[1:]) if len(cells.first) else [])
 
 
 def merge_statistics(stats: StatColumns, cells: Cells) -> StatColumns:
-    """The statistics of each cell: of all numbers of its rows together, by the rules of `StatColumns.merge`."""
+    """Returns the statistics of each cell: of all numbers of its rows together, by the rules of `StatColumns.merge`."""
     merged: dict[str, Any] = {each.name: getattr(stats, each.name)[cells.single] for each in fields(stats)}
     for cell, rows in cells.several():
         together = stats.merge(rows)
@@ -86,7 +86,7 @@ class Stat(NamedTuple):
 
 
 def to_stat(name: str) -> Stat:
-    """The statistic of this name.
+    """Returns the statistic of this name.
 
     Raises:
         ValueError: there is none; the text lists those there are.
@@ -109,13 +109,13 @@ def to_stat(name: str) -> Stat:
 
 
 def stat_names() -> list[str]:
-    """All of them; where a part is in capitals, something else stands there."""
+    """Returns all of them; where a part is in capitals, something else stands there."""
     asked = [*(f"{each}:FORMAT" for each in OF_FORMATS), f"{QUANTILE}:PART", f"{_USER}:KEY"]
     return [*STATISTICS, "relative", _USER, *asked]
 
 
 def is_measured(stat: Stat, values: pa.Table) -> npt.NDArray[np.bool_]:
-    """Which rows have it.
+    """Returns which rows have it.
 
     Raises:
         ValueError: none of them.
@@ -129,7 +129,7 @@ def is_measured(stat: Stat, values: pa.Table) -> npt.NDArray[np.bool_]:
 
 
 def evaluate(stat: Stat, found: SelectedValues, cells: Cells) -> Numbers:
-    """The statistic of each cell.
+    """Returns the statistic of each cell.
 
     Raises:
         ValueError: a cell holds several values that do not merge.
@@ -208,7 +208,7 @@ def _parse_user(text: str | None) -> Any:
 
 
 def _number(value: Any, keys: Sequence[str]) -> float:
-    """What lies below the keys; NaN where that is no number. A list of one is what it holds."""
+    """Returns what lies below the keys; NaN where that is no number. A list of one is what it holds."""
     for key in keys:
         value = _below(_only(value), key)
     value = _only(value)

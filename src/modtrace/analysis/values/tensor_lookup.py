@@ -16,7 +16,7 @@ from .selection import Selection, in_steps, kept_values, select_values
 
 
 def find_tensor(data: RecordingData, site: str | int, step: int | None, selection: Selection) -> RawTensor:
-    """The one tensor that is meant; see `Recording.tensor`.
+    """Returns the one tensor that is meant; see `Recording.tensor`.
 
     Raises:
         TypeError, ValueError: none is meant, or several are; the text says which there are.
@@ -32,7 +32,7 @@ def find_tensor(data: RecordingData, site: str | int, step: int | None, selectio
 def find_tensors(
     data: RecordingData, site: str | int, selection: Selection
 ) -> Iterator[tuple[int, RawTensor]]:
-    """Each tensor that is meant with its step, in the order of measuring; each is read when it is asked for.
+    """Returns each tensor that is meant with its step, in the order of measuring; each is read when it is asked for.
 
     Raises:
         TypeError, ValueError: none is meant, or those of several sites are.
@@ -43,7 +43,7 @@ def find_tensors(
 
 
 def _rows(data: RecordingData, site: str | int, selection: Selection) -> pa.Table:
-    """The rows of one site, in one slot."""
+    """Returns the rows of one site, in one slot."""
     selection = replace(selection, kept=True)
     if not isinstance(site, str):
         return _rows_of_id(kept_values(data), _to_id(site), selection)

@@ -22,7 +22,7 @@ _FRONT = (
 
 
 def build_value_table(data: RecordingData) -> pa.Table:
-    """All rows of `values`, with further columns; see `Recording.frame`.
+    """Returns all rows of `values`, with further columns; see `Recording.frame`.
 
     Path and type are those of the place where the module was called. What is derived is null where nothing was
     measured. Hashes are hexadecimal text.
@@ -91,7 +91,7 @@ _MOST = 1 << 16
 
 
 def relative_sizes(values: pa.Table, sites: pa.Table) -> pa.Array:
-    """For each row of an update its L2 norm, divided by that of the parameter as the same optimizer step found it.
+    """Returns the L2 norm of each update, divided by that of the parameter before the same optimizer step.
 
     Null for other roles, and where the parameter was not measured.
     """
@@ -112,7 +112,7 @@ def relative_sizes(values: pa.Table, sites: pa.Table) -> pa.Array:
 
 
 def _keys(groups: list[Rows], at: Rows, values: pa.Table, sites: pa.Table) -> list[npt.NDArray[np.int64]]:
-    """A number for parameter, step and optimizer step within it, the same in each group of rows."""
+    """Returns a number for parameter, step and optimizer step within it, the same in each group of rows."""
     names = [*zip(column_of(sites, "module_id").tolist(), sites["slot"].to_pylist(), strict=True)]
     codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
     parameter = np.array([codes[name] for name in names], np.int64)[at]

@@ -16,7 +16,7 @@ _zeros = pa.py_buffer(b"")  # grows; it is never written to, so the system backs
 
 
 def absent_column(field: pa.Field, rows: int) -> pa.Array:
-    """What stands for a column that was not given: null, or "", [], 0, False where it may not be null."""
+    """Returns what stands for a column that was not given: null, or "", [], 0, False where it may not be null."""
     kind, missing = field.type, rows if field.nullable else 0
     zeros = _shared_zeros(8 * (rows + 1))
     buffers = [zeros if field.nullable else None, zeros]
@@ -47,7 +47,7 @@ _MOST = 2**31 - 1  # the offsets are int32
 
 
 def from_numpy(values: npt.NDArray[Any], wanted: pa.DataType) -> pa.Array:
-    """A copy of a 1-D array as numbers or truth values; null where a masked array is masked.
+    """Returns a copy of a 1-D array as numbers or truth values; null where a masked array is masked.
 
     Raises:
         ArrowInvalid: a value does not fit the type.
@@ -66,7 +66,7 @@ def from_numpy(values: npt.NDArray[Any], wanted: pa.DataType) -> pa.Array:
 
 
 def from_list(values: Sequence[Any], wanted: pa.DataType) -> pa.Array:
-    """An array of Python values; None is null.
+    """Returns an array of Python values; None is null.
 
     Raises:
         ArrowException, ValueError, TypeError, OverflowError: a value is not of the type.
@@ -88,7 +88,7 @@ def from_list(values: Sequence[Any], wanted: pa.DataType) -> pa.Array:
 
 
 def from_strings(values: Sequence[str | None]) -> pa.Array:
-    """An array of strings; None is null."""
+    """Returns an array of strings; None is null."""
     return _from_bytes(pa.string(), values, [b"" if each is None else each.encode() for each in values])
 
 
@@ -100,7 +100,7 @@ def to_dictionary(values: Sequence[str | None], wanted: pa.DictionaryType) -> pa
 
 
 def from_rows(values: npt.NDArray[Any], wanted: pa.ListType) -> pa.Array:
-    """A copy of a 2-D array as one list a row."""
+    """Returns a copy of a 2-D array as one list a row."""
     rows, width = values.shape
     offsets = pa.py_buffer(np.arange(rows + 1, dtype=np.int32) * np.int32(width))
     flat = from_numpy(values.reshape(-1), wanted.value_type)
@@ -157,7 +157,7 @@ def _valid(values: Sequence[Any]) -> pa.Buffer | None:
 
 
 def _offsets(parts: Sequence[Sequence[Any]]) -> pa.Buffer:
-    """Where each part begins when they lie one behind the other, and where the last ends."""
+    """Returns where each part begins when they lie one behind the other, and where the last ends."""
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(each) for each in parts], out=offsets[1:])
     if offsets[-1] > _MOST:

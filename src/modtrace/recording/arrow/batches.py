@@ -15,7 +15,7 @@ _PHASE_TYPE = pa.dictionary(pa.int8(), pa.string())
 
 
 def to_batch(table: str, columns: Mapping[str, Any]) -> pa.RecordBatch:
-    """One batch of `table` from its columns; see `Sink.write` for what may be given, and `to_columns`.
+    """Returns one batch of `table` from its columns; see `Sink.write` for what may be given, and `to_columns`.
 
     Raises:
         ValueError: the columns do not fit the table.
@@ -28,7 +28,7 @@ def to_batch(table: str, columns: Mapping[str, Any]) -> pa.RecordBatch:
 
 
 def to_columns(table: str, columns: Mapping[str, Any]) -> dict[str, pa.Array]:
-    """The columns that are given, in the order and of the types of the schema.
+    """Returns the columns that are given, in the order and of the types of the schema.
 
     A masked array means null where it is masked; integers given for a phase are codes of `PHASES`;
     a 2-D array given for a list column is one list a row. NaN stays NaN, and is not null. Numpy arrays
@@ -112,7 +112,7 @@ def _as_type(values: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _phases(values: Any) -> pa.Array:
-    """The dictionary is always `PHASES`, so that the codes mean the same in every file."""
+    """Returns a column whose dictionary is always `PHASES`, so that codes mean the same in every file."""
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         if (
             values.type == _PHASE_TYPE

@@ -47,14 +47,14 @@ class TableBuffer:
         return coded
 
     def take(self) -> pa.RecordBatch:
-        """All rows, of which there are some, as one batch in the order they came; none are left."""
+        """Returns all rows, of which there are some, as one batch in the order they came; none are left."""
         batch = self.peek()
         self._levels = []
         self.rows = self.size_bytes = 0
         return batch
 
     def peek(self) -> pa.RecordBatch:
-        """All rows, of which there are some, as one batch in the order they came; they stay."""
+        """Returns all rows, of which there are some, as one batch in the order they came; they stay."""
         joined = self._join([batch for level in reversed(self._levels) for batch in level])
         self._levels = [[joined]]
         return self._dictionaries.decode(joined)
@@ -72,7 +72,7 @@ class TableBuffer:
             self._add(joined, level + 1)
 
     def _join(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        """One batch of all rows; of a column that some of the batches have not, it has the absent values."""
+        """Returns one batch of all rows; of a column that some of the batches have not, it has the absent values."""
         if len(batches) == 1:
             return batches[0]
         [joined] = pa.Table.from_batches(self._dictionaries.align(batches)).combine_chunks().to_batches()

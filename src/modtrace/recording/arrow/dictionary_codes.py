@@ -32,7 +32,7 @@ class TableDictionaries:
         return sum(each.size_bytes for each in self._columns.values())
 
     def encode(self, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
-        """The columns, of which there are some, as a batch with codes in place of strings."""
+        """Returns the columns, of which there are some, as a batch with codes in place of strings."""
         coded = dict(columns)
         for name, dictionary in self._columns.items():
             if name in columns:
@@ -42,7 +42,7 @@ class TableDictionaries:
         return pa.RecordBatch.from_arrays(list(coded.values()), names=list(coded))
 
     def align(self, coded: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
-        """The coded batches, all with the columns that any of them has."""
+        """Returns the coded batches, all with the columns that any of them has."""
         first = coded[0].schema
         if all(each.schema.equals(first) for each in coded):
             return coded
@@ -52,7 +52,7 @@ class TableDictionaries:
         return [pa.RecordBatch.from_arrays(_fill(each, fields), names=names) for each in coded]
 
     def decode(self, coded: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch in the table's schema; its dictionaries hold every string seen so far, in order of code."""
+        """Returns the batch in the table's schema; its dictionaries hold every string seen so far, in order of code."""
         arrays = _fill(coded, self._schema)
         for name, dictionary in self._columns.items():
             at = self._schema.get_field_index(name)
@@ -84,7 +84,7 @@ class _Dictionary:
         return from_numpy(np.array(new), self._code_type).take(column.indices)
 
     def encode_empty(self, rows: int) -> pa.Array:
-        """The codes of a column that was not given and may not be null."""
+        """Returns the codes of a column that was not given and may not be null."""
         return from_numpy(np.full(rows, self._codes.setdefault("", len(self._codes))), self._code_type)
 
     def decode(self, codes: pa.Array) -> pa.DictionaryArray:
@@ -94,7 +94,7 @@ class _Dictionary:
 
 
 def _fill(coded: pa.RecordBatch, fields: Sequence[pa.Field]) -> list[pa.Array]:
-    """The columns of a coded batch that are asked for; those it has not are absent ones."""
+    """Returns the columns of a coded batch that are asked for; those it has not are absent ones."""
     present = dict(zip(coded.schema.names, coded.columns, strict=True))
     return [
         present[each.name] if each.name in present else _absent_codes(each, coded.num_rows) for each in fields
@@ -107,7 +107,7 @@ def _absent_codes(field: pa.Field, rows: int) -> pa.Array:
 
 
 def share_dictionaries(table: pa.Table) -> pa.Table:
-    """The table with one dictionary a column, without copying where each chunk's begins the last one's."""
+    """Returns the table with one dictionary a column, without copying where each chunk's begins the last one's."""
     for at, each in enumerate(table.schema):
         if pa.types.is_dictionary(each.type) and table.column(at).num_chunks > 1:
             table = table.set_column(at, each, _share(table.column(at)))
@@ -127,7 +127,7 @@ def _share(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _all_begin(chunks: list[pa.DictionaryArray], last: pa.Array) -> bool:
-    """Whether every chunk's dictionary is the start of `last`; one that follows itself is compared once."""
+    """Returns whether every chunk's dictionary is the start of `last`; one that follows itself is compared once."""
     before = None
     for chunk in chunks:
         dictionary = chunk.dictionary

@@ -30,7 +30,7 @@ class Fault(NamedTuple):
 
 
 def find_fault(name: str, table: pa.Table) -> Fault | None:
-    """A row that breaks a rule; None if all keep to them.
+    """Returns a row that breaks a rule; None if all keep to them.
 
     Ids that no row has are no fault: of a killed run the last rows of some tables are missing.
 
@@ -57,7 +57,7 @@ def _find_faults(name: str, table: pa.Table) -> Iterator[Fault]:
 
 
 def _find_wild_integer(name: str, column: pa.ChunkedArray) -> Iterator[Fault]:
-    """Nothing that is counted, numbered or timed is negative."""
+    """Finds counts, numbers and times that are negative."""
     ends = pc.min_max(column)
     if ends["min"].is_valid and (ends["min"].as_py() < 0 or ends["max"].as_py() >= _INTEGERS_END):
         row = _first(pc.or_(pc.less(column, 0), pc.greater_equal(column, _INTEGERS_END)))
@@ -89,12 +89,12 @@ def _find_bad_list(name: str, column: pa.ChunkedArray) -> Iterator[Fault]:
 
 
 def _row_of(lists: pa.ChunkedArray, inside: pa.Scalar) -> int:
-    """The row in whose list an element lies, given by its number among all of them."""
+    """Returns the row in whose list an element lies, given by its number among all of them."""
     return int(pc.list_parent_indices(lists)[inside.as_py()].as_py())
 
 
 def _find_circle(table: pa.Table, id_column: str, around: str, counts: int) -> Iterator[Fault]:
-    """No chain of rows that lie inside each other comes back to where it was."""
+    """Finds a chain of rows inside each other that comes back to where it began."""
     ids, outer = to_numpy(table[id_column]), to_numpy(table[around])
     if not (outer >= ids).any():  # ids become smaller along every chain, as those of most calls do
         return

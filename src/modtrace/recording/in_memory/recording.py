@@ -72,7 +72,7 @@ class MemoryRecording:
         return sum(each.size_bytes for each in self._tables.values())
 
     def table(self, name: str) -> pa.Table:
-        """All rows that are kept of a table, in its schema.
+        """Returns all rows that are kept of a table, in its schema.
 
         Raises:
             ValueError: there is no such table.
@@ -81,7 +81,7 @@ class MemoryRecording:
         return self._tables[name].read()
 
     def tensor(self, blob: str) -> RawTensor:
-        """The whole tensor of a reference that `put_tensor` gave.
+        """Returns the whole tensor of a reference that `put_tensor` gave.
 
         Raises:
             RecordingError: it is not here, or not any more.

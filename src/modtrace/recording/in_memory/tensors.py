@@ -21,12 +21,12 @@ _REFERENCE = re.compile(rf"({IN_MEMORY}|tensors-\d{{5,}}\.safetensors):\d{{6,}}\
 
 
 def is_reference(blob: str) -> bool:
-    """Whether it is what a sink gave for a tensor: `FILE:NUMBER.NAME`."""
+    """Returns whether it is what a sink gave for a tensor: `FILE:NUMBER.NAME`."""
     return _REFERENCE.fullmatch(blob) is not None
 
 
 def with_blobs(values: pa.Table, replace: Callable[[str, int], str | None]) -> pa.Table:
-    """The rows with other references, in order; a reference that several rows share is replaced once.
+    """Returns the rows with other references, in order; a reference that several rows share is replaced once.
 
     Args:
         values: rows of `values`; those of the same tensor come in one table.
@@ -89,7 +89,7 @@ class TensorMemory:
         return blob
 
     def get(self, blob: str) -> RawTensor:
-        """The tensor of a reference that `put` gave.
+        """Returns the tensor of a reference that `put` gave.
 
         Raises:
             RecordingError: it was dropped, or never here.

@@ -140,7 +140,7 @@ class Capture:
         return not OP_ROLES.isdisjoint(self.roles)
 
     def to_json(self) -> dict[str, Any]:
-        """What it says, for meta.json; functions by their names."""
+        """Returns what it says, for meta.json; functions by their names."""
         said: dict[str, Any] = {"roles": list(self.roles), "stats": self.stats}
         said |= {name: given for name, given in self.paths.to_json().items() if given is not None}
         if self.steps is not None:
@@ -160,7 +160,7 @@ class Capture:
 def to_captures(
     values: object, include: object = None, exclude: object = None, *, ops: bool
 ) -> tuple[Capture, ...]:
-    """What `record(values=..., include=..., exclude=...)` means; none for `values=None`.
+    """Returns what `record(values=..., include=..., exclude=...)` means; none for `values=None`.
 
     Args:
         ops: whether ops are recorded.
@@ -188,7 +188,7 @@ def to_captures(
 
 
 def to_json(captures: Sequence[Capture]) -> dict[str, Any]:
-    """What meta.json says of them: as `record()` was told, for `"stats"`."""
+    """Returns what meta.json says of them: as `record()` was told, for `"stats"`."""
     if not captures:
         return {"values": None}
     first, *others = captures

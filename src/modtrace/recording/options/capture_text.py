@@ -15,7 +15,7 @@ _NAMES = tuple(dict.fromkeys((*_LISTS, "steps", *_NUMBERS, *_FLAGS)))
 
 
 def parse_capture(text: str) -> "Capture | str":
-    """The capture that a text means; `"stats"` for that word.
+    """Returns the capture that a text means; `"stats"` for that word.
 
     Words are parted by spaces: `name=value`, where lists are parted by commas, and the bare names of what is on or off.
     What holds spaces or commas of its own can be quoted, and `include` said again.

@@ -19,7 +19,7 @@ class Ops:
 
 
 def to_ops(given: object) -> Ops | None:
-    """What `ops=` means; None: no ops are recorded.
+    """Returns what `ops=` means; None: no ops are recorded.
 
     Raises:
         ValueError: it is neither a truth value nor `Ops`.

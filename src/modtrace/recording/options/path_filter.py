@@ -25,7 +25,7 @@ class PathPattern:
     expression: re.Pattern[str]
 
     def matches(self, path: str) -> bool:
-        """Whether a path is meant."""
+        """Returns whether a path is meant."""
         return self.expression.search(path) is not None
 
 
@@ -42,7 +42,7 @@ class PathFilter:
         return self.include is None and not self.exclude
 
     def selects(self, *paths: str) -> bool:
-        """Whether a thing that has these names is meant: a parameter has its own path and its module's."""
+        """Returns whether a thing that has these names is meant: a parameter has its own path and its module's."""
         if self.include is not None and not _any_matches(self.include, paths):
             return False
         return not _any_matches(self.exclude, paths)
@@ -63,7 +63,7 @@ class Unmatched(NamedTuple):
 def to_path_filter(
     include: object = None, exclude: object = None, *, argument: str = "include"
 ) -> PathFilter:
-    """The modules and parameters that a user means.
+    """Returns the modules and parameters that a user means.
 
     A glob is for the whole path: `*` and `?` stay within one part, `[abc]` and `[!abc]` are one character,
     `**` goes across parts. `**.attn` is any `attn`, `blocks.**` is all that lies inside `blocks`, `""` is the
@@ -84,7 +84,7 @@ def to_path_filter(
 
 
 def unmatched(path_filter: PathFilter, paths: Collection[str]) -> list[Unmatched]:
-    """The patterns that match none of the paths, those of `include` first."""
+    """Returns the patterns that match none of the paths, those of `include` first."""
     given = [("include", each) for each in path_filter.include or ()]
     given += [("exclude", each) for each in path_filter.exclude]
     return [Unmatched(argument, each) for argument, each in given if not _any_matches((each,), paths)]
@@ -93,7 +93,7 @@ def unmatched(path_filter: PathFilter, paths: Collection[str]) -> list[Unmatched
 def describe_unmatched(
     found: Iterable[Unmatched], paths: Collection[str], *, what: str = "module", root: str | None = None
 ) -> str:
-    """The text of an error about patterns that match nothing, with the paths that are nearest.
+    """Returns the text of an error about patterns that match nothing, with the paths that are nearest.
 
     Args:
         found: what `unmatched` returned.
@@ -107,7 +107,7 @@ def describe_unmatched(
 def to_patterns(
     argument: str, given: object, read: Callable[[str, Any], PathPattern] | None = None
 ) -> tuple[PathPattern, ...]:
-    """One pattern or several.
+    """Returns one pattern or several.
 
     Args:
         argument: what it was given in, for an error.
@@ -189,7 +189,7 @@ def _read_glob(where: str, glob: str) -> re.Pattern[str]:
 
 
 def _translate(glob: str) -> str:
-    """The regular expression that means the same. No part of it can be matched in more than polynomial time."""
+    """Returns the regular expression that means the same. No part of it can be matched in more than polynomial time."""
     found: list[str] = []
     at = 0
     while at < len(glob):
@@ -246,7 +246,7 @@ def _members(glob: str, start: int, end: int) -> str:
 
 
 def _escaped(character: str) -> str:
-    """A member of a class: `re.escape` leaves some that a class of two of them gives a warning for."""
+    """Returns a member of a class: `re.escape` leaves some that a class of two of them gives a warning for."""
     return character if character.isalnum() else "\\" + character
 
 
@@ -283,12 +283,12 @@ def _nearest(text: str, paths: Collection[str]) -> list[str]:
 
 
 def _outline(path: str) -> list[str]:
-    """The parts of a path in small letters, with `*` for numbers: layers of a list are equally near."""
+    """Returns the parts of a path in small letters, with `*` for numbers: layers of a list are equally near."""
     return ["*" if part.isdigit() or part == "?" else part for part in path.casefold().split(".")]
 
 
 def _outline_of_pattern(text: str) -> tuple[str, bool]:
-    """The outline of a pattern, of what follows its last `**`; and whether something may stand in front of it."""
+    """Returns the outline of what follows the last `**` of a pattern, and whether a path may have more in front."""
     if text.startswith(REGEX_PREFIX):
         text = re.sub(r"\\[dw][+*]?|(?<!\\)\.[+*]\??", "*", text.removeprefix(REGEX_PREFIX))
         text = re.sub(r"\(\?\w+\)|[^\w.*[\]-]", "", text)

@@ -11,7 +11,7 @@ class Schedule(Protocol):
     """Steps, by number; `str()` of it is what the recording says about it."""
 
     def __contains__(self, number: object, /) -> bool:
-        """Whether the step of this number is among them."""
+        """Returns whether the step of this number is among them."""
 
 
 class StepList:
@@ -47,7 +47,7 @@ class StepPredicate:
         self.raised_at = -1  # the step that it was asked for then
 
     def afresh(self) -> "StepPredicate":
-        """The same function, which has not been asked."""
+        """Returns the same function, which has not been asked."""
         return StepPredicate(self._choose)
 
     def __contains__(self, number: object, /) -> bool:
@@ -77,7 +77,7 @@ _REMEMBERED = 4096
 
 
 def to_schedule(steps: object, argument: str = "steps") -> Schedule:
-    """The steps that a user means.
+    """Returns the steps that a user means.
 
     Args:
         steps: None for all; `"START:STOP[:EVERY]"`, a range or a slice; a list, tuple or set of numbers; a function

@@ -27,7 +27,7 @@ ALL_STEPS = StepRange()
 
 
 def to_step_range(steps: object) -> StepRange:
-    """The steps that a user means.
+    """Returns the steps that a user means.
 
     Args:
         steps: None for all; `"START:STOP"` or `"START:STOP:EVERY"`, where each part may be empty; a `range`

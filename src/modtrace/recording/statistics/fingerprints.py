@@ -40,7 +40,7 @@ MIX_FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def mix(tag: int, numbers: npt.ArrayLike) -> Bits:
-    """64 pseudo-random bits for each number: those of one tag have nothing to do with those of another.
+    """Returns 64 pseudo-random bits for each number; those of different tags are independent.
 
     The finaliser of SplitMix64 (G. Steele, D. Lea, C. Flood, Fast Splittable Pseudorandom Number Generators, 2014).
     """
@@ -53,12 +53,12 @@ def mix(tag: int, numbers: npt.ArrayLike) -> Bits:
 
 
 def mix_start(tag: int) -> int:
-    """What `mix` begins with for a tag."""
+    """Returns what `mix` begins with for a tag."""
     return (tag * 0xD1342543DE82EF95 + 0x2545F4914F6CDD1D) % 2**64
 
 
 def bucket_and_sign(places: npt.ArrayLike) -> tuple[Integers, Integers]:
-    """To which of the 64 buckets of a sketch an element is added, and as +1 or -1 times itself.
+    """Returns to which of the 64 buckets of a sketch an element is added, and with which sign.
 
     This is the definition. Everything else is a faster way to it.
 
@@ -74,7 +74,7 @@ def bucket_and_sign(places: npt.ArrayLike) -> tuple[Integers, Integers]:
 
 
 def hash_weight(places: npt.ArrayLike) -> Bits:
-    """What a word is multiplied with in the sum that is the hash. This is the definition.
+    """Returns what a word is multiplied with in the sum that is the hash. This is the definition.
 
     Words are signed 32-bit integers, little-endian: two to an element of 8 bytes, and one to 2 of 2 or 4 of 1.
 
@@ -87,12 +87,12 @@ def hash_weight(places: npt.ArrayLike) -> Bits:
 
 
 def merge_hashes(hashes: Iterable[int]) -> int:
-    """The hash of a tensor from those of its parts, each taken at its offset, in any order."""
+    """Returns the hash of a tensor from those of its parts, each taken at its offset, in any order."""
     return sum(hashes) % 2**64
 
 
 def merge_sketches(sketches: Iterable[npt.ArrayLike]) -> Sketch:
-    """The sketch of a tensor from those of its parts, each taken at its offset."""
+    """Returns the sketch of a tensor from those of its parts, each taken at its offset."""
     total = np.zeros(SKETCH_SIZE)
     for sketch in sketches:
         total += np.asarray(sketch, np.float64)
@@ -100,12 +100,12 @@ def merge_sketches(sketches: Iterable[npt.ArrayLike]) -> Sketch:
 
 
 def hash_to_bytes(value: int) -> bytes:
-    """A hash as the `values` table holds it."""
+    """Returns a hash as the `values` table holds it."""
     return value.to_bytes(HASH_SIZE, "little")
 
 
 def hash_from_bytes(content: bytes) -> int:
-    """A hash from what the `values` table holds."""
+    """Returns a hash from what the `values` table holds."""
     return int.from_bytes(content, "little")
 
 
@@ -117,7 +117,7 @@ def sketch_distance(
     mean_a: float | None = None,
     mean_b: float | None = None,
 ) -> float:
-    """About the L2 distance of two tensors of one shape: within a factor of 1.2 in most cases (docs/fingerprints.md).
+    """Estimates the L2 distance of two tensors of one shape, mostly within a factor of 1.2 (docs/fingerprints.md).
 
     Finite means make it better, and exact where the tensors differ by a constant. NaN where a sketch has no finite
     numbers. What is below `SKETCH_FLOOR` times the norm of the tensors is noise.
@@ -166,7 +166,7 @@ def _sums_of_ones(count: int) -> Sketch:
 
 @cache
 def block_groups() -> Integers:
-    """The group of each block of a chunk: 16 blocks to each of 256, in a pseudo-random order."""
+    """Returns the group of each block of a chunk: 16 blocks to each of 256, in a pseudo-random order."""
     keys = mix(BLOCK_ORDER, np.arange(BLOCKS)) >> np.uint64(1) & np.uint64(2**62 - 1)
     groups = np.empty(BLOCKS, np.int64)
     groups[np.argsort(keys, stable=True)] = np.arange(BLOCKS) // _BLOCKS_PER_GROUP
@@ -175,43 +175,43 @@ def block_groups() -> Integers:
 
 @cache
 def block_swaps() -> npt.NDArray[np.uint8]:
-    """By which number the lanes of each block of a chunk are swapped: lane l is for bucket `l ^ swap`."""
+    """Returns the number that swaps the lanes of each block of a chunk: lane l is for bucket `l ^ swap`."""
     return (block_groups() % LANES).astype(np.uint8)
 
 
 @cache
 def block_signs() -> Bits:
-    """The signs of the lanes of each block of a chunk: bit l is 1 where lane l is negative."""
+    """Returns the signs of the lanes of each block of a chunk: bit l is 1 where lane l is negative."""
     flipped = mix(BLOCK_SIGN, np.arange(BLOCKS)) & np.uint64(1)
     signs: Bits = mix(LANE_SIGNS, block_groups()) ^ flipped * np.uint64(2**64 - 1)
     return signs
 
 
 def signs_of_lanes() -> Integers:
-    """The same as +1 and -1: `[4096, 64]`."""
+    """Returns the same as +1 and -1: `[4096, 64]`."""
     return 1 - 2 * _bit(block_signs()[:, None], np.arange(LANES)).astype(np.int64)
 
 
 def chunk_signs(chunks: npt.ArrayLike) -> Bits:
-    """The signs of the buckets in each chunk: bit b is 1 where bucket b is negative."""
+    """Returns the signs of the buckets in each chunk: bit b is 1 where bucket b is negative."""
     return mix(CHUNK_SIGNS, chunks)
 
 
 def chunk_swap(chunks: npt.ArrayLike) -> Integers:
-    """By which number the buckets of each chunk are swapped."""
+    """Returns the number that swaps the buckets of each chunk."""
     swaps: Integers = (mix(CHUNK_SWAP, chunks) % np.uint64(LANES)).astype(np.int64)
     return swaps
 
 
 def fold_rows(rows: npt.NDArray[np.floating]) -> Sketch:
-    """The 64 sums of a chunk from its 64 rows: place l of row h counts for `l ^ h`."""
+    """Returns the 64 sums of a chunk from its 64 rows: place l of row h counts for `l ^ h`."""
     lanes = np.arange(LANES)
     sums: Sketch = rows[lanes[:, None], lanes ^ lanes[:, None]].sum(axis=0, dtype=np.float64)
     return sums
 
 
 def place_chunks(sums: Sketch, chunks: Integers) -> Sketch:
-    """What the 64 sums of a chunk are in the sketch, for each of several chunks: `[len(chunks), 64]`."""
+    """Returns what the 64 sums of a chunk are in the sketch, for each of several chunks: `[len(chunks), 64]`."""
     lanes = np.arange(LANES)
     negative = _bit(chunk_signs(chunks)[:, None], lanes).astype(bool)
     placed: Sketch = sums[lanes ^ chunk_swap(chunks)[:, None]]
@@ -221,13 +221,13 @@ def place_chunks(sums: Sketch, chunks: Integers) -> Sketch:
 
 @cache
 def word_weights() -> Bits:
-    """The weights of the places in a row of words."""
+    """Returns the weights of the places in a row of words."""
     weights: Bits = mix(WORD_WEIGHT, np.arange(WORDS)) | np.uint64(1)
     return weights
 
 
 def row_weight(rows: npt.ArrayLike) -> Bits:
-    """The weights of rows of words."""
+    """Returns the weights of rows of words."""
     weights: Bits = mix(ROW_WEIGHT, rows) | np.uint64(1)
     return weights
 

@@ -51,11 +51,11 @@ QUANTILE = "quantile"
 
 
 def names_of(*needs: str) -> tuple[str, ...]:
-    """The statistics that need one of these."""
+    """Returns the statistics that need one of these."""
     return tuple(name for name, each in STATISTICS.items() if each.needs in needs)
 
 
 def title_of(stat: str) -> str:
-    """The title of a statistic; one without is titled by its name."""
+    """Returns the title of a statistic; one without is titled by its name."""
     known = STATISTICS.get(stat)
     return known.title if known else stat

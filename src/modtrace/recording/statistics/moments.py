@@ -133,7 +133,7 @@ class StatColumns:
         return self.nan_count + self.inf_count
 
     def merge(self, rows: npt.NDArray[np.int64] | slice = slice(None)) -> Stats:
-        """The statistics of all numbers of these rows together.
+        """Returns the statistics of all numbers of these rows together.
 
         Counts, minimum and maximum are exact. Sums are rounded once, so the order of the rows does not matter.
         """
@@ -151,12 +151,12 @@ class StatColumns:
 
 
 def merge(many: Iterable[Stats]) -> Stats:
-    """The statistics of all numbers together, whatever the order; of none, a count of 0."""
+    """Returns the statistics of all numbers together, whatever the order; of none, a count of 0."""
     return columns_of(list(many)).merge()
 
 
 def read_statistics(values: pa.Table) -> StatColumns:
-    """The raw statistics of rows of the `values` table."""
+    """Returns the raw statistics of rows of the `values` table."""
     count = to_numpy(values["count"])  # -1: not measured
     numbers = {name: to_numpy(values[name], null=np.nan) for name in ("min", "max", "sum", "sumsq")}
     return StatColumns(
@@ -171,7 +171,7 @@ def read_statistics(values: pa.Table) -> StatColumns:
 
 
 def first_nonfinite_row(values: pa.Table) -> int | None:
-    """The index of the first row, by step and order, of a module's tensor with NaN or infinite elements; None without.
+    """Returns the index of the first row, by step and order, of a module's tensor that is not finite; None without.
 
     Reads four columns of the `values` table a batch at a time: of a memory-mapped one, only their pages.
     """
@@ -185,13 +185,13 @@ def first_nonfinite_row(values: pa.Table) -> int | None:
 
 
 def nonfinite_rows(values: pa.Table, step: int) -> npt.NDArray[np.int64]:
-    """The indices of a step's rows of tensors with NaN or infinite elements."""
+    """Returns the indices of a step's rows of tensors with NaN or infinite elements."""
     found = [offset + rows[steps[rows] == step] for offset, rows, steps, _ in _scan_nonfinite(values)]
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
 def _scan_nonfinite(values: pa.Table) -> Iterator[tuple[int, npt.NDArray[np.int64], Any, Any]]:
-    """For each batch its first row's index, the non-finite rows in it, and its columns step and order.
+    """Yields for each batch its first row's index, its non-finite rows, and its columns step and order.
 
     Rows of single ops are left out: what is not finite there may be meant so, the `-inf` of a mask.
     """
@@ -206,7 +206,7 @@ def _scan_nonfinite(values: pa.Table) -> Iterator[tuple[int, npt.NDArray[np.int6
 
 
 def columns_of(many: Sequence[Stats]) -> StatColumns:
-    """The same as columns, one tensor a row."""
+    """Returns the same as columns, one tensor a row."""
     columns: dict[str, Any] = {}
     for field in fields(Stats):
         kind = np.int64 if field.name in {"count", "nan_count", "inf_count"} else np.float64
@@ -223,7 +223,7 @@ def divide(numbers: npt.NDArray[Any], count: Counts) -> Numbers:
 
 
 def add_up(numbers: Sequence[float]) -> float:
-    """The sum, rounded once; NaN for an infinity of each sign, infinite only where no float can hold it."""
+    """Returns the sum, rounded once; NaN for an infinity of each sign, infinite only where no float can hold it."""
     special = [each for each in numbers if not math.isfinite(each)]
     if special:
         return sum(special)

@@ -40,7 +40,7 @@ FORMATS = {
 
 
 def to_format(name: str) -> NumberFormat:
-    """The format of this name.
+    """Returns the format of this name.
 
     Raises:
         ValueError: there is none; the text lists those there are.

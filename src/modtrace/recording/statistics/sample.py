@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 
 def sample_positions(numel: int, k: int) -> npt.NDArray[np.int64]:
-    """Flat row-major indices of `k` elements, ascending and distinct: one anywhere in each of `k` equal parts.
+    """Returns flat row-major indices of `k` elements, ascending and distinct: one in each of `k` equal parts.
 
     They depend on nothing but `numel` and `k`. All elements if there are no more than `k`.
     """
@@ -18,7 +18,7 @@ def sample_positions(numel: int, k: int) -> npt.NDArray[np.int64]:
 
 
 def place_in_parts(part: Any, numel: int, k: int) -> Any:
-    """For each number of a part, an element in it; `numel` > `k`.
+    """Returns an element of each part; `numel` > `k`.
 
     Made of operators alone, so that a tensor on a device can be given and gives the same.
 
@@ -31,7 +31,7 @@ def place_in_parts(part: Any, numel: int, k: int) -> Any:
 
 
 def _scramble(numbers: Any) -> Any:
-    """Pseudo-random integers below 2^62, one for each.
+    """Returns a pseudo-random integer below 2^62 for each number.
 
     Odd factors and shifts, as in S. Vigna's SplitMix64, whose constants these are, as signed numbers.
     """

@@ -125,7 +125,7 @@ class Tier2Columns:
         return Bounds(*self._of_histograms(measure, 2))
 
     def quantile(self, p: float) -> Bounds:
-        """Between what the magnitude lies than which a part `p` of the numbers is not larger: two powers of two.
+        """Returns bounds, two powers of two, on the magnitude that a part `p` of the numbers does not exceed.
 
         Zeros are the smallest magnitudes and infinite ones the largest; NaN are left out. `sqrt(low * high)` is off by
         a factor of 1.41 at most, where `low` is not zero.
@@ -149,12 +149,12 @@ class Tier2Columns:
         return Bounds(*self._of_histograms(measure, 2))
 
     def underflow_fraction(self, format: str) -> Numbers:
-        """The part that is not zero and below the smallest normal number of a format of `FORMATS`. Exact."""
+        """Returns the part that is not zero and below the smallest normal number of a format of `FORMATS`. Exact."""
         below = _first_bin_from(to_format(format).smallest_normal)
         return self._fraction(lambda counts, rows: counts[:, :below].sum(axis=1))
 
     def flushed_fraction(self, format: str) -> Numbers:
-        """The part that is not zero and below the smallest subnormal number of a format.
+        """Returns the part that is not zero and below the smallest subnormal number of a format.
 
         Rounding to nearest makes zero of those up to half of it, and keeps the others as the smallest subnormal.
 
@@ -167,7 +167,7 @@ class Tier2Columns:
         return self._fraction(lambda counts, rows: np.where(counts[:, 0] > 0, np.nan, 0))
 
     def overflow_fraction(self, format: str) -> Bounds:
-        """The part that is above the largest finite number of a format, infinite ones among them.
+        """Returns the part that is above the largest finite number of a format, infinite ones among them.
 
         Exact where minimum and maximum say that none is, or where none lies between the largest number of the format
         and the powers of two around it.
@@ -203,7 +203,7 @@ class Tier2Columns:
 
 
 def read_tier2(values: pa.Table) -> Tier2Columns:
-    """The columns of tier 2 of rows of the `values` table."""
+    """Returns the columns of tier 2 of rows of the `values` table."""
     histogram, row = _read_histograms(values["histogram"])
     return Tier2Columns(
         stats=read_statistics(values),
@@ -218,7 +218,7 @@ def read_tier2(values: pa.Table) -> Tier2Columns:
 
 
 def read_sums(stats: StatColumns, sums: Mapping[str, Any]) -> Tier2Columns:
-    """The columns of tier 2 where `sumabs`, `zero_count` and `sum4` alone are there: no histograms, no places."""
+    """Returns the columns of tier 2 of `sumabs`, `zero_count` and `sum4` alone, without histograms and places."""
     count = len(stats.count)
     return Tier2Columns(
         stats=stats,
@@ -233,7 +233,7 @@ def read_sums(stats: StatColumns, sums: Mapping[str, Any]) -> Tier2Columns:
 
 
 def _read_histograms(column: pa.ChunkedArray | pa.Array) -> tuple[Counts, Counts]:
-    """The histograms, without a copy where they lie one behind the other; and which one each row has."""
+    """Returns the histograms, without a copy where they lie one behind the other; and which one each row has."""
     column = _in_one(column)
     is_whole = np.asarray(pc.equal(pc.list_value_length(column), BINS).fill_null(False))
     start = to_numpy(column.offsets)[:-1]
@@ -249,5 +249,5 @@ def _in_one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def _first_bin_from(magnitude: float) -> int:
-    """The first bin that holds no magnitude below this one."""
+    """Returns the first bin that holds no magnitude below this one."""
     return int(np.searchsorted(LOWER_EDGES, magnitude))

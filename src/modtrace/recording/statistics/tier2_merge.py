@@ -18,7 +18,7 @@ def merge_tier2(
     *,
     offsets: Sequence[int] | Counts | None = None,
 ) -> Tier2Columns:
-    """All numbers of these rows together, as columns of one row.
+    """Returns all numbers of these rows together, as columns of one row.
 
     Counts, histogram and channel maxima are exact; sums are rounded once, so the order does not matter. What one of the
     rows does not have, of those with numbers, the whole does not have. Channel maxima are those of all rows, where they
@@ -49,7 +49,7 @@ def merge_tier2(
 
 
 def merge_groups(columns: Tier2Columns, groups: Sequence[Counts]) -> Tier2Columns:
-    """One row for each group of rows, merged as by `merge_tier2`; a row that is alone stays as it is."""
+    """Returns one row for each group of rows, merged as by `merge_tier2`; a row that is alone stays as it is."""
     alone = [at for at, group in enumerate(groups) if len(group) == 1]
     single = take(columns, np.array([groups[at][0] for at in alone], np.int64))
     if len(alone) == len(groups):
@@ -60,7 +60,7 @@ def merge_groups(columns: Tier2Columns, groups: Sequence[Counts]) -> Tier2Column
 
 
 def take(columns: Tier2Columns, rows: Counts) -> Tier2Columns:
-    """Some rows, in the order in which they are given."""
+    """Returns some rows, in the order in which they are given."""
     stats = {each.name: getattr(columns.stats, each.name)[rows] for each in fields(columns.stats)}
     return Tier2Columns(
         stats=StatColumns(**stats),
@@ -74,7 +74,7 @@ _NUMBERS = ("sumabs", "zero_count", "sum4", "argmax")
 
 
 def _compact(columns: Tier2Columns) -> Tier2Columns:
-    """Without the histograms of other rows."""
+    """Drops the histograms of other rows."""
     has_one = columns.histogram_row >= 0
     return replace(
         columns,

@@ -38,11 +38,11 @@ class SiteNames:
             self._sites.append(dict(zip(names, values, strict=True)))
 
     def select(self, selection: Capture, first: int = 0) -> npt.NDArray[np.bool_]:
-        """Which of the sites from `first` on a selection means, by role and path."""
+        """Returns which of the sites from `first` on a selection means, by role and path."""
         return np.array([self._is_meant(site, selection) for site in self._sites[first:]], bool)
 
     def describe(self, site_id: int) -> str:
-        """A site for a reader: `blocks.3.mlp output`, `blocks.3.mlp@1 output[0]`, `head.weight parameter_grad`."""
+        """Describes a site: `blocks.3.mlp output`, `blocks.3.mlp@1 output[0]`, `head.weight parameter_grad`."""
         if not 0 <= site_id < len(self._sites):
             return f"site {site_id}"
         site = self._sites[site_id]

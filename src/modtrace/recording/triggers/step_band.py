@@ -36,7 +36,7 @@ class StepBand:
         self._count = np.zeros(0, np.int64)  # that have ever come
 
     def rows_of(self, keys: Sequence[object]) -> _Counts:
-        """Where the numbers of things are; a place is made for what is new."""
+        """Returns where the numbers of things are; a place is made for what is new."""
         rows = np.array([self._rows.setdefault(key, len(self._rows)) for key in keys], np.int64)
         new = len(self._rows) - len(self._count)
         if new > 0:
@@ -46,7 +46,7 @@ class StepBand:
         return rows
 
     def judge(self, rows: _Counts, values: _Numbers) -> Band:
-        """Where numbers are compared with those before; without enough of those nothing is outside."""
+        """Returns where numbers are compared with those before; without enough of those nothing is outside."""
         count = np.minimum(self._count[rows], self._last.shape[1])
         last = self._last[rows]
         middle = _median(last, count)
@@ -65,7 +65,7 @@ class StepBand:
 
 
 def _median(table: _Numbers, count: _Counts) -> _Numbers:
-    """The median of the `count` numbers of each row that are there; infinite where there are none."""
+    """Returns the median of the `count` numbers of each row that are there; infinite where there are none."""
     ordered = np.sort(table, axis=1)
     row = np.arange(len(table))
     low, high = ordered[row, np.maximum(count - 1, 0) // 2], ordered[row, count // 2]

@@ -168,7 +168,7 @@ TRIGGERS: tuple[type[Trigger], ...] = get_args(Trigger)
 
 
 def to_triggers(given: object, *, keep_last: int | None, captures: Sequence[Capture]) -> tuple[Trigger, ...]:
-    """What `record(triggers=...)` means: one or several; None is `NonFinite()` where steps are held.
+    """Returns what `record(triggers=...)` means: one or several; None is `NonFinite()` where steps are held.
 
     Args:
         captures: what is measured.
@@ -221,18 +221,18 @@ def check_keep_last(keep_last: object) -> None:
 
 
 def is_logged(stat: str) -> bool:
-    """Whether a trigger is about numbers that a user logs."""
+    """Returns whether a trigger is about numbers that a user logs."""
     return stat.startswith(LOGGED)
 
 
 def selection_of(trigger: NonFinite | Above | OutOfBand) -> Capture:
-    """Which tensors a trigger is about: the `roles` and `paths` of the capture that says the same."""
+    """Returns which tensors a trigger is about: the `roles` and `paths` of the capture that says the same."""
     roles = FINITE_ROLES if trigger.roles is None else trigger.roles
     return Capture(roles=roles, include=trigger.include, exclude=trigger.exclude)
 
 
 def paths_of(triggers: Sequence[Trigger]) -> list[PathFilter]:
-    """Which modules and parameters each is about, of those that look at tensors."""
+    """Returns which modules and parameters each is about, of those that look at tensors."""
     return [selection_of(each).paths for each in triggers if not isinstance(each, OnSignal)]
 
 

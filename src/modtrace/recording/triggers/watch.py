@@ -55,7 +55,7 @@ class TriggerWatch:
                 self._scalars.setdefault(name, []).append(value)
 
     def end_step(self, step: int) -> list[Note]:
-        """What fires in the step whose rows have come since this was last called."""
+        """Returns what fires in the step whose rows have come since this was last called."""
         if not self._armed:
             return []
         values, scalars = self._values, self._scalars
@@ -90,7 +90,7 @@ class StepRows(NamedTuple):
 
 class _Condition(Protocol):
     def __call__(self, seen: StepRows, /) -> str | None:
-        """Why the condition is true in a step; "" if it is not, None if nothing was measured that it is about."""
+        """Returns why the condition is true in a step; "" if it is not, None if nothing it looks at was measured."""
 
 
 class _Armed:
@@ -124,7 +124,7 @@ def _take(columns: _Columns, rows: _Rows) -> _Columns:
 
 
 def _statistic(stat: str, columns: _Columns) -> npt.NDArray[np.float64]:
-    """A statistic of `STATISTICS`, of each row."""
+    """Returns a statistic of `STATISTICS`, of each row."""
     if stat in columns:
         return np.asarray(columns[stat], np.float64)
     stats = StatColumns(**{name: columns[name] for name in RAW})
@@ -142,7 +142,7 @@ class _Selected:
         self._revision = -1
 
     def rows(self, seen: StepRows) -> _Rows:
-        """Their places among those measured."""
+        """Returns the indices of the selected rows among those measured."""
         if seen.measured is None:
             return np.zeros(0, np.int64)
         if self._revision != seen.names.revision:
@@ -199,7 +199,7 @@ class _IsNonFinite:
 
 class _Judge(Protocol):
     def __call__(self, keys: Sequence[object], values: npt.NDArray[np.float64], /) -> "Judged":
-        """Which of some numbers, of which there are some, are a reason; each has the key of what it is a number of."""
+        """Returns which numbers are a reason to fire; there is at least one, each with the key of its site or name."""
 
 
 class Judged(NamedTuple):
@@ -275,7 +275,7 @@ class _OfScalar:
 
 
 def merge_sites(site_id: _Rows, columns: _Columns) -> tuple[_Rows, _Columns]:
-    """One row a site, in the order in which they come first: micro-batches are one tensor, cut in parts."""
+    """Returns one row a site, in the order in which they come first: micro-batches are one tensor, cut in parts."""
     sites, first, place = np.unique(site_id, return_index=True, return_inverse=True)
     if len(sites) == len(site_id):
         return site_id, columns

@@ -7,7 +7,7 @@ from ...analysis.graph_view.records import ViewBox, ViewNode
 
 
 def name_boxes(boxes: Sequence[ViewBox]) -> list[str]:
-    """For each box the labels of those around it and its own, with `/` between them; no two are the same.
+    """Returns for each box the labels of the boxes around it and its own, joined by `/`; no two are the same.
 
     In a label itself a slash is written `\\/`, which is how Model Explorer tells it from the one between labels.
     """
@@ -25,7 +25,7 @@ def name_boxes(boxes: Sequence[ViewBox]) -> list[str]:
 
 
 def label_layer(layer: ViewBox | ViewNode) -> str:
-    """What a layer is called inside the one around it: `attn`, in its second call `attn@1`, folded `0 x32`."""
+    """Returns what a layer is called inside the one around it: `attn`, in its second call `attn@1`, folded `0 x32`."""
     call = f"@{layer.call}" if layer.call else ""
     folded = f" x{layer.repeats}" if layer.repeats > 1 else ""
     return f"{layer.label or layer.type or layer.kind}{call}{folded}"
@@ -37,7 +37,7 @@ def _escape(label: str) -> str:
 
 
 def _number_on(name: str, counts: defaultdict[str, int]) -> Iterator[str]:
-    """The name, then with `~2` behind it, `~3` and so on; what was given before is not given again."""
+    """Yields the name, then with `~2` behind it, `~3` and so on; what was given before is not given again."""
     while True:
         counts[name] += 1
         yield name if counts[name] == 1 else f"{name}~{counts[name]}"

@@ -23,7 +23,7 @@ class Text:
 
     @classmethod
     def join(cls, texts: Iterable["Text"], between: str = "") -> "Text":
-        """The texts as one, with the same words between each two of them."""
+        """Returns the texts as one, with the same words between each two of them."""
         joined = cls()
         for text in texts:
             joined._pieces += cls(between if joined else "")._pieces + text._pieces
@@ -38,7 +38,7 @@ class Text:
         return sum(_width_of(words) for words, _ in self._pieces)
 
     def render(self, *, color: bool) -> str:
-        """The words, with their styles where there is colour."""
+        """Returns the words, with their styles where there is colour."""
         return "".join(_in_style(*piece) if color else piece[0] for piece in self._pieces)
 
 
@@ -72,7 +72,7 @@ class Column:
         return max(Text(self.title).width, *(cell.width for cell in self.cells), 0)
 
     def render(self, *, titled: bool, color: bool) -> list[str]:
-        """The title, if wanted, and the cells, all as wide as the widest."""
+        """Returns the title, if wanted, and the cells, all as wide as the widest."""
         width = self.width
         cells = [Text(self.title, "bold"), *self.cells] if titled else self.cells
         padded = [(cell.render(color=color), " " * (width - cell.width)) for cell in cells]
@@ -80,14 +80,14 @@ class Column:
 
 
 def printable(text: str) -> str:
-    """The text with control characters written out, so that a name cannot steer the terminal."""
+    """Returns the text with control characters written out, so that a name cannot steer the terminal."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def render_columns(
     columns: Sequence[Column], *, color: bool, width: int | None = None, dispensable: Collection[str] = ()
 ) -> str:
-    """The columns side by side; while wider than `width`, `dispensable` titles are left out in turn."""
+    """Returns the columns side by side; while wider than `width`, `dispensable` titles are left out in turn."""
     for title in dispensable:
         if width is None or sum(column.width + len(_GAP) for column in columns) - len(_GAP) <= width:
             break
@@ -98,7 +98,7 @@ def render_columns(
 
 
 def render_lines(lines: Sequence[Text], *, color: bool) -> str:
-    """The lines below each other."""
+    """Returns the lines below each other."""
     return _end_lines(line.render(color=color) for line in lines)
 
 

@@ -18,7 +18,7 @@ NO_OPS_IN_GRAPH = (
 
 
 def render_graph(view: GraphView) -> str:
-    """The step that the graph is of, and how many nodes of which kind are visible."""
+    """Returns the step that the graph is of, and how many nodes of which kind are visible."""
     lines = describe_head(view.command, view.step, view.marks)
     if view.step is not None and not view.has_ops:
         lines.append(Text(NO_OPS_IN_GRAPH))
@@ -28,7 +28,7 @@ def render_graph(view: GraphView) -> str:
 
 
 def describe_counts(view: GraphView) -> str:
-    """How much is visible: `12 layers, 30 ops, 8 parameters; 61 edges`."""
+    """Returns how much is visible: `12 layers, 30 ops, 8 parameters; 61 edges`."""
     if not view.nodes:
         return "nothing ran in this part of the step" if view.step else "nothing was recorded"
     counts = Counter(each.kind for each in view.nodes)
@@ -41,7 +41,7 @@ def describe_counts(view: GraphView) -> str:
 
 
 def render_graph_json(view: GraphView) -> str:
-    """The visible nodes, edges and boxes with their fields; edges name nodes, and nodes boxes, by their number."""
+    """Writes the visible nodes, edges and boxes with their fields; they refer to each other by number."""
     head = {
         "step": None if view.step is None else view.step.step,
         "has_ops": view.has_ops,

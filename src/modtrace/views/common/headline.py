@@ -12,7 +12,7 @@ from .numbers import format_time
 def describe_head(
     command: Sequence[str], step: ShownStep | None, marks: Sequence[str], *, missing: str = ""
 ) -> list[Text]:
-    """The command line of the run, which step of how many is shown, and the marks of the recording.
+    """Returns the command line of the run, which step of how many is shown, and the marks of the recording.
 
     Args:
         missing: what is to be said of a step that is there.
@@ -37,7 +37,7 @@ def _describe_step(step: ShownStep | None, missing: str) -> str:
 
 
 def _describe_known(step: ShownStep) -> str:
-    """How many steps the recording has."""
+    """Returns how many steps the recording has."""
     of = f", {step.first} to {step.last}" if step.count > 1 else ""
     whole = f"{step.count} step{'' if step.count == 1 else 's'} recorded{of}"
     if not step.partial:
@@ -55,7 +55,7 @@ _SHOWN_NOTES = 5
 
 
 def describe_notes(notes: Sequence[Note]) -> list[Text]:
-    """Why steps of the recording were written, or were not; the last few of it."""
+    """Returns why steps of the recording were written, or were not; the last few of it."""
     hidden = len(notes) - _SHOWN_NOTES
     lines = [f"{hidden} more notes before these"] if hidden > 0 else []
     lines += [describe_note(note) for note in notes[-_SHOWN_NOTES:]]
@@ -63,7 +63,7 @@ def describe_notes(notes: Sequence[Note]) -> list[Text]:
 
 
 def describe_note(note: Note) -> str:
-    """Why steps were written, or were not."""
+    """Returns why steps were written, or were not."""
     if note.kind == HELD:
         return note.reason
     step = "" if note.step is None else f"step {note.step}: "
@@ -71,5 +71,5 @@ def describe_note(note: Note) -> str:
 
 
 def count_more(hidden: int, what: str) -> str:
-    """How many lines a table would have beyond those it shows: `3 more rows`."""
+    """Returns how many lines a table would have beyond those it shows: `3 more rows`."""
     return f"{hidden} more {what}{'' if hidden == 1 else 's'}"

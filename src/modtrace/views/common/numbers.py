@@ -8,7 +8,7 @@ _COUNT_UNITS = ((1_000_000_000_000, "T"), (1_000_000_000, "B"), (1_000_000, "M")
 
 
 def format_time(time_ns: int) -> str:
-    """A duration with three digits: `1.23ms`, `45.6us`, `789ns`."""
+    """Returns a duration with three digits: `1.23ms`, `45.6us`, `789ns`."""
     for size, unit in _TIME_UNITS:
         if time_ns >= 0.9995 * size:
             return _three_digits(time_ns / size) + unit
@@ -16,7 +16,7 @@ def format_time(time_ns: int) -> str:
 
 
 def format_count(count: int) -> str:
-    """A count with three digits: `1.23M`, `45.6K`, `789`."""
+    """Returns a count with three digits: `1.23M`, `45.6K`, `789`."""
     for size, unit in _COUNT_UNITS:
         if count >= 0.9995 * size:
             return _three_digits(count / size) + unit
@@ -24,12 +24,12 @@ def format_count(count: int) -> str:
 
 
 def format_share(share: float) -> str:
-    """A part of a whole: `12.3%`."""
+    """Returns a part of a whole: `12.3%`."""
     return f"{100 * share:.1f}%"
 
 
 def format_number(value: float) -> str:
-    """Any number with three digits, or two and an exponent: `0.0123`, `1.20`, `3.4e-07`, `NaN`."""
+    """Writes a number with three digits, or two and an exponent: `0.0123`, `1.20`, `3.4e-07`, `NaN`."""
     magnitude = abs(value)
     if math.isnan(value):
         return "NaN"
@@ -48,7 +48,7 @@ def _three_digits(value: float) -> str:
 
 
 def to_json_number(value: Any) -> Any:
-    """A number as JSON can hold it: "NaN", "Infinity" or "-Infinity" for one that is not finite."""
+    """Returns a number as JSON can hold it: "NaN", "Infinity" or "-Infinity" for one that is not finite."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
@@ -58,12 +58,12 @@ _PREFIXES = ((10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "
 
 
 def format_bytes(size_bytes: int) -> str:
-    """A size with three digits, in powers of 1000: `1.23MB`, `45.6kB`, `789B`."""
+    """Returns a size with three digits, in powers of 1000: `1.23MB`, `45.6kB`, `789B`."""
     return f"{_with_prefix(size_bytes)}B"
 
 
 def format_flops(flops: int) -> str:
-    """A number of floating point operations with three digits: `1.23G`, `45.6M`, `789`."""
+    """Returns a number of floating point operations with three digits: `1.23G`, `45.6M`, `789`."""
     return _with_prefix(flops)
 
 
@@ -73,7 +73,7 @@ def format_gflops_rate(flops: int, time_ns: int) -> str:
 
 
 def mark_unknown(text: str, unknown: int) -> str:
-    """The text of a sum that leaves out `unknown` of its parts: `1.23G+`, or `?` where it would be empty."""
+    """Returns the text of a sum that leaves out `unknown` of its parts: `1.23G+`, or `?` where it would be empty."""
     return f"{text}+" if unknown and text else "?" if unknown else text
 
 

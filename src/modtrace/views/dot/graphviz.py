@@ -38,7 +38,7 @@ def render_svg(
     overlay: str | None = None,
     patience_s: float = _PATIENCE_S,
 ) -> str:
-    """The picture as SVG that needs no other file.
+    """Returns the picture as SVG that needs no other file.
 
     Args:
         style: how it looks; None for `GraphStyle()`.
@@ -163,14 +163,14 @@ _RAISED = (
 
 
 def tidy_svg(svg: str) -> str:
-    """The picture as it is meant to be seen."""
+    """Returns the picture as it is meant to be seen."""
     # A colour of CSS that not every program knows.
     plain = _COMMENT.sub("", svg).replace('stroke="transparent"', 'stroke="none"')
     return raise_box_labels(_say_font_once(plain))
 
 
 def _say_font_once(svg: str) -> str:
-    """Where all texts are of one font it stands at the top, which makes the file a tenth smaller."""
+    """Returns where all texts are of one font it stands at the top, which makes the file a tenth smaller."""
     fonts = set(_FONT.findall(svg))
     if len(fonts) != 1:
         return svg
@@ -178,7 +178,7 @@ def _say_font_once(svg: str) -> str:
 
 
 def raise_box_labels(svg: str) -> str:
-    """The picture with the labels of all boxes above everything else: `dot` draws edges over them.
+    """Returns the picture with the labels of all boxes above everything else: `dot` draws edges over them.
 
     What does not look as expected is given back as it is.
     """

@@ -20,14 +20,14 @@ RED = "#b91c1c"
 
 @lru_cache(4096)
 def format_shape(shape: tuple[int, ...] | None) -> str:
-    """The sizes of a tensor: `1×64×32×32`, `scalar`; empty where they are not known."""
+    """Returns the sizes of a tensor: `1×64×32×32`, `scalar`; empty where they are not known."""
     if shape is None:
         return ""
     return "×".join(map(str, shape)) or "scalar"
 
 
 def title_of(item: ViewNode | ViewBox) -> str:
-    """What something is called: `blocks.0`, of its second call `blocks.0@1`; an input with its kind before."""
+    """Returns what something is called: `blocks.0`, of its second call `blocks.0@1`; an input with its kind before."""
     name = item.name if item.kind in (LAYER, CALL) or isinstance(item, ViewBox) else item.label
     if item.call and item.kind != OP:
         return f"{name}@{item.call}"
@@ -35,7 +35,7 @@ def title_of(item: ViewNode | ViewBox) -> str:
 
 
 def render_label(node: ViewNode) -> Html:
-    """Of a layer its path and class, of all else its name and shape, each on a line."""
+    """Returns path and class of a layer, or name and shape of any other node, each on a line."""
     if node.kind in (LAYER, CALL):
         text = _render_path(title_of(node), _suffix(node))
     else:
@@ -45,7 +45,7 @@ def render_label(node: ViewNode) -> Html:
 
 
 def _render_path(path: str, suffix: str) -> Html:
-    """The blank stands at the end of the bold part: at the begin of the other it would be lost in SVG."""
+    """Writes the path in bold with the blank behind it: SVG would drop one at the beginning of the suffix."""
     return Html(f"<b>{escape_html(path)}{' ' if suffix else ''}</b>{escape_html(suffix)}")
 
 
@@ -56,7 +56,7 @@ def _render_text(line: str, small: str) -> Html:
 
 
 def render_box_label(box: ViewBox) -> Html:
-    """The path and class of an open layer; the name of a phase."""
+    """Returns the path and class of an open layer; the name of a phase."""
     return _render_path(box.phase if box.kind == PHASE else title_of(box), _suffix(box))
 
 
@@ -78,17 +78,17 @@ def _badges(node: ViewNode) -> Iterator[str]:
 
 
 def with_line(label: object, line: str) -> Html:
-    """A label, plain or `Html`, with one more line below it."""
+    """Returns a label, plain or `Html`, with one more line below it."""
     return stack([to_html(label), f"<b>{escape_html(line)}</b>"])
 
 
 def with_number(label: object, number: str) -> Html:
-    """A label, plain or `Html`, with a number behind it."""
+    """Returns a label, plain or `Html`, with a number behind it."""
     return Html(f"{to_html(label)} · {escape_html(number)}")
 
 
 def describe_node(node: ViewNode) -> str:
-    """All that is known of a node, a line for each thing."""
+    """Returns all that is known of a node, a line for each thing."""
     lines = [node.key]
     if node.type:
         lines.append(f"class: {node.type}")
@@ -102,12 +102,12 @@ def describe_node(node: ViewNode) -> str:
 
 
 def describe_box(box: ViewBox) -> str:
-    """All that is known of an open layer, a line for each thing."""
+    """Returns all that is known of an open layer, a line for each thing."""
     return "\n".join([box.key, *([f"class: {box.type}"] if box.type else []), *_numbers(box)])
 
 
 def describe_edge(edge: ViewEdge) -> str:
-    """What is read: its shape and dtype, as which argument, and how often."""
+    """Returns what is read: its shape and dtype, as which argument, and how often."""
     return _describe_read(edge.shape, edge.dtype or "", edge.slot, edge.reads) or edge.kind
 
 

@@ -77,7 +77,7 @@ class Overlay:
         self._scale = Scale.of(known)
 
     def node(self, node: ViewNode) -> dict[str, str]:
-        """The colours of a node; white where its number is not known."""
+        """Returns the colours of a node; white where its number is not known."""
         value = self._value(node)
         if value is None:
             return _PLAIN
@@ -85,12 +85,12 @@ class Overlay:
         return {"fillcolor": fill, "fontcolor": readable_on(fill)}
 
     def text(self, item: _Item) -> str:
-        """The number of a node or box as it is written; empty where it is not known."""
+        """Returns the number of a node or box as it is written; empty where it is not known."""
         value = self._value(item)
         return "" if value is None else self._column.write(value)
 
     def legend(self) -> Html:
-        """The ramp between the smallest and the largest number."""
+        """Returns the ramp between the smallest and the largest number."""
         scale, write = self._scale, self._column.write
         if scale.low is None or scale.high is None:
             return Html(f"{self._column.name}: not known of any node")
@@ -110,7 +110,7 @@ class Overlay:
 
 
 def choose_overlay(view: GraphView, name: str | None) -> Overlay | None:
-    """The overlay of that name; None for None.
+    """Returns the overlay of that name; None for None.
 
     Raises:
         ValueError: there is no such number.
@@ -134,7 +134,7 @@ class Scale:
 
     @classmethod
     def of(cls, values: Sequence[Number]) -> "Scale":
-        """The scale on which all of these have their place."""
+        """Returns the scale on which all of these have their place."""
         if not values:
             return cls(None, None, False, 1.0)
         low, high = min(values), max(values)
@@ -142,7 +142,7 @@ class Scale:
         return cls(low, high, low >= 0 and high > _LARGE_RATIO * least, float(least))
 
     def position(self, value: Number) -> float:
-        """From 0 to 1; NaN and infinity are 1."""
+        """Returns a number from 0 to 1; NaN and infinity are 1."""
         if self.low is None or self.high is None or self.low == self.high:
             return 0.0
         if not math.isfinite(value):
@@ -155,7 +155,7 @@ class Scale:
 
 
 def ramp_color(position: float) -> str:
-    """The colour at a position from 0 to 1."""
+    """Returns the colour at a position from 0 to 1."""
     at = position * (len(_RAMP) - 1)
     first = min(int(at), len(_RAMP) - 2)
     mixed = [
@@ -166,19 +166,19 @@ def ramp_color(position: float) -> str:
 
 
 def readable_on(fill: str) -> str:
-    """The colour of text, dark or white, that stands out more from a ground."""
+    """Returns the colour of text, dark or white, that stands out more from a ground."""
     ground = luminance(fill)
     return _DARK if contrast(luminance(_DARK), ground) >= contrast(1.0, ground) else _LIGHT
 
 
 def luminance(color: str) -> float:
-    """Relative luminance as WCAG 2 defines it: 0 for black, 1 for white."""
+    """Returns the relative luminance as WCAG 2 defines it: 0 for black, 1 for white."""
     linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in _shares(color)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def contrast(one: float, other: float) -> float:
-    """The contrast of two luminances as WCAG 2 defines it: from 1 to 21."""
+    """Returns the contrast of two luminances as WCAG 2 defines it: from 1 to 21."""
     return (max(one, other) + 0.05) / (min(one, other) + 0.05)
 
 

@@ -35,12 +35,12 @@ class Sides:
         self._holds = self._hold_loose(view, ranked) if self._mirrors else {}
 
     def is_ranked(self, edge: ViewEdge) -> bool:
-        """Whether the edge decides which node stands above: not from one side to another, nor back in a loop."""
+        """Returns whether the edge decides which node is above: edges between sides and back in loops do not."""
         is_last = (self.of_node[edge.source], self.of_node[edge.target]) == (BACKWARD, OPTIMIZER)
         return self._is_inside(edge) or is_last or self._holds.get(edge.target) == edge.source
 
     def rows_between(self, edge: ViewEdge) -> int:
-        """How many rows lie from the source to the target: one more into a box where a parameter stands above.
+        """Returns how many rows lie from the source to the target: one more into a box where a parameter stands above.
 
         Then the box begins below the source, not beside it.
         """
@@ -48,7 +48,7 @@ class Sides:
         return 2 if is_into_box else 1
 
     def is_upward(self, edge: ViewEdge) -> bool:
-        """Whether the target is to stand above the source."""
+        """Returns whether the target is to stand above the source."""
         return self._mirrors and self.of_node[edge.target] in _UPWARD
 
     def _is_inside(self, edge: ViewEdge) -> bool:
@@ -64,7 +64,7 @@ class Sides:
         }
 
     def _hold_loose(self, view: GraphView, ranked: Sequence[ViewEdge]) -> dict[int, int]:
-        """Of what runs upward and has no edge on its side (a gradient that only the optimizer reads): what it reads.
+        """Returns what an upward node without edges on its side reads (a gradient that only the optimizer reads).
 
         Nothing else would keep it from the top of the picture.
         """
@@ -78,7 +78,7 @@ class Sides:
 
 
 def _find_sides(view: GraphView) -> list[str]:
-    """The phase of each node; what ran outside of all stands by the last that it reads of, a leaf by who reads it."""
+    """Returns the phase of each node: outside of all, that of the last node it reads; of a leaf, its reader's."""
     known = [each.phase for each in view.nodes]
     is_free = [each.phase is None and each.kind not in LEAF_KINDS for each in view.nodes]
     readers: dict[int, int] = {}
@@ -115,7 +115,7 @@ def find_rows(view: GraphView, sides: Sequence[str]) -> Iterator[tuple[int, ...]
 
 
 def _find_rows_without_forward(view: GraphView, placed: Set[int]) -> Iterator[tuple[int, int]]:
-    """What recomputes, and the backward that needs it, where the forward is folded or stands elsewhere."""
+    """Yields what recomputes, and the backward that needs it, where the forward is folded or stands elsewhere."""
     backwards = _layers_by_call(view, BACKWARD)
     for call, at in _layers_by_call(view, RECOMPUTE).items():
         if call in backwards and placed.isdisjoint((at, backwards[call])):
@@ -160,7 +160,7 @@ class DrawnEdge(NamedTuple):
 
 
 def choose_edges(view: GraphView, sides: Sequence[str]) -> Iterator[DrawnEdge]:
-    """All edges, but into the optimizer, which reads every parameter and gradient, one from each side."""
+    """Yields all edges, but into the optimizer, which reads every parameter and gradient, one from each side."""
     bundles: dict[str, ViewEdge] = {}
     for edge in view.edges:
         side = sides[edge.source]
@@ -172,7 +172,7 @@ def choose_edges(view: GraphView, sides: Sequence[str]) -> Iterator[DrawnEdge]:
 
 
 def _bundle(side: str, before: ViewEdge, edge: ViewEdge) -> ViewEdge:
-    """Two edges as one, of the source that stands further up."""
+    """Returns two edges as one, of the source that stands further up."""
     choose = max if side in _UPWARD else min
     return choose(before, edge, key=lambda each: each.source)._replace(reads=before.reads + edge.reads)
 
@@ -196,7 +196,7 @@ def place_idle(view: GraphView) -> Iterator[ViewEdge]:
 
 
 def outermost_boxes(view: GraphView) -> list[int]:
-    """For each box the one around all that are around it, itself if none is."""
+    """Returns for each box the outermost box around it, or the box itself."""
     found: list[int] = []
     for at, box in enumerate(view.boxes):
         found.append(found[box.box] if box.box >= 0 else at)

@@ -21,7 +21,7 @@ NO_OPS_IN_PICTURE = "No ops were recorded: the arrows say which call began next.
 
 
 def render_dot(view: GraphView, *, style: GraphStyle | None = None, overlay: str | None = None) -> str:
-    """The text of a picture, for `dot` or another program of Graphviz.
+    """Returns the text of a picture, for `dot` or another program of Graphviz.
 
     Nodes are `n0`, `n1` and so on in the order of time, boxes `cluster_b0`; their tooltips begin with their keys.
 
@@ -74,7 +74,7 @@ class _Writer:
         return {"compound": True, "newrank": True if has_rows else None, **found}
 
     def _boxes(self) -> Iterator[str]:
-        """Every node in its box, every box in the one around it."""
+        """Yields every node in its box, and every box in the one around it."""
         view = self._view
         nodes: list[list[int]] = [[] for _ in range(len(view.boxes) + 1)]  # the last: in no box
         inside: list[list[int]] = [[] for _ in range(len(view.boxes) + 1)]
@@ -139,7 +139,7 @@ class _Writer:
 
 
 def _columns(columns: Sequence[Sequence[int]]) -> Iterator[str]:
-    """Invisible points from left to right, each with edges to nodes of its column."""
+    """Yields invisible points from left to right, each with edges to nodes of its column."""
     if not columns:
         return
     points = " -> ".join(f"o{at}" for at in range(len(columns)))
@@ -149,7 +149,7 @@ def _columns(columns: Sequence[Sequence[int]]) -> Iterator[str]:
 
 
 def _swap_ends(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of an edge that is written from its target to its source, and looks as if it were not."""
+    """Returns the attributes of an edge that is written from its target to its source, and looks as if it were not."""
     direction = attributes.get("dir", "forward")
     swapped = {**attributes, "dir": _DIRECTIONS.get(direction, direction)}
     for head, tail in _ENDS:

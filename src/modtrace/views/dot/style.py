@@ -88,7 +88,7 @@ class GraphStyle:
         self._tells_all = len(view.nodes) <= _MANY
 
     def graph(self, view: GraphView) -> Attributes:
-        """Of the whole picture."""
+        """Returns the attributes of the whole picture."""
         return {
             "fontname": self._font,
             "fontsize": 10,
@@ -104,7 +104,7 @@ class GraphStyle:
         }
 
     def all_nodes(self) -> Attributes:
-        """Of every node for which `node` says nothing else."""
+        """Returns the attributes of nodes, which `node` can override."""
         return {
             "shape": "box",
             "style": "rounded,filled",
@@ -118,7 +118,7 @@ class GraphStyle:
         }
 
     def all_edges(self) -> Attributes:
-        """Of every edge for which `edge` says nothing else."""
+        """Returns the attributes of edges, which `edge` can override."""
         return {
             "fontname": self._font,
             "fontsize": 8,
@@ -129,12 +129,12 @@ class GraphStyle:
         }
 
     def node(self, node: ViewNode) -> Attributes:
-        """Of one node: an op, a leaf, an output, or a closed layer."""
+        """Returns the attributes of one node: an op, a leaf, an output, or a closed layer."""
         found = {"label": render_label(node), "tooltip": self.tooltip(node), **_look(node)}
         return found | self.attributes if self.attributes else found
 
     def box(self, box: ViewBox) -> Attributes:
-        """Of the box around what is inside an open layer, or of a phase."""
+        """Returns the attributes of the box of an open layer, or of a phase."""
         hue = _HUES[box.phase]
         is_phase = box.kind == PHASE
         return {
@@ -201,7 +201,7 @@ def _line(edge: ViewEdge, source: ViewNode, target: ViewNode, is_across: bool) -
 
 
 def _is_across(source: ViewNode, target: ViewNode) -> bool:
-    """Whether an edge leads from one phase into another; leaves count as forward, and the optimizer ends a backward."""
+    """Returns whether an edge crosses phases; leaves count as forward, and the optimizer as the end of backward."""
     if source.kind in LEAF_KINDS:
         return target.phase not in (None, FORWARD)
     has_left = source.phase is not None and target.phase is not None and source.phase != target.phase

@@ -21,7 +21,7 @@ class Html(str):
 
 
 def quote(value: Any) -> str:
-    """A value as graphviz reads it: `"conv1"`, `"0.5"`, `"true"`; an `Html` stays what it is."""
+    """Returns a value as graphviz reads it: `"conv1"`, `"0.5"`, `"true"`; an `Html` stays what it is."""
     if isinstance(value, Html):
         return f"<{value}>"
     if isinstance(value, bool):
@@ -37,19 +37,19 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def escape_html(text: str) -> str:
-    """A text as part of an `Html`; a line break is one there too."""
+    """Returns a text as part of an `Html`; a line break is one there too."""
     if not text.isprintable():
         text = _NOT_XML.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\t", " "))
     return html.escape(text).replace("\n", "<br/>")
 
 
 def to_html(label: object) -> Html:
-    """A label as `Html`, whether it is one already or plain text."""
+    """Returns a label as `Html`, whether it is one already or plain text."""
     return label if isinstance(label, Html) else Html(escape_html(str(label)))
 
 
 def stack(lines: Sequence[str], grounds: Sequence[str | None] = ()) -> Html:
-    """Lines, or tables, of `Html` below each other; `grounds` are the colours that they stand on."""
+    """Stacks lines or tables of `Html`; `grounds` are their background colours."""
     cells = [_cell(line, ground) for line, ground in zip_longest(lines, grounds)]
     return Html(f'<table border="0" cellspacing="0" cellpadding="1">{"".join(cells)}</table>')
 

@@ -79,12 +79,12 @@ def write_graphml(view: GraphView, path: str | os.PathLike[str]) -> None:
 
 
 def render_graphml(view: GraphView) -> str:
-    """The whole text of the graph."""
+    """Returns the whole text of the graph."""
     return "".join(iterate_graphml(view))
 
 
 def iterate_graphml(view: GraphView) -> Iterator[str]:
-    """The text of the graph in pieces. What is not known, or empty, is left out."""
+    """Yields the text of the graph in pieces. What is not known, or empty, is left out."""
     yield _HEAD
     for owner, keys in (("graph", GRAPH_KEYS), ("node", NODE_KEYS), ("edge", EDGE_KEYS)):
         yield from (_declare(owner, name, type) for name, type in keys.items())
@@ -143,5 +143,5 @@ def _quote(text: str) -> str:
 
 
 def _make_valid(text: str) -> str:
-    """The text with what XML cannot hold written out: `\\x00`."""
+    """Returns the text with what XML cannot hold written out: `\\x00`."""
     return _NO_XML.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -41,12 +41,12 @@ class Wires:
     outputs: list[dict[tuple[_Shape, str | None], int]]  # of each node: the number of each shape and dtype
 
     def describe_outputs(self, number: int) -> list[dict[str, str]]:
-        """Shape and dtype of each output of a node; nothing where they are not known."""
+        """Returns shape and dtype of each output of a node; nothing where they are not known."""
         return [_describe_tensor(*each) for each in self.outputs[number]]
 
 
 def connect(view: GraphView) -> Wires:
-    """The edges of a view.
+    """Returns the edges of a view.
 
     Which output of a node an edge comes from is not in a view: what has the same shape and dtype is one output.
     """
@@ -62,7 +62,7 @@ def connect(view: GraphView) -> Wires:
 
 
 def _describe_edge(view: GraphView, edge: ViewEdge) -> dict[str, str]:
-    """The argument that reads, where the target is what reads; how often; whether it is of another folded layer."""
+    """Describes an edge: the argument that reads, how often, and whether it is of another folded layer."""
     described = {}
     if edge.slot and view.nodes[edge.target].kind not in (LAYER, TENSOR):
         described[_TAG] = edge.slot
@@ -116,12 +116,12 @@ def write_node_data(view: GraphView, path: str | os.PathLike[str]) -> list[Path]
 
 
 def render_model_explorer(view: GraphView, name: str) -> str:
-    """The whole text of a graph, a line for each node."""
+    """Returns the whole text of a graph, a line for each node."""
     return "".join(iterate_model_explorer(view, name))
 
 
 def iterate_model_explorer(view: GraphView, name: str) -> Iterator[str]:
-    """The text of a graph of this name in pieces."""
+    """Yields the text of a graph of this name in pieces."""
     boxes = name_boxes(view.boxes)
     yield f'{{"label":{_to_json(name)},"graphs":[{{"id":{_to_json(name)},"nodes":['
     separator = "\n"

@@ -31,7 +31,7 @@ def describe_view(view: GraphView) -> dict[str, str]:
 
 
 def describe_node(view: GraphView, number: int) -> dict[str, Any]:
-    """The attributes of a node; that which it goes back to, or repeats, is a link."""
+    """Returns the attributes of a node; that which it goes back to, or repeats, is a link."""
     node = view.nodes[number]
     described: dict[str, Any] = {"kind": node.kind, "name": node.name, **_describe_place(node)}
     described["sequence"] = str(number)
@@ -45,7 +45,7 @@ def describe_node(view: GraphView, number: int) -> dict[str, Any]:
 
 
 def describe_box(view: GraphView) -> Iterator[dict[str, str]]:
-    """The attributes of each box."""
+    """Yields the attributes of each box."""
     for box, parameters in zip(view.boxes, _count_parameters(view), strict=True):
         described = {"kind": box.kind, "name": box.name, **_describe_place(box), **_describe_numbers(box)}
         if parameters:
@@ -94,7 +94,7 @@ def _describe_values(item: ViewNode | ViewBox) -> dict[str, str]:
 
 
 def _count_parameters(view: GraphView) -> list[int | None]:
-    """The elements of the parameters that stand in each box; None where closed layers may hide some."""
+    """Returns the elements of the parameters that stand in each box; None where closed layers may hide some."""
     counts: list[int | None] = [0] * len(view.boxes)
     for node in view.nodes:
         if node.box < 0:
@@ -127,12 +127,12 @@ _BAD = "#d93025"
 
 
 def label_node(node: ViewNode) -> str:
-    """The short name, of a layer as that of a box."""
+    """Returns the short name, of a layer as that of a box."""
     if node.kind == LAYER:
         return label_layer(node)
     return f"{node.label or node.kind}{f' x{node.repeats}' if node.repeats > 1 else ''}"
 
 
 def color_border(node: ViewNode) -> str | None:
-    """Red for what raised or is not finite, else a colour for each kind of leaf; None for Model Explorer's own."""
+    """Returns red for what raised or is not finite, else the colour of a kind of leaf, else None."""
     return _BAD if node.raised or node.nonfinite else _BORDERS.get(node.kind)

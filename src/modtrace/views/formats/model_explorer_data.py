@@ -49,7 +49,7 @@ NODE_DATA = {
 
 
 def iterate_node_data(view: GraphView, graph: str, name: str) -> Iterator[str]:
-    """The text of one number of the nodes in pieces.
+    """Yields the text of one number of the nodes in pieces.
 
     Args:
         graph: the name that the graph was written with.
@@ -78,5 +78,5 @@ def _gradient(color: str) -> dict[str, Any]:
 
 
 def _bad_colors() -> dict[str, Any]:
-    """One bad element is as red as many."""
+    """Returns colours by which one bad element is as red as many."""
     return {"thresholds": [{"value": 0, "bgColor": _WHITE}, {"value": 2**63, "bgColor": _RED}]}

@@ -35,17 +35,17 @@ def write_perfetto(timeline: Timeline, path: str | os.PathLike[str]) -> None:
 
 
 def render_perfetto(timeline: Timeline) -> str:
-    """The whole trace, a line for each event: some 200 bytes for each call and op."""
+    """Returns the whole trace, a line for each event: some 200 bytes for each call and op."""
     return "".join(iterate_perfetto(timeline))
 
 
 def count_events(timeline: Timeline) -> int:
-    """How many events the trace has."""
+    """Returns how many events the trace has."""
     return len(_metadata(timeline)) + len(timeline.spans) + 2 * len(timeline.flows)
 
 
 def iterate_perfetto(timeline: Timeline) -> Iterator[str]:
-    """The text of the trace in pieces."""
+    """Yields the text of the trace in pieces."""
     yield f'{{"displayTimeUnit":"ns",\n"otherData":{_to_json(_other_data(timeline))},\n"traceEvents":[\n'
     yield _SEPARATOR.join(_to_json(each) for each in _metadata(timeline))
     writer = _SpanWriter(timeline)
@@ -74,13 +74,13 @@ def _other_data(timeline: Timeline) -> dict[str, Any]:
 
 
 def _to_wall_clock(unix_ns: int) -> str:
-    """ISO 8601 in UTC, to the nanosecond."""
+    """Writes a time as ISO 8601 in UTC, to the nanosecond."""
     seconds = datetime.fromtimestamp(unix_ns // 10**9, timezone.utc)
     return f"{seconds:%Y-%m-%dT%H:%M:%S}.{unix_ns % 10**9:09d}Z"
 
 
 def _metadata(timeline: Timeline) -> list[dict[str, Any]]:
-    """The names of the process and the lanes, and in which order the lanes stand."""
+    """Returns the names of the process and the lanes, and in which order the lanes stand."""
     events = [_name_process(timeline), _tell("process_sort_index", timeline.rank, sort_index=timeline.rank)]
     for tid, name in enumerate(_name_lanes(timeline.lanes), _FIRST_TID):
         events.append(_tell("thread_name", timeline.rank, tid, name=name))
@@ -123,7 +123,7 @@ class _SpanWriter:
         self._flow_kinds = flows.kind.tolist()
 
     def write(self, first: int, end: int) -> Iterator[str]:
-        """The events of some spans."""
+        """Yields the events of some spans."""
         spans = self._spans
         columns = (spans.kind, spans.lane, spans.start_ns, spans.duration_ns, spans.name)
         rows = zip(*(each[first:end].tolist() for each in columns), strict=True)
@@ -141,7 +141,7 @@ class _SpanWriter:
                 yield self._write_flow(flow, place)
 
     def _find_flows(self, first: int, end: int) -> Iterator[tuple[int, list[int]]]:
-        """For each row that has any the ends of its arrows: the source of n is n, its target behind all sources."""
+        """Yields each row with the ends of its arrows: end n is the source of arrow n; targets have higher numbers."""
         begin, stop = np.searchsorted(self._rows, [first, end]).tolist()
         ends = zip(self._rows[begin:stop].tolist(), self._order[begin:stop].tolist(), strict=True)
         for row, group in groupby(ends, key=lambda each: each[0]):
@@ -164,7 +164,7 @@ class _ArgWriter:
             self._texts = [*(f"{self._key}:{json.dumps(each)}," for each in detail.dictionary), ""]
 
     def write(self, first: int, end: int) -> list[str]:
-        """The texts for some rows."""
+        """Returns the texts for some rows."""
         values, key = self._values[first:end], self._key
         if self._texts is not None:
             texts = self._texts

@@ -31,7 +31,7 @@ _FORMATS = (".png", ".svg", ".pdf")
 def find_plotted(
     data: RecordingData, selection: Selection, *, stat: str, kind: Kind, step: int | None
 ) -> History | Exponents:
-    """The numbers of a picture; see `Recording.plot`.
+    """Returns the numbers of a picture; see `Recording.plot`.
 
     Raises:
         TypeError, ValueError: nothing is meant, there is no such statistic or kind, or it was not measured.

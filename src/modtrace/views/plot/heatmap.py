@@ -59,7 +59,7 @@ def plot_heatmap(history: History, ax: "Axes | None" = None) -> "Axes":
 
 
 def _by_state(history: History) -> History:
-    """All parameters' first state, then all their second one: as far as names are left out, the next one tells."""
+    """Orders the sites by state, then by parameter: the first state of all parameters, then the second."""
     states = [state_of(site) for site in history.sites]
     order = sorted(range(len(states)), key=lambda at: states.index(states[at]))
     return replace(
@@ -72,7 +72,7 @@ def _by_state(history: History) -> History:
 
 
 def cells_of(steps: npt.NDArray[np.int64]) -> tuple[Numbers, npt.NDArray[np.int64]]:
-    """The columns of a map over steps: where each begins, with the last one's end, and its step as an index.
+    """Returns the columns of a map over steps: where each begins, with the last one's end, and its step as an index.
 
     A column is as wide as the nearest two steps are apart; -1 are columns between steps that are further apart.
     """

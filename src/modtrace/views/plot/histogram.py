@@ -146,7 +146,7 @@ def _draw(ax: "Axes", x: Numbers, y: Numbers, shares: Numbers) -> None:
 
 
 def _ticks(powers: _Powers) -> dict[float, str]:
-    """Where the axis of magnitudes has marks, and what they say."""
+    """Returns where the axis of magnitudes has marks, and what they say."""
     first, last = map(int, powers.bounds)
     every = next(each for each in (1, 2, 4, 8, 16, 32) if (last - first) / each <= 10)
     inside = range(first + powers.zero, last + 1 - powers.nonfinite)
@@ -172,7 +172,7 @@ def _draw_strips(draw_line: Callable[..., Any], powers: _Powers) -> None:
 
 
 def _ends_of(powers: _Powers) -> list[_End]:
-    """The ends that are in sight."""
+    """Returns the ends that are in sight."""
     first, last = powers.bounds
     room = _ROOM * (last - first)
     seen: list[_End] = []

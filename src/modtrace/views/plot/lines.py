@@ -72,7 +72,7 @@ def _plot_one(ax: "Axes", history: History, column: int, color: Any) -> None:
 
 
 def _with_gaps(steps: npt.NDArray[np.int64], values: Numbers) -> tuple[Numbers, Numbers]:
-    """The points of a line, with NaN where it is broken: at what is not finite, and where steps were left out."""
+    """Returns the points of a line, with NaN where it breaks: at non-finite values and where steps were left out."""
     values = np.where(np.isfinite(values), values, np.nan)
     apart = np.diff(steps)
     gaps = np.flatnonzero(apart > 1.5 * np.median(apart)) + 1 if len(apart) else np.empty(0, np.int64)
@@ -80,7 +80,7 @@ def _with_gaps(steps: npt.NDArray[np.int64], values: Numbers) -> tuple[Numbers, 
 
 
 def _has_lonely(values: Numbers) -> bool:
-    """Whether a value has no neighbour that a line could lead to."""
+    """Returns whether a value has no neighbour that a line could lead to."""
     known = np.pad(np.isfinite(values), 1)
     return bool((known[1:-1] & ~known[:-2] & ~known[2:]).any())
 
@@ -138,14 +138,14 @@ def _label(ax: "Axes", history: History, colors: Any) -> None:
 
 
 def _label_gap(ax: "Axes") -> float:
-    """How far apart labels are, as a part of the height of the axes."""
+    """Returns how far apart labels are, as a part of the height of the axes."""
     figure = ax.get_figure(root=True)
     dpi = 72.0 if figure is None else figure.dpi
     return float(_LABEL_POINTS * dpi / 72 / max(ax.get_window_extent().height, 1))
 
 
 def _end_of(ax: "Axes", values: Numbers) -> float:
-    """How high the line ends, as a part of the height of the axes; at the top where it has no finite value."""
+    """Returns how high the line ends, as a part of the height of the axes; at the top where it has no finite value."""
     finite = values[np.isfinite(values)]
     if not len(finite):
         return 1.0
@@ -154,7 +154,7 @@ def _end_of(ax: "Axes", values: Numbers) -> float:
 
 
 def _move_apart(heights: list[float], gap: float) -> list[float]:
-    """The heights moved apart as little as need be: names that would overlap stand about their common middle."""
+    """Moves heights apart as little as needed: names that would overlap surround their common middle."""
     order = np.argsort(heights, kind="stable").tolist()
     piles: list[list[int]] = []
     middles: list[float] = []
@@ -174,7 +174,7 @@ def _move_apart(heights: list[float], gap: float) -> list[float]:
 
 
 def _middle_of(pile: list[int], heights: list[float], gap: float) -> float:
-    """Where a pile of names stands: within the axes."""
+    """Returns where a pile of names stands: within the axes."""
     half = gap * (len(pile) - 1) / 2
     return float(np.clip(np.mean([heights[each] for each in pile]), half, max(half, 1 - half)))
 

@@ -35,7 +35,7 @@ Scale = Literal["linear", "log", "symlog"]
 
 
 def title_of(stat: str, role: str) -> str:
-    """What is shown: "root mean square of outputs"."""
+    """Returns what is shown: "root mean square of outputs"."""
     return f"{label_of(stat)} of {describe_role(role)}"
 
 
@@ -51,7 +51,7 @@ def describe_role(role: str) -> str:
 
 
 def new_axes(width: float, height: float) -> "Axes":
-    """The axes of a figure of its own. It is not registered with pyplot, so no window opens and pyplot keeps nothing.
+    """Returns the axes of a new figure, which pyplot does not know, so that no window opens and nothing is kept.
 
     Raises:
         MissingLibraryError: matplotlib is not installed.
@@ -66,7 +66,7 @@ def new_axes(width: float, height: float) -> "Axes":
 
 
 def add_bar(ax: "Axes", shown: "ScalarMappable", label: str = "") -> "Colorbar":
-    """A colour bar beside the axes."""
+    """Returns a colour bar beside the axes."""
     figure = ax.get_figure(root=False)
     assert figure is not None  # axes without a figure cannot be made
     bar = figure.colorbar(shown, ax=ax, pad=0.02, aspect=30, label=label)
@@ -88,13 +88,13 @@ def strip_frame(ax: "Axes") -> None:
 
 
 def drawable(values: Numbers) -> Numbers:
-    """The values with what matplotlib's axes of powers overflow at (3.11) as infinite, and what is as small as 0."""
+    """Returns the values with those as 0 or infinite at which matplotlib's log axes overflow (3.11)."""
     magnitudes = np.abs(values)
     return np.where(magnitudes > _LARGEST, np.inf, np.where(magnitudes < 1 / _LARGEST, 0, values))
 
 
 def choose_scale(values: Numbers) -> Scale:
-    """`log` where magnitudes differ widely, `symlog` where there are zeros or signs among them, else `linear`."""
+    """Returns `log` where magnitudes differ widely, `symlog` if some are zero or negative, else `linear`."""
     finite = values[np.isfinite(values)]
     magnitudes = np.abs(finite[finite != 0])
     if not len(magnitudes) or float(magnitudes.max()) < _WIDE * float(magnitudes.min()):
@@ -107,14 +107,14 @@ def choose_scale(values: Numbers) -> Scale:
 
 
 def linear_part(values: Numbers) -> float:
-    """Up to which magnitude a `symlog` scale is linear."""
+    """Returns up to which magnitude a `symlog` scale is linear."""
     finite = values[np.isfinite(values)]
     magnitudes = np.abs(finite[finite != 0])
     return float(np.median(magnitudes) if finite.min() < 0 else magnitudes.min())
 
 
 def color_scale(values: Numbers) -> "tuple[str, Normalize]":
-    """The name of a colour map and where in it each value stands; two colours about zero for values of both signs."""
+    """Returns the name of a colour map, diverging about zero for values of both signs, and the norm of the values."""
     from matplotlib import colors
 
     finite = values[np.isfinite(values)]

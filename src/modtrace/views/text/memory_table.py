@@ -31,7 +31,7 @@ CALLS_NOTE = "alloc, peak: of the module's call with most, with what runs inside
 def render_memory_table(
     table: MemoryTable, *, top: int | None = None, width: int | None = None, color: bool = False
 ) -> str:
-    """The rows with what they save and allocate, and the sum of all.
+    """Returns the rows with what they save and allocate, and the sum of all.
 
     Args:
         top: modules to show; None for all.
@@ -48,7 +48,7 @@ def render_memory_table(
 
 
 def render_memory_table_json(table: MemoryTable, *, top: int | None = None) -> str:
-    """The fields of the table and its rows; sizes are bytes."""
+    """Returns the fields of the table and its rows; sizes are bytes."""
     return json.dumps(asdict(replace(table, rows=table.rows[:top]))) + "\n"
 
 
@@ -114,7 +114,7 @@ def _phase_columns(phase: str, lines: Sequence[_Line]) -> list[Column]:
 
 
 def _format_inside(row: MemoryRow) -> str:
-    """Empty where nothing inside saves anything."""
+    """Returns an empty text where nothing inside saves anything."""
     inside = row.saved_inside
     return _format_bytes(inside.saved_bytes, inside.unknown) if inside != row.saved else ""
 

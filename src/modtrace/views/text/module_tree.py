@@ -40,7 +40,7 @@ def render_module_tree(
     width: int | None = None,
     color: bool = False,
 ) -> str:
-    """The tree with its times and values, the table of module types, and where the rest of the step went.
+    """Returns the tree with its times and values, the table of module types, and where the rest of the step went.
 
     Args:
         depth: levels below the roots; 0 shows the roots alone, None everything.
@@ -137,7 +137,7 @@ def _tree_columns(
 
 
 def _phases(tree: ModuleTree) -> list[str]:
-    """The phases that have calls in the step."""
+    """Returns the phases that have calls in the step."""
     return [phase for phase in MODULE_PHASES if tree.phase(phase).calls]
 
 
@@ -224,7 +224,7 @@ def _type_columns(rows: Sequence[TypeTimes], tree: ModuleTree) -> list[Column]:
 
 
 def _rest(tree: ModuleTree) -> list[Text]:
-    """What the tree does not show: the optimizer, the time outside modules, and how its columns are read."""
+    """Returns what the tree does not show: the optimizer, the time outside modules, and how its columns are read."""
     lines = []
     if tree.optimizer.calls:
         lines.append(_describe_rest("optimizer", tree.optimizer.total_ns, tree))

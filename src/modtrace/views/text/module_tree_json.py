@@ -19,7 +19,7 @@ _DERIVED: Mapping[type, Sequence[str]] = {
 
 
 def render_module_tree_json(tree: ModuleTree) -> str:
-    """The fields of the tree, its nodes nested in `roots` and `children`, and the table of `types`.
+    """Returns the fields of the tree, its nodes nested in `roots` and `children`, and the table of `types`.
 
     JSON has no numbers for what is not finite: "NaN", "Infinity" and "-Infinity" are given, which Python's
     `float()` and JavaScript's `Number()` read.
@@ -39,7 +39,7 @@ def _to_json(value: Any) -> Any:
 
 
 def _render_nodes(roots: Sequence[ModuleNode]) -> str:
-    """The nodes as a JSON list, written from left to right: `json.dumps` would recurse into deep models."""
+    """Returns the nodes as a JSON list, written from left to right: `json.dumps` would recurse into deep models."""
     parts: list[str] = []
     waiting: list[ModuleNode | str] = ["]", *_with_commas(roots), "["]
     while waiting:
@@ -56,6 +56,6 @@ def _render_nodes(roots: Sequence[ModuleNode]) -> str:
 
 
 def _with_commas(nodes: Sequence[ModuleNode]) -> list[ModuleNode | str]:
-    """The nodes from last to first, with commas between them."""
+    """Returns the nodes from last to first, with commas between them."""
     separated: list[ModuleNode | str] = [each for node in reversed(nodes) for each in (node, ", ")]
     return separated[:-1]

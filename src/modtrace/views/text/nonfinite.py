@@ -20,7 +20,7 @@ def render_nonfinite(
     notes: Sequence[Note] = (),
     color: bool = False,
 ) -> str:
-    """What was found and where, or how much there was to look at.
+    """Returns what was found and where, or how much there was to look at.
 
     Args:
         marks: what is missing from the recording; the first values may be missing too.
@@ -33,7 +33,7 @@ def render_nonfinite(
 
 
 def render_nonfinite_json(found: NonFinite | None, measured: Measured, *, marks: Sequence[str] = ()) -> str:
-    """The fields of both; `first` is null where nothing was found in what is there: `marks` say what is missing."""
+    """Writes the fields of both; `first` is null where nothing was found, and `marks` say what is missing."""
     told = {"first": asdict(found) if found else None, "measured": asdict(measured), "marks": list(marks)}
     return json.dumps(told) + "\n"
 
@@ -51,7 +51,7 @@ def _describe(found: NonFinite) -> list[Text]:
 
 
 def _describe_tensor(found: NonFinite) -> str:
-    """`output ['logits'] of blocks.1@1 in GPT`: slot, module, call and root."""
+    """Describes slot, module, call and root: `output ['logits'] of blocks.1@1 in GPT`."""
     known = BY_NAME.get(found.role or "")
     role = known.of_one if known else found.role or "a tensor of an unknown site"
     what = f"{role} {found.slot}".rstrip()

@@ -15,7 +15,7 @@ _DISPENSABLE = ("type", "phase")
 def render_op_paths(
     paths: OpPaths, *, top: int | None = None, width: int | None = None, color: bool = False
 ) -> str:
-    """A line for each op, in the order in which they ran.
+    """Returns a line for each op, in the order in which they ran.
 
     Args:
         top: ops to show, from the first; None for all.
@@ -33,14 +33,14 @@ def render_op_paths(
 
 
 def render_modules(paths: OpPaths) -> str:
-    """The path of each module in which ops ran, of a root its name; a line for several ops in a row."""
+    """Returns the path of each module in which ops ran, of a root its name; a line for several ops in a row."""
     has_several = _has_several_roots(paths)
     names = collapse(_module_name(row, has_several) for row in paths.rows if row.path is not None)
     return "".join(f"{printable(name)}\n" for name in names)
 
 
 def render_op_paths_json(paths: OpPaths, *, top: int | None = None) -> str:
-    """The fields of the paths and their rows, and the paths of the modules, repeats in a row once."""
+    """Returns the fields of the paths and their rows, and the paths of the modules, repeats in a row once."""
     rows = [row._asdict() for row in paths.rows[:top]]
     return json.dumps(asdict(replace(paths, rows=())) | {"rows": rows, "modules": paths.modules()}) + "\n"
 

@@ -31,7 +31,7 @@ _END = [Text("")]
 def render_op_table(
     table: OpTable, *, top: int | None = None, width: int | None = None, color: bool = False
 ) -> str:
-    """The rows with their times and costs, and the sum of all.
+    """Returns the rows with their times and costs, and the sum of all.
 
     Args:
         top: rows to show; None for all.
@@ -48,12 +48,12 @@ def render_op_table(
 
 
 def render_op_table_json(table: OpTable, *, top: int | None = None) -> str:
-    """The fields of the table and its rows; times are nanoseconds."""
+    """Returns the fields of the table and its rows; times are nanoseconds."""
     return json.dumps(asdict(replace(table, rows=table.rows[:top]))) + "\n"
 
 
 def _columns(table: OpTable, rows: Sequence[OpRow]) -> list[Column]:
-    """The rows, and below them the sum of all."""
+    """Returns the rows, and below them the sum of all."""
     sums = [*(row.sums.together for row in rows), table.sums.together]
     by_phase = [*(row.sums for row in rows), table.sums]
     columns = [
@@ -100,7 +100,7 @@ def _describe_busiest(table: OpTable, row: OpRow) -> str | None:
 
 
 def _phases(table: OpTable) -> list[str]:
-    """The phases that have ops, if there are several."""
+    """Returns the phases that have ops, if there are several."""
     found = [name for name in PHASES if table.sums.phase(name).ops]
     return found if len(found) > 1 else []
 

@@ -19,7 +19,7 @@ class TreeLine(NamedTuple):
 
 
 def draw_lines(roots: Sequence[ModuleNode], depth: int | None) -> Iterator[TreeLine]:
-    """The nodes down to `depth` levels below the roots, in the order of reading."""
+    """Yields the nodes down to `depth` levels below the roots, in the order of reading."""
     waiting = [(node, 0, "", "") for node in reversed(roots)]
     while waiting:
         node, level, around, corner = waiting.pop()

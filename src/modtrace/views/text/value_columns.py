@@ -23,7 +23,7 @@ _NONFINITE_STYLE = "bold red"
 
 
 def value_columns(rows: Sequence[ValueSummary | SlotValues | None]) -> list[Column]:
-    """One cell a row in each; empty where nothing was measured."""
+    """Returns one cell a row in each; empty where nothing was measured."""
     columns = [
         Column("out rms", [_format_rms(row.output if row else None) for row in rows]),
         Column("out max", [_format_max(row.output if row else None) for row in rows]),
@@ -45,7 +45,7 @@ def describe_nonfinite(values: ValueSummary | None) -> Iterator[Text]:
 
 
 def shown_slots(values: ValueSummary | None) -> Sequence[SlotValues]:
-    """The slots that have something to say beside the module: not the only one of a plain tensor."""
+    """Returns the slots that have something to say beside the module: not the only one of a plain tensor."""
     return [each for each in values.slots if each.slot or len(values.slots) > 1] if values else ()
 
 
