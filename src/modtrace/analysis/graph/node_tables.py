@@ -1,4 +1,4 @@
-"""Drafts of a graph's nodes: ops, leaves and outputs as columns, in any order."""
+"""Tables of a graph's nodes: ops, leaves and outputs as columns, in any order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -22,7 +22,7 @@ SKETCH_SIZE = 64
 LANES = 64  # consecutive elements: a block
 BLOCKS = 4096  # consecutive blocks: a chunk
 CHUNK = LANES * BLOCKS
-_BLOCKS_PER_GROUP = 16  # blocks that share the signs of their lanes, spread all over the chunk
+_BLOCKS_PER_GROUP = 16  # blocks that share the signs of their lanes, distributed over the chunk
 
 WORDS = 65536  # words in a row: the weight of a word is that of its place in the row, times that of the row
 
