@@ -255,6 +255,13 @@ def test_every_test_named_on_a_page_exists(page: Path) -> None:
     ] == []
 
 
+def test_every_promise_has_a_test_that_shows_it() -> None:
+    page = (PROJECT / "docs" / "promises.md").read_text(encoding="utf-8")
+    promises = re.findall(r"^\| ([A-Z].+) \| (.+) \|$", page, re.MULTILINE)
+    assert len(promises) > 15
+    assert [promise for promise, shown_by in promises if "](../tests/" not in shown_by] == []
+
+
 @EACH_PAGE
 def test_no_line_is_longer_than_120_characters_outside_of_tables(page: Path) -> None:
     lines = page.read_text(encoding="utf-8").splitlines()

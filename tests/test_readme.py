@@ -82,6 +82,18 @@ def test_commands_and_their_options_exist(command: str, about: str) -> None:
     assert [option for option in options if not re.search(rf"(?<![\w-]){option}(?![\w-])", text)] == []
 
 
+def test_commands_that_answer_questions_and_their_options_are_in_the_table() -> None:
+    described = {command.split()[1]: f"`{command}` {about}" for command, about in table_rows("Commands")}
+    section = README.split("## What else it answers\n")[1].split("\n## ")[0]
+    asked = re.findall(r"^\| .+\? \| `modtrace (\w+) ([^`]+)` \|", section, re.MULTILINE)
+    assert len(asked) == 10
+    for command, rest in asked:
+        options = re.findall(r"(?<!\S)--?[\w-]+", rest)
+        assert [
+            each for each in options if not re.search(rf"(?<![\w-]){each}(?![\w-])", described[command])
+        ] == []
+
+
 def test_every_command_is_in_the_table() -> None:
     assert [command.split()[1] for command, _ in table_rows("Commands")] == list(COMMANDS)
 
@@ -91,6 +103,18 @@ def test_make_targets_exist() -> None:
     targets = re.findall(r"make (\w+)", " ".join(console_lines()))
     assert set(targets) == {"demo", "test"}
     assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
+
+
+def test_readme_is_read_in_one_go() -> None:
+    assert len(README.splitlines()) <= 200
+
+
+def test_costs_in_the_readme_are_those_of_their_page() -> None:
+    page = (PROJECT / "docs" / "costs.md").read_text(encoding="utf-8")
+    section = README.split("## What it costs, and what it promises\n")[1]
+    named = re.findall(r"\b(1\.\d+) times", section)
+    assert named
+    assert [each for each in named if each not in page] == []
 
 
 def test_extras_and_versions_are_those_of_the_project() -> None:
