@@ -80,8 +80,9 @@ format: env  ## put the sources into the project's format
 	$(BIN)/ruff check --fix $(CHECKED)
 	$(BIN)/ruff format $(CHECKED)
 
-docs: env  ## write docs/schema.md anew from the schemas
+docs: env  ## write docs/schema.md anew from the schemas, and draw docs/packages.svg from the allowed imports
 	$(BIN)/python docs/make_schema.py
+	$(BIN)/python docs/make_drawing.py
 
 bench: env $(BENCH_STAMP)  ## print the cost of recording beside plain runs, PyTorch's own trackers and other tracers
 	$(BIN)/python benchmarks/scopes.py

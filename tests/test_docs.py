@@ -188,6 +188,23 @@ def test_the_page_of_tables_has_every_column() -> None:
         assert re.findall(r"^\| `(\w+)` \|", parts[table], re.MULTILINE) == columns.names
 
 
+def test_the_drawing_has_every_package_and_every_arrow() -> None:
+    script = runpy.run_path(str(PROJECT / "docs" / "make_drawing.py"))
+    drawing = (PROJECT / "docs" / "packages.svg").read_text(encoding="utf-8")
+    folders = {str(each.parent.relative_to(PACKAGE)) for each in PACKAGE.rglob("__init__.py")} - {"."}
+    drawn = set(re.findall(r'<g id="(\S+)" class="(?:node|cluster)">', drawing))
+    assert sorted((folders | script["boxes"]()) - drawn) == [], "run `make docs`"
+    arrows = re.findall(r'<g id="(\S+) to (\S+)" class="edge">', drawing)
+    assert sorted(arrows) == sorted(script["arrows"]()), "run `make docs`"
+
+
+def test_arrows_of_the_drawing_are_those_that_others_do_not_imply() -> None:
+    nearest = runpy.run_path(str(PROJECT / "docs" / "make_drawing.py"))["_nearest"]
+    may_import = {"top": {"middle", "bottom"}, "middle": {"bottom"}, "bottom": set()}
+    assert nearest("top", may_import) == {"middle"}
+    assert nearest("middle", may_import) == {"bottom"}
+
+
 def test_every_package_has_a_row_in_the_tables_of_changes() -> None:
     files = [each for each in PACKAGE.rglob("*.py") if each.name != "__init__.py"]
     packages = {f"{each.parent.relative_to(PROJECT)}/" for each in files}
