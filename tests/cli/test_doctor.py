@@ -65,7 +65,7 @@ def test_missing_torch_is_told() -> None:
 
 
 def test_every_name_of_torch_is_looked_for() -> None:
-    from modtrace.torch_internals import CHECKS
+    from modtrace.torch_internals.all_checks import CHECKS
 
     assert len(diagnose().torch_names) == len(CHECKS)
 

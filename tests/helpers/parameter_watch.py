@@ -17,7 +17,7 @@ from modtrace.collect.values.parameter_sites import ParameterSites
 from modtrace.collect.values.parameters import ParameterTaps
 from modtrace.measure.measurer import Measurement
 from modtrace.recording.options.capture import Capture
-from modtrace.torch_internals import unseen
+from modtrace.torch_internals.modes import unseen
 
 
 class Seen(NamedTuple):

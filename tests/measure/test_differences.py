@@ -11,7 +11,7 @@ from torch import nn
 
 from helpers.user_modes import SeesFunctions, SeesOps
 from modtrace.measure.differences import Before, Difference
-from modtrace.torch_internals import unseen
+from modtrace.torch_internals.modes import unseen
 
 HALVES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 FLOATS = (torch.float32, torch.float64, *HALVES)

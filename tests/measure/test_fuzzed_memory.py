@@ -26,7 +26,7 @@ from modtrace.measure.want import Extra, Want
 from modtrace.recording.raw_tensor import copy_raw
 from modtrace.recording.statistics.fingerprints import bucket_and_sign, hash_weight
 from modtrace.recording.statistics.sample import sample_positions
-from modtrace.torch_internals import unseen
+from modtrace.torch_internals.modes import unseen
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 

@@ -18,7 +18,7 @@ from modtrace.measure import measurer as measurer_module
 from modtrace.measure import native_moments
 from modtrace.measure.measurer import Measurer, quiet
 from modtrace.measure.rows import DeviceRows, HostRows
-from modtrace.torch_internals import unseen
+from modtrace.torch_internals.modes import unseen
 
 # Nobody hears of it.
 

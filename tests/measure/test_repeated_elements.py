@@ -13,7 +13,7 @@ from modtrace.measure.extras import Extras
 from modtrace.measure.memory import too_many
 from modtrace.measure.user_functions import UserFunctions
 from modtrace.measure.want import Extra, Want
-from modtrace.torch_internals import unseen
+from modtrace.torch_internals.modes import unseen
 
 kernel = kernels.both_kernels(
     (measurer, "measure_into"), (fingerprints, "compiled"), (tier2_kernel, "tier2_into")

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from ..torch_internals import kind_of, plain_kinds
+from ..torch_internals.tensors import kind_of, plain_kinds
 from .dtypes import format_of
 from .elements import to_floats
 from .measurer import shortened, why_not

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..torch_internals import kind_of, outside_transforms, plain_kinds, tracing_state, unseen
+from ..torch_internals.modes import tracing_state, unseen
+from ..torch_internals.tensors import kind_of, plain_kinds
+from ..torch_internals.transforms import outside_transforms
 from .device_fingerprints import hash_on_device, sketch_on_device
 from .device_tier2 import channel_max_on_device, sample_on_device, tier2_on_device
 from .dtypes import Format, Raw, format_of

@@ -7,14 +7,9 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from ..torch_internals import (
-    DisableTorchFunction,
-    kind_of,
-    outside_transforms,
-    plain_kinds,
-    tracing_state,
-    unseen,
-)
+from ..torch_internals.modes import DisableTorchFunction, tracing_state, unseen
+from ..torch_internals.tensors import kind_of, plain_kinds
+from ..torch_internals.transforms import outside_transforms
 from .cpu_kernel import measure_array, repeat
 from .device_kernel import measure_on_device
 from .dtypes import format_of

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..torch_internals import unseen
+from ..torch_internals.modes import unseen
 from .cpu_kernel import RawStatistics
 
 Table = npt.NDArray[np.float64]

@@ -7,7 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from ..torch_internals import batched_below, functional_below, is_functorch_tensor, wrapped_by_functorch
+from ..torch_internals.transforms import (
+    batched_below,
+    functional_below,
+    is_functorch_tensor,
+    wrapped_by_functorch,
+)
 from .memory import why_unread
 
 _SPARSE_COO = torch.sparse_coo

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ..torch_internals import outside_transforms, unseen
+from ..torch_internals.modes import unseen
+from ..torch_internals.transforms import outside_transforms
 from .json_values import to_json_value
 from .measurer import shortened
 from .want import Extra

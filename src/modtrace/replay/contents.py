@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from ..measure.memory import is_held
-from ..torch_internals import negated_view, outside_transforms, unseen
+from ..torch_internals.modes import unseen
+from ..torch_internals.tensors import negated_view
+from ..torch_internals.transforms import outside_transforms
 
 _DIGEST_BYTES = 16
 

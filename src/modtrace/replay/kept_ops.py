@@ -9,7 +9,9 @@ import torch
 
 from ..collect.ops.mode import tensors_in
 from ..collect.ops.schemas import OpSchema, base_name
-from ..torch_internals import has_own_dispatch, is_functorch_tensor, schema_arguments
+from ..torch_internals.ops import schema_arguments
+from ..torch_internals.tensors import has_own_dispatch
+from ..torch_internals.transforms import is_functorch_tensor
 from .contents import alias_of, aside, copy_storage, digest
 from .generators import GeneratorStates
 from .templates import Template

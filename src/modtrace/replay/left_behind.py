@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from ..collect.scopes import process
-from ..torch_internals import MODULE_HOOKS, TENSOR_HOOKS, hooks_and_modes
+from ..torch_internals.modules import MODULE_HOOKS, hooks_and_modes
+from ..torch_internals.tensors import TENSOR_HOOKS
 
 
 def look_around(model: nn.Module) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..collect.structures.find import Slot, find_slots
-from ..torch_internals import DisableTorchFunction
+from ..torch_internals.modes import DisableTorchFunction
 from .contents import aside, digest
 from .generators import AllGenerators
 from .left_behind import look_around

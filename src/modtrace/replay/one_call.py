@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from ..recording.protocols import RecordingData
-from ..torch_internals import is_compiled
+from ..torch_internals.dynamo import is_compiled
 from .failing_place import find_failing_place
 from .model_state import ModelState, copy_arguments
 from .quiet_recorder import every_row, recording_ops

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..torch_internals import number_arguments
+from ..torch_internals.ops import number_arguments
 from .contents import copy_of, tensor_in
 from .kept_ops import KeptOp
 from .op_families import CUTTING, PASSED_OVER, may_be_index

@@ -10,7 +10,7 @@ from torch import nn
 from ..collect.ops.mode import UnwrappedMode
 from ..collect.ops.schemas import name_of
 from ..recording.protocols import RecordingData
-from ..torch_internals import keep_out_of_dynamo
+from ..torch_internals.dynamo import keep_out_of_dynamo
 from .kept_ops import OpKeep
 from .model_run import Results, run_model
 from .quiet_recorder import every_row, recording_ops

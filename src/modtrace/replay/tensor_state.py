@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ..torch_internals import TENSOR_HOOKS, set_version, version_of
+from ..torch_internals.tensors import TENSOR_HOOKS, set_version, version_of
 from .contents import alias_of, aside, digest
 
 

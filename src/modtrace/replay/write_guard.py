@@ -7,7 +7,7 @@ import torch
 
 from ..collect.ops.mode import UnwrappedMode, tensors_in
 from ..collect.ops.schemas import OpSchema
-from ..torch_internals import keep_out_of_dynamo
+from ..torch_internals.dynamo import keep_out_of_dynamo
 
 
 class WriteGuard(UnwrappedMode):

@@ -15,7 +15,7 @@ import modtrace
 from collect.ops.test_ops_lifetimes import small_step
 from helpers.user_modes import SeesFunctions, SeesOps
 from modtrace.collect.tensor_ids import tensor_ids
-from modtrace.torch_internals import unseen
+from modtrace.torch_internals.modes import unseen
 
 
 def recorded(run: Callable[[], object], **options: Any) -> modtrace.Recording:

@@ -5,13 +5,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ...torch_internals import (
-    current_node,
-    graph_task_id,
-    is_dynamo_compiling,
-    queue_callback,
-    sequence_nr,
-)
+from ...torch_internals.autograd import current_node, graph_task_id, queue_callback, sequence_nr
+from ...torch_internals.dynamo import is_dynamo_compiling
 from ..log.listeners import Subscribers
 from ..log.segments import CallRef, Segment
 from ..log.thread_log import Backward, ThreadLogs

@@ -7,13 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...torch_internals import (
-    ACCUMULATE_SEQUENCE_NR,
-    DisableTorchFunction,
-    has_function_modes,
-    is_functorch_tensor,
-    keep_out_of_dynamo,
-)
+from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR
+from ...torch_internals.dynamo import keep_out_of_dynamo
+from ...torch_internals.modes import DisableTorchFunction, has_function_modes
+from ...torch_internals.transforms import is_functorch_tensor
 from ..log.listeners import Listener, Subscribers
 from ..log.segments import Segment
 from ..log.thread_log import ThreadLog

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import base_of, will_engine_execute
+from ...torch_internals.autograd import will_engine_execute
+from ...torch_internals.tensors import base_of
 from ..log.segments import CallRef
 from .graph_watch import node_of
 

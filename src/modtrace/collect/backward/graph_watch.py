@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import grad_fn_of, is_dynamo_compiling, is_functorch_tensor
+from ...torch_internals.dynamo import is_dynamo_compiling
+from ...torch_internals.tensors import grad_fn_of
+from ...torch_internals.transforms import is_functorch_tensor
 from ..log.segments import Segment
 from ..structures.find import find_slots
 

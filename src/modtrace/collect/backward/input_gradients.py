@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...torch_internals import ACCUMULATE_SEQUENCE_NR, is_dynamo_compiling, unseen
+from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR
+from ...torch_internals.dynamo import is_dynamo_compiling
+from ...torch_internals.modes import unseen
 from .backward_call import BackwardCall
 from .call_tensors import Key, keys_of
 from .plan import EngineGraph

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ...torch_internals import ACCUMULATE_SEQUENCE_NR
+from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR
 from ..log.segments import Segment
 from .backward_call import BackwardCall, SegmentCalls
 from .call_tensors import Key, keys_of

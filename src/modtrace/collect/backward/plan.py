@@ -8,13 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...torch_internals import (
-    ACCUMULATE_SEQUENCE_NR,
-    grad_fn_of,
-    is_functorch_tensor,
-    output_nr_of,
-    will_engine_execute,
-)
+from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR, will_engine_execute
+from ...torch_internals.tensors import grad_fn_of, output_nr_of
+from ...torch_internals.transforms import is_functorch_tensor
 from ..log.nesting import Ints
 from ..log.segments import CallRef, Segment
 from ..log.thread_log import ThreadLog

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from ...torch_internals import is_custom_function, is_reentrant_checkpoint
+from ...torch_internals.autograd import is_custom_function
+from ...torch_internals.checkpoint import is_reentrant_checkpoint
 from ..log.segments import CallRef, Segment
 from ..log.thread_log import ThreadLog
 

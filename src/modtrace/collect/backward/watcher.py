@@ -6,14 +6,8 @@ from typing import Any
 
 import torch
 
-from ...torch_internals import (
-    EngineEntry,
-    graph_task_id,
-    is_dynamo_compiling,
-    is_tracing,
-    keep_out_of_dynamo,
-    sequence_nr,
-)
+from ...torch_internals.autograd import EngineEntry, graph_task_id, sequence_nr
+from ...torch_internals.dynamo import is_dynamo_compiling, is_tracing, keep_out_of_dynamo
 from ..log.listeners import Subscribers
 from ..log.segments import BackwardSpan, CallRef, Segment
 from ..log.thread_log import Backward, ThreadLog, ThreadLogs
@@ -41,7 +35,7 @@ class BackwardWatcher:
         keep_out_of_dynamo(CallHooks.plan, CallHooks._move_on, CallHooks._mark, GraphWatch.__call__)
         keep_out_of_dynamo(BackwardWatcher._make, BackwardWatcher._begin, BackwardWatcher._end)
         keep_out_of_dynamo(BackwardWatcher._wrap, BackwardWatcher._run, with_callees=False)
-        self._entry.replace(self._wrap)
+        self._entry.wrap(self._wrap)
 
     def stop(self) -> None:
         """Restores the entry."""

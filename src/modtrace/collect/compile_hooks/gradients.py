@@ -7,7 +7,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from ...torch_internals import base_of, graph_task_id, is_functorch_tensor, keep_out_of_dynamo, queue_callback
+from ...torch_internals.autograd import graph_task_id, queue_callback
+from ...torch_internals.dynamo import keep_out_of_dynamo
+from ...torch_internals.tensors import base_of
+from ...torch_internals.transforms import is_functorch_tensor
 from .op import Event, report
 
 

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from ...torch_internals import is_compile_wrapper, is_dynamo_compiling, keep_out_of_dynamo, unseen
+from ...torch_internals.dynamo import is_compile_wrapper, is_dynamo_compiling, keep_out_of_dynamo
+from ...torch_internals.modes import unseen
 from ..names.module_names import named_modules
 from .gradients import Awaited, AwaitedInputs, gets_gradient, keep_gradients_out_of_dynamo
 from .op import Event, Session, hook_op, report

@@ -7,7 +7,7 @@ from itertools import count
 
 import torch
 
-from ...torch_internals import unseen
+from ...torch_internals.modes import unseen
 
 
 class Event(IntEnum):

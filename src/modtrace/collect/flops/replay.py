@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...torch_internals import outside_transforms, unseen
+from ...torch_internals.modes import unseen
+from ...torch_internals.transforms import outside_transforms
 
 #: Composite operators that may hold products of which none, some or many are made.
 REPLAYED = frozenset(

@@ -8,7 +8,7 @@ from typing import Optional
 from torch import nn
 
 from ...recording.module_path import path_below
-from ...torch_internals import is_compiled
+from ...torch_internals.dynamo import is_compiled
 from ..names.module_names import ModuleNames, NamedModule, walk
 
 

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from ...torch_internals import is_dynamo_compiling, is_replica, keep_out_of_dynamo
+from ...torch_internals.dynamo import is_dynamo_compiling, keep_out_of_dynamo
+from ...torch_internals.modules import is_replica
 
 
 class ScopeOpener(Protocol):

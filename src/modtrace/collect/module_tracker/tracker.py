@@ -12,7 +12,8 @@ from torch import nn
 
 from ...errors import MisuseError, ModtraceWarning
 from ...recording.failure_reporter import describe
-from ...torch_internals import graph_task_id, is_dynamo_compiling, keep_out_of_dynamo
+from ...torch_internals.autograd import graph_task_id
+from ...torch_internals.dynamo import is_dynamo_compiling, keep_out_of_dynamo
 from ..log.call_context import ContextTree
 from ..log.listeners import Listener
 from ..names.module_names import ModuleNames, roots_of

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ...torch_internals import keep_out_of_dynamo
+from ...torch_internals.dynamo import keep_out_of_dynamo
 from ..backward.backward_call import BackwardCall
 from ..log.listeners import Listener
 from ..log.thread_log import ThreadLog

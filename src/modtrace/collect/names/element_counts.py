@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from ...torch_internals import unseen
+from ...torch_internals.modes import unseen
 
 
 def count_elements(top: nn.Module) -> dict[int, tuple[int, int]]:

@@ -12,7 +12,8 @@ from torch import nn
 
 from ...recording.module_path import WRAPPER_PARTS, join
 from ...recording.options.path_filter import PathFilter, describe_unmatched, unmatched
-from ...torch_internals import frames, is_replica, module_given_first, module_of_method
+from ...torch_internals.frames import frames, module_given_first, module_of_method
+from ...torch_internals.modules import is_replica
 from ..identity_map import IdentityMap
 from .element_counts import count_elements
 

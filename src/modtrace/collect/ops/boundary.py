@@ -10,15 +10,10 @@ import torch
 from torch import nn
 
 from ...recording.role import BUFFER, PARAMETER
-from ...torch_internals import (
-    DisableTorchFunction,
-    has_own_dispatch,
-    is_functorch_tensor,
-    keep_out_of_dynamo,
-    tracing_state,
-    unseen,
-    wrapped_by_functorch,
-)
+from ...torch_internals.dynamo import keep_out_of_dynamo
+from ...torch_internals.modes import DisableTorchFunction, tracing_state, unseen
+from ...torch_internals.tensors import has_own_dispatch
+from ...torch_internals.transforms import is_functorch_tensor, wrapped_by_functorch
 from ..identity_map import IdentityMap
 from ..log.listeners import Listener
 from ..log.segments import Segment

@@ -10,15 +10,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...recording.phase import BACKWARD
-from ...torch_internals import (
+from ...torch_internals.autograd import (
     ACCUMULATE_SEQUENCE_NR,
     current_node,
     graph_task_id,
     is_custom_function,
-    is_in_module_call,
-    saved_tensors_hooks,
     sequence_nr,
 )
+from ...torch_internals.frames import is_in_module_call
+from ...torch_internals.saved import saved_tensors_hooks
 from ..scopes.locate import Location
 from ..tensor_ids.argument_reader import new_reader
 from ..tensor_ids.tensor_ids import new_tensor_ids

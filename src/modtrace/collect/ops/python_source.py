@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ...torch_internals import graph_task_id, keep_out_of_dynamo
+from ...torch_internals.autograd import graph_task_id
+from ...torch_internals.dynamo import keep_out_of_dynamo
 
 #: Code in these folders is not the user's.
 _NOT_THE_USERS = (

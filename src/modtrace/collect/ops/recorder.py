@@ -7,13 +7,13 @@ from typing import Any
 from ...recording.failure_reporter import FailureReporter
 from ...recording.options.op_options import Ops
 from ...recording.protocols import Sink
-from ...torch_internals import (
+from ...torch_internals.autograd import sequence_nr
+from ...torch_internals.dynamo import keep_out_of_dynamo
+from ...torch_internals.modes import (
     count_dispatch_modes,
     is_dispatch_mode_on,
-    keep_out_of_dynamo,
     leave_dispatch_mode,
     leave_function_mode,
-    sequence_nr,
 )
 from ..log.thread_log import Backward
 from ..scopes.tracker import ScopeTracker

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ...torch_internals import DisableTorchFunction, is_compiled_function
+from ...torch_internals.dynamo import is_compiled_function
+from ...torch_internals.modes import DisableTorchFunction
 from ..backward.plan import root_nodes
 from ..log.listeners import Listener
 from ..log.nesting import Ints

@@ -5,21 +5,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...torch_internals import (
-    ACCUMULATE_SEQUENCE_NR,
+from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR, is_custom_function
+from ...torch_internals.checkpoint import checkpoint_of_hook, held_by_checkpoint
+from ...torch_internals.modes import unseen
+from ...torch_internals.saved import (
     attributes_of,
-    base_of,
-    checkpoint_of_hook,
-    held_by_checkpoint,
     held_by_custom_function,
-    is_custom_function,
     is_function,
     is_saved_variable,
     packed_content,
     saved_variables,
-    storage_of,
-    unseen,
 )
+from ...torch_internals.tensors import base_of, storage_of
 
 #: More objects than this in what one node holds are taken for something else than tensors for backward.
 _MOST_OBJECTS = 10_000

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ...torch_internals import callable_of, is_random_op
+from ...torch_internals.ops import callable_of, is_random_op
 
 #: Arguments that an op writes to although its schema does not say so (torch 2.13), by its name without the overload.
 #: Found by comparing all inputs before and after each op (`modtrace.verify` does it again on every model).

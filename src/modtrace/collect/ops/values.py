@@ -10,7 +10,7 @@ from ...measure.measurer import Measurement, Measurer, not_asked_for
 from ...measure.want import USUAL
 from ...recording.module_path import join
 from ...recording.role import LEAF, OP_OUTPUT
-from ...torch_internals import graph_task_id
+from ...torch_internals.autograd import graph_task_id
 from ..log.call_context import CallContext
 from ..tensor_ids.tensor_ids import NO_OP
 from ..values.capture_masks import Mask

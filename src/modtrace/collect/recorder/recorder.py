@@ -14,7 +14,7 @@ from ...recording.options.capture import Capture
 from ...recording.options.op_options import Ops
 from ...recording.options.step_range import ALL_STEPS, StepRange
 from ...recording.protocols import Sink
-from ...torch_internals import keep_out_of_dynamo
+from ...torch_internals.dynamo import keep_out_of_dynamo
 from ..log.listeners import Listener
 from ..log.segments import Segment
 from ..log.thread_log import Backward

@@ -8,15 +8,14 @@ from typing import Any, NamedTuple
 import torch
 
 from ...recording.phase import BACKWARD, OPTIMIZER, RECOMPUTE
-from ...torch_internals import (
+from ...torch_internals.autograd import (
     ACCUMULATE_SEQUENCE_NR,
-    checkpoint_being_recomputed,
     current_node,
     graph_task_id,
     is_custom_function,
-    is_in_module_call,
-    running_module,
 )
+from ...torch_internals.checkpoint import checkpoint_being_recomputed
+from ...torch_internals.frames import is_in_module_call, running_module
 from ..backward.watcher import BackwardWatcher
 from ..log.segments import CallRef
 from ..log.thread_log import ThreadLog, ThreadLogs

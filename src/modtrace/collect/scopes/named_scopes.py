@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from ...torch_internals import graph_task_id
+from ...torch_internals.autograd import graph_task_id
 from ..log.call_context import CallContext
 from ..log.thread_log import ThreadLog
 from ..names.module_names import NamedModule

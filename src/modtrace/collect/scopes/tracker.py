@@ -12,18 +12,11 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ...torch_internals import (
-    StopRecomputation,
-    around_call,
-    graph_task_id,
-    is_compilers_own,
-    is_dynamo_compiling,
-    is_in_custom_function,
-    keep_out_of_dynamo,
-    register_leave_hook,
-    running_modules,
-    sequence_nr,
-)
+from ...torch_internals.autograd import graph_task_id, is_in_custom_function, sequence_nr
+from ...torch_internals.checkpoint import StopRecomputation
+from ...torch_internals.dynamo import is_compilers_own, is_dynamo_compiling, keep_out_of_dynamo
+from ...torch_internals.frames import around_call, running_modules
+from ...torch_internals.modules import register_leave_hook
 from ..backward.call_tensors import CallTensorRecorder
 from ..backward.graph_watch import watch_graph
 from ..backward.recompute import classify, find_around

@@ -9,7 +9,7 @@ from torch import nn
 from ...errors import ModtraceWarning
 from ...recording.failure_reporter import describe
 from ...recording.phase import BACKWARD
-from ...torch_internals import keep_out_of_dynamo
+from ...torch_internals.dynamo import keep_out_of_dynamo
 from ..log.listeners import Listener
 from ..log.segments import CallRef
 from ..log.thread_log import ThreadLog

@@ -7,14 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...torch_internals import (
-    ACCUMULATE_SEQUENCE_NR,
-    DisableTorchFunction,
-    graph_task_id,
-    is_batched_tensor,
-    queue_callback,
-    unseen,
-)
+from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR, graph_task_id, queue_callback
+from ...torch_internals.modes import DisableTorchFunction, unseen
+from ...torch_internals.transforms import is_batched_tensor
 from ..backward.graph_walk import base_made_in, edges_to_written_bases, nodes_below, will_run
 from ..identity_map import IdentityMap
 from ..log.listeners import Listener

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...torch_internals import is_functorch_tensor, outside_transforms, unseen, wrapped_by_functorch
+from ...torch_internals.modes import unseen
+from ...torch_internals.transforms import is_functorch_tensor, outside_transforms, wrapped_by_functorch
 from ..structures.rebuild import rmap_tensor
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...torch_internals import is_dynamo_compiling
+from ...torch_internals.dynamo import is_dynamo_compiling
 from ..log.segments import CallRef
 from ..structures.rebuild import GradientTree
 

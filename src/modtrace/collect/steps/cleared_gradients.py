@@ -9,7 +9,7 @@ from torch import nn
 
 from ...measure.dtypes import format_of
 from ...measure.memory import array_over, extent_of
-from ...torch_internals import grad_of, version_of
+from ...torch_internals.tensors import grad_of, version_of
 from ..names.module_names import descendants, parameter_of
 
 #: The largest gradient, in elements, whose values are read to see whether it was zeroed (`set_to_none=False`).

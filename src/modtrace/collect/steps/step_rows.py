@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...torch_internals import unseen
+from ...torch_internals.modes import unseen
 from .call_rows import intervals_of
 from .finder import Step
 

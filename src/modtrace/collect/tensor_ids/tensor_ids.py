@@ -11,7 +11,7 @@ import torch
 
 from ...measure.measurer import shortened
 from ...measure.user_functions import described
-from ...torch_internals import requires_grad_of
+from ...torch_internals.tensors import requires_grad_of
 from .known_storage import NO_OP, KnownStorage, StorageLife
 
 if TYPE_CHECKING:

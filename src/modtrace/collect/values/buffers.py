@@ -8,7 +8,7 @@ from torch import nn
 
 from ...recording.phase import FORWARD
 from ...recording.role import BUFFER
-from ...torch_internals import DisableTorchFunction, tracing_state, unseen
+from ...torch_internals.modes import DisableTorchFunction, tracing_state, unseen
 from ..log.segments import Segment
 from ..names.module_names import ModuleNames, ParameterOwner, descendants
 from .capture_masks import CaptureMasks, Mask

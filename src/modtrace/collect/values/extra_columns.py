@@ -9,7 +9,8 @@ import torch
 
 from ...measure.want import Extra, Note, Want
 from ...recording.statistics.fingerprints import hash_to_bytes
-from ...torch_internals import outside_transforms, unseen
+from ...torch_internals.modes import unseen
+from ...torch_internals.transforms import outside_transforms
 
 _Rows = list[tuple[int, Extra]]
 

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 
 from ...measure.measurer import Measurement
-from ...torch_internals import grad_fn_of, graph_task_id, is_dynamo_compiling, output_nr_of
+from ...torch_internals.autograd import graph_task_id
+from ...torch_internals.dynamo import is_dynamo_compiling
+from ...torch_internals.tensors import grad_fn_of, output_nr_of
 from ..backward.graph_walk import edges_to_written_bases, nodes_below
 from ..log.segments import Segment
 from .capture_masks import ROLE_BITS, Mask

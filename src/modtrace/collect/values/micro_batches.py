@@ -10,17 +10,10 @@ from torch import nn
 from ...measure.special import is_uninitialized
 from ...recording.phase import BACKWARD, FORWARD
 from ...recording.role import PARAMETER_GRAD
-from ...torch_internals import (
-    DisableTorchFunction,
-    forget_removed_hooks,
-    graph_task_id,
-    insides_of,
-    is_dynamo_compiling,
-    is_leaf,
-    keep_out_of_dynamo,
-    requires_grad_of,
-    was_hooked,
-)
+from ...torch_internals.autograd import graph_task_id
+from ...torch_internals.dynamo import is_dynamo_compiling, keep_out_of_dynamo
+from ...torch_internals.modes import DisableTorchFunction
+from ...torch_internals.tensors import forget_removed_hooks, insides_of, is_leaf, requires_grad_of, was_hooked
 from ..identity_map import IdentityMap
 from ..log.segments import Segment
 from ..log.thread_log import Backward

@@ -13,7 +13,9 @@ from ...measure.differences import Before
 from ...measure.measurer import Measurement, not_asked_for
 from ...recording.phase import OPTIMIZER
 from ...recording.role import OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
-from ...torch_internals import DisableTorchFunction, grad_of, keep_out_of_dynamo, unseen
+from ...torch_internals.dynamo import keep_out_of_dynamo
+from ...torch_internals.modes import DisableTorchFunction, unseen
+from ...torch_internals.tensors import grad_of
 from ..identity_map import IdentityMap
 from ..scopes.tracker import ScopeTracker
 from ..structures.find import Slot, find_slots

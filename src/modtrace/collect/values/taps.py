@@ -14,15 +14,11 @@ from ...measure.measurer import NOT_ASKED_FOR, Measurement, Measurer, not_asked_
 from ...measure.user_functions import UserFunctions
 from ...measure.want import USUAL, Extra, Want
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, OUTPUT
-from ...torch_internals import (
-    DisableTorchFunction,
-    graph_task_id,
-    is_batched_tensor,
-    keep_out_of_dynamo,
-    requires_grad_of,
-    tracing_state,
-    unseen,
-)
+from ...torch_internals.autograd import graph_task_id
+from ...torch_internals.dynamo import keep_out_of_dynamo
+from ...torch_internals.modes import DisableTorchFunction, tracing_state, unseen
+from ...torch_internals.tensors import requires_grad_of
+from ...torch_internals.transforms import is_batched_tensor
 from ..log.call_context import CallContext
 from ..log.segments import Segment
 from ..log.thread_log import Backward, ThreadLog

@@ -12,7 +12,9 @@ from ...measure.measurer import shortened, why_not
 from ...measure.memory import logical_array, why_unread
 from ...measure.special import find_plain
 from ...measure.want import Extra
-from ...torch_internals import has_own_dispatch, outside_transforms, plain_kinds, unseen, version_of
+from ...torch_internals.modes import unseen
+from ...torch_internals.tensors import has_own_dispatch, plain_kinds, version_of
+from ...torch_internals.transforms import outside_transforms
 
 _BLOB = "blob"
 _DROPPED = "not kept: the buffer of whole tensors was full, or they cannot be written any more"

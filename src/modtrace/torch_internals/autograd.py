@@ -1,0 +1,109 @@
+"""The autograd engine: its nodes, their numbers, the backward that runs, and the function that starts one."""
+
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+import torch.autograd.graph
+
+from .check import Check
+from .frames import frame_local, frames
+
+CHECKS = (
+    Check("torch.autograd", "_get_sequence_nr", "attribution of backward: nothing can be recorded"),
+    Check(
+        "torch._C._functions.AccumulateGrad",
+        "_sequence_nr",
+        "attribution of backward: nothing can be recorded",
+    ),
+    Check("torch._C", "_current_autograd_node", "attribution of backward ops"),
+    Check("torch._C", "_current_graph_task_id", "telling recompute from forward: nothing can be recorded"),
+    Check(
+        "torch._C", "_will_engine_execute_node", "backward times where backward(inputs=...) prunes the graph"
+    ),
+    Check("torch.autograd.graph", "_engine_run_backward", "backward times, and steps that have no optimizer"),
+    Check("torch.autograd", "_engine_run_backward", "the same"),
+    Check("torch.autograd.Variable", "_execution_engine", "the last post_bw hooks come after the backward"),
+    Check("torch.autograd.function", "BackwardCFunction", "telling custom Functions from checkpoints"),
+)
+
+#: What `_sequence_nr()` of an AccumulateGrad node returns: the engine runs it as soon as it is ready, in no order.
+ACCUMULATE_SEQUENCE_NR = 2**64 - 1
+
+# On the hot path: plain C functions, 30-40 ns each. torch has had all three since 2.1.
+sequence_nr: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr")  # noqa: B009 (not exported, says mypy)
+graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
+current_node: Callable[[], Any] = torch._C._current_autograd_node
+
+will_engine_execute: Callable[[Any], bool] | None = getattr(torch._C, "_will_engine_execute_node", None)
+
+#: The class of the nodes that run a Python Function; () where torch lacks it.
+CustomFunctionNode: type | tuple[()] = getattr(torch.autograd.function, "BackwardCFunction", ())
+_FUNCTION_APPLY: CodeType = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
+
+def is_custom_function(node: Any) -> bool:
+    """Tells whether an autograd node runs a Python `torch.autograd.Function`."""
+    return isinstance(node, CustomFunctionNode)
+
+
+def is_in_custom_function(start: FrameType | None) -> bool:
+    """Tells whether the forward of a custom Function that a backward may reach is among the frames.
+
+    Such a forward runs with grad mode off. So does the first forward of a reentrant checkpoint. Where grad mode was
+    off before, the node of the Function leads nowhere (2.13).
+    """
+    called = None
+    for frame in frames(start):
+        if frame.f_code is _FUNCTION_APPLY and called is not None:
+            names = called.f_code.co_varnames[: called.f_code.co_argcount]
+            node: Any = frame_local(called, names[0]) if names else None
+            if not is_custom_function(node) or node.next_functions:  # without `ctx`: it is set up later
+                return True
+        called = frame
+    return False
+
+
+def queue_callback(callback: Callable[[], None]) -> bool:
+    """Has the engine call `callback` at the end of the backward that runs; returns False where torch cannot."""
+    engine = getattr(torch.autograd.Variable, "_execution_engine", None)
+    if engine is None:
+        return False
+    engine.queue_callback(callback)
+    return True
+
+
+class EngineEntry:
+    """The one Python function that enters the autograd engine, wrapped while a tracker runs.
+
+    `torch.autograd.backward`, `torch.autograd.grad` and `Tensor.backward` all call `_engine_run_backward`, which two
+    modules hold; torch.compiler itself replaces it in these two.
+    """
+
+    _HOLDERS: tuple[Any, ...] = (torch.autograd.graph, torch.autograd)
+
+    def __init__(self) -> None:
+        self._original: Callable[..., Any] | None = None
+
+    def wrap(self, wrapper_of: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Puts `wrapper_of(original)` in the place of the function. Does nothing where torch lacks it."""
+        original = getattr(torch.autograd.graph, "_engine_run_backward", None)
+        if original is None or self._original is not None:
+            return
+        self._original = original
+        self._wrapper = wrapper_of(original)
+        for holder in self._HOLDERS:
+            holder._engine_run_backward = self._wrapper
+
+    def restore(self) -> None:
+        """Puts the original back. If somebody else has wrapped ours since, ours stays, and passes calls on."""
+        for holder in self._HOLDERS:
+            if self._original is not None and getattr(holder, "_engine_run_backward", None) is self._wrapper:
+                holder._engine_run_backward = self._original
+        self._original = None
+
+    @classmethod
+    def functions(cls) -> list[Any]:
+        """Returns the function that each of the modules holds now."""
+        return [getattr(each, "_engine_run_backward", None) for each in cls._HOLDERS]

@@ -1,0 +1,122 @@
+"""Activation checkpoints: the regions that torch recomputes, and what they keep for it."""
+
+import functools
+from contextlib import nullcontext
+from types import FrameType
+from typing import Any
+
+import torch.utils.checkpoint
+
+from .check import Check
+from .frames import frame_local, frames_in_backward, has_self, module_of_method
+from .modes import tree_leaves
+
+_MEMORY = "the memory that a checkpoint keeps"
+_REGIONS = "telling two checkpointed regions apart"
+
+CHECKS = (
+    Check("torch.utils.checkpoint", "_checkpoint_hook", _REGIONS),
+    Check("torch.utils.checkpoint._checkpoint_hook.__init__", "unpack_hook", _REGIONS),
+    Check("torch.utils.checkpoint._checkpoint_hook.__init__", "frame", _REGIONS),
+    Check("torch.utils.checkpoint", "_StopRecomputationError", "an early stop would be shown as raised"),
+    Check("torch.utils.checkpoint.CheckpointFunction", "_backward_cls", "telling a reentrant checkpoint"),
+    Check("torch.utils.checkpoint.CheckpointFunction.forward", "inputs", _MEMORY),
+    Check("torch.utils.checkpoint.CheckpointFunction.forward", "run_function", _MEMORY),
+    Check("torch.utils.checkpoint._CheckpointFrame.__init__", "recompute_fn", _MEMORY),
+    Check("torch.utils.checkpoint._CheckpointFrame.__init__", "saved_args", _MEMORY),
+    Check("torch.utils.checkpoint._CheckpointFrame.__init__", "recomputed", _MEMORY),
+    Check("torch.utils.checkpoint._checkpoint_without_reentrant_generator", "fn", _MEMORY),
+    Check("torch.utils.checkpoint._checkpoint_without_reentrant_generator", "kwargs", _MEMORY),
+    Check("torch.utils.checkpoint._checkpoint_without_reentrant_generator", "recompute_context", _MEMORY),
+    Check("torch.utils.checkpoint", "_CachedTorchDispatchMode", "the memory of a selective checkpoint"),
+    Check(
+        "torch.utils.checkpoint._CachedTorchDispatchMode.__init__",
+        "storage",
+        "the memory of a selective checkpoint",
+    ),
+    Check("torch.utils.checkpoint._VersionWrapper.__init__", "val", "the memory of a selective checkpoint"),
+)
+
+StopRecomputation: type[BaseException] | tuple[()] = getattr(
+    torch.utils.checkpoint, "_StopRecomputationError", ()
+)
+_ReentrantCheckpointNode: type | tuple[()] = getattr(
+    torch.utils.checkpoint.CheckpointFunction, "_backward_cls", ()
+)
+_SelectiveContext: Any = getattr(torch.utils.checkpoint, "_CachedTorchDispatchMode", ())
+_UNPACK_NAME = "unpack_hook"
+_CHECKPOINT_FILE = torch.utils.checkpoint.CheckpointFunction.forward.__code__.co_filename
+
+
+def is_reentrant_checkpoint(node: Any) -> bool:
+    """Tells whether an autograd node is torch's own reentrant checkpoint: it certainly runs a recompute."""
+    return isinstance(node, _ReentrantCheckpointNode)
+
+
+def checkpoint_being_recomputed(start: FrameType | None) -> Any:
+    """Returns the region that a non-reentrant checkpoint is recomputing in these frames, or None.
+
+    The region is torch's own record of it (`_CheckpointFrame`): one object a region, weakly referable. Looks no
+    further out than the running backward.
+    """
+    for frame in frames_in_backward(start):
+        code = frame.f_code
+        if code.co_name == _UNPACK_NAME and code.co_filename == _CHECKPOINT_FILE:
+            return frame_local(frame, "frame")
+    return None
+
+
+def is_repeating_forward(start: FrameType | None) -> bool:
+    """Tells whether a checkpoint runs the whole `forward` of a module again, and that is innermost in these frames."""
+    for frame in frames_in_backward(start):
+        code = frame.f_code
+        if code.co_name == _UNPACK_NAME:
+            return False
+        if has_self(code) or module_of_method(frame) is not None:
+            return code.co_name == "forward"
+    return False
+
+
+def checkpoint_of_hook(unpack_hook: Any) -> Any:
+    """Returns the region (`_CheckpointFrame`) whose non-reentrant checkpoint has packed a tensor; else None.
+
+    What such a checkpoint packs is a placeholder without memory.
+    """
+    code = getattr(unpack_hook, "__code__", None)
+    if code is None or code.co_filename != _CHECKPOINT_FILE:
+        return None
+    return _captured(unpack_hook, "frame")
+
+
+def held_by_checkpoint(region: Any) -> tuple[list[Any], bool]:
+    """Returns what a non-reentrant checkpoint keeps to recompute a region, and whether it may keep more.
+
+    Raises:
+        AttributeError: another version of torch (not 2.13) keeps it elsewhere.
+
+    Those are its arguments as saved variables, its keyword arguments, those of a `functools.partial`, the outputs
+    that a selective checkpoint keeps, and what a recompute has brought back for a backward that took only a part.
+    The state of the random generators is not among them.
+    """
+    again = region.recompute_fn
+    held = [*region.saved_args, _captured(again, "kwargs"), *bound_arguments(_captured(again, "fn"))]
+    held += [tensor for each in region.recomputed.values() for tensor in each.values()]
+    context = _captured(again, "recompute_context")
+    if isinstance(context, _SelectiveContext):
+        wrapped = tree_leaves(list(context.storage.values()))
+        return held + [getattr(each, "val", None) for each in wrapped], False
+    return held, not isinstance(context, nullcontext)
+
+
+def bound_arguments(function: Any) -> list[Any]:
+    """Returns the arguments that a `functools.partial` holds, and nothing for another function."""
+    return [function.args, function.keywords] if isinstance(function, functools.partial) else []
+
+
+def _captured(function: Any, name: str) -> Any:
+    """Returns a variable that a function has from the one around it; None if there is none or it is not set."""
+    names = function.__code__.co_freevars
+    try:
+        return function.__closure__[names.index(name)].cell_contents if name in names else None
+    except ValueError:
+        return None

@@ -1,0 +1,118 @@
+"""torch.compile: what it traces, what it compiles, and the modules that it makes."""
+
+import os
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from .check import Check
+from .frames import TORCH_FOLDER, file_that_calls
+
+_EDGES = "module calls at a compiled block's edge"
+_TRACED = "what torch.compile traces would be shown as if it ran"
+
+CHECKS = (
+    Check("torch._C._dynamo.eval_frame", "set_code_exec_strategy", _EDGES),
+    Check("torch._C._dynamo.eval_frame", "_FrameAction", _EDGES),
+    Check("torch._C._dynamo.eval_frame", "_FrameExecStrategy", _EDGES),
+    Check("torch._guards", "CompileContext", _TRACED),
+    Check("torch._C", "_get_dispatch_mode", "telling what higher-order ops trace from calls"),
+    Check("torch._C", "_TorchDispatchModeKey", "telling what higher-order ops trace from calls"),
+    Check("torch.nn.Module", "_compiled_call_impl", "telling that a module was compiled in place"),
+    Check("torch._dynamo.eval_frame", "OptimizedModule", "telling what torch.compile returned from a model"),
+    Check(
+        "torch._dynamo.eval_frame.OptimizedModule.__init__",
+        "_orig_mod",
+        "paths without torch.compile's wrapper",
+    ),
+    Check("torch", "_dynamo", "telling modules of the compiler from those of the model"),
+    Check("torch", "_functorch", "the same"),
+    Check("torch", "_inductor", "the same"),
+    Check("torch", "_higher_order_ops", "the same"),
+)
+
+#: Dynamo folds it to True while it traces; it is False otherwise. Unlike `is_compiling` it asks nothing else: 20 ns
+#: instead of 55.
+is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+
+_COMPILER_FOLDERS = tuple(
+    os.path.join(TORCH_FOLDER, folder) + os.sep
+    for folder in ("_dynamo", "_functorch", "_inductor", "_higher_order_ops")
+)
+
+
+def keep_out_of_dynamo(*functions: Callable[..., Any], with_callees: bool = True) -> None:
+    """Keeps Dynamo from compiling our functions as frames of their own. Where it inlines one it still traces it.
+
+    Dynamo may skip `Module._call_impl`. It then compiles our hook alone without this mark, and folds
+    `is_dynamo_compiling()` to True in it, so that an eager module call is lost silently. Or it compiles what the
+    hook calls, and the user's compilation fails over our `sys._getframe` (torch 2.13).
+
+    Args:
+        functions: functions with all that is defined inside them.
+        with_callees: nothing that they call is compiled either. Not for functions that run the user's code.
+    """
+    try:
+        import torch._C._dynamo.eval_frame as eval_frame
+
+        action = eval_frame._FrameAction
+        skip = eval_frame._FrameExecStrategy(action.SKIP, action.SKIP if with_callees else action.DEFAULT)
+        pending = [function.__code__ for function in functions]
+        while pending:
+            code = pending.pop()
+            eval_frame.set_code_exec_strategy(code, skip)
+            pending.extend(each for each in code.co_consts if isinstance(each, CodeType))
+    except (ImportError, AttributeError):
+        return
+
+
+def is_compile_wrapper(module: nn.Module) -> bool:
+    """Tells whether the module is what `torch.compile(module)` returns: its calls run outside of compiled code."""
+    return type(module).__name__ == "OptimizedModule"
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Tells whether calls of the module run code of torch.compile: nothing inside of them is seen."""
+    return is_compile_wrapper(module) or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def is_compilers_own(module: nn.Module, call_frame: FrameType | None, is_unknown_in_region: bool) -> bool:
+    """Tells whether torch.compile has made the module, to run a graph of its own in it.
+
+    Such a call comes from the compiler's code, from that of a higher-order op such as `torch.cond`, or from compiled
+    code (`is_unknown_in_region`: the module belongs to no model that is known), or the module is only traced. A graph
+    module that the user made is called by the user's code.
+    """
+    fx = sys.modules.get("torch.fx")
+    inner = module._modules.get("_orig_mod") if is_compile_wrapper(module) else module
+    if fx is None or not isinstance(inner, fx.GraphModule):
+        return False
+    if is_unknown_in_region or is_making_graph():
+        return True
+    return file_that_calls(call_frame).startswith(_COMPILER_FOLDERS)
+
+
+def is_compiled_function(name: str) -> bool:
+    """Tells whether a node of this name is of a Function that torch.compile has made; its kernels are not seen."""
+    return name.startswith("CompiledFunction")
+
+
+def is_tracing() -> bool:
+    """Tells whether torch.compile is tracing: what runs then runs on fake tensors, for no step of the user's."""
+    guards = sys.modules.get("torch._guards")
+    context = getattr(guards, "CompileContext", None)
+    return context is not None and context.try_get() is not None
+
+
+def is_making_graph() -> bool:
+    """Tells whether `make_fx` traces, as higher-order ops have it do.
+
+    torch has put its own modes in place of all others then. What runs below them is part of no step (2.13).
+    """
+    get_mode: Any = getattr(torch._C, "_get_dispatch_mode", None)
+    keys = getattr(torch._C, "_TorchDispatchModeKey", None)
+    return get_mode is not None and keys is not None and get_mode(keys.PROXY) is not None

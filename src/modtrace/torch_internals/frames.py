@@ -1,0 +1,213 @@
+"""The Python frames that torch runs module calls, optimizers and data loaders in."""
+
+import os
+import sys
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from .check import Check
+
+CHECKS = (
+    Check("torch.nn.Module", "_call_impl", "finding the code that calls a module: nothing can be recorded"),
+    Check("torch.nn.Module._call_impl", "self", "places of calls in threads that a model starts itself"),
+    Check("torch.nn.Module._call_impl", "args", "the batch that a step gets"),
+    Check("torch.nn.Module._call_impl", "kwargs", "captured inputs that are given by keyword"),
+    Check(
+        "torch.optim.Optimizer.profile_hook_step",
+        "wrapper",
+        "the end of an optimizer's step that raises",
+    ),
+)
+
+_CALL_IMPL: CodeType = nn.Module._call_impl.__code__
+_MODULE_FILE = _CALL_IMPL.co_filename
+TORCH_FOLDER = os.path.dirname(torch.__file__)
+
+#: The code around the call of a graph module.
+_CALLING_FILES = (_MODULE_FILE, os.path.join(TORCH_FOLDER, "fx") + os.sep)
+_LOADER_FILE = os.path.join(TORCH_FOLDER, "utils", "data", "dataloader.py")
+_OPTIMIZER_FILE = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
+
+#: The engine is called by a function of this name, torch's or ours (`autograd.EngineEntry`).
+_ENGINE_CALL = "_engine_run_backward"
+
+_UNSHARED = 3  # references to a dictionary that the frame, a local of ours and the call of `getrefcount` hold
+_CO_VARARGS = 0x4
+_CO_OPTIMIZED = 0x1  # a function: its f_locals is a copy. Those of a module are its very namespace.
+
+
+def frames(start: FrameType | None) -> Iterator[FrameType]:
+    """Yields the Python frames from `start` outwards."""
+    frame = start
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def frames_in_backward(start: FrameType | None) -> Iterator[FrameType]:
+    """Yields the Python frames from `start` outwards, up to the running backward."""
+    for frame in frames(start):
+        if frame.f_code.co_name == _ENGINE_CALL:
+            return
+        yield frame
+
+
+def frame_local(frame: FrameType, name: str) -> Any:
+    """Returns a local of a running frame, and reads it so that nothing in the frame lives longer.
+
+    Before Python 3.13 `f_locals` leaves a copy of all locals in the frame until it ends. That copy would keep
+    activations alive that the frame has let go, so it is emptied again. It is not emptied if the function has called
+    `locals()` and keeps the result, which is the same dictionary.
+    """
+    values = frame.f_locals
+    value = values.get(name)
+    if (
+        sys.version_info < (3, 13)
+        and frame.f_code.co_flags & _CO_OPTIMIZED
+        and sys.getrefcount(values) <= _UNSHARED
+    ):
+        values.clear()
+    return value
+
+
+# Calls of modules.
+
+
+def around_call(start: FrameType | None) -> FrameType | None:
+    """Returns the frame around the innermost module call."""
+    for frame in frames(start):
+        if frame.f_code is _CALL_IMPL:
+            return frame.f_back
+    return None
+
+
+def caller_of_module(start: FrameType | None) -> FrameType | None:
+    """Returns the frame of the code that calls the module whose call is the innermost one."""
+    frame = around_call(start)
+    while frame is not None and frame.f_code.co_filename == _MODULE_FILE:
+        frame = frame.f_back
+    return frame
+
+
+def file_that_calls(start: FrameType | None) -> str:
+    """Returns the file of the code that calls a module or a graph module in these frames; "" if there is none."""
+    files = (each.f_code.co_filename for each in frames(start))
+    return next((name for name in files if not name.startswith(_CALLING_FILES)), "")
+
+
+def is_in_module_call(start: FrameType | None) -> bool:
+    """Tells whether the call of a module is among the frames. 0.5 us where one runs, as it is near then."""
+    frame = start
+    while frame is not None:
+        if frame.f_code.co_filename == _MODULE_FILE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def running_modules(start: FrameType | None) -> list[int]:
+    """Returns the `id` of each module whose call is among the Python frames, outermost first."""
+    calls = [frame for frame in frames(start) if frame.f_code is _CALL_IMPL]
+    return [id(frame_local(frame, "self")) for frame in reversed(calls)]
+
+
+def call_arguments(call_frame: FrameType | None) -> tuple[Any, Any]:
+    """Returns the arguments of the module call whose pre-hooks run in this frame; none where a method is called."""
+    if call_frame is None or call_frame.f_code.co_filename != _MODULE_FILE:
+        return (), {}
+    args, kwargs = frame_local(call_frame, "args"), frame_local(call_frame, "kwargs")
+    return args if isinstance(args, tuple) else (), kwargs if isinstance(kwargs, dict) else {}
+
+
+def call_kwargs(call_frame: FrameType) -> dict[str, Any] | None:
+    """Returns the keyword arguments of the module call whose hooks run in this frame; torch gives global hooks none."""
+    kwargs = frame_local(call_frame, "kwargs")
+    return kwargs if isinstance(kwargs, dict) else None
+
+
+# Methods of modules.
+
+
+def running_module(start: FrameType | None) -> nn.Module | None:
+    """Returns the module whose method runs innermost in these frames, up to the running backward."""
+    for frame in frames_in_backward(start):
+        owner = module_of_method(frame)
+        owner = _module_of_closure(frame) if owner is None else owner
+        if owner is not None:
+            return owner
+    return None
+
+
+def module_given_first(frame: FrameType) -> nn.Module | None:
+    """Returns the first positional argument of the function that a frame runs, if it is a module. 1 us."""
+    code = frame.f_code
+    if code.co_argcount:
+        return _to_module(frame_local(frame, code.co_varnames[0]))
+    if code.co_flags & _CO_VARARGS:
+        given = frame_local(frame, code.co_varnames[code.co_kwonlyargcount])
+        return _to_module(given[0]) if isinstance(given, tuple) and given else None
+    return None
+
+
+def module_of_method(frame: FrameType) -> nn.Module | None:
+    """Returns the module whose method a frame runs: its first argument, called `self` or of the class of the code.
+
+    Python 3.10 does not tell in which class code was written: only `self` counts there. 1 us for a method, else
+    0.5 us.
+    """
+    code = frame.f_code
+    is_method = has_self(code)
+    if not is_method and "." not in _qualname(code):
+        return None
+    owner = module_given_first(frame)
+    return owner if owner is not None and (is_method or _is_written_in_class(frame, owner)) else None
+
+
+def has_self(code: CodeType) -> bool:
+    """Tells whether the first argument of a function is called `self`."""
+    return code.co_argcount > 0 and code.co_varnames[0] == "self"
+
+
+def _module_of_closure(frame: FrameType) -> nn.Module | None:
+    """Returns the module in whose method the function of a frame was made: checkpoints are given such functions."""
+    modules = {name: _to_module(frame_local(frame, name)) for name in frame.f_code.co_freevars}
+    if modules.get("self") is not None:
+        return modules["self"]
+    own = [each for each in modules.values() if each is not None and _is_written_in_class(frame, each)]
+    return own[0] if len(own) == 1 else None
+
+
+def _qualname(code: CodeType) -> str:
+    return getattr(code, "co_qualname", "")  # new in Python 3.11
+
+
+def _is_written_in_class(frame: FrameType, owner: nn.Module) -> bool:
+    """Tells whether the code of a frame stands in the body of a class of the module, perhaps in a function there."""
+    name, file = _qualname(frame.f_code), frame.f_globals.get("__name__")
+    kinds = type(owner).__mro__
+    return any(kind.__module__ == file and name.startswith(f"{kind.__qualname__}.") for kind in kinds)
+
+
+def _to_module(value: Any) -> nn.Module | None:
+    # `isinstance` would run a `__class__` of the user's
+    return value if issubclass(type(value), nn.Module) else None
+
+
+# Training loops.
+
+
+def is_in_data_loader(start: FrameType | None) -> bool:
+    """Tells whether a `DataLoader` fetches a batch in these frames, with `num_workers=0`."""
+    return any(frame.f_code.co_filename == _LOADER_FILE for frame in frames(start))
+
+
+def is_in_optimizer_step(start: FrameType | None) -> bool:
+    """Tells whether an `Optimizer.step` is among the frames: its post hook does not run when it raises."""
+    return any(
+        frame.f_code.co_filename == _OPTIMIZER_FILE and frame.f_code.co_name == "wrapper"
+        for frame in frames(start)
+    )

@@ -1,0 +1,151 @@
+"""Modes of torch that see operators and functions, and the tracer of `torch.jit.trace`."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.utils._python_dispatch
+import torch.utils._pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .check import Check
+
+_OPS = "recording ops: nothing of modtrace can be imported"
+_LEAVING = "taking a mode off that is not the innermost"
+_UNSEEN = "reading a scalar unseen by torch.jit.trace"
+_MODE = "torch.utils._python_dispatch.TorchDispatchMode"
+
+CHECKS = (
+    Check("torch.utils._python_dispatch", "TorchDispatchMode", _OPS),
+    Check(_MODE, "supports_higher_order_operators", "recording models with higher-order ops"),
+    Check(_MODE, "ignore_compile_internals", "what is compiled would run uncompiled while ops are recorded"),
+    Check(_MODE, "_should_skip_dynamo", "1.3 us an op, and a second to import torch's compiler"),
+    Check("torch.utils._python_dispatch", "_disable_current_modes", "reading a scalar unseen by user modes"),
+    Check("torch._C", "DisableTorchFunction", "reading tensors unseen by function modes: nothing works"),
+    Check("torch._C", "_get_tracing_state", "captures while torch.jit.trace runs: nothing works"),
+    Check("torch._C", "_set_tracing_state", _UNSEEN),
+    Check("torch._C", "_len_torch_function_stack", "reading tensors unseen by function modes: nothing works"),
+    Check("torch._C", "_get_function_stack_at", _LEAVING),
+    Check("torch._C", "_pop_torch_function_stack", _LEAVING),
+    Check("torch._C", "_push_on_torch_function_stack", _LEAVING),
+    Check("torch._C", "_len_torch_dispatch_stack", "recording ops: nothing of modtrace can be imported"),
+    Check("torch._C", "_get_dispatch_stack_at", _LEAVING),
+    Check("torch._C", "_pop_torch_dispatch_stack", _LEAVING),
+    Check("torch._C", "_push_on_torch_dispatch_stack", _LEAVING),
+    Check("torch.utils._python_dispatch", "_is_in_torch_dispatch_mode", _LEAVING),
+    Check("torch.utils._python_dispatch", "_is_in_non_infra_torch_dispatch_mode", _LEAVING),
+    Check("torch.utils._python_dispatch", "_is_in_any_mode_without_ignore_compile_internals", _LEAVING),
+    Check("torch.utils._python_dispatch", "set_is_in_mode_without_ignore_compile_internals", _LEAVING),
+    Check(f"{_MODE}.__init__", "old_dispatch_mode_flags", _LEAVING),
+    Check(f"{_MODE}.__init__", "old_non_infra_dispatch_mode_flags", _LEAVING),
+    Check(f"{_MODE}.__init__", "old_without_ignore_compile_internals_dispatch_mode_flags", _LEAVING),
+    Check("torch.utils._pytree", "tree_leaves", "the memory of a selective checkpoint"),
+)
+
+#: Inside, no function mode and no `__torch_function__` of a subclass sees what is done. 0.2 us.
+DisableTorchFunction: Any = torch._C.DisableTorchFunction
+
+#: While `torch.jit.trace` runs, what it has traced so far; reading a shape would become part of it.
+tracing_state: Callable[[], Any] = torch._C._get_tracing_state
+
+#: How many function modes would see it when an attribute of a tensor is read. 30 ns.
+has_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+
+#: How many dispatch modes stand on the stack of this thread. 30 ns.
+count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+
+#: All that lies in nested lists, tuples and dictionaries.
+tree_leaves: Callable[[Any], list[Any]] = torch.utils._pytree.tree_leaves
+
+
+class UnwrappedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_subclass__
+    """The base of our dispatch modes, which leaves compiled code compiled.
+
+    `keep_out_of_dynamo` is for the `__torch_dispatch__` of such a mode.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """With True compiled code stays compiled while the mode is on."""
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """With True torch wraps `__torch_dispatch__`, for 1.3 us an op, and imports its compiler, for a second."""
+        return False
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Hides what we do with tensors inside from every mode, tensor subclass and `torch.jit.trace`."""
+    with ExitStack() as stack:
+        stack.enter_context(torch._C.DisableTorchFunction())
+        disable = getattr(torch.utils._python_dispatch, "_disable_current_modes", None)
+        if disable is not None:
+            stack.enter_context(disable())
+        tracing = torch._C._get_tracing_state()
+        set_tracing: Any = getattr(torch._C, "_set_tracing_state", None)
+        if tracing is not None and set_tracing is not None:
+            stack.callback(set_tracing, tracing)
+            set_tracing(None)
+        yield
+
+
+def leave_function_mode(mode: Any) -> None:
+    """Takes a function mode off the stack of this thread, wherever it stands there."""
+    above: list[Any] = []
+    while has_function_modes() and torch._C._get_function_stack_at(has_function_modes() - 1) is not mode:
+        above.append(torch._C._pop_torch_function_stack())
+    if has_function_modes():
+        mode.__exit__(None, None, None)
+    for each in reversed(above):
+        torch._C._push_on_torch_function_stack(each)
+
+
+#: Where torch keeps, beside the stack, whether a mode is on.
+_MODE_FLAGS = (
+    "_is_in_torch_dispatch_mode",
+    "_is_in_non_infra_torch_dispatch_mode",
+    "_is_in_any_mode_without_ignore_compile_internals",
+)
+
+#: Where a mode keeps the values that those had when it was entered.
+_SAVED_FLAGS = (
+    "old_dispatch_mode_flags",
+    "old_non_infra_dispatch_mode_flags",
+    "old_without_ignore_compile_internals_dispatch_mode_flags",
+)
+
+
+def is_dispatch_mode_on(mode: Any) -> bool:
+    """Tells whether a dispatch mode stands on the stack of this thread."""
+    return any(torch._C._get_dispatch_stack_at(at) is mode for at in range(count_dispatch_modes()))
+
+
+def leave_dispatch_mode(mode: Any) -> None:
+    """Takes a dispatch mode off the stack of this thread, wherever it stands there.
+
+    A mode that a user has entered since and not left stands above ours, and `__exit__` takes off what is on top.
+    """
+    size = count_dispatch_modes
+    above: list[Any] = []
+    while size() and torch._C._get_dispatch_stack_at(size() - 1) is not mode:
+        above.append(torch._C._pop_torch_dispatch_stack(None))
+    for name in _SAVED_FLAGS if above else ():  # it has saved that ours was on, and will put that back
+        ours, theirs = getattr(mode, name, None), getattr(above[-1], name, None)
+        if ours and theirs:
+            theirs[-1] = ours[-1]
+    flags = vars(torch.utils._python_dispatch)
+    before = {name: flags[name] for name in _MODE_FLAGS if name in flags}
+    if size():
+        mode.__exit__(None, None, None)
+    for each in reversed(above):
+        torch._C._push_on_torch_dispatch_stack(each)
+    if above:
+        # `__exit__` has restored what held when ours was entered, and a mode of the user's is on now.
+        flags.update(before)
+        tell: Any = flags.get("set_is_in_mode_without_ignore_compile_internals", lambda is_on: None)
+        tell(before.get(_MODE_FLAGS[-1], True))

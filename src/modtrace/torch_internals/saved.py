@@ -1,0 +1,118 @@
+"""What an autograd graph keeps for backward.
+
+The attribute `_raw_saved_x` of a node is what the node has saved as x, still packed: reading it runs no hook. What it
+returns points into the memory of the node, so none of it may be kept longer than the node.
+"""
+
+import functools
+from collections.abc import Callable
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from .autograd import CustomFunctionNode
+from .check import Check
+from .checkpoint import bound_arguments, is_reentrant_checkpoint
+
+_MEMORY = "the memory that ops save for backward"
+
+CHECKS = (
+    Check("torch._C._autograd", "_top_saved_tensors_default_hooks", "ops that pack what autograd saves"),
+    Check("torch._C._autograd", "SavedTensor", _MEMORY),
+    Check("torch._C._autograd.SavedTensor", "data", _MEMORY),
+    Check("torch._C._autograd.SavedTensor", "unpack_hook", _MEMORY),
+    Check("torch._C", "_functions", _MEMORY),
+    Check("torch._C._functions.MulBackward0", "_raw_saved_self", _MEMORY),
+    Check("torch.autograd.function.BackwardCFunction", "_raw_saved_tensors", _MEMORY),
+)
+
+_RAW_SAVED = "_raw_saved_"
+_CUSTOM_SAVED = ("_raw_saved_tensors",)
+_ALREADY_FREED = "already been freed"  # some nodes say so after backward; others have empty variables then
+_HIDING_NODES = ("CopySlices",)  # holds the node of an in-place op on a view, and shows none of it
+_SavedVariable: type | tuple[()] = getattr(torch._C._autograd, "SavedTensor", ())
+
+
+def _no_hooks(ignore_is_tracing: bool) -> None:
+    return None
+
+
+#: The hooks that pack and unpack what autograd saves now (`saved_tensors_hooks`), or None. 60 ns.
+saved_tensors_hooks: Callable[[bool], Any] = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", _no_hooks
+)
+
+
+def is_function(node: Any) -> bool:
+    """Tells whether an autograd node is of a Function, in Python or in C++, rather than of an op.
+
+    It cannot be told of a node in C++ that torch has no class for (2.13: those of `_foreach` ops are such, too).
+    """
+    kind: Any = type(node)
+    if issubclass(kind, CustomFunctionNode):
+        return True
+    return _saved_names(kind) is None and kind.__name__ not in _HIDING_NODES
+
+
+def saved_variables(node: Any) -> tuple[list[Any], bool]:
+    """Returns what a node has saved, still packed, and whether it may have saved more that torch does not show."""
+    kind: Any = type(node)
+    names = _CUSTOM_SAVED if issubclass(kind, CustomFunctionNode) else _saved_names(kind)
+    found: list[Any] = []
+    is_unknown = names is None
+    for name in names or ():
+        try:
+            value = getattr(node, name)
+            found.extend(value if isinstance(value, (list, tuple)) else [value])
+        except Exception as error:
+            is_unknown |= _ALREADY_FREED not in str(error)
+    return found, is_unknown
+
+
+@functools.cache  # torch's own classes: they live anyway
+def _saved_names(kind: type) -> tuple[str, ...] | None:
+    """Returns the attributes in which nodes of a kind save; None if torch shows none of them (C++ extensions)."""
+    shown = getattr(getattr(torch._C, "_functions", None), kind.__name__, None)
+    if shown is not kind or kind.__name__ in _HIDING_NODES:
+        return None
+    return tuple(name for name in dir(kind) if name.startswith(_RAW_SAVED))
+
+
+def is_saved_variable(value: Any) -> bool:
+    """Tells whether a value is a tensor as a graph saves it."""
+    return issubclass(type(value), _SavedVariable)  # `isinstance` would run a `__class__` of the user's
+
+
+def packed_content(saved: Any) -> tuple[Any, Any]:
+    """Returns what a saved variable holds, and the hook that would unpack it.
+
+    Without a hook it holds a tensor or None.
+    """
+    return saved.data, saved.unpack_hook
+
+
+def held_by_custom_function(node: Any) -> list[Any]:
+    """Returns what lies on the `ctx` of a custom Function; of a reentrant checkpoint what the user has given it."""
+    own: dict[str, Any] = vars(node)
+    if not is_reentrant_checkpoint(node):
+        return [own]
+    return [own.get("inputs"), *bound_arguments(own.get("run_function"))]
+
+
+def attributes_of(value: Any) -> list[Any]:
+    """Returns the attributes of an object, and the closure of a function; [] for modules, classes and torch's objects.
+
+    Runs no code of the user's class.
+    """
+    kind = type(value)
+    if issubclass(kind, (nn.Module, type, ModuleType)) or kind.__module__.startswith("torch."):
+        return []
+    if kind is FunctionType:
+        empty = CellType()  # reading the content of an empty cell would raise
+        return [cell.cell_contents for cell in value.__closure__ or () if cell != empty]
+    if kind is MethodType:
+        return [value.__self__, value.__func__]
+    own = object.__getattribute__(value, "__dict__") if kind.__dictoffset__ else {}
+    return [*bound_arguments(value), *(own.values() if type(own) is dict else ())]

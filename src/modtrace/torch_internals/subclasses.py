@@ -1,0 +1,77 @@
+"""Tensors that are more or less than their memory: the private parts in which torch keeps what they stand for."""
+
+import sys
+from typing import Any
+
+import torch
+
+from .check import Check
+
+_NUMBERS = "the values of such tensors"
+
+CHECKS = (
+    Check("torch._subclasses.fake_tensor", "FakeTensor", "telling fake tensors, which hold no numbers"),
+    Check(
+        "torch.distributed._functional_collectives", "AsyncCollectiveTensor", "telling tensors not there yet"
+    ),
+    Check("torch.distributed.tensor.DTensor", "_local_tensor", _NUMBERS),
+    Check("torch.masked.maskedtensor.core.MaskedTensor._set_data_mask", "_masked_data", _NUMBERS),
+    Check("torch.masked.maskedtensor.core.MaskedTensor._set_data_mask", "_masked_mask", _NUMBERS),
+    Check("torch.nested._internal.nested_tensor.NestedTensor", "_values", _NUMBERS),
+    Check("torch.nested._internal.nested_tensor.NestedTensor", "_lengths", _NUMBERS),
+    Check("torch.Tensor", "_values", _NUMBERS),
+    Check("torch.Tensor", "_is_zerotensor", "zeros that have no memory"),
+    Check("torch", "_mkldnn", "telling tensors of the mkldnn layout"),
+    Check("torch._C", "_disabled_torch_dispatch_impl", "telling tensors that run their ops themselves"),
+)
+
+#: The layout of tensors that oneDNN has packed.
+MKLDNN_LAYOUT: Any = getattr(torch, "_mkldnn", None)
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Tells whether a tensor is one of torch.compile's, which have a shape and no numbers."""
+    return is_instance_of(tensor, "torch._subclasses.fake_tensor", "FakeTensor")
+
+
+def is_awaited_collective(tensor: torch.Tensor) -> bool:
+    """Tells whether a tensor is the result of a collective that may still run."""
+    return is_instance_of(tensor, "torch.distributed._functional_collectives", "AsyncCollectiveTensor")
+
+
+def is_instance_of(tensor: torch.Tensor, module: str, name: str) -> bool:
+    """Tells whether a tensor is of a class that torch imports only where it is used."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(tensor, kind)
+
+
+def local_part(tensor: Any) -> torch.Tensor:
+    """Returns the part of a DTensor that lies on this rank."""
+    local: torch.Tensor = tensor._local_tensor
+    return local
+
+
+def masked_parts(tensor: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the data and the mask of a MaskedTensor."""
+    return tensor._masked_data, tensor._masked_mask
+
+
+def jagged_parts(tensor: Any) -> tuple[torch.Tensor, bool]:
+    """Returns the values of a nested tensor of the jagged layout, and whether there are holes among them."""
+    return tensor._values, tensor._lengths is not None
+
+
+def stored_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the stored values of a sparse tensor in COO layout, coalesced or not."""
+    return tensor._values()
+
+
+def has_no_memory(tensor: torch.Tensor) -> bool:
+    """Tells whether a tensor is one of zeros that have no memory."""
+    return tensor._is_zerotensor()
+
+
+def runs_its_own_ops(kind: type) -> bool:
+    """Tells whether a class of tensors runs its ops in Python, so that its memory may not be its numbers."""
+    own = getattr(kind, "__torch_dispatch__", None)
+    return own is not None and own is not getattr(torch._C, "_disabled_torch_dispatch_impl", None)

@@ -1,0 +1,134 @@
+"""What torch knows of a tensor: its node, its base, its hooks, its version and its storage."""
+
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from .check import Check
+from .modes import unseen
+
+CHECKS = (
+    Check("torch.Tensor", "_base", "gradients of views: nothing of modtrace can be imported"),
+    Check("torch._C", "_dispatch_keys", "telling plain tensors by one number: each takes a slower way"),
+    Check("torch.Tensor", "_backward_hooks", "hooks on tensors that a model returns"),
+    Check("torch.Tensor", "_post_accumulate_grad_hooks", "telling whether a recording has left such a hook"),
+    Check("torch.Tensor", "_cdata", "gradients of a parameter after torch.utils.swap_tensors"),
+    Check("torch.UntypedStorage", "_cdata", "the memory that ops save for backward"),
+    Check("torch", "_neg_view", "replaying ops with negated views"),
+    Check("torch.Tensor", "_version", "telling what was written to a tensor since it was seen"),
+    Check(
+        "torch._C._autograd",
+        "_unsafe_set_version_counter",
+        "a backward through a tensor that modtrace verify has put back",
+    ),
+)
+
+#: Where a tensor keeps its hooks.
+TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+# What autograd knows of a tensor, whatever a subclass makes of these names: a property of the user's may raise, which
+# must not end a recording. 50 ns more than the attribute.
+_Own: Any = torch.Tensor
+grad_fn_of: Callable[[torch.Tensor], Any] = _Own.grad_fn.__get__
+grad_of: Callable[[torch.Tensor], torch.Tensor | None] = _Own.grad.__get__
+output_nr_of: Callable[[torch.Tensor], int] = _Own.output_nr.__get__
+requires_grad_of: Callable[[torch.Tensor], bool] = _Own.requires_grad.__get__
+is_leaf: Callable[[torch.Tensor], bool] = _Own.is_leaf.__get__
+#: The tensor that this one is a view of; None if it is no view.
+base_of: Callable[[torch.Tensor], torch.Tensor | None] = _Own._base.__get__
+
+#: The set of dispatch keys of a tensor as one number (`DispatchKeySet.raw_repr`). Its 0.4 us tell whether a tensor is
+#: anything else than a strided one in CPU memory. None where torch lacks it.
+_dispatch_keys: Callable[[Any], Any] | None = getattr(torch._C, "_dispatch_keys", None)
+
+
+def kind_of(tensor: torch.Tensor) -> int:
+    """Returns what the dispatcher takes the tensor for, as a number; -1 where torch does not say."""
+    return -1 if _dispatch_keys is None else int(_dispatch_keys(tensor).raw_repr())
+
+
+def plain_kinds() -> tuple[int, int] | None:
+    """Returns `kind_of` strided tensors in CPU memory: of ordinary ones, and of those made in inference mode."""
+    if _dispatch_keys is None:
+        return None
+    with unseen():
+        with torch.inference_mode(False):
+            ordinary = torch.empty(0, device="cpu")
+        with torch.inference_mode(True):
+            inference = torch.empty(0, device="cpu")
+    return kind_of(ordinary), kind_of(inference)
+
+
+def has_own_dispatch(kind: type) -> bool:
+    """Tells whether a class of tensors answers to ops in Python."""
+    return getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
+
+
+def was_hooked(tensor: torch.Tensor) -> bool:
+    """Tells whether somebody has registered a hook on the tensor, even if it has been removed since."""
+    return tensor._backward_hooks is not None
+
+
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """Tells whether there are hooks on the tensor now."""
+    return bool(tensor._backward_hooks)
+
+
+def hooks_on(tensor: torch.Tensor) -> list[Any]:
+    """Returns the hooks on the tensor."""
+    return list((tensor._backward_hooks or {}).values())
+
+
+def forget_removed_hooks(tensor: torch.Tensor) -> None:
+    """Makes a tensor whose hooks have all been removed one that was never hooked.
+
+    The empty dict that torch (2.13) leaves makes it take the tensor for hooked. When `swap_tensors` has given it other
+    insides, which are not, no hook of the user's would ever be called again.
+    """
+    hooks = tensor._backward_hooks
+    if hooks is not None and not hooks:
+        tensor._backward_hooks = None
+
+
+def insides_of(tensor: torch.Tensor) -> int:
+    """Returns the address of the C++ half of a tensor, which has its hooks: `swap_tensors` exchanges those of two."""
+    return tensor._cdata
+
+
+def storage_of(tensor: torch.Tensor) -> tuple[int, int, Any]:
+    """Returns a number that no other living storage has, its size in bytes, and a weak reference to it.
+
+    Raises:
+        Exception: the tensor has no storage of its own (sparse, functorch's ...).
+    """
+    storage = tensor.untyped_storage()
+    return storage._cdata, storage.nbytes(), weakref.ref(storage)
+
+
+def negated_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a view of the storage whose elements read as their negatives, such as `x.conj().imag`."""
+    negated: torch.Tensor = getattr(torch, "_neg_view")(tensor)  # noqa: B009 (unknown to mypy)
+    return negated
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """Returns how often autograd has seen a tensor written to; None if it does not count (one of inference mode)."""
+    try:
+        return tensor._version
+    except Exception:  # a RuntimeError of torch's, or whatever a subclass of the user's raises
+        return None
+
+
+def set_version(tensor: torch.Tensor, version: int | None) -> None:
+    """Makes autograd take a tensor whose content has been put back for one that was not written to (2.13).
+
+    Without it, or without `_unsafe_set_version_counter`, a graph that holds the tensor refuses to go backward.
+    """
+    set_counters: Any = getattr(torch._C._autograd, "_unsafe_set_version_counter", None)
+    if set_counters is None or version is None or version_of(tensor) in (None, version):
+        return
+    with suppress(RuntimeError, TypeError):  # it is private: what it takes has changed before
+        set_counters((tensor,), (version,))

@@ -1,0 +1,69 @@
+"""Tensors inside the transforms of `torch.func`: `vmap`, `grad`, `functionalize`."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from .check import Check
+
+_CONJUGATES = "statistics of conjugate tensors in torch.func transforms"
+
+CHECKS = (
+    Check("torch._C._functorch", "is_functorch_wrapped_tensor", "telling torch.func transforms apart"),
+    Check("torch._C._functorch", "get_unwrapped", "values inside torch.func transforms"),
+    Check("torch._C._functorch", "is_batchedtensor", "values inside vmap"),
+    Check("torch._C._functorch", "peek_interpreter_stack", _CONJUGATES),
+    Check("torch._functorch.pyfunctorch", "temporarily_clear_interpreter_stack", _CONJUGATES),
+    Check("torch", "_is_functional_tensor", "telling tensors of torch.func.functionalize"),
+    Check("torch", "_from_functional_tensor", "telling tensors of torch.func.functionalize"),
+)
+
+
+def _never(tensor: torch.Tensor) -> bool:
+    return False
+
+
+#: Whether a tensor belongs to a running `torch.func` transform and must not be touched. 60 ns.
+is_functorch_tensor: Callable[[torch.Tensor], bool] = getattr(
+    torch._C._functorch, "is_functorch_wrapped_tensor", _never
+)
+
+
+@contextmanager
+def outside_transforms() -> Iterator[None]:
+    """Keeps ops on plain tensors inside from becoming part of a running `torch.func` transform."""
+    pyfunctorch = sys.modules.get("torch._functorch.pyfunctorch")
+    clear = getattr(pyfunctorch, "temporarily_clear_interpreter_stack", None)
+    peek = getattr(torch._C._functorch, "peek_interpreter_stack", None)
+    if clear is None or peek is None or peek() is None:
+        yield
+    else:
+        with clear():
+            yield
+
+
+def wrapped_by_functorch(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor inside the wrapper of a running `torch.func` transform."""
+    inner: torch.Tensor = torch._C._functorch.get_unwrapped(tensor)
+    return inner
+
+
+def batched_below(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Returns the tensor of all examples that `vmap` shows one of; None if the wrapper is another transform's."""
+    return wrapped_by_functorch(tensor) if torch._C._functorch.is_batchedtensor(tensor) else None
+
+
+def is_batched_tensor(tensor: torch.Tensor) -> bool:
+    """Tells whether `vmap` shows this tensor as one of many."""
+    return is_functorch_tensor(tensor) and batched_below(tensor) is not None
+
+
+def functional_below(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Returns the tensor that `torch.func.functionalize` has wrapped; None if it has not."""
+    is_functional = getattr(torch, "_is_functional_tensor", None)
+    if is_functional is None or not is_functional(tensor):
+        return None
+    inner: torch.Tensor = getattr(torch, "_from_functional_tensor")(tensor)  # noqa: B009 (unknown to mypy)
+    return inner
