@@ -7,6 +7,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from ..torch_internals import tensors
 from ..torch_internals.modes import DisableTorchFunction, tracing_state, unseen
 from ..torch_internals.tensors import kind_of, plain_kinds
 from ..torch_internals.transforms import outside_transforms
@@ -82,12 +83,8 @@ class Measurer:
         except Exception as error:  # a subclass of the user's, a device that lacks an op
             return _unmeasured(tensor, error)
 
-    def version_of(self, tensor: torch.Tensor) -> int | None:
-        """Returns how often torch knows the tensor to have been written to; None where it does not count."""
-        try:
-            return tensor._version
-        except Exception:  # made in inference mode (RuntimeError), or a subclass of the user's raises
-            return None
+    #: How often torch knows a tensor to have been written to; None where it does not count.
+    version_of = staticmethod(tensors.version_of)
 
     def _measure_memory(
         self, tensor: torch.Tensor, shape: tuple[int, ...], note: str | None

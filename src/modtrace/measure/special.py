@@ -1,12 +1,23 @@
 """Tensors that are not what they seem: which plain tensor holds their numbers, or why none does."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from ..torch_internals.subclasses import (
+    MKLDNN_LAYOUT,
+    has_no_memory,
+    is_awaited_collective,
+    is_fake,
+    is_instance_of,
+    jagged_parts,
+    local_part,
+    masked_parts,
+    stored_values,
+)
+from ..torch_internals.tensors import has_own_dispatch
 from ..torch_internals.transforms import (
     batched_below,
     functional_below,
@@ -73,9 +84,9 @@ class _Inner(NamedTuple):
 def _nothing_to_measure(tensor: torch.Tensor) -> str | None:
     if is_uninitialized(tensor):
         return "not measured: not initialized yet"
-    if _is_a(tensor, "torch._subclasses.fake_tensor", "FakeTensor"):
+    if is_fake(tensor):
         return "not measured: a fake tensor holds no numbers"
-    if _is_a(tensor, "torch.distributed._functional_collectives", "AsyncCollectiveTensor"):
+    if is_awaited_collective(tensor):
         return "not measured: a collective that has not been waited for"
     if functional_below(tensor) is not None:
         return "not measured: functionalize may have writes to it still to do"
@@ -83,18 +94,18 @@ def _nothing_to_measure(tensor: torch.Tensor) -> str | None:
         return None
     if tensor.device.type == "meta":
         return "not measured: a meta tensor holds no numbers"
-    if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]
+    if tensor.layout is MKLDNN_LAYOUT:
         return "not measured: mkldnn layout"
     if tensor.is_quantized:
         return f"not measured: quantized ({_word(tensor.dtype)})"
-    if _has_dispatch(tensor) and not _is_understood(tensor):
+    if has_own_dispatch(type(tensor)) and not _is_understood(tensor):
         return f"not measured: {type(tensor).__name__} does not say where its numbers are"
     return None
 
 
 def _is_understood(tensor: torch.Tensor) -> bool:
     """Returns whether there is a way to the numbers of a class that runs its ops itself."""
-    known = _is_a(tensor, *_DTENSOR) or _is_a(tensor, *_MASKED) or tensor.is_nested
+    known = is_instance_of(tensor, *_DTENSOR) or is_instance_of(tensor, *_MASKED) or tensor.is_nested
     return known or _parts_of_subclass(tensor) is not None or _has_memory(tensor)
 
 
@@ -118,10 +129,10 @@ def _look_inside_transform(tensor: torch.Tensor) -> _Inner | None:
 
 
 def _look_inside_known_subclass(tensor: Any) -> _Inner | None:
-    if _is_a(tensor, *_DTENSOR):
-        return _Inner(tensor._local_tensor, "DTensor: the part on this rank")
-    if _is_a(tensor, *_MASKED):
-        data, mask = tensor._masked_data, tensor._masked_mask
+    if is_instance_of(tensor, *_DTENSOR):
+        return _Inner(local_part(tensor), "DTensor: the part on this rank")
+    if is_instance_of(tensor, *_MASKED):
+        data, mask = masked_parts(tensor)
         reason = why_unread(data) or why_unread(mask)
         if reason is not None:
             raise ValueError(reason)
@@ -132,7 +143,7 @@ def _look_inside_known_subclass(tensor: Any) -> _Inner | None:
 def _look_inside_layout(tensor: Any) -> _Inner | None:
     if tensor.is_nested:
         if tensor.layout is torch.jagged:
-            values, holes = tensor._values, tensor._lengths is not None
+            values, holes = jagged_parts(tensor)
         else:
             values = tensor.values()
             holes = values.numel() != tensor.numel()  # a slice of a nested tensor still has all of its values
@@ -140,14 +151,14 @@ def _look_inside_layout(tensor: Any) -> _Inner | None:
         return _Inner(values, note, tuple(values.shape))
     if tensor.layout is _SPARSE_COO:
         together = "" if tensor.is_coalesced() else ", those of one place apart (not coalesced)"
-        return _Inner(tensor._values(), f"sparse: the stored values{together}")
+        return _Inner(stored_values(tensor), f"sparse: the stored values{together}")
     if tensor.layout in _SPARSE_COMPRESSED:
         return _Inner(tensor.values(), "sparse: the stored values")
     return None
 
 
 def _look_inside_subclass(tensor: torch.Tensor) -> _Inner | None:
-    if not _has_dispatch(tensor):
+    if not has_own_dispatch(type(tensor)):
         return None
     parts = _parts_of_subclass(tensor)
     if parts is None:
@@ -167,15 +178,6 @@ def _parts_of_subclass(tensor: Any) -> tuple[str, torch.Tensor] | None:
     return same[0] if len(inner) == 1 and same else None
 
 
-def _has_dispatch(tensor: torch.Tensor) -> bool:
-    """Returns whether the class runs its ops itself, so that its memory may not be its numbers."""
-    kind = type(tensor)
-    if kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-        return False
-    own = getattr(kind, "__torch_dispatch__", None)
-    return own is not None and own is not getattr(torch._C, "_disabled_torch_dispatch_impl", None)
-
-
 def _has_memory(tensor: torch.Tensor) -> bool:
     try:
         return tensor.data_ptr() != 0 or tensor.numel() == 0
@@ -185,17 +187,11 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 def _resolved(tensor: torch.Tensor) -> torch.Tensor:
     """Applies what the tensor's bits ask for: conjugation, negation, zeros without memory."""
-    if tensor._is_zerotensor():
+    if has_no_memory(tensor):
         return tensor.detach().clone()
     if tensor.is_conj() or tensor.is_neg():
         return tensor.detach().resolve_conj().resolve_neg()
     return tensor
-
-
-def _is_a(tensor: torch.Tensor, module: str, name: str) -> bool:
-    """Returns whether it is of a class that is imported only where it is used."""
-    kind = getattr(sys.modules.get(module), name, None)
-    return kind is not None and isinstance(tensor, kind)
 
 
 def _shape_of(tensor: torch.Tensor) -> Sequence[int]:

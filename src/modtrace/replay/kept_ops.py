@@ -10,6 +10,7 @@ import torch
 from ..collect.ops.mode import tensors_in
 from ..collect.ops.schemas import OpSchema, base_name
 from ..torch_internals.ops import schema_arguments
+from ..torch_internals.subclasses import has_no_memory
 from ..torch_internals.tensors import has_own_dispatch
 from ..torch_internals.transforms import is_functorch_tensor
 from .contents import alias_of, aside, copy_storage, digest
@@ -170,7 +171,7 @@ def _why_not_plain(tensor: torch.Tensor) -> str | None:
         return "it works with a nested, quantised or transformed tensor, which is more than its storage"
     if tensor.is_meta:
         return "it works with a meta tensor, which has no content"
-    return "it works with zeros that have no memory" if tensor._is_zerotensor() else None
+    return "it works with zeros that have no memory" if has_no_memory(tensor) else None
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from ..collect.ops.mode import UnwrappedMode
 from ..collect.ops.schemas import name_of
 from ..recording.protocols import RecordingData
 from ..torch_internals.dynamo import keep_out_of_dynamo
+from ..torch_internals.modes import UnwrappedMode
 from .kept_ops import OpKeep
 from .model_run import Results, run_model
 from .quiet_recorder import every_row, recording_ops

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
-from ..collect.ops.mode import UnwrappedMode, tensors_in
+from ..collect.ops.mode import tensors_in
 from ..collect.ops.schemas import OpSchema
 from ..torch_internals.dynamo import keep_out_of_dynamo
+from ..torch_internals.modes import UnwrappedMode
 
 
 class WriteGuard(UnwrappedMode):

@@ -22,7 +22,6 @@ CHECKS = (
     Check("torch.Tensor", "_values", _NUMBERS),
     Check("torch.Tensor", "_is_zerotensor", "zeros that have no memory"),
     Check("torch", "_mkldnn", "telling tensors of the mkldnn layout"),
-    Check("torch._C", "_disabled_torch_dispatch_impl", "telling tensors that run their ops themselves"),
 )
 
 #: The layout of tensors that oneDNN has packed.
@@ -69,9 +68,3 @@ def stored_values(tensor: torch.Tensor) -> torch.Tensor:
 def has_no_memory(tensor: torch.Tensor) -> bool:
     """Tells whether a tensor is one of zeros that have no memory."""
     return tensor._is_zerotensor()
-
-
-def runs_its_own_ops(kind: type) -> bool:
-    """Tells whether a class of tensors runs its ops in Python, so that its memory may not be its numbers."""
-    own = getattr(kind, "__torch_dispatch__", None)
-    return own is not None and own is not getattr(torch._C, "_disabled_torch_dispatch_impl", None)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .check import Check
-from .modes import unseen
+from .modes import DisableTorchFunction, has_function_modes, unseen
 
 CHECKS = (
     Check("torch.Tensor", "_base", "gradients of views: nothing of modtrace can be imported"),
@@ -64,7 +64,8 @@ def plain_kinds() -> tuple[int, int] | None:
 
 def has_own_dispatch(kind: type) -> bool:
     """Tells whether a class of tensors answers to ops in Python."""
-    return getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
+    own = getattr(kind, "__torch_dispatch__", None)
+    return own is not None and own is not torch.Tensor.__torch_dispatch__
 
 
 def was_hooked(tensor: torch.Tensor) -> bool:
@@ -72,9 +73,12 @@ def was_hooked(tensor: torch.Tensor) -> bool:
     return tensor._backward_hooks is not None
 
 
-def has_hooks(tensor: torch.Tensor) -> bool:
-    """Tells whether there are hooks on the tensor now."""
-    return bool(tensor._backward_hooks)
+def any_hooked(values: Any) -> bool:
+    """Tells whether one of the values is a tensor with hooks. Does not look into containers."""
+    if has_function_modes():
+        with DisableTorchFunction():
+            return any(isinstance(each, torch.Tensor) and each._backward_hooks for each in values)
+    return any(type(each) is torch.Tensor and each._backward_hooks for each in values)
 
 
 def hooks_on(tensor: torch.Tensor) -> list[Any]:

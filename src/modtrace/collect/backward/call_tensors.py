@@ -10,6 +10,7 @@ from torch import nn
 from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR
 from ...torch_internals.dynamo import keep_out_of_dynamo
 from ...torch_internals.modes import DisableTorchFunction, has_function_modes
+from ...torch_internals.tensors import any_hooked
 from ...torch_internals.transforms import is_functorch_tensor
 from ..log.listeners import Listener, Subscribers
 from ..log.segments import Segment
@@ -114,7 +115,7 @@ class CallTensorRecorder(Listener):
             return
         first = log.seqs[event]
         try:
-            if _has_hooked(args):
+            if any_hooked(args):
                 call_tensors.hooked.add(event)
             if kwargs:
                 # No global hook sees them at the begin. A tensor that was written to in place since then has lost the
@@ -141,14 +142,6 @@ class CallTensorRecorder(Listener):
                 if passed:
                     call_tensors.passed[event] = passed
                     call_tensors.outputs[event] = found
-
-
-def _has_hooked(args: Any) -> bool:
-    """Returns whether one of the arguments is a tensor with hooks. Tensors inside of structures are not looked at."""
-    if has_function_modes():
-        with DisableTorchFunction():
-            return any(isinstance(each, torch.Tensor) and each._backward_hooks for each in args)
-    return any(type(each) is torch.Tensor and each._backward_hooks for each in args)
 
 
 def _begin_of(call_tensors: CallTensors, context: Any) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...torch_internals.dynamo import is_dynamo_compiling
+from ...torch_internals.modes import DisableTorchFunction
 from ...torch_internals.tensors import grad_fn_of
 from ...torch_internals.transforms import is_functorch_tensor
 from ..log.segments import Segment
@@ -52,7 +53,7 @@ def watch_graph(segment: Segment, output: Any, reached: Callable[[Segment], None
     """Watches the nodes made in a closed segment that lead to the tensors of its output."""
     assert segment.last_seq is not None
     nodes: dict[int, Any] = {}
-    with torch._C.DisableTorchFunction():  # reading grad_fn is an event for a user's function mode
+    with DisableTorchFunction():  # reading grad_fn is an event for a user's function mode
         for tensor in tensors_in(output):
             node = node_of(tensor)
             if node is not None and segment.first_seq <= node._sequence_nr() < segment.last_seq:

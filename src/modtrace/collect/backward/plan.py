@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR, will_engine_execute
+from ...torch_internals.modes import DisableTorchFunction
 from ...torch_internals.tensors import grad_fn_of, output_nr_of
 from ...torch_internals.transforms import is_functorch_tensor
 from ..log.nesting import Ints
@@ -54,7 +55,7 @@ NO_CHANGES = CallChanges([], [], [], [])
 def root_nodes(outputs: Iterable[Any]) -> list[Any]:
     """Returns the nodes where a backward of these outputs begins."""
     nodes: dict[Any, None] = {}
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         for output in outputs:
             if isinstance(output, torch.Tensor):
                 node = None if is_functorch_tensor(output) else grad_fn_of(output)
@@ -210,7 +211,7 @@ def _fed_at_start(outputs: list[Any], edges: Edges) -> set[Any]:
     """Returns the edges that get a gradient before any node has run: those of the outputs themselves."""
     fed: set[Any] = set()
     leaves = set()
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         for output in outputs:
             if not isinstance(output, torch.Tensor):
                 fed.add((getattr(output, "node", None), getattr(output, "output_nr", 0)))

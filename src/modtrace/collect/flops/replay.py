@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...torch_internals.modes import unseen
+from ...torch_internals.modes import UnwrappedMode, unseen
 from ...torch_internals.transforms import outside_transforms
 
 #: Composite operators that may hold products of which none, some or many are made.
@@ -45,7 +44,7 @@ def replay(count: Count, func: Any, args: Sequence[Any], kwargs: Mapping[str, An
     return None if result is NotImplemented else adder.total
 
 
-class _Adder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types there (2.13)
+class _Adder(UnwrappedMode):
     """Adds up what the operators count that run inside."""
 
     def __init__(self, count: Count) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from ...torch_internals.dynamo import is_dynamo_compiling, keep_out_of_dynamo
-from ...torch_internals.modules import is_replica
+from ...torch_internals.modules import id_of_hooks, is_replica
 
 
 class ScopeOpener(Protocol):
@@ -124,7 +124,7 @@ class _Wrap:
         """Returns whether `module` is that of the method, or a replica of it that DataParallel made."""
         mine = self.ref()
         return module is mine or (
-            mine is not None and is_replica(module) and module._forward_hooks is mine._forward_hooks
+            mine is not None and is_replica(module) and id_of_hooks(module) == id_of_hooks(mine)
         )
 
 

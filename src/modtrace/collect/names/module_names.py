@@ -13,7 +13,7 @@ from torch import nn
 from ...recording.module_path import WRAPPER_PARTS, join
 from ...recording.options.path_filter import PathFilter, describe_unmatched, unmatched
 from ...torch_internals.frames import frames, module_given_first, module_of_method
-from ...torch_internals.modules import is_replica
+from ...torch_internals.modules import id_of_hooks, is_replica
 from ..identity_map import IdentityMap
 from .element_counts import count_elements
 
@@ -267,9 +267,9 @@ class ModuleNames:
             return None
         if self._hooks_at != self._revision:
             alive = [(each, each.ref()) for each in self.modules if each.ref is not None]
-            self._by_hooks = {id(each._forward_hooks): named for named, each in alive if each is not None}
+            self._by_hooks = {id_of_hooks(each): named for named, each in alive if each is not None}
             self._hooks_at = self._revision
-        original = self._by_hooks.get(id(module._forward_hooks))  # a replica shares them with its original
+        original = self._by_hooks.get(id_of_hooks(module))  # a replica shares them with its original
         if original is not None:
             self._named[module] = original
         return original

@@ -7,7 +7,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...recording.phase import BACKWARD
 from ...torch_internals.autograd import (
@@ -18,6 +17,7 @@ from ...torch_internals.autograd import (
     sequence_nr,
 )
 from ...torch_internals.frames import is_in_module_call
+from ...torch_internals.modes import UnwrappedMode
 from ...torch_internals.saved import saved_tensors_hooks
 from ..scopes.locate import Location
 from ..tensor_ids.argument_reader import new_reader
@@ -70,25 +70,6 @@ class OpKeeper(Protocol):
 
         Or an outermost call has returned it: then no op runs.
         """
-
-
-class UnwrappedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_subclass__
-    """The base of all our dispatch modes: code stays compiled while they are on.
-
-    Give the `__torch_dispatch__` of a mode to `keep_out_of_dynamo`.
-    """
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """With True compiled code stays compiled while the mode is on."""
-        return True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """With True torch wraps `__torch_dispatch__`, for 1.3 us an op, and imports its compiler, for a second."""
-        return False
 
 
 class OpMode(UnwrappedMode):

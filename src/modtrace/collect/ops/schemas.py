@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ...torch_internals.ops import callable_of, is_random_op
+from ...torch_internals.ops import callable_of, is_random_op, schema_of
 
 #: Arguments that an op writes to although its schema does not say so (torch 2.13), by its name without the overload.
 #: Found by comparing all inputs before and after each op (`modtrace.verify` does it again on every model).
@@ -52,7 +52,7 @@ class OpSchema:
         self.name = name_of(func)
         self.call = callable_of(func)
         self.is_random = is_random_op(func)
-        declared = getattr(func, "_schema", None)
+        declared = schema_of(func)
         arguments = [] if declared is None else list(declared.arguments)
         self.argument_names = tuple(each.name for each in arguments)
         self.is_collective = self.name.startswith("c10d.")
@@ -68,7 +68,7 @@ class OpSchema:
 
 def name_of(func: Any) -> str:
     """Returns the name of an op: `aten.addmm.default`; a higher-order op has no overload."""
-    if hasattr(func, "_schema"):
+    if schema_of(func) is not None:
         return str(func)
     name = getattr(func, "name", None)
     return str(name() if callable(name) else func)

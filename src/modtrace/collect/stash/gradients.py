@@ -9,6 +9,7 @@ import torch
 
 from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR, graph_task_id, queue_callback
 from ...torch_internals.modes import DisableTorchFunction, unseen
+from ...torch_internals.tensors import hooks_on
 from ...torch_internals.transforms import is_batched_tensor
 from ..backward.graph_walk import base_made_in, edges_to_written_bases, nodes_below, will_run
 from ..identity_map import IdentityMap
@@ -136,7 +137,7 @@ class OutputGradients(Listener):
         return watch
 
     def _watches_of_leaf(self, tensor: torch.Tensor) -> Iterator[Watch]:
-        for each in list((tensor._backward_hooks or {}).values()):
+        for each in hooks_on(tensor):
             if isinstance(each, Watch) and each.is_of(self._on_gradient):
                 yield each
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from ...measure.dtypes import format_of
 from ...measure.memory import array_over, extent_of
+from ...torch_internals.modes import DisableTorchFunction
 from ...torch_internals.tensors import grad_of, version_of
 from ..names.module_names import descendants, parameter_of
 
@@ -36,7 +37,7 @@ class GradientEvidence:
         parameter = None if module is None else parameter_of(module, self._name)
         if parameter is None:
             return True
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             grad = grad_of(parameter)
             if grad is None:
                 return True
@@ -57,7 +58,7 @@ def _is_zero(grad: torch.Tensor) -> bool:
 def evidence_of(roots: Iterable["weakref.ref[Any] | None"]) -> list[GradientEvidence]:
     """Returns the evidence of each root: its first parameter that has a gradient. Roots without any have none."""
     found = []
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         for root in {id(root): root for root in roots}.values():  # a dead reference has no hash
             module = root() if root is not None else None
             evidence = None if module is None else _evidence_below(module)

@@ -177,6 +177,6 @@ class _Held(NamedTuple):
         """Returns why the tensor has changed; None if it has not, as far as torch knows."""
         if self.version is None:
             return None
-        if self.tensor._version != self.version:
+        if version_of(self.tensor) != self.version:
             return _WRITTEN
         return None if self.tensor.untyped_storage().nbytes() == self.size_bytes else _FREED
