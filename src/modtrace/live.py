@@ -299,7 +299,7 @@ def record(
         RecordingExistsError: on entering, if something is at `to` already.
     """
     require("torch", "modtrace.record()")
-    from .collect.names.module_names import check_patterns, check_types, roots_of
+    from .collect.names.given_models import check_patterns, check_types, roots_of
 
     roots_of(model)
     wanted_ops = to_ops(ops)

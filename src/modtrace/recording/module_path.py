@@ -1,9 +1,24 @@
 """Rules about module paths: which parts belong to wrappers, and which alias is meant below a parent."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-#: Parts of raw paths that come from wrappers and are never in the paths of the wrapped model.
-WRAPPER_PARTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_export_root"})
+#: The part under which `torch.compile(model)` registers the model.
+COMPILED_PART = "_orig_mod"
+
+#: Parts of raw paths that come from wrappers and are never in the paths of the wrapped model, and the classes of the
+#: wrappers; None: a part of that name always comes from a wrapper. A new one is a row here, and one in the test.
+WRAPPERS: Mapping[str, frozenset[str] | None] = {
+    COMPILED_PART: None,
+    "_checkpoint_wrapped_module": None,  # checkpoint_wrapper of torch.distributed
+    "_fsdp_wrapped_module": None,
+    "_export_root": None,  # while torch.export traces
+    "module": frozenset({"DistributedDataParallel", "DataParallel", "AveragedModel"}),
+}
+
+
+def is_wrapper_part(part: str, class_name: str) -> bool:
+    """Tells whether what is registered as `part` in a module of a class is what this module wraps."""
+    return part in WRAPPERS and class_name in (WRAPPERS[part] or {class_name})
 
 
 def join(prefix: str, part: str) -> str:
@@ -17,7 +32,7 @@ def is_below(path: str, ancestor: str) -> bool:
 
 
 def path_below(parent: str, path: str, aliases: Iterable[str]) -> str:
-    """Returns the one of a shared module's paths that lies below `parent`, the longest common start winning.
+    """Returns the path of a shared module that lies below `parent`: the one with the longest common start.
 
     A module registered as `x.l` and as `y.l` is `y.l` when `y` runs it.
     """

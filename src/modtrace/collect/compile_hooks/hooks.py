@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from ...recording.module_path import COMPILED_PART
 from ...torch_internals.dynamo import is_compile_wrapper, is_dynamo_compiling, keep_out_of_dynamo
 from ...torch_internals.modes import unseen
-from ..names.module_names import named_modules
+from ..names.walk import named_modules
 from .gradients import Awaited, AwaitedInputs, gets_gradient, keep_gradients_out_of_dynamo
 from .op import Event, Session, hook_op, report
 
@@ -110,7 +111,7 @@ def _check(model: Any, hooks: Sequence[Any], module_filter: Any) -> None:
 def _submodules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """All modules below the model by path, without the wrappers that torch.compile makes."""
     for raw_path, module in named_modules(model):
-        path = ".".join(part for part in raw_path.split(".") if part != "_orig_mod")
+        path = ".".join(part for part in raw_path.split(".") if part != COMPILED_PART)
         if path and not is_compile_wrapper(module):
             yield path, module
 

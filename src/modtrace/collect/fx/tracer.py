@@ -13,7 +13,7 @@ from torch.fx.proxy import TraceError
 
 from ...errors import ModtraceError
 from ...recording.module_path import path_below
-from ..names.module_names import walk
+from ..names.walk import walk
 from .leaves import Leaves, to_leaf_choice
 
 

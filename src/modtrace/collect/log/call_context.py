@@ -9,7 +9,8 @@ from torch import nn
 
 from ...recording.module_path import path_below
 from ...torch_internals.dynamo import is_compiled
-from ..names.module_names import ModuleNames, NamedModule, walk
+from ..names.module_names import ModuleNames, NamedModule
+from ..names.walk import walk
 
 
 class CallContext(dict[int, "CallContext"]):

@@ -9,7 +9,8 @@ from ...recording.module_path import join
 from ..identity_map import IdentityMap
 from ..log.call_context import CallContext, ContextTree
 from ..log.segments import Segment
-from ..names.module_names import SCOPE, ModuleNames, NamedModule, class_name, unwrapped
+from ..names.module_names import SCOPE, ModuleNames, NamedModule
+from ..names.walk import class_name, unwrapped
 
 
 class Stack(NamedTuple):

@@ -16,7 +16,8 @@ from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import is_dynamo_compiling, keep_out_of_dynamo
 from ..log.call_context import ContextTree
 from ..log.listeners import Listener
-from ..names.module_names import ModuleNames, roots_of
+from ..names.given_models import roots_of
+from ..names.module_names import ModuleNames
 from ..scopes import process
 from ..scopes.locate import NOWHERE
 from ..scopes.named_scopes import NamedScopes

@@ -1,30 +1,22 @@
 """What modules are called: paths as in `state_dict`, for every module that runs, however late it is met."""
 
-import difflib
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from ...recording.module_path import WRAPPER_PARTS, join
-from ...recording.options.path_filter import PathFilter, describe_unmatched, unmatched
+from ...recording.module_path import join
 from ...torch_internals.frames import frames, module_given_first, module_of_method
 from ...torch_internals.modules import id_of_hooks, is_replica
 from ..identity_map import IdentityMap
 from .element_counts import count_elements
-
-#: Wrappers whose registered part is called `module`: the class's own name tells them.
-_MODULE_WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel", "AveragedModel"})
+from .walk import MAX_PATHS, class_name, descendants, parameter_of, walk
 
 #: The type of what is no module but a stretch of code that the user has named.
 SCOPE = "scope"
-
-#: A module registered under very many paths (nested sharing) keeps this many aliases.
-_MAX_ALIASES = 64
 
 
 class NamedModule:
@@ -87,12 +79,6 @@ class ParameterOwner(NamedTuple):
         """Whether it still does. A weak reference would tell as well, and make `torch.utils.swap_tensors` fail."""
         module = self.module.ref() if self.module.ref is not None else None
         return module is not None and parameter_of(module, self.name) is parameter
-
-
-def parameter_of(module: nn.Module, name: str) -> torch.Tensor | None:
-    """A parameter of a module's own, None if there is none of that name. A scripted module's dict has no `get`."""
-    held = module._parameters
-    return held[name] if name in held else None  # noqa: SIM401
 
 
 class ModuleNames:
@@ -325,7 +311,7 @@ class ModuleNames:
     def _add_aliases(self, named: NamedModule, paths: list[str]) -> None:
         new = [path for path in paths if path not in named.aliases and path != named.path]
         if new:
-            named.aliases = [*named.aliases, *new][:_MAX_ALIASES]
+            named.aliases = [*named.aliases, *new][:MAX_PATHS]
             self._touch(named)
 
     def _count(self, top: nn.Module, named_top: NamedModule) -> None:
@@ -374,124 +360,10 @@ class ModuleNames:
         self._owners = owners
 
 
-def class_name(module: nn.Module) -> str:
-    """The name of its class; of the class that FSDP2 has put its own in the place of, if it has."""
-    kind = type(module)
-    if any(base.__name__ == "FSDPModule" for base in kind.__bases__):
-        kind = next((base for base in kind.__bases__ if base.__name__ != "FSDPModule"), kind)
-    return kind.__name__
-
-
-def unwrapped(module: nn.Module) -> nn.Module:
-    """What is inside the wrappers: of a compiled or a distributed model the model."""
-    inner: nn.Module | None = module
-    while inner is not None:
-        module = inner
-        inner = next((each for part, each in module._modules.items() if _is_wrapper_part(module, part)), None)
-    return module
-
-
 def _buffer_paths(named: NamedModule) -> list[str]:
     module = None if named.ref is None else named.ref()
     names = () if module is None else [name for name, buffer in module._buffers.items() if buffer is not None]
     return [join(path, name) for path in (named.path, *named.aliases) for name in names]
-
-
-def roots_of(model: object) -> list[tuple[str | None, nn.Module]]:
-    """The roots in what the user gave as model, with the names the user gave them.
-
-    Args:
-        model: None, a module, a mapping from names to modules, or a list or tuple of modules.
-
-    Raises:
-        TypeError: something in it is no `torch.nn.Module`.
-    """
-    if model is None:
-        return []
-    if isinstance(model, Mapping) and model:
-        return [(str(name), _checked(each, f"model[{name!r}]")) for name, each in model.items()]
-    if isinstance(model, (list, tuple)) and model:
-        return [(None, _checked(each, f"model[{place}]")) for place, each in enumerate(model)]
-    return [(None, _checked(model, "model"))]
-
-
-def check_patterns(chosen: PathFilter, model: object) -> None:
-    """Checks that every pattern means something in what the user gave as model.
-
-    A pattern with a bracket may mean an unregistered module, `head.(Linear#0)`, which is met only when it runs.
-
-    Raises:
-        ValueError: a pattern matches no module and no parameter; the text lists the nearest paths.
-    """
-    if chosen.is_all:
-        return
-    names = ModuleNames()
-    for name, module in roots_of(model):
-        names.add_root(module, name)
-    paths = names.paths()
-    found = [each for each in unmatched(chosen, paths) if "(" not in each.pattern.text]
-    if paths and found:
-        raise ValueError(describe_unmatched(found, paths, what="module or parameter"))
-
-
-def check_types(types: Any, model: object) -> None:
-    """Checks that every class that is given by its name is one of a module of what the user gave as model.
-
-    Raises:
-        ValueError: there is no such module; the text lists the nearest names.
-    """
-    if not any(isinstance(each, str) for each in types):
-        return
-    modules = [each for _, root in roots_of(model) for each in (root, *descendants(root))]
-    names = {kind.__name__ for each in modules for kind in type(each).__mro__}
-    for each in types:
-        if modules and isinstance(each, str) and each not in names:
-            near = difflib.get_close_matches(each, names, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            there = ", ".join(sorted({type(module).__name__ for module in modules})[:20])
-            raise ValueError(f"types: no module is a {each!r}.{hint} There are: {there}")
-
-
-def _checked(given: object, where: str) -> nn.Module:
-    if isinstance(given, nn.Module):
-        return given
-    kind = f"the class {given.__name__} itself, not an instance" if isinstance(given, type) else repr(given)
-    raise TypeError(
-        f"{where} is not a torch.nn.Module but {kind[:80]}. Give a module, a dict of named modules, "
-        "or None to have the roots found."
-    )
-
-
-def walk(top: nn.Module, path: str, raw_path: str) -> Iterator[tuple[nn.Module, nn.Module, str, str]]:
-    """Every registration below a module, depth first in order: (module, parent, path, raw path).
-
-    A shared module comes once for each of its paths. Iterative, and safe against a module inside itself.
-    """
-    visits: dict[int, int] = {}
-    above = {id(top)}
-    pending = [(top, iter(list(top._modules.items())), path, raw_path)]
-    while pending:
-        parent, children, parent_path, parent_raw = pending[-1]
-        for part, module in children:
-            if module is None or id(module) in above:
-                continue
-            visits[id(module)] = visits.get(id(module), 0) + 1
-            if visits[id(module)] > _MAX_ALIASES:
-                continue
-            child_path = parent_path if _is_wrapper_part(parent, part) else join(parent_path, part)
-            child_raw = join(parent_raw, part)
-            yield module, parent, child_path, child_raw
-            if module._modules:
-                above.add(id(module))
-                pending.append((module, iter(list(module._modules.items())), child_path, child_raw))
-                break
-        else:
-            above.discard(id(parent))
-            pending.pop()
-
-
-def _is_wrapper_part(parent: nn.Module, part: str) -> bool:
-    return part in WRAPPER_PARTS or (part == "module" and type(parent).__name__ in _MODULE_WRAPPERS)
 
 
 def _is_under(named: NamedModule, top: NamedModule) -> bool:
@@ -499,28 +371,6 @@ def _is_under(named: NamedModule, top: NamedModule) -> bool:
     while above is not None and above is not top:
         above = above.parent
     return above is top
-
-
-def named_modules(top: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """What `top.named_modules()` gives; that asks each module for its hash, which it may not have."""
-    yield "", top
-    seen = {id(top)}
-    for module, _, _, raw_path in walk(top, "", ""):
-        if id(module) not in seen:
-            seen.add(id(module))
-            yield raw_path, module
-
-
-def descendants(top: nn.Module) -> Iterator[nn.Module]:
-    """Every module below another, once."""
-    seen = {id(top)}
-    pending = [top]
-    while pending:
-        for module in pending.pop()._modules.values():
-            if module is not None and id(module) not in seen:
-                seen.add(id(module))
-                pending.append(module)
-                yield module
 
 
 def _outermost_owner(module: nn.Module, frame: FrameType | None) -> nn.Module | None:

@@ -17,7 +17,8 @@ from ...torch_internals.transforms import is_functorch_tensor, wrapped_by_functo
 from ..identity_map import IdentityMap
 from ..log.listeners import Listener
 from ..log.segments import Segment
-from ..names.module_names import NamedModule, named_modules
+from ..names.module_names import NamedModule
+from ..names.walk import named_modules
 from ..structures.find import find_slots
 from ..tensor_ids.tensor_ids import NO_TENSOR, RETURNED
 from .leaves import Leaf, OpLeaves, is_parameter

@@ -18,7 +18,7 @@ from ...torch_internals.dynamo import keep_out_of_dynamo
 from ..log.listeners import Listener
 from ..log.segments import Segment
 from ..log.thread_log import Backward
-from ..names.module_names import roots_of
+from ..names.given_models import roots_of
 from ..ops.mode import OpKeeper
 from ..ops.recorder import OpRecorder
 from ..scopes import process

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...optional import require
-from ..names.module_names import named_modules
+from ..names.walk import named_modules
 from .collector import StashCollector
 from .names import NamePattern, name_filter, warn_of_unmatched
 from .stash import Stash, StashFn, StashValueFn, get_stash_fn

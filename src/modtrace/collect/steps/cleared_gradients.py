@@ -11,7 +11,7 @@ from ...measure.dtypes import format_of
 from ...measure.memory import array_over, extent_of
 from ...torch_internals.modes import DisableTorchFunction
 from ...torch_internals.tensors import grad_of, version_of
-from ..names.module_names import descendants, parameter_of
+from ..names.walk import descendants, parameter_of
 
 #: The largest gradient, in elements, whose values are read to see whether it was zeroed (`set_to_none=False`).
 _MAX_ELEMENTS = 65_536

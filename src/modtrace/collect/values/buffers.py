@@ -10,7 +10,8 @@ from ...recording.phase import FORWARD
 from ...recording.role import BUFFER
 from ...torch_internals.modes import DisableTorchFunction, tracing_state, unseen
 from ..log.segments import Segment
-from ..names.module_names import ModuleNames, ParameterOwner, descendants
+from ..names.module_names import ModuleNames, ParameterOwner
+from ..names.walk import descendants
 from .capture_masks import CaptureMasks, Mask
 from .measured import MeasuredParameters, free_rows
 from .parameter_sites import Measure, ParameterSites, name_of, store, wanted_by

@@ -17,7 +17,8 @@ from ...torch_internals.tensors import forget_removed_hooks, insides_of, is_leaf
 from ..identity_map import IdentityMap
 from ..log.segments import Segment
 from ..log.thread_log import Backward
-from ..names.module_names import NamedModule, descendants, parameter_of
+from ..names.module_names import NamedModule
+from ..names.walk import descendants, parameter_of
 from ..scopes.tracker import ScopeTracker
 from .capture_masks import Mask
 from .measured import MeasuredParameters, free_rows

@@ -1,0 +1,76 @@
+"""What a user gives as model: its roots, and checks of what the user says about its modules."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from ...recording.options.path_filter import PathFilter, describe_unmatched, unmatched
+from .module_names import ModuleNames
+from .walk import descendants
+
+
+def roots_of(model: object) -> list[tuple[str | None, nn.Module]]:
+    """Returns the roots in what the user gave as model, each with the name that the user gave it.
+
+    Args:
+        model: None, a module, a mapping from names to modules, or a list or tuple of modules.
+
+    Raises:
+        TypeError: something in it is no `torch.nn.Module`.
+    """
+    if model is None:
+        return []
+    if isinstance(model, Mapping) and model:
+        return [(str(name), _checked(each, f"model[{name!r}]")) for name, each in model.items()]
+    if isinstance(model, (list, tuple)) and model:
+        return [(None, _checked(each, f"model[{place}]")) for place, each in enumerate(model)]
+    return [(None, _checked(model, "model"))]
+
+
+def check_patterns(chosen: PathFilter, model: object) -> None:
+    """Checks that every pattern means something in what the user gave as model.
+
+    A pattern with a bracket may mean an unregistered module, `head.(Linear#0)`, which is met only when it runs.
+
+    Raises:
+        ValueError: a pattern matches no module and no parameter; the message lists the nearest paths.
+    """
+    if chosen.is_all:
+        return
+    names = ModuleNames()
+    for name, module in roots_of(model):
+        names.add_root(module, name)
+    paths = names.paths()
+    found = [each for each in unmatched(chosen, paths) if "(" not in each.pattern.text]
+    if paths and found:
+        raise ValueError(describe_unmatched(found, paths, what="module or parameter"))
+
+
+def check_types(types: Any, model: object) -> None:
+    """Checks that every class that is given by its name is one of a module of what the user gave as model.
+
+    Raises:
+        ValueError: there is no such module; the message lists the nearest names.
+    """
+    if not any(isinstance(each, str) for each in types):
+        return
+    modules = [each for _, root in roots_of(model) for each in (root, *descendants(root))]
+    names = {kind.__name__ for each in modules for kind in type(each).__mro__}
+    for each in types:
+        if modules and isinstance(each, str) and each not in names:
+            near = difflib.get_close_matches(each, names, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            there = ", ".join(sorted({type(module).__name__ for module in modules})[:20])
+            raise ValueError(f"types: no module is a {each!r}.{hint} There are: {there}")
+
+
+def _checked(given: object, where: str) -> nn.Module:
+    if isinstance(given, nn.Module):
+        return given
+    kind = f"the class {given.__name__} itself, not an instance" if isinstance(given, type) else repr(given)
+    raise TypeError(
+        f"{where} is not a torch.nn.Module but {kind[:80]}. Give a module, a dict of named modules, "
+        "or None to have the roots found."
+    )
