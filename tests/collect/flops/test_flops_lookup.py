@@ -10,7 +10,7 @@ from torch.ops import aten
 from torch.utils import flop_counter
 
 from helpers.flop_mode import flops_of, total_flops
-from modtrace.collect.flops.count import count_flops, is_counted
+from modtrace.collect.flops.count import FORMULAS, count_flops, is_counted
 
 QUERY, KEY = Size([2, 4, 3, 8]), Size([2, 4, 5, 8])
 FORWARD = 2 * 2 * (2 * 4 * 3 * 5 * 8)
@@ -135,3 +135,37 @@ def test_bilinear_layer_counts_the_products_that_are_made_of_it() -> None:
         assert total_flops(lambda: layer(x, y)) == 2 * (rows + 6 * 5 * 4)
     names = [name for name, _ in flops_of(lambda: layer(x, y).sum().backward())]
     assert names == ["aten::_trilinear"] * 4
+
+
+#: Where torch's formula is passed over, and what is wrong with it.
+WRONG_IN_TORCH = {
+    "aten::convolution_backward": "counts the gradient of a grouped weight once a group",
+    "aten::cudnn_convolution": "takes `benchmark` for `transposed`",
+    "aten::_slow_conv2d_forward": "asks for more arguments than the operator has",
+    "aten::bmm.dtype": "takes `out_dtype` for the shape of the output",
+    "aten::addmm.dtype": "the same",
+    "aten::baddbmm.dtype": "the same",
+}
+
+
+def test_our_formulas_are_of_what_torch_lacks_or_gets_wrong() -> None:
+    in_torch = {str(packet).replace(".", "::", 1) for packet in flop_counter.flop_registry}
+    assert {name for name in FORMULAS if name.partition(".")[0] in in_torch} == WRONG_IN_TORCH.keys()
+
+
+def test_torch_fails_where_its_arguments_are_others() -> None:
+    conv = flop_counter.flop_registry[aten._slow_conv2d_forward]
+    with pytest.raises(TypeError):
+        conv(Size([2, 4, 8, 8]), Size([6, 4, 3, 3]), [3, 3], None, [1, 1], [0, 0], out_val=Size([2, 6, 6, 6]))
+    for op, args in ((aten.bmm, []), (aten.addmm, [Size([5])]), (aten.baddbmm, [Size([5])])):
+        with pytest.raises(TypeError):
+            flop_counter.flop_registry[op](
+                *args, *[Size([2, 3, 3])] * 2, torch.float32, out_val=Size([2, 3, 3])
+            )
+
+
+def test_torchs_formula_counts_the_in_place_variant() -> None:
+    args = [Size([3, 5]), Size([3, 4]), Size([4, 5])]
+    assert count_flops(aten.addmm_.default, args, {}, Size([3, 5])) == 2 * 3 * 4 * 5
+    assert "aten::addmm" not in FORMULAS
+    assert is_counted(aten.addmm_.default)

@@ -1,9 +1,12 @@
 """Formulas that give the floating-point operations of convolutions from shapes.
 
-Padding is counted as if it were data, as in `conv_flop_count` of torch.utils.flop_counter. The formulas agree with
-those of that file, except for the gradient of the weight of a grouped convolution, transposed or not: that file (2.13)
-pairs every channel of the input with every channel of the output, which is `groups` times too many. With 4 groups its
-backward is 2.5 times what ours is; with 8 groups 4.5 times.
+Padding is counted as if it were data, as in `conv_flop_count` of torch.utils.flop_counter. That file (2.13) has most
+forwards that a backward knows (`convolution`); here are those that it lacks, and those that it gets wrong:
+
+- `convolution_backward`: for the gradient of a grouped weight it pairs every channel of the input with every channel of
+  the output, which is `groups` times too many. With 4 groups its backward is 2.5 times what ours is; with 8, 4.5 times.
+- `cudnn_convolution`: it takes `benchmark` for `transposed`, which is at the same place in other convolutions.
+- `_slow_conv2d_forward`: it fails, for it asks for more arguments than the operator has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,11 +27,6 @@ def _direct(weight: int) -> Formula:
 def _transposed(args: Sequence[Any], outputs: Sequence[Any]) -> int:
     """Each element of the input is multiplied with one filter, of shape `weight[1:]`, and added to the output."""
     return 2 * elements(args[0]) * elements(args[1][1:])
-
-
-def _either(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """The seventh argument says whether it is transposed."""
-    return _transposed(args, outputs) if args[6] else _direct(1)(args, outputs)
 
 
 def _backward(transposed: int) -> Formula:
@@ -66,7 +64,6 @@ _TRANSPOSED = """
 CONVOLUTIONS: Mapping[str, Formula] = {
     **named(_direct(1), _DIRECT),
     **named(_transposed, _TRANSPOSED),
-    **named(_either, "convolution _convolution convolution_overrideable"),
     **named(_backward(transposed=7), "convolution_backward"),
     **named(_backward(transposed=6), "convolution_backward_overrideable"),
     **named(_time_batch_channel, "conv_tbc"),

@@ -3,8 +3,9 @@
 The conventions are those of `torch.utils.flop_counter`: a multiply-add is 2, element-wise operators, reductions and
 copies are 0, the dtype does not matter. Formulas come from three places: what the user has registered with
 `register_flop_formula`, which wins; our own, for what torch does not count (attention on the CPU, recurrent layers,
-in-place variants, composite operators, which a mode sees whole in inference mode) and for what it counts wrongly (the
-gradient of the weight of a grouped convolution); and torch's. docs/limits.md lists where the numbers differ.
+quantised and fused products, composite operators, which a mode sees whole in inference mode) and for what it counts
+wrongly (see convolutions.py and products.py); and torch's, which also count the in-place variants. docs/limits.md lists
+where the numbers differ.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ FORMULAS: Mapping[str, Formula] = {**PRODUCTS, **LAYERS, **CONVOLUTIONS}
 
 
 def count_flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any) -> int | None:
-    """The floating-point operations of a call of an operator, 0 if it only does what is not counted.
+    """Returns the floating-point operations of a call of an operator, 0 if it only does what is not counted.
 
     Padding, masked scores, and zeros of a sparse operand of a dense product (`aten.mm`) count as if they were data.
 
@@ -47,17 +48,17 @@ def count_flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outpu
 
 
 def is_counted(func: Any) -> bool:
-    """Whether `count_flops` may give anything but 0 for an operator, whatever the shapes.
+    """Tells whether `count_flops` may return anything but 0 for an operator, whatever the shapes.
 
     A formula that the user registers later may change the answer.
     """
     name = func.name()
-    is_registered = getattr(func, "overloadpacket", func) in flop_counter.flop_registry
+    is_registered = _find_registered(func) is not None
     return is_registered or _find_formula(name) is not None or _is_replayed(name) or is_unknown(name)
 
 
 def _count(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any) -> Any:
-    registered = flop_counter.flop_registry.get(getattr(func, "overloadpacket", func))
+    registered = _find_registered(func)
     if registered is not None and not _is_torchs(registered):
         return _call_registered(registered, args, kwargs, outputs)
     formula = _find_formula(func.name())
@@ -70,8 +71,18 @@ def _count(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: A
     return None if is_unknown(func.name()) else 0
 
 
+def _find_registered(func: Any) -> Callable[..., Any] | None:
+    """Returns the formula in torch's registry of the operator, else of the one that it does in place."""
+    packet = getattr(func, "overloadpacket", func)
+    found = flop_counter.flop_registry.get(packet)
+    name = func.name().removeprefix("aten::").partition(".")[0]
+    if found is None and name.endswith("_") and name != func.name():
+        found = flop_counter.flop_registry.get(getattr(torch.ops.aten, name[:-1], None))
+    return found
+
+
 def _find_formula(name: str) -> Formula | None:
-    """The formula of the overload, else of all overloads, else of the operator that this one does in place."""
+    """Returns our formula of the overload, else of all overloads, else of the operator that this one does in place."""
     plain = name.partition(".")[0]
     return FORMULAS.get(name) or FORMULAS.get(plain) or FORMULAS.get(plain.removesuffix("_"))
 
@@ -81,7 +92,7 @@ def _is_replayed(name: str) -> bool:
 
 
 def _as_list(outputs: Any) -> Sequence[Any]:
-    """The outputs one by one: an operator that has only one returns it bare."""
+    """Returns the outputs one by one: an operator that has only one returns it bare."""
     return outputs if isinstance(outputs, list | tuple) and not isinstance(outputs, torch.Size) else [outputs]
 
 

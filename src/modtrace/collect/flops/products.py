@@ -1,4 +1,4 @@
-"""Formulas that give the floating-point operations of matrix products from shapes, and what all formulas share.
+"""Formulas that give the floating-point operations of those matrix products that torch.utils.flop_counter lacks.
 
 A multiply-add is 2. What an operator does besides its products (adding a bias) is not counted, and a complex or integer
 product counts as a real one; `torch.utils.flop_counter` does the same with products.
@@ -13,12 +13,12 @@ Formula = Callable[[Sequence[Any], Sequence[Any]], int]
 
 
 def elements(shape: Sequence[int]) -> int:
-    """The number of elements of a tensor of that shape."""
+    """Returns the number of elements of a tensor of that shape."""
     return prod(shape)
 
 
 def named(formula: Formula, names: str) -> dict[str, Formula]:
-    """The formula under each of the names, which are in `aten` unless they say otherwise."""
+    """Returns the formula under each of the names, which are in `aten` unless they say otherwise."""
     return {name if "::" in name else f"aten::{name}": formula for name in names.split()}
 
 
@@ -102,7 +102,7 @@ def _euclidean_distance(args: Sequence[Any], outputs: Sequence[Any]) -> int:
 
 
 _PRODUCTS_OF_FIRST = """
-    mm bmm matmul linalg_matmul inner mv dot vdot linear mkldnn_linear mkl::_mkl_linear mkldnn::_linear_pointwise
+    bmm.dtype matmul linalg_matmul inner mv dot vdot linear mkldnn_linear mkl::_mkl_linear mkldnn::_linear_pointwise
     _int_mm _scaled_mm_v2 _weight_int4pack_mm _weight_int4pack_mm_for_cpu _weight_int4pack_mm_with_scales_and_zeros
     _weight_int8pack_mm _dyn_quant_matmul_4bit _mixed_dtypes_linear _wrapped_quantized_linear_prepacked
     fbgemm_linear_int8_weight fbgemm_linear_int8_weight_fp32_activation
@@ -113,10 +113,11 @@ _PRODUCTS_OF_FIRST = """
     quantized::linear_dynamic_fp16 quantized::int4mm_packed_weight_cpu quantized::linear_relu_dynamic_fp16
 """
 
-#: By the operator's name, without its overload: all overloads (`out`, `dtype`, ...) count the same.
+#: By the operator's name, without its overload, or with it. torch's own formulas (2.13) of `bmm`, `addmm` and `baddbmm`
+#: fail for the overload `dtype`: they take its last argument for the shape of the output.
 PRODUCTS: Mapping[str, Formula] = {
     **named(_product(0), _PRODUCTS_OF_FIRST),
-    **named(_product(1), "addmm addmv baddbmm _addmm_activation"),
+    **named(_product(1), "addmm.dtype baddbmm.dtype addmv _addmm_activation"),
     **named(_sum_of_products, "addbmm"),
     **named(_rank_one, "addr"),
     **named(_grouped_product, "_grouped_mm _scaled_grouped_mm _scaled_grouped_mm_v2"),
