@@ -75,7 +75,7 @@ def _recurrent_backward(args: Sequence[Any], outputs: Sequence[Any]) -> int:
 
 
 def _nothing(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """The gates of a cell, element by element: the products are operators of their own."""
+    """Counts the gates of a cell as 0: they work element by element, and the products are other operators."""
     return 0
 
 

@@ -32,13 +32,13 @@ def _product(position: int) -> Formula:
 
 
 def _linear_backward(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """The gradients of input and weight, each as much as the forward (`linear_backward` in derivatives.yaml)."""
+    """Counts the gradients of input and weight, each as much as the forward (`linear_backward` in derivatives.yaml)."""
     _, grad_output, weight, wanted = args
     return 2 * elements(grad_output) * int(weight[-1]) * sum(map(bool, wanted[:2]))
 
 
 def _sum_of_products(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """The products of a batch are added up: `addbmm(self, batch1, batch2)`."""
+    """Counts the products of a batch, which are added up: `addbmm(self, batch1, batch2)`."""
     return 2 * elements(args[1]) * int(args[2][-1])
 
 
@@ -69,7 +69,7 @@ def _two_products(args: Sequence[Any], outputs: Sequence[Any]) -> int:
 
 
 def _bilinear(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """What `_trilinear` does for it: (rows, I) by (O, I, J), then by (rows, J)."""
+    """Counts what `_trilinear` does for it: (rows, I) by (O, I, J), then by (rows, J)."""
     _, in_1, in_2 = args[2]
     return 2 * elements(outputs[0]) * int(in_2) * int(in_1 + 1)
 

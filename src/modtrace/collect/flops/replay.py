@@ -34,7 +34,7 @@ Count = Callable[[Any, Sequence[Any], Mapping[str, Any], Any], int | None]
 
 
 def replay(count: Count, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
-    """The sum of `count` over the operators that the composite one is made of; None if it is for one of them.
+    """Returns the sum of `count` over the operators that a composite one is made of; None if one has None.
 
     No memory is used, no number drawn, and no mode but ours hears of it. About 0.5 ms for an einsum.
     """
@@ -73,7 +73,7 @@ def _shapes(value: Any) -> Any:
 
 
 def _each(change: Callable[[Any], Any], value: Any) -> Any:
-    """A list or dictionary of the changed items; anything else as it is."""
+    """Returns a list or dictionary of the changed items, and anything else as it is."""
     if isinstance(value, list | tuple):
         return [change(each) for each in value]
     if isinstance(value, Mapping):

@@ -32,7 +32,7 @@ _HARMLESS = re.compile(
 
 
 def is_unknown(name: str) -> bool:
-    """Whether an operator for which there is no formula (`aten::linalg_svd.U`) does more than nothing."""
+    """Tells whether an operator for which there is no formula (`aten::linalg_svd.U`) does more than nothing."""
     namespace, _, rest = name.partition("::")
     base = rest.partition(".")[0]
     if namespace not in _NAMESPACES:

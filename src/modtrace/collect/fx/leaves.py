@@ -33,7 +33,7 @@ class LeafChoice:
     rule: LeafRule | None = None
 
     def chooses(self, module: nn.Module, path: str, names: Collection[str]) -> bool:
-        """Whether the user wants a module to be a leaf.
+        """Tells whether the user wants a module to be a leaf.
 
         Args:
             module: the module called.

@@ -103,7 +103,7 @@ class ModulePathTracer(torch.fx.Tracer):
             self._failure = None
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Whether the module is one node in the graph, and what it does inside is not traced."""
+        """Tells whether the module is one node in the graph, and what it does inside is not traced."""
         if self._leaves.beside_fx and super().is_leaf_module(m, module_qualified_name):
             return True
         names = self._paths.get(module_qualified_name, [module_qualified_name])
@@ -143,7 +143,7 @@ class ModulePathTracer(torch.fx.Tracer):
         return node
 
     def _begin(self, paths: dict[str, list[str]]) -> None:
-        """Forgets the last trace; what its user took from it stays as it is."""
+        """Forgets the last trace. What the user has taken from it stays as it is."""
         self.node_to_originating_module = NodeNames()
         self.node_to_call = NodeNames()
         self._paths = paths
@@ -162,7 +162,7 @@ class ModulePathTracer(torch.fx.Tracer):
         return _Call(self._path_of(target), nth)
 
     def _path_of(self, target: str) -> str:
-        """The path of the module that torch.fx calls `target`, as seen from the module that runs."""
+        """Returns the path of the module that torch.fx calls `target`, as seen from the module that runs."""
         path, *aliases = self._paths.get(target, [target])
         return path_below(self._running.path, path, aliases)
 
@@ -193,7 +193,7 @@ class _Call(NamedTuple):
 
 
 def _paths_by_target(root: nn.Module) -> dict[str, list[str]]:
-    """All paths of each module, by what torch.fx calls it: the first, with the parts of wrappers in it."""
+    """Returns all paths of each module by the name that torch.fx has for it: the first raw path."""
     targets = {root: ""}
     paths = {"": [""]}
     for module, _, path, raw_path in walk(root, "", ""):

@@ -9,7 +9,7 @@ from ...torch_internals.modes import unseen
 
 
 def count_elements(top: nn.Module) -> dict[int, tuple[int, int]]:
-    """For `top` and each module below it, by `id`: elements of parameters and of buffers, shared ones once.
+    """Counts the elements of parameters and buffers in `top` and each module below, by `id`; shared ones once.
 
     Iterative: models nested deeper than Python's recursion limit are counted too.
     """

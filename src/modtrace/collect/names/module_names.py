@@ -1,4 +1,4 @@
-"""What modules are called: paths as in `state_dict`, for every module that runs, however late it is met."""
+"""Gives every module that runs a path as in `state_dict`, however late the module is met."""
 
 import threading
 import weakref
@@ -20,7 +20,7 @@ SCOPE = "scope"
 
 
 class NamedModule:
-    """What is known of one module; `module_id` never changes, its path may become better known."""
+    """One module and its names. `module_id` never changes; the path may, when more of the model is met."""
 
     __slots__ = (
         "aliases", "buffers", "given", "module_id", "name", "parameters", "parent", "path", "raw_path",
@@ -45,16 +45,16 @@ class NamedModule:
 
     @property
     def shown(self) -> str:
-        """The path, or a root's name."""
+        """The path; of a root its name."""
         return self.path or self.name or self.type_name
 
     @property
     def alive(self) -> bool:
-        """Whether the module still exists."""
+        """Tells whether the module still exists."""
         return self.ref is not None and self.ref() is not None
 
     def row(self) -> dict[str, Any]:
-        """Its row in the `modules` table."""
+        """Returns its row in the `modules` table."""
         return {
             "module_id": self.module_id,
             "root_id": self.root.module_id,
@@ -76,7 +76,7 @@ class ParameterOwner(NamedTuple):
     name: str
 
     def holds(self, parameter: torch.Tensor) -> bool:
-        """Whether it still does. A weak reference would tell as well, and make `torch.utils.swap_tensors` fail."""
+        """Tells whether it still does. A weak reference would do, but make `torch.utils.swap_tensors` fail."""
         module = self.module.ref() if self.module.ref is not None else None
         return module is not None and parameter_of(module, self.name) is parameter
 
@@ -107,11 +107,11 @@ class ModuleNames:
             return root
 
     def get(self, module: nn.Module) -> NamedModule | None:
-        """The module's names if it has been met."""
+        """Returns the names of a module; None if it has not been met."""
         return self._named.get(module)
 
     def find(self, module: nn.Module, caller: NamedModule | None, frame: FrameType | None) -> NamedModule:
-        """The names of a module that is being entered; met for the first time, it is given some.
+        """Returns the names of a module that is being entered; one met for the first time gets some.
 
         Args:
             module: the module entered.
@@ -129,7 +129,7 @@ class ModuleNames:
             return self._find_late(module, caller) or self._name_unregistered(module, caller)
 
     def add_scope(self, name: str, owner: NamedModule | None) -> NamedModule:
-        """Names a stretch of code, of a module's or of nobody's."""
+        """Names a stretch of code, in a module (`owner`) or outside of all."""
         with self._lock:
             known = self._scopes.get((owner, name))
             if known is None:
@@ -143,7 +143,7 @@ class ModuleNames:
             return known
 
     def owners_in(self, frame: FrameType | None, named: NamedModule) -> list[NamedModule]:
-        """The modules around a module that a plain method of is running, outermost first."""
+        """Returns the modules around a module whose plain methods run in these frames, outermost first."""
         owners: dict[NamedModule, None] = {}
         for owner in map(module_of_method, frames(frame)):
             known = None if owner is None else self._named.get(owner) or self._original_of(owner)
@@ -152,12 +152,12 @@ class ModuleNames:
         return list(owners)[::-1]
 
     def parameter_name(self, parameter: torch.Tensor) -> str | None:
-        """The path of a parameter, as in `state_dict`; None if no module met so far owns it."""
+        """Returns the path of a parameter, as in `state_dict`; None if no module met so far owns it."""
         owners = self.owners_of(parameter) or self.owners_of(parameter, learn=True)
         return join(owners[0].module.path, owners[0].name) if owners else None
 
     def owners_of(self, parameter: torch.Tensor, *, learn: bool = False) -> "list[ParameterOwner]":
-        """The modules that hold a parameter; a tied one has several.
+        """Returns the modules that hold a parameter; a tied one has several.
 
         Args:
             learn: look through all modules anew first (1 us per parameter there is).
@@ -170,11 +170,11 @@ class ModuleNames:
 
     @property
     def revision(self) -> int:
-        """Counts the changes of names: what was derived from them holds as long as it stays."""
+        """The number of changes of names so far: what was derived from names holds while it stays."""
         return self._revision
 
     def paths(self) -> list[str]:
-        """The paths of all modules met, with their aliases, and of their parameters and buffers."""
+        """Returns the paths of all modules met, with their aliases, and of their parameters and buffers."""
         with self._lock:
             self._learn_parameters()
             owners = [owner for owners in self._owners.values() for owner in owners]
@@ -185,7 +185,7 @@ class ModuleNames:
         return [*modules, *parameters, *(path for each in self.modules for path in _buffer_paths(each))]
 
     def rows_since(self, revision: int) -> tuple[int, list[dict[str, Any]]]:
-        """The rows that changed since a revision, and the revision they bring a reader to."""
+        """Returns the current revision, and the rows that have changed since another one."""
         with self._lock:
             changed = [number for number, when in self._changed.items() if when > revision]
             return self._revision, [self.modules[number].row() for number in sorted(changed)]
@@ -206,7 +206,7 @@ class ModuleNames:
         return self._revive_root(module) or self._register_root(module)
 
     def _find_late(self, module: nn.Module, caller: NamedModule) -> NamedModule | None:
-        """A module registered since its root was first walked."""
+        """Names a module that was registered after its root had been walked; None if it is not registered."""
         for ancestor in dict.fromkeys((caller, caller.root)):
             if ancestor is not caller and self._dead_slot(module, caller) is not None:
                 return None  # made anew in each forward: no use in walking the whole root for it
@@ -232,12 +232,12 @@ class ModuleNames:
 
     @staticmethod
     def _dead_slot(module: nn.Module, caller: NamedModule) -> NamedModule | None:
-        """The name of an unregistered module of the class that is gone: a forward that makes one each time."""
+        """Returns the name of a dead unregistered module of the class, for a forward that makes one each time."""
         slots = caller.slots.get(class_name(module), ())
         return next((each for each in slots if not each.alive), None)
 
     def _revive_root(self, module: nn.Module) -> NamedModule | None:
-        """The name of a dead root without parameters, for a criterion that a loop makes anew each time."""
+        """Returns the name of a dead root without parameters, for a criterion that a loop makes anew each time."""
         if module._modules or module._parameters:
             return None
         for each in self.modules:
@@ -248,7 +248,7 @@ class ModuleNames:
         return None
 
     def _original_of(self, module: nn.Module) -> NamedModule | None:
-        """Of a replica that DataParallel has made the module that it is a copy of."""
+        """Returns the module that a replica of DataParallel is a copy of; None if the module is no replica."""
         if not is_replica(module):
             return None
         if self._hooks_at != self._revision:
@@ -374,7 +374,7 @@ def _is_under(named: NamedModule, top: NamedModule) -> bool:
 
 
 def _outermost_owner(module: nn.Module, frame: FrameType | None) -> nn.Module | None:
-    """The outermost module that a running function has as its first argument and `module` is registered below.
+    """Returns the outermost module above `module` that a running function has as its first argument.
 
     Finds the root of `model.encode(x)` and `encode(model, x)`, which no hook announces.
     """

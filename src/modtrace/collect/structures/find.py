@@ -29,7 +29,7 @@ _MAX_KEY = 80
 
 
 class Slot(NamedTuple):
-    """A tensor and the key path to it; or no tensor, and a note that says what was left alone there."""
+    """A tensor and the key path to it; or no tensor, and a note that says what was not entered there."""
 
     slot: str
     tensor: torch.Tensor | None
@@ -44,9 +44,9 @@ _Reader = Callable[[Any], "_Parts | str | None"]
 
 
 def find_slots(output: Any) -> list[Slot]:
-    """The tensors in an output, depth first, in the order of the structure.
+    """Returns the tensors in an output, depth first, in the order of the structure.
 
-    A tensor that is reached in two ways is there twice; a container inside itself is not entered again.
+    A tensor that is reached in two ways is returned twice; a container inside itself is not entered again.
     Attributes are read past properties and descriptors. Of the user's code only `items()` of mappings that are
     no dicts and `__repr__` of keys are run, and what they raise becomes a note. Call it with torch functions
     disabled, so that no mode of the user's sees it; it calls no tensor op.
@@ -69,7 +69,7 @@ def _is_flat(output: Any) -> bool:
 
 
 class _Full(Exception):
-    """A limit is reached: where, and which."""
+    """Raised where a limit is reached."""
 
     def __init__(self, slot: str, limit: str) -> None:
         super().__init__(slot, limit)
@@ -78,7 +78,7 @@ class _Full(Exception):
 
 
 class _Search:
-    """What is found so far, and the containers that lie open, the innermost last."""
+    """A search: what it has found so far, and the containers that it is in, the innermost last."""
 
     __slots__ = ("characters", "found", "inside", "names", "open", "visited")
 
@@ -104,7 +104,7 @@ class _Search:
                 self._leave()
 
     def _go_on(self, parts: Iterator[tuple[str, Any]]) -> None:
-        """Goes through the innermost container, to its end or to a container in it."""
+        """Goes through the innermost container, up to its end or to a container in it."""
         for name, value in parts:
             kind = type(value)
             self.visited += 1
@@ -119,7 +119,7 @@ class _Search:
         self._leave()
 
     def _look_into(self, name: str, value: Any) -> bool:
-        """Opens a container; False if there is nothing to open."""
+        """Opens a container; returns False if there is nothing to open."""
         try:
             parts = _reader_of(type(value))(value)
         except Exception as error:
@@ -239,7 +239,7 @@ def _numbered(value: Any, kind: type[Any]) -> _Parts | None:
 
 
 def _field_names(kind: type) -> tuple[str, ...]:
-    """The names of a named tuple's places, or of those of torch.return_types; empty if it has none."""
+    """Returns the names of the fields of a named tuple or of one of torch.return_types; () for other tuples."""
     if kind is tuple:
         return ()
     names = getattr(kind, "_fields", None)
@@ -266,7 +266,7 @@ def _named(items: Iterable[tuple[Any, Any]], fields: Iterable[str]) -> _Parts:
 
 
 def _key_name(key: Any, place: int) -> str:
-    """`['logits']`; the place in the order for a key that can only be told by its address or its values."""
+    """Returns `['logits']`; for a key that only its address or its values tell, its position in the dict."""
     if type(key) is str and len(key) < _MAX_KEY - 2:
         return f"[{key!r}]"
     try:
@@ -279,13 +279,13 @@ def _key_name(key: Any, place: int) -> str:
 
 
 def _has_no_repr(kind: type) -> bool:
-    """Whether it would show an address, which is another in each run, or values that a device must send."""
+    """Tells whether a `repr` would show an address, which differs in each run, or values on a device."""
     own: Any = kind.__repr__
     return issubclass(kind, torch.Tensor) or own is object.__repr__
 
 
 def _set_parts(value: Any) -> _Parts | str | None:
-    """One thing in a set is `{0}`. Several have no order that would be the same in the next call, or run."""
+    """Names one thing in a set `{0}`. Several have no order that would be the same in the next call or run."""
     kind = set if issubclass(type(value), set) else frozenset
     found = [each for each in islice(kind.__iter__(value), MAX_VISITED) if type(each) not in _PLAIN]
     if len(found) > 1:
@@ -294,7 +294,7 @@ def _set_parts(value: Any) -> _Parts | str | None:
 
 
 def _subclass_parts(value: Any) -> _Parts | str | None:
-    """What a subclass of a builtin container holds, and its attributes that are not among that."""
+    """Returns what a subclass of a builtin container holds, and its attributes that are not among that."""
     read = next(read for kind, read in _BUILTIN.items() if issubclass(type(value), kind))
     parts = read(value)
     attributes = [each for each in _attributes(value) if type(each[1]) not in _PLAIN]
@@ -323,7 +323,7 @@ _STORED = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
-    """What an object's slots and its `__dict__` hold. Class attributes are no outputs."""
+    """Returns what the slots and the `__dict__` of an object hold. Class attributes are no outputs."""
     found: list[tuple[str, Any]] = []
     stored: Any = None
     for kind in type(value).__mro__[-2::-1]:

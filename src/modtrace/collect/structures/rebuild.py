@@ -15,7 +15,7 @@ _MAX_DEPTH = 100
 
 
 def rmap_tensor(value: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
-    """The same structure with `fn` of each tensor in it.
+    """Returns the same structure with `fn(tensor)` in the place of each tensor.
 
     Tuples and named tuples, lists, dicts with their keys, and dataclasses are made anew, without running any code of
     their classes; a dict of another class becomes a plain one, unless it is a dataclass too (a ModelOutput). All else
@@ -36,7 +36,7 @@ def _map(value: Any, fn: Callable[[torch.Tensor], Any], inside: tuple[int, ...])
 
 
 class GradientTree:
-    """The structure of an output without its tensors: what their gradients are put into."""
+    """The structure of an output without its tensors, into which their gradients are put."""
 
     __slots__ = ("_below",)
 
@@ -52,7 +52,7 @@ class GradientTree:
             self._below = [_grow(output, slot_of, ())]
 
     def fill(self, gradients: Sequence[Any]) -> tuple[Any, ...]:
-        """The gradients as torch gives them to a backward hook, a tuple; with one part for any other structure."""
+        """Returns the gradients as torch gives them to a backward hook: a tuple, of one part for other structures."""
         return tuple([_fill(each, gradients) for each in self._below])
 
 
@@ -71,7 +71,7 @@ class _Branch(NamedTuple):
 
 
 def _grow_member(value: Any, slot_of: Callable[[torch.Tensor], int | None]) -> Any:
-    """Of a plain tuple or list: what can have no gradient is None, as torch has it."""
+    """Grows a part of a plain tuple or list: what can have no gradient becomes None, as torch has it."""
     is_part = isinstance(value, torch.Tensor) or _open(value, ()) is not None
     return _grow(value, slot_of, ()) if is_part else None
 
@@ -111,7 +111,7 @@ class _Parts(NamedTuple):
 
 
 def _open(value: Any, inside: tuple[int, ...]) -> _Parts | None:
-    """What a container holds; None: it is none, or not to be entered."""
+    """Returns what a container holds; None for what is no container or must not be entered."""
     kind = type(value)
     if issubclass(kind, tuple):
         found = _Parts((), tuple(tuple.__iter__(value)), partial(_make_tuple, kind))
@@ -160,7 +160,7 @@ def _make_dict(keys: Sequence[Any], values: list[Any]) -> Any:
 
 
 def _make_dataclass(kind: type[Any], items: Sequence[Any], keys: Sequence[Any], values: list[Any]) -> Any:
-    """A dataclass past its `__init__`: that may check what it is given, and here it gets no tensors.
+    """Makes a dataclass without its `__init__`, which may check what it is given, and gets no tensors here.
 
     Args:
         items: the keys that it has as a dict: a ModelOutput of transformers is both.
