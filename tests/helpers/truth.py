@@ -189,10 +189,10 @@ def _labels(tracker: ScopeTracker):
     counts: dict[int, int] = {}
     labels = {}
     for _, call in sorted(calls, key=lambda each: each[0]):
-        if call.context.named.unregistered:  # the truth knows registered modules only: its op is the caller's
+        if call.named.unregistered:  # the truth knows registered modules only: its op is the caller's
             labels[call] = labels[call.parent]
             continue
-        named = call.context.named
+        named = call.named
         nth = counts[named.module_id] = counts.get(named.module_id, -1) + 1
         labels[call] = Label(named.raw_path, nth)
     return labels

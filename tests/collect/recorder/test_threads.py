@@ -159,7 +159,7 @@ def where_of_hooks(tracker: Any, output: torch.Tensor, found: list[Any]) -> None
 
     def ask(grads: Any) -> None:
         where = tracker.where()
-        path = where.call.context.named.raw_path if where.call is not None else None
+        path = where.call.named.raw_path if where.call is not None else None
         found.append((torch._C._current_autograd_node().name(), path, where.phase, where.known))
 
     while pending:

@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...torch_internals.autograd import current_node, graph_task_id, queue_callback, sequence_nr
 from ...torch_internals.dynamo import is_dynamo_compiling
@@ -12,14 +12,6 @@ from ..log.segments import CallRef, Segment
 from ..log.thread_log import Backward, ThreadLogs
 from .call_events import BackwardListener, CallEvents
 from .plan import NO_CHANGES, CallChanges, find_adding_nodes, find_changes, read_graph, root_nodes
-
-
-class Wanted(NamedTuple):
-    """What listeners want to know about a backward."""
-
-    times: bool
-    additions: bool  # which work is the engine's own adding up of gradients
-    listeners: tuple[BackwardListener, ...]
 
 
 class CallHooks:
@@ -39,14 +31,25 @@ class CallHooks:
         self,
         outputs: Iterable[Any],
         owner_of: Callable[[Any], Any],
-        wanted: Wanted,
+        listeners: Sequence[BackwardListener],
+        *,
+        times: bool,
+        additions: bool,
     ) -> None:
-        """Has the first node that runs place hooks on the nodes where the running call will change."""
+        """Has the first node that runs place hooks on the nodes where the running call will change.
+
+        Args:
+            outputs: what the backward begins with.
+            owner_of: returns the log of the thread that made a node.
+            listeners: receive the backward of each call.
+            times: records when the backward of each call begins and ends.
+            additions: tells the engine's adding up of gradients from the work of nodes.
+        """
         outputs = list(outputs)
         roots = root_nodes(outputs)
         placed = False
-        self._backward.marks_additions = wanted.additions
-        self._takes_times = wanted.times or self._backward.span is not None
+        self._backward.marks_additions = additions
+        self._takes_times = times or self._backward.span is not None
 
         def place_hooks(grad_outputs: Any) -> None:
             nonlocal placed
@@ -55,7 +58,7 @@ class CallHooks:
                 self._backward.task = graph_task_id()
                 begins_here = False
                 with self._subscribers.guard(None):
-                    begins_here = self._place_hooks(roots, outputs, owner_of, wanted.listeners)
+                    begins_here = self._place_hooks(roots, outputs, owner_of, listeners)
                 if begins_here:
                     self._move_on(grad_outputs)  # the node's hooks are running: one placed now would not
 

@@ -65,10 +65,10 @@ def find_around(segment: Segment, log: ThreadLog, frame: FrameType | None) -> No
     caller = caller_of_module(frame)
     repeated = running_module(caller)  # whose `forward`, or a function in it, the checkpoint runs again
     while call is not None:
-        if repeated is None and call.context.named is named:
+        if repeated is None and call.named is named:
             segment.around, segment.repeats = _around_call(call), call
             return
-        children = [each for each in _children(call) if each.context.named is named]
+        children = [each for each in _children(call) if each.named is named]
         if children and (repeated is None or call.context.module is repeated):
             segment.around = call
             rank = _rank_in_region(segment, log)
@@ -123,7 +123,7 @@ def _children(call: CallRef) -> list[CallRef]:
 
 def _is_of(call: CallRef, index: int, segment: Segment | None = None) -> bool:
     """Returns whether a call is of the same module as the `index`-th call of its own segment or of the one given."""
-    return call.context.named is (segment or call.segment).context_of(index).named
+    return call.named is (segment or call.segment).context_of(index).named
 
 
 def _around_call(call: CallRef) -> CallRef | None:

@@ -51,7 +51,7 @@ def _tops(group: list[Segment]) -> Origins:
         return find_all_repeated(group)
     if region.custom:
         candidates = list(_after_function(region, group[0].trigger))[: len(wanted)]
-        if [_module_id(call) for call in candidates] == wanted:
+        if [call.named.module_id for call in candidates] == wanted:
             return list(candidates)
         return [None] * len(group)
     matches = [match for match in _around(group[0], wanted) if match is not None]
@@ -110,7 +110,7 @@ def _around(first: Segment, wanted: list[int]) -> Iterator[Origins | None]:
 
 def _align(calls: list[CallRef], wanted: list[int], at: int) -> Origins | None:
     """Returns the run of `wanted` modules among `calls` that covers the call at `at`, as its last if possible."""
-    modules = [_module_id(call) for call in calls]
+    modules = [call.named.module_id for call in calls]
     for last in range(at, min(at + len(wanted), len(calls))):
         start = last - len(wanted) + 1
         if start >= 0 and modules[start : last + 1] == wanted:
@@ -160,8 +160,3 @@ def _module_ids(segment: Segment) -> list[int]:
     contexts: Any = segment.log.all_contexts
     entered = segment.contexts[segment.structure().enter_event].tolist()
     return [contexts[number].named.module_id for number in entered]
-
-
-def _module_id(call: CallRef) -> int:
-    assert call.context.named is not None
-    return call.context.named.module_id

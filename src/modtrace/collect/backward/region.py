@@ -50,7 +50,7 @@ def calls_in_function(region: Region, caller: CallRef | None, modules: Container
         modules: their ids.
     """
     found = _calls_inside(region, caller) if caller is not None else _outermost_calls(region)
-    return [call for call in found if _module_id(call) in modules]
+    return [call for call in found if call.named.module_id in modules]
 
 
 def find_repeated(segment: Segment, running: nn.Module | None) -> CallRef | None:
@@ -72,7 +72,7 @@ def find_all_repeated(group: Sequence[Segment]) -> list[CallRef | None]:
     """
     modules = [segment.named.module_id for segment in group]
     calls = calls_in_function(group[0].region, group[0].trigger, set(modules))
-    ran = [_module_id(call) for call in calls]
+    ran = [call.named.module_id for call in calls]
     if modules != modules[::-1]:
         if ran[: len(modules)] == modules:
             return list(calls[: len(modules)])
@@ -102,8 +102,3 @@ def _entered_in(region: Region, segment: Segment) -> npt.NDArray[np.bool_]:
     entered_at = np.asarray(segment.seqs, np.int64)[segment.structure().enter_event]
     entered: npt.NDArray[np.bool_] = (entered_at > region.number) & (entered_at <= region.next_number)
     return entered
-
-
-def _module_id(call: CallRef) -> int:
-    assert call.context.named is not None
-    return call.context.named.module_id

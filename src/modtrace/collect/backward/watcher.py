@@ -12,7 +12,7 @@ from ..log.listeners import Subscribers
 from ..log.segments import BackwardSpan, CallRef, Segment
 from ..log.thread_log import Backward, ThreadLog, ThreadLogs
 from .call_events import BackwardListener
-from .call_hooks import CallHooks, Wanted
+from .call_hooks import CallHooks
 from .graph_watch import GraphWatch, watched_segments
 
 #: Closes the segments of a log above one that were left without their hooks.
@@ -80,15 +80,14 @@ class BackwardWatcher:
             for begins in list(self._subscribers.backward_begins):
                 begins(backward, outputs)
             users = list(self._subscribers.users)
-            wanted = Wanted(
-                times=any(user.wants_backward_events for user in users),
-                additions=any(user.wants_additions for user in users),
-                listeners=tuple(self.listeners),
-            )
-            if any(wanted):
+            times = any(user.wants_backward_events for user in users)
+            additions = any(user.wants_additions for user in users)
+            listeners = tuple(self.listeners)
+            if times or additions or listeners:
                 if isinstance(outputs, torch.Tensor):
                     outputs = (outputs,)
-                hooks.plan(outputs, functools.partial(self._owner_at_start, backward), wanted)
+                owner_of = functools.partial(self._owner_at_start, backward)
+                hooks.plan(outputs, owner_of, listeners, times=times, additions=additions)
 
     def _end(self, backward: Backward, hooks: CallHooks, raised: bool) -> None:
         log = backward.log

@@ -33,6 +33,12 @@ class CallRef(NamedTuple):
         return self.segment.context_of(self.index)
 
     @property
+    def named(self) -> NamedModule:
+        """The module, or the named scope, that was called."""
+        assert self.context.named is not None
+        return self.context.named
+
+    @property
     def call_id(self) -> int | None:
         """The id of the call in the tables; None while its segment runs."""
         return None if self.segment.first_id is None else self.segment.first_id + self.index

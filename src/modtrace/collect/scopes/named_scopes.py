@@ -147,7 +147,7 @@ class NamedScopes:
         if log.context.named is not None:
             return None if log.is_in_stretch else log.context.named
         call = self._tracker.where().call if graph_task_id() >= 0 else None
-        return None if call is None else call.context.named
+        return None if call is None else call.named
 
 
 def _runs(log: ThreadLog, named: NamedModule) -> bool:

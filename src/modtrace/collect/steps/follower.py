@@ -100,13 +100,12 @@ class StepFollower(Listener):
         step = self._find(call.segment)
         if step is None:
             return None, None
-        named = call.context.named
-        assert named is not None
-        before = step.folded[named.module_id]
+        module_id = call.named.module_id
+        before = step.folded[module_id]
         for segment in step.segments:
             if segment is call.segment:
                 break
-            before += segment.forward_counts()[named.module_id]
+            before += segment.forward_counts()[module_id]
         before += call.segment.rank_of(call.index)
         return self._finder.number_of(step), before
 
