@@ -53,11 +53,11 @@ def tracker_sizes() -> Counter[str]:
     assert tracker is not None
     sizes = Counter(
         {
-            "places": len(tracker.tree.contexts),
+            "contexts": len(tracker.tree.contexts),
             "logs": len(tracker.logs.all),
             "modules": len(tracker.names.modules),
             "parameter names": len(tracker.names._owners),
-            "places by module": len(tracker.tree._of_module),
+            "contexts by module": len(tracker.tree._of_module),
             "threads with optimizers": len(tracker.optimizers._starts),
             "optimizer starts": sum(len(starts) for starts in tracker.optimizers._starts.values()),
             "running backwards": len(tracker.backwards._running),

@@ -416,7 +416,7 @@ def test_models_that_come_and_go_leave_their_names_only(tmp_path):
             nn.Sequential(nn.Linear(4, 4), nn.Tanh())(torch.ones(3, 4)).sum().backward()
             if step in (29, 59, 89):
                 counts.append(settled(rec, lambda: evaluate(model)))
-    for name in ("NamedModule", "Place", "places", "modules", "places by module"):
+    for name in ("NamedModule", "CallContext", "contexts", "modules", "contexts by module"):
         found = [each.pop(name) for each in counts]
         assert [later - earlier for earlier, later in pairwise(found)] == [90, 90]
     assert_bounded(counts)
