@@ -3,7 +3,7 @@
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -177,40 +177,37 @@ class CallTaps(ValueSource):
         return mask and mark_of(mask, code), grad_mask and mark_of(grad_mask, grad_code)
 
     def _look_at(self, seen: Seen, *values: Any) -> None:
-        """Measures all tensors in what a call is given or has returned."""
+        """Measures all tensors in what a call is given or has returned, and hooks those whose gradient is wanted."""
+        sites = seen.measured.sites
+        want = self._capture_masks.want(seen.mark >> ROLE_BITS)
         try:
             # Reading a shape would become part of what `torch.jit.trace` traces.
             with DisableTorchFunction() if tracing_state() is None else unseen():
-                for value in values:
-                    for slot, tensor, note in _slots_of(value):
-                        if tensor is not None:
-                            self._look_at_tensor(seen, slot, tensor)
-                        elif seen.mark:
-                            nothing = Measurement(None, -1, (), None, note)
-                            nothing.start_ns = time.perf_counter_ns()
-                            seen.measured.sites.append((nothing, seen.event, slot, seen.mark))
+                for slot, tensor, note in _slots_of(values):
+                    if tensor is None:
+                        if seen.mark:
+                            sites.append((_not_measured(note), seen.event, slot, seen.mark))
+                        continue
+                    tap = self._tap_of(tensor, seen.measured)
+                    if seen.mark:
+                        name = seen.name(slot) if want.tensors or want.lazy else ""
+                        tap.output = self._measurer.measure_wanted(tensor, want, name, tap.output)
+                        sites.append((tap.output, seen.event, slot, seen.mark))
+                    if seen.grad_mark:
+                        self._watch_gradient(seen, tap, slot, tensor)
         except Exception as error:
             self._failed(error, seen.context.path)
 
-    def _look_at_tensor(self, seen: Seen, slot: str, tensor: torch.Tensor) -> None:
-        """Measures a tensor, unless this segment has measured it and nobody has written to it since."""
-        measured = seen.measured
+    def _tap_of(self, tensor: torch.Tensor, measured: MeasuredOutputs) -> GradientTap:
+        """Returns the tap of a tensor: a new one unless this segment knows it and nobody has written to it since."""
         version = self._measurer.version_of(tensor)
         tap = measured.known.get(id(tensor))
         if tap is None or not tap.is_of(tensor, version):
-            tap = GradientTap(measured.segment, self._on_gradient)
+            tap = measured.known[id(tensor)] = GradientTap(measured.segment, self._on_gradient)
             tap.version = version
             if type(tensor) is not nn.Parameter:  # with a weak reference `torch.utils.swap_tensors` fails
                 tap.ref = weakref.ref(tensor)
-            measured.known[id(tensor)] = tap
-        if seen.mark:
-            want = self._capture_masks.want(seen.mark >> ROLE_BITS)
-            if want is not USUAL or tap.output is None or tap.output.note is NOT_ASKED_FOR:
-                name = seen.name(slot) if want.tensors or want.lazy else ""
-                tap.output = self._measurer.measure_wanted(tensor, want, name, tap.output)
-            measured.sites.append((tap.output, seen.event, slot, seen.mark))
-        if seen.grad_mark:
-            self._watch_gradient(seen, tap, slot, tensor)
+        return tap
 
     def _watch_gradient(self, seen: Seen, tap: GradientTap, slot: str, tensor: torch.Tensor) -> None:
         if tap.handle is not None:
@@ -286,9 +283,19 @@ def _seen_through(gradient: torch.Tensor, tap: BaseTap) -> torch.Tensor:
         return gradient.reshape(tap.shape)
 
 
-def _slots_of(value: Any) -> Iterable[tuple[str, torch.Tensor | None, str | None]]:
-    """Returns the tensors in a value with their slots and notes; most modules return one tensor alone."""
-    return (("", value, None),) if type(value) is torch.Tensor else find_slots(value)
+def _slots_of(values: tuple[Any, ...]) -> Iterator[tuple[str, torch.Tensor | None, str | None]]:
+    """Yields the tensors in some values with their slots and notes. Most modules return one tensor alone."""
+    for value in values:
+        if type(value) is torch.Tensor:
+            yield "", value, None
+        else:
+            yield from find_slots(value)
+
+
+def _not_measured(note: str | None) -> Measurement:
+    nothing = Measurement(None, -1, (), None, note)
+    nothing.start_ns = time.perf_counter_ns()
+    return nothing
 
 
 class CaptureMeasurer:
@@ -323,6 +330,8 @@ class CaptureMeasurer:
         self, tensor: torch.Tensor, want: Want, name: str, known: Measurement | None = None
     ) -> Measurement:
         """Measures what is wanted of a tensor, unless that is known; the op that made it may have measured it."""
+        if known is not None and want is USUAL and known.note is not NOT_ASKED_FOR:
+            return known
         start_ns = time.perf_counter_ns()
         found = known
         if found is None and self.find_measured is not None:
