@@ -39,7 +39,6 @@ class BufferTaps(ValueSource):
         self._settle = settle
         self._failed = failed
         self._of_segment: dict[Segment, MeasuredParameters] = {}
-        self._is_abandoned = False
 
     def closed(self, segment: Segment, active: Mask) -> None:
         """Measures what is wanted of the module whose call has ended; nothing after a recompute."""
@@ -64,9 +63,6 @@ class BufferTaps(ValueSource):
 
     def take_segment(self, segment: Segment) -> MeasuredParameters | None:
         return self._of_segment.pop(segment, None)
-
-    def abandon(self) -> None:
-        self._is_abandoned = True
 
     def stop(self) -> None:
         """Gives back the rows of what nobody has taken."""

@@ -52,7 +52,6 @@ class MicroBatchTaps(ValueSource):
         self._resumed: dict[Backward, set[int]] = {}  # what was hooked again for a backward that runs
         self._is_leaving = False  # some step has ended, but not the backward in it
         self._of_backward: dict[Backward | None, MeasuredParameters] = {}
-        self._is_abandoned = False
         keep_out_of_dynamo(_GradientHook.__call__, MicroBatchTaps._measure_gradient)
 
     def opened(self, segment: Segment, active: Mask) -> None:
@@ -93,9 +92,6 @@ class MicroBatchTaps(ValueSource):
             self._is_leaving = True
         self._unhook()
         return self._of_backward.pop(backward, None)
-
-    def abandon(self) -> None:
-        self._is_abandoned = True
 
     def stop(self) -> None:
         self._is_abandoned = True

@@ -67,7 +67,6 @@ class ParameterTaps(ValueSource):
         self._stepping: dict[int, _Stepping] = {}  # by thread
         self._optimizers: IdentityMap[Any, _Optimizer] = IdentityMap()
         self._optimizers_seen = 0
-        self._is_abandoned = False
         keep_out_of_dynamo(ParameterTaps.optimizer_begins, ParameterTaps.optimizer_stepped)
 
     def take_optimizer(self, thread: int) -> MeasuredParameters | None:
@@ -76,9 +75,6 @@ class ParameterTaps(ValueSource):
 
     def step_ended(self) -> None:
         self._optimizers.sweep()  # their copies take as much as the parameters
-
-    def abandon(self) -> None:
-        self._is_abandoned = True
 
     def stop(self) -> None:
         """Lets go of all copies."""

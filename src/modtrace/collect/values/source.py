@@ -14,6 +14,8 @@ class ValueSource(Listener):
     `closed`, `dropped`, `step_ended` and all methods whose names begin with `take_`.
     """
 
+    _is_abandoned = False
+
     def opened(self, segment: Segment, active: Mask) -> None:
         """An outermost call begins, and `active` are the captures that may look at its step."""
 
@@ -40,6 +42,7 @@ class ValueSource(Listener):
 
     def abandon(self) -> None:
         """Measures nothing any more: this process is a fork, or something has failed. Takes no lock."""
+        self._is_abandoned = True
 
     def stop(self) -> None:
         """Takes off every hook, and lets go of all that is held."""

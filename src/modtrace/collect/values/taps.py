@@ -57,11 +57,9 @@ class CallTaps(ValueSource):
         self._closed: dict[Segment, MeasuredOutputs] = {}
         self._of_backward: dict[Backward | None, MeasuredGradients] = {}
         self._leaving: list[tuple[Segment, list[GradientTap]]] = []  # of steps that have ended, hooked still
-        self._suspended: list[
-            tuple[Segment, list[GradientTap]]
-        ] = []  # without hooks, in graphs that may live
+        #: Without hooks, in graphs that may live.
+        self._suspended: list[tuple[Segment, list[GradientTap]]] = []
         self._prune_at = _KEPT_SUSPENDED
-        self._is_abandoned = False
         keep_out_of_dynamo(CallTaps.returned, CallTaps.entering, CallTaps._measure_gradient)
         keep_out_of_dynamo(GradientTap.__call__, BaseTap.__call__)
 
@@ -92,9 +90,6 @@ class CallTaps(ValueSource):
 
     def step_ended(self) -> None:
         self._suspend()
-
-    def abandon(self) -> None:
-        self._is_abandoned = True
 
     def stop(self) -> None:
         self._tracker.subscribers.remove(self, "entering")
