@@ -44,17 +44,17 @@ class Recording:
 
     @property
     def data(self) -> RecordingData:
-        """Where the tables come from; what an analysis takes."""
+        """Returns where the tables come from; what an analysis takes."""
         return self._data
 
     @property
     def meta(self) -> RunMeta:
-        """What is known about the run; its `marks` say what is missing from the recording."""
+        """Returns what is known about the run; its `marks` say what is missing from the recording."""
         return self.data.meta
 
     @property
     def triggers(self) -> tuple[Note, ...]:
-        """What has fired, in order: the step, which kind of trigger, and why; also exceptions and `dump()`."""
+        """Returns what has fired, in order: the step, which kind of trigger, and why; also exceptions and `dump()`."""
         return tuple(note for note in self.meta.notes if note.kind != HELD)
 
     def table(self, name: str) -> pa.Table:

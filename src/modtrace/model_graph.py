@@ -70,7 +70,7 @@ class ModelGraph:
 
     @property
     def edges(self) -> tuple[ViewEdge, ...]:
-        """Which node reads what another one has made, in the order of time."""
+        """Returns which node reads what another one has made, in the order of time."""
         return self.view.edges
 
     @property
@@ -85,7 +85,7 @@ class ModelGraph:
 
     @cached_property
     def view(self) -> GraphView:
-        """What is visible; what a layout or an export takes."""
+        """Returns what is visible; what a layout or an export takes."""
         choice, graph = self._choice, self._graph
         closed = np.zeros(len(graph.layers), bool)
         closed[list(choice.closed)] = True

@@ -19,7 +19,7 @@ _TABLES = 64
 
 
 class DeviceTier2(NamedTuple):
-    """As `RawTier2`, on the device."""
+    """What `RawTier2` is, as tensors on the device."""
 
     sumabs: torch.Tensor  # float64
     zero_count: torch.Tensor  # int64

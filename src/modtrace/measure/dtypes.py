@@ -47,7 +47,7 @@ class Format(NamedTuple):
 
     @property
     def note(self) -> str | None:
-        """What has to be said beside the statistics."""
+        """Returns what has to be said beside the statistics."""
         return "complex: real and imaginary parts" if self.parts == 2 else None
 
 

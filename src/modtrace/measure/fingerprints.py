@@ -80,7 +80,7 @@ class _Runs(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether they are consecutive in the flat tensor."""
+        """Returns whether they are consecutive in the flat tensor."""
         return self.steps == steps_in(self.sizes)
 
 

@@ -160,7 +160,7 @@ def is_clean_exit(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Its class and the first line of what it says, if it says anything."""
+    """Returns the class of an error and the first line of its text, if it has one."""
     said = _first_line(error)
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 

@@ -69,7 +69,7 @@ class RecordingData(Protocol):
 
     @property
     def meta(self) -> RunMeta:
-        """What is known about the run; its `marks` say what is missing."""
+        """Returns what is known about the run; its `marks` say what is missing."""
 
     def table(self, name: str) -> pa.Table:
         """Returns all rows of a table, in its schema; no rows if there are none.

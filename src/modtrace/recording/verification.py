@@ -27,7 +27,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether every check has passed; what is unchecked counts for nothing here."""
+        """Returns whether every check has passed; what is unchecked counts for nothing here."""
         return all(check.passed for check in self.checks)
 
     def check(self, name: str) -> Check:

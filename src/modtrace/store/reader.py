@@ -56,7 +56,7 @@ class FolderReader:
 
     @property
     def meta(self) -> RunMeta:
-        """What is known about the run; its `marks` say what is missing.
+        """Returns what is known about the run; its `marks` say what is missing.
 
         Raises:
             RecordingError: its file cannot be read any more.

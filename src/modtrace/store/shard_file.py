@@ -128,7 +128,7 @@ class ShardFile:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes on disk, without a tensor that is there in part."""
+        """Returns what it takes on disk, without a tensor that is there in part."""
         return self._base + self._whole_bytes
 
     def add(self, tensors: Sequence[tuple[str, str, tuple[int, ...], memoryview]]) -> None:

@@ -101,10 +101,10 @@ class _Collector:
         return len(data)
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Does nothing: no row waits."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: no file is open."""
 
     def take(self) -> list[pa.Buffer | bytes]:
         taken, self._parts = self._parts, []

@@ -30,7 +30,7 @@ class TensorPart(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of its tensor."""
+        """Returns whether it is all of its tensor."""
         return self.is_first and self.is_last
 
 
@@ -66,7 +66,7 @@ class TensorRing:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all that was put in has been taken out, and its batch is done with."""
+        """Returns whether all that was put in has been taken out, and its batch is done with."""
         return not self._parts
 
     @property

@@ -77,7 +77,7 @@ class TensorShards:
 
     @property
     def size_bytes(self) -> int:
-        """What the files take on disk so far."""
+        """Returns what the files take on disk so far."""
         file = self._file
         return self._finished_bytes + (0 if file is None else file.size_bytes)
 

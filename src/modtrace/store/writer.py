@@ -91,18 +91,18 @@ class FolderWriter:
 
     @property
     def rows(self) -> int:
-        """How many rows are in the files, or will be with the next flush."""
+        """Returns how many rows are in the files, or will be with the next flush."""
         written = sum(each.rows for each in self._streams.values())
         return written + sum(each.rows for each in self._buffers.values())
 
     @property
     def size_bytes(self) -> int:
-        """What the tables and the whole tensors take on disk."""
+        """Returns what the tables and the whole tensors take on disk."""
         return sum(each.size_bytes for each in self._streams.values()) + self._tensors.size_bytes
 
     @property
     def dropped_tensors(self) -> int:
-        """How many whole tensors were left out because too many waited to be written."""
+        """Returns how many whole tensors were left out because too many waited to be written."""
         return self._tensors.dropped.tensors
 
     def write(self, table: str, columns: Mapping[str, Any]) -> None:

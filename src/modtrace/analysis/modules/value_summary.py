@@ -51,7 +51,7 @@ class ValueSummary:
 
     @property
     def at_calls(self) -> bool:
-        """Whether something was measured at the module's calls, or it holds values that are not finite."""
+        """Returns whether something was measured at the module's calls, or it holds values that are not finite."""
         return self.output is not None or self.gradient is not None or bool(self.nonfinite)
 
 

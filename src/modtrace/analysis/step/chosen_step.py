@@ -27,12 +27,12 @@ class ShownStep:
 
     @property
     def complete(self) -> bool:
-        """Whether the step's end was recorded."""
+        """Returns whether the step's end was recorded."""
         return self.end_ns is not None
 
     @property
     def duration_ns(self) -> int | None:
-        """How long it took without what modtrace spent measuring; None if its end was not recorded."""
+        """Returns how long it took without what modtrace spent measuring; None if its end was not recorded."""
         if self.start_ns is None or self.end_ns is None:
             return None
         return max(self.end_ns - self.start_ns - self.overhead_ns, 0)

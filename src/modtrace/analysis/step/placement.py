@@ -40,7 +40,7 @@ class TreePlace:
 
     @property
     def is_alias(self) -> bool:
-        """Whether this is not the module's own path."""
+        """Returns whether this is not the module's own path."""
         return self.path != self.module.path
 
 

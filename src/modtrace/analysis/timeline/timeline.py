@@ -1,4 +1,4 @@
-"""When what ran: spans of steps, calls and ops in lanes of their thread and phase, with arrows between them."""
+"""Builds a timeline: spans of steps, calls and ops in lanes of their thread and phase, with arrows between them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

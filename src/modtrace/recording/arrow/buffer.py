@@ -25,12 +25,12 @@ class TableBuffer:
 
     @property
     def entries(self) -> int:
-        """How many strings the dictionaries hold; they stay when rows are taken."""
+        """Returns how many strings the dictionaries hold; they stay when rows are taken."""
         return len(self._dictionaries)
 
     @property
     def dictionaries_size_bytes(self) -> int:
-        """What the dictionaries take of the batch that was last peeked at or taken."""
+        """Returns what the dictionaries take of the batch that was last peeked at or taken."""
         return self._dictionaries.size_bytes
 
     def append(self, columns: Mapping[str, Any]) -> pa.RecordBatch:

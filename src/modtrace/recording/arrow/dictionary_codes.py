@@ -28,7 +28,7 @@ class TableDictionaries:
 
     @property
     def size_bytes(self) -> int:
-        """What the dictionaries take of the batch that was last decoded."""
+        """Returns what the dictionaries take of the batch that was last decoded."""
         return sum(each.size_bytes for each in self._columns.values())
 
     def encode(self, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:

@@ -53,18 +53,18 @@ class MemoryRecording:
 
     @property
     def meta(self) -> RunMeta:
-        """What is known about the run; its `marks` say what is missing."""
+        """Returns what is known about the run; its `marks` say what is missing."""
         marks = (*self._marks, *self._dropped_mark(), *self._tensors.marks)
         return replace(self._meta, marks=marks, complete=self._closed and not marks)
 
     @property
     def rows(self) -> int:
-        """How many rows are kept."""
+        """Returns how many rows are kept."""
         return sum(each.rows for each in self._tables.values())
 
     @property
     def size_bytes(self) -> int:
-        """What the rows and the whole tensors take."""
+        """Returns what the rows and the whole tensors take."""
         return self._rows_bytes + self._tensors.size_bytes
 
     @property

@@ -60,7 +60,7 @@ class TensorMemory:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What was dropped, as a sentence; empty if nothing was."""
+        """Returns what was dropped, as a sentence; empty if nothing was."""
         if self._last_dropped_step is None:
             return ()
         return (

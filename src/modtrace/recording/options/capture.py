@@ -136,7 +136,7 @@ class Capture:
 
     @property
     def wants_ops(self) -> bool:
-        """Whether it looks at what ops return or read."""
+        """Returns whether it looks at what ops return or read."""
         return not OP_ROLES.isdisjoint(self.roles)
 
     def to_json(self) -> dict[str, Any]:

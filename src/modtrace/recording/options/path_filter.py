@@ -38,7 +38,7 @@ class PathFilter:
 
     @property
     def is_all(self) -> bool:
-        """Whether there is nothing to check."""
+        """Returns whether there is nothing to check."""
         return self.include is None and not self.exclude
 
     def selects(self, *paths: str) -> bool:
@@ -48,7 +48,7 @@ class PathFilter:
         return not _any_matches(self.exclude, paths)
 
     def to_json(self) -> dict[str, list[str] | None]:
-        """Its patterns as texts; `to_path_filter(**texts)` makes it again."""
+        """Returns the patterns as texts; `to_path_filter(**texts)` makes the filter again."""
         include = None if self.include is None else [each.text for each in self.include]
         return {"include": include, "exclude": [each.text for each in self.exclude] or None}
 

@@ -65,7 +65,7 @@ class Stats:
 
     @property
     def nonfinite(self) -> int:
-        """How many numbers are NaN or infinite."""
+        """Returns how many numbers are NaN or infinite."""
         return self.nan_count + self.inf_count
 
     @cached_property
@@ -129,7 +129,7 @@ class StatColumns:
 
     @cached_property
     def nonfinite(self) -> Counts:
-        """How many numbers are NaN or infinite."""
+        """Returns how many numbers are NaN or infinite."""
         return self.nan_count + self.inf_count
 
     def merge(self, rows: npt.NDArray[np.int64] | slice = slice(None)) -> Stats:

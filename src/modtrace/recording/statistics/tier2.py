@@ -59,7 +59,7 @@ class Tier2Columns:
 
     @property
     def is_measured(self) -> npt.NDArray[np.bool_]:
-        """Which rows have anything of tier 2."""
+        """Returns which rows have anything of tier 2."""
         measured: npt.NDArray[np.bool_] = self.zero_count >= 0
         return measured
 

@@ -125,7 +125,7 @@ class OutOfBand(_Condition):
 
     @property
     def needs(self) -> int:
-        """How many steps there must be before anything is outside."""
+        """Returns how many steps there must be before anything is outside."""
         return min(_USUALLY_NEEDED, self.window) if self.at_least is None else self.at_least
 
 
@@ -157,7 +157,7 @@ class OnSignal(_Condition):
 
     @property
     def is_harmless(self) -> bool:
-        """Whether the process goes on behind it."""
+        """Returns whether the process goes on behind it."""
         return self.name in _HARMLESS
 
 

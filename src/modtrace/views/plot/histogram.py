@@ -47,14 +47,14 @@ class _Powers:
 
     @property
     def names(self) -> dict[float, str]:
-        """What the ends of the axis are called, by their places."""
+        """Returns what the ends of the axis are called, by their places."""
         middle = (self.edges[1:] + self.edges[:-1]) / 2
         ends = {middle[0]: "zero"} if self.zero else {}
         return ends | ({middle[-1]: "NaN, inf"} if self.nonfinite else {})
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Where the powers begin and end, without the strips."""
+        """Returns where the powers begin and end, without the strips."""
         return float(self.edges[1 if self.zero else 0]), float(self.edges[-2 if self.nonfinite else -1])
 
 

@@ -83,7 +83,7 @@ def count_steps(ax: "Axes") -> None:
 
 
 def strip_frame(ax: "Axes") -> None:
-    """Only the left and the lower line."""
+    """Leaves only the left and the lower line of the frame."""
     ax.spines[["top", "right"]].set_visible(False)
 
 

@@ -62,7 +62,7 @@ class _Line:
 
     @property
     def is_module(self) -> bool:
-        """Whether it has what only a module has."""
+        """Returns whether it has what only a module has."""
         return self.row is not None and self.op is None
 
 
