@@ -50,10 +50,10 @@ def frames(start: FrameType | None) -> Iterator[FrameType]:
 
 def frames_in_backward(start: FrameType | None) -> Iterator[FrameType]:
     """Yields the Python frames from `start` outwards, up to the running backward."""
-    for frame in frames(start):
-        if frame.f_code.co_name == _ENGINE_CALL:
-            return
+    frame = start
+    while frame is not None and frame.f_code.co_name != _ENGINE_CALL:
         yield frame
+        frame = frame.f_back
 
 
 def frame_local(frame: FrameType, name: str) -> Any:
