@@ -65,7 +65,7 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
         "tensor_ids": set(),
         "flops": set(),
         "names": set(),
-        "compile_hooks": {"names"},
+        "compile_hooks": {"names", "structures"},
         "fx": {"names"},
         "log": {"names", "structures"},
         "backward": {"log", "structures"},

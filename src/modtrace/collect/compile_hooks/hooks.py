@@ -1,6 +1,5 @@
 """Hooks of the user at module boundaries that also run inside compiled code."""
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -15,6 +14,7 @@ from ...recording.module_path import COMPILED_PART
 from ...torch_internals.dynamo import is_compile_wrapper, is_dynamo_compiling, keep_out_of_dynamo
 from ...torch_internals.modes import unseen
 from ..names.walk import named_modules
+from ..structures.in_graphs import find_in_graph, with_fresh
 from .gradients import Awaited, AwaitedInputs, gets_gradient, keep_gradients_out_of_dynamo
 from .op import Event, Session, hook_op, report
 
@@ -134,7 +134,7 @@ def _install(session: Session, index: int, module: nn.Module, stack: ExitStack) 
             return None
         found: list[torch.Tensor] = []
         in_tuples: list[bool] = []
-        _find((args, tuple(kwargs.values())), True, found, in_tuples, 0)
+        find_in_graph((args, tuple(kwargs.values())), True, found, in_tuples, 0)
         if is_dynamo_compiling():
             given = _enter_in_graph(place, events, tuple(in_tuples), *found)
         else:
@@ -142,24 +142,26 @@ def _install(session: Session, index: int, module: nn.Module, stack: ExitStack) 
             if given is found:
                 return None
         fresh = iter([each for each, in_tuple in zip(given, in_tuples, strict=True) if in_tuple])
-        new_args = tuple([_with(each, fresh) for each in args])
-        return new_args, {name: _with(each, fresh) for name, each in kwargs.items()}
+        new_args = tuple([with_fresh(each, fresh) for each in args])
+        return new_args, {name: with_fresh(each, fresh) for name, each in kwargs.items()}
 
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         if not is_dynamo_compiling() and torch.compiler.is_compiling():
             return None
         given: list[torch.Tensor] = []
-        _find((args, tuple(kwargs.values())), True, given, [], 0)
+        find_in_graph((args, tuple(kwargs.values())), True, given, [], 0)
         found: list[torch.Tensor] = []
         in_tuples: list[bool] = []
-        _find(output, True, found, in_tuples, 0)
+        find_in_graph(output, True, found, in_tuples, 0)
         if is_dynamo_compiling():
             returned = _leave_in_graph(place, events, len(given), *given, *found)
         else:
             returned = _leave(place, events, given, found)
             if returned is found:
                 return None
-        return _with(output, iter([each for each, fits in zip(returned, in_tuples, strict=True) if fits]))
+        return with_fresh(
+            output, iter([each for each, fits in zip(returned, in_tuples, strict=True) if fits])
+        )
 
     keep_out_of_dynamo(before, after, with_callees=False)
     if events[Event.PRE_FW] or events[Event.POST_BW]:
@@ -167,38 +169,6 @@ def _install(session: Session, index: int, module: nn.Module, stack: ExitStack) 
     if events[Event.POST_FW] or events[Event.PRE_BW] or events[Event.POST_BW]:
         stack.callback(module.register_forward_hook(after, with_kwargs=True, prepend=True).remove)
     _make_stale(module, stack)
-
-
-#: Containers lie in each other no deeper than this: a list may contain itself.
-_MAX_DEPTH = 32
-
-
-def _find(value: Any, in_tuple: bool, found: list[torch.Tensor], in_tuples: list[bool], depth: int) -> None:
-    """Adds the tensors in a value, and whether nothing but tuples is around each. Dynamo cannot trace `find_slots`."""
-    if isinstance(value, torch.Tensor):
-        found.append(value)
-        in_tuples.append(in_tuple)
-        return
-    parts: Any = ()
-    if depth > _MAX_DEPTH:
-        return
-    if isinstance(value, dict):
-        parts = value.values()
-    elif isinstance(value, (tuple, list)):
-        parts = value
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
-    for each in parts:
-        _find(each, in_tuple and type(value) is tuple, found, in_tuples, depth + 1)
-
-
-def _with(value: Any, fresh: Iterator[torch.Tensor]) -> Any:
-    """The value with fresh tensors. Lists and dicts stay the very ones: the module may change them."""
-    if isinstance(value, torch.Tensor):
-        return next(fresh)
-    if type(value) is tuple:
-        return tuple([_with(each, fresh) for each in value])
-    return value
 
 
 # What the hooks do. In compiled code these calls are nodes of Dynamo's graph; AOTAutograd runs them when it traces,
@@ -267,7 +237,7 @@ def _end_call(place: torch.Tensor) -> "AwaitedInputs | None":
 def _prepare_torch() -> None:
     """Makes the op, and tells Dynamo what to leave alone: as a call in a graph, or where a hook runs in eager."""
     hook_op()
-    keep_out_of_dynamo(_enter, _leave, _find, _with)
+    keep_out_of_dynamo(_enter, _leave, find_in_graph, with_fresh)
     keep_gradients_out_of_dynamo()
     torch.compiler.allow_in_graph(_enter_in_graph)  # type: ignore[no-untyped-call]
     torch.compiler.allow_in_graph(_leave_in_graph)  # type: ignore[no-untyped-call]

@@ -1,0 +1,46 @@
+"""Finds and replaces tensors in what modules take and return, in plain Python that Dynamo can trace.
+
+Dynamo cannot trace `find_slots` and `rmap_tensor`: they read containers past the methods of their classes.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+#: Containers lie in each other no deeper than this: a list may contain itself.
+_MAX_DEPTH = 32
+
+
+def find_in_graph(
+    value: Any, in_tuple: bool, found: list[torch.Tensor], in_tuples: list[bool], depth: int
+) -> None:
+    """Adds the tensors in a value to `found`, and to `in_tuples` whether nothing but tuples is around each.
+
+    Looks into tuples, lists, dicts and dataclasses.
+    """
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+        in_tuples.append(in_tuple)
+        return
+    parts: Any = ()
+    if depth > _MAX_DEPTH:
+        return
+    if isinstance(value, dict):
+        parts = value.values()
+    elif isinstance(value, (tuple, list)):
+        parts = value
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    for each in parts:
+        find_in_graph(each, in_tuple and type(value) is tuple, found, in_tuples, depth + 1)
+
+
+def with_fresh(value: Any, fresh: Iterator[torch.Tensor]) -> Any:
+    """Returns the value with fresh tensors. Lists and dicts stay the very ones: the module may change them."""
+    if isinstance(value, torch.Tensor):
+        return next(fresh)
+    if type(value) is tuple:
+        return tuple([with_fresh(each, fresh) for each in value])
+    return value
