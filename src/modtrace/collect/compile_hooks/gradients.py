@@ -29,7 +29,7 @@ _KEY = "modtrace.compile_safe"
 
 
 class Awaited:
-    """The gradients of one call's inputs, or of its outputs, gathered until all are there.
+    """The gradients of one call's inputs, or of its outputs, collected until all are there.
 
     It hangs on autograd nodes and so must not hold one: such a ring is never freed (torch 2.13).
     """
@@ -45,7 +45,7 @@ class Awaited:
         self.paths: dict[int, _Path] = {}
 
     def tensors(self, tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
-        """The tensors that get a gradient, at their places; None for others and for repetitions."""
+        """Returns the tensors that get a gradient, at their places; None for others and for repetitions."""
         return [
             each if self.firsts[number] == number and gets_gradient(each) else None
             for number, each in enumerate(tensors)
@@ -131,7 +131,7 @@ class AwaitedInputs(Awaited):
         past[:] = [entry for entry in past if entry.awaited is self]
 
     def _is_below(self, node: Any, output: int) -> bool:
-        """Whether a view's node is at this one, or a little below it: there are hooks that make views of views."""
+        """Tells whether the node of a view is this one or a little below: some hooks make views of views."""
         for _ in range(_MAX_HOOKS):
             if node is None:
                 return False
@@ -161,7 +161,7 @@ class _Entry(NamedTuple):
     path: _Path
 
     def is_due(self) -> bool:
-        """Whether the gradient comes along this path."""
+        """Tells whether the gradient comes along this path."""
         return self.awaited.paths.get(self.number, _Path.VIEW) is self.path
 
 
@@ -213,12 +213,12 @@ class _View(NamedTuple):
 
 
 def _ref(tensor: torch.Tensor) -> _Ref:
-    """A weak reference; while this is traced a strong one, as the tracer drops what later nodes do not name."""
+    """Returns a weak reference; a strong one while this is traced, as the tracer drops what no node names."""
     return weakref.ref(tensor) if type(tensor) is torch.Tensor else lambda: tensor
 
 
 def _whole_base(tensor: torch.Tensor) -> torch.Tensor | None:
-    """What gets the gradient of a view of the tensor that is changed in place; None if it is larger."""
+    """Returns what gets the gradient of a view of the tensor changed in place; None if it is larger."""
     base = base_of(tensor)
     if base is None:
         return tensor

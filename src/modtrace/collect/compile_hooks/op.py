@@ -69,7 +69,7 @@ def _run(
 
 @cache
 def hook_op() -> Callable[..., None]:
-    """The op. It says that it changes `place`: an op that changes nothing and returns nothing is dropped."""
+    """Returns the op. It declares that it changes `place`: an op that changes and returns nothing is dropped."""
 
     def call_hook(
         first: list[torch.Tensor | None], second: list[torch.Tensor | None], place: torch.Tensor, event: int
