@@ -15,7 +15,7 @@ import modtrace
 from helpers.interrupting import Interrupting
 from helpers.typed_rows import calls_of, rows, step_row, write_step
 from modtrace import Capture
-from modtrace.collect.recorder.signals import SignalWatch
+from modtrace.collect.recorder.trigger_signals import SignalWatch
 from modtrace.collect.scopes import process
 from modtrace.collect.values.buffers import BufferTaps
 from modtrace.collect.values.micro_batches import MicroBatchTaps

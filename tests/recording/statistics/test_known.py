@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from helpers.tier2_reference import value_rows
-from modtrace.analysis.values.statistics import stat_names, to_stat
+from modtrace.analysis.values.history_statistics import stat_names, to_stat
 from modtrace.recording.schema import schema
 from modtrace.recording.statistics.known import HISTOGRAM, STATISTICS, SUMS, TIER_1, names_of
 from modtrace.recording.statistics.moments import DERIVED, RAW, StatColumns

@@ -11,8 +11,8 @@ from ...recording.statistics.moments import Numbers
 from ...recording.statistics.tier2 import read_tier2
 from ...recording.suggestions import first_few
 from ..step.calls import column_of
+from .history_statistics import Cells, group_rows, merge_tier2_cells
 from .selection import SelectedValues, Selection, select_values
-from .statistics import Cells, group_rows, merge_tier2_cells
 
 #: The bins with two bounds: bin k holds magnitudes from `2**(k - 127)`; what is below is in bin 0, above in bin 255.
 LOWEST = -126

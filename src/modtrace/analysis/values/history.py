@@ -12,8 +12,8 @@ from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER, UPDATE
 from ...recording.statistics.moments import Numbers, read_statistics
 from ..step.calls import Rows
+from .history_statistics import Cells, evaluate, group_rows, is_measured, to_stat
 from .selection import SelectedValues, Selection, select_values
-from .statistics import Cells, evaluate, group_rows, is_measured, to_stat
 
 #: The size of an optimizer's update, as a part of the size of the parameter that it found.
 RELATIVE = "relative"

@@ -12,8 +12,8 @@ from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from ...recording.suggestions import first_few
 from ..step.calls import column_of
+from .history_statistics import Cells, group_rows
 from .selection import SelectedValues, Selection, select_values
-from .statistics import Cells, group_rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ from ..values.recorder import ValueRecorder
 from ..values.sites import SiteIds
 from .flush_timer import FlushTimer
 from .row_writer import RowWriter, StepHolder, let_go
-from .signals import SignalWatch
+from .trigger_signals import SignalWatch
 
 
 class Recorder(Listener):

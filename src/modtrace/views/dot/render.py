@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...analysis.graph_view.records import GraphView, ViewBox, ViewEdge, ViewNode
+from .color_scale import Overlay, choose_overlay
 from .labels import with_line, with_number
-from .overlay import Overlay, choose_overlay
 from .phases import DrawnEdge, Sides, choose_edges, find_columns, outermost_boxes, place_idle
 from .style import GraphStyle
 from .text import escape_html, render_attributes, stack, to_html

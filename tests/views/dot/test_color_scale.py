@@ -9,7 +9,7 @@ from golden import assert_golden
 from helpers.drawn_views import box, edge, layer, leaf, op, view
 from modtrace.analysis.graph.columns import PARAMETER
 from modtrace.analysis.graph_view.records import GraphView, ViewNode
-from modtrace.views.dot.overlay import Scale, contrast, luminance, ramp_color, readable_on
+from modtrace.views.dot.color_scale import Scale, contrast, luminance, ramp_color, readable_on
 from modtrace.views.dot.render import render_dot
 from modtrace.views.dot.style import GraphStyle
 

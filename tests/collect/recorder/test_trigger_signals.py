@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import modtrace
-from modtrace.collect.recorder.signals import SignalWatch
+from modtrace.collect.recorder.trigger_signals import SignalWatch
 from modtrace.recording.triggers.triggers import OnSignal
 
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT)
