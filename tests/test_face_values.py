@@ -8,7 +8,7 @@ import pytest
 import modtrace
 from builders import RecordingBuilder
 from modtrace import face
-from modtrace.analysis.values.selection import Wanted
+from modtrace.analysis.values.selection import Selection
 from modtrace.face import Recording
 
 
@@ -92,10 +92,10 @@ def test_all_that_is_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> 
 
     some, all_steps = ("input", "[1]", "forward", 2), ("input", "[1]", "forward", 2, "1:3")
     assert asked == [
-        ("max", Wanted("a", *all_steps)),
-        (4, Wanted("a", *some)),
-        ("a", Wanted(None, *all_steps)),
-        (Wanted("a", *all_steps), "max", "heatmap", 4),
+        ("max", Selection("a", *all_steps)),
+        (4, Selection("a", *some)),
+        ("a", Selection(None, *all_steps)),
+        (Selection("a", *all_steps), "max", "heatmap", 4),
         ("heatmap", "mine"),
     ]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from modtrace.collect.values.measured import ROLE_BITS
+from modtrace.collect.values.capture_masks import ROLE_BITS
 from modtrace.recording.options.capture import Capture
 from modtrace.recording.role import BY_NAME, FINITE_ROLES, OP_ROLES, ROLES, TABLE
 from modtrace.recording.schema import TABLES_TEXT
