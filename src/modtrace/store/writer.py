@@ -77,7 +77,7 @@ class FolderWriter:
         self._buffers = {name: TableBuffer(name) for name in schemas()}  # what is referred to comes first
         self._streams: dict[str, TableStream] = {}
         self._tensors = TensorShards(self.folder, tensors or TensorOptions())
-        self._told_of_tensors = False  # that no more are written
+        self._warned_of_tensors = False  # that no more are written
         self._ended: list[str] | None = None  # tables that have their end-of-stream marker, when closed
         self._last_step = -1  # the last one that stands in `steps` on disk
         self._flushed_ns: int | None = None
@@ -154,7 +154,7 @@ class FolderWriter:
         if self._is_open() and (force or self._is_due(now_ns)):
             self._flush()
             self._flushed_ns = now_ns
-        self._tell_of_tensors()
+        self._warn_of_tensors()
 
     def mark(self, text: str) -> None:
         """Notes in `meta.json` that something is missing or went wrong; once for each text."""
@@ -260,14 +260,14 @@ class FolderWriter:
                 f"{dropped.tensors} whole tensors ({dropped.size_bytes} bytes) were dropped from step "
                 f"{dropped.first_step} on: they came faster than they could be written"
             )
-        self._tell_of_tensors()
+        self._warn_of_tensors()
 
-    def _tell_of_tensors(self) -> None:
+    def _warn_of_tensors(self) -> None:
         """Says, once, that no more tensors are written."""
         failure = self._tensors.failure
-        if failure is None or self._told_of_tensors or not self._is_ours():
+        if failure is None or self._warned_of_tensors or not self._is_ours():
             return
-        self._told_of_tensors = True
+        self._warned_of_tensors = True
         where = f"{failure.why} ({failure.file}; the first that is missing is {failure.name})"
         self.mark(f"whole tensors are incomplete from step {failure.step}: {where}")
         text = f"{self.path}: no more whole tensors are written from step {failure.step} on: {where}."

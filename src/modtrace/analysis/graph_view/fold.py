@@ -58,13 +58,13 @@ def _map_onto(graph: Graph, first: int, other: int, layer: Rows, node: Rows) -> 
 def _find_runs(graph: Graph) -> Iterator[Run]:
     """Runs of siblings that may be folded, those around before those inside."""
     signatures = sign_layers(graph)
-    crossing = _Crossing(graph)
+    leaving = _LeavingEdges(graph)
     children = group_children(graph.layers.parent)
     found = [
         run
         for siblings in children.values()
         for run in _split(graph, siblings, signatures)
-        if crossing.is_closed(run)
+        if leaving.is_closed(run)
     ]
     return iter(sorted(found))  # a layer stands before what is inside of it
 
@@ -96,7 +96,7 @@ def _number(graph: Graph, layer: int) -> int | None:
     return int(label) if label.isdecimal() else None
 
 
-class _Crossing:
+class _LeavingEdges:
     """The edges that lead out of layers."""
 
     def __init__(self, graph: Graph) -> None:

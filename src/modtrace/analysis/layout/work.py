@@ -111,9 +111,9 @@ def _group(size: int, edge: Rows, item: Rows, read: Rows) -> Grouped:
     return Grouped(first.tolist(), order.tolist(), read[order].tolist())
 
 
-def _only_down(edges: LiftedPairs, crossing: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
+def _only_down(edges: LiftedPairs, pairs: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
     """Keeps, of edges and the items whose level they enter or leave, those that go down."""
-    edge, item = crossing
+    edge, item = pairs
     kept = edges.kind[edge] == DOWN
     return edge[kept], item[kept]
 

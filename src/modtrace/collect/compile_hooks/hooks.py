@@ -49,7 +49,7 @@ def compile_safe_hooks(
         code gives zeros for what it returns and the loss does not use). A tensor that is there twice has its whole
         gradient at both places.
 
-    When backward is told of:
+    When backward hooks are called:
         `pre_bw_hook` is called as soon as each output that can get a gradient has got it, `post_bw_hook` likewise
         for the inputs. If one of several gets none in this backward, the call comes later: `pre_bw_hook` not after
         `post_bw_hook` of the same call, both not after the end of the backward. A call with no input that needs

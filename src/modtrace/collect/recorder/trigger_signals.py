@@ -24,7 +24,7 @@ class SignalWatch:
         """Receives nothing before `start()`.
 
         Args:
-            triggers: whose signals are heard.
+            triggers: whose signals are handled.
             fire: is called with a signal's name, on some thread.
         """
         self._triggers = triggers

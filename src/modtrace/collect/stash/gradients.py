@@ -156,12 +156,12 @@ class OutputGradients(Listener):
         for entry in reversed(entries):
             found: tuple[list[Any], Arriving | None] | None = None
             with self._tracker.subscribers.guard(entry.returned.call.context.module):
-                if entry.shape is None or self._comes_by_base(entry, watch.number, gradient):
+                if entry.shape is None or self._arrives_at_base(entry, watch.number, gradient):
                     found = self._take(entry, gradient)
             if found is not None:
                 self._tell(entry.returned, *found)
 
-    def _comes_by_base(self, entry: Entry, number: int, gradient: Any) -> bool:
+    def _arrives_at_base(self, entry: Entry, number: int, gradient: Any) -> bool:
         """Returns whether the gradient of a base is that of its view, because the view was written to."""
         if gradient is None or entry.returned.arrived.get(entry.place) == graph_task_id():
             return False

@@ -93,12 +93,12 @@ def _without_repeats(parts: "list[ValuePart]") -> "list[ValuePart]":
     """
     if not any(any(part.recomputed) for part in parts):
         return parts
-    heard = {site for part in parts for site, again in _call_sites(part) if not again}
-    return [_only_new(part, heard) if any(part.recomputed) else part for part in parts]
+    known = {site for part in parts for site, again in _call_sites(part) if not again}
+    return [_only_new(part, known) if any(part.recomputed) else part for part in parts]
 
 
-def _only_new(part: "ValuePart", heard: set[tuple[Any, ...]]) -> "ValuePart":
-    here = [at for at, (site, again) in enumerate(_call_sites(part)) if not again or site not in heard]
+def _only_new(part: "ValuePart", known: set[tuple[Any, ...]]) -> "ValuePart":
+    here = [at for at, (site, again) in enumerate(_call_sites(part)) if not again or site not in known]
     return _only(part, here)
 
 

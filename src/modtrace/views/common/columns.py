@@ -11,19 +11,19 @@ _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", 
 
 
 class Text:
-    """Words of a line, of one style or in pieces that have their own.
+    """The text of a line, in one style or in pieces with a style each.
 
     A library for this would be imported in the middle of a user's program: rich 15.0 draws from Python's `random` then.
     """
 
     __slots__ = ("_pieces",)
 
-    def __init__(self, words: str = "", style: str = "") -> None:
-        self._pieces: tuple[tuple[str, str], ...] = ((words, style),) if words else ()
+    def __init__(self, text: str = "", style: str = "") -> None:
+        self._pieces: tuple[tuple[str, str], ...] = ((text, style),) if text else ()
 
     @classmethod
     def join(cls, texts: Iterable["Text"], between: str = "") -> "Text":
-        """Returns the texts as one, with the same words between each two of them."""
+        """Returns the texts as one, with `between` between each two of them."""
         joined = cls()
         for text in texts:
             joined._pieces += cls(between if joined else "")._pieces + text._pieces
@@ -34,21 +34,21 @@ class Text:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal it takes."""
-        return sum(_width_of(words) for words, _ in self._pieces)
+        """The number of columns that it takes in a terminal."""
+        return sum(_width_of(text) for text, _ in self._pieces)
 
     def render(self, *, color: bool) -> str:
-        """Returns the words, with their styles where there is colour."""
+        """Returns the text, with its styles where there is colour."""
         return "".join(_in_style(*piece) if color else piece[0] for piece in self._pieces)
 
 
-def _in_style(words: str, style: str) -> str:
+def _in_style(text: str, style: str) -> str:
     codes = ";".join(_STYLES[each] for each in style.split())
-    return f"\x1b[{codes}m{words}\x1b[0m" if codes else words
+    return f"\x1b[{codes}m{text}\x1b[0m" if codes else text
 
 
-def _width_of(words: str) -> int:
-    return len(words) if words.isascii() else sum(map(_width_of_one, words))
+def _width_of(text: str) -> int:
+    return len(text) if text.isascii() else sum(map(_width_of_one, text))
 
 
 def _width_of_one(character: str) -> int:
@@ -68,7 +68,7 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal it takes."""
+        """The number of columns that it takes in a terminal."""
         return max(Text(self.title).width, *(cell.width for cell in self.cells), 0)
 
     def render(self, *, titled: bool, color: bool) -> list[str]:
@@ -76,7 +76,7 @@ class Column:
         width = self.width
         cells = [Text(self.title, "bold"), *self.cells] if titled else self.cells
         padded = [(cell.render(color=color), " " * (width - cell.width)) for cell in cells]
-        return [spaces + words if self.right else words + spaces for words, spaces in padded]
+        return [spaces + text if self.right else text + spaces for text, spaces in padded]
 
 
 def printable(text: str) -> str:
