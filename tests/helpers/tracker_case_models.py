@@ -1,11 +1,18 @@
 """What the cases of trackers share: a small model, its ops, and a comparison with PyTorch's own gradients."""
 
+import pytest
 import torch
 from torch import nn
 
 from helpers.tracker_cases import (
     TorchsGradients,
 )
+
+#: Of every module of cases: the same parameters in every run, and torch's own hooks may warn.
+MARKS = [
+    pytest.mark.usefixtures("seeded"),
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
+]
 
 #: The ops of a Linear without bias: its forward; its backward with and without a gradient for the input.
 LINEAR = "t mm"

@@ -24,6 +24,12 @@ from modtrace import ModuleTracker
 
 TIMEOUT_S = 30
 
+#: Of every module of cases.
+MARKS = [
+    pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks"),
+    pytest.mark.filterwarnings("ignore:.*deprecated"),
+]
+
 
 # What runs, asked at every op.
 

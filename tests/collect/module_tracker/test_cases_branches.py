@@ -9,6 +9,7 @@ from helpers.tracker_case_models import (
     LINEAR,
     LOSS,
     LOSS_GRADIENT,
+    MARKS,
     WEIGHT_GRADIENT,
     assert_gradients_are_pytorchs,
     linear,
@@ -23,12 +24,7 @@ from helpers.tracker_cases import (
     theirs,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-
-
-@pytest.fixture(autouse=True)
-def fixed_seed(seeded):
-    """The same parameters in every run."""
+pytestmark = MARKS
 
 
 # Branches and outputs.

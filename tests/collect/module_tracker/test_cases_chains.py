@@ -9,6 +9,7 @@ from helpers.tracker_case_models import (
     LINEAR,
     LOSS,
     LOSS_GRADIENT,
+    MARKS,
     MLP,
     WEIGHT_GRADIENT,
     linear,
@@ -21,12 +22,7 @@ from helpers.tracker_cases import (
     theirs,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-
-
-@pytest.fixture(autouse=True)
-def fixed_seed(seeded):
-    """The same parameters in every run."""
+pytestmark = MARKS
 
 
 def test_ops_of_a_chain_belong_to_their_modules():

@@ -17,6 +17,7 @@ from helpers.tracker_runs import (
     COMPILED_M,
     DISTRIBUTED,
     M_TRAINS,
+    MARKS,
     TORCHS,
     WAYS,
     M,
@@ -32,10 +33,7 @@ from helpers.tracker_runs import (
 from helpers.twins import bits, state
 from modtrace import ModuleTracker
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks"),
-    pytest.mark.filterwarnings("ignore:.*deprecated"),
-]
+pytestmark = MARKS
 
 
 class Counting:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 import torch
 import torch.multiprocessing
 import torch.utils.module_tracker
@@ -14,6 +13,7 @@ from helpers.tracker_runs import (
     M_BACKWARD,
     M_FORWARD,
     M_TRAINS,
+    MARKS,
     M,
     asked,
     asked_in_threads,
@@ -25,10 +25,7 @@ from helpers.tracker_runs import (
 )
 from modtrace import ModuleTracker
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks"),
-    pytest.mark.filterwarnings("ignore:.*deprecated"),
-]
+pytestmark = MARKS
 
 
 # DataParallel.

@@ -10,6 +10,7 @@ from helpers.tracker_case_models import (
     LINEAR,
     LOSS,
     LOSS_GRADIENT,
+    MARKS,
     MLP,
     WEIGHT_GRADIENT,
     linear,
@@ -26,12 +27,7 @@ from helpers.tracker_cases import (
     theirs,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-
-
-@pytest.fixture(autouse=True)
-def fixed_seed(seeded):
-    """The same parameters in every run."""
+pytestmark = MARKS
 
 
 # Ways to run the engine.

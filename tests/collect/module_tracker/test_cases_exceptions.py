@@ -10,6 +10,7 @@ from helpers.tracker_case_models import (
     LINEAR,
     LOSS,
     LOSS_GRADIENT,
+    MARKS,
     WEIGHT_GRADIENT,
     linear,
     x,
@@ -25,12 +26,7 @@ from helpers.tracker_cases import (
     theirs,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-
-
-@pytest.fixture(autouse=True)
-def fixed_seed(seeded):
-    """The same parameters in every run."""
+pytestmark = MARKS
 
 
 # Exceptions.

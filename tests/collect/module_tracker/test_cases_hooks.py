@@ -12,6 +12,7 @@ from helpers.tracker_case_models import (
     LINEAR,
     LOSS,
     LOSS_GRADIENT,
+    MARKS,
     WEIGHT_GRADIENT,
     assert_gradients_are_pytorchs,
     linear,
@@ -24,12 +25,7 @@ from helpers.tracker_cases import (
     theirs,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-
-
-@pytest.fixture(autouse=True)
-def fixed_seed(seeded):
-    """The same parameters in every run."""
+pytestmark = MARKS
 
 
 def calling_by_keyword():

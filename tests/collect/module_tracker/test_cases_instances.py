@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import pytest
 import torch
 import torch.multiprocessing
 import torch.utils.module_tracker
@@ -13,6 +12,7 @@ from helpers.tracker_runs import (
     DISTRIBUTED,
     M_BACKWARD,
     M_FORWARD,
+    MARKS,
     TORCHS,
     M,
     asked,
@@ -21,10 +21,7 @@ from helpers.tracker_runs import (
 )
 from modtrace import ModuleTracker
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks"),
-    pytest.mark.filterwarnings("ignore:.*deprecated"),
-]
+pytestmark = MARKS
 
 
 # Instances.

@@ -18,6 +18,7 @@ from helpers.tracker_runs import (
     BOTH_OF_TORCH,
     DISTRIBUTED,
     M_TRAINS,
+    MARKS,
     MOST_OBJECTS,
     TORCHS,
     Checkpointed,
@@ -33,10 +34,7 @@ from helpers.tracker_runs import (
 from modtrace import ModuleTracker
 from zoo import Recursive
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks"),
-    pytest.mark.filterwarnings("ignore:.*deprecated"),
-]
+pytestmark = MARKS
 
 
 def global_hooks() -> int:

@@ -14,6 +14,7 @@ from torch import nn
 from helpers.asked import GLOBAL
 from helpers.tracker_runs import (
     M_TRAINS,
+    MARKS,
     M,
     asked,
     asked_in_threads,
@@ -24,10 +25,7 @@ from helpers.tracker_runs import (
 )
 from modtrace import ModuleTracker
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks"),
-    pytest.mark.filterwarnings("ignore:.*deprecated"),
-]
+pytestmark = MARKS
 
 
 # Methods.

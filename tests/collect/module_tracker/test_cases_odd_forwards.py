@@ -1,6 +1,5 @@
 """Forwards and hooks that are not plain, in which PyTorch's trackers fail."""
 
-import pytest
 import torch
 import torch.multiprocessing
 import torch.utils.module_tracker
@@ -10,6 +9,7 @@ from helpers.asked import GLOBAL
 from helpers.tracker_runs import (
     BOTH_OF_TORCH,
     M_TRAINS,
+    MARKS,
     M,
     asked,
     asked_of_torch,
@@ -17,10 +17,7 @@ from helpers.tracker_runs import (
 )
 from modtrace import ModuleTracker
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks"),
-    pytest.mark.filterwarnings("ignore:.*deprecated"),
-]
+pytestmark = MARKS
 
 
 # Forwards and hooks that are not plain.

@@ -8,14 +8,12 @@ import pytest
 from helpers import ranks
 from helpers.tracker_runs import (
     BOTH_OF_TORCH,
+    MARKS,
     of_torch,
 )
 from modtrace import ModuleTracker
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks"),
-    pytest.mark.filterwarnings("ignore:.*deprecated"),
-]
+pytestmark = MARKS
 
 
 # Ranks.

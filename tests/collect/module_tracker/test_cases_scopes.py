@@ -17,6 +17,7 @@ from helpers.tracker_runs import (
     M_BACKWARD,
     M_FORWARD,
     M_TRAINS,
+    MARKS,
     TIMEOUT_S,
     Checkpointed,
     M,
@@ -36,10 +37,7 @@ from modtrace import ModuleTracker
 from modtrace.errors import MisuseError
 from zoo import Twice
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks"),
-    pytest.mark.filterwarnings("ignore:.*deprecated"),
-]
+pytestmark = MARKS
 
 
 # Scopes.

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.multiprocessing
 import torch.utils.module_tracker
@@ -14,6 +13,7 @@ from helpers.asked import GLOBAL
 from helpers.tracker_runs import (
     BOTH_OF_TORCH,
     DISTRIBUTED,
+    MARKS,
     TIMEOUT_S,
     TORCHS,
     in_threads,
@@ -22,10 +22,7 @@ from helpers.tracker_runs import (
 )
 from modtrace import ModuleTracker
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks"),
-    pytest.mark.filterwarnings("ignore:.*deprecated"),
-]
+pytestmark = MARKS
 
 
 class Meeting(nn.Module):
