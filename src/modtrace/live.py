@@ -282,11 +282,10 @@ def record(
         overwrite: replace a recording that is at `to`.
         strict: raise an internal failure of modtrace instead of noting it in the recording.
         max_bytes: without `to`, and with `keep_last`, how many bytes of rows to keep; the oldest go first.
-        keep_last: hold so many of the last steps in memory, and write them only when a trigger fires, an exception
-            leaves the block, or at `rec.dump()`; None writes every step.
+        keep_last: how many of the last steps to hold in memory. They are written only when a trigger fires, an
+            exception leaves the block, or at `rec.dump()`. None writes every step.
         triggers: `NonFinite(...)`, `Above(...)`, `OutOfBand(...)`, `OnSignal(...)`, or a list of those. None is
             `NonFinite()` with `keep_last`. Without `keep_last` each leaves a note alone: see `rec.triggers`.
-
         tensors: how whole tensors are kept: how many bytes of them may wait or be held, and what happens when there
             are more. None is `TensorOptions()`.
 

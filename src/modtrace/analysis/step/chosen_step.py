@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...recording.phase import OPTIMIZER, PHASES
-from .calls import column_of, phase_codes
+from .calls import Column, column_of, phase_codes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +45,12 @@ def choose_step(steps: pa.Table, calls: pa.Table, step: int | None) -> ShownStep
         ValueError: there is no such step.
     """
     rows = {row["step"]: row for row in steps.to_pylist()}
-    called = set(np.unique(column_of(calls, "step")).tolist())
+    of_calls = column_of(calls, "step")
+    called = set(np.unique(of_calls).tolist())
     known = sorted(rows.keys() | called)
     ended = sorted(rows)
     if step is None:
-        step = _most_telling(rows, called, _steps_with_optimizer(calls))
+        step = _most_telling(rows, called, _steps_with_optimizer(calls, of_calls))
     elif step not in known:
         raise ValueError(f"no step {step!r} in this recording; there are: {name_steps(known) or 'none'}")
     if step is None:
@@ -68,9 +69,10 @@ def choose_step(steps: pa.Table, calls: pa.Table, step: int | None) -> ShownStep
     )
 
 
-def _steps_with_optimizer(calls: pa.Table) -> set[int]:
+def _steps_with_optimizer(calls: pa.Table, of_calls: Column) -> set[int]:
+    """Returns the steps in which an optimizer has stepped."""
     is_optimizer = phase_codes(calls["phase"]) == PHASES.index(OPTIMIZER)
-    return set(np.unique(column_of(calls, "step")[is_optimizer]).tolist())
+    return set(np.unique(of_calls[is_optimizer]).tolist())
 
 
 def _most_telling(rows: dict[int, dict[str, Any]], called: set[int], updated: set[int]) -> int | None:
