@@ -1,5 +1,6 @@
 """`modtrace doctor`."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -85,3 +86,27 @@ def test_doctor_gives_json_and_exit_code_0(
         "programs",
     ]
     assert found["versions"]["modtrace"] == "0.1.0"
+
+
+@pytest.mark.parametrize(
+    ("part", "module", "name"),
+    [
+        ("kernel", "modtrace.measure.native_moments", "measure_into"),
+        ("tensor_ids", "modtrace.collect.tensor_ids.tensor_ids", "compiled"),
+    ],
+)
+def test_part_that_is_compiled_is_told(part: str, module: str, name: str) -> None:
+    is_compiled = getattr(importlib.import_module(module), name) is not None
+    said = getattr(diagnose(), part)
+    assert (said == "compiled") is is_compiled
+    assert not said.startswith("unknown")
+
+
+@pytest.mark.parametrize("part", ["kernel", "tensor_ids"])
+def test_part_that_is_not_compiled_is_told_with_what_that_costs(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modtrace.measure.native_moments.measure_into", None)
+    monkeypatch.setattr("modtrace.collect.tensor_ids.tensor_ids.compiled", None)
+    said = getattr(diagnose(), part)
+    assert ": no C compiler was there at installation, so " in said

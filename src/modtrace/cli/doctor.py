@@ -4,7 +4,7 @@ import importlib
 import json
 import platform
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 
@@ -57,13 +57,11 @@ def diagnose() -> Diagnosis:
         versions={"python": platform.python_version(), **{each: _version(each) for each in _LIBRARIES}},
         cuda=_describe_cuda(),
         kernel=_describe_compiled(
-            "modtrace.measure.native",
-            "measure_into",
+            _find_kernel,
             "numpy: no C compiler was there at installation, so measuring values takes three times as long",
         ),
         tensor_ids=_describe_compiled(
-            "modtrace.collect.tensor_ids.tensor_ids",
-            "compiled",
+            _find_tensor_ids,
             "Python: no C compiler was there at installation, so recording ops takes twice as long",
         ),
         torch_names=names,
@@ -98,10 +96,22 @@ def _describe_cuda() -> str:
         return f"unknown ({type(error).__name__}: {error})"
 
 
-def _describe_compiled(module: str, name: str, without: str) -> str:
-    """Returns whether a module has found its compiled part, which is None otherwise."""
+def _find_kernel() -> object | None:
+    from ..measure.native_moments import measure_into
+
+    return measure_into
+
+
+def _find_tensor_ids() -> object | None:
+    from ..collect.tensor_ids.tensor_ids import compiled
+
+    return compiled
+
+
+def _describe_compiled(find: Callable[[], object | None], without: str) -> str:
+    """Returns whether a part of modtrace is compiled: `find` returns None otherwise."""
     try:
-        found = getattr(importlib.import_module(module), name)
+        found = find()
     except Exception as error:  # it imports torch
         return f"unknown ({type(error).__name__}: {error})"
     return without if found is None else "compiled"
