@@ -277,7 +277,7 @@ def _sketch_piece(numbers: Floats, place: int) -> Sketch:
 
 
 def _rows_of(blocks: Floats, swaps: npt.NDArray[np.uint8]) -> Floats:
-    """Returns the 64 rows that blocks are added to. A product of matrices would start threads of a BLAS."""
+    """Returns the 64 rows that blocks are added to. A matmul would start threads of the BLAS."""
     order = np.argsort(swaps, kind="stable")
     present, starts = np.unique(swaps[order], return_index=True)
     rows = np.zeros((definition.LANES, definition.LANES), blocks.dtype)

@@ -150,7 +150,7 @@ def not_asked_for(tensor: torch.Tensor) -> Measurement:
 
 
 def why_not(tensor: torch.Tensor) -> str:
-    """Returns why there is nothing to be read of a strided tensor."""
+    """Returns why a strided tensor cannot be read."""
     if format_of(tensor.dtype) is None:
         return f"not measured: dtype {str(tensor.dtype).removeprefix('torch.')}"
     return f"not measured: {why_unread(tensor)}"

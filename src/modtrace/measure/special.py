@@ -71,7 +71,7 @@ def find_plain(tensor: torch.Tensor) -> Plain:
 
 
 def is_uninitialized(tensor: torch.Tensor) -> bool:
-    """Returns whether it is a lazy module's and has no shape yet; it looks like any other otherwise."""
+    """Returns whether it is an uninitialized parameter or buffer, as of `LazyLinear`, which has no shape yet."""
     return isinstance(tensor, (UninitializedParameter, UninitializedBuffer))
 
 

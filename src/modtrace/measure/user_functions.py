@@ -37,7 +37,7 @@ class UserFunctions:
         self._of_thread = _OfThread()
 
     def call(self, tensor: torch.Tensor, functions: Sequence[Function], extra: Extra) -> None:
-        """Calls those that have not been called with this tensor: each with a detached one that shares its memory.
+        """Calls each function that was not called for this tensor yet with `tensor.detach()`.
 
         Outside of the user's modes, transforms and autocast, without gradients. What it draws from torch's generators
         is put back (3 us); from those of `random` and numpy it is not (they take 10 and 30 us to look at).

@@ -111,7 +111,7 @@ class Replayer:
             ) from error
 
     def _check_new(self, op: RecordedOp) -> None:
-        """Finds out whether what an op has made is recorded as something that another one has made."""
+        """Raises `ReplayFault` if an output is recorded with a storage and version that another op has made."""
         known = {read.tensor.storage for read in op.reads}
         for row in op.makes:
             if row.content is None or row.storage in known or self._makers.setdefault(row.content, op) is op:

@@ -66,7 +66,7 @@ class TensorRing:
 
     @property
     def is_empty(self) -> bool:
-        """Returns whether all that was put in has been taken out, and its batch is done with."""
+        """Returns whether every part has been taken out and released."""
         return not self._parts
 
     @property

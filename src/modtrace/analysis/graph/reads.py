@@ -21,7 +21,7 @@ _KEPT = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reads:
-    """Who reads which tensor, in the order of the table; rows of the ops and calls that were given."""
+    """The reads of tensors in the order of the table: `op[i]` reads `tensor[i]`, and likewise for calls."""
 
     op: Rows
     tensor: Rows  # row of the tensors

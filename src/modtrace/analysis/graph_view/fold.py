@@ -47,7 +47,7 @@ def fold_graph(graph: Graph) -> Folding:
 
 
 def _map_onto(graph: Graph, first: int, other: int, layer: Rows, node: Rows) -> None:
-    """What corresponds in two layers that are alike stands in one order in both."""
+    """Maps each sublayer and node of `other` to its counterpart in `first`: the order is the same in both."""
     size = int(graph.layers.last[first]) - first + 1
     layer[other : other + size] = np.arange(first, first + size)
     start, end = int(graph.first_node[first]), int(graph.end_node[first])

@@ -33,8 +33,8 @@ class Rectangles:
 class Layout:
     """Where the nodes, boxes and edges of a view stand, in pixels; y grows downwards, and x and y may be negative.
 
-    What comes at the end of a view moves nothing before it, with two exceptions: a box gets wider for the line out
-    of it to the first reader outside, and one that stands beside something moves aside when a box opens inside of it.
+    Items that are added at the end of a view keep earlier positions, with two exceptions: a box gets wider when a line
+    leaves it to its first reader outside, and an item beside another moves when a box opens inside of that one.
     """
 
     nodes: Rectangles

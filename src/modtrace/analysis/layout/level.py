@@ -60,7 +60,7 @@ class LevelPlacer:
                 self._place(item)
 
     def _place(self, item: int) -> None:
-        """Places an item below what it reads, and what waited for it just above it."""
+        """Places an item below its inputs, and inputs that waited for it directly above it."""
         row, wanted, waiting = self._look_above(item)
         if waiting:
             has_entrant = any(self._work.waits[each] == ENTRANT for each in waiting)

@@ -21,7 +21,7 @@ _NEVER_NS = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CallRows:
-    """Calls as spans, and what of them ops need."""
+    """Calls as spans, with the columns by which ops are placed."""
 
     spans: SpanRows
     call_id: Column

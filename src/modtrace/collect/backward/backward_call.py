@@ -93,7 +93,7 @@ class BackwardCall:
 
 
 class SegmentCalls:
-    """The calls of segments, made when a segment is first asked for."""
+    """Caches the `BackwardCall`s of each segment, which are built when they are first needed."""
 
     def __init__(self) -> None:
         self._calls: dict[Segment, list[BackwardCall]] = {}

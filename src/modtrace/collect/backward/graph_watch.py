@@ -1,4 +1,4 @@
-"""Finds out when backward reaches what an outermost call returned, and when that graph is dead."""
+"""Watches the graph of an outermost call: when backward reaches its outputs, and when the graph is freed."""
 
 import weakref
 from collections.abc import Callable, Iterator

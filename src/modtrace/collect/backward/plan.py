@@ -41,7 +41,7 @@ class EngineGraph(NamedTuple):
 
 
 class CallChanges(NamedTuple):
-    """Columns of the nodes at which another call begins to run."""
+    """The autograd nodes at which backward passes from one module call to another, as parallel lists."""
 
     nodes: list[Any]
     numbers: list[int]

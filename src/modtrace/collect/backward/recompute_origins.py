@@ -14,7 +14,7 @@ Origins = list[CallRef | None]
 
 
 def origins_of(segments: Iterable[Segment]) -> dict[Segment, Origins]:
-    """Returns the originals of the calls of recomputed segments, which are given in the order in which they ran."""
+    """Maps recomputed segments, given in the order in which they ran, to the forward calls that their calls repeat."""
     found: dict[Segment, Origins] = {}
     for group in _by_region(segments):
         for segment, top in zip(group, _tops(group), strict=True):
@@ -119,7 +119,7 @@ def _align(calls: list[CallRef], wanted: list[int], at: int) -> Origins | None:
 
 
 def _align_segments(segment: Segment, wanted: list[int]) -> Origins | None:
-    """Returns the same run among outermost calls, for checkpoints that the script itself calls."""
+    """Aligns outermost calls as `_align` does, for checkpoints that the script itself calls."""
     spans = [
         span for span in segment.log.spans if isinstance(span, Segment) and span.phase in (FORWARD, RECOMPUTE)
     ]

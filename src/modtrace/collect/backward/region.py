@@ -66,9 +66,10 @@ def find_repeated(segment: Segment, running: nn.Module | None) -> CallRef | None
 
 
 def find_all_repeated(group: Sequence[Segment]) -> list[CallRef | None]:
-    """Returns the calls that one backward of a custom Function ran again, None where it may be one of several.
+    """Returns for each segment of `group` the forward call that one backward of a custom Function ran again.
 
-    The order of the calls decides too, where it is that of the forward or its reverse, and not both.
+    None stands where several calls are possible. Calls of one module are told apart by their order, which is that of
+    the forward or its reverse, unless the sequence of modules reads the same both ways.
     """
     modules = [segment.named.module_id for segment in group]
     calls = calls_in_function(group[0].region, group[0].trigger, set(modules))

@@ -31,14 +31,14 @@ class BackwardWatcher:
         self.listeners: list[BackwardListener] = []
 
     def start(self) -> None:
-        """Wraps the entry."""
+        """Wraps `_engine_run_backward` of torch, through which every backward goes."""
         keep_out_of_dynamo(CallHooks.plan, CallHooks._move_on, CallHooks._mark, GraphWatch.__call__)
         keep_out_of_dynamo(BackwardWatcher._make, BackwardWatcher._begin, BackwardWatcher._end)
         keep_out_of_dynamo(BackwardWatcher._wrap, BackwardWatcher._run, with_callees=False)
         self._entry.wrap(self._wrap)
 
     def stop(self) -> None:
-        """Restores the entry."""
+        """Restores `_engine_run_backward`."""
         self._entry.restore()
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:

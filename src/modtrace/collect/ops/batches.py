@@ -24,7 +24,7 @@ class OpBatch:
     )  # fmt: skip
 
     def __init__(self, mode: OpMode, at_roots: Sequence[AtRoot]) -> None:
-        """Takes what has run since the last batch, and what outermost calls were given and returned."""
+        """Takes the ops since the previous batch; `at_roots` has the arguments and outputs of outermost calls."""
         self.events, self.op_runs = mode.take()
         self.tensors, self.used, self.first_tensor = mode.ids.take()
         self.arguments: list[Arguments] = mode.texts.take()  # what their numbers mean

@@ -13,7 +13,7 @@ from .saved_memory import UNKNOWN
 
 
 class CallTable:
-    """Finds the row of each call among those that are written together, and the call around it."""
+    """Maps call ids to rows of the batches that are written together, and calls to the calls around them."""
 
     def __init__(self, batches: Sequence[Columns]) -> None:
         self._batches = batches

@@ -54,7 +54,7 @@ class OpCalls:
             self.call_id[rows] = np.where(index < 0, NO_CALL, segment.first_id + index)
 
     def _fill_backward(self, owners: NodeOwners, runs: list[tuple[int, int, Backward]]) -> None:
-        """Fills in the ops of nodes that one thread has made."""
+        """Sets phase and call of the backward ops whose autograd nodes were made on one thread."""
         keys = owners.of_segment << 32 | (owners.index + 1)
         known: dict[tuple[Backward, int], int] = {}
         done = 0

@@ -80,13 +80,13 @@ class JoinedOps:
         return found
 
     def sum_of_uses(self, sizes: Ints) -> Ints:
-        """Returns what the tensors that each op was given add up to, by number of geometry."""
+        """Returns for each op the sum of `sizes` over its input tensors; `sizes` has an entry for each geometry."""
         total = np.concatenate([[0], np.cumsum(sizes[self.used[:, _GEOMETRY_OF_USE]])])
         summed: Ints = total[self.use_ends] - total[self.use_ends - self.use_counts]
         return summed
 
     def sum_of_outputs(self, sizes: Ints) -> Ints:
-        """Returns what the tensors that each op has returned add up to."""
+        """Returns for each op the sum of `sizes` over its output tensors."""
         summed = np.zeros(len(self.events), np.int64)
         np.add.at(summed, self.op_of_tensor[self.is_output], sizes[self.tensors[self.is_output, GEOMETRY]])
         return summed

@@ -230,7 +230,7 @@ class OpMode(UnwrappedMode):
         return log.segment
 
     def _look_around(self, log: "ThreadLog", task: int, flags: int) -> tuple[Any, Any, int, int]:
-        """Returns where an op outside of modules or in a backward runs; its backward; its node; and more flags."""
+        """Returns location, backward, node number and flags of an op that runs outside modules or in a backward."""
         tracker = self._tracker
         if task < 0:
             return (tracker.where() if tracker.optimizers.has_begun() else None), None, NO_NODE, NOT_ADDING

@@ -18,7 +18,7 @@ _KEPT = 20_000
 
 
 class NodesOfOps(NamedTuple):
-    """The nodes of ops, one row an op; NO_NODE: none, or not known."""
+    """Sequence numbers of autograd nodes, an entry for each op; NO_NODE where there is none or it is unknown."""
 
     node: Ints  # that a forward op has made, or that a backward op works for
     thread: npt.NDArray[np.int32]  # that numbered it

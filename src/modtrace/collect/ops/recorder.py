@@ -133,7 +133,7 @@ class OpRecorder:
         self._want(is_wanted)
 
     def take(self, step: Step | None) -> None:
-        """Gives what has run since the last time to a step; None: to the one that begins next."""
+        """Assigns the ops since the previous call to a step; None keeps them for the step that begins next."""
         batch = self._take_batch()
         if batch is None:
             return
@@ -144,12 +144,12 @@ class OpRecorder:
             self.early = []
 
     def join_early(self, step: Step) -> None:
-        """Gives what has run while no step was open to the one that has begun."""
+        """Assigns the ops that ran while no step was open to the step that has begun."""
         step.ops += self.early
         self.early = []
 
     def take_saved(self, step: Step, backward: Backward) -> None:
-        """Gives what a backward that has ended had found kept for it to a step."""
+        """Assigns the saved memory that a backward has found to a step."""
         saved = None if self._saved_memory is None else self._saved_memory.take(backward)
         if saved is not None:
             step.saved.append(saved)

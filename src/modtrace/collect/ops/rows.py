@@ -134,7 +134,7 @@ class OpTables:
         return site
 
     def _learn(self) -> None:
-        """Looks up what is needed of new schemas and geometries, once for each."""
+        """Caches properties of the schemas and geometries that are new."""
         schemas = self._mode.schemas
         if len(schemas) > len(self._schemas.writes):
             self._schemas = _SchemaFacts(

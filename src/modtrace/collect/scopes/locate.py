@@ -100,7 +100,7 @@ def _locate_in_backward(
 
 
 def _nested_in(backwards: BackwardWatcher, log: ThreadLog, task: int) -> CallRef | None:
-    """Returns the call with the node that runs this backward in its own: a reentrant checkpoint has its own leaves."""
+    """Returns the call around a backward that a node of an outer backward runs, as in a reentrant checkpoint."""
     backward = backwards.running(log, task)
     if backward is None or backward.inside is None:
         return None

@@ -28,8 +28,9 @@ class OpenScope:
 class NamedScopes:
     """Opens and closes scopes in the tracker's logs.
 
-    Inside a module, or with a module of its own, a scope is a call like any other. Alone at the outside it may last as
-    long as the whole training, so there it is logged in stretches, from one outermost call to the next.
+    Inside a module, or with a module of its own, a scope is a call like any other. A scope
+    outside of any module may last as long as the whole training. It is logged in pieces ("stretches"), each between two
+    outermost calls.
     """
 
     def __init__(self, tracker: ScopeTracker) -> None:

@@ -279,7 +279,7 @@ class ScopeTracker:
             log.context = context.above
 
     def unwind_to(self, log: ThreadLog, key: int) -> bool:
-        """Closes calls that ended without their hook, down to the open call of this key; returns whether it is open."""
+        """Closes calls whose hook never ran, down to that of the module with the `id` key; False if none is open."""
         if log.context.outermost == key:
             return True
         levels = [log.context, *(context for context, _, _ in reversed(log.suspended))]
@@ -342,7 +342,7 @@ class ScopeTracker:
         return context
 
     def enter_context(self, log: ThreadLog, context: CallContext, frame: FrameType | None) -> None:
-        """Begins a call in a context."""
+        """Logs the begin of a call; opens a new segment if no call is running."""
         if log.context.named is None:
             self._open_segment(log, context, frame)
         else:
@@ -350,13 +350,13 @@ class ScopeTracker:
             self.append(log, context.index)
 
     def pause_stretch(self, log: ThreadLog) -> None:
-        """Ends the stretch of the scopes that no module is around: a module is called inside of them."""
+        """Closes the calls of scopes outside of any module, since a module call begins; see `NamedScopes`."""
         for _ in log.scopes:
             self.append(log, EXIT)
         self.close_segment(log, None)
 
     def _resume_stretch(self, log: ThreadLog) -> None:
-        """Begins the next stretch of these scopes, after the module's call."""
+        """Opens the calls of these scopes again after the module call."""
         for context in log.scopes:
             self.enter_context(log, context, None)
 

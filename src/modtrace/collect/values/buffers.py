@@ -41,7 +41,7 @@ class BufferTaps(ValueSource):
         self._of_segment: dict[Segment, MeasuredParameters] = {}
 
     def closed(self, segment: Segment, active: Mask) -> None:
-        """Measures what is wanted of the module whose call has ended; nothing after a recompute."""
+        """Measures the chosen buffers of the module whose call has ended, unless the call was a recompute."""
         active &= self._wanted
         if not active or segment.phase != FORWARD or self._is_abandoned:
             return

@@ -70,7 +70,7 @@ class GradientTap:
 
     @property
     def mask(self) -> Mask:
-        """Returns the captures that want its gradient."""
+        """The captures that ask for the gradient, as bits."""
         mask = self.mark >> ROLE_BITS
         for _, _, mark in self.more or ():
             mask |= mark >> ROLE_BITS

@@ -85,7 +85,7 @@ class MeasuredGradients:
         self.written: set[GradientTap] | None = None  # see `written_bases`; None: nobody has asked
 
     def close(self) -> None:
-        """The backward has ended."""
+        """Drops references and removes hooks, since the backward has ended."""
         self.last = self.written = None
         for handle in self.handles:
             handle.remove()

@@ -68,7 +68,7 @@ class MicroBatchTaps(ValueSource):
             self._left[segment] = needed[1]
 
     def backward_begins(self, backward: Backward, outputs: Any) -> None:
-        """Hooks the parameters that ended steps used if their graphs live: a generator trained after its critic."""
+        """Hooks the parameters of earlier steps whose graphs live: a generator is trained after its critic."""
         for segment, _ in self._left.items():
             if self._is_abandoned or not segment.has_graph():
                 self._left.pop(segment)

@@ -121,7 +121,7 @@ class ValueRecorder:
         return 0 if self._capture_masks is None else self._capture_masks.in_steps(self._numbers(step))
 
     def leave(self) -> None:
-        """Receives no more events. What was measured can still be taken, and hooks stay on tensors until `stop()`."""
+        """Unsubscribes from the tracker. Measured values can still be taken; hooks stay on tensors until `stop()`."""
         for source in self._listeners:
             assert self._tracker is not None
             self._tracker.subscribers.remove(source)
