@@ -302,3 +302,19 @@ def test_folder_in_which_nothing_could_be_written_leaves_its_path_free(
     with pytest.raises(RecordingError):
         FolderWriter(path, RunMeta(run_id="r1", rank=1))
     assert [each.name for each in sorted(path.iterdir())] == ["rank-00000", "recording.json"]
+
+
+def test_folder_of_a_rank_that_others_may_join_keeps_its_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_nothing(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("modtrace.store.writer.write_meta", write_nothing)
+    path = tmp_path / "run.modtrace"
+    with pytest.raises(RecordingError):
+        FolderWriter(path, RunMeta(run_id="r1", world_size=2))
+    assert [each.name for each in path.iterdir()] == ["recording.json"]
+    monkeypatch.undo()
+    FolderWriter(path, RunMeta(run_id="r1", rank=1, world_size=2)).close()
+    assert FolderReader(path).meta.rank == 1

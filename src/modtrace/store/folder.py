@@ -46,15 +46,16 @@ def create_rank_folder(path: Path, meta: RunMeta, *, overwrite: bool, new_attemp
         ) from error
 
 
-def delete_empty_rank_folder(path: Path, folder: Path) -> None:
-    """Deletes a folder of a rank in which nothing could be written, so that the path is free for the next run.
+def delete_empty_rank_folder(path: Path, folder: Path, *, is_only_rank: bool) -> None:
+    """Deletes a folder of a rank in which nothing could be written.
 
-    The header goes with the last rank's folder, and the recording's folder if nothing else is in it.
+    Of a run with one rank the header and an empty folder go, too, so that the path is free for the next run. Another
+    rank may be about to join: then the header stays.
     """
     with contextlib.suppress(OSError):
         _delete_if_there(folder)
-        if not rank_folders(path):
-            _delete_recording(path)
+        if is_only_rank and not rank_folders(path):
+            (path / HEADER).unlink(missing_ok=True)
             path.rmdir()
 
 

@@ -86,7 +86,7 @@ class FolderWriter:
         try:
             write_meta(self.folder, self._meta, ended=None)
         except OSError as error:
-            delete_empty_rank_folder(self.path, self.folder)
+            delete_empty_rank_folder(self.path, self.folder, is_only_rank=meta.world_size == 1)
             raise RecordingError(f"{path}: cannot write here: {error.strerror or error}") from error
 
     @property
