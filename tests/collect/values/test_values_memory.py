@@ -419,6 +419,21 @@ def test_no_hook_is_left_by_a_recording_that_failed_inside(monkeypatch):
     assert hooks_of(first, second, third) == [0, 0, 0]
 
 
+def test_error_in_asking_what_captures_want_does_not_reach_the_forward(monkeypatch):
+    from modtrace.collect.values.capture_masks import CaptureMasks
+
+    def fails(self, mask):
+        raise ZeroDivisionError("inside of modtrace")
+
+    model = nn.Linear(4, 4)
+    with modtrace.record(model) as rec:
+        monkeypatch.setattr(CaptureMasks, "want", fails)
+        with pytest.warns(modtrace.ModtraceWarning, match="internal error"):
+            output = model(torch.ones(2, 4))
+    assert output.shape == (2, 4)
+    assert rec.table("calls").num_rows == 1
+
+
 def test_recording_that_cannot_begin_leaves_nothing(monkeypatch):
     from modtrace.collect.scopes import process
 

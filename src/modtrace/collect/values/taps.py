@@ -174,8 +174,8 @@ class CallTaps(ValueSource):
     def _look_at(self, seen: Seen, *values: Any) -> None:
         """Measures all tensors in what a call is given or has returned, and hooks those whose gradient is wanted."""
         sites = seen.measured.sites
-        want = self._capture_masks.want(seen.mark >> ROLE_BITS)
         try:
+            want = self._capture_masks.want(seen.mark >> ROLE_BITS)
             # Reading a shape would become part of what `torch.jit.trace` traces.
             with DisableTorchFunction() if tracing_state() is None else unseen():
                 for slot, tensor, note in _slots_of(values):
