@@ -32,7 +32,8 @@ class BackwardWatcher:
 
     def start(self) -> None:
         """Wraps `_engine_run_backward` of torch, through which every backward goes."""
-        keep_out_of_dynamo(CallHooks.plan, CallHooks._move_on, CallHooks._mark, GraphWatch.__call__)
+        keep_out_of_dynamo(CallHooks.plan, CallHooks._move_on, CallHooks._mark, CallHooks._finish)
+        keep_out_of_dynamo(GraphWatch.__call__)
         keep_out_of_dynamo(BackwardWatcher._make, BackwardWatcher._begin, BackwardWatcher._end)
         keep_out_of_dynamo(BackwardWatcher._wrap, BackwardWatcher._run, with_callees=False)
         self._entry.wrap(self._wrap)
@@ -51,8 +52,7 @@ class BackwardWatcher:
         return _engine_run_backward
 
     def _run(self, original: Callable[..., Any], outputs: Any, args: Any, kwargs: Any) -> Any:
-        backward = self._make(args, kwargs)
-        hooks = CallHooks(backward, self._subscribers, self._logs)
+        backward, hooks = self._make(args, kwargs)
         raised = True
         try:
             self._begin(backward, hooks, outputs)
@@ -62,8 +62,9 @@ class BackwardWatcher:
         finally:
             self._end(backward, hooks, raised)
 
-    def _make(self, args: Any, kwargs: Any) -> Backward:
-        return Backward(self._logs.current, args, kwargs)
+    def _make(self, args: Any, kwargs: Any) -> tuple[Backward, CallHooks]:
+        backward = Backward(self._logs.current, args, kwargs)
+        return backward, CallHooks(backward, self._subscribers, self._logs)
 
     def _begin(self, backward: Backward, hooks: CallHooks, outputs: Any) -> None:
         log = backward.log
