@@ -86,7 +86,7 @@ class ModuleTracker:
             self._labels.begin()
             self._names = StackNames(tracker.names, tracker.tree, self._labels)
             self._steps = StepFollower()
-            self._steps.start(tracker.subscribers, tracker.running_segments())
+            self._steps.start(tracker.subscribers, tracker.running_segments)
             self._tracker, self._scopes = tracker, NamedScopes(tracker)
             self._hooks.start(tracker)
             self._methods.start(self)

@@ -92,7 +92,7 @@ class StashCollector(Listener):
             self._gradients = OutputGradients(tracker, self._gradients_came, self._kept.__len__)
             tracker.subscribers.add(self._gradients)
             self.steps = StashSteps()
-            self.steps.start(tracker.subscribers, tracker.running_segments())
+            self.steps.start(tracker.subscribers, tracker.running_segments)
         except BaseException:
             self.stop()
             raise

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ...recording.phase import FORWARD
 from ..backward.recompute import original_of
@@ -29,12 +29,18 @@ class StepFollower(Listener):
         self._lock = threading.RLock()
         self._last: tuple[CallRef, tuple[int | None, int | None]] | None = None
 
-    def start(self, subscribers: Subscribers, running: Iterable[Segment]) -> None:
-        """Follows the steps from now on, and the segments that run already: another user has started the tracker."""
+    def start(self, subscribers: Subscribers, running: Callable[[], Iterable[Segment]]) -> None:
+        """Follows the steps from now on, and the segments that run already: another user has started the tracker.
+
+        Args:
+            running: called once the events arrive. Another thread may open a segment in between, which is in both.
+        """
         self._subscribers = subscribers
         subscribers.add(self)
-        for segment in running:
-            self.segment_opened(segment, in_step=segment.task >= 0)
+        for segment in running():
+            with self._lock:
+                if segment not in self._steps:
+                    self.segment_opened(segment, in_step=segment.task >= 0)
 
     def stop(self) -> None:
         """Follows no more steps."""
