@@ -86,3 +86,13 @@ def test_begin_of_a_call_on_another_thread_is_not_received_without_its_end() -> 
 
     subscribers.add(Segments())
     assert bound_first == ["segment_closed", "segment_opened"]
+
+
+def test_user_that_comes_after_the_failure_is_told_to_take_another_tracker() -> None:
+    subscribers, before, after = make_subscribers(), Optimizers(), Optimizers()
+    assert subscribers.add_user(before, strict=False)
+    subscribers.fail(ValueError("boom"), None)
+    assert not subscribers.add_user(after, strict=True)
+    assert subscribers.users == {before: False}
+    assert subscribers.optimizer_began == [before.optimizer_began]
+    assert not subscribers.strict

@@ -1,5 +1,6 @@
 """What a tracker tells its listeners, and what happens when our own work around that fails."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -90,6 +91,7 @@ class Subscribers:
         self._names = names
         self._remove_hooks = remove_hooks
         self.has_failed = False
+        self._failing = threading.RLock()  # held while it fails, and while a user is added
         #: Those for whom the tracker runs, and whether each wants internal errors raised.
         self.users: dict[Listener, bool] = {}
         self.segment_opened: list[Callable[[Segment, bool], None]] = []
@@ -108,6 +110,15 @@ class Subscribers:
         self.leaving: list[Callable[[ThreadLog, nn.Module, Any, Any, Any, bool], None]] = []
         self.failed: list[Callable[[Exception, str], None]] = []
         self.forked: list[Callable[[], None]] = []
+
+    def add_user(self, user: Listener, *, strict: bool) -> bool:
+        """Adds a listener for whom the tracker runs; returns False, and adds nothing, if the tracking has failed."""
+        with self._failing:
+            if self.has_failed:
+                return False
+            self.users[user] = strict
+            self.add(user)
+            return True
 
     def add(self, listener: Listener, *events: str, first: bool = False) -> None:
         """Calls the methods that a listener overrides from now on.
@@ -147,8 +158,10 @@ class Subscribers:
         """Ends the tracking after an internal error, while the run goes on."""
         named = None if module is None else self._names.get(module)
         self._remove_hooks()
-        self.has_failed = True  # the next user starts another tracker
-        for failed in list(self.failed):
+        with self._failing:
+            self.has_failed = True  # the next user starts another tracker
+            told = list(self.failed)
+        for failed in told:
             failed(error, named.shown if named is not None else "no module in particular")
 
 

@@ -23,14 +23,14 @@ def acquire(user: Listener, *, strict: bool = False) -> ScopeTracker:
         if not _fork_handler_registered and hasattr(os, "register_at_fork"):  # Windows has no fork
             os.register_at_fork(after_in_child=_leave_to_parent)
             _fork_handler_registered = True
-        tracker = current()
-        if tracker is None:
-            tracker = ScopeTracker()
-            tracker.start()
-            _current = tracker
-        tracker.subscribers.users[user] = strict
-        tracker.subscribers.add(user)
-        return tracker
+        while True:
+            tracker = current()
+            if tracker is None:
+                tracker = ScopeTracker()
+                tracker.start()
+                _current = tracker
+            if tracker.subscribers.add_user(user, strict=strict):
+                return tracker
 
 
 def release(user: Listener) -> None:
