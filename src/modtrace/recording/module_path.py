@@ -18,7 +18,8 @@ WRAPPERS: Mapping[str, frozenset[str] | None] = {
 
 def is_wrapper_part(part: str, class_name: str) -> bool:
     """Tells whether what is registered as `part` in a module of a class is what this module wraps."""
-    return part in WRAPPERS and class_name in (WRAPPERS[part] or {class_name})
+    classes = WRAPPERS.get(part, frozenset())
+    return classes is None or class_name in classes
 
 
 def join(prefix: str, part: str) -> str:

@@ -22,24 +22,23 @@ class Role(NamedTuple):
     of_one: str  # what a sentence calls one such tensor
     of_many: str  # what a picture calls them
     of_ops: bool = False  # only where ops are recorded
-    is_finite: bool = (
-        True  # False: infinities are often meant, as in masks, so that `NonFinite()` does not look at it
-    )
+    #: False: infinities are often meant, as in masks, so that `NonFinite()` does not look at them.
+    must_be_finite: bool = True
 
 
 #: All of them; their index here is their code while values are collected. A new role goes to the end.
 TABLE = (
-    Role(INPUT, "input", "inputs", is_finite=False),
+    Role(INPUT, "input", "inputs", must_be_finite=False),
     Role(OUTPUT, "output", "outputs"),
     Role(GRAD_OUTPUT, "gradient of the output", "gradients at outputs"),
     Role(GRAD_INPUT, "grad_input", "gradients at inputs"),
     Role(PARAMETER, "parameter", "parameters"),
     Role(PARAMETER_GRAD, "gradient of the parameter", "gradients of parameters"),
-    Role(BUFFER, "buffer", "buffers", is_finite=False),
+    Role(BUFFER, "buffer", "buffers", must_be_finite=False),
     Role(OPTIMIZER_STATE, "optimizer_state", "optimizer states"),
     Role(UPDATE, "update", "updates of parameters"),
-    Role(OP_OUTPUT, "op_output", "outputs of ops", of_ops=True, is_finite=False),
-    Role(LEAF, "leaf", "leaves", of_ops=True, is_finite=False),
+    Role(OP_OUTPUT, "op_output", "outputs of ops", of_ops=True, must_be_finite=False),
+    Role(LEAF, "leaf", "leaves", of_ops=True, must_be_finite=False),
 )
 
 ROLES = tuple(each.name for each in TABLE)
@@ -49,4 +48,4 @@ BY_NAME = {each.name: each for each in TABLE}
 OP_ROLES = frozenset(each.name for each in TABLE if each.of_ops)
 
 #: Where a value that is not finite is never meant to be.
-FINITE_ROLES = tuple(each.name for each in TABLE if each.is_finite)
+FINITE_ROLES = tuple(each.name for each in TABLE if each.must_be_finite)

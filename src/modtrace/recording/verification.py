@@ -19,9 +19,8 @@ class Verification:
 
     model: str  # the class of the model, or what the user has called it
     checks: tuple[Check, ...]
-    exempt: Mapping[str, int] = field(
-        default_factory=dict
-    )  # by rule: parents that need not change their child
+    #: By rule: the number of parents that need not change their child.
+    exempt: Mapping[str, int] = field(default_factory=dict)
     unchecked: tuple[tuple[str, str], ...] = ()  # what could not be checked, and why
     is_deterministic: bool = True  # two unrecorded runs gave the same; else `unchecked` says what differs
 

@@ -61,9 +61,8 @@ class KeptOp:
     outputs: list[KeptOutput] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)  # numbers that it has returned
     written_digests: dict[int, bytes | None] = field(default_factory=dict)  # of those tensors, afterwards
-    storages: dict[int | str, torch.UntypedStorage] = field(
-        default_factory=dict
-    )  # what it left, if it cannot run
+    #: What the op left in memory, if it cannot run again.
+    storages: dict[int | str, torch.UntypedStorage] = field(default_factory=dict)
     undeclared: tuple[int, ...] = ()  # arguments that it has changed, of which the recorder knows nothing
 
     @property

@@ -93,9 +93,8 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
     shown = choose_step(data.table("steps"), table, step)
     number = shown.step if shown else None
     values = read_values(data.table("values"), data.table("sites"), number)
-    calls = read_calls(
-        table, number, also=values.call_id
-    )  # gradients may be those of an earlier step's calls
+    # Gradients may be those of an earlier step's calls.
+    calls = read_calls(table, number, also=values.call_id)
     placer = Placer(merge_wrappers(data.table("modules").to_pylist()))
     times = CallTimes(calls, shown, placer)
     summaries = summarize_values(values, calls, times.placed, placer)

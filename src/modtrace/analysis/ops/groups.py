@@ -80,7 +80,10 @@ def _by_call(ops: StepOps) -> Grouping:
 
 
 def _number_forward_calls(placed: PlacedCalls) -> tuple[Rows, Rows]:
-    """Returns the number of each call's forward call, or where it stands if that is no place; and a call of each."""
+    """Returns the group of each call, which is that of its forward call, and a call of each group.
+
+    A call outside of the tree has the negative code of its place instead.
+    """
     at_place = np.flatnonzero(placed.where >= 0)
     origin = placed.origin[at_place]
     nth = placed.column("nth")[origin]

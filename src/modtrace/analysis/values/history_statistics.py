@@ -109,7 +109,7 @@ def to_stat(name: str) -> Stat:
 
 
 def stat_names() -> list[str]:
-    """Returns all of them; where a part is in capitals, something else stands there."""
+    """Returns the names of all statistics; a part in capitals stands for a value."""
     asked = [*(f"{each}:FORMAT" for each in OF_FORMATS), f"{QUANTILE}:PART", f"{_USER}:KEY"]
     return [*STATISTICS, "relative", _USER, *asked]
 

@@ -49,9 +49,8 @@ class ThreadLog:
         self.suspended: list[tuple[CallContext, int, Segment]] = []
         self.spans: list[Segment | BackwardSpan] = []  # by first_seq
         self.prune_at = 2 * _UNWATCHED_KEPT
-        self.forgotten_seq = (
-            sequence_nr()
-        )  # nodes with smaller numbers may belong to calls that are not known any more
+        #: Nodes with smaller numbers may belong to calls that are not known any more.
+        self.forgotten_seq = sequence_nr()
         self.backward: Backward | None = None
         self.hooked: CallRef | None = None  # for which call a user's backward hook runs ...
         self.hooked_task = -1  # ... and in which graph task

@@ -68,9 +68,8 @@ class ModuleTracker:
         self._tracker: ScopeTracker | None = None  # while it is entered, and has not failed
         self._scopes: NamedScopes | None = None  # like `_tracker`
         names = ModuleNames()
-        self._names = StackNames(
-            names, ContextTree(names), self._labels
-        )  # of the context that is, or was the last
+        #: Of the tracker's contexts, or, while it is not entered, of the last ones.
+        self._names = StackNames(names, ContextTree(names), self._labels)
 
     def __enter__(self) -> "ModuleTracker":
         self._depth += 1

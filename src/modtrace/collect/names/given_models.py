@@ -1,12 +1,12 @@
 """What a user gives as model: its roots, and checks of what the user says about its modules."""
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from ...recording.options.path_filter import PathFilter, describe_unmatched, unmatched
+from ...recording.suggestions import did_you_mean, first_few
 from .module_names import ModuleNames
 from .walk import descendants
 
@@ -60,10 +60,8 @@ def check_types(types: Any, model: object) -> None:
     names = {kind.__name__ for each in modules for kind in type(each).__mro__}
     for each in types:
         if modules and isinstance(each, str) and each not in names:
-            near = difflib.get_close_matches(each, names, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            there = ", ".join(sorted({type(module).__name__ for module in modules})[:20])
-            raise ValueError(f"types: no module is a {each!r}.{hint} There are: {there}")
+            there = first_few(sorted({type(module).__name__ for module in modules}), 20)
+            raise ValueError(f"types: no module is a {each!r}.{did_you_mean(each, names)} There are: {there}")
 
 
 def _checked(given: object, where: str) -> nn.Module:

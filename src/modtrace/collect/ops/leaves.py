@@ -89,7 +89,7 @@ def is_parameter(tensor: torch.Tensor) -> bool:
 
 
 def _modules_around(log: "ThreadLog") -> Iterator[tuple[nn.Module, NamedModule]]:
-    """Returns the modules whose calls run on a thread, innermost first."""
+    """Yields the modules whose calls run on a thread, innermost first."""
     for context in log.context.upwards():
         named = context.named
         module = named.ref() if named is not None and named.ref is not None else None

@@ -282,7 +282,7 @@ class OpMode(UnwrappedMode):
 
 
 def tensors_in(value: Any, slot: str) -> Iterator[tuple[torch.Tensor, str]]:
-    """Returns the tensors of an argument or an output, with their slots."""
+    """Yields the tensors of an argument or an output, with their slots."""
     if isinstance(value, torch.Tensor):
         yield value, slot
     elif isinstance(value, (list, tuple)):

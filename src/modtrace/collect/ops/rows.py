@@ -298,9 +298,8 @@ def _accumulation(found: JoinedOps, names: Sequence[str]) -> Any:
     flags = found.events[:, FLAGS]
     is_addition = np.array([name in ("aten.add.Tensor", "aten.add_.Tensor") for name in names], bool)
     accumulates = (flags & ACCUMULATES) != 0
-    of_tensors = is_addition[found.events[:, SCHEMA]] & (
-        found.use_counts == 2
-    )  # a hook of the user's may add a number
+    has_two_tensors = found.use_counts == 2  # a hook of the user's may add a number
+    of_tensors = is_addition[found.events[:, SCHEMA]] & has_two_tensors
     adds = ((flags & ADDING) != 0) | (accumulates & of_tensors)
     return np.ma.masked_array(adds, ((flags & (ADDING | NOT_ADDING)) == 0) & ~accumulates)
 

@@ -56,9 +56,8 @@ class OpSchema:
         arguments = [] if declared is None else list(declared.arguments)
         self.argument_names = tuple(each.name for each in arguments)
         self.is_collective = self.name.startswith("c10d.")
-        self.is_changing_view = _is_changing_view(
-            func, self.name
-        )  # `t_`: it writes to the tensor, not to its storage
+        #: `t_` and the like write to the tensor, and not to its storage.
+        self.is_changing_view = _is_changing_view(func, self.name)
         self.is_differentiable = base_name(self.name) not in _NEVER_DIFFERENTIABLE
         self.is_uninitialized = base_name(self.name) in _UNINITIALIZED
         self.is_view = declared is not None and any(_is_alias(each) for each in declared.returns)

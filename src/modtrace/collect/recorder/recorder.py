@@ -334,9 +334,8 @@ class Recorder(Listener):
 
     def _flush_late(self) -> None:
         """Runs beside the training, see `FlushTimer`."""
-        self.flush(
-            force=self._flight_recorder is not None
-        )  # what was written at a step's end is put to rest here
+        # With a flight recorder the step's end itself has written, and only the files are still to be flushed.
+        self.flush(force=self._flight_recorder is not None)
 
     def _look_at_ended(self) -> bool:
         """Checks triggers against the steps that have ended, or writes them, before anything else runs.

@@ -161,10 +161,11 @@ class StashCollector(Listener):
     def _label(self, stash: Stash, event: Event, call: CallRef) -> None:
         if stash.phase is None:
             stash.step, stash.phase, stash.call = event.step, event.phase, event.call
-        if (stash.step, stash.call) == (
+        is_ours = (stash.step, stash.call) == (
             event.step,
             event.call,
-        ):  # otherwise the user's function has set its own
+        )  # the user's function may have set its own
+        if is_ours:
             self.steps.follow(stash, call)
 
     # Events of the process's tracker.

@@ -1,5 +1,6 @@
 """Holds what was measured until its step is written, in few objects: the garbage collector visits each."""
 
+import time
 import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -109,6 +110,13 @@ class MeasuredParameters:
         #: With role, slot, owner and the captures that want it.
         self.sites: list[tuple[Measurement, str, str, NamedModule | None, Mask]] = []
         self.intervals: list[int] = []
+
+
+def not_measured(note: str | None) -> Measurement:
+    """Returns what stands for a tensor that could not be read; the note says why."""
+    nothing = Measurement(None, -1, (), None, note)
+    nothing.start_ns = time.perf_counter_ns()
+    return nothing
 
 
 Measured = MeasuredOutputs | MeasuredGradients | MeasuredParameters

@@ -20,7 +20,7 @@ from ..identity_map import IdentityMap
 from ..scopes.tracker import ScopeTracker
 from ..structures.find import Slot, find_slots
 from .capture_masks import CaptureMasks, Mask
-from .measured import MeasuredParameters, free_rows
+from .measured import MeasuredParameters, free_rows, not_measured
 from .parameter_sites import Measure, ParameterSite, ParameterSites, name_of, store, wanted_by
 from .source import ValueSource
 
@@ -129,7 +129,7 @@ class ParameterTaps(ValueSource):
         measured.intervals += (start_ns, time.perf_counter_ns())
 
     def _parameters_of(self, optimizer: Any, active: Mask) -> Iterator["_Parameter"]:
-        """Returns the parameters that a capture means, with their sites."""
+        """Yields the parameters that a capture means, with their sites."""
         prefix = self._known(optimizer).prefix
         has_learnt = False
         for at, group in enumerate(optimizer.param_groups):
@@ -220,7 +220,7 @@ class ParameterTaps(ValueSource):
             if tensor is not None:
                 self._look_at(stepping, one, OPTIMIZER_STATE, tensor, below)
             else:
-                nothing = _nothing((), None, note)
+                nothing = not_measured(note)
                 wanted = self._wanted_in(stepping, OPTIMIZER_STATE)
                 store(stepping.measured, nothing, OPTIMIZER_STATE, one.sites, wanted, below)
 
@@ -263,12 +263,6 @@ def _state_of(optimizer: Any, parameter: torch.Tensor) -> list[Slot]:
 @functools.lru_cache(maxsize=1024)  # texts alone; 10 us for one that is not known
 def _dotted(slot: str) -> str:
     return _NAMED_KEY.sub(r".\1", slot)
-
-
-def _nothing(shape: tuple[int, ...], dtype: torch.dtype | None, note: str | None) -> Measurement:
-    nothing = Measurement(None, -1, shape, dtype, note)
-    nothing.start_ns = time.perf_counter_ns()
-    return nothing
 
 
 def _union(masks: Any) -> Mask:

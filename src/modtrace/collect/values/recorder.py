@@ -51,9 +51,8 @@ class ValueRecorder:
         """
         self.measurer: CaptureMeasurer | None = None
         self._sources: tuple[ValueSource, ...] = ()  # while they work
-        self._listeners: tuple[
-            ValueSource, ...
-        ] = ()  # those that the tracker calls, also when they do not work
+        #: The sources that the tracker calls, also after measuring has failed.
+        self._listeners: tuple[ValueSource, ...] = ()
         self._active: dict[Segment, Mask] = {}  # of open segments: the captures that may look at their steps
         self._captures = tuple(captures)
         self._sink = sink
@@ -122,9 +121,9 @@ class ValueRecorder:
 
     def leave(self) -> None:
         """Unsubscribes from the tracker. Measured values can still be taken; hooks stay on tensors until `stop()`."""
-        for source in self._listeners:
-            assert self._tracker is not None
-            self._tracker.subscribers.remove(source)
+        if self._tracker is not None:
+            for source in self._listeners:
+                self._tracker.subscribers.remove(source)
 
     def stop(self) -> None:
         """Takes every hook off every tensor."""

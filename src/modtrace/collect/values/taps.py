@@ -26,7 +26,7 @@ from ..scopes.tracker import ScopeTracker
 from ..structures.find import find_slots
 from .capture_masks import ROLE_BITS, ROLE_CODE, CaptureMasks, Mask, mark_of
 from .gradient_taps import BaseTap, GradientTap, rehook_taps, written_bases
-from .measured import MeasuredGradients, MeasuredOutputs, Seen, name_of_tensor
+from .measured import MeasuredGradients, MeasuredOutputs, Seen, name_of_tensor, not_measured
 from .source import ValueSource
 from .whole_tensors import KeptTensors
 
@@ -181,7 +181,7 @@ class CallTaps(ValueSource):
                 for slot, tensor, note in _slots_of(values):
                     if tensor is None:
                         if seen.mark:
-                            sites.append((_not_measured(note), seen.event, slot, seen.mark))
+                            sites.append((not_measured(note), seen.event, slot, seen.mark))
                         continue
                     tap = self._tap_of(tensor, seen.measured)
                     if seen.mark:
@@ -223,7 +223,7 @@ class CallTaps(ValueSource):
                     seen.measured.taps.append(base_tap)
         except (
             Exception
-        ):  # a view whose base was written to has no gradient (RuntimeError); or a subclass raises
+        ):  # a view whose base was written to has no gradient (RuntimeError); a subclass may raise
             return
 
     # Gradients.
@@ -287,12 +287,6 @@ def _slots_of(values: tuple[Any, ...]) -> Iterator[tuple[str, torch.Tensor | Non
             yield from find_slots(value)
 
 
-def _not_measured(note: str | None) -> Measurement:
-    nothing = Measurement(None, -1, (), None, note)
-    nothing.start_ns = time.perf_counter_ns()
-    return nothing
-
-
 class CaptureMeasurer:
     """Measures tensors as the captures of one recording ask."""
 
@@ -311,9 +305,9 @@ class CaptureMeasurer:
             raised: receives the name and the error of a function of the user's that has raised.
         """
         self.find_measured: Callable[[torch.Tensor], Measurement | None] | None = None
-        self.version_of = (measurer := Measurer()).version_of
+        self._measurer = Measurer()
+        self.version_of = self._measurer.version_of
         self._capture_masks = capture_masks
-        self._measurer = measurer
         self._extras = Extras(UserFunctions(raised, lambda: tracker.logs.current.aside()))
         self._kept = KeptTensors(put)
 

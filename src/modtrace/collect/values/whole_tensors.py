@@ -101,9 +101,8 @@ class KeptTensors:
             extra.add_note(shortened(plain.note))
             if plain.tensor is None:
                 return None
-            counts_writes = plain.tensor is tensor and not has_own_dispatch(
-                type(tensor)
-            )  # the same tensor each time
+            # The same tensor each time, so that its version counts the writes.
+            counts_writes = plain.tensor is tensor and not has_own_dispatch(type(tensor))
             return self._now_or_later(extra, plain.tensor, name, lazy=lazy and counts_writes)
 
     def _now_or_later(

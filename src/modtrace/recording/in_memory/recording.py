@@ -223,9 +223,8 @@ class _MemoryTable:
         if not self._open.rows:
             return
         batch = self._open.peek()
-        size_bytes = (
-            self._open.size_bytes + self._open.dictionaries_size_bytes
-        )  # without what absent columns share
+        # Without the memory that absent columns share.
+        size_bytes = self._open.size_bytes + self._open.dictionaries_size_bytes
         self._open = TableBuffer(self._name)
         self._sealed.append(_Sealed(batch, size_bytes, self._open_last_step))
         self._sealed_size_bytes += size_bytes

@@ -36,7 +36,7 @@ class StepBand:
         self._count = np.zeros(0, np.int64)  # that have ever come
 
     def rows_of(self, keys: Sequence[object]) -> _Counts:
-        """Returns where the numbers of things are; a place is made for what is new."""
+        """Returns the row of each thing; a new thing gets a new row."""
         rows = np.array([self._rows.setdefault(key, len(self._rows)) for key in keys], np.int64)
         new = len(self._rows) - len(self._count)
         if new > 0:
@@ -46,7 +46,7 @@ class StepBand:
         return rows
 
     def judge(self, rows: _Counts, values: _Numbers) -> Band:
-        """Returns where numbers are compared with those before; without enough of those nothing is outside."""
+        """Returns the band of each number, and whether it is outside; none is before `at_least` earlier numbers."""
         count = np.minimum(self._count[rows], self._last.shape[1])
         last = self._last[rows]
         middle = _median(last, count)

@@ -124,7 +124,7 @@ def _take(columns: _Columns, rows: _Rows) -> _Columns:
 
 
 def _statistic(stat: str, columns: _Columns) -> npt.NDArray[np.float64]:
-    """Returns a statistic of `STATISTICS`, of each row."""
+    """Returns a statistic by its name, for each row."""
     if stat in columns:
         return np.asarray(columns[stat], np.float64)
     stats = StatColumns(**{name: columns[name] for name in RAW})

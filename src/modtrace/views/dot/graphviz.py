@@ -170,7 +170,7 @@ def tidy_svg(svg: str) -> str:
 
 
 def _say_font_once(svg: str) -> str:
-    """Returns where all texts are of one font it stands at the top, which makes the file a tenth smaller."""
+    """Returns the picture with the font named once if all texts share it: a tenth smaller."""
     fonts = set(_FONT.findall(svg))
     if len(fonts) != 1:
         return svg

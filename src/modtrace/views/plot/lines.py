@@ -97,9 +97,8 @@ def _cross(ax: "Axes", history: History, colors: Any) -> None:
     bad = history.measured & (history.nonfinite | np.isinf(history.values))
     for nth, column in enumerate(np.flatnonzero(bad.any(axis=0)).tolist()):
         steps = history.steps[bad[:, column]]
-        height = 0.985 - (
-            0.03 * nth if len(history.sites) <= _FEW else 0
-        )  # each its own row, if there is room
+        # Each line has a row of marks of its own, if there is room.
+        height = 0.985 - (0.03 * nth if len(history.sites) <= _FEW else 0)
         ax.plot(
             steps,
             np.full(len(steps), height),
