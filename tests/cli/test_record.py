@@ -91,10 +91,10 @@ def test_a_traceback_is_that_of_the_script_alone(tmp_path):
     plain = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.stderr == plain.stderr
     rec = modtrace.open_recording(tmp_path / "train.modtrace")
-    assert rec.meta.marks == ("the run ended by ValueError: boom; complete to step 3",)
+    assert rec.meta.marks == ("the run ended by ValueError: boom; step 3 was the last to end",)
     assert rec.table("steps").num_rows == 5
     shown = run(tmp_path, "show", "train.modtrace")
-    assert "! the run ended by ValueError: boom; complete to step 3" in shown.stdout
+    assert "! the run ended by ValueError: boom; step 3 was the last to end" in shown.stdout
 
 
 def test_an_op_that_raises_is_marked_and_its_traceback_has_no_frame_of_ours(tmp_path):
@@ -121,7 +121,7 @@ def test_an_interrupt_ends_the_process_as_it_would_have_and_leaves_a_recording(t
     done = run(tmp_path, "record", "-q", "train.py", script=script, check=-signal.SIGINT)
     assert done.stderr.rstrip().endswith("KeyboardInterrupt")
     rec = modtrace.open_recording(tmp_path / "train.modtrace")
-    assert rec.meta.marks == ("the run ended by KeyboardInterrupt; complete to step 3",)
+    assert rec.meta.marks == ("the run ended by KeyboardInterrupt; step 3 was the last to end",)
     assert "step 4 (train)" in run(tmp_path, "show", "train.modtrace").stdout
 
 

@@ -87,7 +87,7 @@ def test_signal_that_ends_the_program_leaves_the_line_and_ends_the_process(
         signal.signal(number, before)
     ended_by = "KeyboardInterrupt" if number == signal.SIGINT else f"Terminated: {number.name}"
     assert closing_line(done) == (
-        f"modtrace: recorded 5 steps, ROWS; the run ended by {ended_by}; complete to step 3. {END}"
+        f"modtrace: recorded 5 steps, ROWS; the run ended by {ended_by}; step 3 was the last to end. {END}"
     )
     assert done.stdout == ""
     assert "Traceback" not in done.stderr or number == signal.SIGINT
@@ -122,7 +122,7 @@ def test_handler_of_the_programs_own_and_a_forked_child_hear_sigterm_as_without_
 def test_exception_is_told_with_the_steps(tmp_path: Path) -> None:
     done = run(tmp_path, "record", "train.py", script=TRAIN + "raise ValueError('boom')\n", check=1)
     assert closing_line(done) == (
-        f"modtrace: recorded 5 steps, ROWS; the run ended by ValueError: boom; complete to step 3. {END}"
+        f"modtrace: recorded 5 steps, ROWS; the run ended by ValueError: boom; step 3 was the last to end. {END}"
     )
 
 

@@ -101,20 +101,19 @@ class FailureReporter:
             stacklevel=2,
         )
 
-    def interrupted(self, error: BaseException) -> None:
-        """Notes that rows may be missing, for writing them has been broken off."""
-        name, steps = type(error).__name__, self._step()
+    def interrupted(self, error: BaseException, first: int) -> None:
+        """Notes that rows may be missing from the step `first` on, for writing them has been broken off."""
         self._late_marks.append(
-            f"rows may be missing of the steps before step {steps}: {name} while they were written"
+            f"rows may be missing from step {first} on: {type(error).__name__} while they were written"
         )
 
     def run_ended(self, error: BaseException) -> None:
         """Notes the exception that ended the run; a clean exit is none."""
         if is_clean_exit(error):
             return
-        text = f"the run ended by {describe(error)}"
         steps = self._step()
-        self._sink.mark(f"{text}; complete to step {steps - 1}" if steps else text)
+        ended = f"; step {steps - 1} was the last to end" if steps else ""
+        self._sink.mark(f"the run ended by {describe(error)}{ended}")
 
     def _mark(self, text: str) -> None:
         """Marks now if the sink is free: whoever has it may wait for the lock that is held here."""

@@ -3,6 +3,9 @@
 import os
 import signal
 import threading
+import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch import nn
 
 import modtrace
 from helpers.user_modes import SeesFunctions, SeesOps
+from modtrace.collect.recorder.row_writer import RowWriter
 from modtrace.errors import ModtraceWarning
 
 
@@ -93,3 +97,49 @@ def test_modes_of_the_users_see_nothing_of_what_is_written_at_a_steps_end(
     assert beside.seen == alone.seen
     if "ops" not in options:  # those the timer's thread writes
         assert written == [1, 2, 3]
+
+
+class Stopped(BaseException):
+    """What the handler of a signal raises."""
+
+
+@pytest.fixture
+def signal_in_write(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Sends this process a signal whenever a step's end writes, and the handler raises."""
+
+    def interrupt(number: int, frame: object) -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        raise Stopped
+
+    def write(writer: RowWriter, *args: Any, **options: Any) -> None:
+        signal.raise_signal(signal.SIGALRM)
+        time.sleep(0)  # here the main thread calls the handler, if it is free
+        original(writer, *args, **options)
+
+    original = RowWriter.write
+    monkeypatch.setattr(RowWriter, "write", write)
+    monkeypatch.setattr("modtrace.collect.recorder.flush_timer._FLUSH_AFTER_S", 0.0)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("options", [{}, {"keep_last": 2}])
+def test_signal_that_raises_while_a_steps_end_writes_loses_no_step(tmp_path, signal_in_write, options):
+    rec = modtrace.record(to=tmp_path / "run.modtrace", **options)
+    with pytest.raises(Stopped), rec:
+        train(5)
+    assert rec.table("steps")["step"].to_pylist() == [0, 1]
+    assert rec.meta.marks == ("the run ended by Stopped; step 0 was the last to end",)
+
+
+@pytest.mark.usefixtures("no_more_threads")
+def test_signal_that_raises_in_the_only_thread_while_it_writes_leaves_a_mark(tmp_path, signal_in_write):
+    rec = modtrace.record(to=tmp_path / "run.modtrace")
+    with pytest.warns(ModtraceWarning), pytest.raises(Stopped), rec:
+        train(5)
+    assert rec.table("steps")["step"].to_pylist() == [1]
+    assert rec.meta.marks == (
+        "the run ended by Stopped; step 0 was the last to end",
+        "rows may be missing from step 0 on: Stopped while they were written",
+    )

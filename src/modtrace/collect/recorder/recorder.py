@@ -184,7 +184,7 @@ class Recorder(Listener):
             return
         if self._flight_recorder is None:
             raise MisuseError("dump() writes the steps that are held, and none are: record(keep_last=20)")
-        self.flush()
+        self._timer.run(self.flush)
         with self._writing:
             with self._lock:
                 coming = self._finder.ask_for(self._selected) if with_open else ()
@@ -208,15 +208,18 @@ class Recorder(Listener):
         """Writes the rows of all steps that have ended."""
         if self._is_forked:
             return
+        ready: list[Step] = []
         with self._writing:
-            with self._lock:
-                self._settle()
-                ready, self._ready, self._ready_samples = self._ready, [], 0
-                if self._flight_recorder is None or force:
-                    self._timer.taken()
-                elif ready:
-                    self._timer.tell(0)  # the sink may leave them for later
+            first = self.steps_ended
             try:
+                with self._lock:
+                    self._settle()
+                    ready, self._ready, self._ready_samples = self._ready, [], 0
+                    first = next((step.number for step in ready if step.number is not None), first)
+                    if self._flight_recorder is None or force:
+                        self._timer.taken()
+                    elif ready:
+                        self._timer.tell(0)  # the sink may leave them for later
                 while self._flight_recorder is not None and ready:
                     self._write([ready.pop(0)])
                 if force or self._flight_recorder is None:
@@ -226,7 +229,7 @@ class Recorder(Listener):
                 if self._strict:
                     raise
             except BaseException as error:  # an interrupt: what of them is written is unknown
-                self._reporter.interrupted(error)
+                self._reporter.interrupted(error, first)
                 raise
 
     def _check_active(self, what: str) -> None:
@@ -320,17 +323,25 @@ class Recorder(Listener):
         ended = self._finder.take_ended()
         if not ended:
             return
-        self._values.take_backward(ended[-1], None)
-        self._values.settle_kept()
-        for step in ended:
-            self.steps_ended += 1
-            self._values.take_segments(step)
-            if step.number in self._selected:
-                self._ready.append(step)
-                self._ready_samples += sum(len(measured.sites) for measured in step.values)
-                self._ready_samples += sum(len(batch) for batch in step.ops)
-            else:
-                let_go(step)
+        first = self.steps_ended
+        try:
+            self._values.take_backward(ended[-1], None)
+            self._values.settle_kept()
+            for step in ended:
+                self._settle_step(step)
+        except (KeyboardInterrupt, SystemExit) as error:  # raised by the handler of a signal
+            self._reporter.interrupted(error, first)
+            raise
+
+    def _settle_step(self, step: Step) -> None:
+        self.steps_ended += 1
+        self._values.take_segments(step)
+        if step.number in self._selected:
+            self._ready.append(step)
+            self._ready_samples += sum(len(measured.sites) for measured in step.values)
+            self._ready_samples += sum(len(batch) for batch in step.ops)
+        else:
+            let_go(step)
 
     def _flush_late(self) -> None:
         """Runs beside the training, see `FlushTimer`."""
@@ -344,7 +355,7 @@ class Recorder(Listener):
             whether that may have taken time.
         """
         if self._flight_recorder is not None:
-            self.flush()
+            self._timer.run(self.flush)
             self._signals.act()
             return True
         return bool(self._ready) and self._write_if_due()
@@ -358,10 +369,8 @@ class Recorder(Listener):
         op that made it is of the step before.
         """
         if self._ops is None and self._timer.is_due and self._writing.acquire(blocking=False):
-            try:
-                self.flush()
-            finally:
-                self._writing.release()
+            self._writing.release()
+            self._timer.run(self.flush)
             return True
         with self._lock:
             if self._ready:
