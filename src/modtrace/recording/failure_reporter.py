@@ -111,9 +111,9 @@ class FailureReporter:
         """Notes the exception that ended the run; a clean exit is none."""
         if is_clean_exit(error):
             return
+        text = f"the run ended by {describe(error)}"
         steps = self._step()
-        ended = f"; step {steps - 1} was the last to end" if steps else ""
-        self._sink.mark(f"the run ended by {describe(error)}{ended}")
+        self._sink.mark(f"{text}; step {steps - 1} was the last to end" if steps else text)
 
     def _mark(self, text: str) -> None:
         """Marks now if the sink is free: whoever has it may wait for the lock that is held here."""
