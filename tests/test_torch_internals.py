@@ -2,11 +2,12 @@
 
 import ast
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from modtrace.torch_internals.all_checks import CHECKS
+from modtrace.torch_internals.doctor_checks import PRIVATE_NAMES, is_found
 
 PACKAGE = Path(__file__).parent.parent / "src" / "modtrace"
 HOUSE = PACKAGE / "torch_internals"
@@ -25,7 +26,7 @@ _BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
 _OF_LOCALS = {"frame_local", "_captured"}
 
 #: Every part of a name that has a check.
-_CHECKED = {part for each in CHECKS for part in each.name.split(".")}
+_CHECKED = {part for name in PRIVATE_NAMES for part in name.split(".")}
 _PRIVATE = {part for part in _CHECKED if part.startswith("_") and not part.startswith("__")}
 
 
@@ -125,9 +126,9 @@ def test_private_name_is_found(source: str, expected: str) -> None:
 def test_each_private_name_has_a_check(path: Path) -> None:
     """Also the names of locals of torch's functions, and what is public in a private module."""
     source = path.read_text()
-    whole = [each.name for each in CHECKS]
     named = {each for each in private_names(source) if "." in each}
-    assert {each for each in named if not any(f"{name}.".startswith(f"{each}.") for name in whole)} == set()
+    looked_for = [f"{name}." for name in PRIVATE_NAMES]
+    assert {each for each in named if not any(name.startswith(f"{each}.") for name in looked_for)} == set()
     assert {word for word in _private_words(ast.parse(source)) if not _is_checked(word)} == set()
 
 
@@ -150,15 +151,21 @@ def _private_words(tree: ast.Module) -> Iterator[str]:
 
 
 def test_every_check_is_found_on_the_torch_that_is_pinned() -> None:
-    assert [each.name for each in CHECKS if not each.is_found] == []
+    assert [name for name in PRIVATE_NAMES if not is_found(name)] == []
 
 
 def test_no_name_has_two_checks() -> None:
-    names = [each.name for each in CHECKS]
-    assert sorted(set(names)) == sorted(names)
+    dicts = [
+        node.value
+        for path in HOUSE.glob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets) == "PRIVATE_NAMES"
+    ]
+    assert sum(len(each.keys) for each in dicts if isinstance(each, ast.Dict)) == len(PRIVATE_NAMES)
 
 
 def test_every_file_with_checks_is_run_by_doctor() -> None:
-    beside = [path.stem for path in HOUSE.glob("*.py") if "\nCHECKS = (" in path.read_text()]
-    run = (HOUSE / "all_checks.py").read_text()
-    assert [name for name in beside if f"*{name}.CHECKS," not in run] == []
+    beside = [path.stem for path in HOUSE.glob("*.py") if "\nPRIVATE_NAMES = {" in path.read_text()]
+    of_files = {name: import_module(f"modtrace.torch_internals.{name}").PRIVATE_NAMES for name in beside}
+    assert [name for name, names in of_files.items() if not names.keys() <= PRIVATE_NAMES.keys()] == []
+    assert "autograd" in of_files

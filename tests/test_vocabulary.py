@@ -99,7 +99,6 @@ PHRASES_STILL_USED: set[str] = set()
 
 #: Classes that two files define. A name that means one thing again is taken out here.
 NAMED_TWICE = {
-    "Check",
     "Event",
     "Measured",
     "NonFinite",

@@ -66,9 +66,9 @@ def test_missing_torch_is_told() -> None:
 
 
 def test_every_name_of_torch_is_looked_for() -> None:
-    from modtrace.torch_internals.all_checks import CHECKS
+    from modtrace.torch_internals.doctor_checks import PRIVATE_NAMES
 
-    assert len(diagnose().torch_names) == len(CHECKS)
+    assert len(diagnose().torch_names) == len(PRIVATE_NAMES)
 
 
 def test_doctor_gives_json_and_exit_code_0(

@@ -1,25 +1,6 @@
-"""Rules about module paths: which parts belong to wrappers, and which alias is meant below a parent."""
+"""How module paths are made of parts, and which alias of a shared module is meant below a parent."""
 
-from collections.abc import Iterable, Mapping
-
-#: The part under which `torch.compile(model)` registers the model.
-COMPILED_PART = "_orig_mod"
-
-#: Parts of raw paths that come from wrappers and are never in the paths of the wrapped model, and the classes of the
-#: wrappers; None: a part of that name always comes from a wrapper. A new one is a row here, and one in the test.
-WRAPPERS: Mapping[str, frozenset[str] | None] = {
-    COMPILED_PART: None,
-    "_checkpoint_wrapped_module": None,  # checkpoint_wrapper of torch.distributed
-    "_fsdp_wrapped_module": None,
-    "_export_root": None,  # while torch.export traces
-    "module": frozenset({"DistributedDataParallel", "DataParallel", "AveragedModel"}),
-}
-
-
-def is_wrapper_part(part: str, class_name: str) -> bool:
-    """Tells whether what is registered as `part` in a module of a class is what this module wraps."""
-    classes = WRAPPERS.get(part, frozenset())
-    return classes is None or class_name in classes
+from collections.abc import Iterable
 
 
 def join(prefix: str, part: str) -> str:

@@ -9,31 +9,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from .check import Check
 from .frames import TORCH_FOLDER, file_that_calls
 
 _EDGES = "module calls at a compiled block's edge"
 _TRACED = "what torch.compile traces would be shown as if it ran"
 
-CHECKS = (
-    Check("torch._C._dynamo.eval_frame", "set_code_exec_strategy", _EDGES),
-    Check("torch._C._dynamo.eval_frame", "_FrameAction", _EDGES),
-    Check("torch._C._dynamo.eval_frame", "_FrameExecStrategy", _EDGES),
-    Check("torch._guards", "CompileContext", _TRACED),
-    Check("torch._C", "_get_dispatch_mode", "telling what higher-order ops trace from calls"),
-    Check("torch._C", "_TorchDispatchModeKey", "telling what higher-order ops trace from calls"),
-    Check("torch.nn.Module", "_compiled_call_impl", "telling that a module was compiled in place"),
-    Check("torch._dynamo.eval_frame", "OptimizedModule", "telling what torch.compile returned from a model"),
-    Check(
-        "torch._dynamo.eval_frame.OptimizedModule.__init__",
-        "_orig_mod",
-        "paths without torch.compile's wrapper",
-    ),
-    Check("torch", "_dynamo", "telling modules of the compiler from those of the model"),
-    Check("torch", "_functorch", "the same"),
-    Check("torch", "_inductor", "the same"),
-    Check("torch", "_higher_order_ops", "the same"),
-)
+PRIVATE_NAMES = {
+    "torch._C._dynamo.eval_frame.set_code_exec_strategy": _EDGES,
+    "torch._C._dynamo.eval_frame._FrameAction": _EDGES,
+    "torch._C._dynamo.eval_frame._FrameExecStrategy": _EDGES,
+    "torch._guards.CompileContext": _TRACED,
+    "torch._C._get_dispatch_mode": "telling what higher-order ops trace from calls",
+    "torch._C._TorchDispatchModeKey": "telling what higher-order ops trace from calls",
+    "torch.nn.Module._compiled_call_impl": "telling that a module was compiled in place",
+    "torch._dynamo.eval_frame.OptimizedModule": "telling what torch.compile returned from a model",
+    "torch._dynamo.eval_frame.OptimizedModule.__init__._orig_mod": "paths without torch.compile's wrapper",
+    "torch._dynamo": "telling modules of the compiler from those of the model",
+    "torch._functorch": "the same",
+    "torch._inductor": "the same",
+    "torch._higher_order_ops": "the same",
+}
 
 #: Dynamo folds it to True while it traces; it is False otherwise. Unlike `is_compiling` it asks nothing else: 20 ns
 #: instead of 55.

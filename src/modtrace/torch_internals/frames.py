@@ -9,19 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from .check import Check
-
-CHECKS = (
-    Check("torch.nn.Module", "_call_impl", "finding the code that calls a module: nothing can be recorded"),
-    Check("torch.nn.Module._call_impl", "self", "places of calls in threads that a model starts itself"),
-    Check("torch.nn.Module._call_impl", "args", "the batch that a step gets"),
-    Check("torch.nn.Module._call_impl", "kwargs", "captured inputs that are given by keyword"),
-    Check(
-        "torch.optim.Optimizer.profile_hook_step",
-        "wrapper",
-        "the end of an optimizer's step that raises",
-    ),
-)
+PRIVATE_NAMES = {
+    "torch.nn.Module._call_impl": "finding the code that calls a module: nothing can be recorded",
+    "torch.nn.Module._call_impl.self": "places of calls in threads that a model starts itself",
+    "torch.nn.Module._call_impl.args": "the batch that a step gets",
+    "torch.nn.Module._call_impl.kwargs": "captured inputs that are given by keyword",
+    "torch.optim.Optimizer.profile_hook_step.wrapper": "the end of an optimizer's step that raises",
+}
 
 _CALL_IMPL: CodeType = nn.Module._call_impl.__code__
 _MODULE_FILE = _CALL_IMPL.co_filename

@@ -4,13 +4,11 @@ from typing import Any
 
 import torch
 
-from .check import Check
-
-CHECKS = (
-    Check("torch._ops", "OpOverload", "recording ops: nothing of modtrace can be imported"),
-    Check("torch._ops.OpOverload.__init__", "_op", "0.3 us an op"),
-    Check("torch._ops.OpOverload.__init__", "_schema", "which arguments an op writes to"),
-)
+PRIVATE_NAMES = {
+    "torch._ops.OpOverload": "recording ops: nothing of modtrace can be imported",
+    "torch._ops.OpOverload.__init__._op": "0.3 us an op",
+    "torch._ops.OpOverload.__init__._schema": "which arguments an op writes to",
+}
 
 
 def callable_of(func: Any) -> Any:

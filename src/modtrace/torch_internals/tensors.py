@@ -7,24 +7,19 @@ from typing import Any
 
 import torch
 
-from .check import Check
 from .modes import DisableTorchFunction, has_function_modes, unseen
 
-CHECKS = (
-    Check("torch.Tensor", "_base", "gradients of views: nothing of modtrace can be imported"),
-    Check("torch._C", "_dispatch_keys", "telling plain tensors by one number: each takes a slower way"),
-    Check("torch.Tensor", "_backward_hooks", "hooks on tensors that a model returns"),
-    Check("torch.Tensor", "_post_accumulate_grad_hooks", "telling whether a recording has left such a hook"),
-    Check("torch.Tensor", "_cdata", "gradients of a parameter after torch.utils.swap_tensors"),
-    Check("torch.UntypedStorage", "_cdata", "the memory that ops save for backward"),
-    Check("torch", "_neg_view", "replaying ops with negated views"),
-    Check("torch.Tensor", "_version", "telling what was written to a tensor since it was seen"),
-    Check(
-        "torch._C._autograd",
-        "_unsafe_set_version_counter",
-        "a backward through a tensor that modtrace verify has put back",
-    ),
-)
+PRIVATE_NAMES = {
+    "torch.Tensor._base": "gradients of views: nothing of modtrace can be imported",
+    "torch._C._dispatch_keys": "telling plain tensors by one number: each takes a slower way",
+    "torch.Tensor._backward_hooks": "hooks on tensors that a model returns",
+    "torch.Tensor._post_accumulate_grad_hooks": "telling whether a recording has left such a hook",
+    "torch.Tensor._cdata": "gradients of a parameter after torch.utils.swap_tensors",
+    "torch.UntypedStorage._cdata": "the memory that ops save for backward",
+    "torch._neg_view": "replaying ops with negated views",
+    "torch.Tensor._version": "telling what was written to a tensor since it was seen",
+    "torch._C._autograd._unsafe_set_version_counter": "a backward through a tensor that modtrace verify has put back",
+}
 
 #: Where a tensor keeps its hooks.
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")

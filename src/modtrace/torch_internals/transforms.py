@@ -6,19 +6,17 @@ from contextlib import contextmanager
 
 import torch
 
-from .check import Check
-
 _CONJUGATES = "statistics of conjugate tensors in torch.func transforms"
 
-CHECKS = (
-    Check("torch._C._functorch", "is_functorch_wrapped_tensor", "telling torch.func transforms apart"),
-    Check("torch._C._functorch", "get_unwrapped", "values inside torch.func transforms"),
-    Check("torch._C._functorch", "is_batchedtensor", "values inside vmap"),
-    Check("torch._C._functorch", "peek_interpreter_stack", _CONJUGATES),
-    Check("torch._functorch.pyfunctorch", "temporarily_clear_interpreter_stack", _CONJUGATES),
-    Check("torch", "_is_functional_tensor", "telling tensors of torch.func.functionalize"),
-    Check("torch", "_from_functional_tensor", "telling tensors of torch.func.functionalize"),
-)
+PRIVATE_NAMES = {
+    "torch._C._functorch.is_functorch_wrapped_tensor": "telling torch.func transforms apart",
+    "torch._C._functorch.get_unwrapped": "values inside torch.func transforms",
+    "torch._C._functorch.is_batchedtensor": "values inside vmap",
+    "torch._C._functorch.peek_interpreter_stack": _CONJUGATES,
+    "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack": _CONJUGATES,
+    "torch._is_functional_tensor": "telling tensors of torch.func.functionalize",
+    "torch._from_functional_tensor": "telling tensors of torch.func.functionalize",
+}
 
 
 def _never(tensor: torch.Tensor) -> bool:

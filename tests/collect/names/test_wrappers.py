@@ -12,8 +12,8 @@ from torch.distributed.fsdp._common_utils import FSDP_WRAPPED_MODULE
 import modtrace
 from modtrace.collect.compile_hooks.hooks import compile_safe_hooks
 from modtrace.collect.names.module_names import ModuleNames
-from modtrace.collect.names.walk import unwrapped, walk
-from modtrace.recording.module_path import COMPILED_PART, WRAPPERS
+from modtrace.collect.names.walk import walk
+from modtrace.collect.names.wrappers import COMPILED_PART, WRAPPERS, unwrapped
 
 DOCS = Path(__file__).parents[3] / "docs"
 

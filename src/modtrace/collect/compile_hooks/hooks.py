@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from ...recording.module_path import COMPILED_PART
 from ...torch_internals.dynamo import is_compile_wrapper, is_dynamo_compiling, keep_out_of_dynamo
 from ...torch_internals.modes import unseen
 from ..names.walk import named_modules
+from ..names.wrappers import COMPILED_PART
 from ..structures.in_graphs import find_in_graph, with_fresh
 from .gradients import Awaited, AwaitedInputs, gets_gradient, keep_gradients_out_of_dynamo
 from .op import Event, Session, hook_op, report

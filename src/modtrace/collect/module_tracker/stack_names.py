@@ -10,7 +10,7 @@ from ..identity_map import IdentityMap
 from ..log.call_context import CallContext, ContextTree
 from ..log.segments import Segment
 from ..names.module_names import SCOPE, ModuleNames, NamedModule
-from ..names.walk import class_name, unwrapped
+from ..names.wrappers import class_name, unwrapped
 
 
 class Stack(NamedTuple):

@@ -13,7 +13,8 @@ from ...torch_internals.frames import frames, module_given_first, module_of_meth
 from ...torch_internals.modules import id_of_hooks, is_replica
 from ..identity_map import IdentityMap
 from .element_counts import count_elements
-from .walk import MAX_PATHS, class_name, descendants, parameter_of, walk
+from .walk import MAX_PATHS, descendants, parameter_of, walk
+from .wrappers import class_name
 
 #: The type of what is no module but a stretch of code that the user has named.
 SCOPE = "scope"

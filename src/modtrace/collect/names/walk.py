@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from ...recording.module_path import is_wrapper_part, join
+from ...recording.module_path import join
+from .wrappers import is_wrapped
 
 #: Of a module registered under very many paths (nested sharing), this many are walked.
 MAX_PATHS = 64
@@ -27,7 +28,7 @@ def walk(top: nn.Module, path: str, raw_path: str) -> Iterator[tuple[nn.Module, 
             visits[id(module)] = visits.get(id(module), 0) + 1
             if visits[id(module)] > MAX_PATHS:
                 continue
-            child_path = parent_path if _is_wrapped(parent, part) else join(parent_path, part)
+            child_path = parent_path if is_wrapped(parent, part) else join(parent_path, part)
             child_raw = join(parent_raw, part)
             yield module, parent, child_path, child_raw
             if module._modules:
@@ -61,31 +62,7 @@ def descendants(top: nn.Module) -> Iterator[nn.Module]:
                 yield module
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
-    """Returns what is inside the wrappers, such as the model in a compiled or a distributed one."""
-    inner: nn.Module | None = module
-    while inner is not None:
-        module = inner
-        inner = next(
-            (each for part, each in module._modules.items() if _is_wrapped(module, part)),
-            None,
-        )
-    return module
-
-
-def class_name(module: nn.Module) -> str:
-    """Returns the name of the class of a module. FSDP2 puts a class of its own in its place, which is passed over."""
-    kind = type(module)
-    if any(base.__name__ == "FSDPModule" for base in kind.__bases__):
-        kind = next((base for base in kind.__bases__ if base.__name__ != "FSDPModule"), kind)
-    return kind.__name__
-
-
 def parameter_of(module: nn.Module, name: str) -> torch.Tensor | None:
     """Returns a parameter of the module itself, or None. The dict of a scripted module has no `get`."""
     held = module._parameters
     return held[name] if name in held else None  # noqa: SIM401
-
-
-def _is_wrapped(parent: nn.Module, part: str) -> bool:
-    return is_wrapper_part(part, type(parent).__name__)

@@ -1,0 +1,41 @@
+"""Knows wrappers around models, whose parts are left out of paths: a compiled model is named as the model."""
+
+from collections.abc import Mapping
+
+from torch import nn
+
+#: The part under which `torch.compile(model)` registers the model.
+COMPILED_PART = "_orig_mod"
+
+#: Parts of raw paths that come from wrappers and are never in the paths of the wrapped model, and the classes of the
+#: wrappers; None: a part of that name always comes from a wrapper. A new one is a row here, and one in the test.
+WRAPPERS: Mapping[str, frozenset[str] | None] = {
+    COMPILED_PART: None,
+    "_checkpoint_wrapped_module": None,  # checkpoint_wrapper of torch.distributed
+    "_fsdp_wrapped_module": None,
+    "_export_root": None,  # while torch.export traces
+    "module": frozenset({"DistributedDataParallel", "DataParallel", "AveragedModel"}),
+}
+
+
+def is_wrapped(parent: nn.Module, part: str) -> bool:
+    """Returns whether what is registered as `part` in a module is what this module wraps."""
+    classes = WRAPPERS.get(part, frozenset())
+    return classes is None or type(parent).__name__ in classes
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Returns what is inside the wrappers, such as the model in a compiled or a distributed one."""
+    inner: nn.Module | None = module
+    while inner is not None:
+        module = inner
+        inner = next((each for part, each in module._modules.items() if is_wrapped(module, part)), None)
+    return module
+
+
+def class_name(module: nn.Module) -> str:
+    """Returns the name of the class of a module. FSDP2 puts a class of its own in its place, which is passed over."""
+    kind = type(module)
+    if any(base.__name__ == "FSDPModule" for base in kind.__bases__):
+        kind = next((base for base in kind.__bases__ if base.__name__ != "FSDPModule"), kind)
+    return kind.__name__
