@@ -107,6 +107,7 @@ class Watch(Keeper):
 
     def stop(self) -> None:
         """Takes every hook off."""
+        self.abandon()
         for source in self.sources:
             self._tracker.subscribers.remove(source)
             source.stop()

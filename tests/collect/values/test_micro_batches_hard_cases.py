@@ -46,7 +46,7 @@ def test_step_that_ends_before_a_late_backward_runs_leaves_it_its_hooks() -> Non
         loss = model(torch.ones(1, 2)).sum()
         watch.step_ends()
         late: Any = object()  # it has begun, on another thread, and its first node has not run
-        watch.micro_batches.backward_begins(late, None)
+        watch.micro_batches.backward_began(late)
         watch.step_ends()
         assert hooks_on(model) == 2
         assert watch.micro_batches.take_backward(late) is None

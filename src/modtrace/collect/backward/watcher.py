@@ -78,8 +78,6 @@ class BackwardWatcher:
                 log.spans.append(backward.span)
             for began in list(self._subscribers.backward_began):
                 began(backward)
-            for begins in list(self._subscribers.backward_begins):
-                begins(backward, outputs)
             users = list(self._subscribers.users)
             times = any(user.wants_backward_events for user in users)
             additions = any(user.wants_additions for user in users)

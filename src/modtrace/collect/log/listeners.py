@@ -1,7 +1,7 @@
 """What a tracker tells its listeners, and what happens when our own work around that fails."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -30,7 +30,7 @@ class Listener:
         """An outermost call never began: an interrupt came before. Some listeners may not know the segment."""
 
     def backward_began(self, backward: Backward) -> None:
-        """A backward begins."""
+        """A backward begins; its graph is still whole."""
 
     def backward_ended(self, backward: Backward) -> None:
         """A backward has ended, with all that ran inside it."""
@@ -49,13 +49,10 @@ class Listener:
     def outermost_returned(self, log: ThreadLog, output: Any) -> None:
         """An outermost call of a module has returned its output; its segment is about to be closed."""
 
-    def backward_begins(self, backward: Backward, outputs: Any) -> None:
-        """A backward from these outputs is about to begin."""
+    def before_optimizer(self, optimizer: Any, has_closure: bool) -> None:
+        """An optimizer, called by no other, is about to step; its time begins only after this."""
 
-    def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
-        """An optimizer, called by no other, is about to step."""
-
-    def optimizer_stepped(self, optimizer: Any, has_closure: bool) -> None:
+    def after_optimizer(self, optimizer: Any, has_closure: bool) -> None:
         """An optimizer, called by no other, has stepped."""
 
     # Every call. These methods may raise what a user's hook raises.
@@ -103,9 +100,8 @@ class Subscribers:
         self.optimizer_ended: list[Callable[[int, int, int], None]] = []
         self.returned: list[Callable[[ThreadLog, CallContext, Any], None]] = []
         self.outermost_returned: list[Callable[[ThreadLog, Any], None]] = []
-        self.backward_begins: list[Callable[[Backward, Any], None]] = []
-        self.optimizer_begins: list[Callable[[Any, bool], None]] = []
-        self.optimizer_stepped: list[Callable[[Any, bool], None]] = []
+        self.before_optimizer: list[Callable[[Any, bool], None]] = []
+        self.after_optimizer: list[Callable[[Any, bool], None]] = []
         self.entering: list[Callable[[ThreadLog, nn.Module, Any], None]] = []
         self.leaving: list[Callable[[ThreadLog, nn.Module, Any, Any, Any, bool], None]] = []
         self.failed: list[Callable[[Exception, str], None]] = []
@@ -120,16 +116,17 @@ class Subscribers:
             self.add(user)
             return True
 
-    def add(self, listener: Listener, *events: str, first: bool = False) -> None:
+    def add(self, listener: Listener, *events: str, without: Sequence[str] = (), first: bool = False) -> None:
         """Calls the methods that a listener overrides from now on.
 
         Args:
             events: only these; none: all.
+            without: none of these.
             first: before those of the listeners that are there.
         """
         # The ends before the begins: another thread may run meanwhile, and an end alone is one of what ran before.
         for event in reversed(events or _EVENTS):
-            if getattr(type(listener), event) is not getattr(Listener, event):
+            if event not in without and getattr(type(listener), event) is not getattr(Listener, event):
                 listed = getattr(self, event)
                 listed.insert(0 if first else len(listed), getattr(listener, event))
 

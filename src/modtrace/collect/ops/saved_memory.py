@@ -68,12 +68,12 @@ class SavedMemoryFinder(Listener):
         self._leaves.forget_inputs()
         return self._found.pop(backward, None)
 
-    def backward_begins(self, backward: Backward, outputs: Any) -> None:
-        """Walks the graph below these outputs, which is still whole."""
+    def backward_began(self, backward: Backward) -> None:
+        """Walks the graph below the outputs, which is still whole."""
         if self._has_failed or not self._is_wanted():
             return
         try:
-            self._look(backward, outputs)
+            self._look(backward, backward.outputs)
         except Exception as error:
             self._has_failed = True
             self._failed(error, "what a graph keeps for backward")
@@ -99,7 +99,7 @@ class SavedMemoryFinder(Listener):
                 yield from _held(module._parameters)
                 yield from _held(module._buffers)
 
-    def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
+    def before_optimizer(self, optimizer: Any, has_closure: bool) -> None:
         """Forgets the storages: what the user keeps over many steps counts in each of them."""
         self._seen = {}
 

@@ -62,8 +62,8 @@ class OptimizerWatch:
             if starts and not is_in_optimizer_step(sys._getframe(2)):
                 starts.clear()
             if not starts:
-                for begins in list(self._subscribers.optimizer_begins):
-                    begins(optimizer, _has_closure(args, kwargs))
+                for before in list(self._subscribers.before_optimizer):
+                    before(optimizer, _has_closure(args, kwargs))
             starts.append(time.perf_counter_ns())
             if len(starts) == 1:
                 for began in list(self._subscribers.optimizer_began):
@@ -79,8 +79,8 @@ class OptimizerWatch:
                 return
             start = starts.pop()
             if not starts:
-                for stepped in list(self._subscribers.optimizer_stepped):
-                    stepped(optimizer, _has_closure(args, kwargs))
+                for after in list(self._subscribers.after_optimizer):
+                    after(optimizer, _has_closure(args, kwargs))
                 for ended in list(self._subscribers.optimizer_ended):
                     ended(start, now, self._logs.current.number)
 

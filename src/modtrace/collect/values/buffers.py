@@ -66,7 +66,6 @@ class BufferTaps(ValueSource):
 
     def stop(self) -> None:
         """Gives back the rows of what nobody has taken."""
-        self._is_abandoned = True
         free_rows(self._of_segment.values())
         self._of_segment = {}
 

@@ -67,7 +67,7 @@ class MicroBatchTaps(ValueSource):
         if needed is not None and needed[0]:
             self._left[segment] = needed[1]
 
-    def backward_begins(self, backward: Backward, outputs: Any) -> None:
+    def backward_began(self, backward: Backward) -> None:
         """Hooks the parameters of earlier steps whose graphs live: a generator is trained after its critic."""
         for segment, _ in self._left.items():
             if self._is_abandoned or not segment.has_graph():
@@ -94,7 +94,6 @@ class MicroBatchTaps(ValueSource):
         return self._of_backward.pop(backward, None)
 
     def stop(self) -> None:
-        self._is_abandoned = True
         for hook in self._hooks.values():
             hook.remove()
         self._hooks, self._resumed = {}, {}

@@ -67,7 +67,7 @@ class ParameterTaps(ValueSource):
         self._stepping: dict[int, _Stepping] = {}  # by thread
         self._optimizers: IdentityMap[Any, _Optimizer] = IdentityMap()
         self._optimizers_seen = 0
-        keep_out_of_dynamo(ParameterTaps.optimizer_begins, ParameterTaps.optimizer_stepped)
+        keep_out_of_dynamo(ParameterTaps.before_optimizer, ParameterTaps.after_optimizer)
 
     def take_optimizer(self, thread: int) -> MeasuredParameters | None:
         stepping = self._stepping.pop(thread, None)
@@ -78,14 +78,13 @@ class ParameterTaps(ValueSource):
 
     def stop(self) -> None:
         """Lets go of all copies."""
-        self._is_abandoned = True
         free_rows([stepping.measured for stepping in self._stepping.values()])
         self._stepping = {}
         self._optimizers.clear()
 
     # Optimizers: the weights that a step used, their gradients after clipping, and what has become of them.
 
-    def optimizer_begins(self, optimizer: Any, has_closure: bool) -> None:
+    def before_optimizer(self, optimizer: Any, has_closure: bool) -> None:
         """Measures what the step is about to change."""
         self._settle()
         thread = self._tracker.logs.current.number
@@ -100,7 +99,7 @@ class ParameterTaps(ValueSource):
             self._look_at_all(stepping, optimizer, self._look_before, has_closure)
             self._settle()  # a parameter that is to be copied later would be written to now
 
-    def optimizer_stepped(self, optimizer: Any, has_closure: bool) -> None:
+    def after_optimizer(self, optimizer: Any, has_closure: bool) -> None:
         """Measures what the step has changed. Gradients that a closure computed exist only now."""
         stepping = self._stepping.get(self._tracker.logs.current.number)
         if stepping is None or self._is_abandoned:

@@ -74,10 +74,9 @@ class ValueRecorder:
         )
         self.measurer = CaptureMeasurer(tracker, capture_masks, put=self._put, raised=raised)
         measure, settle = self.measurer.measure, self.measurer.settle
-        calls = CallTaps(tracker, capture_masks, self.measurer, failed)
         sites = ParameterSites(tracker.names, capture_masks)
         self._sources = (
-            calls,
+            CallTaps(tracker, capture_masks, self.measurer, failed),
             ParameterTaps(
                 tracker,
                 sites,
@@ -91,10 +90,9 @@ class ValueRecorder:
             BufferTaps(tracker.names, sites, capture_masks, measure=measure, settle=settle, failed=failed),
         )
         self._listeners = self._sources
+        wants_inputs = capture_masks.of_role(INPUT) | capture_masks.of_role(GRAD_INPUT)
         for source in self._listeners:
-            tracker.subscribers.add(source)
-        if not capture_masks.of_role(INPUT) | capture_masks.of_role(GRAD_INPUT):
-            tracker.subscribers.remove(calls, "entering")
+            tracker.subscribers.add(source, without=() if wants_inputs else ("entering",))
 
     def _put(self, name: str, array: Any, dtype: str, shape: Sequence[int]) -> str | None:
         return self._sink.put_tensor(name, array, dtype, shape, step=self._reporter.step)
@@ -131,6 +129,8 @@ class ValueRecorder:
 
     def _stop(self, sources: tuple[ValueSource, ...]) -> None:
         for source in sources:
+            source.abandon()  # it stays in the lists of the tracker, which may just be going through them
+        for source in sources:
             source.stop()
         self._active.clear()
         if self.measurer is not None:
@@ -148,8 +148,6 @@ class ValueRecorder:
         sources, self._sources = self._sources, ()
         if not sources:
             return
-        for source in sources:
-            source.abandon()  # it stays in the lists of the tracker, which may just be going through them
         self._stop(sources)
         self._reporter.values_failed(error, where)
 

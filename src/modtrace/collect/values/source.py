@@ -45,4 +45,4 @@ class ValueSource(Listener):
         self._is_abandoned = True
 
     def stop(self) -> None:
-        """Takes off every hook, and lets go of all that is held."""
+        """Takes off every hook, and lets go of all that is held. Called after `abandon` of all sources."""

