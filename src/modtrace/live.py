@@ -21,6 +21,7 @@ from .recording.options.op_options import Ops, to_ops
 from .recording.options.step_range import StepRange, to_step_range
 from .recording.options.tensor_options import TensorOptions
 from .recording.protocols import RecordingData, Sink
+from .recording.suggestions import count_of
 from .recording.triggers.triggers import Trigger, check_keep_last, paths_of, to_triggers
 from .store.reader import FolderReader
 from .store.writer import FolderWriter
@@ -128,7 +129,7 @@ class LiveRecording(Recording):
         tree, held = super().module_tree(step), self.progress.held
         if self._recorder is None or not held:
             return tree
-        reason = f"{held} step{'' if held == 1 else 's'} held in memory; rec.dump() writes what is held"
+        reason = f"{count_of(held, 'step')} held in memory; rec.dump() writes what is held"
         return replace(tree, notes=(*tree.notes, Note(step=None, kind=HELD, reason=reason)))
 
     def __enter__(self) -> "LiveRecording":

@@ -14,6 +14,7 @@ import click
 from ..errors import ModtraceError, ModtraceWarning
 from ..recording.options.capture_text import parse_capture
 from ..recording.options.step_range import ALL_STEPS, to_step_range
+from ..recording.suggestions import count_of
 from ..views.common.headline import describe_note
 from .children import StartedProcesses
 from .program import Program, exit_like, find_module, find_script, run_program
@@ -210,7 +211,7 @@ class _Reporter:
         while not self._ended.wait(_REPORT_EVERY_S):
             progress = self._recording.progress
             held = f" ({progress.held:,} held)" if progress.held else ""
-            self._say(f"{_count(progress.steps, 'step')}{held}, {_describe_size(progress)} so far")
+            self._say(f"{count_of(progress.steps, 'step')}{held}, {_describe_size(progress)} so far")
 
     @staticmethod
     def _say(text: str) -> None:
@@ -229,7 +230,7 @@ def _describe_end(recording: Any, started: int) -> Iterator[str]:
             recording.table("calls").num_rows,
         )
     except ModtraceError as error:
-        seen = _count(recording.progress.steps, "step")
+        seen = count_of(recording.progress.steps, "step")
         yield f"{seen} ran, and what was recorded of them cannot be read: {error}"
         return
     for note in meta.notes[-_SHOWN_NOTES:]:
@@ -238,9 +239,9 @@ def _describe_end(recording: Any, started: int) -> Iterator[str]:
     if not (calls or missing or meta.notes):
         missing.append(_say_why_nothing(recording.progress.steps, meta.options.get("steps")))
     if len(meta.marks) > _SHOWN_MARKS:
-        missing.append(f"{_count(len(meta.marks) - _SHOWN_MARKS, 'more mark')}")
+        missing.append(count_of(len(meta.marks) - _SHOWN_MARKS, "more mark"))
     if started:
-        missing.append(f"not recorded: {_count(started, 'Python process', 'es')} that it started")
+        missing.append(f"not recorded: {count_of(started, 'Python process', plural='es')} that it started")
     said = "; ".join([_describe_kept(recording.progress, kept, "keep_last" in meta.options), *missing])
     yield (
         f"{said}. Look at it with: modtrace show {shlex.quote(str(recording.path))}" if calls else f"{said}."
@@ -258,7 +259,7 @@ def _describe_kept(progress: Any, kept: int, keeps_last: bool) -> str:
     """Returns how many steps are in the recording, and of how many where that is another number."""
     if not progress.steps and not progress.rows:
         return "recorded nothing"
-    steps = _count(progress.steps, "step")
+    steps = count_of(progress.steps, "step")
     if keeps_last:
         steps = f"wrote {kept:,} of {steps}"
     else:
@@ -267,8 +268,4 @@ def _describe_kept(progress: Any, kept: int, keeps_last: bool) -> str:
 
 
 def _describe_size(progress: Any) -> str:
-    return f"{_count(progress.rows, 'row')}, {progress.size_bytes / 1e6:.1f} MB"
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number:,} {noun}{'' if number == 1 else plural}"
+    return f"{count_of(progress.rows, 'row')}, {progress.size_bytes / 1e6:.1f} MB"

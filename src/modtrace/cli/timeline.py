@@ -9,6 +9,7 @@ import click
 from ..analysis.timeline.timeline import Timeline, build_timeline
 from ..recording.options.step_range import StepRange, to_step_range
 from ..recording.protocols import RecordingData
+from ..recording.suggestions import count_of
 from ..views.common.numbers import format_bytes
 from ..views.formats.perfetto import NO_BACKWARD_TIMES, count_events, iterate_perfetto, write_perfetto
 from .output import print_text, tell, tell_marks
@@ -78,8 +79,7 @@ def _build(
 
 
 def _describe_written(found: Timeline, path: str) -> str:
-    steps = "1 step" if len(found.steps) == 1 else f"{len(found.steps)} steps"
-    size = format_bytes(_size_bytes(path))
+    steps, size = count_of(len(found.steps), "step"), format_bytes(_size_bytes(path))
     what = f"{path}: {count_events(found):,} events of {steps}, {size}."
     return f"{what} Open it at ui.perfetto.dev or chrome://tracing.\n"
 

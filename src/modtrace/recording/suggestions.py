@@ -1,6 +1,6 @@
-"""What errors say of the things there are, when none of them was meant: which is near, and the first few."""
+"""What texts say of the things there are: how many, the first few, and which is near one that is not there."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 
 _FEW = 8
@@ -10,6 +10,16 @@ def did_you_mean(given: object, known: Iterable[str]) -> str:
     """Returns a sentence with a space in front that names the nearest of the known words; empty if none is near."""
     near = get_close_matches(str(given), list(known), 1)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def count_of(number: int, noun: str, form: Callable[[int], str] = "{:,}".format, *, plural: str = "s") -> str:
+    """Returns a number of things: `1 step`, `3,000 steps`.
+
+    Args:
+        form: writes the number.
+        plural: what the noun ends with where there are several.
+    """
+    return f"{form(number)} {noun}{'' if number == 1 else plural}"
 
 
 def first_few(things: Sequence[object], most: int = _FEW) -> str:

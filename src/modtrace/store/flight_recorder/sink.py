@@ -10,6 +10,7 @@ from ...recording.arrow.arrays import from_strings, to_numpy
 from ...recording.arrow.batches import to_columns
 from ...recording.meta import HELD, Note
 from ...recording.protocols import Sink
+from ...recording.suggestions import count_of
 from ...recording.triggers.triggers import OnSignal, Trigger
 from ...recording.triggers.watch import TriggerWatch
 from .held_steps import HeldSteps
@@ -161,10 +162,9 @@ class FlightRecorder:
     def close(self) -> None:
         """Drops what is held, and says so; then closes the sink."""
         if self._held is not None and self._held.seen:
-            count = f"{self._held.seen} step{'' if self._held.seen == 1 else 's'}"
             since = "after the last trigger, " if self._notes else "no trigger fired; "
             were = "was" if self._held.seen == 1 else "were"
-            reason = f"{since}{count} {were} held and dropped"
+            reason = f"{since}{count_of(self._held.seen, 'step')} {were} held and dropped"
             self._sink.note(Note(step=self._last_step, kind=HELD, reason=reason))
             self._held.clear()
         self._held_tensors.clear()

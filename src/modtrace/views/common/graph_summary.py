@@ -4,12 +4,13 @@ import json
 from collections import Counter
 
 from ...analysis.graph_view.records import LAYER, GraphView
+from ...recording.suggestions import count_of
 from .columns import Text, render_lines
 from .headline import describe_head
 from .numbers import to_json_number
 
-#: How kinds are counted: `3 layers`.
-_PLURALS = {"layer": "layers", "op": "ops", "call": "calls", "earlier": "tensors from outside"}
+#: Of kinds whose names have none.
+_PLURALS = {"earlier": "tensors from outside"}
 
 NO_OPS_IN_GRAPH = (
     "no ops were recorded: the nodes are calls, and the arrows say which began next. "
@@ -33,11 +34,12 @@ def describe_counts(view: GraphView) -> str:
         return "nothing ran in this part of the step" if view.step else "nothing was recorded"
     counts = Counter(each.kind for each in view.nodes)
     order = sorted(counts, key=lambda kind: (kind != LAYER, kind != "op", kind))
-    parts = [
-        f"{counts[kind]} {_PLURALS.get(kind, kind + 's') if counts[kind] > 1 else kind}" for kind in order
-    ]
-    edges = f"{len(view.edges)} edge{'' if len(view.edges) == 1 else 's'}"
-    return f"{', '.join(parts)}; {edges}"
+    parts = [_count(kind, counts[kind]) for kind in order]
+    return f"{', '.join(parts)}; {count_of(len(view.edges), 'edge')}"
+
+
+def _count(kind: str, count: int) -> str:
+    return f"{count} {_PLURALS[kind]}" if count > 1 and kind in _PLURALS else count_of(count, kind)
 
 
 def render_graph_json(view: GraphView) -> str:

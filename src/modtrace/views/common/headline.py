@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from ...analysis.step.chosen_step import ShownStep
 from ...recording.meta import HELD, Note
+from ...recording.suggestions import count_of
 from .columns import Text, printable
 from .numbers import format_time
 
@@ -39,15 +40,12 @@ def _describe_step(step: ShownStep | None, missing: str) -> str:
 def _describe_known(step: ShownStep) -> str:
     """Returns how many steps the recording has."""
     of = f", {step.first} to {step.last}" if step.count > 1 else ""
-    whole = f"{step.count} step{'' if step.count == 1 else 's'} recorded{of}"
+    whole = f"{count_of(step.count, 'step')} recorded{of}"
     if not step.partial:
         return whole
-    parts = f"parts of {step.partial}"
-    return (
-        f"{whole}, and {parts} more"
-        if step.count
-        else f"{parts} step{'' if step.partial == 1 else 's'} recorded"
-    )
+    if step.count:
+        return f"{whole}, and parts of {step.partial} more"
+    return f"parts of {count_of(step.partial, 'step')} recorded"
 
 
 #: At most this many notes are shown, the last ones.
@@ -68,8 +66,3 @@ def describe_note(note: Note) -> str:
         return note.reason
     step = "" if note.step is None else f"step {note.step}: "
     return f"written because: {step}{note.reason or note.kind}"
-
-
-def count_more(hidden: int, what: str) -> str:
-    """Returns how many lines a table would have beyond those it shows: `3 more rows`."""
-    return f"{hidden} more {what}{'' if hidden == 1 else 's'}"

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from ...analysis.ops.memory_table import MemoryRow, MemoryTable
 from ...analysis.ops.sums import SavedByOp, SavedMemory
 from ...recording.phase import PHASES
+from ...recording.suggestions import count_of
 from ..common.columns import Column, Text, printable, render_columns, render_lines
-from ..common.headline import count_more, describe_head
+from ..common.headline import describe_head
 from ..common.numbers import format_bytes, format_share, mark_unknown
 
 #: What the columns of a phase begin with.
@@ -136,7 +137,7 @@ def _describe_rest(table: MemoryTable, shown: int) -> list[Text]:
     if len(table.rows) > shown:
         hidden = table.rows[shown:]
         saved = format_bytes(sum(row.saved.saved_bytes for row in hidden))
-        notes.insert(0, f"{count_more(len(hidden), 'row')} with {saved} saved")
+        notes.insert(0, f"{count_of(len(hidden), 'more row')} with {saved} saved")
     if table.saved.recompute_bytes:
         notes.append(RECOMPUTE_NOTE)
     if any(row.phase(phase).peak_bytes is not None for row in table.rows for phase in PHASES):

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from ...analysis.values.nonfinite import Measured, NonFinite, describe_counts
 from ...recording.meta import Note
 from ...recording.role import BY_NAME
+from ...recording.suggestions import count_of
 from ..common.columns import Text, printable, render_lines
 from ..common.headline import describe_notes
 from ..common.numbers import format_count
@@ -63,13 +64,13 @@ def _describe_tensor(found: NonFinite) -> str:
 
 
 def _describe_size(numel: int) -> str:
-    return f"{format_count(numel)} element{'' if numel == 1 else 's'}"
+    return count_of(numel, "element", format_count)
 
 
 def _describe_none(measured: Measured, marks: Sequence[str]) -> str:
     where = "in what is there of the recording: " if marks else "in "
-    steps = f"{measured.steps} step{'' if measured.steps == 1 else 's'}"
-    text = f"no non-finite values {where}{format_count(measured.tensors)} measured tensors of {steps}"
+    text = f"no non-finite values {where}{format_count(measured.tensors)} measured tensors of "
+    text += count_of(measured.steps, "step")
     text += f", the last of them step {measured.last_step}" if marks else ""
     if measured.unmeasured:
         text += (

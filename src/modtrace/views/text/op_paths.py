@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from ...analysis.ops.op_paths import OpPath, OpPaths, collapse
+from ...recording.suggestions import count_of
 from ..common.columns import Column, Text, printable, render_columns, render_lines
-from ..common.headline import count_more, describe_head
+from ..common.headline import describe_head
 
 #: Columns left out in this order where the width does not suffice.
 _DISPENSABLE = ("type", "phase")
@@ -28,7 +29,7 @@ def render_op_paths(
     rows = paths.rows[:top]
     shown = render_columns(_columns(paths, rows), width=width, dispensable=_DISPENSABLE, color=color)
     hidden = len(paths.rows) - len(rows)
-    rest = render_lines([Text(count_more(hidden, "op"), "dim")] if hidden else [], color=color)
+    rest = render_lines([Text(count_of(hidden, "more op"), "dim")] if hidden else [], color=color)
     return "\n".join(part for part in (head, shown, rest) if part)
 
 

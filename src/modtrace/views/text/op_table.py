@@ -7,8 +7,9 @@ from dataclasses import asdict, replace
 from ...analysis.ops.op_table import OpRow, OpTable
 from ...analysis.ops.sums import OpSums
 from ...recording.phase import PHASES
+from ...recording.suggestions import count_of
 from ..common.columns import Column, Text, printable, render_columns, render_lines
-from ..common.headline import count_more, describe_head
+from ..common.headline import describe_head
 from ..common.numbers import (
     format_bytes,
     format_flops,
@@ -135,7 +136,7 @@ def _describe_rest(table: OpTable, shown: int) -> list[Text]:
     lines = []
     hidden = [row.sums.together.time_ns for row in table.rows[shown:]]
     if hidden:
-        lines.append(Text(f"{count_more(len(hidden), 'row')} with {format_time(sum(hidden))}", "dim"))
+        lines.append(Text(f"{count_of(len(hidden), 'more row')} with {format_time(sum(hidden))}", "dim"))
     if table.by == "module":
         lines.append(Text(OWN_NOTE, "dim"))
     if table.sums.together.flops_unknown or table.sums.together.bytes_unknown:
