@@ -14,10 +14,10 @@ import pytest
 from builders import RecordingBuilder, TypedRecording
 from helpers.command_line import run_command
 from helpers.trace_events import arrows, find_faults, inside, lanes, load, spans
+from helpers.whole_text import render_perfetto
 from modtrace.analysis.timeline.timeline import build_timeline
 from modtrace.recording.protocols import RecordingData
 from modtrace.store.copy import write_recording
-from modtrace.views.formats.perfetto import render_perfetto
 
 GPT = Path(__file__).parent.parent.parent / "examples" / "train_gpt.py"
 SIZES = {"layers": 2, "width": 32, "heads": 2, "context": 16, "batch": 2, "steps": 2, "print-every": 9}

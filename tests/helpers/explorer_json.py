@@ -11,8 +11,8 @@ import dacite
 
 from helpers.programs import load_model_explorer
 from helpers.typed_records import typed_box, typed_edge, typed_node, typed_view
+from helpers.whole_text import render_model_explorer
 from modtrace.analysis.graph_view.records import GraphView
-from modtrace.views.formats.model_explorer import render_model_explorer
 from modtrace.views.formats.model_explorer_data import iterate_node_data
 
 #: A parameter and three ops: one with values that are not finite, one that returns two tensors, a backward.

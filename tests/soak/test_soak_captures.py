@@ -118,7 +118,7 @@ def test_whole_tensors_of_a_step_go_through_a_buffer_that_is_smaller(tmp_path, m
     with modtrace.record(to=tmp_path / "run.modtrace", strict=True, values=values, tensors=options) as rec:
         training = Training(None)
         training.run_to(30)
-        dropped = rec._writer.dropped_tensors
+        dropped = rec._writer._tensors.dropped.tensors
     kept = rec.frame("values")["blob"].notna()
     assert max(taken) <= 16 * KB
     assert len(taken) == rec.frame("values")["blob"].nunique()

@@ -181,7 +181,7 @@ def test_too_many_tensors_are_dropped_and_counted(tmp_path: Path, gate: Gate) ->
     given = [given_tensor("out", "uint8", (9000,), seed=step) for step in range(10)]
     blobs = [each.put(writer, step=step) for step, each in enumerate(given)]
     assert [each is None for each in blobs] == [False] * 4 + [True] * 6
-    assert writer.dropped_tensors == 6
+    assert writer._tensors.dropped.tensors == 6
     gate.opened.set()
     writer.wait_for_tensors()
     late = given_tensor("late", "uint8", (9000,), seed=99)

@@ -100,11 +100,6 @@ class FolderWriter:
         """Returns what the tables and the whole tensors take on disk."""
         return sum(each.size_bytes for each in self._streams.values()) + self._tensors.size_bytes
 
-    @property
-    def dropped_tensors(self) -> int:
-        """Returns how many whole tensors were left out because too many waited to be written."""
-        return self._tensors.dropped.tensors
-
     def write(self, table: str, columns: Mapping[str, Any]) -> None:
         """Takes a batch of rows of one table; see `Sink.write`.
 

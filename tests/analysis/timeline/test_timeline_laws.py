@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 
 from builders import RecordingBuilder, TypedRecording
 from helpers.trace_events import find_faults, load, spans
+from helpers.whole_text import render_perfetto
 from modtrace.analysis.timeline.timeline import build_timeline
-from modtrace.views.formats.perfetto import count_events, render_perfetto
+from modtrace.views.formats.perfetto import count_events
 
 PHASES = ("forward", "backward", "recompute", "optimizer")
 times = st.integers(0, 50)

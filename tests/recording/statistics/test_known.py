@@ -12,8 +12,7 @@ from modtrace.recording.schema import schema
 from modtrace.recording.statistics.known import HISTOGRAM, STATISTICS, SUMS, TIER_1, names_of
 from modtrace.recording.statistics.moments import DERIVED, RAW, StatColumns
 from modtrace.recording.statistics.tier2 import OF_TIER_1, OF_TIER_2, Tier2Columns, read_tier2
-from modtrace.recording.triggers.triggers import STATISTICS as OF_TRIGGERS
-from modtrace.recording.triggers.triggers import Above
+from modtrace.recording.triggers.triggers import TRIGGER_STATISTICS, Above
 from modtrace.recording.triggers.watch import _measured, _statistic
 
 #: What is no statistic by its name: they take an argument, or say what was measured.
@@ -48,7 +47,7 @@ def test_each_statistic_is_one_of_a_history(name: str) -> None:
     assert ("stats=2" in to_stat(name).how) == (STATISTICS[name].needs != TIER_1)
 
 
-@pytest.mark.parametrize("name", OF_TRIGGERS)
+@pytest.mark.parametrize("name", TRIGGER_STATISTICS)
 def test_each_statistic_of_triggers_is_a_number_of_what_they_read(name: str) -> None:
     table = value_rows([[1.0, -2.0, 0.0, 4.0]]).combine_chunks()
     columns = {each: table[each].combine_chunks() for each in table.column_names}

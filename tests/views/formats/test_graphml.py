@@ -10,13 +10,13 @@ import pytest
 from golden import assert_golden
 from helpers.recorded_views import record_architecture, record_gpt, view_of
 from helpers.typed_records import typed_box, typed_edge, typed_node, typed_view
+from helpers.whole_text import render_graphml
 from modtrace.analysis.graph_view.records import GraphView
 from modtrace.errors import ModtraceError
 from modtrace.views.formats.graphml import (
     EDGE_KEYS,
     NODE_KEYS,
     iterate_graphml,
-    render_graphml,
     write_graphml,
 )
 

@@ -12,10 +12,10 @@ from golden import assert_golden
 from helpers.explorer_json import EDGES, NET, NODES, PHASES, fill, find_unknown, load_graph
 from helpers.programs import load_model_explorer
 from helpers.typed_records import typed_edge, typed_node, typed_view
+from helpers.whole_text import render_model_explorer
 from modtrace.errors import ModtraceError
 from modtrace.views.formats.model_explorer import (
     iterate_model_explorer,
-    render_model_explorer,
     write_model_explorer,
     write_node_data,
 )

@@ -8,9 +8,10 @@ import pytest
 from builders import RecordingBuilder, TypedRecording
 from golden import assert_golden
 from helpers.trace_events import arrows, find_faults, lanes, load, spans
+from helpers.whole_text import render_perfetto
 from modtrace.analysis.timeline.timeline import build_timeline
 from modtrace.errors import ModtraceError
-from modtrace.views.formats.perfetto import count_events, iterate_perfetto, render_perfetto, write_perfetto
+from modtrace.views.formats.perfetto import count_events, iterate_perfetto, write_perfetto
 
 
 def training() -> TypedRecording:

@@ -30,7 +30,6 @@ class SavedTensor(NamedTuple):
 
     storage: Any  # tells storages apart as long as the graph lives
     size_bytes: int  # of the whole storage, however little of it the node needs
-    tensor_bytes: int  # of the tensor alone
     is_leaf: bool  # it is the memory of a parameter, or of another leaf that requires grad
     weak: Any = None  # a weak reference to the storage, without a callback
 
@@ -42,9 +41,8 @@ class SavedByNode(NamedTuple):
     name: str  # "MulBackward0"
     saved: list[SavedTensor]
     is_unknown: bool  # it keeps, or may keep, more than `saved`
-    is_function: bool = (
-        False  # it is of an autograd Function: it is numbered before the ops in its forward run
-    )
+    #: It is of an autograd Function: it is numbered before the ops in its forward run.
+    is_function: bool = False
 
 
 def saved_in_graph(roots: Iterable[Any]) -> list[SavedByNode]:
@@ -52,6 +50,14 @@ def saved_in_graph(roots: Iterable[Any]) -> list[SavedByNode]:
 
     The numbers count per thread: nodes of two threads may have the same. Runs no unpack hook and no recompute, and
     keeps no tensor. Not while another thread runs a backward through the graph: it frees what is being read.
+
+    Unknown are what a hook of the user's has packed (`saved_tensors_hooks`, `save_on_cpu`), nodes that torch shows
+    nothing of (C++ extensions, in-place ops on views, some `_foreach` ops), and tensors without a storage (sparse).
+    What a non-reentrant checkpoint has packed has no memory; each of its nodes keeps what the recompute needs.
+    Of a custom Function the tensors in the attributes of `ctx` count too, in lists, tuples and dictionaries; where an
+    object or a function there holds tensors it is unknown. Not counted are the states of random
+    generators that checkpoints keep, and what functions hold: a tensor that a checkpointed closure captures. A number
+    that an op is given (`x * 0.5`) may count as a tensor of 8 bytes: hooks are not shown it.
 
     Args:
         roots: autograd nodes (`tensor.grad_fn`), None among them allowed.
@@ -63,21 +69,6 @@ def saved_in_graph(roots: Iterable[Any]) -> list[SavedByNode]:
             for number, node in nodes
         ]
     return sorted(found, key=_number)
-
-
-def saved_by(node: Any) -> tuple[list[SavedTensor], bool]:
-    """Returns what one node keeps, each storage once, and whether it keeps, or may keep, more than that.
-
-    Unknown are what a hook of the user's has packed (`saved_tensors_hooks`, `save_on_cpu`), nodes that torch shows
-    nothing of (C++ extensions, in-place ops on views, some `_foreach` ops), and tensors without a storage (sparse).
-    What a non-reentrant checkpoint has packed has no memory; each of its nodes keeps what the recompute needs.
-    Of a custom Function the tensors in the attributes of `ctx` count too, in lists, tuples and dictionaries; where an
-    object or a function there holds tensors it is unknown. Not counted are the states of random
-    generators that checkpoints keep, and what functions hold: a tensor that a checkpointed closure captures. A number
-    that an op is given (`x * 0.5`) may count as a tensor of 8 bytes: hooks are not shown it.
-    """
-    with unseen():
-        return _read(node, frozenset())
 
 
 def charge(nodes: Iterable[SavedByNode], alive_anyway: Container[Any] = ()) -> dict[int, int | None]:
@@ -132,6 +123,7 @@ def _walk(roots: Iterable[Any]) -> tuple[list[tuple[int, Any]], set[Any]]:
 
 
 def _read(node: Any, leaves: Container[Any]) -> tuple[list[SavedTensor], bool]:
+    """Returns what a node keeps, each storage once, and whether it keeps, or may keep, more than that."""
     found: dict[Any, SavedTensor] = {}
     is_unknown = False
     for tensor in _tensors_of(node):
@@ -222,7 +214,7 @@ def _describe(tensor: torch.Tensor) -> Iterator[SavedTensor | None]:
         is_leaf = _is_of_leaf(tensor)
         for part in _parts(tensor):
             storage, size, weak = storage_of(part)
-            yield SavedTensor(storage, size, part.numel() * part.element_size(), is_leaf, weak)
+            yield SavedTensor(storage, size, is_leaf, weak)
     except Exception:  # sparse, a functorch wrapper, or whatever a subclass of the user's raises
         yield None
 

@@ -15,8 +15,8 @@ from ..suggestions import did_you_mean
 #: What the names of numbers that a user logs begin with: `Above("log.loss", 10)` is about `rec.log(loss=...)`.
 LOGGED = "log."
 
-#: The statistics that a trigger can be about: it reads the sums of tier 2 and no histograms. Raw ones are listed last.
-STATISTICS = tuple(sorted(names_of(TIER_1, SUMS), key=RAW.__contains__))
+#: What a trigger can be about: it reads the sums of tier 2 and no histograms. Raw ones are listed last.
+TRIGGER_STATISTICS = tuple(sorted(names_of(TIER_1, SUMS), key=RAW.__contains__))
 
 #: A number is compared with the band of at least this many steps, or of the whole window if that is shorter.
 _USUALLY_NEEDED = 10
@@ -244,14 +244,14 @@ def _check_stat(trigger: Above | OutOfBand) -> None:
                 f"{kind}({stat!r}): a number that is logged belongs to no module; leave out include"
             )
         return
-    if stat not in STATISTICS:
-        there = f"There are: {', '.join(STATISTICS)}; 'log.NAME' is what rec.log(NAME=...) is given"
+    if stat not in TRIGGER_STATISTICS:
+        there = f"There are: {', '.join(TRIGGER_STATISTICS)}; 'log.NAME' is what rec.log(NAME=...) is given"
         if str(stat).partition(":")[0] in (*names_of(HISTOGRAM), *OF_FORMATS, QUANTILE):
             raise ValueError(
                 f"{kind}({stat!r}): a trigger does not compute this statistic, which needs {HISTOGRAM}. "
                 f"Read it from the recording with history(). {there}"
             )
-        hint = did_you_mean(stat, STATISTICS)
+        hint = did_you_mean(stat, TRIGGER_STATISTICS)
         raise ValueError(f"{kind}({stat!r}): there is no such statistic.{hint} {there}")
     selection_of(trigger)
 

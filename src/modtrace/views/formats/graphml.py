@@ -78,11 +78,6 @@ def write_graphml(view: GraphView, path: str | os.PathLike[str]) -> None:
     write_pieces(iterate_graphml(view), path)
 
 
-def render_graphml(view: GraphView) -> str:
-    """Returns the whole text of the graph."""
-    return "".join(iterate_graphml(view))
-
-
 def iterate_graphml(view: GraphView) -> Iterator[str]:
     """Yields the text of the graph in pieces. What is not known, or empty, is left out."""
     yield _HEAD

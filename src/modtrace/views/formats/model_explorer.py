@@ -115,11 +115,6 @@ def write_node_data(view: GraphView, path: str | os.PathLike[str]) -> list[Path]
     return list(files.values())
 
 
-def render_model_explorer(view: GraphView, name: str) -> str:
-    """Returns the whole text of a graph, a line for each node."""
-    return "".join(iterate_model_explorer(view, name))
-
-
 def iterate_model_explorer(view: GraphView, name: str) -> Iterator[str]:
     """Yields the text of a graph of this name in pieces."""
     boxes = name_boxes(view.boxes)

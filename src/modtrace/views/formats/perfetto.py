@@ -34,11 +34,6 @@ def write_perfetto(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     write_pieces(iterate_perfetto(timeline), path)
 
 
-def render_perfetto(timeline: Timeline) -> str:
-    """Returns the whole trace, a line for each event: some 200 bytes for each call and op."""
-    return "".join(iterate_perfetto(timeline))
-
-
 def count_events(timeline: Timeline) -> int:
     """Returns how many events the trace has."""
     return len(_metadata(timeline)) + len(timeline.spans) + 2 * len(timeline.flows)
