@@ -47,28 +47,23 @@ class FailureReporter:
         if self._has_failed:
             return
         self._has_failed = True
-        said = describe(error)
-        self._mark(f"incomplete from step {self._step()}: modtrace failed at {where}: {said}")
+        self._mark(f"incomplete from step {self._step()}: modtrace failed at {where}: {describe(error)}")
         if not self.strict:
-            warnings.warn(
-                f"{where}: modtrace met an internal error and stopped recording; the run goes on "
-                f"({said}). Please report it; record(strict=True) raises it.",
-                ModtraceWarning,
-                stacklevel=3,
-            )
+            text = f"{where}: modtrace met an internal error and stopped recording; the run goes on"
+            warn_of_error(text, error, strict="record(strict=True)")
 
     def ops_failed(self, error: Exception, where: str) -> None:
         """Notes that ops cannot be recorded; calls are recorded on."""
         if self.strict:
             raise error
-        said = describe(error)
-        self._mark(f"ops are incomplete from step {self._step()}: modtrace failed at {where}: {said}")
-        warnings.warn(
-            f"{where}: modtrace met an internal error and records no more ops; the run and the recording of "
-            f"calls go on ({said}). Please report it; record(strict=True) raises it.",
-            ModtraceWarning,
-            stacklevel=2,
+        self._mark(
+            f"ops are incomplete from step {self._step()}: modtrace failed at {where}: {describe(error)}"
         )
+        text = (
+            f"{where}: modtrace met an internal error and records no more ops; "
+            "the run and the recording of calls go on"
+        )
+        warn_of_error(text, error, strict="record(strict=True)")
 
     def ops_missed(self) -> None:
         """Notes that ops run unseen: torch has taken our mode off, or it cannot stand below the user's.
@@ -82,14 +77,13 @@ class FailureReporter:
 
     def values_failed(self, error: Exception, where: str) -> None:
         """Notes that nothing more is measured; calls are recorded on."""
-        said = describe(error)
-        self._mark(f"values are incomplete from step {self._step()}: modtrace failed at {where}: {said}")
-        warnings.warn(
-            f"{where}: modtrace met an internal error and measures no more values; the run and the recording of "
-            f"calls go on ({said}). Please report it; record(strict=True) raises it.",
-            ModtraceWarning,
-            stacklevel=3,
+        step = self._step()
+        self._mark(f"values are incomplete from step {step}: modtrace failed at {where}: {describe(error)}")
+        text = (
+            f"{where}: modtrace met an internal error and measures no more values; "
+            "the run and the recording of calls go on"
         )
+        warn_of_error(text, error, strict="record(strict=True)")
 
     def user_raised(self, what: str, error: Exception) -> None:
         """Notes that a function of the user's has raised. The lock over what the tracker tells may be held."""
@@ -129,6 +123,12 @@ class FailureReporter:
         """Writes the marks that had to wait. To be called with the lock over the sink."""
         while self._late_marks:
             self._sink.mark(self._late_marks.pop(0))
+
+
+def warn_of_error(text: str, error: Exception, *, strict: str) -> None:
+    """Warns of an internal error: what has stopped, and what goes on; `strict` is what raises the error instead."""
+    advice = f"({describe(error)}). Please report it; {strict} raises it."
+    warnings.warn(" ".join((text, advice)), ModtraceWarning, stacklevel=4)
 
 
 def start_thread(run: Callable[[], None], name: str, *, without: str) -> threading.Thread | None:

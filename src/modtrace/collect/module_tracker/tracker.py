@@ -2,7 +2,6 @@
 
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
@@ -10,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from ...errors import MisuseError, ModtraceWarning
-from ...recording.failure_reporter import describe
+from ...errors import MisuseError
+from ...recording.failure_reporter import warn_of_error
 from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import is_dynamo_compiling, keep_out_of_dynamo
 from ..log.call_context import ContextTree
@@ -293,12 +292,8 @@ class ModuleTracker:
             return
         self._tracker = self._scopes = None
         if not self._strict:
-            warnings.warn(
-                f"{where}: modtrace met an internal error and stopped tracking; the run goes on "
-                f"({describe(error)}). Please report it; ModuleTracker(strict=True) raises it.",
-                ModtraceWarning,
-                stacklevel=2,
-            )
+            text = f"{where}: modtrace met an internal error and stopped tracking; the run goes on"
+            warn_of_error(text, error, strict="ModuleTracker(strict=True)")
 
 
 ModTracker = ModuleTracker

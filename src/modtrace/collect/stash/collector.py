@@ -1,13 +1,12 @@
 """Makes the stashes of one tracker: outputs when calls of its modules end, and gradients when they come."""
 
-import warnings
 import weakref
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
-from ...errors import ModtraceWarning
-from ...recording.failure_reporter import describe
+from ...recording.failure_reporter import warn_of_error
 from ...recording.phase import BACKWARD
 from ...torch_internals.dynamo import keep_out_of_dynamo
 from ..log.listeners import Listener
@@ -19,16 +18,6 @@ from .gradients import OutputGradients
 from .stash import Event, Stash, StashFn
 from .steps import StashSteps
 from .watch import Arriving, Returned, Watch
-
-
-class Kept(Protocol):
-    """Stores stashes."""
-
-    def __len__(self) -> int:
-        """Returns the number of stashes."""
-
-    def keep(self, stash: Stash, at: int | None) -> None:
-        """Inserts a stash at an index; None means at the end."""
 
 
 class Registered:
@@ -49,10 +38,11 @@ class StashCollector(Listener):
     Exceptions of the stash function propagate to the caller of the module or of `backward()`.
     """
 
-    def __init__(self, stash: StashFn, kept: "Kept", strict: bool) -> None:
+    def __init__(self, stash: StashFn, stashes: Callable[[], list[Stash]], strict: bool) -> None:
+        """Stashes nothing before a module is registered; `stashes` returns the list where stashes are kept."""
         self.steps = StashSteps()
         self._stash = stash
-        self._kept = kept
+        self._stashes = stashes
         self._strict = strict
         self._registered: dict[int, list[Registered]] = {}  # by `id` of the module
         self._tracker: ScopeTracker | None = None  # while it listens
@@ -89,7 +79,7 @@ class StashCollector(Listener):
         try:
             tracker = process.acquire(self, strict=self._strict)
             self._tracker = tracker
-            self._gradients = OutputGradients(tracker, self._gradients_came, self._kept.__len__)
+            self._gradients = OutputGradients(tracker, self._gradients_came, lambda: len(self._stashes()))
             tracker.subscribers.add(self._gradients)
             self.steps = StashSteps()
             self.steps.start(tracker.subscribers, tracker.running_segments)
@@ -153,10 +143,11 @@ class StashCollector(Listener):
         stash = self._stash(event)
         if isinstance(stash, Stash):
             self._label(stash, event, call)
-        at = None
+        stashes = self._stashes()
+        at = len(stashes)
         if arriving is not None and self._gradients is not None:
             at = self._gradients.make_room(arriving)
-        self._kept.keep(stash, at)
+        stashes.insert(at, stash)
 
     def _label(self, stash: Stash, event: Event, call: CallRef) -> None:
         if stash.phase is None:
@@ -176,13 +167,8 @@ class StashCollector(Listener):
             return
         self._let_go(tracker)
         if not self._strict:
-            said = describe(error)
-            warnings.warn(
-                f"{where}: modtrace met an internal error and stashes nothing more; the run goes on "
-                f"({said}). Please report it; track(strict=True) raises it.",
-                ModtraceWarning,
-                stacklevel=2,
-            )
+            text = f"{where}: modtrace met an internal error and stashes nothing more; the run goes on"
+            warn_of_error(text, error, strict="track(strict=True)")
 
     def forked(self) -> None:
         self._tracker = None

@@ -44,7 +44,7 @@ class Tracker:
         """
         #: All stashes so far, in order.
         self.stashes: list[Stash] = []
-        self._collector = StashCollector(stash or get_stash_fn(), _Kept(self), strict)
+        self._collector = StashCollector(stash or get_stash_fn(), lambda: self.stashes, strict)
 
     # Registering.
 
@@ -209,20 +209,6 @@ def _with_stashes(stashes: list[Stash]) -> Tracker:
     tracker = Tracker()
     tracker.stashes = stashes
     return tracker
-
-
-class _Kept:
-    """Stores stashes in the current list of a tracker: users may assign another list."""
-
-    def __init__(self, tracker: Tracker) -> None:
-        self._tracker = tracker
-
-    def __len__(self) -> int:
-        return len(self._tracker.stashes)
-
-    def keep(self, stash: Stash, at: int | None) -> None:
-        stashes = self._tracker.stashes
-        stashes.insert(len(stashes) if at is None else at, stash)
 
 
 _WHERE = ("step", "phase", "call")
