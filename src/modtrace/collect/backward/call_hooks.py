@@ -11,7 +11,8 @@ from ..log.listeners import Subscribers
 from ..log.segments import CallRef, Segment
 from ..log.thread_log import Backward, ThreadLogs
 from .call_events import BackwardListener, CallEvents
-from .plan import NO_CHANGES, CallChanges, find_adding_nodes, find_changes, read_graph, root_nodes
+from .graph_walk import root_nodes
+from .plan import NO_CHANGES, CallChanges, find_adding_nodes, find_changes, read_graph
 
 
 class CallHooks:

@@ -16,7 +16,7 @@ from ..log.listeners import Listener, Subscribers
 from ..log.segments import Segment
 from ..log.thread_log import ThreadLog
 from ..structures.find import find_slots
-from .graph_watch import node_of
+from .graph_walk import node_of
 
 #: Where in an autograd graph a gradient arrives: the number of a node and of its output; of a leaf its `id`.
 Key = tuple[int, int]

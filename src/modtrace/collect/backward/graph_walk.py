@@ -1,29 +1,50 @@
 """Walks the graph that a backward runs, at 1 us a node, and finds what a write to a view has done to it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
-from ...torch_internals.autograd import will_engine_execute
-from ...torch_internals.tensors import base_of
+from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR, will_engine_execute
+from ...torch_internals.modes import DisableTorchFunction
+from ...torch_internals.tensors import base_of, grad_fn_of
+from ...torch_internals.transforms import is_functorch_tensor
 from ..log.segments import CallRef
-from .graph_watch import node_of
 
 _WRITE_THROUGH_VIEW = "CopySlices"  # the node of the whole base
 
 
-def nodes_below(outputs: Any) -> Iterator[Any]:
-    """Yields the nodes that lead to what a backward begins with: tensors, or the edges that torch takes as well."""
-    given: Iterable[Any] = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
-    nodes = (
-        node_of(each) if isinstance(each, torch.Tensor) else getattr(each, "node", None) for each in given
-    )
-    pending = [node for node in nodes if node is not None]
+def node_of(tensor: torch.Tensor) -> Any:
+    """Returns the node that a tensor comes from; None if there is none, or none that can be asked for."""
+    try:
+        return None if is_functorch_tensor(tensor) else grad_fn_of(tensor)
+    except RuntimeError:  # a view whose base was written to: torch allows it until its gradient is asked for
+        return None
+
+
+def root_nodes(outputs: Any, *, with_leaves: bool = False) -> list[Any]:
+    """Returns the nodes where a backward begins: of tensors, or of the edges that torch takes as well.
+
+    An edge may lead to the node that accumulates the gradient of a leaf; `with_leaves` returns these too.
+    """
+    given = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
+    with DisableTorchFunction():
+        nodes = [
+            node_of(each) if isinstance(each, torch.Tensor) else getattr(each, "node", None) for each in given
+        ]
+    found = [node for node in dict.fromkeys(nodes) if node is not None]
+    return found if with_leaves else [each for each in found if each._sequence_nr() != ACCUMULATE_SEQUENCE_NR]
+
+
+def nodes_below(roots: Iterable[Any], is_end: Callable[[Any], Any] | None = None) -> Iterator[Any]:
+    """Yields some nodes and all that lead to them, each once; nothing beyond those where `is_end` says so."""
+    pending = list(roots)
     seen = set(pending)
     while pending:
         node = pending.pop()
         yield node
+        if is_end is not None and is_end(node):
+            continue
         for below, _ in node.next_functions:
             if below is not None and below not in seen:
                 seen.add(below)

@@ -9,10 +9,9 @@ import torch
 
 from ...torch_internals.dynamo import is_dynamo_compiling
 from ...torch_internals.modes import DisableTorchFunction
-from ...torch_internals.tensors import grad_fn_of
-from ...torch_internals.transforms import is_functorch_tensor
 from ..log.segments import Segment
 from ..structures.find import find_slots
+from .graph_walk import node_of, nodes_below
 
 _METADATA_KEY = "modtrace"
 
@@ -64,28 +63,17 @@ def watch_graph(segment: Segment, output: Any, reached: Callable[[Segment], None
         segment.watches.append(weakref.ref(watch))
 
 
-def node_of(tensor: torch.Tensor) -> Any:
-    """Returns the node that a tensor comes from; None if there is none, or none that can be asked for."""
-    try:
-        return None if is_functorch_tensor(tensor) else grad_fn_of(tensor)
-    except RuntimeError:  # a view whose base was written to: torch allows it until its gradient is asked for
-        return None
-
-
 def watched_segments(node: Any) -> Iterator[Segment]:
-    """Yields the segments with outputs in the autograd graph below `node`."""
-    seen = {node}
-    pending = [node]
-    while pending:
-        at = pending.pop()
-        watch = at.metadata.get(_METADATA_KEY)
-        if isinstance(watch, GraphWatch) and watch.segment is not None:
-            yield watch.segment
-            continue
-        for below, _ in at.next_functions:
-            if below is not None and below not in seen:
-                seen.add(below)
-                pending.append(below)
+    """Yields the segments with outputs in the autograd graph below `node`, down to the first ones."""
+    for each in nodes_below([node], _segment_of):
+        segment = _segment_of(each)
+        if segment is not None:
+            yield segment
+
+
+def _segment_of(node: Any) -> Segment | None:
+    watch = node.metadata.get(_METADATA_KEY)
+    return watch.segment if isinstance(watch, GraphWatch) else None
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

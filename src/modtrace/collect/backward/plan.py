@@ -1,7 +1,7 @@
 """Reads an autograd graph before it runs: which nodes will run, in which order, and in which call each was made."""
 
 import functools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,6 @@ import torch
 from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR, will_engine_execute
 from ...torch_internals.modes import DisableTorchFunction
 from ...torch_internals.tensors import grad_fn_of, output_nr_of
-from ...torch_internals.transforms import is_functorch_tensor
 from ..log.nesting import Ints
 from ..log.segments import CallRef, Segment
 from ..log.thread_log import ThreadLog
@@ -50,20 +49,6 @@ class CallChanges(NamedTuple):
 
 
 NO_CHANGES = CallChanges([], [], [], [])
-
-
-def root_nodes(outputs: Iterable[Any]) -> list[Any]:
-    """Returns the nodes where a backward of these outputs begins."""
-    nodes: dict[Any, None] = {}
-    with DisableTorchFunction():
-        for output in outputs:
-            if isinstance(output, torch.Tensor):
-                node = None if is_functorch_tensor(output) else grad_fn_of(output)
-            else:
-                node = getattr(output, "node", None)  # a GradientEdge
-            if node is not None and node._sequence_nr() != ACCUMULATE_SEQUENCE_NR:
-                nodes[node] = None
-    return list(nodes)
 
 
 def read_graph(roots: list[Any], first: Any, pruned: bool) -> EngineGraph:

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from ...torch_internals.dynamo import is_compiled_function
-from ...torch_internals.modes import DisableTorchFunction
-from ..backward.plan import root_nodes
+from ..backward.graph_walk import root_nodes
 from ..log.listeners import Listener
 from ..log.nesting import Ints
 from ..log.thread_log import Backward, ThreadLog
@@ -79,8 +78,7 @@ class SavedMemoryFinder(Listener):
             self._failed(error, "what a graph keeps for backward")
 
     def _look(self, backward: Backward, outputs: Any) -> None:
-        with DisableTorchFunction():
-            roots = root_nodes((outputs,) if isinstance(outputs, torch.Tensor) else outputs)
+        roots = root_nodes(outputs)
         owner = self._tracker.backwards.owner(backward.log, backward.task, roots[0]) if roots else None
         if owner is None:
             return

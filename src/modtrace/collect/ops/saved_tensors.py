@@ -17,6 +17,7 @@ from ...torch_internals.saved import (
     saved_variables,
 )
 from ...torch_internals.tensors import base_of, storage_of
+from ..backward.graph_walk import nodes_below
 
 #: More objects than this in what one node holds are taken for something else than tensors for backward.
 _MOST_OBJECTS = 10_000
@@ -107,18 +108,12 @@ def _walk(roots: Iterable[Any]) -> tuple[list[tuple[int, Any]], set[Any]]:
     """Returns every node with its number, and the storages of the leaves that gradients are accumulated in."""
     nodes: list[tuple[int, Any]] = []
     leaves: set[Any] = set()
-    pending = [root for root in dict.fromkeys(roots) if root is not None]
-    seen = set(pending)
-    while pending:
-        node = pending.pop()
+    for node in nodes_below(root for root in dict.fromkeys(roots) if root is not None):
         number = node._sequence_nr()
         if number == ACCUMULATE_SEQUENCE_NR:
             leaves.update(each.storage for each in _describe(node.variable) if each is not None)
-            continue
-        nodes.append((number, node))
-        below = [each for each, _ in node.next_functions if each is not None and each not in seen]
-        seen.update(below)
-        pending.extend(dict.fromkeys(below))
+        else:
+            nodes.append((number, node))
     return nodes, leaves
 
 

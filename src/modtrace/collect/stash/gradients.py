@@ -11,7 +11,7 @@ from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR, graph_task_id, q
 from ...torch_internals.modes import DisableTorchFunction, unseen
 from ...torch_internals.tensors import hooks_on
 from ...torch_internals.transforms import is_batched_tensor
-from ..backward.graph_walk import base_made_in, edges_to_written_bases, nodes_below, will_run
+from ..backward.graph_walk import base_made_in, edges_to_written_bases, nodes_below, root_nodes, will_run
 from ..identity_map import IdentityMap
 from ..log.listeners import Listener
 from ..log.segments import CallRef
@@ -231,7 +231,7 @@ class OutputGradients(Listener):
         running: set[int] = set()
         copied: set[int] = set()
         with DisableTorchFunction():
-            for node in nodes_below(outputs):
+            for node in nodes_below(root_nodes(outputs, with_leaves=True)):
                 watches = list(node.metadata.get(self._key, {}).values())
                 if not node.next_functions and node._sequence_nr() == ACCUMULATE_SEQUENCE_NR:
                     watches += self._watches_of_leaf(node.variable)

@@ -10,7 +10,7 @@ from ...measure.measurer import Measurement
 from ...torch_internals.autograd import graph_task_id
 from ...torch_internals.dynamo import is_dynamo_compiling
 from ...torch_internals.tensors import grad_fn_of, output_nr_of
-from ..backward.graph_walk import edges_to_written_bases, nodes_below
+from ..backward.graph_walk import edges_to_written_bases, nodes_below, root_nodes
 from ..log.segments import Segment
 from .capture_masks import ROLE_BITS, Mask
 
@@ -136,7 +136,7 @@ def rehook_taps(outputs: Any, measure: "Callable[[GradientTap, Any], None]") -> 
     """
     return [
         node.register_prehook(tap.call_with_all)
-        for node in nodes_below(outputs)
+        for node in nodes_below(root_nodes(outputs))
         for tap in _taps_at(node)
         if tap.handle is None and tap.is_of_recorder(measure)
     ]
@@ -144,7 +144,7 @@ def rehook_taps(outputs: Any, measure: "Callable[[GradientTap, Any], None]") -> 
 
 def written_bases(outputs: Any) -> "set[GradientTap]":
     """Returns the taps at tensors that were written to through a view, in the graphs below a backward's outputs."""
-    edges = (edge for node in nodes_below(outputs) for edge in edges_to_written_bases(node))
+    edges = (edge for node in nodes_below(root_nodes(outputs)) for edge in edges_to_written_bases(node))
     return {tap for node, output_nr in edges for tap in _taps_at(node) if tap.output_nr == output_nr}
 
 
