@@ -81,7 +81,7 @@ class StashCollector(Listener):
             self._tracker = tracker
             self._gradients = OutputGradients(tracker, self._gradients_came, lambda: len(self._stashes()))
             tracker.subscribers.add(self._gradients)
-            self.steps = StashSteps()
+            self.steps = StashSteps(tracker.backwards.is_running)
             self.steps.start(tracker.subscribers, tracker.running_segments)
         except BaseException:
             self.stop()

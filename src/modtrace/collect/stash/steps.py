@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ...recording.phase import FORWARD, RECOMPUTE
@@ -26,11 +26,11 @@ class _Labelled(NamedTuple):
 class StashSteps(StepFollower):
     """Follows the steps, and corrects labels of stashes while a backward may still join or divide steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_backward_running: Callable[[], bool] = lambda: False) -> None:
         super().__init__()
+        self._is_backward_running = is_backward_running  # on any thread
         self._labelled: dict[Segment, list[_Labelled]] = {}
         self._look_at = _PRUNE_AT
-        self._running = 0  # outermost backwards, on all threads
 
     def follow(self, stash: Stash, call: CallRef) -> None:
         """Registers a stash for later corrections."""
@@ -51,16 +51,10 @@ class StashSteps(StepFollower):
         with self._lock:
             self._labelled.pop(segment, None)
 
-    def backward_began(self, backward: Backward) -> None:
-        super().backward_began(backward)
-        with self._lock:
-            self._running += backward.outer is None
-
     def backward_ended(self, backward: Backward) -> None:
         super().backward_ended(backward)
         if backward.outer is None:
             with self._lock:
-                self._running = max(self._running - 1, 0)  # the backward may have begun before this listener
                 self._settle()
 
     def stop(self) -> None:
@@ -76,7 +70,8 @@ class StashSteps(StepFollower):
         """Updates the labels, and forgets the final ones. Recomputes are labelled once their whole region has run."""
         for segment in self._labelled:
             self._replace(segment)
-        ran = [each for each in self._labelled if each.phase == RECOMPUTE and not self._running]
+        have_run = not self._is_backward_running()
+        ran = [each for each in self._labelled if each.phase == RECOMPUTE and have_run]
         origins = origins_of(ran)
         for segment, labelled in self._labelled.items():
             if segment.phase != RECOMPUTE or segment in origins:
