@@ -1,6 +1,6 @@
 """The checks of all private names of torch, which `modtrace doctor` runs."""
 
-import importlib
+import pkgutil
 from collections.abc import Iterator, Mapping
 from types import CodeType
 from typing import Any
@@ -42,17 +42,8 @@ def is_found(name: str) -> bool:
 
 def _resolve(path: str) -> Any:
     """Returns what a dotted path leads to, importing modules on the way; None if it leads nowhere."""
-    found: Any = None
-    parts = path.split(".")
-    for count, part in enumerate(parts, 1):
-        inner = getattr(found, part, None)
-        found = _import(".".join(parts[:count])) if inner is None else inner
-    return found
-
-
-def _import(path: str) -> Any:
     try:
-        return importlib.import_module(path)
+        return pkgutil.resolve_name(path)
     except Exception:  # what raises while it is imported cannot be used either
         return None
 
