@@ -64,6 +64,8 @@ MEANS_SOMETHING_ELSE = {
     ("analysis/graph_view/", "crossing"): "an edge that crosses the border of a layer",
     ("cli/children", "words"): "the words of a command line",
     ("measure/_fingerprint", "words"): "64 bits of memory",
+    ("measure/fingerprints", "words"): "32 bits of memory",
+    ("recording/statistics/fingerprints", "words"): "32 bits of memory",
     ("measure/device_fingerprints", "words"): "64 bits of memory",
     ("collect/recorder/flush_timer", "wake"): "a thread that waits is woken",
     ("views/plot/", "words"): "what a reader of a plot reads",
@@ -73,7 +75,6 @@ MEANS_SOMETHING_ELSE = {
 STILL_USED: set[str] = {
     "place",
     "places",
-    "words",
 }
 
 #: Retired phrases of docstrings, comments and pages.
@@ -99,13 +100,7 @@ PHRASES_STILL_USED: set[str] = set()
 
 #: Classes that two files define. A name that means one thing again is taken out here.
 NAMED_TWICE = {
-    "Event",
-    "Measured",
     "NonFinite",
-    "Note",
-    "OpRows",
-    "Seen",
-    "Stack",
 }
 
 #: Words of the code in docs/vocabulary.md that no identifier has yet. A word that has come is taken out here.

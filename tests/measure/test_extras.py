@@ -16,7 +16,7 @@ from modtrace.measure.extras import Extras
 from modtrace.measure.fingerprints import hash_array, sketch_array
 from modtrace.measure.measurer import quiet
 from modtrace.measure.user_functions import UserFunctions
-from modtrace.measure.want import Extra, Note, Want
+from modtrace.measure.want import Extra, ExtraNote, Want
 
 EVERYTHING = Want(stats=2, hash=True, sketch=True, sample=4)
 
@@ -74,7 +74,7 @@ def test_of_what_cannot_be_read_a_note_says_why_and_no_function_is_called(kind):
     extra = measure(silently(make), EVERYTHING._replace(functions=(called.append,)))
     assert _values(extra) == [None] * 7 + [{}, {}]
     (note,) = extra.notes
-    assert note == Note(expected.note)
+    assert note == ExtraNote(expected.note)
     assert len(called) == (kind in {"uint4", "float4"})  # a dtype that a function may know
 
 
@@ -210,12 +210,12 @@ def test_a_part_that_fails_leaves_the_others(monkeypatch):
 
     monkeypatch.setattr(extras_module, "tier2_array", fail)
     extra = measure(torch.tensor([1.0]), EVERYTHING)
-    assert Note("no histogram: MemoryError: no room", "histogram") in extra.notes
+    assert ExtraNote("no histogram: MemoryError: no room", "histogram") in extra.notes
     assert (extra.sumabs, extra.hash is None, extra.sketch is None) == (None, False, False)
     monkeypatch.setattr(extras_module, "fingerprint_array", fail)
     extra = measure(torch.tensor([1.0]), EVERYTHING)
-    assert Note("no hash: MemoryError: no room", "hash") in extra.notes
-    assert Note("no sketch: MemoryError: no room", "sketch") in extra.notes
+    assert ExtraNote("no hash: MemoryError: no room", "hash") in extra.notes
+    assert ExtraNote("no sketch: MemoryError: no room", "sketch") in extra.notes
 
 
 def test_more_channels_than_are_kept_are_a_note():

@@ -13,7 +13,7 @@ from torch import nn
 from helpers.user_modes import SeesFunctions, SeesOps
 from modtrace.measure.measurer import quiet
 from modtrace.measure.user_functions import UserFunctions
-from modtrace.measure.want import Extra, Note
+from modtrace.measure.want import Extra, ExtraNote
 
 
 def call(tensor, *functions, raised=None, extra=None):
@@ -110,7 +110,7 @@ def test_what_raises_is_a_note_of_each_tensor_and_told_once():
     for _ in range(2):
         extra = Extra()
         functions.call(torch.ones(1), (fails, mean), extra)
-        assert extra.notes == (Note("function fails raised ValueError: bad", "user", fails),)
+        assert extra.notes == (ExtraNote("function fails raised ValueError: bad", "user", fails),)
         assert extra.user == [(mean, 1.0)]
     assert told == [("Capture: the function fails", "ValueError('bad\\nnews')")]
 

@@ -35,7 +35,7 @@ class Want(NamedTuple):
 USUAL = Want()
 
 
-class Note(NamedTuple):
+class ExtraNote(NamedTuple):
     """Why something asked for could not be had, or which part of a tensor it is of."""
 
     text: str
@@ -68,10 +68,10 @@ class Extra:
         #: Functions of the user's, and what they returned.
         self.user: list[tuple[Callable[[torch.Tensor], Any], Any]] = []
         self.blob: str | None = None  # where it lies
-        self.notes: tuple[Note, ...] = ()
+        self.notes: tuple[ExtraNote, ...] = ()
 
     def add_note(self, text: str | None, of: str = "", about: Any = None) -> None:
         """Says why something could not be had, or which part of the tensor it is of; the same once, None never."""
-        note = Note(text or "", of, about)
+        note = ExtraNote(text or "", of, about)
         if text and note not in self.notes:
             self.notes += (note,)

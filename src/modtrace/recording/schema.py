@@ -189,12 +189,12 @@ def schemas() -> dict[str, pa.Schema]:
     fields: dict[str, list[pa.Field]] = {}
     table = ""
     for line in TABLES_TEXT.splitlines():
-        words = line.split()
+        parts = line.split()
         if line.startswith("table "):
-            table = words[1]
+            table = parts[1]
             fields[table] = []
-        elif len(words) >= 2 and words[1].rstrip("?") in _ARROW_TYPES and not line.startswith(" " * 8):
-            name, type_name = words[0], words[1]
+        elif len(parts) >= 2 and parts[1].rstrip("?") in _ARROW_TYPES and not line.startswith(" " * 8):
+            name, type_name = parts[0], parts[1]
             fields[table].append(
                 pa.field(name, _ARROW_TYPES[type_name.rstrip("?")], nullable=type_name.endswith("?"))
             )

@@ -9,7 +9,7 @@ from ...recording.protocols import RecordingData
 from ..step.calls import Column, Rows, column_of
 from ..step.ops import StepOps, read_step_ops
 from .columns import CONTAINER, LAYER_KINDS, NONE, Edges, Graph, Layers, Nodes
-from .costs import Measured, numbers_of_layers, read_measured
+from .costs import MeasuredValues, numbers_of_layers, read_measured
 from .layers import LayerTree, build_layers
 from .of_calls import graph_of_calls
 from .of_ops import graph_of_ops
@@ -95,7 +95,7 @@ def _sort_edges(edges: Edges, new: Rows, nodes: Nodes) -> Edges:
     return replace(edges.take(order), source=source[order], target=target[order])
 
 
-def _to_layers(ops: StepOps, tree: LayerTree, nodes: Nodes, measured: Measured) -> Layers:
+def _to_layers(ops: StepOps, tree: LayerTree, nodes: Nodes, measured: MeasuredValues) -> Layers:
     calls, placed = ops.placed.calls, ops.placed
     at = tree.call
     is_call = at >= 0

@@ -17,7 +17,7 @@ _SUMMED = ("flops", "bytes_read", "bytes_written", "saved_bytes")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Measured:
+class MeasuredValues:
     """Raw statistics of the tensors that were measured in a step, by whom they belong to."""
 
     op_id: Column  # -1 for none
@@ -29,9 +29,9 @@ class Measured:
     count: Column
     sumsq: Column
 
-    def take(self, rows: Column) -> "Measured":
+    def take(self, rows: Column) -> "MeasuredValues":
         """Returns some of the rows."""
-        return Measured(**{name: column[rows] for name, column in vars(self).items()})
+        return MeasuredValues(**{name: column[rows] for name, column in vars(self).items()})
 
     def sum_at(self, rows: Rows, size: int) -> tuple[Column, Column, Column]:
         """Returns what was not finite, was measured, and its sum of squares, for each of `size`; -1: nothing was."""
@@ -42,14 +42,14 @@ class Measured:
         nonfinite, measured, sumsq = (np.where(counts > 0, each, -1) for each in sums)
         return nonfinite, measured, sumsq
 
-    def first_at_sites(self) -> "Measured":
+    def first_at_sites(self) -> "MeasuredValues":
         """Returns one row for each site: that of the op that read it first, or else the first there is."""
         order = np.argsort(self.op_id < 0, kind="stable")
         _, first = np.unique(self.site[order], return_index=True)
         return self.take(order[first])
 
 
-def read_measured(data: RecordingData, step: int | None) -> Measured:
+def read_measured(data: RecordingData, step: int | None) -> MeasuredValues:
     """Returns the statistics of a step."""
     columns = ["step", "site_id", "call_id", "op_id", "count", "sumsq", "nan_count", "inf_count"]
     table = data.table("values").select(columns)
@@ -61,7 +61,7 @@ def read_measured(data: RecordingData, step: int | None) -> Measured:
     is_output = np.array([each == role.OUTPUT for each in roles])[at]
     is_gradient = np.array([each == role.GRAD_OUTPUT for each in roles])[at]
     is_call = is_output | is_gradient
-    return Measured(
+    return MeasuredValues(
         op_id=np.where(is_call, NONE, column_of(table, "op_id")),
         call_id=np.where(is_call, column_of(table, "call_id"), NONE),
         site=column_of(table, "site_id"),
@@ -96,7 +96,7 @@ def join_numbers(parts: Iterable[Numbers]) -> Numbers:
 
 
 def numbers_of_layers(
-    tree: LayerTree, calls: Calls, of_node: Rows, nodes: Numbers, measured: Measured
+    tree: LayerTree, calls: Calls, of_node: Rows, nodes: Numbers, measured: MeasuredValues
 ) -> Numbers:
     """Returns what the nodes inside each layer cost together; times are those of calls, where they are known.
 
@@ -153,7 +153,7 @@ def _durations(tree: LayerTree, calls: Calls, of_node: Rows, durations: Column) 
     return np.array(own, np.int64)
 
 
-def _layers_of(measured: Measured, tree: LayerTree, calls: Calls) -> Rows:
+def _layers_of(measured: MeasuredValues, tree: LayerTree, calls: Calls) -> Rows:
     """Returns the layer that each row is about: of a gradient that of the backward."""
     call = RowFinder(calls.call_id)(measured.call_id)
     if not len(calls):

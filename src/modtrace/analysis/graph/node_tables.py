@@ -11,7 +11,7 @@ from ...recording.protocols import RecordingData
 from ..step.calls import Column, RowFinder, Rows, column_of
 from ..step.ops import PlacedCalls, StepOps, dictionary_codes
 from .columns import NODE_KINDS, NONE, OP, OUTPUT, Nodes, Numbers, Tensors
-from .costs import Measured, empty_numbers, join_numbers
+from .costs import MeasuredValues, empty_numbers, join_numbers
 from .layers import LayerTree
 from .leaves import Leaves, outermost_phase
 from .reads import Reads
@@ -69,7 +69,7 @@ class NodeTable:
 
 
 def tabulate_ops(
-    data: RecordingData, ops: StepOps, layer: Rows, tensors: Tensors, measured: Measured
+    data: RecordingData, ops: StepOps, layer: Rows, tensors: Tensors, measured: MeasuredValues
 ) -> NodeTable:
     rows = RowFinder(column_of(data.table("ops"), "op_id"))(ops.op_id)
     table = data.table("ops").select(["args", "is_view", "forward_op_id"]).take(pa.array(rows))
@@ -132,7 +132,7 @@ def _op_keys(ops: StepOps, call: Rows) -> Column:
     return np.where(call >= 0, (call * len(ops.names) + ops.name) * highest + ops.nth, NONE)
 
 
-def tabulate_leaves(leaves: Leaves, measured: Measured) -> NodeTable:
+def tabulate_leaves(leaves: Leaves, measured: MeasuredValues) -> NodeTable:
     size = len(leaves.tensor)
     names = tuple(dict.fromkeys(leaves.name))
     codes = {name: code for code, name in enumerate(names)}

@@ -8,7 +8,7 @@ from ...recording.protocols import RecordingData
 from ..step.calls import RowFinder, Rows, column_of
 from ..step.ops import StepOps
 from .columns import NONE, Edges, Tensors
-from .costs import Measured
+from .costs import MeasuredValues
 from .layers import LayerTree
 from .leaves import Leaves, Readers, find_leaves, outermost_phase
 from .node_tables import NodeTable, ends_of, join_tables, tabulate_leaves, tabulate_ops, tabulate_outputs
@@ -17,7 +17,7 @@ from .reads import Reads, read_uses
 
 
 def graph_of_ops(
-    data: RecordingData, ops: StepOps, busy: Rows, tree: LayerTree, measured: Measured
+    data: RecordingData, ops: StepOps, busy: Rows, tree: LayerTree, measured: MeasuredValues
 ) -> tuple[NodeTable, Edges, Tensors]:
     """Returns a node for each op, for each leaf that it reads, for what roots return, and for calls without ops.
 

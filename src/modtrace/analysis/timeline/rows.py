@@ -30,7 +30,7 @@ class CallRows:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OpRows:
+class OpSpans:
     """Ops as spans; `origin` is, in backward, the op whose node ran."""
 
     spans: SpanRows
@@ -95,7 +95,7 @@ def _tell_calls(
     )
 
 
-def read_op_rows(data: RecordingData, steps: Sequence[int], calls: CallRows) -> OpRows:
+def read_op_rows(data: RecordingData, steps: Sequence[int], calls: CallRows) -> OpSpans:
     """Returns the ops of some steps, each in its call if it ran at the time of its call on the call's thread."""
     table = data.table("ops")
     table = table.filter(pa.array(np.isin(column_of(table, "step"), list(steps))))
@@ -103,7 +103,7 @@ def read_op_rows(data: RecordingData, steps: Sequence[int], calls: CallRows) -> 
     end_ns = np.where(ended, column_of(table, "end_ns"), start_ns)
     call = RowFinder(calls.call_id)(column_of(table, "call_id"))
     parent, lane = _put(call, column_of(table, "thread"), phase, start_ns, end_ns, calls.spans)
-    return OpRows(
+    return OpSpans(
         spans=SpanRows(
             name=Detail("name", *dictionary_codes(table["name"])),
             step=column_of(table, "step"),

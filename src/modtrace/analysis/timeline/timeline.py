@@ -12,7 +12,7 @@ from ..step.calls import Column, Rows, column_of
 from ..step.chosen_step import name_steps
 from ..step.ops import has_ops
 from .arrange import Arranged, Lane, Spans, arrange
-from .rows import CallRows, OpRows, read_call_rows, read_op_rows, read_step_rows
+from .rows import CallRows, OpSpans, read_call_rows, read_op_rows, read_step_rows
 from .spans import join_rows
 
 #: What an arrow leads to from a forward.
@@ -111,7 +111,7 @@ def _lacks_backward(data: RecordingData, calls: CallRows, steps: Sequence[int]) 
     return any(row["kind"] == "train" for row in table if row["step"] in set(steps))
 
 
-def _find_flows(calls: CallRows, ops: OpRows | None, arranged: Arranged) -> Flows:
+def _find_flows(calls: CallRows, ops: OpSpans | None, arranged: Arranged) -> Flows:
     """Returns the arrows from calls, and from ops if they are given; none leads back in time."""
     call = np.flatnonzero(calls.origin >= 0)
     kind = np.where(calls.phase[call] == PHASES.index(BACKWARD), 0, 1)

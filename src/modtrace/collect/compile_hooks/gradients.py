@@ -11,7 +11,7 @@ from ...torch_internals.autograd import graph_task_id, queue_callback
 from ...torch_internals.dynamo import keep_out_of_dynamo
 from ...torch_internals.tensors import base_of
 from ...torch_internals.transforms import is_functorch_tensor
-from .op import Event, report
+from .op import HookEvent, report
 
 
 def gets_gradient(tensor: torch.Tensor) -> bool:
@@ -34,7 +34,7 @@ class Awaited:
     It hangs on autograd nodes and so must not hold one: such a ring is never freed (torch 2.13).
     """
 
-    def __init__(self, place: torch.Tensor, event: Event, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, place: torch.Tensor, event: HookEvent, tensors: list[torch.Tensor]) -> None:
         self.place = place
         self.event = event
         ids = [id(each) for each in tensors]

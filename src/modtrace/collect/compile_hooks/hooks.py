@@ -16,7 +16,7 @@ from ..names.walk import named_modules
 from ..names.wrappers import COMPILED_PART
 from ..structures.in_graphs import find_in_graph, with_fresh
 from .gradients import Awaited, AwaitedInputs, gets_gradient, keep_gradients_out_of_dynamo
-from .op import Event, Session, hook_op, report
+from .op import HookEvent, Session, hook_op, report
 
 _Tensors: TypeAlias = tuple[torch.Tensor, ...]
 _Gradients: TypeAlias = tuple[torch.Tensor | None, ...]
@@ -164,9 +164,9 @@ def _install(session: Session, index: int, module: nn.Module, stack: ExitStack) 
         )
 
     keep_out_of_dynamo(before, after, with_callees=False)
-    if events[Event.PRE_FW] or events[Event.POST_BW]:
+    if events[HookEvent.PRE_FW] or events[HookEvent.POST_BW]:
         stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-    if events[Event.POST_FW] or events[Event.PRE_BW] or events[Event.POST_BW]:
+    if events[HookEvent.POST_FW] or events[HookEvent.PRE_BW] or events[HookEvent.POST_BW]:
         stack.callback(module.register_forward_hook(after, with_kwargs=True, prepend=True).remove)
     _make_stale(module, stack)
 
@@ -194,15 +194,15 @@ def _enter(
     place: torch.Tensor, events: _Events, in_tuples: Sequence[bool], found: list[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Tells of a call's inputs; returns what the module shall get instead of them."""
-    if events[Event.PRE_FW]:
-        report(place, Event.PRE_FW, found, [])
-    if not events[Event.POST_BW]:
+    if events[HookEvent.PRE_FW]:
+        report(place, HookEvent.PRE_FW, found, [])
+    if not events[HookEvent.POST_BW]:
         return found
     calls = _running.setdefault((id(place), get_ident()), [])
     if not any(gets_gradient(each) for each in found):
         calls.append(None)
         return found
-    inputs = AwaitedInputs(place, Event.POST_BW, found)
+    inputs = AwaitedInputs(place, HookEvent.POST_BW, found)
     calls.append(inputs)
     return inputs.replace(found, in_tuples)
 
@@ -211,13 +211,13 @@ def _leave(
     place: torch.Tensor, events: _Events, given: list[torch.Tensor], found: list[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Tells of a call's inputs and outputs; returns what the module shall return instead of the latter."""
-    if events[Event.POST_FW]:
-        report(place, Event.POST_FW, given, found)
-    inputs = _end_call(place) if events[Event.POST_BW] else None
+    if events[HookEvent.POST_FW]:
+        report(place, HookEvent.POST_FW, given, found)
+    inputs = _end_call(place) if events[HookEvent.POST_BW] else None
     if inputs is not None:
         found = inputs.end(given, found)
-    if events[Event.PRE_BW] and torch.is_grad_enabled():
-        outputs = Awaited(place, Event.PRE_BW, found)
+    if events[HookEvent.PRE_BW] and torch.is_grad_enabled():
+        outputs = Awaited(place, HookEvent.PRE_BW, found)
         for number, each in enumerate(outputs.tensors(found)):
             outputs.listen(each, number)
         if inputs is not None:

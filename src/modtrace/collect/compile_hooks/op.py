@@ -10,7 +10,7 @@ import torch
 from ...torch_internals.modes import unseen
 
 
-class Event(IntEnum):
+class HookEvent(IntEnum):
     PRE_FW = 0
     POST_FW = 1
     PRE_BW = 2
@@ -40,7 +40,7 @@ class Session:
 
 def report(
     place: torch.Tensor,
-    event: Event,
+    event: HookEvent,
     first: Sequence[torch.Tensor | None],
     second: Sequence[torch.Tensor | None],
 ) -> None:
@@ -62,7 +62,7 @@ def _run(
     session = _sessions.get(number)
     hook = None if session is None else session.hooks[event]
     if session is not None and hook is not None:
-        tensors = (tuple(first), tuple(second)) if event == Event.POST_FW else (tuple(first),)
+        tensors = (tuple(first), tuple(second)) if event == HookEvent.POST_FW else (tuple(first),)
         with torch.no_grad():
             hook(session.paths[index], *tensors)
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from ..log.segments import CallRef
 from ..scopes.locate import Location
 from ..steps.follower import StepFollower
-from .stack_names import Stack, StackNames
+from .stack_names import NamedStack, StackNames
 
 
 class Call(NamedTuple):
@@ -27,7 +27,7 @@ class Where:
         self._found = found
         self._names = names
         self._steps = steps
-        self._stack: Stack | None = None
+        self._stack: NamedStack | None = None
         #: `forward`, `backward`, `recompute`, `optimizer`; None outside of all of them.
         self.phase: str | None = found.phase
         #: False where a backward node runs and nothing says which call has made it.
@@ -86,14 +86,14 @@ class Where:
         return self._found.met_in if self._found.accumulation else self._found.call
 
     @property
-    def _named(self) -> Stack:
+    def _named(self) -> NamedStack:
         if self._stack is None:
             call, parameter = self._call, self._found.parameter
             if parameter is not None:
                 self._stack = self._names.of_parameter(parameter)
             call = call or self._found.nested_in
             if self._stack is None:
-                self._stack = Stack() if call is None else self._names.of(call.context, call.segment)
+                self._stack = NamedStack() if call is None else self._names.of(call.context, call.segment)
         return self._stack
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from ..names.module_names import SCOPE, ModuleNames, NamedModule
 from ..names.wrappers import class_name, unwrapped
 
 
-class Stack(NamedTuple):
+class NamedStack(NamedTuple):
     """What runs, outermost first."""
 
     names: tuple[str, ...] = ()
@@ -74,10 +74,10 @@ class StackNames:
         self._names = names
         self._tree = tree
         self._labels = labels
-        self._known: dict[CallContext, Stack] = {}
+        self._known: dict[CallContext, NamedStack] = {}
         self._revision = -1
 
-    def of(self, context: CallContext, segment: Segment) -> Stack:
+    def of(self, context: CallContext, segment: Segment) -> NamedStack:
         """Returns what runs in a context of a segment."""
         if self._revision != self._names.revision:
             self._revision = self._names.revision
@@ -98,7 +98,7 @@ class StackNames:
         """Returns the path of a parameter, as in `state_dict`."""
         return self._names.parameter_name(parameter)
 
-    def of_parameter(self, parameter: torch.Tensor) -> Stack | None:
+    def of_parameter(self, parameter: torch.Tensor) -> NamedStack | None:
         """Returns the modules that hold a parameter, as far as all their calls have them in common; None: no module."""
         names = self._names
         owners = names.owners_of(parameter) or names.owners_of(parameter, learn=True)
@@ -107,16 +107,16 @@ class StackNames:
         contexts = [context for owner in owners for context in self._tree.contexts_of(owner.module)]
         stacks = [self._name(levels) for levels in map(_levels_outside, contexts) if levels is not None]
         if not stacks:  # it has not run: its weights may be used without it
-            stacks = [Stack((self.name_of(owner.module),), (owner.module.path,)) for owner in owners]
+            stacks = [NamedStack((self.name_of(owner.module),), (owner.module.path,)) for owner in owners]
         first, *others = stacks
         common = [at for at, name in enumerate(first.names) if all(name in other.names for other in others)]
-        return Stack(tuple(first.names[at] for at in common), tuple(first.paths[at] for at in common))
+        return NamedStack(tuple(first.names[at] for at in common), tuple(first.paths[at] for at in common))
 
     def name_of(self, named: NamedModule) -> str:
         """Returns the name of a module, such as `Mod.c.0`."""
         return join(self._labels.label(named.root), named.path)
 
-    def _name(self, levels: list[_Level]) -> Stack:
+    def _name(self, levels: list[_Level]) -> NamedStack:
         names: list[str] = []
         paths: list[str] = []
         last: NamedModule | None = None
@@ -128,7 +128,7 @@ class StackNames:
                 names.append(name)
                 paths.append(path)
             last = named
-        return Stack(tuple(names), tuple(paths))
+        return NamedStack(tuple(names), tuple(paths))
 
 
 def _own_name(root: NamedModule, module: nn.Module | None) -> str:

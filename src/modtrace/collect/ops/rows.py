@@ -205,9 +205,9 @@ class OpTables:
             "step": step,
             "call_id": _null(calls.call_id),
             "phase": _null(calls.phase),
-            "name": _words(schema, names),
+            "name": _dictionary(schema, names),
             "nth": count_before(_run_key(step, calls), schema),
-            "args": _words(found.argument, templates),
+            "args": _dictionary(found.argument, templates),
             "sequence_nr": _null(nodes.node),
             "sequence_thread": np.ma.masked_array(nodes.thread, nodes.node < 0),
             "forward_op_id": _null(nodes.forward_op),
@@ -274,15 +274,15 @@ def _tensor_columns(found: JoinedOps, ids: AnyTensorIds, site: npt.NDArray[np.in
         "offset": offset,
         "conj": np.array([each.conj for each in shown], bool)[position],
         "neg": np.array([each.neg for each in shown], bool)[position],
-        "dtype": _words(position, [_word(each.dtype) for each in shown]),
-        "device": _words(device, [_word(each) for each in ids.devices]),
-        "layout": _words(position, [_word(each.layout) for each in shown]),
+        "dtype": _dictionary(position, [_short_name(each.dtype) for each in shown]),
+        "device": _dictionary(device, [_short_name(each) for each in ids.devices]),
+        "layout": _dictionary(position, [_short_name(each.layout) for each in shown]),
         "requires_grad": (bits & REQUIRES_GRAD) != 0,
         "storage": _null(storage),
         "version": np.ma.masked_array(version, storage < 0),
         "producer_op": _null(producer),
         "slot": [ids.slots[each] for each in slot.tolist()],
-        "note": _words(position, [each.note for each in shown]),
+        "note": _dictionary(position, [each.note for each in shown]),
     }
 
 
@@ -313,20 +313,20 @@ def _null(values: Any) -> Any:
     return np.ma.masked_array(values, values < 0)
 
 
-def _words(codes: Ints, words: Sequence[str | None]) -> pa.DictionaryArray:
-    """Returns a column of words, null for None. Only words that are used are kept; `words` may hold one twice."""
+def _dictionary(codes: Ints, texts: Sequence[str | None]) -> pa.DictionaryArray:
+    """Returns a column of texts, null for None. Only those that are used are kept; `texts` may hold one twice."""
     used, back = np.unique(codes, return_inverse=True)
     numbers: dict[str, int] = {}
     new = [
-        _NO_WORD if word is None else numbers.setdefault(word, len(numbers))
-        for word in map(words.__getitem__, used)
+        _NO_TEXT if text is None else numbers.setdefault(text, len(numbers))
+        for text in map(texts.__getitem__, used)
     ]
     column = np.array(new, np.int32)[back]
     return pa.DictionaryArray.from_arrays(from_numpy(_null(column), pa.int32()), from_strings([*numbers]))
 
 
-_NO_WORD = -1
+_NO_TEXT = -1
 
 
-def _word(value: torch.dtype | torch.layout | torch.device | None) -> str | None:
+def _short_name(value: torch.dtype | torch.layout | torch.device | None) -> str | None:
     return None if value is None else str(value).removeprefix("torch.")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...measure.want import Extra, Note, Want
+from ...measure.want import Extra, ExtraNote, Want
 from ...recording.statistics.fingerprints import hash_to_bytes
 from ...torch_internals.modes import unseen
 from ...torch_internals.transforms import outside_transforms
@@ -73,7 +73,7 @@ def _rows_by_want(extras: Sequence[Extra | None], wants: Sequence[Want | None]) 
     return list(groups.values())
 
 
-def _concerns(note: Note, want: Want) -> bool:
+def _concerns(note: ExtraNote, want: Want) -> bool:
     wanted = _COLUMNS[note.of][0](want) if note.of else True
     if note.of == "channel_max":
         return wanted and note.about == want.channel_dim

@@ -40,7 +40,7 @@ class MeasuredOutputs:
         self.known = {}
 
 
-class Seen:
+class SeenCall:
     """The call whose tensors are being measured."""
 
     __slots__ = ("context", "event", "grad_mark", "mark", "measured")

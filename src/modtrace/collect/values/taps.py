@@ -26,7 +26,7 @@ from ..scopes.tracker import ScopeTracker
 from ..structures.find import find_slots
 from .capture_masks import ROLE_BITS, ROLE_CODE, CaptureMasks, Mask, mark_of
 from .gradient_taps import BaseTap, GradientTap, rehook_taps, written_bases
-from .measured import MeasuredGradients, MeasuredOutputs, Seen, name_of_tensor, not_measured
+from .measured import MeasuredGradients, MeasuredOutputs, SeenCall, name_of_tensor, not_measured
 from .source import ValueSource
 from .whole_tensors import KeptTensors
 
@@ -145,7 +145,7 @@ class CallTaps(ValueSource):
             return
         start_ns = log.times[-1]
         event = len(log.contexts) - 1
-        self._look_at(Seen(measured, event, context, mark, grad_mark), output)
+        self._look_at(SeenCall(measured, event, context, mark, grad_mark), output)
         measured.intervals += (start_ns, time.perf_counter_ns())
 
     def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
@@ -160,7 +160,7 @@ class CallTaps(ValueSource):
         start_ns = time.perf_counter_ns()
         kwargs = log.kwargs_of(sys._getframe(2))
         event = len(log.contexts) - 1
-        self._look_at(Seen(measured, event, context, mark, grad_mark), args, kwargs)
+        self._look_at(SeenCall(measured, event, context, mark, grad_mark), args, kwargs)
         measured.intervals += (start_ns, time.perf_counter_ns())
 
     def _marks(
@@ -171,7 +171,7 @@ class CallTaps(ValueSource):
         mask, grad_mask = of_context(context, code) & active, of_context(context, grad_code) & active
         return mask and mark_of(mask, code), grad_mask and mark_of(grad_mask, grad_code)
 
-    def _look_at(self, seen: Seen, *values: Any) -> None:
+    def _look_at(self, seen: SeenCall, *values: Any) -> None:
         """Measures all tensors in what a call is given or has returned, and hooks those whose gradient is wanted."""
         sites = seen.measured.sites
         try:
@@ -204,7 +204,7 @@ class CallTaps(ValueSource):
                 tap.ref = weakref.ref(tensor)
         return tap
 
-    def _watch_gradient(self, seen: Seen, tap: GradientTap, slot: str, tensor: torch.Tensor) -> None:
+    def _watch_gradient(self, seen: SeenCall, tap: GradientTap, slot: str, tensor: torch.Tensor) -> None:
         if tap.handle is not None:
             tap.add_site(seen.event, slot, seen.grad_mark)
             return
