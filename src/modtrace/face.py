@@ -30,7 +30,7 @@ from .store.copy import write_recording
 from .store.reader import FolderReader
 from .views.formats.perfetto import write_perfetto
 from .views.plot.draw import Kind, check_picture_name, draw, find_plotted, write_axes
-from .views.text.module_tree import render_module_tree
+from .views.text.show_module_tree import render_module_tree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,7 @@ from ..recording.options.step_range import ALL_STEPS, to_step_range
 from ..recording.suggestions import count_of
 from ..views.common.headline import describe_note
 from .children import StartedProcesses
-from .program import Program, exit_like, find_module, find_script, run_program
+from .run_program import Program, exit_like, find_module, find_script, run_program
 
 _REPORT_EVERY_S = 10.0
 

@@ -3,8 +3,8 @@
 import click
 
 from ..analysis.modules.module_tree import build_module_tree
-from ..views.text.module_tree import SORT_KEYS, SortKey, render_module_tree
-from ..views.text.module_tree_json import render_module_tree_json
+from ..views.text.show_module_tree import SORT_KEYS, SortKey, render_module_tree
+from ..views.text.show_module_tree_json import render_module_tree_json
 from .output import find_terminal, print_text
 from .with_ops import ask, open_with_rows
 

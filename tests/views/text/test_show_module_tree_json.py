@@ -4,7 +4,7 @@ import json
 
 from builders import RecordingBuilder
 from modtrace.analysis.modules.module_tree import build_module_tree
-from modtrace.views.text.module_tree_json import render_module_tree_json
+from modtrace.views.text.show_module_tree_json import render_module_tree_json
 
 NONE = {
     "calls": 0,

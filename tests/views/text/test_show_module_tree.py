@@ -13,7 +13,7 @@ from modtrace.analysis.modules.value_summary import NonFiniteCount, SlotValues, 
 from modtrace.analysis.step.chosen_step import ShownStep
 from modtrace.analysis.step.times import NO_CALLS, PhaseTimes
 from modtrace.recording.statistics.moments import Stats
-from modtrace.views.text.module_tree import SORT_KEYS, SortKey, render_module_tree
+from modtrace.views.text.show_module_tree import SORT_KEYS, SortKey, render_module_tree
 
 STEP = ShownStep(step=19, kind="train", start_ns=0, end_ns=200_000_000, first=0, last=19, count=20)
 
