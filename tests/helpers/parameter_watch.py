@@ -15,6 +15,7 @@ from modtrace.collect.values.measured import MeasuredParameters
 from modtrace.collect.values.micro_batches import MicroBatchTaps
 from modtrace.collect.values.parameter_sites import ParameterSites
 from modtrace.collect.values.parameters import ParameterTaps
+from modtrace.collect.values.source import Measuring
 from modtrace.measure.measurer import Measurement
 from modtrace.recording.options.capture import Capture
 from modtrace.torch_internals.modes import unseen
@@ -51,23 +52,11 @@ class Watch(Keeper):
 
     def start(self, tracker: ScopeTracker) -> None:
         self.capture_masks = CaptureMasks(self._captures, tracker.names)
-        capture_masks, measure, settle = self.capture_masks, self._measure, self._settle
-        sites = ParameterSites(tracker.names, capture_masks)
-        self.parameters = ParameterTaps(
-            tracker,
-            sites,
-            capture_masks,
-            active=self._active,
-            measure=measure,
-            settle=settle,
-            failed=self._failed,
-        )
-        self.micro_batches = MicroBatchTaps(
-            tracker, sites, capture_masks.in_micro_batches, measure=measure, failed=self._failed
-        )
-        self.buffers = BufferTaps(
-            tracker.names, sites, capture_masks, measure=measure, settle=settle, failed=self._failed
-        )
+        sites = ParameterSites(tracker.names, self.capture_masks)
+        measuring = Measuring(tracker, sites, self.capture_masks, self._measure, self._settle, self._failed)
+        self.parameters = ParameterTaps(measuring, active=self._active)
+        self.micro_batches = MicroBatchTaps(measuring)
+        self.buffers = BufferTaps(measuring)
         self.sources = (self.parameters, self.micro_batches, self.buffers)
         self._tracker = tracker
         for source in self.sources:

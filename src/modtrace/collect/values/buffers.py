@@ -1,7 +1,6 @@
 """Measures the buffers of a root when its outermost call has ended."""
 
 import time
-from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -10,34 +9,20 @@ from ...recording.phase import FORWARD
 from ...recording.role import BUFFER
 from ...torch_internals.modes import DisableTorchFunction, tracing_state, unseen
 from ..log.segments import Segment
-from ..names.module_names import ModuleNames, ParameterOwner
+from ..names.module_names import ParameterOwner
 from ..names.walk import descendants
-from .capture_masks import CaptureMasks, Mask
+from .capture_masks import Mask
 from .measured import MeasuredParameters, free_rows
-from .parameter_sites import Measure, ParameterSites, name_of, store, wanted_by
-from .source import ValueSource
+from .parameter_sites import name_of, store, wanted_by
+from .source import Measuring, ValueSource
 
 
 class BufferTaps(ValueSource):
     """Measures what the buffers were after each outermost call."""
 
-    def __init__(
-        self,
-        names: ModuleNames,
-        sites: ParameterSites,
-        capture_masks: CaptureMasks,
-        *,
-        measure: Measure,
-        settle: Callable[[], None],
-        failed: Callable[[Exception, str], None],
-    ) -> None:
-        self._names = names
-        self._sites = sites
-        self._capture_masks = capture_masks
-        self._wanted = capture_masks.of_role(BUFFER)
-        self._measure = measure
-        self._settle = settle
-        self._failed = failed
+    def __init__(self, measuring: Measuring) -> None:
+        super().__init__(measuring)
+        self._wanted = self._capture_masks.of_role(BUFFER)
         self._of_segment: dict[Segment, MeasuredParameters] = {}
 
     def closed(self, segment: Segment, active: Mask) -> None:
@@ -82,7 +67,7 @@ class BufferTaps(ValueSource):
         found: dict[int, tuple[torch.Tensor, list[ParameterOwner]]] = {}
         for module in (top, *descendants(top)):
             for name, buffer in module._buffers.items():
-                named = None if buffer is None else self._names.get(module)
+                named = None if buffer is None else self._tracker.names.get(module)
                 if buffer is not None and named is not None:
                     found.setdefault(id(buffer), (buffer, []))[1].append(ParameterOwner(named, name))
         return list(found.values())

@@ -19,30 +19,18 @@ from ..log.segments import Segment
 from ..log.thread_log import Backward
 from ..names.module_names import NamedModule
 from ..names.walk import descendants, parameter_of
-from ..scopes.tracker import ScopeTracker
 from .capture_masks import Mask
 from .measured import MeasuredParameters, free_rows
-from .parameter_sites import Measure, ParameterSite, ParameterSites, name_of, store, wanted_by
-from .source import ValueSource
+from .parameter_sites import ParameterSite, name_of, store, wanted_by
+from .source import Measuring, ValueSource
 
 
 class MicroBatchTaps(ValueSource):
     """Hooks on the parameters of the roots that run, from the call that begins until the step ends."""
 
-    def __init__(
-        self,
-        tracker: ScopeTracker,
-        sites: ParameterSites,
-        wanted: Mask,
-        *,
-        measure: Measure,
-        failed: Callable[[Exception, str], None],
-    ) -> None:
-        self._tracker = tracker
-        self._sites = sites
-        self._wanted = wanted
-        self._measure = measure
-        self._failed = failed
+    def __init__(self, measuring: Measuring) -> None:
+        super().__init__(measuring)
+        self._wanted = self._capture_masks.in_micro_batches
         self._on_gradient = self._measure_gradient  # bound once: each hook refers to it
         self._hooks: dict[int, _GradientHook] = {}  # by id of the parameter
         #: By whose call, with the captures that look at it.

@@ -17,12 +17,11 @@ from ...torch_internals.dynamo import keep_out_of_dynamo
 from ...torch_internals.modes import DisableTorchFunction, unseen
 from ...torch_internals.tensors import grad_of
 from ..identity_map import IdentityMap
-from ..scopes.tracker import ScopeTracker
 from ..structures.find import Slot, find_slots
-from .capture_masks import CaptureMasks, Mask
+from .capture_masks import Mask
 from .measured import MeasuredParameters, free_rows, not_measured
-from .parameter_sites import Measure, ParameterSite, ParameterSites, name_of, store, wanted_by
-from .source import ValueSource
+from .parameter_sites import ParameterSite, name_of, store, wanted_by
+from .source import Measuring, ValueSource
 
 _SCALED = "still scaled by the GradScaler"
 
@@ -36,33 +35,15 @@ _Position = tuple[int, int]
 class ParameterTaps(ValueSource):
     """Measures the parameters of an optimizer around each of its steps."""
 
-    def __init__(
-        self,
-        tracker: ScopeTracker,
-        sites: ParameterSites,
-        capture_masks: CaptureMasks,
-        *,
-        active: Callable[[], Mask],
-        measure: Measure,
-        settle: Callable[[], None],
-        failed: Callable[[Exception, str], None],
-    ) -> None:
+    def __init__(self, measuring: Measuring, *, active: Callable[[], Mask]) -> None:
         """Looks at nothing before an optimizer steps.
 
         Args:
             active: the captures that may look at the step which an optimizer belongs to now.
-            measure: measures a tensor as some captures want it, for which it is given a name.
-            settle: copies what is to be copied before an optimizer writes to it.
-            failed: receives an error of ours, and where it came.
         """
-        self._tracker = tracker
-        self._sites = sites
-        self._capture_masks = capture_masks
+        super().__init__(measuring)
         self._active = active
-        self._measure = measure
-        self._settle = settle
-        self._failed = failed
-        self._wanted = {role: capture_masks.of_role(role) for role in _OF_OPTIMIZERS}
+        self._wanted = {role: self._capture_masks.of_role(role) for role in _OF_OPTIMIZERS}
         self._wanted_of_any = _union(self._wanted.values())
         self._stepping: dict[int, _Stepping] = {}  # by thread
         self._optimizers: IdentityMap[Any, _Optimizer] = IdentityMap()

@@ -21,7 +21,7 @@ from .parameter_sites import ParameterSites
 from .parameters import ParameterTaps
 from .rows import ValuePart, value_columns
 from .sites import SiteIds
-from .source import ValueSource
+from .source import Measuring, ValueSource
 from .taps import CallTaps, CaptureMeasurer
 
 
@@ -68,26 +68,19 @@ class ValueRecorder:
         if not self._captures:
             return
         self._tracker = tracker
-        failed, raised = self.failed, self._reporter.user_raised
+        raised = self._reporter.user_raised
         self._capture_masks = capture_masks = CaptureMasks(
             self._captures, tracker.names, fired=self._fired, raised=raised
         )
         self.measurer = CaptureMeasurer(tracker, capture_masks, put=self._put, raised=raised)
-        measure, settle = self.measurer.measure, self.measurer.settle
         sites = ParameterSites(tracker.names, capture_masks)
+        measure, settle = self.measurer.measure, self.measurer.settle
+        measuring = Measuring(tracker, sites, capture_masks, measure, settle, self.failed)
         self._sources = (
-            CallTaps(tracker, capture_masks, self.measurer, failed),
-            ParameterTaps(
-                tracker,
-                sites,
-                capture_masks,
-                active=self.captures_for,
-                measure=measure,
-                settle=settle,
-                failed=failed,
-            ),
-            MicroBatchTaps(tracker, sites, capture_masks.in_micro_batches, measure=measure, failed=failed),
-            BufferTaps(tracker.names, sites, capture_masks, measure=measure, settle=settle, failed=failed),
+            CallTaps(measuring, self.measurer),
+            ParameterTaps(measuring, active=self.captures_for),
+            MicroBatchTaps(measuring),
+            BufferTaps(measuring),
         )
         self._listeners = self._sources
         wants_inputs = capture_masks.of_role(INPUT) | capture_masks.of_role(GRAD_INPUT)

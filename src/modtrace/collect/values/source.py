@@ -1,10 +1,26 @@
 """The base of what measures tensors of one kind: of calls, optimizers, backwards, buffers."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from ..log.listeners import Listener
 from ..log.segments import Segment
 from ..log.thread_log import Backward
-from .capture_masks import Mask
+from ..scopes.tracker import ScopeTracker
+from .capture_masks import CaptureMasks, Mask
 from .measured import Measured
+from .parameter_sites import Measure, ParameterSites
+
+
+class Measuring(NamedTuple):
+    """What all sources of one recording measure with."""
+
+    tracker: ScopeTracker
+    sites: ParameterSites
+    capture_masks: CaptureMasks
+    measure: Measure  # as some captures ask; the name that it is given is for whole tensors
+    settle: Callable[[], None]  # copies what is to be copied before somebody writes to it
+    failed: Callable[[Exception, str], None]  # receives an error of ours, and where it came
 
 
 class ValueSource(Listener):
@@ -14,7 +30,11 @@ class ValueSource(Listener):
     `closed`, `dropped`, `step_ended` and all methods whose names begin with `take_`.
     """
 
-    _is_abandoned = False
+    def __init__(self, measuring: Measuring) -> None:
+        """Looks at nothing before a segment is opened, or an optimizer steps."""
+        self._tracker, self._sites, self._capture_masks = measuring[:3]
+        self._measure, self._settle, self._failed = measuring[3:]
+        self._is_abandoned = False
 
     def opened(self, segment: Segment, active: Mask) -> None:
         """An outermost call begins, and `active` are the captures that may look at its step."""

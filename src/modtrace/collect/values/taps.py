@@ -27,7 +27,7 @@ from ..structures.find import find_slots
 from .capture_masks import ROLE_BITS, ROLE_CODE, CaptureMasks, Mask, mark_of
 from .gradient_taps import BaseTap, GradientTap, rehook_taps, written_bases
 from .measured import MeasuredGradients, MeasuredOutputs, SeenCall, name_of_tensor, not_measured
-from .source import ValueSource
+from .source import Measuring, ValueSource
 from .whole_tensors import KeptTensors
 
 #: Segments of ended steps that are kept without looking whether their graphs live.
@@ -40,18 +40,9 @@ _GRAD_INPUT, _GRAD_OUTPUT = ROLE_CODE[GRAD_INPUT], ROLE_CODE[GRAD_OUTPUT]
 class CallTaps(ValueSource):
     """Measures what modules are given and return, and the gradients of that."""
 
-    def __init__(
-        self,
-        tracker: ScopeTracker,
-        capture_masks: CaptureMasks,
-        measurer: "CaptureMeasurer",
-        failed: Callable[[Exception, str], None],
-    ) -> None:
-        """Looks at nothing before a segment is opened; `failed` receives an error of ours, and where it came."""
-        self._tracker = tracker
-        self._capture_masks = capture_masks
+    def __init__(self, measuring: Measuring, measurer: "CaptureMeasurer") -> None:
+        super().__init__(measuring)
         self._measurer = measurer
-        self._failed = failed
         self._on_gradient = self._measure_gradient  # bound once: a hook for each tensor refers to it
         self._running: dict[Segment, MeasuredOutputs] = {}
         self._closed: dict[Segment, MeasuredOutputs] = {}
