@@ -1,5 +1,7 @@
 """The phases a call can run in."""
 
+from typing import Generic, TypeVar
+
 FORWARD = "forward"
 BACKWARD = "backward"
 RECOMPUTE = "recompute"
@@ -7,3 +9,15 @@ OPTIMIZER = "optimizer"
 
 #: In the order of their codes in the `calls` and `ops` tables; a new phase goes at the end.
 PHASES = (FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER)
+
+
+Part = TypeVar("Part")
+
+
+class ByPhase(Generic[Part]):
+    """Has a field for each phase."""
+
+    def phase(self, name: str) -> Part:
+        """Returns what belongs to a phase."""
+        part: Part = getattr(self, name)
+        return part

@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from ...recording.meta import Note
-from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
+from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, ByPhase
 from ...recording.protocols import RecordingData
 from ..step.calls import Rows, phase_codes, read_calls
 from ..step.chosen_step import ShownStep, choose_step
@@ -24,7 +24,7 @@ MODULE_PHASES = (FORWARD, BACKWARD, RECOMPUTE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModuleNode:
+class ModuleNode(ByPhase[PhaseTimes]):
     """A module at one place in the tree; after folding, several modules that are alike.
 
     A module that was not called itself (a `ModuleList`) has the times of what ran inside it.
@@ -46,11 +46,6 @@ class ModuleNode:
     role: Literal["module", "folded", "inside"] = "module"  # inside: of the siblings before it, in one
     children: tuple["ModuleNode", ...] = ()
 
-    def phase(self, name: str) -> PhaseTimes:
-        """Returns the times of one of MODULE_PHASES."""
-        times: PhaseTimes = getattr(self, name)
-        return times
-
     @property
     def calls(self) -> int:
         """Forward calls; where there is none, those of another phase."""
@@ -58,7 +53,7 @@ class ModuleNode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModuleTree:
+class ModuleTree(ByPhase[PhaseTimes]):
     """The modules that ran in one step, and where its time went."""
 
     command: tuple[str, ...]
@@ -72,11 +67,6 @@ class ModuleTree:
     outside_ns: int | None  # the part of the step in which no call ran; None: its length is not known
     backward_recorded: bool  # some step of the recording has backward calls, or was to have them
     notes: tuple[Note, ...] = ()  # why steps were written, or were not
-
-    def phase(self, name: str) -> PhaseTimes:
-        """Returns the times of a phase in the whole step."""
-        times: PhaseTimes = getattr(self, name)
-        return times
 
 
 def build_module_tree(data: RecordingData, *, step: int | None = None) -> ModuleTree:

@@ -4,13 +4,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...recording.phase import BACKWARD, FORWARD, RECOMPUTE
+from ...recording.phase import BACKWARD, FORWARD, RECOMPUTE, ByPhase
 from ..step.times import NO_CALLS, PhaseTimes
 from .module_tree import MODULE_PHASES, ModuleNode, ModuleTree, iterate_nodes
 
 
 @dataclass(frozen=True, kw_only=True)
-class TypeTimes:
+class TypeTimes(ByPhase[PhaseTimes]):
     """All called modules of one type; a module inside another one of its type adds nothing to the totals."""
 
     type: str
@@ -18,11 +18,6 @@ class TypeTimes:
     forward: PhaseTimes = NO_CALLS
     backward: PhaseTimes = NO_CALLS
     recompute: PhaseTimes = NO_CALLS
-
-    def phase(self, name: str) -> PhaseTimes:
-        """Returns the times of one of MODULE_PHASES."""
-        times: PhaseTimes = getattr(self, name)
-        return times
 
 
 def build_type_table(tree: ModuleTree) -> tuple[TypeTimes, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
+from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, ByPhase
 from ...recording.protocols import RecordingData
 from ..step.calls import Column, Rows
 from ..step.chosen_step import ShownStep
@@ -56,7 +56,7 @@ _NOTHING = SavedMemory()
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryRow:
+class MemoryRow(ByPhase[CallMemory]):
     """The memory of a module, or of what ran in none."""
 
     name: str  # the path, of a root its name; (outside of modules), (optimizer)
@@ -71,11 +71,6 @@ class MemoryRow:
     backward: CallMemory = NO_CALL_MEMORY
     recompute: CallMemory = NO_CALL_MEMORY
     optimizer: CallMemory = NO_CALL_MEMORY
-
-    def phase(self, name: str) -> CallMemory:
-        """Returns the calls of one of PHASES."""
-        memory: CallMemory = getattr(self, name)
-        return memory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
+from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, ByPhase
 from ..step.calls import Column, Rows, iterate_levels
 from ..step.ops import StepOps
 
@@ -33,7 +33,7 @@ NO_OPS = OpSums()
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhaseSums:
+class PhaseSums(ByPhase[OpSums]):
     """The ops of a group together, and by phase; `together` also has those that ran in no phase."""
 
     together: OpSums = NO_OPS
@@ -41,11 +41,6 @@ class PhaseSums:
     backward: OpSums = NO_OPS
     recompute: OpSums = NO_OPS
     optimizer: OpSums = NO_OPS
-
-    def phase(self, name: str) -> OpSums:
-        """Returns the ops of one of PHASES."""
-        sums: OpSums = getattr(self, name)
-        return sums
 
 
 def sum_ops(ops: StepOps, group: Rows, groups: int) -> list[PhaseSums]:
