@@ -44,6 +44,7 @@ class Tracker:
         """
         #: All stashes so far, in order.
         self.stashes: list[Stash] = []
+        # A function: users may assign another list.
         self._collector = StashCollector(stash or get_stash_fn(), lambda: self.stashes, strict)
 
     # Registering.

@@ -272,7 +272,7 @@ def _shown(path: str, root: str | None) -> str:
 def _nearest(text: str, paths: Collection[str]) -> list[str]:
     """Returns the paths that are most like a pattern: as wholes, or else in as many last parts as it has.
 
-    It takes 0.4 s for 20,000 paths.
+    It takes up to 0.4 s for 20,000 paths, and less where they differ by numbers alone.
     """
     wanted, is_tail = _outline_of_pattern(text)
     for parts in ([] if is_tail else [0]) + [wanted.count(".") + 1]:
