@@ -3,10 +3,11 @@
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from ..collect.log.thread_log import ThreadLog
 from ..collect.ops.mode import tensors_in
 from ..collect.ops.schemas import OpSchema, base_name
 from ..torch_internals.ops import schema_arguments
@@ -16,9 +17,6 @@ from ..torch_internals.transforms import is_functorch_tensor
 from .contents import alias_of, aside, copy_storage, digest
 from .generators import GeneratorStates
 from .templates import Template
-
-if TYPE_CHECKING:
-    from ..collect.log.thread_log import ThreadLog
 
 #: Namespaces of ops that mean nothing, or something else, when they run a second time.
 _NOT_AGAIN = {
@@ -128,7 +126,7 @@ class OpKeep:
         known = _known_written(kept, before)
         kept.undeclared = tuple(at for at in changed if at not in known)
 
-    def met(self, tensor_id: int, tensor: torch.Tensor, log: "ThreadLog") -> None:
+    def met(self, tensor_id: int, tensor: torch.Tensor, log: ThreadLog) -> None:
         """Keeps the content of a leaf, once for all tensors that show one storage."""
         if not _is_plain(tensor):
             return

@@ -4,7 +4,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,16 +17,14 @@ from ...torch_internals.transforms import is_functorch_tensor, wrapped_by_functo
 from ..identity_map import IdentityMap
 from ..log.listeners import Listener
 from ..log.segments import Segment
+from ..log.thread_log import ThreadLog
 from ..names.module_names import NamedModule
 from ..names.walk import named_modules
+from ..scopes.tracker import ScopeTracker
 from ..structures.find import find_slots
 from ..tensor_ids.tensor_ids import NO_TENSOR, RETURNED
 from .leaves import Leaf, OpLeaves, is_parameter
 from .mode import OpMode
-
-if TYPE_CHECKING:
-    from ..log.thread_log import ThreadLog
-    from ..scopes.tracker import ScopeTracker
 
 #: Tensors with their slots.
 _Slots = Sequence[tuple[str, torch.Tensor]]
@@ -50,7 +48,7 @@ class OpBoundary(Listener):
     with eight more in a cache. For calls inside of others nothing is looked for.
     """
 
-    def __init__(self, tracker: "ScopeTracker", mode: OpMode, leaves: OpLeaves) -> None:
+    def __init__(self, tracker: ScopeTracker, mode: OpMode, leaves: OpLeaves) -> None:
         self.found: list[AtRoot] = []
         self._tracker = tracker
         self._mode = mode
@@ -80,7 +78,7 @@ class OpBoundary(Listener):
 
     # Going in. Leaves are named on every thread, and where ops are not wanted.
 
-    def entering(self, log: "ThreadLog", module: nn.Module, args: Any) -> None:
+    def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
         segment, context = log.segment, log.context
         if context.above is not None or segment is None or segment.task >= 0 or self._mode.has_failed:
             return
@@ -144,7 +142,7 @@ class OpBoundary(Listener):
 
     # Coming out.
 
-    def outermost_returned(self, log: "ThreadLog", output: Any) -> None:
+    def outermost_returned(self, log: ThreadLog, output: Any) -> None:
         segment = log.segment
         if segment is None or segment.task >= 0 or not self._is_seen():
             return
@@ -157,7 +155,7 @@ class OpBoundary(Listener):
         except Exception as error:
             self._mode.fail(error, f"what {segment.named.shown} returned")
 
-    def _note_returned(self, log: "ThreadLog", segment: Segment, output: Any) -> None:
+    def _note_returned(self, log: ThreadLog, segment: Segment, output: Any) -> None:
         with DisableTorchFunction():
             returned = _tensors_in(output)
             numbers: dict[int, int] = {}  # by `id`: a tensor without storage is another one each time

@@ -2,17 +2,15 @@
 
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from ...recording.role import BUFFER, INPUT, LEAF, PARAMETER
+from ..log.thread_log import ThreadLog
 from ..names.module_names import NamedModule
-
-if TYPE_CHECKING:
-    from ..log.thread_log import ThreadLog
-    from ..scopes.tracker import ScopeTracker
+from ..scopes.tracker import ScopeTracker
 
 
 class Leaf(NamedTuple):
@@ -33,7 +31,7 @@ class _Input(NamedTuple):
 class OpLeaves:
     """Names leaves as they are met."""
 
-    def __init__(self, tracker: "ScopeTracker") -> None:
+    def __init__(self, tracker: ScopeTracker) -> None:
         self.found: list[Leaf] = []
         self._tracker = tracker
         self._inputs: dict[int, _Input] = {}  # by `id`, of the outermost calls since the last backward
@@ -59,11 +57,11 @@ class OpLeaves:
         """Forgets the inputs: their backward has run, or the recording has ended."""
         self._inputs = {}
 
-    def name(self, tensor_id: int, tensor: torch.Tensor, log: "ThreadLog") -> None:
+    def name(self, tensor_id: int, tensor: torch.Tensor, log: ThreadLog) -> None:
         """Names a tensor that is read now."""
         self.found.append(Leaf(tensor_id, *self._describe(tensor, log)))
 
-    def _describe(self, tensor: torch.Tensor, log: "ThreadLog") -> tuple[str, str, NamedModule | None]:
+    def _describe(self, tensor: torch.Tensor, log: ThreadLog) -> tuple[str, str, NamedModule | None]:
         if is_parameter(tensor):
             owners = self._tracker.names.owners_of(tensor)
             if not owners and not self._has_learnt:
@@ -88,7 +86,7 @@ def is_parameter(tensor: torch.Tensor) -> bool:
         return False
 
 
-def _modules_around(log: "ThreadLog") -> Iterator[tuple[nn.Module, NamedModule]]:
+def _modules_around(log: ThreadLog) -> Iterator[tuple[nn.Module, NamedModule]]:
     """Yields the modules whose calls run on a thread, innermost first."""
     for context in log.context.upwards():
         named = context.named

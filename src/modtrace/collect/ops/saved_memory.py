@@ -1,7 +1,7 @@
 """Finds the memory that is saved for each backward, by autograd node."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,12 +11,10 @@ from ..backward.graph_walk import root_nodes
 from ..log.listeners import Listener
 from ..log.nesting import Ints
 from ..log.thread_log import Backward, ThreadLog
+from ..scopes.tracker import ScopeTracker
 from .batches import NodeOwners, owners_of
 from .leaves import OpLeaves
 from .saved_tensors import SavedByNode, charge, saved_in_graph, storages_of
-
-if TYPE_CHECKING:
-    from ..scopes.tracker import ScopeTracker
 
 UNKNOWN = -1
 
@@ -43,7 +41,7 @@ class SavedMemoryFinder(Listener):
 
     def __init__(
         self,
-        tracker: "ScopeTracker",
+        tracker: ScopeTracker,
         leaves: OpLeaves,
         *,
         is_wanted: Callable[[], bool],

@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,15 +12,13 @@ from ...recording.module_path import join
 from ...recording.role import LEAF, OP_OUTPUT
 from ...torch_internals.autograd import graph_task_id
 from ..log.call_context import CallContext
+from ..log.thread_log import ThreadLog
+from ..scopes.tracker import ScopeTracker
 from ..tensor_ids.tensor_ids import NO_OP
 from ..values.capture_masks import Mask
 from ..values.recorder import ValueRecorder
 from .mode import OpMode, tensors_in
 from .schemas import OpSchema
-
-if TYPE_CHECKING:
-    from ..log.thread_log import ThreadLog
-    from ..scopes.tracker import ScopeTracker
 
 
 class MeasuredOps:
@@ -48,7 +46,7 @@ class _Known(NamedTuple):
 class OpValues:
     """Measures for one recorder. Inside a dispatch mode no function mode sees it."""
 
-    def __init__(self, tracker: "ScopeTracker", mode: OpMode, values: ValueRecorder) -> None:
+    def __init__(self, tracker: ScopeTracker, mode: OpMode, values: ValueRecorder) -> None:
         self.active = values.captures_for()  # the captures that may look at what runs now
         self._tracker = tracker
         self._mode = mode
@@ -92,7 +90,7 @@ class OpValues:
             for tensor, slot in tensors_in(output, ""):
                 self._measure(tensor, op, slot, mask, schema.name)
 
-    def met(self, tensor_id: int, tensor: torch.Tensor, log: "ThreadLog") -> None:
+    def met(self, tensor_id: int, tensor: torch.Tensor, log: ThreadLog) -> None:
         """Measures a tensor that no op has made. What an optimizer reads is measured when it begins."""
         if not self._is_off and not self._is_stepping():
             mask = self._mask("", LEAF)
