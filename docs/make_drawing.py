@@ -22,6 +22,7 @@ ABOUT = {
     "replay": "proves a recording",
     "measure": "numbers of one tensor",
     "errors": "",
+    "surface": "words of Python or of options",
     "optional": "libraries that may be missing",
     "torch_internals": "private names of torch",
     "collect/recorder": "what record() keeps running",

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from .analysis.modules.module_tree import ModuleTree
 from .analysis.values.nonfinite import NonFinite
-from .errors import MisuseError, NothingRecordedError
+from .errors import MisuseError, ModtraceError, ModtraceWarning, NothingRecordedError
 from .face import Recording
 from .optional import require
+from .recording.failure_reporter import describe
 from .recording.in_memory.recording import MemoryRecording
 from .recording.meta import HELD, Note, RunMeta
 from .recording.options.capture import STATS, Capture, Patterns, to_captures
@@ -25,6 +27,7 @@ from .recording.suggestions import count_of
 from .recording.triggers.triggers import Trigger, check_keep_last, paths_of, to_triggers
 from .store.reader import FolderReader
 from .store.writer import FolderWriter
+from .surface import choose_words
 
 if TYPE_CHECKING:
     from .collect.recorder.recorder import Recorder
@@ -46,6 +49,7 @@ class LiveRecording(Recording):
         self._writer: FolderWriter | None = None
         self._claim: str | None = None
         self._entered = False
+        self._is_unrecorded = False  # modtrace failed when it began
 
     @property
     def data(self) -> RecordingData:
@@ -74,7 +78,8 @@ class LiveRecording(Recording):
         Raises:
             MisuseError: outside of the `with` block.
         """
-        self._running("step()").end_step()
+        if recorder := self._running("step()"):
+            recorder.end_step()
 
     def log(self, **scalars: Any) -> None:
         """Keeps numbers of the user's with the step that is running: `rec.log(loss=loss)`.
@@ -86,7 +91,8 @@ class LiveRecording(Recording):
             TypeError: a value is no number.
             MisuseError: outside of the `with` block.
         """
-        self._running("log()").log(scalars)
+        if recorder := self._running("log()"):
+            recorder.log(scalars)
 
     def dump(self, reason: str = "") -> None:
         """Writes the last `keep_last` steps up to now, of which the step that is open is the last.
@@ -100,7 +106,8 @@ class LiveRecording(Recording):
         Raises:
             MisuseError: outside of the `with` block, or neither `keep_last` nor `triggers` were given.
         """
-        self._running("dump()").fire("dump", reason, with_open=True)
+        if recorder := self._running("dump()"):
+            recorder.fire("dump", reason, with_open=True)
 
     def first_nonfinite(self) -> NonFinite | None:
         """The first tensor, by step and order of measuring, that holds NaN or infinite values.
@@ -135,39 +142,63 @@ class LiveRecording(Recording):
     def __enter__(self) -> "LiveRecording":
         if self._entered:
             raise MisuseError("a recording is entered once; call record() again for another")
+        self._entered = True
+        self._claim = _claim(self.path)
+        try:
+            self._recorder = self._last_recorder = self._start()
+        except BaseException as error:
+            self._undo()
+            if self._options.strict or isinstance(error, ModtraceError) or not isinstance(error, Exception):
+                self._entered = False
+                raise
+            self._go_on_without(error)
+        self._model = None
+        return self
+
+    def _start(self) -> "Recorder":
         from .collect.recorder.environment import describe_run
         from .collect.recorder.recorder import Recorder
         from .store.flight_recorder.sink import FlightRecorder, in_front_of
 
-        self._claim = _claim(self.path)
-        try:
-            meta = describe_run(self._options.to_json())
-            options = self._options
-            sink = in_front_of(
-                self._make_sink(meta),
-                options.keep_last,
-                options.triggers,
-                max_bytes=options.max_bytes,
-                behind=max((each.on_trigger for each in options.values), default=0),
-            )
-            recorder = Recorder(
-                sink,
-                self._model,
-                steps=options.steps,
-                backward_times=options.backward_times,
-                values=options.values,
-                ops=options.ops,
-                strict=options.strict,
-                flight_recorder=sink if isinstance(sink, FlightRecorder) else None,
-            )
-            recorder.start()
-        except BaseException:
-            _release(self._claim)
-            raise
-        self._entered = True
-        self._recorder = self._last_recorder = recorder
-        self._model = None
-        return self
+        meta = describe_run(self._options.to_json())
+        options = self._options
+        sink = in_front_of(
+            self._make_sink(meta),
+            options.keep_last,
+            options.triggers,
+            max_bytes=options.max_bytes,
+            behind=max((each.on_trigger for each in options.values), default=0),
+        )
+        recorder = Recorder(
+            sink,
+            self._model,
+            steps=options.steps,
+            backward_times=options.backward_times,
+            values=options.values,
+            ops=options.ops,
+            strict=options.strict,
+            flight_recorder=sink if isinstance(sink, FlightRecorder) else None,
+        )
+        recorder.start()
+        if self._writer is not None:
+            self._writer.begin()
+        return recorder
+
+    def _undo(self) -> None:
+        """Leaves what is at `to` as it was before the recording was entered."""
+        if self._writer is not None:
+            self._writer.undo()
+            self._writer = None
+        _release(self._claim)
+
+    def _go_on_without(self, error: Exception) -> None:
+        """Lets the run go on unrecorded, for modtrace could not begin to record."""
+        self._is_unrecorded = True
+        self._data = MemoryRecording(
+            RunMeta(marks=(f"modtrace failed when it began to record: {describe(error)}",))
+        )
+        text = "modtrace met an internal error when it began to record; the run goes on, unrecorded"
+        warnings.warn(f"{text} ({describe(error)}). Please report it.", ModtraceWarning, stacklevel=3)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -176,6 +207,10 @@ class LiveRecording(Recording):
         try:
             if recorder is not None:
                 recorder.stop(error)
+        except Exception as problem:
+            if recorder is None or self._options.strict:
+                raise
+            recorder.failed(problem, "when recording ended")
         finally:
             _release(self._claim)
 
@@ -196,8 +231,9 @@ class LiveRecording(Recording):
         self._data = FolderReader(writer.folder)
         return writer
 
-    def _running(self, what: str) -> "Recorder":
-        if self._recorder is None:
+    def _running(self, what: str) -> "Recorder | None":
+        """Returns the recorder; None where the run goes on unrecorded."""
+        if self._recorder is None and not self._is_unrecorded:
             raise MisuseError(f"rec.{what} works inside the `with record(...) as rec:` block only")
         return self._recorder
 
@@ -298,7 +334,7 @@ def record(
         MisuseError: on entering, if a recording to the same place is running in this process.
         RecordingExistsError: on entering, if something is at `to` already.
     """
-    require("torch", "modtrace.record()")
+    require("torch", choose_words(python="modtrace.record()", command_line="modtrace record"))
     from .collect.names.given_models import check_patterns, check_types, roots_of
 
     roots_of(model)
@@ -311,9 +347,10 @@ def record(
     for capture in captures:
         check_types(capture.types, model)
         if capture.on_trigger and not watched:
-            raise ValueError(
-                f"Capture(on_trigger={capture.on_trigger}) waits for a trigger: give record(triggers=...) or keep_last="
-            )
+            waits, how = f"on_trigger={capture.on_trigger}", "give record(triggers=...) or keep_last="
+            waits = choose_words(python=f"Capture({waits})", command_line=f"--capture {waits}")
+            how = choose_words(python=how, command_line="give --keep-last")
+            raise ValueError(f"{waits} waits for a trigger: {how}")
     if max_bytes <= 0:
         raise ValueError(f"max_bytes={max_bytes!r}: give a positive number of bytes")
     options = RecordOptions(

@@ -24,6 +24,7 @@ from .optional import require
 from .recording.options.path_filter import PathFilter, to_path_filter
 from .recording.protocols import RecordingData
 from .store.reader import FolderReader
+from .surface import choose_words, name_argument
 
 if TYPE_CHECKING:
     from .analysis.layout.layout import Layout
@@ -180,7 +181,7 @@ class ModelGraph:
             ValueError: there is no such phase, a pattern cannot be read, or no op is left by `path` or `op`.
         """
         if op is not None and not self._graph.has_ops:
-            raise ValueError(f"filter(op={op!r}): no ops were recorded in this step")
+            raise ValueError(f"{_name_filter(op=op)}: no ops were recorded in this step")
         before = self._choice.part
         part = Part(
             phases=before.phases if phase is None else _to_tuple("phase", phase),
@@ -189,9 +190,7 @@ class ModelGraph:
         )
         found = self._rebuilt(part)
         if not len(found.columns.nodes) and (path is not None or op is not None):
-            given = {"path": path, "op": op}
-            asked = ", ".join(f"{name}={each!r}" for name, each in given.items() if each is not None)
-            raise ValueError(f"filter({asked}): no op of this step is meant")
+            raise ValueError(f"{_name_filter(path=path, op=op)}: no op of this step is meant")
         return found
 
     def _with(self, **changes: Any) -> "ModelGraph":
@@ -212,7 +211,8 @@ class ModelGraph:
             chosen = _read_filter(path, what)
             found = [at for at, own in enumerate(paths_of) if own and chosen.selects(*own)]
             if not found:
-                raise ValueError(f"{what}({path!r}): no module of this graph has such a path")
+                given = choose_words(python=f"{what}({path!r})", command_line=name_argument(what, path))
+                raise ValueError(f"{given}: no module of this graph has such a path")
             yield from found
 
     # Showing it.
@@ -387,10 +387,18 @@ def _to_tuple(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _read_filter(path: Any, what: str) -> PathFilter:
+    argument = "path" if what == "filter" else what
     try:
-        return to_path_filter(path)
+        return to_path_filter(path, argument=argument)
     except ValueError as error:
-        raise ValueError(f"{what}(): {str(error).removeprefix('include=')}") from error
+        in_python = f"{what}(): {str(error).removeprefix(f'{argument}=')}"
+        raise ValueError(choose_words(python=in_python, command_line=str(error))) from error
+
+
+def _name_filter(**given: Any) -> str:
+    """Returns what `filter` was given, without what is None."""
+    named = [name_argument(name, each) for name, each in given.items() if each is not None]
+    return choose_words(python=f"filter({', '.join(named)})", command_line=" ".join(named))
 
 
 def _short(subject: object) -> str:

@@ -126,7 +126,7 @@ def test_path_that_tells_no_format_names_those_there_are(export: Export) -> None
 
 def test_recording_that_is_not_there_is_misuse(export: Export) -> None:
     error = error_of(export("gone.modtrace", "-o", "out.parquet"))
-    assert error == "gone.modtrace: nothing is there. Give the folder that record(to=...) wrote."
+    assert error == "gone.modtrace: nothing is there. Give the folder of a recording."
     assert not os.path.exists("out.parquet")
 
 
@@ -187,7 +187,7 @@ def test_format_of_ops_needs_a_recording_with_ops(
 ) -> None:
     monkeypatch.setitem(export_formats.FORMATS, "note", replace(NOTE, tables=("ops",)))
     error = error_of(export("run.modtrace", "-o", "a.note"))
-    assert error == ("run.modtrace: no ops were recorded. Record with ops=True, or modtrace record --ops.")
+    assert error == ("run.modtrace: no ops were recorded. Record with modtrace record --ops.")
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -185,7 +185,7 @@ def test_model_that_raises_is_one_line_and_exit_code_2(models: None, graph: Grap
             "Invalid value for --output: model.bmp: its name tells no format; it may end in ",
         ),
         (["-o", "model.graphml", "--color", "time"], "Invalid value for --color: .graphml has no colours"),
-        (["-o", "model.dot", "--color", "beauty"], "Invalid value for --color: "),
+        (["-o", "model.dot", "--color", "beauty"], "--color beauty: nodes have no such number; "),
         (["-o", "missing/model.dot"], "missing/model.dot: cannot be written: No such file or directory"),
     ],
 )

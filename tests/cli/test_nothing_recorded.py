@@ -138,12 +138,12 @@ def test_json_has_the_reason_too(run: Runner, command: str) -> None:
 @pytest.mark.parametrize(
     ("command", "advice"),
     [
-        ("ops", "no ops were recorded. Record with ops=True, or modtrace record --ops."),
-        ("memory", "no ops were recorded. Record with ops=True, or modtrace record --ops."),
-        ("paths", "no ops were recorded. Record with ops=True, or modtrace record --ops."),
-        ("timeline --ops", "no ops were recorded. Record with ops=True, or modtrace record --ops."),
-        ("plot", "no values were recorded. Record with values='stats' or modtrace.Capture(...)."),
-        ("nonfinite", "no values were recorded. Record with values='stats' or modtrace.Capture(...)."),
+        ("ops", "no ops were recorded. Record with modtrace record --ops."),
+        ("memory", "no ops were recorded. Record with modtrace record --ops."),
+        ("paths", "no ops were recorded. Record with modtrace record --ops."),
+        ("timeline --ops", "no ops were recorded. Record with modtrace record --ops."),
+        ("plot", "no values were recorded. Record with modtrace record --values stats or --capture."),
+        ("nonfinite", "no values were recorded. Record with modtrace record --values stats or --capture."),
     ],
 )
 def test_recording_that_was_not_to_have_them_says_how_to_record_them(

@@ -193,14 +193,14 @@ def test_python_without_recording_is_not_slower_for_a_killed_reader(tmp_path):
         (["record"], "give a script to run, or -m and a module."),
         (
             ["record", "--steps", "3", "train.py"],
-            "steps='3' is not START:STOP[:EVERY], such as 100:200 or 0::50",
+            "--steps 3 is not START:STOP[:EVERY], such as 100:200 or 0::50",
         ),
-        (["record", "--steps", "5:5", "train.py"], "steps='5:5' holds no step: START counts from 0"),
+        (["record", "--steps", "5:5", "train.py"], "--steps 5:5 holds no step: START counts from 0"),
         (
             ["record", "--to", "there", "train.py"],
             "there: a folder that is not a recording is here already (it holds 'notes.txt')",
         ),
-        (["show", "nope"], "nope: nothing is there. Give the folder that record(to=...) wrote."),
+        (["show", "nope"], "nope: nothing is there. Give the folder of a recording."),
         (["show", "there"], "there: not a recording: there is no recording.json in this folder"),
         (["show", "train.py"], "train.py: not a recording: a file of 34 bytes is there"),
     ],
@@ -222,7 +222,7 @@ def test_misuse_ends_with_code_2_and_says_what_and_where(tmp_path, monkeypatch, 
 def test_pattern_that_matches_nothing_is_told_in_a_line_and_marked(tmp_path):
     done = run(tmp_path, "record", "--to", "run", "--include", "O", "train.py", script=TRAIN)
     warning = next(line for line in done.stderr.splitlines() if "warning" in line)
-    assert warning.startswith("modtrace: warning: include='O' matches no module or parameter that was met; ")
+    assert warning.startswith("modtrace: warning: --include O matches no module or parameter that was met; ")
     assert modtrace.open_recording(tmp_path / "run").meta.marks == (
         warning.removeprefix("modtrace: warning: "),
     )

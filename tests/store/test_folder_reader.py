@@ -242,7 +242,7 @@ def test_path_where_nothing_is_is_told(tmp_path: Path) -> None:
     with pytest.raises(RecordingNotFoundError) as caught:
         FolderReader(tmp_path / "run.modtrace")
     assert str(caught.value) == (
-        f"{tmp_path}/run.modtrace: nothing is there. Give the folder that record(to=...) wrote."
+        f"{tmp_path}/run.modtrace: nothing is there. Give the folder of a recording."
     )
 
 
@@ -252,7 +252,7 @@ def test_file_is_told_to_be_no_recording(tmp_path: Path) -> None:
         FolderReader(tmp_path / "trace.json")
     assert str(caught.value) == (
         f"{tmp_path}/trace.json: not a recording: a file of 2 bytes is there, and a recording is a folder "
-        "with recording.json in it. Give the folder that record(to=...) wrote."
+        "with recording.json in it. Give the folder of a recording."
     )
 
 
@@ -263,7 +263,7 @@ def test_other_folder_is_told_to_be_no_recording(tmp_path: Path) -> None:
         FolderReader(tmp_path)
     assert str(caught.value) == (
         f"{tmp_path}: not a recording: there is no recording.json in this folder "
-        "(it holds 'a.txt', 'b.txt', 'c' and 1 more). Give the folder that record(to=...) wrote."
+        "(it holds 'a.txt', 'b.txt', 'c' and 1 more). Give the folder of a recording."
     )
 
 

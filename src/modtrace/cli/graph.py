@@ -11,7 +11,7 @@ from ..model_graph import ModelGraph, graph_of
 from ..recording.phase import PHASES
 from ..recording.protocols import RecordingData
 from ..views.common.columns import printable
-from ..views.common.graph_summary import NO_OPS_IN_GRAPH, describe_counts, render_graph_json
+from ..views.common.graph_summary import describe_counts, explain_no_ops, render_graph_json
 from ..views.common.numbers import format_bytes
 from .factory import errors_of_call, is_factory, load_factory
 from .output import print_text, tell
@@ -161,7 +161,7 @@ def _write(writer: Callable[..., None], shown: ModelGraph, path: Path, color: st
     try:
         writer(shown, path, **options)
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--color") from error
+        raise click.UsageError(str(error)) from error
 
 
 def _tell(shown: ModelGraph, path: Path, note: str, as_json: bool) -> None:
@@ -172,7 +172,7 @@ def _tell(shown: ModelGraph, path: Path, note: str, as_json: bool) -> None:
         note = json.dumps({**told, "marks": shown.view.marks}) + "\n"
     else:
         marks = "".join(f"! {printable(mark)}\n" for mark in shown.view.marks)
-        missing = f"{NO_OPS_IN_GRAPH}\n" if shown.view.step is not None and not shown.view.has_ops else ""
+        missing = f"{explain_no_ops()}\n" if shown.view.step is not None and not shown.view.has_ops else ""
         taken = "" if size is None else f" ({format_bytes(size)})"
         note = f"{marks}{note}{missing}{path}: {describe_counts(shown.view)}{taken}\n"
     tell(note, path)

@@ -2,12 +2,14 @@
 
 import importlib
 import json
+import shlex
 import sys
 from typing import NoReturn
 
 import click
 
 from ..errors import ModtraceError, NothingRecordedError
+from ..surface import speak
 from ..views.common.columns import printable
 
 #: Each is the function of its name in the module `modtrace.cli.<name>`, which is imported when it is called.
@@ -61,6 +63,11 @@ def modtrace(ctx: click.Context) -> None:
 
 def main() -> NoReturn:
     """Runs the command line. Exit codes: 0 fine, 1 found something, 2 misuse, or nothing that can be looked at."""
+    with speak(_name_option):
+        _run()
+
+
+def _run() -> NoReturn:
     try:
         code = modtrace.main(prog_name="modtrace", standalone_mode=False)
     except click.Abort:
@@ -78,6 +85,18 @@ def main() -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _name_option(name: str, value: object) -> str:
+    """Returns an argument as the command line has it: `--steps 5:5`, or `'5:5'` if the command has no such option."""
+    option = f"--{name.partition('[')[0].replace('_', '-')}"
+    if value is True:
+        return option
+    context = click.get_current_context(silent=True)
+    if context is not None and not any(option in each.opts for each in context.command.params):
+        return repr(value)
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return " ".join(f"{option} {shlex.quote(str(each))}" for each in values)
+
+
 def _fail(text: str) -> NoReturn:
     click.echo(f"modtrace: error: {text}", err=True)
     sys.exit(EXIT_MISUSE)
@@ -87,4 +106,5 @@ def _describe(error: click.ClickException) -> str:
     text = error.format_message()
     if not isinstance(error, click.UsageError) or error.ctx is None:
         return text
-    return f"{text.rstrip('.')}. Try '{error.ctx.command_path} --help'."
+    stop = "" if text.endswith((".", "?", "?)")) else "."
+    return f"{text}{stop} Try '{error.ctx.command_path} --help'."

@@ -3,23 +3,22 @@
 import contextlib
 import os
 import shlex
-import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
 
 from ..errors import ModtraceError, ModtraceWarning
+from ..recording.failure_reporter import describe
 from ..recording.options.capture_text import parse_capture
 from ..recording.options.step_range import ALL_STEPS, to_step_range
 from ..recording.suggestions import count_of
+from ..surface import speak
 from ..views.common.headline import describe_note
 from .children import StartedProcesses
+from .progress import ProgressReporter
 from .run_program import Program, exit_like, find_module, find_script, run_program
-
-_REPORT_EVERY_S = 10.0
 
 #: At the end: the last trigger, and what was held behind it.
 _SHOWN_NOTES = 2
@@ -47,7 +46,11 @@ class _RecordCommand(click.Command):
 
 
 @click.command(cls=_RecordCommand)
-@click.option("--to", metavar="DIR", help="Where to write. Default: the program's name with .modtrace.")
+@click.option(
+    "--to",
+    metavar="DIR",
+    help="Where to write. Default: train.modtrace for train.py; if that is there, train-2.modtrace, and so on.",
+)
 @click.option("--steps", metavar="START:STOP[:EVERY]", help="Which steps to keep. Default: all.")
 @click.option(
     "--values",
@@ -78,7 +81,11 @@ class _RecordCommand(click.Command):
     help="Hold the last N steps, and write them only before a NaN or infinity, or when the program fails.",
 )
 @click.option("--backward-times", is_flag=True, help="Also when each call's backward begins and ends.")
-@click.option("--overwrite", is_flag=True, help="Replace a recording that is there.")
+@click.option(
+    "--overwrite",
+    is_flag=True,
+    help="Replace a recording that is there: that of --to, or train.modtrace for train.py.",
+)
 @click.option("--quiet", "-q", is_flag=True, help="Neither progress nor the closing line on standard error.")
 @click.option("-m", "module", metavar="MODULE", help="Run a module, as `python -m` does.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
@@ -102,7 +109,7 @@ def record(
     The script runs as `python SCRIPT ARGS` would run it, and its exit code is passed on.
     """
     found = _find_program(module, program)
-    place = to or _free_place(found.stem)
+    place = to or (f"{found.stem}.modtrace" if overwrite else _free_place(found.stem))
     options = {
         "steps": steps,
         "values": _read_captures(capture) or (None if values == "none" else values),
@@ -114,15 +121,24 @@ def record(
         "overwrite": overwrite,
     }
     recording = _make_recording(place, options)
+    if recording is None:
+        return lambda: exit_like(run_program(found, contextlib.nullcontext()))
+    if keep_last is not None and options["values"] is None and not quiet:
+        click.echo(f"modtrace: {_describe_unseen(keep_last)}", err=True)
     # Run by `main` once click is out of the way: click turns a KeyboardInterrupt into an exception of its own.
     return lambda: _run(found, recording, quiet)
+
+
+def _describe_unseen(keep_last: int) -> str:
+    held = "the last step is" if keep_last == 1 else f"the last {keep_last} steps are"
+    return f"--values none measures nothing, so no NaN is seen: {held} written only when the program fails."
 
 
 def _read_captures(texts: Sequence[str]) -> list[Any]:
     try:
         return [parse_capture(text) for text in texts]
-    except (TypeError, ValueError) as error:
-        raise click.UsageError(f"--{error}" if str(error).startswith("capture ") else str(error)) from error
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _find_program(module: str | None, arguments: Sequence[str]) -> Program:
@@ -142,104 +158,116 @@ def _free_place(stem: str) -> str:
 
 
 def _make_recording(place: str, options: dict[str, Any]) -> Any:
-    from ..live import record as record_to
-
+    """Returns the recording; None, with a warning, if modtrace itself fails."""
     try:
-        return record_to(to=place, **options)
+        from ..live import record as record_to
+
+        with _warnings_in_lines():
+            return record_to(to=place, **options)
+    except ModtraceError:
+        raise
     except ValueError as error:  # its text names the option
         raise click.UsageError(str(error)) from error
+    except Exception as error:
+        what = f"modtrace met an internal error when it began to record ({describe(error)})"
+        click.echo(f"modtrace: warning: {what}. Please report it. The program runs unrecorded.", err=True)
+        return None
 
 
 def _run(program: Program, recording: Any, quiet: bool) -> int:
-    reporter = _Reporter(recording, quiet)
+    progress = ProgressReporter(recording, _describe_progress, quiet=quiet)
+    recorded = _Recorded(recording, progress.say)
     try:
         with StartedProcesses() as started:
-            code = run_program(program, _PlainWarnings(recording))
+            code = run_program(program, recorded)
     except ModtraceError as error:
-        reporter.end(())
-        text = str(error).replace("overwrite=True", "--overwrite")  # in the words of the command line
-        click.echo(f"modtrace: error: {text}", err=True)
+        progress.end(())
+        click.echo(f"modtrace: error: {error}", err=True)
         return 2
-    reporter.end(_describe_end(recording, started.count))
+    progress.end(_describe_end(recording, started.count, recorded))
     return exit_like(code)
 
 
-class _PlainWarnings:
-    """A recording whose last warnings come as lines of the command's, without a place in its source."""
+class _Recorded:
+    """The recording around the program: what fails in modtrace does not stop the program, and is told in lines.
 
-    def __init__(self, recording: Any) -> None:
+    Messages of ours are in Python's words meanwhile, for the program's own calls of modtrace.
+    """
+
+    def __init__(self, recording: Any, say: Callable[[str], None]) -> None:
         self._recording = recording
+        self._say = say
+        self._around = contextlib.ExitStack()  # what is given back at the end
+        self.has_begun = False
+        self.told: list[str] = []  # warnings at the end
 
     def __enter__(self) -> None:
-        self._recording.__enter__()
+        with contextlib.ExitStack() as around:
+            around.enter_context(_warnings_in_lines())
+            self._recording.__enter__()
+            around.enter_context(speak(None))
+            self._around = around.pop_all()
+        self.has_begun = True
 
     def __exit__(self, *raised: Any) -> None:
+        self._around.close()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", ModtraceWarning)
             self._recording.__exit__(*raised)
         for each in caught:
             if issubclass(each.category, ModtraceWarning):
-                click.echo(f"modtrace: warning: {each.message}", err=True)
+                self._say(f"warning: {each.message}")
+                self.told.append(str(each.message))
             else:
                 warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
-class _Reporter:
-    """Says on standard error how far the recording is, every ten seconds and at the end."""
+@contextlib.contextmanager
+def _warnings_in_lines() -> Iterator[None]:
+    """Inside, warnings of modtrace are lines of the command's, without a place in its source."""
+    before = warnings.formatwarning
 
-    def __init__(self, recording: Any, quiet: bool) -> None:
-        self._recording = recording
-        self._quiet = quiet
-        self._pid = os.getpid()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._report, name="modtrace-progress", daemon=True)
-        if not quiet:
-            with contextlib.suppress(RuntimeError):  # the system has no more threads
-                self._thread.start()
+    def format_warning(message: Any, category: type[Warning], *place: Any, **line: Any) -> str:
+        if issubclass(category, ModtraceWarning):
+            return f"modtrace: warning: {message}\n"
+        return before(message, category, *place, **line)
 
-    def end(self, lines: Iterable[str]) -> None:
-        """Says no more of the progress, and these lines, of which the last is the last that is said at all."""
-        if self._quiet or os.getpid() != self._pid:
-            return
-        self._ended.set()
-        if self._thread.ident is not None:
-            self._thread.join()  # a daemon thread that wakes while the interpreter goes down may abort it
-        for line in lines:
-            self._say(line)
-
-    def _report(self) -> None:
-        while not self._ended.wait(_REPORT_EVERY_S):
-            progress = self._recording.progress
-            held = f" ({progress.held:,} held)" if progress.held else ""
-            self._say(f"{count_of(progress.steps, 'step')}{held}, {_describe_size(progress)} so far")
-
-    @staticmethod
-    def _say(text: str) -> None:
-        try:
-            print(f"modtrace: {text}", file=sys.stderr, flush=True)
-        except (OSError, ValueError):  # standard error is closed
-            return
+    warnings.formatwarning = format_warning
+    try:
+        yield
+    finally:
+        if warnings.formatwarning is format_warning:
+            warnings.formatwarning = before
 
 
-def _describe_end(recording: Any, started: int) -> Iterator[str]:
+def _describe_progress(progress: Any) -> str:
+    held = f" ({progress.held:,} held)" if progress.held else ""
+    return f"{count_of(progress.steps, 'step')}{held}, {_describe_size(progress)}"
+
+
+def _describe_end(recording: Any, started: int, recorded: _Recorded) -> Iterator[str]:
     """Yields the last triggers, and the closing line: what is in the recording, what is not, and how to look at it."""
+    if not recorded.has_begun:
+        yield "recorded nothing: the program could not be started."
+        return
     try:
         meta, kept, calls = (
             recording.meta,
             recording.table("steps").num_rows,
             recording.table("calls").num_rows,
         )
-    except ModtraceError as error:
+    except Exception as error:  # a file of it may be anything by now
         seen = count_of(recording.progress.steps, "step")
         yield f"{seen} ran, and what was recorded of them cannot be read: {error}"
         return
     for note in meta.notes[-_SHOWN_NOTES:]:
         yield describe_note(note)
-    missing = list(meta.marks[:_SHOWN_MARKS])
-    if not (calls or missing or meta.notes):
+    marks = [mark for mark in meta.marks if mark not in recorded.told]
+    missing = list(marks[:_SHOWN_MARKS])
+    if not (calls or meta.marks or meta.notes):
         missing.append(_say_why_nothing(recording.progress.steps, meta.options.get("steps")))
-    if len(meta.marks) > _SHOWN_MARKS:
-        missing.append(count_of(len(meta.marks) - _SHOWN_MARKS, "more mark"))
+    if len(marks) > _SHOWN_MARKS:
+        missing.append(count_of(len(marks) - _SHOWN_MARKS, "more mark"))
     if started:
         missing.append(f"not recorded: {count_of(started, 'Python process', plural='es')} that it started")
     said = "; ".join([_describe_kept(recording.progress, kept, "keep_last" in meta.options), *missing])

@@ -11,7 +11,7 @@ from ..recording.options.step_range import StepRange, to_step_range
 from ..recording.protocols import RecordingData
 from ..recording.suggestions import count_of
 from ..views.common.numbers import format_bytes
-from ..views.formats.perfetto import NO_BACKWARD_TIMES, count_events, iterate_perfetto, write_perfetto
+from ..views.formats.perfetto import count_events, describe_missing, iterate_perfetto, write_perfetto
 from .output import print_text, tell, tell_marks
 from .with_ops import ask, open_with_rows
 
@@ -75,7 +75,7 @@ def _build(
         steps = to_step_range(wanted) if step is None else StepRange(step, step + 1)
         return build_timeline(data, steps=steps, ops=ops, op_flows=op_flows)
 
-    return ask(run, data, find, option="--steps" if step is None else "--step")
+    return ask(run, data, find, option=None if step is None else "--step")
 
 
 def _describe_written(found: Timeline, path: str) -> str:
@@ -91,8 +91,7 @@ def _render_written_json(found: Timeline, path: str) -> str:
         "steps": found.steps,
         "size_bytes": _size_bytes(path),
     }
-    missing = NO_BACKWARD_TIMES if found.lacks_backward else None
-    return json.dumps({**told, "missing": missing, "marks": found.marks}) + "\n"
+    return json.dumps({**told, "missing": describe_missing(found), "marks": found.marks}) + "\n"
 
 
 def _size_bytes(path: str) -> int:
@@ -102,5 +101,6 @@ def _size_bytes(path: str) -> int:
 def _tell_missing(found: Timeline) -> None:
     """On standard error, so that it is seen beside a trace on standard output."""
     tell_marks(found.marks)
-    if found.lacks_backward:
-        click.echo(NO_BACKWARD_TIMES, err=True)
+    missing = describe_missing(found)
+    if missing is not None:
+        click.echo(missing, err=True)

@@ -12,10 +12,14 @@ from ..errors import (
     RecordingExistsError,
 )
 from ..recording.meta import RunMeta
+from ..surface import name_argument
 from .header import Header, is_temporary_header, read_header, write_header
 from .layout import HEADER, describe_content, rank_folder, rank_folders
 
 _ATTEMPTS = 10_000
+
+#: In front of the names of what is to be replaced, until the run has begun.
+_REPLACED = ".replaced-"
 
 
 def create_rank_folder(path: Path, meta: RunMeta, *, overwrite: bool, new_attempt: bool) -> Path:
@@ -25,7 +29,7 @@ def create_rank_folder(path: Path, meta: RunMeta, *, overwrite: bool, new_attemp
         path: the recording; an empty folder may be there.
         meta: its `run_id` says whether a recording that is there is of the same run; an empty one is of none.
         overwrite: replace a recording that is there; of the same run, only this rank's part. Files in it
-            that are not its own stay.
+            that are not its own stay. `delete_replaced` deletes it, and `undo_rank_folder` puts it back.
         new_attempt: add `.attempt-1`, ... if this rank of this run has a folder already (an elastic restart).
 
     Raises:
@@ -46,8 +50,15 @@ def create_rank_folder(path: Path, meta: RunMeta, *, overwrite: bool, new_attemp
         ) from error
 
 
-def delete_empty_rank_folder(path: Path, folder: Path, *, is_only_rank: bool) -> None:
-    """Deletes a folder of a rank in which nothing could be written.
+def delete_replaced(path: Path) -> None:
+    """Deletes what was to be replaced, for good."""
+    with contextlib.suppress(OSError):
+        for each in _replaced(path):
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+
+
+def undo_rank_folder(path: Path, folder: Path, *, is_only_rank: bool) -> None:
+    """Deletes a folder of a rank that has recorded nothing, and puts back what it was to replace.
 
     Of a run with one rank the header and an empty folder go, too, so that the path is free for the next run. Another
     rank may be about to join: then the header stays.
@@ -56,7 +67,10 @@ def delete_empty_rank_folder(path: Path, folder: Path, *, is_only_rank: bool) ->
         _delete_if_there(folder)
         if is_only_rank and not rank_folders(path):
             (path / HEADER).unlink(missing_ok=True)
-            path.rmdir()
+            for each in _replaced(path):
+                each.rename(path / each.name.removeprefix(_REPLACED))
+            if not any(path.iterdir()):
+                path.rmdir()
 
 
 def _prepare(path: Path, meta: RunMeta, *, overwrite: bool) -> None:
@@ -73,8 +87,8 @@ def _prepare(path: Path, meta: RunMeta, *, overwrite: bool) -> None:
 
 
 def _is_empty(path: Path) -> bool:
-    """Returns whether a folder has nothing but headers of other ranks or of killed runs that are not in place."""
-    return all(map(is_temporary_header, path.iterdir()))
+    """Returns whether a folder has only what other ranks or killed runs have not put in place, or not deleted yet."""
+    return all(is_temporary_header(each) or each.name.startswith(_REPLACED) for each in path.iterdir())
 
 
 def _is_of_run(path: Path, meta: RunMeta) -> bool:
@@ -101,9 +115,9 @@ def _make_room(path: Path, *, overwrite: bool) -> None:
         created = f" (created {header.created})" if header is not None and header.created else ""
         raise RecordingExistsError(
             f"{path}: there is a recording here already{created}. "
-            "Give another path, or overwrite=True to replace it."
+            f"Give another path, or {name_argument('overwrite', True)} to replace it."
         )
-    _delete_recording(path)
+    _set_aside(path)
 
 
 def _is_recording(path: Path) -> bool:
@@ -116,12 +130,15 @@ def _is_recording(path: Path) -> bool:
         return bool(rank_folders(path))
 
 
-def _delete_recording(path: Path) -> None:
-    for each in rank_folders(path):
-        shutil.rmtree(each)
-    for each in path.iterdir():
-        if each.name == HEADER or is_temporary_header(each):
-            each.unlink()
+def _set_aside(path: Path) -> None:
+    delete_replaced(path)
+    headers = [each for each in path.iterdir() if each.name == HEADER or is_temporary_header(each)]
+    for each in (*headers, *rank_folders(path)):
+        each.rename(path / f"{_REPLACED}{each.name}")
+
+
+def _replaced(path: Path) -> list[Path]:
+    return [each for each in path.iterdir() if each.name.startswith(_REPLACED)]
 
 
 def _delete_if_there(folder: Path) -> None:
@@ -139,5 +156,5 @@ def _create_exclusively(path: Path, meta: RunMeta, *, new_attempt: bool) -> Path
             pass
     raise RecordingExistsError(
         f"{path}: rank {meta.rank} of run {meta.run_id!r} has written here already ({folder.name}). "
-        "Give another path, or overwrite=True to replace it."
+        f"Give another path, or {name_argument('overwrite', True)} to replace it."
     )

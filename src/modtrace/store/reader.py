@@ -157,11 +157,11 @@ def _state(file: Path) -> _FileState:
 def _find(path: Path) -> tuple[Header, Path]:
     """Returns the header and the folder of the rank that is meant."""
     if not path.exists():
-        raise RecordingNotFoundError(f"{path}: nothing is there. Give the folder that record(to=...) wrote.")
+        raise RecordingNotFoundError(f"{path}: nothing is there. Give the folder of a recording.")
     if not path.is_dir():
         raise NotARecordingError(
             f"{path}: not a recording: a file of {path.stat().st_size} bytes is there, and a recording is a "
-            "folder with recording.json in it. Give the folder that record(to=...) wrote."
+            "folder with recording.json in it. Give the folder of a recording."
         )
     if is_rank_folder(path.absolute()):
         header = read_header(path.absolute().parent)
@@ -176,7 +176,7 @@ def _find(path: Path) -> tuple[Header, Path]:
     if header is None:
         raise NotARecordingError(
             f"{path}: not a recording: there is no recording.json in this folder ({describe_content(path)}). "
-            "Give the folder that record(to=...) wrote."
+            "Give the folder of a recording."
         )
     return header, _first_rank(path)
 

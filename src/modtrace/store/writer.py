@@ -18,7 +18,7 @@ from ..recording.meta import Note, RunMeta
 from ..recording.options.tensor_options import TensorOptions
 from ..recording.schema import schema, schemas
 from .compact import compact
-from .folder import create_rank_folder, delete_empty_rank_folder
+from .folder import create_rank_folder, delete_replaced, undo_rank_folder
 from .layout import table_file
 from .metafile import write_meta
 from .stream import TableStream
@@ -86,7 +86,7 @@ class FolderWriter:
         try:
             write_meta(self.folder, self._meta, ended=None)
         except OSError as error:
-            delete_empty_rank_folder(self.path, self.folder, is_only_rank=meta.world_size == 1)
+            self.undo()
             raise RecordingError(f"{path}: cannot write here: {error.strerror or error}") from error
 
     @property
@@ -176,10 +176,20 @@ class FolderWriter:
             if self._state == _OPEN:
                 self._flush()
         finally:
+            self.begin()
             try:
                 self._close_tensors()
             finally:
                 self._make_final()
+
+    def begin(self) -> None:
+        """Deletes for good what is replaced. Until now `undo` puts it back."""
+        delete_replaced(self.path)
+
+    def undo(self) -> None:
+        """Deletes the folder again, and puts back what it was to replace; nothing has been recorded."""
+        self.abandon()
+        undo_rank_folder(self.path, self.folder, is_only_rank=self._meta.world_size == 1)
 
     def abandon(self) -> None:
         """Closes the files without writing: this process is a fork, and the recording is its parent's."""

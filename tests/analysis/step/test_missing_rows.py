@@ -24,7 +24,7 @@ def meta(**more: Any) -> RunMeta:
 @pytest.mark.parametrize(
     ("what", "advice"),
     [
-        ("ops", "Record with ops=True, or modtrace record --ops."),
+        ("ops", "Record with ops=True."),
         ("values", "Record with values='stats' or modtrace.Capture(...)."),
         ("whole tensors", "Record with values=modtrace.Capture(tensors=True)."),
     ],

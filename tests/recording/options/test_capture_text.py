@@ -39,14 +39,17 @@ def test_the_word_stats_means_the_usual_statistics() -> None:
     [
         (
             "role=output",
-            "capture 'role=output': there is no 'role'. Did you mean 'roles'? There are: roles, types,",
+            "capture='role=output' cannot be read: a capture has no 'role'. Did you mean 'roles'? There are: roles,",
         ),
-        (" ", "capture '' says nothing: give words such as 'roles=output stats=2', or 'stats'"),
-        ("stats=two", "capture 'stats=two': stats=two is no number"),
-        ("steps", "capture 'steps': 'steps' needs a value, as in steps=..."),
-        ("hash=1", "capture 'hash=1': 'hash' is on where it stands, and takes no value"),
-        ("roles='output", 'capture "roles=\'output": cannot be parted into words: No closing quotation'),
-        ("roles=nothing", "roles: there is no role 'nothing'."),
+        (" ", "capture=' ' says nothing: give words such as 'roles=output stats=2', or 'stats'"),
+        ("stats=two", "capture='stats=two' cannot be read: stats=two is no number"),
+        ("steps", "capture='steps' cannot be read: 'steps' needs a value, as in steps=..."),
+        ("hash=1", "capture='hash=1' cannot be read: 'hash' is on where it stands, and takes no value"),
+        (
+            "roles='output",
+            'capture="roles=\'output" cannot be read: it cannot be parted into words: No closing quotation',
+        ),
+        ("roles=nothing", "capture='roles=nothing' cannot be read: roles: there is no role 'nothing'."),
     ],
 )
 def test_a_text_that_cannot_be_read_is_refused(text: str, error: str) -> None:

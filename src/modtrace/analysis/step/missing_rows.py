@@ -8,15 +8,9 @@ from ...errors import NothingRecordedError
 from ...recording.meta import HELD, RunMeta
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
+from ...surface import choose_words
 from .calls import column_of, phase_codes
 from .chosen_step import name_steps
-
-#: How rows of what are recorded that were not; calls always are.
-_HOW_TO_RECORD = {
-    "ops": "Record with ops=True, or modtrace record --ops.",
-    "values": "Record with values='stats' or modtrace.Capture(...).",
-    "whole tensors": "Record with values=modtrace.Capture(tensors=True).",
-}
 
 #: Why there are no rows although they were asked for and none is missing.
 _NOTHING_RAN = {
@@ -61,7 +55,7 @@ def explain_none(meta: RunMeta, what: str) -> str:
     """Returns why there are no `calls`, `ops`, `values` or `whole tensors`."""
     held = [note.reason for note in meta.notes if note.kind == HELD]
     if not _were_wanted(meta, what):
-        return f"no {what} were recorded. {_HOW_TO_RECORD[what]}"
+        return f"no {what} were recorded. Record with {_name_option(what)}."
     why = f": {held[-1]}" if held else ""
     if meta.marks:
         return f"no {what} are in this recording{why}.{say_missing(meta.marks)}"
@@ -70,6 +64,20 @@ def explain_none(meta: RunMeta, what: str) -> str:
     if not meta.complete:
         return f"no {what} are in this recording yet: no step with any has ended."
     return f"no {what} are in this recording: {_NOTHING_RAN[what]}."
+
+
+def _name_option(what: str) -> str:
+    """Returns what records them; calls always are."""
+    if what == "ops":
+        return choose_words(python="ops=True", command_line="modtrace record --ops")
+    if what == "values":
+        return choose_words(
+            python="values='stats' or modtrace.Capture(...)",
+            command_line="modtrace record --values stats or --capture",
+        )
+    return choose_words(
+        python="values=modtrace.Capture(tensors=True)", command_line="modtrace record --capture tensors"
+    )
 
 
 def say_missing(marks: Sequence[str]) -> str:

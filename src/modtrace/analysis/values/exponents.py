@@ -10,6 +10,7 @@ from ...recording.protocols import RecordingData
 from ...recording.statistics.moments import Numbers
 from ...recording.statistics.tier2 import read_tier2
 from ...recording.suggestions import first_few
+from ...surface import choose_words, name_argument
 from ..step.calls import column_of
 from .history_statistics import Cells, group_rows, merge_tier2_cells
 from .selection import SelectedValues, Selection, select_values
@@ -49,9 +50,11 @@ def build_exponents(data: RecordingData, selection: Selection, step: int | None 
     sites = np.unique(cells.site)
     if step is None and len(sites) > 1:
         names = first_few([found.names[site] for site in sites], 5)
+        one_step = choose_words(python="step=", command_line="--step")
         raise ValueError(
-            f"path={selection.path!r} means {len(sites)} sites ({names}), and a histogram over steps is of one. "
-            "Give its path, or step= for all of them in one step."
+            f"{name_argument('path', selection.path)} means {len(sites)} sites ({names}), "
+            "and a histogram over steps is of one. "
+            f"Give its path, or {one_step} for all of them in one step."
         )
     return _shares(found, cells, selection.role)
 
@@ -70,9 +73,11 @@ def _describe_none(data: RecordingData, selection: Selection, argument: str) -> 
     found = select_values(data, replace(selection, steps=None))
     steps = np.unique(column_of(found.table, "step")[_is_measured(found)]).tolist()
     if not steps:
-        return "no histograms were recorded of these tensors. Record them with Capture(stats=2)."
+        capture = choose_words(python="Capture(stats=2)", command_line="modtrace record --capture stats=2")
+        return f"no histograms were recorded of these tensors. Record them with {capture}."
     named = first_few(steps, 8)
-    return f"{argument}={selection.steps!r}: no histogram was recorded there; there are some in steps {named}"
+    given = name_argument(argument, selection.steps)
+    return f"{given}: no histogram was recorded there; there are some in steps {named}"
 
 
 def _shares(found: SelectedValues, cells: Cells, role: str) -> Exponents:

@@ -11,6 +11,7 @@ from ...optional import require
 from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER, UPDATE
 from ...recording.statistics.moments import Numbers, read_statistics
+from ...surface import name_argument
 from ..step.calls import Rows
 from .history_statistics import Cells, evaluate, group_rows, is_measured, to_stat
 from .selection import SelectedValues, Selection, select_values
@@ -80,7 +81,8 @@ def _nonfinite(found: SelectedValues, cells: Cells) -> npt.NDArray[np.bool_]:
 def _relative_history(data: RecordingData, selection: Selection) -> History:
     if selection.role != UPDATE:
         raise ValueError(
-            f"stat='relative' is the size of updates: give role='update', not {selection.role!r}"
+            f"{name_argument('stat', RELATIVE)} is the size of updates: give {name_argument('role', UPDATE)}, "
+            f"not {selection.role!r}"
         )
     updates = build_history(data, "l2", selection)
     parameters = build_history(data, "l2", replace(selection, role=PARAMETER))

@@ -17,6 +17,7 @@ from ...recording.statistics.number_formats import FORMATS
 from ...recording.statistics.tier2 import Tier2Columns, read_tier2
 from ...recording.statistics.tier2_merge import merge_groups
 from ...recording.suggestions import did_you_mean
+from ...surface import choose_words, name_argument
 from ..step.calls import Rows, column_of
 from .selection import SelectedValues
 
@@ -73,9 +74,6 @@ def merge_statistics(stats: StatColumns, cells: Cells) -> StatColumns:
 _USER = "user"
 
 
-_TIER_1, _TIER_2 = "values='stats' or Capture(stats=1)", "values=modtrace.Capture(stats=2)"
-
-
 class Stat(NamedTuple):
     """A statistic, and how it is read."""
 
@@ -91,21 +89,31 @@ def to_stat(name: str) -> Stat:
     Raises:
         ValueError: there is none; the text lists those there are.
     """
+    tier_1 = choose_words(
+        python="values='stats' or Capture(stats=1)", command_line="modtrace record --values stats"
+    )
+    tier_2 = choose_words(
+        python="values=modtrace.Capture(stats=2)", command_line="modtrace record --capture stats=2"
+    )
     if name in (*RAW, *DERIVED):
-        return Stat(name, "count", lambda found, cells: _usual(name, found, cells), _TIER_1)
+        return Stat(name, "count", lambda found, cells: _usual(name, found, cells), tier_1)
     if name in names_of(TIER_1):
-        return Stat(name, "count", lambda found, cells: _tier2(name, found, cells), _TIER_1)
+        return Stat(name, "count", lambda found, cells: _tier2(name, found, cells), tier_1)
     if name in STATISTICS or _is_asked_of_histogram(name):
-        return Stat(name, "zero_count", lambda found, cells: _tier2(name, found, cells), _TIER_2)
+        return Stat(name, "zero_count", lambda found, cells: _tier2(name, found, cells), tier_2)
     if name == _USER or name.startswith(f"{_USER}:"):
-        return Stat(name, _USER, lambda found, cells: _of_user(name, found, cells), "Capture(function=...)")
+        in_python = choose_words(
+            python="Capture(function=...)", command_line="Capture(function=...) in Python"
+        )
+        return Stat(name, _USER, lambda found, cells: _of_user(name, found, cells), in_python)
+    given = name_argument("stat", name)
     of, _, asked = str(name).partition(":")
     if asked and of in OF_FORMATS:
-        raise ValueError(f"stat={name!r}: no such number format; there are: {', '.join(FORMATS)}")
+        raise ValueError(f"{given}: no such number format; there are: {', '.join(FORMATS)}")
     if asked and of == QUANTILE:
-        raise ValueError(f"stat={name!r}: give a part between 0 and 1, as in quantile:0.99")
+        raise ValueError(f"{given}: give a part between 0 and 1, as in quantile:0.99")
     hint = did_you_mean(name, stat_names())
-    raise ValueError(f"stat={name!r}: there is no such statistic.{hint} There are: {', '.join(stat_names())}")
+    raise ValueError(f"{given}: there is no such statistic.{hint} There are: {', '.join(stat_names())}")
 
 
 def stat_names() -> list[str]:
@@ -124,7 +132,8 @@ def is_measured(stat: Stat, values: pa.Table) -> npt.NDArray[np.bool_]:
     if not measured.any():
         notes = sorted({note for note in values["note"].to_pylist() if note})
         why = f" Of these tensors it says: {'; '.join(notes[:3])}." if notes else ""
-        raise ValueError(f"stat={stat.name!r} was not measured here. Record it with {stat.how}.{why}")
+        given = name_argument("stat", stat.name)
+        raise ValueError(f"{given} was not measured here. Record it with {stat.how}.{why}")
     return measured
 
 
@@ -189,9 +198,13 @@ def _of_user(name: str, found: SelectedValues, cells: Cells) -> Numbers:
     several = cells.several()
     if several:
         cell, rows = several[0]
+        choice = choose_words(
+            python="Choose one with call=, slot= or phase=",
+            command_line="Recording.plot() in Python chooses one, by its arguments call, slot and phase",
+        )
         raise ValueError(
-            f"stat={name!r}: {found.names[cells.site[cell]]} has {len(rows)} values of yours in step "
-            f"{cells.step[cell]}, and they do not merge. Choose one with call=, slot= or phase=."
+            f"{name_argument('stat', name)}: {found.names[cells.site[cell]]} has {len(rows)} values of yours in step "
+            f"{cells.step[cell]}, and they do not merge. {choice}."
         )
     texts = found.table[_USER].take(pa.array(cells.single)).to_pylist()
     keys = name.split(":")[1:]

@@ -16,6 +16,7 @@ from ...recording.options.schedule import to_schedule
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, OP_OUTPUT, OUTPUT, ROLES
+from ...surface import choose_words, name_argument
 from ..step.calls import Calls, RowFinder, Rows, column_of, iterate_levels, phase_codes, read_all_calls
 from ..step.missing_rows import explain_none, require_rows, say_missing
 from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_by_calls, place_calls
@@ -103,7 +104,7 @@ def select_values(data: RecordingData, selection: Selection) -> SelectedValues:
 
 def _check_names(selection: Selection) -> None:
     if selection.role not in ROLES:
-        raise ValueError(f"role={selection.role!r}: give one of {', '.join(ROLES)}")
+        raise ValueError(f"{name_argument('role', selection.role)}: give one of {', '.join(ROLES)}")
     if selection.phase is not None and selection.phase not in PHASES:
         raise ValueError(f"phase={selection.phase!r}: give one of {', '.join(PHASES)}, or None")
 
@@ -136,9 +137,13 @@ def kept_values(data: RecordingData) -> pa.Table:
 
 def _describe_no_role(selection: Selection, there: Sequence[str]) -> str:
     what, more = ("kept whole", ", tensors=True") if selection.kept else ("measured", "")
+    capture = choose_words(
+        python=f"values=modtrace.Capture(roles={selection.role!r}{more})",
+        command_line=f"modtrace record --capture roles={selection.role}",
+    )
     return (
-        f"role={selection.role!r} was not {what}; {what} were: {', '.join(there)}. "
-        f"Record with values=modtrace.Capture(roles={selection.role!r}{more})."
+        f"{name_argument('role', selection.role)} was not {what}; {what} were: {', '.join(there)}. "
+        f"Record with {capture}."
     )
 
 
@@ -196,7 +201,7 @@ def _matching(
     if missing:
         missing = [each._replace(argument="path") for each in missing]
         what = "module" if selection.role in _OF_CALLS else "module or parameter"
-        role = f"with role={selection.role!r}"
+        role = f"with {name_argument('role', selection.role)}"
         what += f" of which a whole tensor {role} was kept" if selection.kept else f" {role}"
         found = describe_unmatched(missing, there, what=what)
         raise ValueError(f"{found}. Give a path or a glob such as '**.attn'.")
@@ -263,7 +268,8 @@ def in_steps(steps: Rows, of: npt.NDArray[np.bool_], selection: Selection) -> np
     chosen = np.isin(steps, [each for each in np.unique(steps).tolist() if each in schedule])
     if not (of & chosen).any():
         raise ValueError(
-            f"{'step' if is_one else 'steps'}={given!r}: nothing was {'kept' if selection.kept else 'measured'} there; "
+            f"{name_argument('step' if is_one else 'steps', given)}: "
+            f"nothing was {'kept' if selection.kept else 'measured'} there; "
             f"there are: {_list(steps[of].tolist())}"
         )
     return chosen

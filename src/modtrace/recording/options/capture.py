@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any
 
+from ...surface import choose_words, name_argument
 from ..role import GRAD_OUTPUT, LEAF, OP_OUTPUT, OP_ROLES, OUTPUT, PARAMETER, PARAMETER_GRAD, ROLES
 from ..suggestions import did_you_mean
 from .path_filter import PathFilter, to_path_filter
@@ -105,19 +106,28 @@ class Capture:
 
     def _check_numbers(self) -> None:
         if self.stats not in (0, 1, 2):
-            raise ValueError(f"stats={self.stats!r}: give 0 for none, 1 for the usual ones, 2 for all")
+            raise ValueError(
+                f"{name_argument('stats', self.stats)}: give 0 for none, 1 for the usual ones, 2 for all"
+            )
         if not isinstance(self.channel_dim, Integral):
             raise TypeError(f"channel_dim={self.channel_dim!r}: give the number of a dimension, such as -1")
         if not isinstance(self.on_trigger, Integral) or self.on_trigger < 0:
-            raise ValueError(f"on_trigger={self.on_trigger!r}: give a number of steps, 0 for no waiting")
+            raise ValueError(
+                f"{name_argument('on_trigger', self.on_trigger)}: give a number of steps, 0 for no waiting"
+            )
         if not isinstance(self.sample, Integral) or not 0 <= self.sample <= _MOST_SAMPLES:
-            raise ValueError(f"sample={self.sample!r}: give a number of values, at most {_MOST_SAMPLES:,}")
+            raise ValueError(
+                f"{name_argument('sample', self.sample)}: give a number of values, at most {_MOST_SAMPLES:,}"
+            )
         for name in ("stats", "channel_dim", "on_trigger", "sample"):
             self._set(name, int(getattr(self, name)))  # numpy's are no JSON
 
     def _check_switches(self) -> None:
         if not (isinstance(self.tensors, (bool, str)) and self.tensors in (True, False, "lazy")):
-            raise ValueError(f"tensors={self.tensors!r}: give True, False or 'lazy'")
+            wanted = choose_words(
+                python="give True, False or 'lazy'", command_line="give 'lazy', or no value"
+            )
+            raise ValueError(f"{name_argument('tensors', self.tensors)}: {wanted}")
         for name in ("hash", "sketch", "micro_batches"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r}: give True or False")
@@ -128,10 +138,13 @@ class Capture:
 
     def _check_sense(self) -> None:
         if self.ops and OP_OUTPUT not in self.roles:
-            raise ValueError(f"ops={self.ops!r} chooses among what ops return: it takes the role 'op_output'")
+            raise ValueError(
+                f"{name_argument('ops', self.ops)} chooses among what ops return: it takes the role 'op_output'"
+            )
         if self.micro_batches and PARAMETER_GRAD not in self.roles:
             raise ValueError(
-                "micro_batches=True is about parameters' gradients: it takes the role 'parameter_grad'"
+                f"{name_argument('micro_batches', True)} is about parameters' gradients: "
+                "it takes the role 'parameter_grad'"
             )
 
     @property
@@ -170,17 +183,28 @@ def to_captures(
     """
     if values is None:
         if include is not None or exclude is not None:
-            raise ValueError("include and exclude choose what is measured, and values=None measures nothing")
+            raise ValueError(
+                choose_words(
+                    python="include and exclude choose what is measured, and values=None measures nothing",
+                    command_line="--include and --exclude choose what is measured, and --values none measures nothing",
+                )
+            )
         return ()
     if isinstance(values, str) and values == STATS:
         return _usual(include, exclude, ops)
     if include is not None or exclude is not None:
-        raise ValueError("with values=Capture(...) say include and exclude there: Capture(include=...)")
+        raise ValueError(
+            choose_words(
+                python="with values=Capture(...) say include and exclude there: Capture(include=...)",
+                command_line="with --capture say include and exclude there: --capture 'include=...'",
+            )
+        )
     given = values if isinstance(values, (list, tuple)) else (values,)
     if not given:
         raise ValueError(f"values={values!r}: give at least one Capture, or None to measure nothing")
     if len(given) > _MOST_CAPTURES:
-        raise ValueError(f"values holds {len(given)} captures, and {_MOST_CAPTURES} are the most")
+        there = choose_words(python="values holds", command_line="there are")
+        raise ValueError(f"{there} {len(given)} captures, and {_MOST_CAPTURES} are the most")
     captures: list[Capture] = []
     for each in given:
         captures += _usual(None, None, ops) if isinstance(each, str) and each == STATS else (_one(each, ops),)
@@ -214,7 +238,9 @@ def _one(given: object, ops: bool) -> Capture:
     if set(given.roles) == set(ROLES):  # "all": all that can be had
         return replace(given, roles=[role for role in ROLES if role not in OP_ROLES])
     role = next(role for role in given.roles if role in OP_ROLES)
-    raise ValueError(f"Capture(roles={role!r}) looks at what ops return: it takes record(ops=True)")
+    capture = choose_words(python=f"Capture(roles={role!r})", command_line=f"--capture 'roles={role}'")
+    ops_too = choose_words(python="record(ops=True)", command_line="--ops")
+    raise ValueError(f"{capture} looks at what ops return: it takes {ops_too}")
 
 
 def _checked_roles(given: Any) -> tuple[str, ...]:

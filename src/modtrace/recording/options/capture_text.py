@@ -3,6 +3,7 @@
 import shlex
 from typing import Any
 
+from ...surface import name_argument, speak
 from ..suggestions import did_you_mean
 from .capture import STATS, Capture
 
@@ -26,43 +27,60 @@ def parse_capture(text: str) -> "Capture | str":
     if text.strip() == STATS:
         return STATS
     if not text.strip():
-        raise ValueError("capture '' says nothing: give words such as 'roles=output stats=2', or 'stats'")
+        given = name_argument("capture", text)
+        raise ValueError(f"{given} says nothing: give words such as 'roles=output stats=2', or 'stats'")
+    try:
+        with speak(_name_word):
+            return Capture(**_read_words(text))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name_argument('capture', text)} cannot be read: {error}") from error
+
+
+def _name_word(name: str, value: object) -> str:
+    """Returns an argument of a capture as the text has it."""
+    name = name.partition("[")[0]
+    if value is True:
+        return name
+    return f"{name}={','.join(map(str, value)) if isinstance(value, (list, tuple)) else value}"
+
+
+def _read_words(text: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for word in _split(text):
-        name, value = _read(word, text)
+        name, value = _read(word)
         options[name] = [*options[name], *value] if name in options and name in _LISTS else value
     if options.get("roles") == ["all"]:
         options["roles"] = "all"
-    return Capture(**options)
+    return options
 
 
 def _split(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise ValueError(f"capture {text!r}: cannot be parted into words: {error}") from error
+        raise ValueError(f"it cannot be parted into words: {error}") from error
 
 
-def _read(word: str, text: str) -> tuple[str, Any]:
+def _read(word: str) -> tuple[str, Any]:
     name, has_value, value = word.partition("=")
     if name not in _NAMES:
         hint = did_you_mean(name, _NAMES)
-        raise ValueError(f"capture {text!r}: there is no {name!r}.{hint} There are: {', '.join(_NAMES)}")
+        raise ValueError(f"a capture has no {name!r}.{hint} There are: {', '.join(_NAMES)}")
     if not has_value:
         if name in _FLAGS:
             return name, True
-        raise ValueError(f"capture {text!r}: {name!r} needs a value, as in {name}=...")
+        raise ValueError(f"{name!r} needs a value, as in {name}=...")
     if name in _NUMBERS:
-        return name, _number(name, value, text)
+        return name, _number(name, value)
     if name in _LISTS:
         return name, [value] if value.startswith("re:") else value.split(",")
     if name in _TEXTS:
         return name, value
-    raise ValueError(f"capture {text!r}: {name!r} is on where it stands, and takes no value")
+    raise ValueError(f"{name!r} is on where it stands, and takes no value")
 
 
-def _number(name: str, value: str, text: str) -> int:
+def _number(name: str, value: str) -> int:
     try:
         return int(value)
     except ValueError:
-        raise ValueError(f"capture {text!r}: {name}={value} is no number") from None
+        raise ValueError(f"{name}={value} is no number") from None

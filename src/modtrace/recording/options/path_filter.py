@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+from ...surface import name_argument
 from ..suggestions import first_few
 
 #: What a text begins with that is a regular expression and no glob.
@@ -121,7 +122,9 @@ def to_patterns(
     if not isinstance(given, (list, tuple)):
         return (read(argument, given),)
     if not given:
-        raise ValueError(f"{argument}={given!r} holds no pattern. Give at least one, or None to do without.")
+        raise ValueError(
+            f"{name_argument(argument, given)} holds no pattern. Give at least one, or None to do without."
+        )
     return tuple(read(f"{argument}[{place}]", each) for place, each in enumerate(given))
 
 
@@ -156,7 +159,7 @@ def _read_regex(where: str, text: str) -> re.Pattern[str]:
     except (re.error, OverflowError, RecursionError) as error:
         reason = getattr(error, "msg", str(error)) + _place_in(source, getattr(error, "pos", None))
         raise ValueError(
-            f"{where}={text!r} is not a regular expression: {reason}. "
+            f"{name_argument(where, text)} is not a regular expression: {reason}. "
             "Correct it, or leave out 're:' for a glob."
         ) from error
 
@@ -184,7 +187,7 @@ def _read_glob(where: str, glob: str) -> re.Pattern[str]:
         return re.compile(rf"(?s)\A{_translate(glob)}\Z")
     except _BadGlob as error:
         raise ValueError(
-            f"{where}={glob!r} is not a glob: {error}. Correct it, or begin with 're:' for an expression."
+            f"{name_argument(where, glob)} is not a glob: {error}. Correct it, or begin with 're:' for an expression."
         ) from error
 
 
@@ -254,15 +257,16 @@ def _escaped(character: str) -> str:
 
 
 def _describe(found: Unmatched, paths: Collection[str], what: str, root: str | None) -> str:
-    argument, text = found.argument, found.pattern.text
+    text = found.pattern.text
+    given = name_argument(found.argument, text)
     if not paths:
-        return f"{argument}={text!r} matches no {what}: there is none"
+        return f"{given} matches no {what}: there is none"
     near = _nearest(text, paths)
     if near:
         shown = ", ".join(_shown(path, root) for path in near)
-        return f"{argument}={text!r} matches no {what}; the nearest are: {shown}"
+        return f"{given} matches no {what}; the nearest are: {shown}"
     shown = first_few([_shown(path, root) for path in paths], _SHOWN)
-    return f"{argument}={text!r} matches no {what}; there are: {shown}"
+    return f"{given} matches no {what}; there are: {shown}"
 
 
 def _shown(path: str, root: str | None) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from numbers import Integral  # numpy's too
 from typing import Any, Protocol
 
+from ...surface import name_argument
 from .step_range import StepRange, to_step_range
 
 
@@ -95,14 +96,16 @@ def to_schedule(steps: object, argument: str = "steps") -> Schedule:
     if callable(steps):
         return StepPredicate(steps)
     raise TypeError(
-        f"{argument}={steps!r}: give 'START:STOP[:EVERY]', a range, a slice, a list of numbers, "
+        f"{name_argument(argument, steps)}: give 'START:STOP[:EVERY]', a range, a slice, a list of numbers, "
         "a function of the step's number, or None for all steps"
     )
 
 
 def _checked_numbers(steps: Collection[Any], argument: str) -> Collection[int]:
     if not steps:
-        raise ValueError(f"{argument}={steps!r} holds no step. Give at least one, or None for all.")
+        raise ValueError(
+            f"{name_argument(argument, steps)} holds no step. Give at least one, or None for all."
+        )
     for each in steps:
         if not isinstance(each, Integral) or isinstance(each, bool) or each < 0:
             raise ValueError(f"{argument}: {each!r} is no number of a step; they count from 0")

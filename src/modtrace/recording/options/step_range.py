@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from ...surface import name_argument
+
 
 class StepRange(NamedTuple):
     """Steps from `start` up to but not including `stop` (None: no end), every `every`-th of them."""
@@ -44,7 +46,9 @@ def to_step_range(steps: object) -> StepRange:
     if isinstance(steps, (slice, range)):
         parts = (steps.start, steps.stop, steps.step)
         return _checked(parts, steps)
-    raise TypeError(f"steps={steps!r}: give 'START:STOP[:EVERY]', a range or a slice, or None for all steps")
+    raise TypeError(
+        f"{name_argument('steps', steps)}: give 'START:STOP[:EVERY]', a range or a slice, or None for all steps"
+    )
 
 
 def _parse(text: str) -> tuple[int | None, ...]:
@@ -54,7 +58,9 @@ def _parse(text: str) -> tuple[int | None, ...]:
     except ValueError:
         numbers = ()
     if len(numbers) not in (2, 3):
-        raise ValueError(f"steps={text!r} is not START:STOP[:EVERY], such as 100:200 or 0::50")
+        raise ValueError(
+            f"{name_argument('steps', text)} is not START:STOP[:EVERY], such as 100:200 or 0::50"
+        )
     return numbers
 
 
@@ -63,6 +69,7 @@ def _checked(parts: tuple[int | None, ...], given: object) -> StepRange:
     found = StepRange(start or 0, stop, 1 if every is None else every)
     if found.start < 0 or found.every < 1 or (found.stop is not None and found.stop <= found.start):
         raise ValueError(
-            f"steps={given!r} holds no step: START counts from 0, STOP lies beyond it, EVERY is at least 1"
+            f"{name_argument('steps', given)} holds no step: START counts from 0, STOP lies beyond it, "
+            "EVERY is at least 1"
         )
     return found

@@ -5,6 +5,7 @@ from collections import Counter
 
 from ...analysis.graph_view.records import LAYER, GraphView
 from ...recording.suggestions import count_of
+from ...surface import choose_words
 from .columns import Text, render_lines
 from .headline import describe_head
 from .numbers import to_json_number
@@ -12,17 +13,21 @@ from .numbers import to_json_number
 #: Of kinds whose names have none.
 _PLURALS = {"earlier": "tensors from outside"}
 
-NO_OPS_IN_GRAPH = (
-    "no ops were recorded: the nodes are calls, and the arrows say which began next. "
-    "For what flows between them record with ops=True, or modtrace record --ops."
-)
+
+def explain_no_ops() -> str:
+    """Returns what a graph of a step without ops shows."""
+    ops_too = choose_words(python="ops=True", command_line="modtrace record --ops")
+    return (
+        "no ops were recorded: the nodes are calls, and the arrows say which began next. "
+        f"For what flows between them record with {ops_too}."
+    )
 
 
 def render_graph(view: GraphView) -> str:
     """Returns the step that the graph is of, and how many nodes of which kind are visible."""
     lines = describe_head(view.command, view.step, view.marks)
     if view.step is not None and not view.has_ops:
-        lines.append(Text(NO_OPS_IN_GRAPH))
+        lines.append(Text(explain_no_ops()))
     if view.step is not None:
         lines.append(Text(describe_counts(view)))
     return render_lines(lines, color=False)

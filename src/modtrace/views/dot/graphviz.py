@@ -8,6 +8,7 @@ import warnings
 
 from ...analysis.graph_view.records import GraphView
 from ...errors import MissingLibraryError, ModtraceError, ModtraceWarning
+from ...surface import choose_words
 from ..common.whole_file import write_content, write_pieces
 from .render import render_dot
 from .style import GraphStyle
@@ -24,10 +25,6 @@ _SIMPLER: tuple[tuple[str, ...], ...] = ((), ("-Gsplines=line",), ("-Gsplines=li
 _HOW_TO_INSTALL = (
     "Install Graphviz: `apt-get install graphviz`, `brew install graphviz`, `conda install graphviz` or "
     "`winget install graphviz`, and see that `dot` is found on PATH. Writing a .dot file needs no program."
-)
-_HOW_TO_SHRINK = (
-    "Show less: collapse(depth=...) or --depth, fold() or --fold, filter(...) or --phase; "
-    "or write a .dot file and draw it with another program."
 )
 
 
@@ -126,7 +123,7 @@ def _run_dot(text: str, options: list[str], nodes: int, patience_s: float) -> by
         )
     except subprocess.TimeoutExpired:
         raise ModtraceError(
-            f"dot did not finish a picture of {nodes} nodes in {patience_s:g} s. {_HOW_TO_SHRINK}"
+            f"dot did not finish a picture of {nodes} nodes in {patience_s:g} s. {_say_how_to_shrink()}"
         ) from None
     except OSError as error:
         raise ModtraceError(
@@ -136,7 +133,7 @@ def _run_dot(text: str, options: list[str], nodes: int, patience_s: float) -> by
         said = done.stderr.decode("utf-8", "replace").strip() or "it said nothing"
         raise _DotFailed(
             f"dot failed with exit status {done.returncode} on a picture of {nodes} nodes: {said[:500]}. "
-            f"Look at what the style gives, and at the text that write_dot() writes. {_HOW_TO_SHRINK}"
+            f"Look at what the style gives, and at the text that write_dot() writes. {_say_how_to_shrink()}"
         )
     if b"Scaling" in done.stderr:
         warnings.warn(
@@ -190,3 +187,10 @@ def raise_box_labels(svg: str) -> str:
     without = _TEXT.sub("", svg[boxes.start() : until])
     raised = _RAISED.format("".join(labels))
     return f"{svg[: boxes.start()]}{without}{svg[until:end]}{raised}{svg[end:]}"
+
+
+def _say_how_to_shrink() -> str:
+    less = choose_words(
+        python="collapse(depth=...), fold(), filter(...)", command_line="--depth, --fold, --phase, --path"
+    )
+    return f"Show less: {less}; or write a .dot file and draw it with another program."

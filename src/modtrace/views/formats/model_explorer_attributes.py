@@ -9,7 +9,7 @@ from ...analysis.graph.columns import BUFFER, CALL, CONSTANT, EARLIER, INPUT, OP
 from ...analysis.graph_view.records import LAYER, GraphView, ViewBox, ViewNode
 from ...recording.phase import BACKWARD, RECOMPUTE
 from ..common.box_paths import label_layer
-from ..common.graph_summary import NO_OPS_IN_GRAPH, describe_counts
+from ..common.graph_summary import describe_counts, explain_no_ops
 from ..common.headline import describe_head
 from ..common.numbers import format_bytes, format_flops, format_number, format_time
 
@@ -24,7 +24,7 @@ def describe_view(view: GraphView) -> dict[str, str]:
     step = describe_head((), view.step, ())[0].render(color=False)
     described = {"command": shlex.join(view.command), "step": step, "marks": "; ".join(view.marks)}
     if view.step is not None and not view.has_ops:
-        described["edges"] = NO_OPS_IN_GRAPH
+        described["edges"] = explain_no_ops()
     if view.nodes:
         described["shown"] = describe_counts(view)
     return {key: value for key, value in described.items() if value}

@@ -13,16 +13,22 @@ import numpy as np
 from ...analysis.timeline.arrange import SPAN_KINDS, Lane
 from ...analysis.timeline.spans import Detail
 from ...analysis.timeline.timeline import FLOW_KINDS, Timeline
+from ...surface import choose_words
 from ..common.whole_file import write_pieces
-
-NO_BACKWARD_TIMES = (
-    "no backward calls are shown: when they began and ended was not recorded. "
-    "Record with backward_times=True or ops=True, or modtrace record --backward-times or --ops."
-)
 
 _FIRST_TID = 1  # viewers take 0 for the idle thread of the system
 _ROWS_AT_ONCE = 4096
 _SEPARATOR = ",\n"
+
+
+def describe_missing(timeline: Timeline) -> str | None:
+    """Returns why the backward has no calls; None where it has some, or nothing ran backward."""
+    if not timeline.lacks_backward:
+        return None
+    options = choose_words(
+        python="backward_times=True or ops=True", command_line="modtrace record --backward-times or --ops"
+    )
+    return f"no backward calls are shown: when they began and ended was not recorded. Record with {options}."
 
 
 def write_perfetto(timeline: Timeline, path: str | os.PathLike[str]) -> None:
@@ -63,7 +69,7 @@ def _other_data(timeline: Timeline) -> dict[str, Any]:
         "rank": timeline.rank,
         "world_size": timeline.world_size,
         "marks": list(timeline.marks),
-        "missing": NO_BACKWARD_TIMES if timeline.lacks_backward else None,
+        "missing": describe_missing(timeline),
     }
     return {name: value for name, value in told.items() if value not in (None, "", [])}
 

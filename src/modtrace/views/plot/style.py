@@ -9,6 +9,7 @@ from ...optional import require
 from ...recording.role import BY_NAME
 from ...recording.statistics.known import title_of as title_of_stat
 from ...recording.statistics.moments import Numbers
+from ...surface import choose_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +57,7 @@ def new_axes(width: float, height: float) -> "Axes":
     Raises:
         MissingLibraryError: matplotlib is not installed.
     """
-    require("matplotlib", "Recording.plot()")
+    require("matplotlib", choose_words(python="Recording.plot()", command_line="modtrace plot"))
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,0 +1,37 @@
+"""The surface that a message is for, Python or the command line: each has its own words for what users give.
+
+The command line says that it is the surface; all else is Python. Messages are made where something is found wrong, far
+below both, and cited in others on their way up: they come in the right words from the start.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+#: Names an argument and its value in the words of the command line: `--steps 5:5`.
+Namer = Callable[[str, object], str]
+
+_namer: Namer | None = None  # None: in those of Python
+
+
+@contextmanager
+def speak(namer: Namer | None) -> Iterator[None]:
+    """Inside, messages are in the words of the command line; None: in those of Python.
+
+    This is the whole process's. `modtrace record` speaks Python while the program of its user runs.
+    """
+    global _namer
+    before, _namer = _namer, namer
+    try:
+        yield
+    finally:
+        _namer = before
+
+
+def name_argument(name: str, value: object) -> str:
+    """Returns what a user gave, as the user gave it: `steps='5:5'`, or `--steps 5:5`."""
+    return f"{name}={value!r}" if _namer is None else _namer(name, value)
+
+
+def choose_words(*, python: str, command_line: str) -> str:
+    """Returns the words of the surface, where they differ in more than the name of an argument."""
+    return python if _namer is None else command_line
