@@ -53,7 +53,8 @@ def test_recording_without_values_is_exit_code_2_and_says_so(
 
     assert run_command(monkeypatch, "nonfinite", folder) == 2
     assert capsys.readouterr().err == (
-        f"modtrace: error: {folder}: no values were recorded. Record with modtrace record --values stats or --capture.\n"
+        f"modtrace: error: {folder}: no values were recorded. "
+        "Record with modtrace record --values stats or --capture.\n"
     )
 
 

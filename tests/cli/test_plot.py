@@ -72,7 +72,7 @@ def test_histogram_of_a_step_has_a_row_a_site(
             "'blks.*' matches no module with --role output; the nearest are: blocks.0",
         ),
         (["-o", "x.gif"], "x.gif: a plot's name ends in .png, .svg, .pdf"),
-        (["-o", "x.png", "--stat", "abs"], "stat='abs': there is no such statistic."),
+        (["-o", "x.png", "--stat", "abs"], "--stat abs: there is no such statistic."),
         (["-o", "x.png", "--kind", "histogram", "blocks.0"], "no histograms were recorded of these tensors."),
         (["-o", "x.png", "--step", "1"], "--step 1 is for --kind histogram."),
         ([], "give -o FILE for a picture, or --json for its numbers."),

@@ -48,10 +48,14 @@ def test_a_script_is_recorded_without_a_change_and_its_output_is_its_own(tmp_pat
     assert rec.meta.complete
 
 
-def test_a_second_run_goes_beside_the_first(tmp_path):
+def test_a_second_run_goes_beside_the_first_unless_it_is_to_take_its_place(tmp_path):
     run(tmp_path, "record", "-q", "train.py", script=TRAIN)
     done = run(tmp_path, "record", "train.py")
     assert "modtrace show train-2.modtrace" in done.stderr
+    done = run(tmp_path, "record", "--overwrite", "train.py", script=TRAIN.replace("range(5)", "range(2)"))
+    assert done.stderr.endswith("Look at it with: modtrace show train.modtrace\n")
+    assert modtrace.open_recording(tmp_path / "train.modtrace").table("steps").num_rows == 2
+    assert not (tmp_path / "train-3.modtrace").exists()
 
 
 def test_the_script_finds_its_arguments_its_folder_and_itself_as_main(tmp_path):
@@ -226,6 +230,7 @@ def test_pattern_that_matches_nothing_is_told_in_a_line_and_marked(tmp_path):
     assert modtrace.open_recording(tmp_path / "run").meta.marks == (
         warning.removeprefix("modtrace: warning: "),
     )
+    assert done.stderr.count("--include O") == 1
 
 
 def test_pattern_of_parameters_matches_though_the_model_is_gone_at_the_end(tmp_path):

@@ -45,6 +45,8 @@ def test_disk_that_is_full_in_the_middle_is_told_with_the_steps_that_are_kept(tm
     rec = modtrace.open_recording(tmp_path / "train.modtrace")
     kept = rec.table("steps").num_rows
     assert 0 < kept < 60
+    assert done.stderr.startswith("modtrace: warning: train.modtrace: the recording stops at step ")
+    assert done.stderr.count("\n") == 2  # no place in our source, and no line of it
     (mark,) = rec.meta.marks
     # Which table reaches the limit depends on how many steps the batch has that does not fit.
     assert re.fullmatch(rf"incomplete from step {kept}: File too large \((calls|values)\.arrow\)", mark)
@@ -185,7 +187,7 @@ def test_step_with_a_backward_alone_says_that_no_module_was_called(tmp_path: Pat
 def test_program_that_cannot_be_compiled_leaves_the_recording_that_it_would_replace(tmp_path: Path) -> None:
     run(tmp_path, "record", "train.py", script=TRAIN)
     done = run(tmp_path, "record", "--overwrite", "train.py", script="def f(:\n", check=1)
-    assert closing_line(done) == "modtrace: recorded nothing; no module was called in this process."
+    assert closing_line(done) == "modtrace: recorded nothing: the program could not be started."
     assert "SyntaxError" in done.stderr
     assert modtrace.open_recording(tmp_path / "train.modtrace").table("steps").num_rows == 5
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import modtrace
@@ -22,12 +23,12 @@ if "raise" in sys.argv:
 """
 
 
-def record(folder: Path, *arguments: str) -> tuple[int, str, modtrace.Recording]:
+def record(folder: Path, *arguments: str, options: Sequence[str] = ()) -> tuple[int, str, modtrace.Recording]:
     """The exit code, what is said on standard error, and the recording."""
     (folder / "train.py").write_text(TRAIN)
     command = "from modtrace.cli.main import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", command, "record", "--keep-last", "3", "train.py", *arguments],
+        [sys.executable, "-c", command, "record", "--keep-last", "3", *options, "train.py", *arguments],
         cwd=folder, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     return done.returncode, done.stderr, modtrace.open_recording(folder / "train.modtrace")
@@ -55,6 +56,16 @@ def test_steps_before_a_failure_are_written_and_it_is_passed_on(tmp_path: Path) 
     assert "ValueError: out of luck" in said
     assert steps_of(rec) == [5, 6, 7]
     assert [each.kind for each in rec.triggers] == ["exception"]
+
+
+def test_held_steps_without_values_say_that_no_nan_is_seen(tmp_path: Path) -> None:
+    code, said, rec = record(tmp_path, "nan", options=["--values", "none"])
+    assert code == 0
+    assert steps_of(rec) == []
+    assert said.splitlines()[0] == (
+        "modtrace: --values none measures nothing, so no NaN is seen: "
+        "the last 3 steps are written only when the program fails."
+    )
 
 
 def test_run_that_goes_well_says_that_nothing_was_written(tmp_path: Path) -> None:

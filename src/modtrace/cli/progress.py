@@ -26,6 +26,7 @@ class ProgressReporter:
         self._quiet = quiet
         self._pid = os.getpid()
         self._line = LineWatch()
+        self._said = ""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._report, name="modtrace-progress", daemon=True)
         if not quiet:
@@ -46,15 +47,17 @@ class ProgressReporter:
             self.say(line)
         self._line.stop()
 
+    def tell(self) -> None:
+        """Says how far it is, if anything has run since the last time and the program has ended its line."""
+        progress = self._recording.progress
+        text = f"{self._describe(progress)} so far"
+        if (progress.steps or progress.rows) and text != self._said and not self._line.is_open:
+            self.say(text)
+            self._said = text
+
     def _report(self) -> None:
-        said = ""
         while not self._ended.wait(_REPORT_EVERY_S):
-            progress = self._recording.progress
-            text = f"{self._describe(progress)} so far"
-            has_run = progress.steps or progress.rows
-            if has_run and text != said and not self._line.is_open:
-                self.say(text)
-                said = text
+            self.tell()
 
     def say(self, text: str) -> None:
         """Says it, on a line of its own."""
