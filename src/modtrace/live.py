@@ -142,8 +142,8 @@ class LiveRecording(Recording):
     def __enter__(self) -> "LiveRecording":
         if self._entered:
             raise MisuseError("a recording is entered once; call record() again for another")
-        self._entered = True
         self._claim = _claim(self.path)
+        self._entered = True
         try:
             self._recorder = self._last_recorder = self._start()
         except BaseException as error:
@@ -181,7 +181,7 @@ class LiveRecording(Recording):
         )
         recorder.start()
         if self._writer is not None:
-            self._writer.begin()
+            self._writer.delete_replaced()
         return recorder
 
     def _undo(self) -> None:

@@ -194,6 +194,12 @@ def test_python_without_recording_is_not_slower_for_a_killed_reader(tmp_path):
         (["record", "nope.py"], "nope.py: there is no such script (looked from {cwd})"),
         (["record", "."], ".: this is a folder without a __main__.py; give the script to run"),
         (["record", "-m", "no.such"], "-m no.such: no module of this name can be run from {cwd}"),
+        (["record", "-m", "json.tool.sub"], "-m json.tool.sub: no module of this name can be run from {cwd}"),
+        (["record", "-m", "broken.sub"], "-m broken.sub: importing it raised SyntaxError: "),
+        (
+            ["record", "-m", "raising.sub"],
+            "-m raising.sub: importing it raised ImportError: gone (raising/__init__.py:2)",
+        ),
         (["record"], "give a script to run, or -m and a module."),
         (
             ["record", "--steps", "3", "train.py"],
@@ -211,6 +217,9 @@ def test_python_without_recording_is_not_slower_for_a_killed_reader(tmp_path):
 )
 def test_misuse_ends_with_code_2_and_says_what_and_where(tmp_path, monkeypatch, capsys, arguments, text):
     (tmp_path / "train.py").write_text("raise AssertionError('never run')\n")
+    for name, content in (("broken", "def f(:"), ("raising", "\nraise ImportError('gone')")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(content)
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "notes.txt").write_text("mine")
     monkeypatch.chdir(tmp_path)

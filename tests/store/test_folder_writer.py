@@ -191,6 +191,24 @@ def test_overwrite_replaces_a_recording_with_a_damaged_header(tmp_path: Path) ->
     assert rows(FolderReader(path)) == expected(1)
 
 
+@pytest.mark.parametrize("broken", ["folder.write_header", "writer.write_meta"])
+def test_recording_that_cannot_be_replaced_because_the_disk_is_full_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    path = tmp_path / "run.modtrace"
+    record(path, steps=5)
+    before = files(path)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(RecordingError, match="No space left"):
+        patched.setattr(f"modtrace.store.{broken}", fail)
+        record(path, OTHER_RUN, overwrite=True)
+    assert files(path) == before
+    assert rows(FolderReader(path)) == expected(5)
+
+
 def test_open_reader_is_not_disturbed_by_an_overwrite(tmp_path: Path) -> None:
     path = tmp_path / "run.modtrace"
     record(path, steps=5)

@@ -17,6 +17,8 @@ from typing import Any
 
 import click
 
+from .factory import describe_error
+
 _OURS = str(Path(__file__).parent.parent) + os.sep
 
 
@@ -176,8 +178,10 @@ def _what_is_wrong(path: str, file: str) -> str:
 def _find_spec(name: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(name)
-    except (ImportError, ValueError, AttributeError):  # a parent is missing or is no package
-        return None
+    except Exception as error:  # of the packages it lies in, which are imported
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            return None  # one of them is missing or is no package
+        raise click.ClickException(f"-m {name}: importing it raised {describe_error(error)}") from error
 
 
 def _become_main(program: Program) -> dict[str, Any]:

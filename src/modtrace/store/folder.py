@@ -45,6 +45,8 @@ def create_rank_folder(path: Path, meta: RunMeta, *, overwrite: bool, new_attemp
     except RecordingError:  # RecordingExistsError is an OSError too
         raise
     except OSError as error:
+        if overwrite and meta.world_size == 1:
+            _put_back(path)
         raise RecordingError(
             f"{path}: cannot write a recording here: {error.strerror or error}. Give another path."
         ) from error
@@ -65,12 +67,20 @@ def undo_rank_folder(path: Path, folder: Path, *, is_only_rank: bool) -> None:
     """
     with contextlib.suppress(OSError):
         _delete_if_there(folder)
-        if is_only_rank and not rank_folders(path):
-            (path / HEADER).unlink(missing_ok=True)
-            for each in _replaced(path):
-                each.rename(path / each.name.removeprefix(_REPLACED))
-            if not any(path.iterdir()):
-                path.rmdir()
+        if is_only_rank:
+            _put_back(path)
+
+
+def _put_back(path: Path) -> None:
+    """Puts back what was to be replaced, where no rank has a folder; deletes the folder if nothing is left in it."""
+    with contextlib.suppress(OSError):
+        if rank_folders(path):
+            return
+        (path / HEADER).unlink(missing_ok=True)
+        for each in _replaced(path):
+            each.rename(path / each.name.removeprefix(_REPLACED))
+        if not any(path.iterdir()):
+            path.rmdir()
 
 
 def _prepare(path: Path, meta: RunMeta, *, overwrite: bool) -> None:

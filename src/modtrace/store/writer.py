@@ -176,14 +176,14 @@ class FolderWriter:
             if self._state == _OPEN:
                 self._flush()
         finally:
-            self.begin()
+            self.delete_replaced()
             try:
                 self._close_tensors()
             finally:
                 self._make_final()
 
-    def begin(self) -> None:
-        """Deletes for good what is replaced. Until now `undo` puts it back."""
+    def delete_replaced(self) -> None:
+        """Deletes for good what this recording replaces; before, `undo` puts it back."""
         delete_replaced(self.path)
 
     def undo(self) -> None:
