@@ -179,7 +179,7 @@ def test_model_that_raises_is_one_line_and_exit_code_2(models: None, graph: Grap
     [
         (["--depth", "-1"], "Invalid value for '--depth': -1 is not in the range x>=0"),
         (["--step", "7"], "Invalid value for --step: no step 7 in this recording; there are: 0"),
-        (["--collapse", "nowhere"], "collapse('nowhere'): no module of this graph has such a path"),
+        (["--collapse", "nowhere"], "--collapse nowhere: no module of this graph has such a path"),
         (
             ["-o", "model.bmp"],
             "Invalid value for --output: model.bmp: its name tells no format; it may end in ",
