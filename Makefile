@@ -42,10 +42,10 @@ endef
 export PYTHON_IS_NEW_ENOUGH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check format docs bench size soak zoo sanitize clean
+.PHONY: help env demo test test-browser check format docs bench size soak zoo sanitize clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 env: $(STAMP)  ## make .venv with everything that development needs
 
@@ -68,7 +68,10 @@ demo: env  ## train a small GPT under the recorder and show what ran inside (ARG
 	$(BIN)/modtrace show demo.modtrace
 
 test: check  ## run the checks, then the tests (TESTS=tests/store)
-	$(BIN)/python -m pytest -m 'not soak and not zoo' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
+	$(BIN)/python -m pytest -m 'not soak and not zoo and not browser' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
+
+test-browser: env  ## run the tests that look at pictures in Chromium, with several fonts (half a minute)
+	$(BIN)/python -m pytest -m browser tests/views
 
 check: env  ## lint, format, types, layers
 	$(BIN)/ruff check $(CHECKED)
@@ -109,7 +112,7 @@ sanitize: env  ## run the tests of the C code under AddressSanitizer and Undefin
 	@rm -rf $(SANITIZED)
 	@CC=gcc MODTRACE_CFLAGS='$(SANITIZERS) -g -O1 -fno-omit-frame-pointer -fno-sanitize-recover=all' \
 		LDFLAGS='$(SANITIZERS)' $(BIN)/python setup.py -q build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
-	@$(UNDER_SANITIZERS) $(BIN)/python -m pytest -m 'not soak and not zoo' -n $(WORKERS) --dist worksteal \
+	@$(UNDER_SANITIZERS) $(BIN)/python -m pytest -m 'not soak and not zoo and not browser' -n $(WORKERS) --dist worksteal \
 		$(or $(TESTS),$(TESTS_OF_C)); tests=$$?; cat $(SANITIZED)/report.* 2> /dev/null && exit 1; exit $$tests
 
 clean:  ## delete what the other targets made, but for .venv

@@ -9,6 +9,9 @@ import subprocess
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
+from modtrace.views.dot.fixed_labels import FixedLabels
+from modtrace.views.dot.text import Html
+
 PROJECT = Path(__file__).parent.parent
 DRAWING = PROJECT / "docs" / "packages.svg"
 
@@ -73,9 +76,10 @@ _COLORS = {
 }
 
 _HEAD = """digraph packages {
-  compound=true; rankdir=TB; newrank=true; nodesep=0.18; ranksep=0.38; bgcolor="white"; fontname="Helvetica";
-  node [shape=box, style="rounded,filled", fillcolor="white", color="#64748b", fontname="Helvetica", fontsize=11,
-        margin="0.10,0.05", height=0.3];
+  compound=true; rankdir=TB; newrank=true; nodesep=0.18; ranksep=0.38; bgcolor="white";
+  fontname="Helvetica,Arial,sans-serif";
+  node [shape=box, style="rounded,filled", fillcolor="white", color="#64748b", fontname="Helvetica,Arial,sans-serif",
+        fontsize=11, margin="0.10,0.05", height=0.3];
   edge [color="#94a3b8", arrowsize=0.6];
 """
 
@@ -124,32 +128,37 @@ def _below(one: str, may_import: Mapping[str, Set[str]]) -> set[str]:
     return below
 
 
-def render_drawing() -> str:
-    """The drawing in the language of Graphviz."""
+def render_drawing(labels: FixedLabels) -> str:
+    """The drawing in the language of Graphviz, with room for the labels."""
     outer, inside = tables()
     lines = [_HEAD]
     for layer in outer:
-        lines += _cluster(layer, inside[layer]) if layer in inside else [f"  {_box(layer, layer)}"]
+        lines += (
+            _cluster(layer, inside[layer], labels) if layer in inside else [f"  {_box(layer, layer, labels)}"]
+        )
     lines += [f"  {_arrow(*each, inside)}" for each in sorted(arrows())]
     return "\n".join([*lines, "}\n"])
 
 
-def _cluster(layer: str, packages: Mapping[str, Set[str]]) -> Iterator[str]:
-    yield f'  subgraph "cluster_{layer}" {{ id="{layer}"; label=<<b>{layer}/</b>>; labeljust=l;'
+def _cluster(layer: str, packages: Mapping[str, Set[str]], labels: FixedLabels) -> Iterator[str]:
+    title = labels.reserve(Html(f"<b>{layer}/</b>"), size=13, align="left")
+    yield f'  subgraph "cluster_{layer}" {{ id="{layer}"; label=<{title}>; labeljust=l;'
     yield f'    style="rounded,filled"; fillcolor="{_COLORS[layer]}"; color="#cbd5e1"; fontsize=13;'
     for each in packages:
-        yield f"    {_box(f'{layer}/{each}', each)}"
+        yield f"    {_box(f'{layer}/{each}', each, labels)}"
     if layer in OWN_FILES:
-        yield f'    "{layer}" [id="files of {layer}", label=<<i>{OWN_FILES[layer]}</i>>, style="rounded,dashed"];'
+        about = labels.reserve(Html(f"<i>{OWN_FILES[layer]}</i>"), size=11, margin=12)
+        yield f'    "{layer}" [id="files of {layer}", label=<{about}>, style="rounded,dashed"];'
         yield from (
             f'    "{layer}/{each}" -> "{layer}" [style=invis];' for each in packages if not packages[each]
         )
     yield "  }"
 
 
-def _box(name: str, label: str) -> str:
+def _box(name: str, label: str, labels: FixedLabels) -> str:
     about = f'<br/><font point-size="9" color="#475569">{ABOUT[name]}</font>' if ABOUT[name] else ""
-    return f'"{name}" [id="{name}", label=<<b>{label}</b>{about}>];'
+    text = labels.reserve(Html(f"<b>{label}</b>{about}"), size=11, margin=12)
+    return f'"{name}" [id="{name}", label=<{text}>];'
 
 
 def _arrow(one: str, other: str, inside: Mapping[str, Mapping[str, Set[str]]]) -> str:
@@ -175,7 +184,8 @@ def _highest(packages: Mapping[str, Set[str]]) -> str:
 
 
 if __name__ == "__main__":
+    labels = FixedLabels()
     drawn = subprocess.run(
-        ["dot", "-Tsvg"], input=render_drawing(), capture_output=True, text=True, check=True
+        ["dot", "-Tsvg"], input=render_drawing(labels), capture_output=True, text=True, check=True
     )
-    DRAWING.write_text(drawn.stdout, encoding="utf-8")
+    DRAWING.write_text(labels.fill(drawn.stdout), encoding="utf-8")

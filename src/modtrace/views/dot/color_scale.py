@@ -95,13 +95,14 @@ class Overlay:
         scale, write = self._scale, self._column.write
         if scale.low is None or scale.high is None:
             return Html(f"{self._column.name}: not known of any node")
-        cells = "".join(f'<td bgcolor="{each}" width="16" height="10"> </td>' for each in _RAMP)
+        cells = "".join(f'<td bgcolor="{each}" width="16" height="10"></td>' for each in _RAMP)
         kind = " (logarithmic)" if scale.is_log else ""
+        low, high = write(scale.low), f"{write(scale.high)}{kind}"
         return Html(
             '<table border="0" cellborder="0" cellspacing="0" cellpadding="1"><tr>'
-            f'<td cellpadding="4"><b>{self._column.name}</b></td><td cellpadding="4">{write(scale.low)}</td>{cells}'
-            f'<td cellpadding="4">{write(scale.high)}{kind}</td>'
-            "</tr></table>"
+            f'<td cellpadding="4"><b>{self._column.name}</b></td><td cellpadding="4" align="right">{low}</td>{cells}'
+            f'<td cellpadding="4" align="left">{high}</td>'
+            '</tr><tr><td height="6"></td></tr></table>'  # a gap to the picture below
         )
 
     def _value(self, item: _Item) -> Number | None:

@@ -10,6 +10,7 @@ from ...analysis.graph_view.records import GraphView
 from ...errors import MissingLibraryError, ModtraceError, ModtraceWarning
 from ...surface import choose_words
 from ..common.whole_file import write_content, write_pieces
+from .fixed_labels import FixedLabels
 from .render import render_dot
 from .style import GraphStyle
 
@@ -47,8 +48,10 @@ def render_svg(
         MissingLibraryError: the program `dot` is not there; the text says how to install it.
         ModtraceError: it fails, or takes too long.
     """
-    drawn = _draw(view, "svg", style=style, overlay=overlay, patience_s=patience_s)
-    return tidy_svg(drawn.decode("utf-8"))
+    labels = FixedLabels()
+    text = render_dot(view, style=style, overlay=overlay, labels=labels)
+    drawn = _draw(text, len(view.nodes), "svg", patience_s=patience_s)
+    return tidy_svg(labels.fill(drawn.decode("utf-8")))
 
 
 def write_dot(
@@ -85,23 +88,16 @@ def write_png(
     """
     if dpi <= 0:
         raise ValueError(f"dpi={dpi!r}: give the pixels of an inch, 96 for a screen or 300 for print")
-    drawn = _draw(view, "png", f"-Gdpi={dpi}", style=style, overlay=overlay, patience_s=_PATIENCE_S)
+    text = render_dot(view, style=style, overlay=overlay)
+    drawn = _draw(text, len(view.nodes), "png", f"-Gdpi={dpi}", patience_s=_PATIENCE_S)
     write_content(drawn, path)
 
 
-def _draw(
-    view: GraphView,
-    form: str,
-    *options: str,
-    style: GraphStyle | None,
-    overlay: str | None,
-    patience_s: float,
-) -> bytes:
-    text = render_dot(view, style=style, overlay=overlay)
+def _draw(text: str, nodes: int, form: str, *options: str, patience_s: float) -> bytes:
     failed: list[_DotFailed] = []
     for simpler in _SIMPLER:
         try:
-            return _run_dot(text, [f"-T{form}", *options, *simpler], len(view.nodes), patience_s)
+            return _run_dot(text, [f"-T{form}", *options, *simpler], nodes, patience_s)
         except _DotFailed as error:
             failed.append(error)
     raise failed[0]

@@ -1,10 +1,11 @@
 """Writes a view of a graph in graphviz' language."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...analysis.graph_view.records import GraphView, ViewBox, ViewEdge, ViewNode
 from .color_scale import Overlay, choose_overlay
+from .fixed_labels import FixedLabels
 from .labels import with_line, with_number
 from .phases import DrawnEdge, Sides, choose_edges, find_columns, outermost_boxes, place_idle
 from .style import GraphStyle
@@ -20,7 +21,19 @@ _DIRECTIONS = {"forward": "back", "back": "forward"}
 NO_OPS_IN_PICTURE = "No ops were recorded: the arrows say which call began next."
 
 
-def render_dot(view: GraphView, *, style: GraphStyle | None = None, overlay: str | None = None) -> str:
+#: How much room `GraphStyle` leaves beside the label of a node or box, on both sides together, in points.
+_MARGIN = 12
+
+_SIDES = {"l": "left", "r": "right"}
+
+
+def render_dot(
+    view: GraphView,
+    *,
+    style: GraphStyle | None = None,
+    overlay: str | None = None,
+    labels: FixedLabels | None = None,
+) -> str:
     """Returns the text of a picture, for `dot` or another program of Graphviz.
 
     Nodes are `n0`, `n1` and so on in the order of time, boxes `cluster_b0`; their tooltips begin with their keys.
@@ -29,6 +42,7 @@ def render_dot(view: GraphView, *, style: GraphStyle | None = None, overlay: str
         style: how it looks; None for `GraphStyle()`.
         overlay: the number by which nodes are coloured: time, flops, bytes, saved, rms, nonfinite, or a field of
             `ViewNode` that is a number.
+        labels: keeps the labels, for which the text then only reserves room; None: the labels are in the text.
 
     Raises:
         ValueError: there is no such number.
@@ -37,32 +51,44 @@ def render_dot(view: GraphView, *, style: GraphStyle | None = None, overlay: str
         raise TypeError(f"style={style!r}: give an object of GraphStyle or of a subclass: GraphStyle()")
     chosen = style or GraphStyle()
     chosen.look_at(view)
-    return "".join(_Writer(view, chosen, choose_overlay(view, overlay)).lines())
+    return "".join(_Writer(view, chosen, choose_overlay(view, overlay), labels).lines())
 
 
 class _Writer:
     """Goes through a view once; what is around comes first, so that nothing calls itself."""
 
-    def __init__(self, view: GraphView, style: GraphStyle, overlay: Overlay | None) -> None:
+    def __init__(
+        self, view: GraphView, style: GraphStyle, overlay: Overlay | None, labels: FixedLabels | None
+    ) -> None:
         self._view = view
         self._style = style
         self._overlay = overlay
+        self._labels = labels
         self._sides = Sides(view)
         self._outermost = outermost_boxes(view)
+        self._of_all = self._graph(has_rows=bool(self._sides.rows))
+        self._of_nodes = style.all_nodes()
+        self._of_edges = style.all_edges()
 
     def lines(self) -> Iterator[str]:
-        rows = self._sides.rows
         yield "digraph modtrace {\n"
-        yield f"  graph{render_attributes(self._graph(has_rows=bool(rows)))}\n"
-        for what, attributes in (("node", self._style.all_nodes()), ("edge", self._style.all_edges())):
-            yield f"  {what}{render_attributes(attributes) or ' []'}\n"
+        yield f"  graph{self._attributes(self._of_all, {})}\n"
+        yield f"  node{self._attributes(self._of_nodes, {}) or ' []'}\n"
+        yield f"  edge{self._attributes(self._of_edges, {}) or ' []'}\n"
         yield from self._boxes()
         yield from _columns(find_columns(self._view, self._sides.of_node))
-        for row in rows:
+        for row in self._sides.rows:
             yield f"  {{ rank=same; {'; '.join(f'n{each}' for each in row)} }}\n"
         yield from map(self._edge, choose_edges(self._view, self._sides.of_node))
         yield from map(self._invisible, filter(self._sides.is_ranked, place_idle(self._view)))
         yield "}\n"
+
+    def _attributes(
+        self, found: dict[str, Any], inherited: Mapping[str, Any], *, margin: float = 0, align: str = "center"
+    ) -> str:
+        if self._labels is not None:
+            found = found | self._labels.reserve_all({**inherited, **found}, margin=margin, align=align)
+        return render_attributes(found)
 
     def _graph(self, *, has_rows: bool) -> dict[str, Any]:
         found = self._style.graph(self._view)
@@ -94,7 +120,7 @@ class _Writer:
             pending += [None, *reversed(inside[top])]
             yield f"{_indent(depth)}subgraph cluster_b{top} {{\n"
             depth += 1
-            yield f"{_indent(depth)}graph{render_attributes(self._box(view.boxes[top])) or ' []'}\n"
+            yield f"{_indent(depth)}graph{self._box(view.boxes[top]) or ' []'}\n"
             yield from (self._node(at, _indent(depth)) for at in nodes[top])
 
     def _node(self, at: int, indent: str) -> str:
@@ -102,17 +128,22 @@ class _Writer:
         attributes = self._style.node(node)
         if self._overlay is not None:
             attributes = self._colored(node, attributes, self._overlay)
-        return f"{indent}n{at}{render_attributes(attributes)}\n"
+        return f"{indent}n{at}{self._attributes(attributes, self._of_nodes, margin=_MARGIN)}\n"
 
     def _colored(self, node: ViewNode, attributes: dict[str, Any], overlay: Overlay) -> dict[str, Any]:
         text = overlay.text(node)
         label = {"label": with_line(attributes.get("label", ""), text)} if text else {}
         return attributes | overlay.node(node) | label
 
-    def _box(self, box: ViewBox) -> dict[str, Any]:
+    def _box(self, box: ViewBox) -> str:
         attributes = self._style.box(box)
         text = self._overlay.text(box) if self._overlay else ""
-        return attributes | {"label": with_number(attributes.get("label", ""), text)} if text else attributes
+        if text:
+            attributes = attributes | {"label": with_number(attributes.get("label", ""), text)}
+        side = attributes.get("labeljust", self._of_all.get("labeljust"))
+        return self._attributes(
+            attributes, self._of_all, margin=_MARGIN, align=_SIDES.get(str(side), "center")
+        )
 
     def _edge(self, drawn: DrawnEdge) -> str:
         nodes, edge, sides = self._view.nodes, drawn.edge, self._sides
@@ -124,8 +155,8 @@ class _Writer:
         elif sides.rows_between(edge) > 1:
             attributes = {"minlen": sides.rows_between(edge), **attributes}
         if sides.is_ranked(edge) and sides.is_upward(edge):
-            return f"  n{edge.target} -> n{edge.source}{render_attributes(_swap_ends(attributes))}\n"
-        return f"  n{edge.source} -> n{edge.target}{render_attributes(attributes)}\n"
+            return f"  n{edge.target} -> n{edge.source}{self._attributes(_swap_ends(attributes), self._of_edges)}\n"
+        return f"  n{edge.source} -> n{edge.target}{self._attributes(attributes, self._of_edges)}\n"
 
     def _invisible(self, edge: ViewEdge) -> str:
         ends = (edge.target, edge.source) if self._sides.is_upward(edge) else (edge.source, edge.target)
