@@ -57,7 +57,7 @@ def training() -> GraphView:
 
 
 def deep(depth: int = 30) -> GraphView:
-    boxes = [box(".".join(["child"] * (at + 1)), "Nested", box=at - 1) for at in range(depth)]
+    boxes = [box(".".join(["child"] * (at + 1)), "Nested", box=at - 1, depth=at) for at in range(depth)]
     return view([op("relu", box=depth - 1, shape=(1,))], [], boxes)
 
 

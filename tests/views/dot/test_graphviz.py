@@ -98,7 +98,7 @@ def test_picture_of_a_step_and_with_colours_can_be_drawn() -> None:
         layer("a", "A", phase="backward", twin=0, duration_ns=30, raised=True, nonfinite=2),
     ]
     svg = render_svg(view(nodes, [edge(0, 1)], marks=("cut off",)), overlay="time")
-    assert {"10ns", "30ns", "time", "cut off", "raised", "2 not finite"} <= set(texts(svg))
+    assert {"10ns", "30ns", "time", "cut off", " raised ", " 2 not finite "} <= set(texts(svg))
 
 
 def test_files_are_written(tmp_path: Path) -> None:

@@ -54,3 +54,9 @@ def test_attributes_given_to_the_style_hold_for_all_nodes() -> None:
     assert text.count('fontname="Fira Sans"') == 4
     assert text.count('fillcolor="white"') == 2
     assert "#f8fbff" not in text
+
+
+def test_boxes_in_many_others_are_not_shaded() -> None:
+    boxes = [box(f"b{at}", "B", box=at - 1, depth=at) for at in range(10)]
+    text = render_dot(view([op("a", box=9)], [], boxes))
+    assert [text.count(f'fillcolor="#5b84c4{each}"') for each in ("0f", "00")] == [8, 2]

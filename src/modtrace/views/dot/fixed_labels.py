@@ -31,6 +31,7 @@ _ANCHORS = {"left": "start", "right": "end"}
 #: What `dot` draws in the place of a text: its number, in a size that takes no room whatever the font.
 _MARK = '<font point-size="1">@{}</font>'
 _DRAWN_MARK = re.compile(r"<text ([^>]*)>@(\d+)</text>\n")
+
 _PLACE_OF_MARK = ("x", "y", "text-anchor", "font-size")
 
 
@@ -49,14 +50,6 @@ class _Line(NamedTuple):
 
     def width(self) -> float:
         return sum(measure(text, font.size, bold=font.bold, font=font.name) for text, font in self.runs)
-
-    def stripped(self) -> "_Line":
-        """Returns the line without blanks at its ends, which SVG does not draw."""
-        runs = list(self.runs)
-        if runs:
-            runs[0] = (runs[0][0].lstrip(), runs[0][1])
-            runs[-1] = (runs[-1][0].rstrip(), runs[-1][1])
-        return self._replace(runs=runs)
 
 
 class _Block(NamedTuple):
@@ -172,7 +165,7 @@ class _Reader:
         lines += [self._line(runs, self._align)] if runs else []
         if not any(text.strip() for line in lines for text, _ in line.runs):
             return "".join(tokens)
-        self._blocks.append(_Block([each.stripped() for each in lines], self._room(lines)))
+        self._blocks.append(_Block(lines, self._room(lines)))
         return _reserve_cell(self._blocks[-1], "".join(marked), self._align)
 
     def _step_into(self, tag: str, name: re.Match[str]) -> None:
@@ -193,9 +186,8 @@ class _Reader:
         return _Line(runs, align, int(1.1 * size + 1))  # as `dot` does
 
     def _room(self, lines: Sequence[_Line]) -> int:
-        narrow = max(each.width() for each in lines)
-        wide = max(each.stripped().width() for each in lines) * _WIDEST
-        return math.ceil(max(narrow, wide - self._margin))
+        width = max(each.width() for each in lines)
+        return math.ceil(max(width, width * _WIDEST - self._margin))
 
 
 def _attribute(tag: str, name: str, otherwise: str) -> str:
@@ -242,6 +234,8 @@ def _write_line(line: _Line, looks: Sequence[dict[str, str]], ends: tuple[float,
         for (text, _), look in zip(line.runs, looks, strict=True)
     ]
     ordered = {name: value for name, value in looks[0].items() if name in common}
+    # Else SVG drops blanks at both ends, and librsvg those between two fonts.
+    has_blanks = any(text != " ".join(text.split()) for text, _ in line.runs)
     given = {
         "text-anchor": anchor,
         "x": f"{x:g}",
@@ -249,12 +243,12 @@ def _write_line(line: _Line, looks: Sequence[dict[str, str]], ends: tuple[float,
         **ordered,
         "textLength": f"{line.width():.1f}",
     }
-    return f'<text{_write_attributes(given)} lengthAdjust="spacingAndGlyphs">{"".join(parts)}</text>\n'
+    given |= {"lengthAdjust": "spacingAndGlyphs"} | ({"xml:space": "preserve"} if has_blanks else {})
+    return f"<text{_write_attributes(given)}>{''.join(parts)}</text>\n"
 
 
 def _write_part(text: str, look: Mapping[str, str]) -> str:
-    # SVG makes one blank of many.
-    shown = escape_html(text.replace("  ", " \N{NO-BREAK SPACE}"))
+    shown = escape_html(text)
     return f"<tspan{_write_attributes(look)}>{shown}</tspan>" if look else shown
 
 

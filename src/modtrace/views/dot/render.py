@@ -154,9 +154,10 @@ class _Writer:
             attributes = {"constraint": False, **attributes}
         elif sides.rows_between(edge) > 1:
             attributes = {"minlen": sides.rows_between(edge), **attributes}
+        source, target = edge.source, edge.target
         if sides.is_ranked(edge) and sides.is_upward(edge):
-            return f"  n{edge.target} -> n{edge.source}{self._attributes(_swap_ends(attributes), self._of_edges)}\n"
-        return f"  n{edge.source} -> n{edge.target}{self._attributes(attributes, self._of_edges)}\n"
+            source, target, attributes = target, source, _swap_ends(attributes)
+        return f"  n{source} -> n{target}{self._attributes(attributes, self._of_edges, align='left')}\n"
 
     def _invisible(self, edge: ViewEdge) -> str:
         ends = (edge.target, edge.source) if self._sides.is_upward(edge) else (edge.source, edge.target)

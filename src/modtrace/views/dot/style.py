@@ -37,6 +37,10 @@ _FONT = "Helvetica,Arial,sans-serif"  # of the same widths as what most machines
 _MANY = 10_000
 
 
+#: Boxes that lie in so many others are not shaded, or their names could hardly be read.
+_SHADED = 8
+
+
 class _Hue(NamedTuple):
     """The colours of one phase: of closed layers, of ops, and of lines."""
 
@@ -142,7 +146,7 @@ class GraphStyle:
             "tooltip": self.tooltip(box),
             "style": "rounded,filled,dashed" if box.phase == RECOMPUTE else "rounded,filled",
             "color": RED if box.raised else hue.line if is_phase else f"{hue.line}90",
-            "fillcolor": f"{hue.line}{'08' if is_phase else '0f'}",
+            "fillcolor": f"{hue.line}{'08' if is_phase else '0f' if box.depth < _SHADED else '00'}",
             "fontcolor": hue.line if is_phase else "#475569",
             "fontsize": 13 if is_phase else 10,
             "margin": 10 if is_phase else 7,
