@@ -36,7 +36,7 @@ def plot_heatmap(history: History, ax: "Axes | None" = None) -> "Axes":
     """
     history = _by_state(history) if history.role == OPTIMIZER_STATE else history
     count = len(history.sites)
-    ax = new_axes(7.4, float(np.clip(0.21 * count + 1.3, 2.6, 10))) if ax is None else ax
+    ax = new_axes(history.sites, float(np.clip(0.21 * count + 1.3, 2.6, 10))) if ax is None else ax
     bad = history.measured & (history.nonfinite | ~np.isfinite(history.values))
     colors, norm = color_scale(history.values[history.measured & ~bad])
     edges, columns = cells_of(history.steps)

@@ -31,6 +31,9 @@ _ROOM = 0.08
 #: The height of a line of small text.
 _LINE_POINTS = 9
 
+#: A title of more characters has two lines of small letters, which have room for about half as many more.
+_LONG_TITLE = 56
+
 #: Smaller shares have the palest colour.
 _LEAST = 1e-7
 
@@ -94,7 +97,8 @@ def _powers_of(found: Exponents) -> _Powers:
 
 
 def _plot_steps(found: Exponents, powers: _Powers, ax: "Axes | None") -> "Axes":
-    ax = new_axes(7.4, 4.4) if ax is None else ax
+    role, site = describe_role(found.role), found.sites[0]
+    ax = new_axes([site[_LONG_TITLE:]], 4.4) if ax is None else ax
     edges, columns = cells_of(np.array(found.steps, np.int64))
     shown = np.where((columns < 0)[:, None], np.nan, powers.shares[columns])
     _draw(ax, edges, powers.edges, shown.T)
@@ -109,13 +113,16 @@ def _plot_steps(found: Exponents, powers: _Powers, ax: "Axes | None") -> "Axes":
     _draw_strips(ax.axhline, powers)
     _draw_ends(ax.axhline, powers)
     _name_ends_inside(ax, powers)
-    ax.set_title(f"{describe_role(found.role)}: {found.sites[0]}", loc="left")
+    if len(role) + len(site) > _LONG_TITLE:
+        ax.set_title(f"{role}:\n{site}", loc="left", size="small")
+    else:
+        ax.set_title(f"{role}: {site}", loc="left")
     return ax
 
 
 def _plot_sites(found: Exponents, powers: _Powers, ax: "Axes | None") -> "Axes":
     count = len(found.sites)
-    ax = new_axes(7.4, float(np.clip(0.21 * count + 1.5, 2.6, 10))) if ax is None else ax
+    ax = new_axes(found.sites, float(np.clip(0.21 * count + 1.5, 2.6, 10))) if ax is None else ax
     _draw(ax, powers.edges, np.arange(count + 1, dtype=np.float64) - 0.5, powers.shares)
     ax.set(xlabel="magnitude", ylim=(count - 0.5, -0.5))
     ticks = _ticks(powers)

@@ -36,7 +36,7 @@ _NAMED_ON_BAR = 8
 
 def plot_lines(history: History, ax: "Axes | None" = None) -> "Axes":
     """Draws the lines. Steps whose tensors hold NaN or infinite numbers are crossed at the upper edge."""
-    ax = new_axes(7.4, 4.2) if ax is None else ax
+    ax = new_axes(history.sites, 4.2) if ax is None else ax
     is_first = not ax.has_data()
     count = len(history.sites)
     colors = FEW_COLORS[:count] if count <= _FEW else many_colors(count).colors

@@ -32,6 +32,10 @@ _WIDE = 30
 
 _LARGEST = 1e140
 
+#: The width of a figure; names of up to so many characters leave the axes enough of it, and each character more takes
+#: so many inches.
+_WIDTH, _USUAL_NAME, _CHARACTER = 7.4, 24, 0.07
+
 Scale = Literal["linear", "log", "symlog"]
 
 
@@ -51,8 +55,12 @@ def describe_role(role: str) -> str:
     return known.of_many if known else role
 
 
-def new_axes(width: float, height: float) -> "Axes":
+def new_axes(names: Sequence[str], height: float) -> "Axes":
     """Returns the axes of a new figure, which pyplot does not know, so that no window opens and nothing is kept.
+
+    Args:
+        names: what is written beside the axes; long names make the figure wider.
+        height: in inches.
 
     Raises:
         MissingLibraryError: matplotlib is not installed.
@@ -61,6 +69,8 @@ def new_axes(width: float, height: float) -> "Axes":
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    longest = max(map(len, names), default=0)
+    width = _WIDTH + _CHARACTER * max(0, longest - _USUAL_NAME)
     figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     return figure.add_subplot()
@@ -76,11 +86,13 @@ def add_bar(ax: "Axes", shown: "ScalarMappable", label: str = "") -> "Colorbar":
 
 
 def count_steps(ax: "Axes") -> None:
-    """The axis of steps: whole numbers."""
+    """The axis of steps: whole numbers, and fewer of them where they have many digits."""
     from matplotlib.ticker import MaxNLocator
 
     ax.set_xlabel("step")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    most = max(2, min(9, 12 - len(f"{ax.get_xlim()[1]:.0f}")))
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=most, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    ax.xaxis.set_major_formatter("{x:.0f}")
 
 
 def strip_frame(ax: "Axes") -> None:
