@@ -90,10 +90,19 @@ def test_lines_begin_where_the_label_says() -> None:
     labels.reserve(Html('aaaa<br/>b<br align="left"/>c<br align="right"/>'), size=10)
     svg = labels.fill(drawn(0, 0, 0) * 3)
     assert re.findall(r'text-anchor="(\w+)" x="([\d.]+)"', svg) == [
-        ("middle", "14"),
-        ("start", "0"),
-        ("end", "28"),
+        ("middle", "14.0"),
+        ("start", "0.0"),
+        ("end", "28.0"),
     ]
+
+
+def test_lines_of_a_cell_begin_where_the_cell_says() -> None:
+    labels = FixedLabels()
+    cell = labels.reserve(
+        Html('<table><tr><td align="text" balign="LEFT">aaaa<br/>b</td></tr></table>'), size=10
+    )
+    assert room(28, 24) in cell
+    assert re.findall(r'text-anchor="(\w+)"', labels.fill(drawn(0, 0, 0) * 2)) == ["start", "start"]
 
 
 def test_each_cell_of_a_table_has_its_room_and_blank_cells_stay() -> None:
@@ -117,6 +126,7 @@ def test_equal_labels_beside_each_other_are_two_texts() -> None:
         ("  two  blanks ", ["  two  blanks "]),
         (Html("&lt;x&gt; &amp;amp; &#215;"), ["&lt;x&gt; &amp;amp; ×"]),
         (Html('<font color="red" face="a>b">x</font>'), ["x"]),
+        (Html("one<!-- not seen --> text"), ["one text"]),
         ("@0", ["@0"]),
         (7, ["7"]),
         ("", []),

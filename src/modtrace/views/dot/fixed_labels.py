@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from .text import Html, escape_html, to_html
 from .text_width import measure
 
+_COMMENT = re.compile("<!--.*?-->", re.DOTALL)
 _TAG = re.compile(r"""(<(?:"[^"]*"|'[^']*'|[^>"'])*>)""")
 _NAME = re.compile(r"<(/?)\s*(\w+)", re.ASCII)
 _ATTRIBUTE = re.compile(r"""([\w:-]+)\s*=\s*(["'])(.*?)\2""")
@@ -128,13 +129,13 @@ class _Reader:
         self._blocks = blocks
         self._fonts = [font]
         self._margin = margin
-        self._align = align
+        self._align = self._align_of_lines = align
 
     def read(self, label: Html) -> Html:
         """Returns the label with marks."""
         found: list[str] = []
         block: list[str] = []
-        for token in _TAG.split(label):
+        for token in _TAG.split(_COMMENT.sub("", label)):
             name = _NAME.match(token)
             if name is None or name[2].lower() not in _STRUCTURE:
                 block.append(token)
@@ -142,7 +143,8 @@ class _Reader:
             found += [self._mark(block), token]
             block = []
             if name[2].lower() == "td":
-                self._margin, self._align = 0, _attribute(token, "align", "center")
+                self._margin, self._align = 0, _attribute(token, "align", "center").lower()
+                self._align_of_lines = _attribute(token, "balign", self._align).lower()
         return Html("".join([*found, self._mark(block)]))
 
     def _mark(self, tokens: Sequence[str]) -> str:
@@ -157,12 +159,12 @@ class _Reader:
                 runs += [(text, self._fonts[-1])] if text else []
                 marked += [_MARK.format(len(self._blocks))] if text else []
             elif name[2].lower() == "br":
-                lines.append(self._line(runs, _attribute(token, "align", self._align)))
+                lines.append(self._line(runs, _attribute(token, "align", self._align_of_lines).lower()))
                 runs = []
             else:
                 self._step_into(token, name)
                 marked.append(token)
-        lines += [self._line(runs, self._align)] if runs else []
+        lines += [self._line(runs, self._align_of_lines)] if runs else []
         if not any(text.strip() for line in lines for text, _ in line.runs):
             return "".join(tokens)
         self._blocks.append(_Block(lines, self._room(lines)))
@@ -199,9 +201,10 @@ def _attributes_of(tag: str) -> dict[str, str]:
 
 
 def _reserve_cell(block: _Block, content: str, align: str) -> str:
+    align = align if align in _ANCHORS else "center"
     size = f'fixedsize="true" width="{block.room}" height="{block.height}"'
     return (
-        f'<table border="0" cellborder="0" cellspacing="0" cellpadding="0" {size} align="{align.lower()}">'
+        f'<table border="0" cellborder="0" cellspacing="0" cellpadding="0" {size} align="{align}">'
         f'<tr><td {size} align="left">{content}<br align="left"/></td></tr></table>'
     )
 
@@ -226,7 +229,7 @@ def _look_of(mark: Mapping[str, str], font: _Font) -> dict[str, str]:
 
 def _write_line(line: _Line, looks: Sequence[dict[str, str]], ends: tuple[float, float], y: float) -> str:
     """Returns a line as one text; what its parts have in common is said once."""
-    anchor = _ANCHORS.get(line.align.lower(), "middle")
+    anchor = _ANCHORS.get(line.align, "middle")
     x = {"start": ends[0], "end": ends[1]}.get(anchor, sum(ends) / 2)
     common = dict(set.intersection(*(set(each.items()) for each in looks)))
     parts = [
@@ -238,7 +241,7 @@ def _write_line(line: _Line, looks: Sequence[dict[str, str]], ends: tuple[float,
     has_blanks = any(text != " ".join(text.split()) for text, _ in line.runs)
     given = {
         "text-anchor": anchor,
-        "x": f"{x:g}",
+        "x": f"{x:.1f}",
         "y": f"{y:.1f}",
         **ordered,
         "textLength": f"{line.width():.1f}",
