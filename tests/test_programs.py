@@ -56,6 +56,7 @@ def bare_machine(tmp_path: Path) -> Path:
     for name in ("bash", "dirname", "env"):
         (programs / name).symlink_to(str(shutil.which(name)))
     _add_program(programs, "make", 'echo "make $*"')
+    _add_program(programs, "chromium", "exit 0")
     (tmp_path / ".ci").mkdir()
     shutil.copy(PROJECT / ".ci" / "run", tmp_path / ".ci" / "run")
     return tmp_path
@@ -82,17 +83,22 @@ def run_ci(machine: Path) -> list[str]:
 def test_ci_installs_nothing_where_the_program_is_there(bare_machine: Path) -> None:
     _add_program(bare_machine / "bin", "dot", "exit 0")
     _add_program(bare_machine / "bin", "apt-get", 'echo "apt-get $*"')
-    assert run_ci(bare_machine) == ["make test"]
+    assert run_ci(bare_machine) == ["make test", "make test-browser"]
 
 
-def test_ci_installs_the_missing_program_as_root(bare_machine: Path) -> None:
+def test_ci_installs_the_missing_programs_as_root(bare_machine: Path) -> None:
+    (bare_machine / "bin" / "chromium").unlink()
     _add_program(bare_machine / "bin", "id", "echo 0")
     _add_program(bare_machine / "bin", "apt-get", 'echo "apt-get $*"')
     assert run_ci(bare_machine) == [
         ".ci/run: dot is missing; installing graphviz with apt-get",
         "apt-get update -qq",
         "apt-get install -y -qq --no-install-recommends graphviz",
+        ".ci/run: chromium is missing; installing chromium with apt-get",
+        "apt-get update -qq",
+        "apt-get install -y -qq --no-install-recommends chromium",
         "make test",
+        "make test-browser",
     ]
 
 
@@ -105,6 +111,7 @@ def test_ci_installs_the_missing_program_with_sudo_where_it_asks_for_no_password
         "sudo -n apt-get update -qq",
         "sudo -n env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends graphviz",
         "make test",
+        "make test-browser",
     ]
 
 
@@ -115,6 +122,7 @@ def test_ci_goes_on_where_it_may_not_install(bare_machine: Path) -> None:
     assert run_ci(bare_machine) == [
         ".ci/run: dot is missing; install it with: sudo apt-get install graphviz",
         "make test",
+        "make test-browser",
     ]
 
 
@@ -125,6 +133,7 @@ def test_ci_goes_on_where_the_package_cannot_be_had(bare_machine: Path) -> None:
         ".ci/run: dot is missing; installing graphviz with apt-get",
         ".ci/run: apt-get could not install graphviz",
         "make test",
+        "make test-browser",
     ]
 
 
@@ -132,4 +141,5 @@ def test_ci_goes_on_without_apt(bare_machine: Path) -> None:
     assert run_ci(bare_machine) == [
         ".ci/run: dot is missing, and there is no apt-get to install graphviz with",
         "make test",
+        "make test-browser",
     ]
