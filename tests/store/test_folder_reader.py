@@ -123,7 +123,7 @@ def test_empty_file_is_an_empty_table(path: Path) -> None:
     (path / "rank-00000/calls.arrow").write_bytes(b"")
     reader = FolderReader(path)
     assert reader.table("calls").num_rows == 0
-    assert reader.meta.marks == ("calls.arrow is cut: it is read to its last whole batch",)
+    assert reader.meta.marks == ("calls.arrow is cut: no whole batch is left in it",)
 
 
 def test_table_that_is_no_stream_does_not_prevent_reading_the_others(path: Path) -> None:
@@ -145,17 +145,22 @@ def test_table_that_is_no_stream_does_not_prevent_reading_the_others(path: Path)
         ("[]", "a JSON object is expected, and a list is there"),
         ('{"rank": "zero"}', "rank is 'zero', and a value of type int is expected"),
         ('{"argv": "train.py"}', "argv is 'train.py', and a value of type list is expected"),
-        (None, "the file is missing"),
     ],
 )
-def test_damaged_meta_is_a_mark(path: Path, content: str | None, why: str) -> None:
-    file = path / "rank-00000/meta.json"
-    file.unlink() if content is None else file.write_text(content)
+def test_damaged_meta_is_a_mark(path: Path, content: str, why: str) -> None:
+    (path / "rank-00000/meta.json").write_text(content)
     reader = FolderReader(path)
     assert rows(reader) == expected(5)
     assert reader.meta.marks == (f"meta.json cannot be understood ({why})",)
     assert (reader.meta.run_id, reader.meta.created) == ("r1", "2026-11-20T10:00:00Z")
     assert reader.meta.complete is False
+
+
+def test_meta_that_is_missing_is_a_mark(path: Path) -> None:
+    (path / "rank-00000/meta.json").unlink()
+    reader = FolderReader(path)
+    assert rows(reader) == expected(5)
+    assert reader.meta.marks == ("meta.json is missing",)
 
 
 def test_damaged_meta_may_hold_any_bytes(path: Path) -> None:

@@ -426,9 +426,7 @@ def test_run_killed_before_any_of_its_first_renames_is_told(
         with pytest.raises(DamagedRecordingError, match="the run ended while it made this recording"):
             FolderReader(tmp_path / "run")
     elif number == 1:
-        assert FolderReader(tmp_path / "run").meta.marks == (
-            "meta.json cannot be understood (the file is missing)",
-        )
+        assert FolderReader(tmp_path / "run").meta.marks == ("meta.json is missing",)
     else:
         assert writer is not None
         assert rows(FolderReader(writer.path)) == expected(1)

@@ -25,7 +25,7 @@ class StoredMeta(NamedTuple):
 
     meta: RunMeta
     ended: tuple[str, ...] | None  # tables written to their end-of-stream marker; None: not closed
-    damage: str | None  # why the file cannot be understood; the meta is empty then
+    damage: str | None  # what is wrong with the file; the meta is empty then
     shards: int | None = None  # files of whole tensors that were made; None: not known
 
 
@@ -84,13 +84,13 @@ def read_meta(folder: Path) -> StoredMeta:
         values = parse_json(bytes(read_regular(folder / META, _MOST_BYTES)))
         wrong = _of_wrong_type(values)
     except FileNotFoundError:
-        return StoredMeta(RunMeta(), ended=None, damage="the file is missing")
+        return StoredMeta(RunMeta(), ended=None, damage="is missing")
     except DamagedRecordingError as error:
-        return StoredMeta(RunMeta(), ended=None, damage=str(error))
+        return StoredMeta(RunMeta(), ended=None, damage=f"cannot be understood ({error})")
     except ValueError as error:
-        return StoredMeta(RunMeta(), ended=None, damage=f"not JSON: {error}")
+        return StoredMeta(RunMeta(), ended=None, damage=f"cannot be understood (not JSON: {error})")
     if wrong is not None:
-        return StoredMeta(RunMeta(), ended=None, damage=wrong)
+        return StoredMeta(RunMeta(), ended=None, damage=f"cannot be understood ({wrong})")
     ended = values.get("ended")
     return StoredMeta(
         RunMeta.from_json(values),

@@ -60,15 +60,15 @@ def read_stream(path: Path, wanted: pa.Schema, *, is_final: bool = False) -> pa.
     return _conform(pa.Table.from_batches(batches, schema=stream.schema), wanted, path)
 
 
-def is_ended(path: Path) -> bool:
-    """Returns whether the stream has its end-of-stream marker: whoever wrote it had come to the end.
+def read_messages(path: Path) -> Messages:
+    """Returns where the whole messages of a stream are, and whether whoever wrote it had come to the end.
 
     Raises:
         DamagedRecordingError: it is no stream.
         FileNotFoundError: nothing is there.
         RecordingError: it cannot be read.
     """
-    return _find_messages(path, map_regular(path)).is_ended
+    return _find_messages(path, map_regular(path))
 
 
 def _find_messages(path: Path, data: memoryview) -> Messages:

@@ -12,10 +12,11 @@ from ..errors import DamagedRecordingError, NotARecordingError, RecordingError, 
 from ..recording.meta import RunMeta
 from ..recording.raw_tensor import RawTensor
 from ..recording.schema import schema, schemas
+from .arrow_messages import Messages
 from .header import Header, is_temporary_header, read_header
 from .layout import META, describe_content, is_rank_folder, rank_folders, table_file
 from .metafile import StoredMeta, read_meta
-from .read_stream import is_ended, read_table
+from .read_stream import read_messages, read_table
 from .read_tensors import TensorFiles
 from .regular_file import unreadable
 
@@ -51,7 +52,7 @@ class FolderReader:
             raise unreadable(self.path, error) from error
         self._header = header
         self._tables: dict[str, tuple[_FileState, pa.Table]] = {}
-        self._ends: dict[str, tuple[_FileState, bool]] = {}
+        self._messages: dict[str, tuple[_FileState, Messages]] = {}
         self._tensors = TensorFiles(self.folder)
 
     @property
@@ -64,7 +65,7 @@ class FolderReader:
         meta, ended, damage, shards = self._read_meta_unless_final()
         if damage is not None:
             meta = _meta_of(self._header)
-            marks = [f"{META} cannot be understood ({damage})"]
+            marks = [f"{META} {damage}"]
         else:
             marks = self._find_marks(ended, shards)
         return replace(meta, marks=(*meta.marks, *marks), complete=meta.complete and not marks)
@@ -133,10 +134,13 @@ class FolderReader:
             file = table_file(self.folder, name)
             try:
                 state = _state(file)
-                if name not in self._ends or self._ends[name][0] != state:
-                    self._ends[name] = state, is_ended(file)
-                if not self._ends[name][1]:
+                if name not in self._messages or self._messages[name][0] != state:
+                    self._messages[name] = state, read_messages(file)
+                messages = self._messages[name][1]
+                if not messages.is_ended and messages.batches:
                     yield f"{file.name} is cut: it is read to its last whole batch"
+                elif not messages.is_ended:
+                    yield f"{file.name} is cut: no whole batch is left in it"
             except RecordingError as error:
                 yield f"{file.name} cannot be read ({error})"
             except FileNotFoundError:

@@ -21,6 +21,15 @@ def meta(**more: Any) -> RunMeta:
     return RunMeta(**{"complete": True, "options": wanted, **more})
 
 
+def explain(what: str, *, called: bool = True, **more: Any) -> str:
+    """Why there are none in a recording of one step, in which a module was called or not."""
+    build = RecordingBuilder(**vars(meta(**more)))
+    if called:
+        build.step(0, 0, 900)
+        build.call(build.module("", "Net"), 0, 500)
+    return explain_none(build.data(), what)
+
+
 @pytest.mark.parametrize(
     ("what", "advice"),
     [
@@ -32,8 +41,8 @@ def meta(**more: Any) -> RunMeta:
 def test_rows_that_nobody_wanted_are_explained_by_the_option(what: str, advice: str) -> None:
     unwanted = {"values": None, "ops": None}
     for marks in ((), (NOT_CLOSED,)):
-        assert explain_none(meta(options=unwanted, marks=marks), what) == f"no {what} were recorded. {advice}"
-    assert explain_none(meta(options={}), what) == f"no {what} were recorded. {advice}"
+        assert explain(what, options=unwanted, marks=marks) == f"no {what} were recorded. {advice}"
+    assert explain(what, options={}) == f"no {what} were recorded. {advice}"
 
 
 @pytest.mark.parametrize("what", ["calls", "ops", "values"])
@@ -42,9 +51,8 @@ def test_rows_that_nobody_wanted_are_explained_by_the_option(what: str, advice: 
 )
 def test_rows_that_are_missing_are_explained_by_the_marks(what: str, options: dict[str, Any]) -> None:
     wanted = {name: each if name != "ops" else {"saved": False} for name, each in options.items()}
-    found = explain_none(
-        meta(options=wanted, complete=False, marks=("values.arrow is missing", NOT_CLOSED)), what
-    )
+    marks = ("values.arrow is missing", NOT_CLOSED)
+    found = explain(what, called=False, options=wanted, complete=False, marks=marks)
     assert found == (
         f"no {what} are in this recording. The recording is not whole: values.arrow is missing; {NOT_CLOSED}."
     )
@@ -52,37 +60,51 @@ def test_rows_that_are_missing_are_explained_by_the_marks(what: str, options: di
 
 def test_whole_tensors_are_wanted_by_the_capture_that_keeps_them() -> None:
     captures = [{"roles": ["output"]}, {"roles": ["input"], "tensors": True}]
-    missing = explain_none(
-        meta(options={"values": captures}, marks=("values.arrow is missing",)), "whole tensors"
-    )
+    missing = explain("whole tensors", options={"values": captures}, marks=("values.arrow is missing",))
     assert missing.startswith("no whole tensors are in this recording. The recording is not whole")
-    unwanted = explain_none(
-        meta(options={"values": captures[:1]}, marks=("values.arrow is missing",)), "whole tensors"
-    )
+    unwanted = explain("whole tensors", options={"values": captures[:1]}, marks=("values.arrow is missing",))
     assert unwanted.startswith("no whole tensors were recorded. Record with")
 
 
 def test_steps_that_were_held_are_the_reason() -> None:
-    assert explain_none(meta(notes=(HELD_BACK,)), "values") == (
+    assert explain("values", called=False, notes=(HELD_BACK,)) == (
         "no values are in this recording: no trigger fired; 8 steps were held and dropped"
     )
 
 
 def test_steps_that_were_held_do_not_hide_that_files_are_cut() -> None:
-    assert explain_none(meta(notes=(HELD_BACK,), marks=("values.arrow is cut",)), "values") == (
+    assert explain("values", called=False, notes=(HELD_BACK,), marks=("values.arrow is cut",)) == (
         "no values are in this recording: no trigger fired; 8 steps were held and dropped. "
         "The recording is not whole: values.arrow is cut."
     )
 
 
 def test_whole_recording_in_which_nothing_ran_says_so() -> None:
-    assert explain_none(meta(), "ops") == (
+    assert explain("ops") == (
         "no ops are in this recording: no op ran on the thread that entered it, and it has no ops of other threads."
     )
 
 
+@pytest.mark.parametrize("what", ["calls", "ops", "values", "whole tensors"])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_recording_in_which_no_module_was_called_gives_no_advice_about_options(
+    what: str, wanted: bool
+) -> None:
+    options = {"values": "stats", "ops": {}} if wanted else {"values": None, "ops": None, "steps": "0:"}
+    assert explain(what, called=False, options=options) == (
+        f"no {what} are in this recording: no module was called in its steps."
+    )
+
+
+@pytest.mark.parametrize("what", ["calls", "ops", "values"])
+def test_steps_that_lie_behind_the_end_of_the_run_are_the_reason(what: str) -> None:
+    assert explain(what, called=False, options={"values": "stats", "ops": None, "steps": "1000:2000"}) == (
+        f"no {what} are in this recording: no step of 1000:2000 ran."
+    )
+
+
 def test_recording_that_is_being_made_has_none_yet() -> None:
-    assert explain_none(meta(complete=False), "values") == (
+    assert explain("values", complete=False) == (
         "no values are in this recording yet: no step with any has ended."
     )
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from ...errors import NothingRecordedError
 from ...recording.meta import HELD, RunMeta
+from ...recording.options.step_range import ALL_STEPS
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
 from ...surface import choose_words
@@ -14,7 +15,6 @@ from .chosen_step import name_steps
 
 #: Why there are no rows although they were asked for and none is missing.
 _NOTHING_RAN = {
-    "calls": "no module was called in its steps",
     "ops": "no op ran on the thread that entered it, and it has no ops of other threads",
     "values": "no tensor came up that it was to measure",
     "whole tensors": "no tensor came up that it was to keep",
@@ -28,7 +28,7 @@ def require_rows(data: RecordingData, table: str) -> None:
         NothingRecordedError: there are none; the text says why.
     """
     if not data.table(table).num_rows:
-        raise NothingRecordedError(explain_none(data.meta, table))
+        raise NothingRecordedError(explain_none(data, table))
 
 
 def require_ops(data: RecordingData, step: int, phase: str | None = None) -> None:
@@ -51,10 +51,12 @@ def require_ops(data: RecordingData, step: int, phase: str | None = None) -> Non
         )
 
 
-def explain_none(meta: RunMeta, what: str) -> str:
+def explain_none(data: RecordingData, what: str) -> str:
     """Returns why there are no `calls`, `ops`, `values` or `whole tensors`."""
+    meta, has_calls = data.meta, bool(data.table("calls").num_rows)
     held = [note.reason for note in meta.notes if note.kind == HELD]
-    if not _were_wanted(meta, what):
+    # Where no module was called, an option would not have helped.
+    if not _were_wanted(meta, what) and (has_calls or held or meta.marks or not meta.complete):
         return f"no {what} were recorded. Record with {_name_option(what)}."
     why = f": {held[-1]}" if held else ""
     if meta.marks:
@@ -63,7 +65,15 @@ def explain_none(meta: RunMeta, what: str) -> str:
         return f"no {what} are in this recording{why}"
     if not meta.complete:
         return f"no {what} are in this recording yet: no step with any has ended."
-    return f"no {what} are in this recording: {_NOTHING_RAN[what]}."
+    return f"no {what} are in this recording: {_NOTHING_RAN[what] if has_calls else _why_no_calls(data)}."
+
+
+def _why_no_calls(data: RecordingData) -> str:
+    """Returns why a recording that is whole has no calls."""
+    chosen = data.meta.options.get("steps", str(ALL_STEPS))
+    if chosen != str(ALL_STEPS) and not data.table("steps").num_rows:
+        return f"no step of {chosen} ran"
+    return "no module was called in its steps"
 
 
 def _name_option(what: str) -> str:

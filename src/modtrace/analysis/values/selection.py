@@ -131,7 +131,7 @@ def kept_values(data: RecordingData) -> pa.Table:
     values = data.table("values")
     kept = values.filter(values["blob"].is_valid())
     if not kept.num_rows:
-        raise NothingRecordedError(explain_none(data.meta, "whole tensors"))
+        raise NothingRecordedError(explain_none(data, "whole tensors"))
     return kept
 
 
