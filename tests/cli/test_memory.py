@@ -38,7 +38,8 @@ def test_shows_what_modules_save(
         "Net     Net       1  1.00kB  25.0%  4.00kB\n"
         "all               2  4.00kB\n"
         "\n"
-        "saved: for backward, by a module's own ops; inside: with those of the modules inside it\n"
+        "saved: for backward, by a module's own ops; inside: with those of the modules inside it; "
+        "%: of all that is saved\n"
         "alloc, peak: of the module's call with most, with what runs inside it\n"
         "highest peak of a call: 9.00kB\n"
     )

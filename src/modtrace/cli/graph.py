@@ -11,10 +11,10 @@ from ..model_graph import ModelGraph, graph_of
 from ..recording.phase import PHASES
 from ..recording.protocols import RecordingData
 from ..views.common.columns import printable
-from ..views.common.graph_summary import describe_counts, explain_no_ops, render_graph_json
+from ..views.common.graph_summary import describe_counts, explain_no_ops, render_graph, render_graph_json
 from ..views.common.numbers import format_bytes
 from .factory import errors_of_call, is_factory, load_factory
-from .output import print_text, tell
+from .output import find_terminal, print_text, tell
 from .readable import at_depth
 from .with_ops import ask, open_with_rows, require_part
 
@@ -102,7 +102,8 @@ def graph(
     if path is None and color is not None:
         raise click.UsageError("--color is for pictures: give -o with a name that ends in .svg, .png or .dot")
     if path is None or writer is None:
-        print_text(render_graph_json(shown.view) if as_json else str(shown))
+        width = find_terminal().width
+        print_text(render_graph_json(shown.view) if as_json else render_graph(shown.view, width=width))
         return
     _write(writer, shown, path, color, dpi)
     _tell(shown, path, note, as_json)

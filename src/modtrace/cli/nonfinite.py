@@ -25,6 +25,15 @@ def nonfinite(run: str, as_json: bool) -> int:
     if as_json:
         print_text(render_nonfinite_json(found, measured, marks=meta.marks))
     else:
-        color = find_terminal().color
-        print_text(render_nonfinite(found, measured, marks=meta.marks, notes=meta.notes, color=color))
+        terminal = find_terminal()
+        print_text(
+            render_nonfinite(
+                found,
+                measured,
+                marks=meta.marks,
+                notes=meta.notes,
+                width=terminal.width,
+                color=terminal.color,
+            )
+        )
     return 0 if found is None else EXIT_FOUND

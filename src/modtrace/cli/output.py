@@ -14,7 +14,7 @@ from ..views.common.columns import printable
 
 @dataclass(frozen=True)
 class Terminal:
-    """What standard output can show; `width` is None in a pipe or a file."""
+    """What standard output can show; `width` is None in a pipe or a file, unless COLUMNS is set."""
 
     width: int | None
     color: bool
@@ -23,7 +23,8 @@ class Terminal:
 def find_terminal() -> Terminal:
     """Returns what standard output is; `NO_COLOR` (https://no-color.org) is heeded."""
     if not sys.stdout.isatty():
-        return Terminal(width=None, color=False)
+        columns = os.environ.get("COLUMNS", "")
+        return Terminal(width=int(columns) if columns.isdecimal() and int(columns) else None, color=False)
     return Terminal(width=shutil.get_terminal_size().columns, color=not os.environ.get("NO_COLOR"))
 
 

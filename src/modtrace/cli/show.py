@@ -49,6 +49,7 @@ def show(
             fold=not no_fold,
             types=types,
             slots=slots,
+            run=run,
             width=terminal.width,
             color=terminal.color,
         )

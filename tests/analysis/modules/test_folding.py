@@ -1,5 +1,7 @@
 """Folding: siblings that are alike keep their lines, what is inside them is shown once."""
 
+from math import nan
+
 from builders import RecordingBuilder
 from modtrace.analysis.modules.folding import fold
 from modtrace.analysis.modules.module_tree import ModuleTree, build_module_tree, iterate_nodes
@@ -40,6 +42,35 @@ def test_alike_siblings_keep_their_lines_and_share_what_is_inside() -> None:
         (2, "b.2", "module", 1, 102),
         (2, "b.0..2", "inside", 3, 303),
         (3, "b.0..2.fc", "module", 3, 30),
+    ]
+
+
+def test_first_sibling_with_nan_is_not_folded_into_those_before_it() -> None:
+    build = RecordingBuilder()
+    net = build.module("", "Net")
+    build.step(0, 0, 10_000)
+    outer = build.call(net, 0, 9000)
+    for index in range(4):
+        block = build.module(str(index), "Block", parent=net)
+        linear = build.module(f"{index}.fc", "Linear", parent=block)
+        call = build.call(block, 200 * index, 200 * index + 100, parent=outer)
+        build.output(
+            build.call(linear, 200 * index, 200 * index + 10, parent=call), [nan if index > 1 else 1.0]
+        )
+    tree = build_module_tree(build.data())
+    assert [(node.path, node.role) for _, node in iterate_nodes(fold(tree).roots)] == [
+        ("", "module"),
+        ("0", "module"),
+        ("1", "module"),
+        ("0..1", "inside"),
+        ("0..1.fc", "module"),
+        ("2", "module"),
+        ("3", "module"),
+        ("2..3", "inside"),
+        ("2..3.fc", "module"),
+    ]
+    assert [node.path for _, node in iterate_nodes(fold(tree, listed=1).roots)] == [
+        *("", "0..1", "0..1.fc", "2..3", "2..3.fc"),
     ]
 
 

@@ -244,7 +244,7 @@ def test_tensors_that_were_not_measured_and_other_steps_are_left_out() -> None:
 
 def test_folded_siblings_have_merged_statistics() -> None:
     def outputs(index: int) -> Sequence[float]:
-        return [nan] if index == 3 else [float(index)]
+        return [nan, float(index)]
 
     build = RecordingBuilder()
     net = build.module("", "Net")
@@ -262,7 +262,7 @@ def test_folded_siblings_have_merged_statistics() -> None:
     assert found["3"] == ValueSummary(parameters=stats(3.0), nonfinite_inside=1)
     inside = found["0..3.fc"]
     assert inside is not None and inside.output is not None
-    assert (inside.output.count, inside.output.nan_count) == (4, 1)
+    assert (inside.output.count, inside.output.nan_count) == (8, 4)
     assert inside.parameters == stats(0.0, 1.0, 2.0, 3.0)
-    assert inside.nonfinite == (NonFiniteCount(kind="output", nan_count=1, inf_count=0),)
+    assert inside.nonfinite == (NonFiniteCount(kind="output", nan_count=4, inf_count=0),)
     assert [slot.slot for slot in inside.slots] == [""]

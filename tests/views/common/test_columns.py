@@ -1,6 +1,14 @@
 """Text in columns."""
 
-from modtrace.views.common.columns import Column, Text, render_columns, render_lines
+from modtrace.views.common.columns import (
+    Column,
+    Text,
+    describe_left_out,
+    explain_columns,
+    fit_columns,
+    render_columns,
+    render_lines,
+)
 
 
 def test_wide_letters_take_two_columns_and_accents_none() -> None:
@@ -19,3 +27,38 @@ def test_pieces_keep_their_styles() -> None:
 def test_column_without_a_title_has_no_line_for_it() -> None:
     assert render_columns([Column("", [Text("1"), Text("22")])], color=False) == " 1\n22\n"
     assert render_columns([Column("n", [Text("1"), Text("22")])], color=False) == " n\n 1\n22\n"
+
+
+def test_lines_that_are_too_long_are_broken_at_blanks_and_keep_their_styles() -> None:
+    line = Text.join([Text("  ab cd", "red"), Text("ef gh-ij 层层")])
+    assert render_lines([line, Text("")], color=False, width=7) == "  ab\n  cdef\n  gh-ij\n  层层\n\n"
+    assert render_lines([line], color=True, width=12) == (
+        "\x1b[31m  \x1b[0m\x1b[31mab \x1b[0m\x1b[31mcd\x1b[0mef\n  gh-ij 层层\n"
+    )
+    assert render_lines([Text("a " + "b" * 9 + " c")], color=False, width=4) == f"a {'b' * 9}\n  c\n"
+
+
+def test_columns_are_left_out_in_turn_until_the_others_fit() -> None:
+    columns = [Column(title, [Text("1234")]) for title in ("a", "b", "c", "b")]
+    assert fit_columns(columns, 22, ["c", "b"]).left_out == ()
+    fitted = fit_columns(columns, 21, ["x", "b", "c"])
+    assert ([each.title for each in fitted.shown], fitted.left_out, fitted.needed) == (["a", "c"], ("b",), 22)
+    assert fit_columns(columns, 1, ["c"]).left_out == ("c",)
+    assert fit_columns(columns, None, ["c"]).left_out == ()
+
+
+def test_what_is_left_out_of_tables_is_named_once() -> None:
+    columns = [Column(title, [Text("1234")]) for title in ("a", "b", "c")]
+    tables = [fit_columns(columns, 5, ["c", "b"]), fit_columns(columns[:2], 5, ["b"])]
+    [line] = describe_left_out(5, *tables)
+    assert (
+        line.render(color=False)
+        == "left out at a width of 5: b, c (a width of 16 shows all, and so does | less -S)"
+    )
+    assert describe_left_out(50, fit_columns(columns, 50, ["b"])) == []
+
+
+def test_a_legend_explains_the_columns_that_are_there() -> None:
+    legend = ((({"a", "b"}, "one"), ({"c"}, "two")), (({"d"}, "three"),))
+    assert [each.render(color=False) for each in explain_columns(legend, {"b", "c"})] == ["one; two"]
+    assert [each.render(color=False) for each in explain_columns(legend, {"d"})] == ["three"]

@@ -86,9 +86,32 @@ def test_root_has_a_column_where_there_are_several() -> None:
     assert title.split()[:3] == ["module", "root", "type"]
 
 
-def test_narrow_terminal_keeps_name_and_what_is_saved() -> None:
-    title = render_memory_table(TABLE, width=50).splitlines()[4]
-    assert title.split() == ["module", "ops", "saved", "recomputed"]
+def test_narrow_terminal_keeps_name_and_what_is_saved_and_names_what_it_leaves_out() -> None:
+    assert render_memory_table(TABLE, width=50) == (
+        "train.py\n"
+        "step 4 (train), 200ms; 1 step recorded\n"
+        "! not closed: the process ended or is still\n"
+        "  running; complete to step 4\n"
+        "\n"
+        "module                 ops    saved  recomputed\n"
+        "blocks.0                 4  6.00MB+\n"
+        "   aten.addmm.default    2   6.00MB\n"
+        "   aten.gelu.default     1        ?\n"
+        "GPT                      1   2.00MB\n"
+        "blocks.1                 3               6.00MB\n"
+        "(outside of modules)     2\n"
+        "all                     10  8.00MB+      6.00MB\n"
+        "\n"
+        "saved: for backward, by a module's own ops\n"
+        "recomputed: saved in a recompute, until the\n"
+        "  backward of that block has run\n"
+        "highest peak of a call: 12.0MB\n"
+        "+, ?: the sum leaves out ops of which it is not\n"
+        "  known what they save\n"
+        "left out at a width of 50: type, %, inside, fwd\n"
+        "  alloc, fwd peak, bwd alloc (a width of 102 shows\n"
+        "  all, and so does | less -S)\n"
+    )
 
 
 def test_table_without_ops_is_its_head() -> None:

@@ -121,9 +121,22 @@ def test_phases_have_no_columns_where_there_is_only_one() -> None:
     assert title.split() == ["module", "type", "ops", "time", "%", "flops", "GFLOP/s", "read", "written"]
 
 
-def test_narrow_terminal_keeps_name_and_time() -> None:
-    title = render_op_table(by_module(), width=40).splitlines()[3]
-    assert title.split() == ["module", "ops", "time", "flops"]
+def test_narrow_terminal_keeps_name_and_time_and_names_what_it_leaves_out() -> None:
+    assert render_op_table(by_module(), width=60).split("\n\n")[1:] == [
+        "module                  time   flops\n"
+        "blocks.0.mlp          8.00ms   19.2G\n"
+        "(optimizer)           1.00ms       ?\n"
+        "GPT                    500ns\n"
+        "(outside of modules)  30.0us          raised 1x; end not seen 1x\n"
+        "all                   10.0ms  19.2G+",
+        "of a module: its own ops, without those of the modules\n"
+        "  inside it\n"
+        "+, ?: the sum leaves out ops of which the number is not\n"
+        "  known\n"
+        "left out at a width of 60: type, ops, %, forward, backward,\n"
+        "  optimizer, GFLOP/s, read, written, allocated (a width of\n"
+        "  151 shows all, and so does | less -S)\n",
+    ]
 
 
 def test_names_cannot_steer_the_terminal() -> None:

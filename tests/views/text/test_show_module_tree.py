@@ -259,6 +259,48 @@ def test_calls_that_raised_or_did_not_end_are_noted() -> None:
     assert_golden("notes.txt", render_module_tree(tree(root)))
 
 
+@pytest.mark.parametrize(
+    ("steps", "run", "line"),
+    [
+        ((), None, "GPT"),
+        (
+            (19,),
+            None,
+            "! NaN or infinite values in step 19; where they came up: rec.first_nonfinite()",
+        ),
+        (
+            (4, 19),
+            "my run",
+            "! NaN or infinite values in 2 steps, first in step 4; where they came up: modtrace nonfinite 'my run'",
+        ),
+        (
+            (4,),
+            "run",
+            "! NaN or infinite values in step 4, not in this one; where they came up: modtrace nonfinite run",
+        ),
+    ],
+)
+def test_nan_in_any_step_is_said_in_front_with_what_tells_more(
+    steps: tuple[int, ...], run: str | None, line: str
+) -> None:
+    root = node("GPT", "GPT", times(1, 5), path="")
+    text = render_module_tree(replace(tree(root), nonfinite_steps=steps), run=run)
+    assert [each for each in text.splitlines()[2:] if each][1 if not steps else 0].startswith(line)
+
+
+def test_columns_that_are_left_out_are_named_and_not_explained() -> None:
+    text = render_module_tree(gpt_with_values(), types=False, width=80)
+    assert text.split("\n\n")[-1] == (
+        "optimizer         6.50ms    3.3%\n"
+        "outside modules   4.00ms    2.0%\n"
+        "left out at a width of 80: self, %, params, out rms, out max, grad rms, grad\n"
+        "  max, grad/param (a width of 146 shows all, and so does | less -S)\n"
+    )
+    whole = render_module_tree(gpt_with_values(), types=False, width=146)
+    assert whole == render_module_tree(gpt_with_values(), types=False)
+    assert max(map(len, whole.splitlines())) == 146
+
+
 def test_plain_text_has_no_escape_codes_and_no_blanks_at_line_ends() -> None:
     text = render_module_tree(gpt(6))
     assert "\x1b" not in text
@@ -373,8 +415,8 @@ def test_columns_are_left_out_where_the_width_does_not_suffice() -> None:
     assert titles(None) == everything
     assert titles(130) == everything
     assert titles(110) == ["module", "type", "calls", "forward", "%", "backward", "%", "params"]
-    assert titles(85) == ["module", "type", "calls", "forward", "backward", "params"]
-    assert titles(10) == ["module", "type", "calls", "forward", "backward", "params"]
+    assert titles(85) == ["module", "calls", "forward", "backward"]
+    assert titles(10) == ["module", "forward"]
 
 
 def test_values_are_left_out_after_shares_and_before_everything_else() -> None:
@@ -383,9 +425,9 @@ def test_values_are_left_out_after_shares_and_before_everything_else() -> None:
         return text.split("\n\n")[1].splitlines()[0].split("params")[1]
 
     assert titles(160) == "  out rms  out max  grad rms  grad max  grad/param"
-    assert titles(126) == "  out rms  grad rms  grad/param"
-    assert titles(105) == "  out rms"
-    assert titles(80) == ""
+    assert titles(121) == "  out rms  out max  grad rms  grad max  grad/param"
+    assert titles(105) == "  out rms  grad rms  grad/param"
+    assert titles(80) == "  out rms"
 
 
 def test_chain_of_5000_modules_is_rendered_without_overflow() -> None:

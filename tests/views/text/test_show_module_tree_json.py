@@ -61,6 +61,7 @@ def test_tree_is_nested_json_with_times_in_nanoseconds() -> None:
         "outside_ns": 400,
         "backward_recorded": False,
         "notes": [],
+        "nonfinite_steps": [],
         "types": [
             {"type": "Net", "modules": 1, "forward": outer, "backward": NONE, "recompute": NONE},
             {"type": "Linear", "modules": 1, "forward": inner, "backward": NONE, "recompute": NONE},

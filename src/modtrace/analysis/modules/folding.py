@@ -6,7 +6,7 @@ from dataclasses import replace
 from ...recording.module_path import is_below, join
 from ..step.times import PhaseTimes
 from .module_tree import MODULE_PHASES, ModuleNode, ModuleTree, rebuild
-from .value_summary import merge_summaries
+from .value_summary import ValueSummary, merge_summaries
 
 #: More siblings than this become one line.
 LISTED = 12
@@ -33,7 +33,14 @@ def fold(tree: ModuleTree, *, listed: int = LISTED) -> ModuleTree:
 
 def _own_shape(node: ModuleNode) -> tuple[Hashable, ...]:
     calls = tuple(node.phase(phase).calls for phase in MODULE_PHASES)
-    return node.type, node.called, node.same_as, node.parameters, calls
+    return node.type, node.called, node.same_as, node.parameters, calls, _nonfinite_kinds(node.values)
+
+
+def _nonfinite_kinds(values: ValueSummary | None) -> tuple[Hashable, ...]:
+    """Returns what holds NaN or infinite values: the first layer that does is not folded into those before it."""
+    if values is None:
+        return ()
+    return (*(each.kind for each in values.nonfinite), *(["inside"] if values.nonfinite_inside else []))
 
 
 def _find_runs(children: Sequence[_Signed]) -> list[list[ModuleNode]]:

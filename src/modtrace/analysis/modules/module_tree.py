@@ -10,6 +10,7 @@ import numpy as np
 from ...recording.meta import Note
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE, ByPhase
 from ...recording.protocols import RecordingData
+from ...recording.statistics.moments import nonfinite_steps
 from ..step.calls import Rows, phase_codes, read_calls
 from ..step.chosen_step import ShownStep, choose_step
 from ..step.placement import NOWHERE, Placer, TreePlace, label_places, merge_wrappers, name_roots
@@ -67,6 +68,7 @@ class ModuleTree(ByPhase[PhaseTimes]):
     outside_ns: int | None  # the part of the step in which no call ran; None: its length is not known
     backward_recorded: bool  # some step of the recording has backward calls, or was to have them
     notes: tuple[Note, ...] = ()  # why steps were written, or were not
+    nonfinite_steps: tuple[int, ...] = ()  # of all steps, those in which NaN or infinite values were measured
 
 
 def build_module_tree(data: RecordingData, *, step: int | None = None) -> ModuleTree:
@@ -82,7 +84,8 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
     table = data.table("calls")
     shown = choose_step(data.table("steps"), table, step)
     number = shown.step if shown else None
-    values = read_values(data.table("values"), data.table("sites"), number)
+    measured = data.table("values")
+    values = read_values(measured, data.table("sites"), number)
     # Gradients may be those of an earlier step's calls.
     calls = read_calls(table, number, also=values.call_id)
     placer = Placer(merge_wrappers(data.table("modules").to_pylist()))
@@ -100,6 +103,7 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
         optimizer=times.of_phase(OPTIMIZER),
         outside_ns=times.outside_ns(),
         backward_recorded=_has_backward(data),
+        nonfinite_steps=tuple(nonfinite_steps(measured)),
     )
 
 

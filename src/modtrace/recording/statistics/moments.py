@@ -190,6 +190,13 @@ def nonfinite_rows(values: pa.Table, step: int) -> npt.NDArray[np.int64]:
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
+def nonfinite_steps(values: pa.Table) -> list[int]:
+    """Returns the steps in which a tensor of a module has NaN or infinite elements, in order."""
+    return sorted(
+        {int(step) for _, rows, steps, _ in _scan_nonfinite(values) for step in np.unique(steps[rows])}
+    )
+
+
 def _scan_nonfinite(values: pa.Table) -> Iterator[tuple[int, npt.NDArray[np.int64], Any, Any]]:
     """Yields for each batch its first row's index, its non-finite rows, and its columns step and order.
 

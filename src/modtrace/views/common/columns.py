@@ -1,10 +1,15 @@
 """Text in columns, plain or styled; nothing is cut off and no markup is read."""
 
+import re
 import unicodedata
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 _GAP = "  "
+_INDENT = "  "  # of what is left of a line that was broken
+
+#: A word with the blanks behind it, or blanks that begin a line.
+_WORD = re.compile(r"\S+\s*|\s+")
 
 #: What switches a style on in a terminal (ECMA-48, SGR); a text may have several, with spaces between.
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -36,6 +41,29 @@ class Text:
     def width(self) -> int:
         """The number of columns that it takes in a terminal."""
         return sum(_width_of(text) for text, _ in self._pieces)
+
+    def wrap(self, width: int) -> list["Text"]:
+        """Returns lines of at most `width` columns, broken at blanks; a word that is longer has its own."""
+        lines, line = [], Text()
+        for word in self._words():
+            if (
+                line.width > len(_INDENT)
+                and line.width + _width_of(word.render(color=False).rstrip()) > width
+            ):
+                lines.append(line)
+                line = Text(_INDENT)
+            line = Text.join([line, word])
+        return [*lines, line]
+
+    def _words(self) -> Iterator["Text"]:
+        word = Text()
+        for text, style in self._pieces:
+            for part in _WORD.findall(text):
+                word = Text.join([word, Text(part, style)])
+                if part[-1].isspace():
+                    yield word
+                    word = Text()
+        yield word
 
     def render(self, *, color: bool) -> str:
         """Returns the text, with its styles where there is colour."""
@@ -84,21 +112,67 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
-def render_columns(
-    columns: Sequence[Column], *, color: bool, width: int | None = None, dispensable: Collection[str] = ()
-) -> str:
-    """Returns the columns side by side; while wider than `width`, `dispensable` titles are left out in turn."""
+@dataclass(frozen=True)
+class FittedColumns:
+    """Columns that are shown side by side, and the titles of those for which there is no room."""
+
+    shown: Sequence[Column]
+    left_out: Sequence[str]
+    needed: int  # how wide all of them would be together
+
+    @property
+    def titles(self) -> set[str]:
+        """The titles of the columns that are shown."""
+        return {each.title for each in self.shown}
+
+
+def fit_columns(columns: Sequence[Column], width: int | None, dispensable: Iterable[str]) -> FittedColumns:
+    """Returns the columns; while they are wider than `width`, `dispensable` titles are left out in turn."""
+    widths = [each.width + len(_GAP) for each in columns]
+    needed = sum(widths) - len(_GAP)
+    too_many = 0 if width is None else needed - width
+    left_out: set[str] = set()
     for title in dispensable:
-        if width is None or sum(column.width + len(_GAP) for column in columns) - len(_GAP) <= width:
+        if too_many <= 0:
             break
-        columns = [column for column in columns if column.title != title]
+        left_out.add(title)
+        too_many -= sum(own for each, own in zip(columns, widths, strict=True) if each.title == title)
+    shown = [each for each in columns if each.title not in left_out]
+    in_order = dict.fromkeys(each.title for each in columns if each.title in left_out)
+    return FittedColumns(shown, tuple(in_order), needed)
+
+
+def describe_left_out(width: int | None, *tables: FittedColumns) -> list[Text]:
+    """Returns a line that names the columns for which a terminal has no room, and says how they are seen."""
+    titles = dict.fromkeys(title for each in tables for title in each.left_out)
+    if not titles:
+        return []
+    needed = max(each.needed for each in tables)
+    how = f"a width of {needed} shows all, and so does | less -S"
+    return [Text(f"left out at a width of {width}: {', '.join(titles)} ({how})", "yellow")]
+
+
+#: What is said below a table of its columns: lines of parts, and the titles of the columns that a part is about.
+Legend = Sequence[Sequence[tuple[Collection[str], str]]]
+
+
+def explain_columns(legend: Legend, titles: Set[str]) -> list[Text]:
+    """Returns the lines of a legend, without parts that are about no column that is shown."""
+    lines = ["; ".join(text for about, text in line if not titles.isdisjoint(about)) for line in legend]
+    return [Text(line, "dim") for line in lines if line]
+
+
+def render_columns(columns: Sequence[Column], *, color: bool) -> str:
+    """Returns the columns side by side."""
     titled = any(column.title for column in columns)
     rows = zip(*(column.render(titled=titled, color=color) for column in columns), strict=True)
     return _end_lines(_GAP.join(row) for row in rows)
 
 
-def render_lines(lines: Sequence[Text], *, color: bool) -> str:
-    """Returns the lines below each other."""
+def render_lines(lines: Iterable[Text], *, color: bool, width: int | None = None) -> str:
+    """Returns the lines below each other; those that are longer than `width` are broken at blanks."""
+    if width is not None:
+        lines = [part for line in lines for part in line.wrap(width)]
     return _end_lines(line.render(color=color) for line in lines)
 
 

@@ -23,14 +23,18 @@ def explain_no_ops() -> str:
     )
 
 
-def render_graph(view: GraphView) -> str:
-    """Returns the step that the graph is of, and how many nodes of which kind are visible."""
+def render_graph(view: GraphView, *, width: int | None = None) -> str:
+    """Returns the step that the graph is of, and how many nodes of which kind are visible.
+
+    Args:
+        width: columns there are; longer lines are broken. None: as wide as it gets.
+    """
     lines = describe_head(view.command, view.step, view.marks)
     if view.step is not None and not view.has_ops:
         lines.append(Text(explain_no_ops()))
     if view.step is not None:
         lines.append(Text(describe_counts(view)))
-    return render_lines(lines, color=False)
+    return render_lines(lines, color=False, width=width)
 
 
 def describe_counts(view: GraphView) -> str:

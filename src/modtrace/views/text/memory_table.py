@@ -8,7 +8,18 @@ from ...analysis.ops.memory_table import MemoryRow, MemoryTable
 from ...analysis.ops.sums import SavedByOp, SavedMemory
 from ...recording.phase import PHASES
 from ...recording.suggestions import count_of
-from ..common.columns import Column, Text, printable, render_columns, render_lines
+from ..common.columns import (
+    Column,
+    FittedColumns,
+    Legend,
+    Text,
+    describe_left_out,
+    explain_columns,
+    fit_columns,
+    printable,
+    render_columns,
+    render_lines,
+)
 from ..common.headline import describe_head
 from ..common.numbers import format_bytes, format_share, mark_unknown
 
@@ -24,9 +35,21 @@ _DISPENSABLE = (
 )
 
 UNKNOWN_NOTE = "+, ?: the sum leaves out ops of which it is not known what they save"
-SAVED_NOTE = "saved: for backward, by a module's own ops; inside: with those of the modules inside it"
-RECOMPUTE_NOTE = "recomputed: saved in a recompute, until the backward of that block has run"
-CALLS_NOTE = "alloc, peak: of the module's call with most, with what runs inside it"
+
+_LEGEND: Legend = (
+    (
+        (("saved",), "saved: for backward, by a module's own ops"),
+        (("inside",), "inside: with those of the modules inside it"),
+        (("%",), "%: of all that is saved"),
+    ),
+    ((("recomputed",), "recomputed: saved in a recompute, until the backward of that block has run"),),
+    (
+        (
+            [f"{short} {what}" for short in _SHORT.values() for what in ("alloc", "peak")],
+            "alloc, peak: of the module's call with most, with what runs inside it",
+        ),
+    ),
+)
 
 
 def render_memory_table(
@@ -39,12 +62,14 @@ def render_memory_table(
         width: columns there are; where they do not suffice, columns of the table are left out.
         color: whether the text is styled for a terminal.
     """
-    head = render_lines(describe_head(table.command, table.step, table.marks), color=color)
+    head = render_lines(describe_head(table.command, table.step, table.marks), color=color, width=width)
     if not table.recorded:
         return head
     rows = table.rows[:top]
-    shown = render_columns(_columns(table, rows), width=width, dispensable=_DISPENSABLE, color=color)
-    rest = render_lines(_describe_rest(table, len(rows)), color=color)
+    fitted = fit_columns(_columns(table, rows), width, _DISPENSABLE)
+    shown = render_columns(fitted.shown, color=color)
+    notes = [*_describe_rest(table, len(rows), fitted), *describe_left_out(width, fitted)]
+    rest = render_lines(notes, color=color, width=width)
     return "\n".join(part for part in (head, shown, rest) if part)
 
 
@@ -132,18 +157,15 @@ def _format_known(size_bytes: int | None) -> str:
     return format_bytes(size_bytes) if size_bytes else ""
 
 
-def _describe_rest(table: MemoryTable, shown: int) -> list[Text]:
-    notes = [SAVED_NOTE]
+def _describe_rest(table: MemoryTable, shown: int, columns: FittedColumns) -> list[Text]:
+    lines = []
     if len(table.rows) > shown:
         hidden = table.rows[shown:]
         saved = format_bytes(sum(row.saved.saved_bytes for row in hidden))
-        notes.insert(0, f"{count_of(len(hidden), 'more row')} with {saved} saved")
-    if table.saved.recompute_bytes:
-        notes.append(RECOMPUTE_NOTE)
-    if any(row.phase(phase).peak_bytes is not None for row in table.rows for phase in PHASES):
-        notes.append(CALLS_NOTE)
+        lines.append(Text(f"{count_of(len(hidden), 'more row')} with {saved} saved", "dim"))
+    lines += explain_columns(_LEGEND, columns.titles)
     if table.peak_bytes is not None:
-        notes.append(f"highest peak of a call: {format_bytes(table.peak_bytes)}")
+        lines.append(Text(f"highest peak of a call: {format_bytes(table.peak_bytes)}", "dim"))
     if table.saved.unknown:
-        notes.append(UNKNOWN_NOTE)
-    return [Text(note, "dim") for note in notes]
+        lines.append(Text(UNKNOWN_NOTE, "dim"))
+    return lines

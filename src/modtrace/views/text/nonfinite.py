@@ -19,6 +19,7 @@ def render_nonfinite(
     *,
     marks: Sequence[str] = (),
     notes: Sequence[Note] = (),
+    width: int | None = None,
     color: bool = False,
 ) -> str:
     """Returns what was found and where, or how much there was to look at.
@@ -26,11 +27,12 @@ def render_nonfinite(
     Args:
         marks: what is missing from the recording; the first values may be missing too.
         notes: why steps were written, or were not.
+        width: columns there are; longer lines are broken. None: as wide as it gets.
         color: whether the text is styled for a terminal.
     """
     lines = _describe(found) if found is not None else [Text(_describe_none(measured, marks))]
     lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks]
-    return render_lines([*lines, *describe_notes(notes)], color=color)
+    return render_lines([*lines, *describe_notes(notes)], color=color, width=width)
 
 
 def render_nonfinite_json(found: NonFinite | None, measured: Measured, *, marks: Sequence[str] = ()) -> str:

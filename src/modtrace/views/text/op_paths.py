@@ -6,7 +6,15 @@ from dataclasses import asdict, replace
 
 from ...analysis.ops.op_paths import OpPath, OpPaths, collapse
 from ...recording.suggestions import count_of
-from ..common.columns import Column, Text, printable, render_columns, render_lines
+from ..common.columns import (
+    Column,
+    Text,
+    describe_left_out,
+    fit_columns,
+    printable,
+    render_columns,
+    render_lines,
+)
 from ..common.headline import describe_head
 
 #: Columns left out in this order where the width does not suffice.
@@ -23,13 +31,15 @@ def render_op_paths(
         width: columns there are; where they do not suffice, columns of the table are left out.
         color: whether the text is styled for a terminal.
     """
-    head = render_lines(describe_head(paths.command, paths.step, paths.marks), color=color)
+    head = render_lines(describe_head(paths.command, paths.step, paths.marks), color=color, width=width)
     if not paths.rows:
         return head
     rows = paths.rows[:top]
-    shown = render_columns(_columns(paths, rows), width=width, dispensable=_DISPENSABLE, color=color)
+    fitted = fit_columns(_columns(paths, rows), width, _DISPENSABLE)
+    shown = render_columns(fitted.shown, color=color)
     hidden = len(paths.rows) - len(rows)
-    rest = render_lines([Text(count_of(hidden, "more op"), "dim")] if hidden else [], color=color)
+    notes = [Text(count_of(hidden, "more op"), "dim")] if hidden else []
+    rest = render_lines([*notes, *describe_left_out(width, fitted)], color=color, width=width)
     return "\n".join(part for part in (head, shown, rest) if part)
 
 

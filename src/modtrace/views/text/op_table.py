@@ -8,7 +8,18 @@ from ...analysis.ops.op_table import OpRow, OpTable
 from ...analysis.ops.sums import OpSums
 from ...recording.phase import PHASES
 from ...recording.suggestions import count_of
-from ..common.columns import Column, Text, printable, render_columns, render_lines
+from ..common.columns import (
+    Column,
+    FittedColumns,
+    Legend,
+    Text,
+    describe_left_out,
+    explain_columns,
+    fit_columns,
+    printable,
+    render_columns,
+    render_lines,
+)
 from ..common.headline import describe_head
 from ..common.numbers import (
     format_bytes,
@@ -20,10 +31,18 @@ from ..common.numbers import (
 )
 
 #: Columns left out in this order where the width does not suffice.
-_DISPENSABLE = ("allocated", "written", "read", "type", *reversed(PHASES), "GFLOP/s", "%")
+_DISPENSABLE = ("allocated", "written", "read", "type", *reversed(PHASES), "GFLOP/s", "%", "most in", "ops")
 
 UNKNOWN_NOTE = "+, ?: the sum leaves out ops of which the number is not known"
 OWN_NOTE = "of a module: its own ops, without those of the modules inside it"
+
+_LEGEND: Legend = (
+    (
+        (("%",), "%: of the time of all ops"),
+        (("read", "written"), "read, written: the size of what ops are given and return"),
+        (("allocated",), "allocated: the size of new memory"),
+    ),
+)
 
 #: What columns that have no sum end with.
 _END = [Text("")]
@@ -39,12 +58,14 @@ def render_op_table(
         width: columns there are; where they do not suffice, columns of the table are left out.
         color: whether the text is styled for a terminal.
     """
-    head = render_lines(describe_head(table.command, table.step, table.marks), color=color)
+    head = render_lines(describe_head(table.command, table.step, table.marks), color=color, width=width)
     if not table.rows:
         return head
     rows = table.rows[:top]
-    shown = render_columns(_columns(table, rows), width=width, dispensable=_DISPENSABLE, color=color)
-    rest = render_lines(_describe_rest(table, len(rows)), color=color)
+    fitted = fit_columns(_columns(table, rows), width, _DISPENSABLE)
+    shown = render_columns(fitted.shown, color=color)
+    notes = [*_describe_rest(table, len(rows), fitted), *describe_left_out(width, fitted)]
+    rest = render_lines(notes, color=color, width=width)
     return "\n".join(part for part in (head, shown, rest) if part)
 
 
@@ -132,13 +153,15 @@ def _notes(table: OpTable, row: OpRow) -> Text:
     return Text.join((Text(note, "yellow") for note in notes if note), "; ")
 
 
-def _describe_rest(table: OpTable, shown: int) -> list[Text]:
+def _describe_rest(table: OpTable, shown: int, columns: FittedColumns) -> list[Text]:
     lines = []
     hidden = [row.sums.together.time_ns for row in table.rows[shown:]]
     if hidden:
         lines.append(Text(f"{count_of(len(hidden), 'more row')} with {format_time(sum(hidden))}", "dim"))
     if table.by == "module":
         lines.append(Text(OWN_NOTE, "dim"))
-    if table.sums.together.flops_unknown or table.sums.together.bytes_unknown:
+    lines += explain_columns(_LEGEND, columns.titles)
+    bytes_shown = not columns.titles.isdisjoint(("read", "written"))
+    if table.sums.together.flops_unknown or (table.sums.together.bytes_unknown and bytes_shown):
         lines.append(Text(UNKNOWN_NOTE, "dim"))
     return lines

@@ -1,6 +1,7 @@
 """The module tree as text for a terminal."""
 
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -10,11 +11,22 @@ from ...analysis.modules.module_tree import MODULE_PHASES, ModuleNode, ModuleTre
 from ...analysis.modules.type_table import TypeTimes, build_type_table
 from ...analysis.modules.value_summary import SlotValues, ValueSummary
 from ...analysis.step.times import PhaseTimes
-from ..common.columns import Column, Text, printable, render_columns, render_lines
+from ..common.columns import (
+    Column,
+    FittedColumns,
+    Legend,
+    Text,
+    describe_left_out,
+    explain_columns,
+    fit_columns,
+    printable,
+    render_columns,
+    render_lines,
+)
 from ..common.headline import describe_head, describe_notes
 from ..common.numbers import format_count, format_share, format_time
 from .tree_lines import TreeLine, draw_lines
-from .value_columns import DISPENSABLE_VALUES, VALUES_NOTES, describe_nonfinite, shown_slots, value_columns
+from .value_columns import DISPENSABLE_VALUES, VALUES_LEGEND, describe_nonfinite, shown_slots, value_columns
 
 SortKey = Literal["order", "forward", "backward", "recompute", "self", "total", "parameters", "calls", "name"]
 SORT_KEYS: tuple[SortKey, ...] = get_args(SortKey)
@@ -26,7 +38,11 @@ BACKWARD_HINT = "backward times: record with --backward-times (backward_times=Tr
 RECOMPUTE_NOTE = "backward times include the recompute that ran inside them"
 
 #: Columns left out in this order where the width does not suffice.
-_DISPENSABLE = ("self", "%", *DISPENSABLE_VALUES)
+_DISPENSABLE = ("self", "%", *DISPENSABLE_VALUES, "params", "type", "calls", "recompute", "backward")
+
+_TIMES_LEGEND: Legend = (
+    ((("self",), "self: without the modules inside"), (("%",), "%: of the time of the step")),
+)
 
 
 def render_module_tree(
@@ -37,6 +53,7 @@ def render_module_tree(
     fold: bool = True,
     types: bool = True,
     slots: bool = False,
+    run: str | None = None,
     width: int | None = None,
     color: bool = False,
 ) -> str:
@@ -48,27 +65,45 @@ def render_module_tree(
         fold: whether siblings that are alike show what is inside them once, summed up.
         types: whether the table of module types follows.
         slots: whether each slot of what a module returned has a line of its own below the module.
-        width: columns there are; where they do not suffice, columns of the table are left out, and if that
-            does not suffice, lines are longer. None: as wide as it gets.
+        run: the path of the recording, for commands that tell more; None: what Python offers is named.
+        width: columns there are; where they do not suffice, columns of the tables are left out, which is said, and
+            if that does not suffice, lines are longer. None: as wide as it gets.
         color: whether the text is styled for a terminal.
     """
-    parts = [render_lines(_headline(tree), color=color)]
+    tables: list[Sequence[Column]] = []
     if tree.roots:
         roots = _sort((fold_tree(tree) if fold else tree).roots, sort)
-        parts.append(_render_table(_tree_columns(roots, tree, depth, slots), width, color))
+        tables.append(_tree_columns(roots, tree, depth, slots))
     if tree.roots and types:
-        parts.append(_render_table(_type_columns(build_type_table(tree), tree), width, color))
-    parts.append(render_lines(_rest(tree), color=color))
+        tables.append(_type_columns(build_type_table(tree), tree))
+    fitted = [fit_columns(each, width, _DISPENSABLE) for each in tables]
+    parts = [
+        render_lines(_headline(tree, run), color=color, width=width),
+        *(render_columns(each.shown, color=color) for each in fitted),
+        render_lines(_rest(tree, fitted, width), color=color, width=width),
+    ]
     return "\n".join(part for part in parts if part)
 
 
-def _render_table(columns: Sequence[Column], width: int | None, color: bool) -> str:
-    return render_columns(columns, width=width, dispensable=_DISPENSABLE, color=color)
-
-
-def _headline(tree: ModuleTree) -> list[Text]:
+def _headline(tree: ModuleTree, run: str | None) -> list[Text]:
     missing = "" if tree.roots else "no module was called"
-    return [*describe_head(tree.command, tree.step, tree.marks, missing=missing), *describe_notes(tree.notes)]
+    return [
+        *describe_head(tree.command, tree.step, tree.marks, missing=missing),
+        *_describe_nonfinite_steps(tree, run),
+        *describe_notes(tree.notes),
+    ]
+
+
+def _describe_nonfinite_steps(tree: ModuleTree, run: str | None) -> Iterator[Text]:
+    """Says that there are NaN or infinite values, in this step or others, and how to learn more of them."""
+    if not tree.nonfinite_steps:
+        return
+    first, count = tree.nonfinite_steps[0], len(tree.nonfinite_steps)
+    steps = f"in step {first}" if count == 1 else f"in {count} steps, first in step {first}"
+    is_here = tree.step is not None and tree.step.step in tree.nonfinite_steps
+    elsewhere = "" if is_here else ", not in this one"
+    more = "rec.first_nonfinite()" if run is None else printable(shlex.join(["modtrace", "nonfinite", run]))
+    yield Text(f"! NaN or infinite values {steps}{elsewhere}; where they came up: {more}", "bold red")
 
 
 def _sort(roots: Sequence[ModuleNode], sort: SortKey) -> Sequence[ModuleNode]:
@@ -104,17 +139,21 @@ _SORT_VALUES: Mapping[SortKey, Callable[[ModuleNode], tuple[float, str]]] = {
 }
 
 
+_NO_NOTE = Text()
+
+
 @dataclass(frozen=True)
 class _Row:
-    """A line of the table: a node, the shortest or longest of those that it stands for, or one of its slots.
+    """A line of the table: a node, a further note on it, the shortest or longest of what it stands for, or a slot.
 
     Behind listed siblings comes a heading over what is inside them; its numbers would say theirs again.
     """
 
     guides: str
     node: ModuleNode
-    shows: Literal["node", "heading", "shortest", "longest", "slot"]
+    shows: Literal["node", "note", "heading", "shortest", "longest", "slot"]
     slot: SlotValues | None = None
+    note: Text = _NO_NOTE
 
 
 def _tree_columns(
@@ -131,7 +170,7 @@ def _tree_columns(
     columns += [
         Column("params", [_cell(row, _format_parameters(row.node)) for row in rows]),
         *value_columns([_values_of(row) for row in rows]),
-        Column("", [_notes(row.node) if row.shows == "node" else Text("") for row in rows], right=False),
+        Column("", [row.note for row in rows], right=False),
     ]
     return [column for column in columns if any(column.cells)]
 
@@ -145,7 +184,10 @@ def _rows_of(line: TreeLine, slots: bool) -> Iterator[_Row]:
     if line.node.role == "inside":
         yield _Row(line.guides, line.node, "heading")
         return
-    yield _Row(line.guides, line.node, "node")
+    first, *more = _notes(line.node) or [_NO_NOTE]
+    yield _Row(line.guides, line.node, "node", note=first)
+    for note in more:
+        yield _Row(line.below_guides, line.node, "note", note=note)
     if line.node.role == "folded":
         yield _Row(line.below_guides, line.node, "shortest")
         yield _Row(line.below_guides, line.node, "longest")
@@ -160,7 +202,7 @@ def _label_cell(row: _Row) -> Text:
     if row.slot is not None:
         return Text(f"{row.guides}{printable(row.slot.slot)}", "dim")
     if row.shows != "node":
-        return Text(f"{row.guides}{row.shows}", "dim")
+        return Text(row.guides + ("" if row.shows == "note" else row.shows), "dim")
     times = f" x{row.node.count}" if row.node.count > 1 else ""
     return Text.join(
         [Text(row.guides, "dim"), Text(label, "" if row.guides else "bold"), Text(times, "cyan")]
@@ -200,7 +242,7 @@ def _format_parameters(node: ModuleNode) -> str:
     return format_count(node.parameters) if node.parameters else ""
 
 
-def _notes(node: ModuleNode) -> Text:
+def _notes(node: ModuleNode) -> list[Text]:
     raised = sum(node.phase(phase).raised for phase in MODULE_PHASES)
     unfinished = sum(node.phase(phase).unfinished for phase in MODULE_PHASES)
     notes = [
@@ -208,8 +250,7 @@ def _notes(node: ModuleNode) -> Text:
         f"raised {raised}x" if raised else "",
         f"end not seen {unfinished}x" if unfinished else "",
     ]
-    texts = [*describe_nonfinite(node.values), *(Text(note, "yellow") for note in notes if note)]
-    return Text.join(texts, "; ")
+    return [*describe_nonfinite(node.values), *(Text(note, "yellow") for note in notes if note)]
 
 
 def _type_columns(rows: Sequence[TypeTimes], tree: ModuleTree) -> list[Column]:
@@ -223,17 +264,18 @@ def _type_columns(rows: Sequence[TypeTimes], tree: ModuleTree) -> list[Column]:
     return columns
 
 
-def _rest(tree: ModuleTree) -> list[Text]:
-    """Returns what the tree does not show: the optimizer, the time outside modules, and how its columns are read."""
+def _rest(tree: ModuleTree, tables: Sequence[FittedColumns], width: int | None) -> list[Text]:
+    """Returns what the tables do not show: the optimizer, the time outside modules, and how columns are read."""
+    titles = {title for each in tables for title in each.titles}
     lines = []
     if tree.optimizer.calls:
         lines.append(_describe_rest("optimizer", tree.optimizer.total_ns, tree))
     if tree.outside_ns is not None:
         lines.append(_describe_rest("outside modules", tree.outside_ns, tree))
-    if tree.recompute.calls and tree.backward.calls:
+    if {"recompute", "backward"} <= titles:
         lines.append(Text(RECOMPUTE_NOTE, "dim"))
-    if any(root.values for root in tree.roots):
-        lines.extend(Text(note, "dim") for note in VALUES_NOTES)
+    lines += explain_columns([*_TIMES_LEGEND, *VALUES_LEGEND], titles)
+    lines += describe_left_out(width, *tables)
     if tree.roots and not tree.backward_recorded:
         lines.append(Text(BACKWARD_HINT, "dim"))
     return lines

@@ -6,13 +6,17 @@ from collections.abc import Iterator, Sequence
 from ...analysis.modules.value_summary import SlotValues, ValueSummary
 from ...analysis.values.nonfinite import describe_counts
 from ...recording.statistics.moments import Stats
-from ..common.columns import Column, Text
+from ..common.columns import Column, Legend, Text
 from ..common.numbers import format_number
 
 #: Shown below a tree that has these columns.
-VALUES_NOTES = (
-    "out, grad: outputs and the gradients at them, all calls and slots merged; max: largest magnitude",
-    "grad/param: RMS of the gradients of a module's parameters, divided by RMS of the parameters",
+VALUES_LEGEND: Legend = (
+    (
+        (("out rms", "out max"), "out: outputs, all calls and slots merged"),
+        (("grad rms", "grad max"), "grad: gradients at outputs"),
+        (("out max", "grad max"), "max: largest magnitude"),
+    ),
+    ((("grad/param",), "grad/param: RMS of the gradients of a module's parameters, divided by theirs"),),
 )
 
 #: Left out in this order where the width does not suffice.
