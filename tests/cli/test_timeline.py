@@ -156,7 +156,7 @@ def test_recording_of_nothing_gives_no_trace_and_says_so(
     ("options", "message"),
     [
         (["--step", "7"], "Invalid value for --step: no step 7 in this recording; there are: 0..2"),
-        (["--step", "-1"], "Invalid value for --step: no step -1 in this recording; there are: 0..2"),
+        (["--step", "-9"], "Invalid value for --step: no step -9 in this recording; there are: 0..2"),
         (["--steps", "5:9"], "no step of 5:9 in this recording; there are: 0..2"),
         (["--steps", "1"], "--steps 1 is not START:STOP[:EVERY]"),
         (["--step", "1", "--steps", "0:1"], "give --step or --steps, not both"),

@@ -12,6 +12,7 @@ from ..recording.phase import PHASES
 from ..views.common.numbers import format_bytes
 from .export_formats import FORMATS, ExportOptions, check_options, find_format
 from .output import tell, tell_marks
+from .steps import AskedStep, read_step, step_option
 from .with_ops import ask, open_with_rows
 
 _ABOUT = "\n".join(f"  {name}: {each.about}" for name, each in FORMATS.items())
@@ -23,7 +24,7 @@ _ABOUT = "\n".join(f"  {name}: {each.about}" for name, each in FORMATS.items())
 @click.option(
     "-o", "--output", "path", type=click.Path(path_type=Path), required=True, help="Where to write."
 )
-@click.option("--step", type=int, help="The step to export, where the format shows one.")
+@step_option("The step to export, where the format shows one.")
 @click.option("--depth", type=click.IntRange(min=0), help="Levels of modules, where the format folds them.")
 @click.option("--phase", type=click.Choice(PHASES), help="The phase to export, where the format shows one.")
 @click.option("--json", "as_json", is_flag=True, help="Say as JSON what was written.")
@@ -31,7 +32,7 @@ def export(
     run: str,
     name: str | None,
     path: Path,
-    step: int | None,
+    step: AskedStep,
     depth: int | None,
     phase: str | None,
     as_json: bool,
@@ -42,9 +43,10 @@ def export(
     the tables; a folder of other things is left alone.
     """
     name = find_format(name, path)
-    options = ExportOptions(step=step, depth=depth, phase=phase)
-    check_options(name, options)
+    given = {"step": step, "depth": depth, "phase": phase}
+    check_options(name, given)
     data, write = open_with_rows(run, *FORMATS[name].tables), FORMATS[name].load_writer()
+    options = ExportOptions(step=read_step(run, data, step), depth=depth, phase=phase)
     with _errors_told(path):
         files = ask(run, data, lambda: write(data, path, options))
         sizes = {each: each.stat().st_size for each in files or [path]}

@@ -1,7 +1,7 @@
 """The formats of `modtrace export`: a format is added as one entry of `FORMATS`."""
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,12 +95,12 @@ def find_format(name: str | None, path: Path) -> str:
     raise click.UsageError(f"{path}: its name tells no format. Give --format, one of: {', '.join(FORMATS)}")
 
 
-def check_options(name: str, options: ExportOptions) -> None:
-    """Says no to options that the format cannot heed.
+def check_options(name: str, options: Mapping[str, object]) -> None:
+    """Says no to options that the format cannot heed; None was not given.
 
     Raises:
         click.UsageError: one is given.
     """
-    for option, given in vars(options).items():
+    for option, given in options.items():
         if given is not None and option not in FORMATS[name].takes:
             raise click.UsageError(f"--{option}: {name} holds the whole recording. Leave the option out.")

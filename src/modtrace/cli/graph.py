@@ -16,6 +16,7 @@ from ..views.common.numbers import format_bytes
 from .factory import errors_of_call, is_factory, load_factory
 from .output import find_terminal, print_text, tell
 from .readable import at_depth
+from .steps import SHOWN_STEP, AskedStep, read_step, step_option
 from .with_ops import ask, open_with_rows, require_part
 
 #: Who writes a picture or file, by the end of its name.
@@ -39,7 +40,7 @@ _DRAWN = frozenset({".svg", ".png", ".dot", ".gv"})
     type=click.Path(path_type=Path),
     help=f"Where to write; {', '.join(_WRITERS)} (Model Explorer). Default: only say what is in it.",
 )
-@click.option("--step", type=int, help="The step to show. Default: the last complete training step.")
+@step_option(SHOWN_STEP)
 @click.option(
     "--depth",
     type=click.IntRange(min=0),
@@ -74,7 +75,7 @@ _DRAWN = frozenset({".svg", ".png", ".dot", ".gv"})
 def graph(
     run: str,
     path: Path | None,
-    step: int | None,
+    step: AskedStep,
     depth: int | None,
     collapse: tuple[str, ...],
     fold: bool,
@@ -94,7 +95,8 @@ def graph(
     """
     writer = _find_writer(path)
     data = _load(run)
-    whole = ask(run, data, lambda: graph_of(data, step))
+    number = read_step(run, data, step)
+    whole = ask(run, data, lambda: graph_of(data, number))
     shown = _choose(whole, collapse, phase, modules, op, views, tensors)
     ask(run, data, lambda: require_part(whole, shown))
     shown = shown.fold() if fold else shown

@@ -5,22 +5,24 @@ import click
 from ..analysis.ops.memory_table import build_memory_table
 from ..views.text.memory_table import render_memory_table, render_memory_table_json
 from .output import find_terminal, print_text
+from .steps import SHOWN_STEP, AskedStep, read_step, step_option
 from .with_ops import ask_for_ops, open_with_rows
 
 
 @click.command()
 @click.argument("run")
-@click.option("--step", type=int, help="The step to show. Default: the last complete training step.")
+@step_option(SHOWN_STEP)
 @click.option("--ops", is_flag=True, help="Below each module, which of its ops save how much.")
 @click.option("--top", type=click.IntRange(min=1), help="Modules to show. Default: all.")
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, sizes in bytes.")
-def memory(run: str, step: int | None, ops: bool, top: int | None, as_json: bool) -> None:
+def memory(run: str, step: AskedStep, ops: bool, top: int | None, as_json: bool) -> None:
     """Shows what the modules of the recording RUN save for backward, and what their calls allocate.
 
     The modules whose own ops save most come first.
     """
     data = open_with_rows(run, "ops")
-    table = ask_for_ops(run, data, lambda: build_memory_table(data, step=step, ops=ops))
+    number = read_step(run, data, step)
+    table = ask_for_ops(run, data, lambda: build_memory_table(data, step=number, ops=ops))
     if as_json:
         print_text(render_memory_table_json(table, top=top))
         return

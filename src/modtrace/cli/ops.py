@@ -7,12 +7,13 @@ from ..analysis.ops.op_table import build_op_table
 from ..recording.phase import PHASES
 from ..views.text.op_table import render_op_table, render_op_table_json
 from .output import find_terminal, print_text
+from .steps import SHOWN_STEP, AskedStep, read_step, step_option
 from .with_ops import ask_for_ops, open_with_rows
 
 
 @click.command()
 @click.argument("run")
-@click.option("--step", type=int, help="The step to show. Default: the last complete training step.")
+@step_option(SHOWN_STEP)
 @click.option(
     "--by",
     type=click.Choice(GROUPED_BY),
@@ -23,13 +24,14 @@ from .with_ops import ask_for_ops, open_with_rows
 @click.option("--phase", type=click.Choice(PHASES), help="Only ops of this phase. Default: all.")
 @click.option("--top", type=click.IntRange(min=1), help="Rows to show. Default: all.")
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, times in nanoseconds.")
-def ops(run: str, step: int | None, by: GroupedBy, phase: str | None, top: int | None, as_json: bool) -> None:
+def ops(run: str, step: AskedStep, by: GroupedBy, phase: str | None, top: int | None, as_json: bool) -> None:
     """Shows what the ops of the recording RUN cost in one step: time, floating point operations, bytes.
 
     A module counts with its own ops, without those of the modules inside it. The most expensive come first.
     """
     data = open_with_rows(run, "ops")
-    table = ask_for_ops(run, data, lambda: build_op_table(data, step=step, by=by, phase=phase), phase)
+    number = read_step(run, data, step)
+    table = ask_for_ops(run, data, lambda: build_op_table(data, step=number, by=by, phase=phase), phase)
     if as_json:
         print_text(render_op_table_json(table, top=top))
         return

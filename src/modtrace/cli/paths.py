@@ -10,18 +10,19 @@ from ..recording.protocols import RecordingData
 from ..views.text.op_paths import render_modules, render_op_paths, render_op_paths_json
 from .factory import LoadedModel, call_model, is_factory, load_factory
 from .output import find_terminal, print_text, tell_marks
+from .steps import SHOWN_STEP, AskedStep, read_step, step_option
 from .with_ops import ask_for_ops, open_with_rows
 
 
 @click.command()
 @click.argument("run", metavar="RUN|MODULE:FACTORY")
-@click.option("--step", type=int, help="The step to show. Default: the last complete training step.")
+@step_option(SHOWN_STEP)
 @click.option("--phase", type=click.Choice(PHASES), help="Only ops of this phase. Default: all.")
 @click.option("--top", type=click.IntRange(min=1), help="Ops to show, from the first. Default: all.")
 @click.option("--modules", is_flag=True, help="The paths of the modules alone, repeats in a row once.")
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
 def paths(
-    run: str, step: int | None, phase: str | None, top: int | None, modules: bool, as_json: bool
+    run: str, step: AskedStep, phase: str | None, top: int | None, modules: bool, as_json: bool
 ) -> None:
     """Shows which op ran in which module, in the order in which they ran.
 
@@ -29,7 +30,8 @@ def paths(
     of the Python module that takes no arguments and returns (model, args, kwargs).
     """
     data = _find_data(run)
-    found = ask_for_ops(run, data, lambda: build_op_paths(data, step=step, phase=phase), phase)
+    number = read_step(run, data, step)
+    found = ask_for_ops(run, data, lambda: build_op_paths(data, step=number, phase=phase), phase)
     if as_json:
         print_text(render_op_paths_json(found, top=top))
     elif modules:

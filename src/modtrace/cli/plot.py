@@ -7,6 +7,7 @@ from ..recording.role import OUTPUT, ROLES
 from ..views.plot.draw import KINDS, Kind, check_picture_name, draw, find_plotted, write_axes
 from ..views.plot.numbers_json import render_plotted_json
 from .output import print_text, tell, tell_marks
+from .steps import AskedStep, read_step, step_option
 from .with_ops import ask, open_with_rows
 
 
@@ -17,7 +18,7 @@ from .with_ops import ask, open_with_rows
 @click.option("--role", type=click.Choice(ROLES), default=OUTPUT, show_default=True, metavar="ROLE")
 @click.option("--stat", default="rms", show_default=True, help="A statistic, such as std or abs_max.")
 @click.option("--kind", type=click.Choice(KINDS), default="lines", show_default=True)
-@click.option("--step", type=int, help="With --kind histogram: the step to show, of all sites.")
+@step_option("With --kind histogram the step to show, of all sites.")
 @click.option("--steps", metavar="START:STOP[:EVERY]", help="Which steps to show. Default: all.")
 @click.option("--json", "as_json", is_flag=True, help="The numbers of the picture; -o is not needed then.")
 def plot(
@@ -27,7 +28,7 @@ def plot(
     role: str,
     stat: str,
     kind: Kind,
-    step: int | None,
+    step: AskedStep,
     steps: str | None,
     as_json: bool,
 ) -> None:
@@ -41,8 +42,9 @@ def plot(
     _check_name(path)
     data = open_with_rows(run)
     selection = Selection(list(patterns) or None, role, steps=steps)
+    number = read_step(run, data, step)
     found = ask(
-        run, data, lambda: find_plotted(data, selection, stat=stat, kind=kind, step=step), option=None
+        run, data, lambda: find_plotted(data, selection, stat=stat, kind=kind, step=number), option=None
     )
     if path is not None:
         write_axes(draw(found, kind), path)

@@ -6,12 +6,13 @@ from ..analysis.modules.module_tree import build_module_tree
 from ..views.text.show_module_tree import SORT_KEYS, SortKey, render_module_tree
 from ..views.text.show_module_tree_json import render_module_tree_json
 from .output import find_terminal, print_text
+from .steps import SHOWN_STEP, AskedStep, read_step, step_option
 from .with_ops import ask, open_with_rows
 
 
 @click.command()
 @click.argument("run")
-@click.option("--step", type=int, help="The step to show. Default: the last complete training step.")
+@step_option(SHOWN_STEP)
 @click.option("--depth", type=click.IntRange(min=0), help="Levels below the roots. Default: all.")
 @click.option(
     "--sort",
@@ -26,7 +27,7 @@ from .with_ops import ask, open_with_rows
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON, unfolded, times in nanoseconds.")
 def show(
     run: str,
-    step: int | None,
+    step: AskedStep,
     depth: int | None,
     sort: SortKey,
     no_fold: bool,
@@ -36,7 +37,8 @@ def show(
 ) -> None:
     """Shows the module tree of the recording RUN with the times and values of one step."""
     data = open_with_rows(run, "calls")
-    tree = ask(run, data, lambda: build_module_tree(data, step=step))
+    number = read_step(run, data, step)
+    tree = ask(run, data, lambda: build_module_tree(data, step=number))
     if as_json:
         print_text(render_module_tree_json(tree))
         return

@@ -13,6 +13,7 @@ from ..recording.suggestions import count_of
 from ..views.common.numbers import format_bytes
 from ..views.formats.perfetto import count_events, describe_missing, iterate_perfetto, write_perfetto
 from .output import print_text, tell, tell_marks
+from .steps import AskedStep, read_step, step_option
 from .with_ops import ask, open_with_rows
 
 _STDOUT = "-"
@@ -23,7 +24,7 @@ _STDOUT = "-"
 @click.option(
     "-o", "--output", "path", metavar="FILE", help="Where to write; - for standard output, the default."
 )
-@click.option("--step", type=int, help="The only step to show.")
+@step_option("The only step to show.")
 @click.option("--steps", "wanted", metavar="START:STOP[:EVERY]", help="Which steps to show. Default: all.")
 @click.option("--ops/--no-ops", default=None, help="With the ops or without. Default: with, if recorded.")
 @click.option("--op-flows", is_flag=True, help="Arrows from forward ops to those of their backward too.")
@@ -31,7 +32,7 @@ _STDOUT = "-"
 def timeline(
     run: str,
     path: str | None,
-    step: int | None,
+    step: AskedStep,
     wanted: str | None,
     ops: bool | None,
     op_flows: bool,
@@ -45,7 +46,7 @@ def timeline(
     _check_output(path, as_json)
     _check_options(ops, op_flows)
     data = open_with_rows(run, "calls", *(["ops"] if ops or op_flows else []))
-    found = _build(run, data, step, wanted, ops is not False, op_flows)
+    found = _build(run, data, read_step(run, data, step), wanted, ops is not False, op_flows)
     if path is None or path == _STDOUT:
         for piece in iterate_perfetto(found):
             print_text(piece)

@@ -1,6 +1,6 @@
 """Chooses the step that an analysis shows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...recording.phase import OPTIMIZER, PHASES
+from ...recording.protocols import RecordingData
 from .calls import Column, column_of, phase_codes
 
 
@@ -38,6 +39,35 @@ class ShownStep:
         return max(self.end_ns - self.start_ns - self.overhead_ns, 0)
 
 
+#: Words that mean a step: which one, as an index, and of which kind; None: of any.
+STEP_WORDS: Mapping[str, tuple[int, str | None]] = {
+    "first": (0, None),
+    "last": (-1, None),
+    "first-train": (0, "train"),
+    "last-train": (-1, "train"),
+    "first-eval": (0, "eval"),
+    "last-eval": (-1, "eval"),
+}
+
+
+def find_step(data: RecordingData, asked: int | str | None) -> int | None:
+    """Returns the number of a step that is meant by its number, by one from the end (-1), or by one of STEP_WORDS.
+
+    Raises:
+        ValueError: there is no such step; a number that is not negative is not looked for.
+    """
+    if asked is None or (isinstance(asked, int) and asked >= 0):
+        return asked
+    steps = data.table("steps")
+    kinds: dict[int, str] = dict(zip(steps["step"].to_pylist(), steps["kind"].to_pylist(), strict=True))
+    known = sorted(kinds.keys() | set(np.unique(column_of(data.table("calls"), "step")).tolist()))
+    at, kind = STEP_WORDS[asked] if isinstance(asked, str) else (asked, None)
+    meant = [step for step in known if kind in (None, kinds.get(step))]
+    if not -len(meant) <= at < len(meant):
+        raise _no_step(asked, known, "" if kind is None else f" ({', '.join(sorted(set(kinds.values())))})")
+    return meant[at]
+
+
 def choose_step(steps: pa.Table, calls: pa.Table, step: int | None) -> ShownStep | None:
     """Returns the step asked for, or the one worth showing; None if there is none at all.
 
@@ -52,7 +82,7 @@ def choose_step(steps: pa.Table, calls: pa.Table, step: int | None) -> ShownStep
     if step is None:
         step = _most_telling(rows, called, _steps_with_optimizer(calls, of_calls))
     elif step not in known:
-        raise ValueError(f"no step {step!r} in this recording; there are: {name_steps(known) or 'none'}")
+        raise _no_step(step, known)
     if step is None:
         return None
     row = rows.get(step, {})
@@ -84,6 +114,11 @@ def _most_telling(rows: dict[int, dict[str, Any]], called: set[int], updated: se
     training = [step for step in complete if rows[step]["kind"] == "train"]
     updating = [step for step in training if step in updated]
     return max(updating or training or complete or called or rows, default=None)
+
+
+def _no_step(asked: int | str, known: Sequence[int], kinds: str = "") -> ValueError:
+    there = f"{name_steps(known)}{kinds}" if known else "none"
+    return ValueError(f"no step {asked!r} in this recording; there are: {there}")
 
 
 def name_steps(steps: Sequence[int]) -> str:
