@@ -192,14 +192,36 @@ def test_path_where_nothing_is_is_an_error(tmp_path: Path):
     [
         (lambda graph: graph.collapse(), "collapse(): give depth=..., or the paths of modules"),
         (lambda graph: graph.collapse(depth=-1), "depth=-1: give 0 to see the roots alone, or more"),
-        (lambda graph: graph.collapse("7"), "collapse('7'): no module of this graph has such a path"),
-        (lambda graph: graph.expand("7"), "expand('7'): no module of this graph has such a path"),
+        (
+            lambda graph: graph.collapse("7"),
+            "collapse('7'): no module of this graph has such a path; the nearest are: 0, 1, 2",
+        ),
+        (
+            lambda graph: graph.expand("7"),
+            "expand('7'): no module of this graph has such a path; the nearest are: 0, 1, 2",
+        ),
         (
             lambda graph: graph.filter(phase="sideways"),
             "no phase 'sideways'; there are: forward, backward, recompute, optimizer",
         ),
-        (lambda graph: graph.filter(path="7"), "filter(path='7'): no op of this step is meant"),
-        (lambda graph: graph.filter(op="conv*"), "filter(op='conv*'): no op of this step is meant"),
+        (
+            lambda graph: graph.filter(path="7"),
+            "filter(path='7'): no op of this step is meant; the nearest are: 0, 1, 2",
+        ),
+        (
+            lambda graph: graph.filter(op="conv*"),
+            "filter(op='conv*'): no op of this step is meant; there are: aten.addmm.default, aten.detach.default, "
+            "aten.t.default, aten.tanh.default",
+        ),
+        (
+            lambda graph: graph.filter(op=["tanh", "adm"], path="nowhere"),
+            "filter(path='nowhere', op=['tanh', 'adm']): no op of this step is meant; "
+            'there are: "", 0, 1, 2',
+        ),
+        (
+            lambda graph: graph.filter(op="admm*"),
+            "filter(op='admm*'): no op of this step is meant. Did you mean 'addmm'?",
+        ),
         (
             lambda graph: graph.filter(path="0", op="tanh"),
             "filter(path='0', op='tanh'): no op of this step is meant",

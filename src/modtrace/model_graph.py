@@ -13,6 +13,7 @@ from .analysis.graph.build import build_graph
 from .analysis.graph.columns import Graph
 from .analysis.graph.parts import WHOLE, Part
 from .analysis.graph_view.build import build_view
+from .analysis.graph_view.candidates import near_part, near_paths
 from .analysis.graph_view.contract import without_views
 from .analysis.graph_view.fold import Folding, fold_graph
 from .analysis.graph_view.items import Seen, close_below
@@ -174,7 +175,7 @@ class ModelGraph:
 
         Args:
             phase: forward, backward, recompute or optimizer, or several of them.
-            path: the modules that ops run in: patterns as `collapse` takes.
+            path: modules, each with all that is inside it: patterns as `collapse` takes.
             op: globs over names of ops, with or without namespace and overload: `*mm`, `aten.add_*`.
 
         Raises:
@@ -190,7 +191,8 @@ class ModelGraph:
         )
         found = self._rebuilt(part)
         if not len(found.columns.nodes) and (path is not None or op is not None):
-            raise ValueError(f"{_name_filter(path=path, op=op)}: no op of this step is meant")
+            near = near_part(build_graph(self._data, step=self._choice.step), part)
+            raise ValueError(f"{_name_filter(path=path, op=op)}: no op of this step is meant{near}")
         return found
 
     def _with(self, **changes: Any) -> "ModelGraph":
@@ -212,7 +214,8 @@ class ModelGraph:
             found = [at for at, own in enumerate(paths_of) if own and chosen.selects(*own)]
             if not found:
                 given = choose_words(python=f"{what}({path!r})", command_line=name_argument(what, path))
-                raise ValueError(f"{given}: no module of this graph has such a path")
+                near = near_paths(self._graph, chosen)
+                raise ValueError(f"{given}: no module of this graph has such a path{near}")
             yield from found
 
     # Showing it.

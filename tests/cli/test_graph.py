@@ -179,7 +179,16 @@ def test_model_that_raises_is_one_line_and_exit_code_2(models: None, graph: Grap
     [
         (["--depth", "-1"], "Invalid value for '--depth': -1 is not in the range x>=0"),
         (["--step", "7"], "Invalid value for --step: no step 7 in this recording; there are: 0"),
-        (["--collapse", "nowhere"], "--collapse nowhere: no module of this graph has such a path"),
+        (
+            ["--collapse", "block"],
+            "--collapse block: no module of this graph has such a path; the nearest are: blocks",
+        ),
+        (
+            ["--path", "bloks.1"],
+            "--path bloks.1: no op of this step is meant; "
+            "the nearest are: blocks.0, blocks.1, blocks.2",
+        ),
+        (["--op", "adm"], "--op adm: no op of this step is meant. Did you mean 'addmm'?"),
         (
             ["-o", "model.bmp"],
             "Invalid value for --output: model.bmp: its name tells no format; it may end in ",
@@ -193,6 +202,26 @@ def test_wrong_options_are_misuse(folder: Path, graph: Graph, arguments: list[st
     ran = graph(folder, *arguments)
     assert ran.code == 2
     assert ran.err.startswith(f"modtrace: error: {said}")
+
+
+@pytest.mark.parametrize(
+    ("path", "layers"),
+    [
+        ("blocks", ["blocks", "blocks.0", "blocks.1", "blocks.2"]),
+        ("blocks.1", ["blocks", "blocks.1"]),
+        ("head", ["head"]),
+        ("*", ["blocks", "blocks.0", "blocks.1", "blocks.2", "head"]),
+    ],
+)
+def test_path_of_a_module_shows_it_with_its_inside(
+    folder: Path, graph: Graph, path: str, layers: list[str]
+) -> None:
+    ran = graph(folder, "--path", path, "--no-fold", "--phase", "forward", "--json")
+    assert ran.err == ""
+    found = json.loads(ran.out)
+    assert [each["key"] for each in found["boxes"]] == [
+        *("forward/Net", *(f"forward/Net/{each}" for each in layers)),
+    ]
 
 
 def test_large_graph_is_drawn_at_a_depth_that_can_be_read(tmp_path: Path, graph: Graph) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from builders import RecordingBuilder, TypedRecording
 from helpers.command_line import run_command
 from helpers.typed_runs import typed_run
 from modtrace.face import open_recording
@@ -62,6 +63,44 @@ def test_histogram_of_a_step_has_a_row_a_site(
     found = json.loads(capsys.readouterr().out)
     assert (found["steps"], found["sites"]) == ([1, 1, 1], ["blocks.0", "blocks.1", "blocks.2"])
     assert [row[127] for row in found["shares"]] == [1.0, 1.0, 1.0]
+
+
+NAMES = ("a[0]", "b*", "c?", "[!d]", "d e", "größe", "层层", "$x$", "$\\frac$", "_y", "{z}", "%s")
+
+
+def odd_names() -> TypedRecording:
+    """A module of each name, called in two steps."""
+    build = RecordingBuilder(complete=True)
+    net = build.module("", "Net")
+    parts = [build.module(f"parts.{name}", "Linear", parent=net) for name in NAMES]
+    for step in (0, 1):
+        build.step(step, 1000 * step, 1000 * step + 900)
+        outer = build.call(net, 1000 * step, 1000 * step + 500)
+        for at, part in enumerate(parts):
+            call = build.call(part, 1000 * step + at, 1000 * step + at, parent=outer)
+            build.output(call, [1.0 + at], histogram=[0] * 127 + [1] + [0] * 128, zero_count=0)
+    return build.data()
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_paths_with_brackets_and_other_characters_can_be_plotted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run.modtrace")
+    write_recording(odd_names(), run)
+    for name in NAMES:  # of which no other is meant by one as a glob
+        assert run_command(monkeypatch, "plot", run, f"parts.{name}", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["sites"] == [f"parts.{name}"]
+        path = tmp_path / "plot.svg"
+        assert run_command(monkeypatch, "plot", run, f"parts.{name}", "-o", str(path)) == 0
+        assert capsys.readouterr().out == f"{path}\n"
+        assert f"<!-- parts.{name} -->" in path.read_text()
+    for kind in ("lines", "heatmap"):
+        assert run_command(monkeypatch, "plot", run, "parts.*", "-o", str(path), "--kind", kind) == 0
+    assert all(f"<!-- parts.{name} -->" in path.read_text() for name in NAMES)
+    histogram = ("--kind", "histogram", "-o", str(path))
+    assert run_command(monkeypatch, "plot", run, "parts.$\\frac$", *histogram) == 0
+    assert "<!-- outputs: parts.$\\frac$ -->" in path.read_text()
 
 
 @pytest.mark.parametrize(

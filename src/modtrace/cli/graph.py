@@ -58,7 +58,9 @@ _DRAWN = frozenset({".svg", ".png", ".dot", ".gv"})
 @click.option(
     "--phase", type=click.Choice(PHASES), multiple=True, help="Only ops of this phase. Default: all."
 )
-@click.option("--path", "modules", metavar="PATH", help="Only ops in these modules: a glob over paths.")
+@click.option(
+    "--path", "modules", metavar="PATH", help="Only these modules, with what is inside: a glob over paths."
+)
 @click.option("--op", multiple=True, metavar="NAME", help="Only ops of these names: a glob, such as '*mm'.")
 @click.option(
     "--color", metavar="NUMBER", help="Colour nodes by time, flops, bytes, saved, rms or nonfinite."

@@ -13,6 +13,12 @@ def is_below(path: str, ancestor: str) -> bool:
     return not ancestor or path == ancestor or path.startswith(ancestor + ".")
 
 
+def path_and_above(path: str) -> list[str]:
+    """Returns the path and those of all modules around it, the root's `""` included."""
+    parts = path.split(".") if path else []
+    return [".".join(parts[:count]) for count in range(len(parts), -1, -1)]
+
+
 def path_below(parent: str, path: str, aliases: Iterable[str]) -> str:
     """Returns the path of a shared module that lies below `parent`: the one with the longest common start.
 

@@ -143,20 +143,20 @@ def test_texts_make_the_same_filter_again() -> None:
         (
             "include",
             "blocks.[0",
-            "include='blocks.[0' is not a glob: the [ at position 7 is not closed. Correct it, or begin with 're:' "
-            "for an expression.",
+            "include='blocks.[0' is not a glob: the [ at position 7 is not closed. "
+            "Correct it ([[] is a [ itself), or begin with 're:' for an expression.",
         ),
         (
             "include",
             "a[]",
-            "include='a[]' is not a glob: the [ at position 1 is not closed. Correct it, or begin with 're:' for an "
-            "expression.",
+            "include='a[]' is not a glob: the [ at position 1 is not closed. "
+            "Correct it ([[] is a [ itself), or begin with 're:' for an expression.",
         ),
         (
             "include",
             "b.[3-0]",
-            "include='b.[3-0]' is not a glob: the range 3-0 at position 3 is the wrong way round. Correct it, or "
-            "begin with 're:' for an expression.",
+            "include='b.[3-0]' is not a glob: the range 3-0 at position 3 is the wrong way round. "
+            "Correct it ([[] is a [ itself), or begin with 're:' for an expression.",
         ),
         ("include", [], "include=[] holds no pattern. Give at least one, or None to do without."),
         ("exclude", (), "exclude=() holds no pattern. Give at least one, or None to do without."),
@@ -236,6 +236,14 @@ def test_several_unmatched_patterns_are_described_one_after_the_other() -> None:
         "exclude='xyz' matches no module or parameter; there are: \"\" (GPT), head, tail"
     )
     assert describe_unmatched(found[:1], []) == "include='heaad' matches no module: there is none"
+
+
+@pytest.mark.parametrize(
+    "path", ["parts.a[0]", "a*", "b?.x", "[!a]", "d e.größe", "x.(Linear#0)", "**x", "a]b"]
+)
+def test_path_with_characters_of_globs_means_itself_too(path: str) -> None:
+    assert to_path_filter(path).selects(path)
+    assert not to_path_filter(path).selects(f"{path}.weight")
 
 
 @given(PATHS, PATHS)

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import chain
 
 import numpy as np
 
+from ...recording.module_path import path_and_above
 from ...recording.options.path_filter import PathFilter
 from ...recording.phase import PHASES
 from ..step.calls import Column
@@ -17,7 +19,7 @@ class Part:
     """A part of a step; None, here and below: all."""
 
     phases: tuple[str, ...] | None = None
-    paths: PathFilter | None = None  # of the modules that ops run in; what runs in none is no part then
+    paths: PathFilter | None = None  # of modules, with all inside; what runs in none is no part then
     ops: tuple[str, ...] | None = None  # globs over names, with or without namespace and overload: `*mm*`
 
     def __post_init__(self) -> None:
@@ -35,7 +37,9 @@ class Part:
         """Returns which of these paths are in it; None is no module's."""
         if self.paths is None:
             return [True] * len(paths)
-        return [path is not None and self.paths.selects(path) for path in paths]
+        around = {path: path_and_above(path) for path in set(paths) if path is not None}
+        named = {each for each in {*chain(*around.values())} if self.paths.selects(each)}
+        return [path is not None and not named.isdisjoint(around[path]) for path in paths]
 
     def of_ops(self, ops: StepOps) -> Column:
         """Returns which of the ops are in it."""
@@ -43,14 +47,17 @@ class Part:
         none = self.paths is None
         is_place = np.array([*places, none], bool)
         kept = self.has_phase(ops.phase) & is_place[np.where(ops.where >= 0, ops.where, -1)]
-        names = np.array([self._has_op(each) for each in ops.names], bool)
+        names = np.array([self.has_op(each) for each in ops.names], bool)
         return np.asarray(kept & names[ops.name]) if len(names) else kept
 
-    def _has_op(self, name: str) -> bool:
-        return self.ops is None or any(fnmatchcase(each, glob) for glob in self.ops for each in _forms(name))
+    def has_op(self, name: str) -> bool:
+        """Returns whether an op of this name is in it."""
+        return self.ops is None or any(
+            fnmatchcase(each, glob) for glob in self.ops for each in forms_of_op(name)
+        )
 
 
-def _forms(name: str) -> tuple[str, ...]:
+def forms_of_op(name: str) -> tuple[str, ...]:
     """Returns the names of an op: `aten.add.Tensor`, `add.Tensor`, `aten.add` and `add`."""
     parts = name.split(".")
     return (name, ".".join(parts[1:]), ".".join(parts[:2]), ".".join(parts[1:2]))

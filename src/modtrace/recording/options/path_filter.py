@@ -68,7 +68,7 @@ def to_path_filter(
 
     A glob is for the whole path: `*` and `?` stay within one part, `[abc]` and `[!abc]` are one character,
     `**` goes across parts. `**.attn` is any `attn`, `blocks.**` is all that lies inside `blocks`, `""` is the
-    root.
+    root. A path that has such characters in a name means itself, too.
 
     Args:
         include: a glob; a compiled regular expression, or a text that begins with `re:`, both searched in the
@@ -184,10 +184,11 @@ class _BadGlob(Exception):
 
 def _read_glob(where: str, glob: str) -> re.Pattern[str]:
     try:
-        return re.compile(rf"(?s)\A{_translate(glob)}\Z")
+        return re.compile(rf"(?s)\A(?:{_translate(glob)}|{re.escape(glob)})\Z")
     except _BadGlob as error:
         raise ValueError(
-            f"{name_argument(where, glob)} is not a glob: {error}. Correct it, or begin with 're:' for an expression."
+            f"{name_argument(where, glob)} is not a glob: {error}. Correct it ([[] is a [ itself), or begin with "
+            "'re:' for an expression."
         ) from error
 
 
@@ -258,15 +259,17 @@ def _escaped(character: str) -> str:
 
 def _describe(found: Unmatched, paths: Collection[str], what: str, root: str | None) -> str:
     text = found.pattern.text
-    given = name_argument(found.argument, text)
+    return f"{name_argument(found.argument, text)} matches no {what}{name_nearest(text, paths, root)}"
+
+
+def name_nearest(text: str, paths: Collection[str], root: str | None = None) -> str:
+    """Returns the end of a sentence that names the paths nearest to a pattern, or the first there are."""
     if not paths:
-        return f"{given} matches no {what}: there is none"
+        return ": there is none"
     near = _nearest(text, paths)
     if near:
-        shown = ", ".join(_shown(path, root) for path in near)
-        return f"{given} matches no {what}; the nearest are: {shown}"
-    shown = first_few([_shown(path, root) for path in paths], _SHOWN)
-    return f"{given} matches no {what}; there are: {shown}"
+        return f"; the nearest are: {', '.join(_shown(path, root) for path in near)}"
+    return f"; there are: {first_few([_shown(path, root) for path in paths], _SHOWN)}"
 
 
 def _shown(path: str, root: str | None) -> str:

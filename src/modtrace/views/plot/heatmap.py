@@ -107,7 +107,12 @@ def hatch_cells(ax: "Axes", bad: npt.NDArray[np.bool_], edges: Numbers) -> None:
 def name_rows(ax: "Axes", names: tuple[str, ...]) -> None:
     """Names the rows, or as many as can be read."""
     shown = few_of(names, _MOST_NAMES)
-    ax.set_yticks(shown, labels=[names[at] for at in shown], size="small" if len(shown) <= 20 else "x-small")
+    ax.set_yticks(
+        shown,
+        labels=[names[at] for at in shown],
+        size="small" if len(shown) <= 20 else "x-small",
+        parse_math=False,
+    )
     ax.tick_params(axis="y", length=0)
     ax.spines[:].set_visible(False)
 

@@ -114,9 +114,9 @@ def _plot_steps(found: Exponents, powers: _Powers, ax: "Axes | None") -> "Axes":
     _draw_ends(ax.axhline, powers)
     _name_ends_inside(ax, powers)
     if len(role) + len(site) > _LONG_TITLE:
-        ax.set_title(f"{role}:\n{site}", loc="left", size="small")
+        ax.set_title(f"{role}:\n{site}", loc="left", size="small", parse_math=False)
     else:
-        ax.set_title(f"{role}: {site}", loc="left")
+        ax.set_title(f"{role}: {site}", loc="left", parse_math=False)
     return ax
 
 

@@ -133,6 +133,7 @@ def _label(ax: "Axes", history: History, colors: Any) -> None:
             va="center",
             size="small",
             annotation_clip=False,
+            parse_math=False,  # a name may hold dollars
         )
 
 
@@ -187,5 +188,5 @@ def _name_on_bar(ax: "Axes", history: History) -> None:
     shown = ScalarMappable(Normalize(-0.5, count - 0.5), many_colors(count))
     bar = add_bar(ax, shown, "site, in the order of the model")
     ticks = few_of(history.sites, _NAMED_ON_BAR)
-    bar.set_ticks(ticks, labels=[history.sites[at] for at in ticks], size="small")
+    bar.set_ticks(ticks, labels=[history.sites[at] for at in ticks], size="small", parse_math=False)
     bar.ax.invert_yaxis()
