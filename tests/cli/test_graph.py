@@ -185,8 +185,7 @@ def test_model_that_raises_is_one_line_and_exit_code_2(models: None, graph: Grap
         ),
         (
             ["--path", "bloks.1"],
-            "--path bloks.1: no op of this step is meant; "
-            "the nearest are: blocks.0, blocks.1, blocks.2",
+            "--path bloks.1: no op of this step is meant; the nearest are: blocks.0, blocks.1, blocks.2",
         ),
         (["--op", "adm"], "--op adm: no op of this step is meant. Did you mean 'addmm'?"),
         (

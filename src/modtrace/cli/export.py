@@ -11,7 +11,7 @@ from ..errors import ModtraceError
 from ..recording.phase import PHASES
 from ..views.common.numbers import format_bytes
 from .export_formats import FORMATS, ExportOptions, check_options, find_format
-from .output import tell, tell_marks
+from .output import tell, tell_marks, wrap
 from .steps import AskedStep, read_step, step_option
 from .with_ops import ask, open_with_rows
 
@@ -51,7 +51,7 @@ def export(
         files = ask(run, data, lambda: write(data, path, options))
         sizes = {each: each.stat().st_size for each in files or [path]}
     marks = data.meta.marks
-    tell(_render_json(name, path, sizes, marks) if as_json else _render(name, path, sizes), path)
+    tell(_render_json(name, path, sizes, marks) if as_json else wrap(_render(name, path, sizes)), path)
     if not as_json:
         tell_marks(marks)
 

@@ -14,7 +14,7 @@ from ..views.common.columns import printable
 from ..views.common.graph_summary import describe_counts, explain_no_ops, render_graph, render_graph_json
 from ..views.common.numbers import format_bytes
 from .factory import errors_of_call, is_factory, load_factory
-from .output import find_terminal, print_text, tell
+from .output import find_terminal, print_text, tell, wrap
 from .readable import at_depth
 from .steps import SHOWN_STEP, AskedStep, read_step, step_option
 from .with_ops import ask, open_with_rows, require_part
@@ -179,5 +179,5 @@ def _tell(shown: ModelGraph, path: Path, note: str, as_json: bool) -> None:
         marks = "".join(f"! {printable(mark)}\n" for mark in shown.view.marks)
         missing = f"{explain_no_ops()}\n" if shown.view.step is not None and not shown.view.has_ops else ""
         taken = "" if size is None else f" ({format_bytes(size)})"
-        note = f"{marks}{note}{missing}{path}: {describe_counts(shown.view)}{taken}\n"
+        note = wrap(f"{marks}{note}{missing}{path}: {describe_counts(shown.view)}{taken}\n")
     tell(note, path)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ..views.common.columns import printable
+from ..views.common.columns import Text, printable, render_lines
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,11 @@ def find_terminal() -> Terminal:
     return Terminal(width=shutil.get_terminal_size().columns, color=not os.environ.get("NO_COLOR"))
 
 
+def wrap(text: str) -> str:
+    """Returns lines of prose, broken at blanks where the terminal is narrower than they are."""
+    return render_lines(map(Text, text.splitlines()), color=False, width=find_terminal().width)
+
+
 def tell(text: str, path: Path | str) -> None:
     """Prints what was written to a path; on standard error if that is no file, and may be standard output."""
     if os.path.isfile(path) or os.path.isdir(path):
@@ -39,7 +44,7 @@ def tell(text: str, path: Path | str) -> None:
 def tell_marks(marks: Sequence[str]) -> None:
     """Says on standard error what is missing from the recording, where standard output has no place for it."""
     for mark in marks:
-        click.echo(f"! {printable(mark)}", err=True)
+        click.echo(wrap(f"! {printable(mark)}"), nl=False, err=True)
 
 
 def print_text(text: str) -> None:

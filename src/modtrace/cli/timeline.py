@@ -12,7 +12,7 @@ from ..recording.protocols import RecordingData
 from ..recording.suggestions import count_of
 from ..views.common.numbers import format_bytes
 from ..views.formats.perfetto import count_events, describe_missing, iterate_perfetto, write_perfetto
-from .output import print_text, tell, tell_marks
+from .output import print_text, tell, tell_marks, wrap
 from .steps import AskedStep, read_step, step_option
 from .with_ops import ask, open_with_rows
 
@@ -52,7 +52,7 @@ def timeline(
             print_text(piece)
     else:
         write_perfetto(found, path)
-        tell(_render_written_json(found, path) if as_json else _describe_written(found, path), path)
+        tell(_render_written_json(found, path) if as_json else wrap(_describe_written(found, path)), path)
     _tell_missing(found)
 
 
@@ -104,4 +104,4 @@ def _tell_missing(found: Timeline) -> None:
     tell_marks(found.marks)
     missing = describe_missing(found)
     if missing is not None:
-        click.echo(missing, err=True)
+        click.echo(wrap(missing), nl=False, err=True)

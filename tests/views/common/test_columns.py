@@ -3,10 +3,10 @@
 from modtrace.views.common.columns import (
     Column,
     Text,
-    describe_left_out,
     explain_columns,
     fit_columns,
     render_columns,
+    render_fitted,
     render_lines,
 )
 
@@ -47,15 +47,14 @@ def test_columns_are_left_out_in_turn_until_the_others_fit() -> None:
     assert fit_columns(columns, None, ["c"]).left_out == ()
 
 
-def test_what_is_left_out_of_tables_is_named_once() -> None:
+def test_what_is_left_out_is_named_below_the_table() -> None:
     columns = [Column(title, [Text("1234")]) for title in ("a", "b", "c")]
-    tables = [fit_columns(columns, 5, ["c", "b"]), fit_columns(columns[:2], 5, ["b"])]
-    [line] = describe_left_out(5, *tables)
-    assert (
-        line.render(color=False)
-        == "left out at a width of 5: b, c (a width of 16 shows all, and so does | less -S)"
+    assert render_fitted(fit_columns(columns, 10, ["c", "b"]), width=10, color=False) == (
+        "   a     b\n1234  1234\nleft out\n  at a\n  width of\n  10: c (a\n  width of\n  16 shows\n  all, and\n"
+        "  so does\n  | less\n  -S)\n"
     )
-    assert describe_left_out(50, fit_columns(columns, 50, ["b"])) == []
+    whole = render_columns(columns, color=False)
+    assert render_fitted(fit_columns(columns, 16, ["b"]), width=16, color=False) == whole
 
 
 def test_a_legend_explains_the_columns_that_are_there() -> None:

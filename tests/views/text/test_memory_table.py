@@ -101,6 +101,9 @@ def test_narrow_terminal_keeps_name_and_what_is_saved_and_names_what_it_leaves_o
         "blocks.1                 3               6.00MB\n"
         "(outside of modules)     2\n"
         "all                     10  8.00MB+      6.00MB\n"
+        "left out at a width of 50: type, %, inside, fwd\n"
+        "  alloc, fwd peak, bwd alloc (a width of 102 shows\n"
+        "  all, and so does | less -S)\n"
         "\n"
         "saved: for backward, by a module's own ops\n"
         "recomputed: saved in a recompute, until the\n"
@@ -108,9 +111,6 @@ def test_narrow_terminal_keeps_name_and_what_is_saved_and_names_what_it_leaves_o
         "highest peak of a call: 12.0MB\n"
         "+, ?: the sum leaves out ops of which it is not\n"
         "  known what they save\n"
-        "left out at a width of 50: type, %, inside, fwd\n"
-        "  alloc, fwd peak, bwd alloc (a width of 102 shows\n"
-        "  all, and so does | less -S)\n"
     )
 
 

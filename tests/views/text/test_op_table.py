@@ -128,14 +128,14 @@ def test_narrow_terminal_keeps_name_and_time_and_names_what_it_leaves_out() -> N
         "(optimizer)           1.00ms       ?\n"
         "GPT                    500ns\n"
         "(outside of modules)  30.0us          raised 1x; end not seen 1x\n"
-        "all                   10.0ms  19.2G+",
+        "all                   10.0ms  19.2G+\n"
+        "left out at a width of 60: type, ops, %, forward, backward,\n"
+        "  optimizer, GFLOP/s, read, written, allocated (a width of\n"
+        "  151 shows all, and so does | less -S)",
         "of a module: its own ops, without those of the modules\n"
         "  inside it\n"
         "+, ?: the sum leaves out ops of which the number is not\n"
-        "  known\n"
-        "left out at a width of 60: type, ops, %, forward, backward,\n"
-        "  optimizer, GFLOP/s, read, written, allocated (a width of\n"
-        "  151 shows all, and so does | less -S)\n",
+        "  known\n",
     ]
 
 

@@ -142,14 +142,14 @@ def fit_columns(columns: Sequence[Column], width: int | None, dispensable: Itera
     return FittedColumns(shown, tuple(in_order), needed)
 
 
-def describe_left_out(width: int | None, *tables: FittedColumns) -> list[Text]:
-    """Returns a line that names the columns for which a terminal has no room, and says how they are seen."""
-    titles = dict.fromkeys(title for each in tables for title in each.left_out)
-    if not titles:
-        return []
-    needed = max(each.needed for each in tables)
-    how = f"a width of {needed} shows all, and so does | less -S"
-    return [Text(f"left out at a width of {width}: {', '.join(titles)} ({how})", "yellow")]
+def render_fitted(columns: FittedColumns, *, width: int | None, color: bool) -> str:
+    """Returns the columns that are shown, and a line that names those for which there is no room."""
+    shown = render_columns(columns.shown, color=color)
+    if not columns.left_out:
+        return shown
+    how = f"a width of {columns.needed} shows all, and so does | less -S"
+    text = f"left out at a width of {width}: {', '.join(columns.left_out)} ({how})"
+    return shown + render_lines([Text(text, "yellow")], color=color, width=width)
 
 
 #: What is said below a table of its columns: lines of parts, and the titles of the columns that a part is about.

@@ -13,11 +13,10 @@ from ..common.columns import (
     FittedColumns,
     Legend,
     Text,
-    describe_left_out,
     explain_columns,
     fit_columns,
     printable,
-    render_columns,
+    render_fitted,
     render_lines,
 )
 from ..common.headline import describe_head
@@ -67,9 +66,8 @@ def render_memory_table(
         return head
     rows = table.rows[:top]
     fitted = fit_columns(_columns(table, rows), width, _DISPENSABLE)
-    shown = render_columns(fitted.shown, color=color)
-    notes = [*_describe_rest(table, len(rows), fitted), *describe_left_out(width, fitted)]
-    rest = render_lines(notes, color=color, width=width)
+    shown = render_fitted(fitted, width=width, color=color)
+    rest = render_lines(_describe_rest(table, len(rows), fitted), color=color, width=width)
     return "\n".join(part for part in (head, shown, rest) if part)
 
 

@@ -9,10 +9,9 @@ from ...recording.suggestions import count_of
 from ..common.columns import (
     Column,
     Text,
-    describe_left_out,
     fit_columns,
     printable,
-    render_columns,
+    render_fitted,
     render_lines,
 )
 from ..common.headline import describe_head
@@ -36,10 +35,10 @@ def render_op_paths(
         return head
     rows = paths.rows[:top]
     fitted = fit_columns(_columns(paths, rows), width, _DISPENSABLE)
-    shown = render_columns(fitted.shown, color=color)
+    shown = render_fitted(fitted, width=width, color=color)
     hidden = len(paths.rows) - len(rows)
     notes = [Text(count_of(hidden, "more op"), "dim")] if hidden else []
-    rest = render_lines([*notes, *describe_left_out(width, fitted)], color=color, width=width)
+    rest = render_lines(notes, color=color, width=width)
     return "\n".join(part for part in (head, shown, rest) if part)
 
 

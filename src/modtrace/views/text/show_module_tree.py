@@ -16,11 +16,10 @@ from ..common.columns import (
     FittedColumns,
     Legend,
     Text,
-    describe_left_out,
     explain_columns,
     fit_columns,
     printable,
-    render_columns,
+    render_fitted,
     render_lines,
 )
 from ..common.headline import describe_head, describe_notes
@@ -79,8 +78,8 @@ def render_module_tree(
     fitted = [fit_columns(each, width, _DISPENSABLE) for each in tables]
     parts = [
         render_lines(_headline(tree, run), color=color, width=width),
-        *(render_columns(each.shown, color=color) for each in fitted),
-        render_lines(_rest(tree, fitted, width), color=color, width=width),
+        *(render_fitted(each, width=width, color=color) for each in fitted),
+        render_lines(_rest(tree, fitted), color=color, width=width),
     ]
     return "\n".join(part for part in parts if part)
 
@@ -264,7 +263,7 @@ def _type_columns(rows: Sequence[TypeTimes], tree: ModuleTree) -> list[Column]:
     return columns
 
 
-def _rest(tree: ModuleTree, tables: Sequence[FittedColumns], width: int | None) -> list[Text]:
+def _rest(tree: ModuleTree, tables: Sequence[FittedColumns]) -> list[Text]:
     """Returns what the tables do not show: the optimizer, the time outside modules, and how columns are read."""
     titles = {title for each in tables for title in each.titles}
     lines = []
@@ -275,7 +274,6 @@ def _rest(tree: ModuleTree, tables: Sequence[FittedColumns], width: int | None) 
     if {"recompute", "backward"} <= titles:
         lines.append(Text(RECOMPUTE_NOTE, "dim"))
     lines += explain_columns([*_TIMES_LEGEND, *VALUES_LEGEND], titles)
-    lines += describe_left_out(width, *tables)
     if tree.roots and not tree.backward_recorded:
         lines.append(Text(BACKWARD_HINT, "dim"))
     return lines
