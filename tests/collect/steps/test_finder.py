@@ -187,6 +187,114 @@ def test_all_evaluations_of_one_lbfgs_step_are_one_step(record):
     assert phases(rec, 1)["optimizer"] == 1
 
 
+def fit(net, optimizer):
+    """One step of an optimizer that calls the model itself, twice."""
+
+    def closure():
+        optimizer.zero_grad()
+        loss = net(batch()).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_validation_between_lbfgs_steps_is_an_eval_step(record, mode):
+    net = Net()
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=2)
+    with record() as rec:
+        for _ in range(2):
+            fit(net, optimizer)
+            with mode():
+                net(batch())
+                net(batch())
+    assert ran(rec) == [("train", "Net Net"), ("eval", "Net"), ("eval", "Net")] * 2
+    assert [phases(rec, step)["forward"] for step in range(6)] == [2, 1, 1, 2, 1, 1]
+    assert [phases(rec, step).get("optimizer", 0) for step in range(6)] == [1, 0, 0, 1, 0, 0]
+
+
+def test_evaluations_of_a_closure_without_a_backward_are_one_step(record):
+    net = Net()
+
+    class LineSearch(torch.optim.SGD):
+        def step(self, closure):
+            with torch.enable_grad():
+                losses = [closure(False).item() for _ in range(3)]
+                closure(True)
+            super().step()
+            return losses
+
+    optimizer = LineSearch(net.parameters(), lr=0.1)
+
+    def closure(backward):
+        loss = net(batch()).square().sum()
+        if backward:
+            optimizer.zero_grad()
+            loss.backward()
+        return loss
+
+    with record() as rec:
+        for _ in range(2):
+            optimizer.step(closure)
+            net(batch())
+    assert ran(rec) == [("train", "Net Net Net Net"), ("eval", "Net")] * 2
+
+
+def test_lbfgs_steps_between_two_marks_of_the_user_are_one_step(record):
+    net = Net()
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=2)
+    with record() as rec:
+        rec.step()
+        for _ in range(2):
+            fit(net, optimizer)
+            fit(net, optimizer)
+            rec.step()
+    assert ran(rec) == [("train", "Net Net Net Net")] * 2
+
+
+def test_all_moves_of_a_long_episode_are_one_step(record):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record(values=None) as rec:
+        for _ in range(2):
+            moves = [net(batch()).sum() for _ in range(300)]
+            optimizer.zero_grad()
+            torch.stack(moves).sum().backward()
+            optimizer.step()
+    assert [step["kind"] for step in rec.table("steps").to_pylist()] == ["train", "train"]
+    assert [phases(rec, step) for step in range(2)] == [{"forward": 300, "optimizer": 1}] * 2
+
+
+def test_each_optimizer_step_of_tensors_without_a_module_ends_a_step(record):
+    tensor = torch.ones(4, requires_grad=True)
+    optimizer = torch.optim.SGD([tensor], lr=0.1)
+    criterion = Criterion()
+    with record() as rec:
+        for _ in range(3):
+            optimizer.zero_grad()
+            tensor.square().sum().backward()
+            optimizer.step()
+        for _ in range(2):
+            optimizer.zero_grad()
+            criterion(tensor, torch.zeros(4)).backward()
+            optimizer.step()
+    assert ran(rec) == [("train", "")] * 3 + [("train", "Criterion")] * 2
+    assert [phases(rec, step)["optimizer"] for step in range(5)] == [1] * 5
+
+
+def test_a_model_whose_forward_is_called_by_name_is_trained_step_by_step(record):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with record() as rec:
+        for _ in range(2):
+            optimizer.zero_grad()
+            net.layer.forward(batch()).sum().backward()
+            net.layer.forward(batch()).sum().backward()
+            optimizer.step()
+    assert ran(rec) == [("train", "")] * 2
+
+
 def test_both_calls_of_a_siamese_model_are_one_step(record):
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

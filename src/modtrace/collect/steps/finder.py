@@ -12,8 +12,8 @@ from ..log.step_data import find_data_calls
 from ..log.thread_log import Backward
 from .cleared_gradients import GradientEvidence, evidence_of
 
-#: Steps that may wait for a later backward to join them, at most.
-_MAX_PENDING = 256
+#: Steps that may wait for a later backward to join them, at most: one for each move of an episode.
+_MAX_PENDING = 10_000
 
 
 @dataclass(eq=False)
@@ -132,6 +132,7 @@ class StepFinder:
             step = self._join(segment, now_ns)
         elif not segment.named.parameters:
             self._optimizer_start = None
+            self._end_without_roots()
             step = self._slot(segment.with_grad) or self.current or self._open(segment.with_grad, now_ns)
         else:
             self._optimizer_start = None
@@ -143,6 +144,7 @@ class StepFinder:
         """Notes that a backward begins. Gradients that a `backward()` finds cleared were cleared since the last one."""
         if not backward.accumulate or backward.outer is not None:
             return
+        self._end_without_roots()
         step = self._train
         if step is not None and step.restart is not None and step.gradients_cleared():
             self._split(step, step.restart)
@@ -185,12 +187,19 @@ class StepFinder:
 
         There are several while steps before it may be joined to each other, or it may itself be divided.
         """
-        before = self._pending[: self._pending.index(step)] if step in self._pending else self._pending
-        joinable = next((at for at, each in enumerate(before) if not each.settled), len(before))
-        first, last = self.ended + joinable, self.ended + len(before)
+        before = self._steps_before(step)
+        pending = zip(range(before), self._pending, strict=False)
+        joinable = next((at for at, each in pending if not each.settled), before)
+        first, last = self.ended + joinable, self.ended + before
         if step is not None and step.number is not None:
             first = last = step.number
         return range(first, last + 1 + (step is not None and step.may_be_divided()))
+
+    def _steps_before(self, step: Step | None) -> int:
+        """Returns how many pending steps began before one; all of them for None. It is looked for from the end."""
+        pending = len(self._pending)
+        steps = () if step is None else zip(range(pending - 1, -1, -1), reversed(self._pending), strict=True)
+        return next((before for before, each in steps if each is step), pending)
 
     def number_of(self, step: Step) -> int:
         """Returns the number of a step, as far as it is known now."""
@@ -239,17 +248,18 @@ class StepFinder:
 
     def take_ended(self) -> list[Step]:
         """Returns the steps that have ended and whose numbers are final; each is returned once."""
-        ended = []
-        for step in list(self._pending):
-            crowded = len(self._pending) > _MAX_PENDING
+        ended: list[Step] = []
+        for step in self._pending:
+            crowded = len(self._pending) - len(ended) > _MAX_PENDING
             if not step.is_open and (step.is_running() or (step.is_waiting() and not crowded)):
                 break
             if step.number is None:
                 step.number = self.ended + sum(1 for each in self._pending if each.number is not None)
             if not step.is_open:
-                self._pending.remove(step)
-                self.ended += 1
                 ended.append(step)
+        for step in ended:
+            self._pending.remove(step)
+        self.ended += len(ended)
         return ended
 
     # Rules.
@@ -262,7 +272,7 @@ class StepFinder:
         elif train is not None and segment.with_grad:
             if train.accumulated:
                 train.restart = self._find_data(train, segment) if train.restart is None else train.restart
-            elif module_id in train.entered and not train.goes_on:
+            elif self._is_repeated(train, segment):
                 self._close(train, settled=False)
         if segment.with_grad or (self._eval is not None and module_id in self._eval.entered):
             self._close(self._eval, settled=True)
@@ -276,11 +286,28 @@ class StepFinder:
         return step
 
     def _join(self, segment: Segment, now_ns: int) -> Step:
+        if self._optimizer_start is not None and not self._manual:
+            self._begin_closure(segment, self._optimizer_start)
+        return self._train or self._eval or self._open(segment.with_grad or self._manual, now_ns)
+
+    def _begin_closure(self, segment: Segment, start_ns: int) -> None:
+        """Begins the step of an optimizer that calls the model itself (LBFGS), unless its backward has run."""
+        train = self._train
+        if train is None or train.stepped or self._is_repeated(train, segment):
+            self._close(self._eval, settled=True)
+            self._close(train, settled=train is None or train.stepped)
+            self._open(True, start_ns).add_root(segment)
+
+    @staticmethod
+    def _is_repeated(step: Step, segment: Segment) -> bool:
+        """Returns whether a call ends a step by rule 3: it was called in it before, and no backward has run."""
+        return segment.named.module_id in step.entered and not step.accumulated and not step.goes_on
+
+    def _end_without_roots(self) -> None:
+        """Ends a step in which an optimizer has stepped and no root was called: tensors alone are trained."""
         step = self._train
-        if step is not None and step.stepped and self._optimizer_start is not None:
-            self._close(step, settled=True)  # the closure of the next optimizer step: LBFGS
-            step = self._open(True, self._optimizer_start)
-        return step or self._eval or self._open(segment.with_grad or self._manual, now_ns)
+        if step is not None and step.stepped and not step.roots and not self._manual:
+            self._close(step, settled=True)
 
     @staticmethod
     def _find_data(step: Step, root: Segment) -> int:
