@@ -8,6 +8,8 @@ TORCH_ARGS ?=
 ARGS ?=
 # A part of the tests: make test TESTS=tests/store
 TESTS ?=
+# Parts of the benchmarks: make bench ONLY=ops; ONLY=help lists them, with the minutes that each takes
+ONLY ?=
 # How many times as many cases the fuzzers of the C code run in `make sanitize` as in `make test`
 FUZZ ?= 10
 # Processes that run all the tests beside each other
@@ -87,17 +89,8 @@ docs: env  ## write docs/schema.md anew from the schemas, and draw docs/packages
 	$(BIN)/python docs/make_schema.py
 	$(BIN)/python docs/make_drawing.py
 
-bench: env $(BENCH_STAMP)  ## print the cost of recording beside plain runs, PyTorch's own trackers and other tracers
-	$(BIN)/python benchmarks/scopes.py
-	$(BIN)/python benchmarks/values.py
-	$(BIN)/python benchmarks/captures.py
-	$(BIN)/python benchmarks/tier2.py
-	$(BIN)/python benchmarks/fingerprints.py
-	$(BIN)/python benchmarks/tensors.py
-	$(BIN)/python benchmarks/ops.py
-	$(BIN)/python benchmarks/graph.py
-	$(BIN)/python benchmarks/layout.py
-	@if [ -f benchmarks/open_large.py ]; then $(BIN)/python benchmarks/open_large.py; fi
+bench: $(if $(filter help,$(ONLY)),env,env $(BENCH_STAMP))  ## print the cost of recording, beside other tracers (ONLY=ops; ONLY=help: parts, minutes)
+	@$(BIN)/python benchmarks/all.py --only '$(ONLY)'
 
 size: env  ## print the lines of code of each package, and how long functions are
 	$(BIN)/python benchmarks/code_size.py

@@ -7,6 +7,7 @@ So every round runs each variant once, in random order, and only differences wit
 import gc
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -34,12 +35,18 @@ def time_rounds(variants: Mapping[str, Round], *, rounds: int, seed: int = 0) ->
     names = list(variants)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     try:
-        for _ in range(rounds):
+        for number in range(rounds):
+            _say_progress(number, rounds, len(names))
             for name in rng.permutation(names).tolist():
                 seconds[name].append(_time(variants[name]))
     finally:
         gc.unfreeze()
     return {name: np.array(values) for name, values in seconds.items()}
+
+
+def _say_progress(number: int, rounds: int, variants: int) -> None:
+    """Says on standard error, apart from the tables, that a round of all variants begins."""
+    print(f"bench: round {number + 1} of {rounds}, {variants} variants", file=sys.stderr, flush=True)
 
 
 def _time(run: Round) -> float:
