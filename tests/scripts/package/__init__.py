@@ -1,0 +1,1 @@
+"""A package whose `train` is run by `python -m package.train`."""
