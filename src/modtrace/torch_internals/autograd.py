@@ -1,8 +1,9 @@
 """The autograd engine: its nodes, their numbers, the backward that runs, and the function that starts one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.autograd.graph
@@ -33,7 +34,10 @@ will_engine_execute: Callable[[Any], bool] | None = getattr(torch._C, "_will_eng
 
 #: The class of the nodes that run a Python Function; () where torch lacks it.
 CustomFunctionNode: type | tuple[()] = getattr(torch.autograd.function, "BackwardCFunction", ())
-_FUNCTION_APPLY: CodeType = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
+#: Code that was met in frames, and whether it is the forward of a custom Function. `Function.apply`, which calls it, has a
+#: frame of its own before torch 2.14 only, so that the forwards themselves are looked for.
+_forwards: WeakKeyDictionary[CodeType, bool] = WeakKeyDictionary()
 
 
 def is_custom_function(node: Any) -> bool:
@@ -47,15 +51,30 @@ def is_in_custom_function(start: FrameType | None) -> bool:
     Such a forward runs with grad mode off. So does the first forward of a reentrant checkpoint. Where grad mode was
     off before, the node of the Function leads nowhere (2.13).
     """
-    called = None
     for frame in frames(start):
-        if frame.f_code is _FUNCTION_APPLY and called is not None:
-            names = called.f_code.co_varnames[: called.f_code.co_argcount]
-            node: Any = frame_local(called, names[0]) if names else None
-            if not is_custom_function(node) or node.next_functions:  # without `ctx`: it is set up later
-                return True
-        called = frame
+        code = frame.f_code
+        if not _is_forward(code):
+            continue
+        names = code.co_varnames[: code.co_argcount]
+        node: Any = frame_local(frame, names[0]) if names else None
+        if not is_custom_function(node) or node.next_functions:  # without `ctx`: it is set up later
+            return True
     return False
+
+
+def _is_forward(code: CodeType) -> bool:
+    found = _forwards.get(code)
+    if found is None:
+        functions = _subclasses(torch.autograd.Function)
+        found = any(getattr(each.forward, "__code__", None) is code for each in functions)
+        _forwards[code] = found
+    return found
+
+
+def _subclasses(of: type[torch.autograd.Function]) -> Iterator[type[torch.autograd.Function]]:
+    for each in of.__subclasses__():
+        yield each
+        yield from _subclasses(each)
 
 
 def queue_callback(callback: Callable[[], None]) -> bool:

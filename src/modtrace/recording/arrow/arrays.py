@@ -1,7 +1,8 @@
 """Makes Arrow arrays of what collectors hold, and numpy arrays of Arrow's, through their buffers.
 
 `pa.array`, `pa.scalar` and `to_numpy` import pandas where it is installed. That would cost the process which is
-being recorded half a second and tens of megabytes, so here they are left for types that are rare.
+being recorded half a second and tens of megabytes, so here they are left for types that are rare. Before pyarrow 26
+`to_pandas_dtype` does not work without pandas, so the types of numpy are looked up here.
 """
 
 from collections.abc import Sequence
@@ -42,6 +43,7 @@ _INTEGERS = [np.dtype(f"{sign}{width}") for sign in "iu" for width in (1, 2, 4, 
 _ARROW_TYPES = {
     each: pa.from_numpy_dtype(each) for each in (*_INTEGERS, *map(np.dtype, ("?", "f2", "f4", "f8")))
 }
+_NUMPY_TYPES = {kind: each for each, kind in _ARROW_TYPES.items()}
 _TRUTHS, _NUMBERS = (bool, np.bool_), (int, float, np.integer, np.floating)
 _MOST = 2**31 - 1  # the offsets are int32
 
@@ -113,7 +115,7 @@ def to_numpy(column: pa.Array | pa.ChunkedArray, *, null: Any = -1) -> npt.NDArr
     parts = [_view(each, null) for each in chunks]
     if len(parts) == 1:
         return parts[0]
-    return np.concatenate(parts) if parts else np.empty(0, column.type.to_pandas_dtype())
+    return np.concatenate(parts) if parts else np.empty(0, _NUMPY_TYPES[column.type])
 
 
 def _are(kinds: set[type], wanted: tuple[type, ...]) -> bool:
@@ -168,10 +170,10 @@ def _offsets(parts: Sequence[Sequence[Any]]) -> pa.Buffer:
 def _view(array: pa.Array, null: Any) -> npt.NDArray[Any]:
     rows, start, kind = len(array), array.offset, array.type
     if not rows:
-        return np.empty(0, kind.to_pandas_dtype())
+        return np.empty(0, _NUMPY_TYPES[kind])
     valid, content = array.buffers()
     if pa.types.is_boolean(kind):
         values: npt.NDArray[Any] = _unpacked(content, start, rows)
     else:
-        values = np.frombuffer(content, kind.to_pandas_dtype(), start + rows)[start:]
+        values = np.frombuffer(content, _NUMPY_TYPES[kind], start + rows)[start:]
     return np.where(_unpacked(valid, start, rows), values, null) if array.null_count else values
