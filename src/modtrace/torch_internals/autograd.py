@@ -35,8 +35,8 @@ will_engine_execute: Callable[[Any], bool] | None = getattr(torch._C, "_will_eng
 #: The class of the nodes that run a Python Function; () where torch lacks it.
 CustomFunctionNode: type | tuple[()] = getattr(torch.autograd.function, "BackwardCFunction", ())
 
-#: Code that was met in frames, and whether it is the forward of a custom Function. `Function.apply`, which calls it, has a
-#: frame of its own before torch 2.14 only, so that the forwards themselves are looked for.
+#: Code that was met in frames, and whether it is the forward of a custom Function. `Function.apply`, which calls it,
+#: has a frame of its own before torch 2.14 only, so that the forwards themselves are looked for.
 _forwards: WeakKeyDictionary[CodeType, bool] = WeakKeyDictionary()
 
 

@@ -22,7 +22,7 @@ from . import (
 _FILES = (autograd, checkpoint, dynamo, frames, modes, modules, ops, saved, subclasses, tensors, transforms)
 
 #: What is lost without each name: of a module, a class or a function of torch, an attribute, or a name that the code of
-#: the function uses. Checked on torch 2.13.0 (CPU), where all are found.
+#: the function uses. Checked on torch 2.13.0 and 2.14.1 (CPU), where all are found.
 PRIVATE_NAMES: Mapping[str, str] = {
     name: lost for file in _FILES for name, lost in file.PRIVATE_NAMES.items()
 }
@@ -34,10 +34,13 @@ def check_all() -> list[tuple[str, bool, str]]:
 
 
 def is_found(name: str) -> bool:
-    """Returns whether the installed torch has a name."""
+    """Returns whether the installed torch has a name, if only in the function that has the code of its holder.
+
+    torch 2.14 has moved the code of `_checkpoint_without_reentrant_generator` into a function named `..._impl`.
+    """
     path, _, attribute = name.rpartition(".")
-    holder = _resolve(path)
-    return hasattr(holder, attribute) or attribute in _names_in(holder)
+    holders = (_resolve(path), _resolve(f"{path}_impl"))
+    return any(hasattr(each, attribute) or attribute in _names_in(each) for each in holders)
 
 
 def _resolve(path: str) -> Any:

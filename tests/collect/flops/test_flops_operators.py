@@ -60,11 +60,36 @@ def test_attention_counts_values_that_are_wider_than_keys() -> None:
     )
 
 
-def test_attention_over_packed_sequences_is_unknown_as_their_lengths_are_gone() -> None:
-    op = aten._flash_attention_forward.default
-    assert count_flops(op, [QUERY, KEY, KEY, None, None, 3, 5], {}, [QUERY]) == FORWARD
-    packed, offsets = Size([6, 4, 8]), Size([3])
-    assert count_flops(op, [packed, packed, packed, offsets, offsets, 3, 3], {}, [packed]) is None
+#: The forward of each kernel of attention, what it takes between the values and the lengths of packed sequences, and
+#: its backward.
+KERNELS = {
+    "flash": (aten._flash_attention_forward, (), aten._flash_attention_backward),
+    "efficient": (aten._efficient_attention_forward, (None,), aten._efficient_attention_backward),
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernel_of_attention_counts_heads_behind_positions(kernel: str) -> None:
+    forward, bias, backward = KERNELS[kernel]
+    query, key, value = Size([2, 3, 4, 8]), Size([2, 5, 4, 8]), Size([2, 5, 4, 16])
+    rest = [None, None, 3, 5, 0.0, False]
+    assert count_flops(forward.default, [query, key, value, *bias, *rest], {}, [query]) == (
+        2 * 2 * 4 * 3 * 5 * (8 + 16)
+    )
+    out = Size([2, 3, 4, 16])
+    given = [out, query, key, value, out, Size([2, 4, 3])]
+    assert count_flops(backward.default, [*given, *rest], {}, [query, key, value]) == (
+        2 * 2 * 4 * 3 * 5 * (3 * 8 + 2 * 16)
+    )
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_attention_over_packed_sequences_is_unknown_as_their_lengths_are_gone(kernel: str) -> None:
+    forward, bias, backward = KERNELS[kernel]
+    packed, offsets = Size([1, 6, 4, 8]), Size([3])
+    rest = [offsets, offsets, 3, 3, 0.0, False]
+    assert count_flops(forward.default, [packed, packed, packed, *bias, *rest], {}, [packed]) is None
+    assert count_flops(backward.default, [*[packed] * 5, Size([4, 6]), *rest], {}, [packed] * 3) is None
 
 
 @pytest.mark.parametrize("op", [aten._cudnn_rnn, aten.miopen_rnn], ids=str)

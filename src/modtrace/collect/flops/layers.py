@@ -28,6 +28,36 @@ def _attention_backward(args: Sequence[Any], outputs: Sequence[Any]) -> int:
     return 2 * elements(grad_output[:-1]) * int(key[-2]) * int(3 * query[-1] + 2 * value[-1])
 
 
+def _attention_by_position(lengths: int) -> Formula:
+    """The same where heads come behind positions, as kernels have them (native/transformers/cuda/attention.cu).
+
+    None where sequences are packed into one: their lengths are then numbers in tensors at `lengths`, which are gone.
+    """
+
+    def count(args: Sequence[Any], outputs: Sequence[Any]) -> int | None:
+        query, key, value = args[:3]
+        is_packed = any(args[lengths : lengths + 2])
+        return None if is_packed else _attention([query, _by_head(key), value], [_by_head(query)])
+
+    return count
+
+
+def _attention_by_position_backward(args: Sequence[Any], outputs: Sequence[Any]) -> int | None:
+    """The same of its backward."""
+    grad_output, query, key, value = args[:4]
+    is_packed = any(args[6:8])
+    return (
+        None
+        if is_packed
+        else _attention_backward([_by_head(grad_output), query, _by_head(key), value], outputs)
+    )
+
+
+def _by_head(shape: Any) -> Any:
+    batch, positions, heads, width = shape
+    return batch, heads, positions, width
+
+
 def _multi_head_attention(args: Sequence[Any], outputs: Sequence[Any]) -> int:
     """Projections and attention of `nn.MultiheadAttention`'s fast path (native/transformers/attention.cpp)."""
     query, key, _, width = args[:4]
@@ -98,6 +128,9 @@ _GATES = """
 LAYERS: Mapping[str, Formula] = {
     **named(_attention, _ATTENTION),
     **named(_attention_backward, _ATTENTION_BACKWARD),
+    **named(_attention_by_position(3), "_flash_attention_forward"),
+    **named(_attention_by_position(4), "_efficient_attention_forward"),
+    **named(_attention_by_position_backward, "_flash_attention_backward _efficient_attention_backward"),
     **named(_multi_head_attention, "_native_multi_head_attention"),
     **named(_encoder_layer, "_transformer_encoder_layer_fwd"),
     **named(_recurrent(1), "mkldnn_rnn_layer"),

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 #: Of an operator's arguments and outputs, with a `torch.Size` for each tensor, its floating-point operations.
-Formula = Callable[[Sequence[Any], Sequence[Any]], int]
+Formula = Callable[[Sequence[Any], Sequence[Any]], int | None]
 
 
 def elements(shape: Sequence[int]) -> int:
