@@ -16,11 +16,15 @@ FUZZ ?= 10
 WORKERS ?= 2
 
 VENV := .venv
+CONSTRAINTS := constraints.txt
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.modtrace-stamp
 BENCH_STAMP := $(VENV)/.modtrace-bench-stamp
 PIP := PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq
 CHECKED := src tests examples benchmarks docs
+# The tests of `make test`; those of plain installs run before them.
+USUAL := not soak and not zoo and not browser and not base
+NEWEST := build/newest
 
 # `make sanitize` builds the C code apart from the usual build. It runs more cases of the fuzzers, has malloc make Python's
 # objects, which AddressSanitizer then watches, and keeps the reports of all processes that tests start. It does not look
@@ -44,7 +48,7 @@ endef
 export PYTHON_IS_NEW_ENOUGH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-browser check format docs bench size soak zoo sanitize clean
+.PHONY: help env demo test test-base test-browser test-newest check format docs bench size soak zoo sanitize clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,25 +59,36 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/modtrace/*/_*.[
 	@$(PYTHON) -c "$$PYTHON_IS_NEW_ENOUGH"
 	@echo 'making $(VENV) (a few minutes the first time)'
 	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	@$(PIP) -c constraints.txt $(TORCH_ARGS) torch
-	@$(PIP) -c constraints.txt -e '.[dev]'
-	@$(PIP) -c constraints.txt --no-deps --upgrade --target $(VENV)/model-explorer ai-edge-model-explorer
+	@$(PIP) -c $(CONSTRAINTS) $(TORCH_ARGS) torch
+	@$(PIP) -c $(CONSTRAINTS) -e '.[dev]'
+	@$(PIP) -c $(CONSTRAINTS) --no-deps --upgrade --target $(VENV)/model-explorer ai-edge-model-explorer
 	@touch $@
 
 $(BENCH_STAMP): $(STAMP)
 	@echo 'installing the tracers that make bench compares with'
-	@$(PIP) -c constraints.txt -e '.[bench]'
+	@$(PIP) -c $(CONSTRAINTS) -e '.[bench]'
 	@touch $@
 
 demo: env  ## train a small GPT under the recorder and show what ran inside (ARGS=--checkpoint)
 	$(BIN)/modtrace record --backward-times --to demo.modtrace --overwrite examples/train_gpt.py --steps 30 $(ARGS)
 	$(BIN)/modtrace show demo.modtrace
 
-test: check  ## run the checks, then the tests (TESTS=tests/store)
-	$(BIN)/python -m pytest -m 'not soak and not zoo and not browser' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
+test: check $(if $(TESTS),,test-base)  ## run the checks, then the tests (TESTS=tests/store)
+	$(BIN)/python -m pytest -m '$(USUAL)' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
 
 test-browser: env  ## run the tests that look at pictures in Chromium, with several fonts (half a minute)
 	$(BIN)/python -m pytest -m browser tests/views
+
+test-base: env  ## read a recording by plain installs, without torch and pandas, on each Python that is found
+	$(BIN)/python -m pytest -m base tests/test_base_install.py
+
+test-newest:  ## run the tests with the newest torch that pip finds, in an environment of its own (it may take 6 GB)
+	@mkdir -p $(NEWEST)
+	@grep -v '^torch==' constraints.txt > $(NEWEST)-constraints.txt
+	@rm -f $(NEWEST)/.modtrace-stamp
+	@$(MAKE) --no-print-directory env VENV=$(NEWEST) CONSTRAINTS=$(NEWEST)-constraints.txt TORCH_ARGS='--upgrade $(TORCH_ARGS)'
+	@$(NEWEST)/bin/modtrace doctor
+	$(NEWEST)/bin/python -m pytest -m '$(USUAL)' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
 
 check: env  ## lint, format, types, layers
 	$(BIN)/ruff check $(CHECKED)
@@ -105,7 +120,7 @@ sanitize: env  ## run the tests of the C code under AddressSanitizer and Undefin
 	@rm -rf $(SANITIZED)
 	@CC=gcc MODTRACE_CFLAGS='$(SANITIZERS) -g -O1 -fno-omit-frame-pointer -fno-sanitize-recover=all' \
 		LDFLAGS='$(SANITIZERS)' $(BIN)/python setup.py -q build --build-base $(SANITIZED) --build-lib $(SANITIZED)/lib
-	@$(UNDER_SANITIZERS) $(BIN)/python -m pytest -m 'not soak and not zoo and not browser' -n $(WORKERS) --dist worksteal \
+	@$(UNDER_SANITIZERS) $(BIN)/python -m pytest -m '$(USUAL)' -n $(WORKERS) --dist worksteal \
 		$(or $(TESTS),$(TESTS_OF_C)); tests=$$?; cat $(SANITIZED)/report.* 2> /dev/null && exit 1; exit $$tests
 
 clean:  ## delete what the other targets made, but for .venv

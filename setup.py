@@ -1,9 +1,20 @@
 """Builds what is compiled where there is a C compiler; without it values and ops are recorded more slowly."""
 
 import os
+import shutil
+import sys
+from pathlib import Path
 
+import setuptools
 from setuptools import Extension, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
+
+if int(setuptools.__version__.split(".")[0]) < 77:  # older ones refuse pyproject.toml, and do not say why
+    sys.exit(
+        f"setup.py: modtrace needs setuptools 77 or newer, and this is {setuptools.__version__}. "
+        "Install it: pip install --upgrade setuptools (pip install . brings its own)"
+    )
 
 _FLAGS = {
     "unix": ["-O3", "-std=gnu11", "-ffp-contract=off"],  # off: every processor is to give the same bits
@@ -16,6 +27,16 @@ _MORE_FLAGS = os.environ.get("MODTRACE_CFLAGS", "").split()
 _TENSOR_IDS = ("_tensor_ids_module", "_tensor_ids", "_argument_reader", "_geometries", "_storages", "_columns")
 
 
+class CleanBuild(build):
+    """Builds anew: a file that an older version has left in the folder would be installed too."""
+
+    def run(self) -> None:
+        for built in (Path(self.build_lib), *Path(self.build_base).glob("bdist.*/wheel")):
+            if (built / "modtrace").resolve() != Path("src/modtrace").resolve():
+                shutil.rmtree(built / "modtrace", ignore_errors=True)
+        super().run()
+
+
 class BuildWithFlags(build_ext):
     """Gives each compiler the flags it knows."""
 
@@ -25,7 +46,7 @@ class BuildWithFlags(build_ext):
 
 
 setup(
-    cmdclass={"build_ext": BuildWithFlags},
+    cmdclass={"build": CleanBuild, "build_ext": BuildWithFlags},
     ext_modules=[
         Extension(
             "modtrace.measure._moments",

@@ -217,9 +217,7 @@ def test_recording_a_script_where_there_is_no_torch_is_misuse(tmp_path: Path) ->
 def test_doctor_works_where_there_is_no_torch(tmp_path: Path) -> None:
     done = run_without_torch("doctor", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert (
-        "names of torch: not looked for, because ModuleNotFoundError: No module named 'torch'" in done.stdout
-    )
+    assert "torch names   not looked for, because ModuleNotFoundError: No module named\n" in done.stdout
     found = json.loads(run_without_torch("doctor", "--json", cwd=tmp_path).stdout)
     assert found["torch_names"] == []
 

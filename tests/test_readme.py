@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,9 @@ def test_extras_and_versions_are_those_of_the_project() -> None:
     project = (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
     assert 'requires-python = ">=3.10"' in project and "Python 3.10 or newer" in README
     assert "torch>=2.11" in project and "2.11 or newer" in README
+
+
+def test_readme_says_what_is_required_as_pyproject_does() -> None:
+    required = [each.replace(">=", " ") for each in requires("modtrace") or () if "extra ==" not in each]
+    assert required == ["numpy 2.0", "pyarrow 16", "click 8.1"]
+    assert "with {}, {} and {} or newer".format(*required) in README

@@ -142,6 +142,9 @@ class LiveRecording(Recording):
     def __enter__(self) -> "LiveRecording":
         if self._entered:
             raise MisuseError("a recording is entered once; call record() again for another")
+        from .collect.compiled_parts import warn_of_missing_parts
+
+        warn_of_missing_parts(values=bool(self._options.values), ops=self._options.ops is not None)
         self._claim = _claim(self.path)
         self._entered = True
         try:
@@ -160,8 +163,8 @@ class LiveRecording(Recording):
         from .collect.recorder.recorder import Recorder
         from .store.flight_recorder.sink import FlightRecorder, in_front_of
 
-        meta = describe_run(self._options.to_json())
         options = self._options
+        meta = describe_run(options.to_json())
         sink = in_front_of(
             self._make_sink(meta),
             options.keep_last,

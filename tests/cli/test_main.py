@@ -122,3 +122,15 @@ def test_output_survives_a_terminal_without_the_characters() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=True)
     assert process.stdout.splitlines() == [b"?? a"]
+
+
+@pytest.mark.parametrize("module", ["modtrace", "modtrace.cli.main"])
+def test_modules_of_the_command_line_run_it(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, "show", "nothing.modtrace"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("modtrace: error: nothing.modtrace")

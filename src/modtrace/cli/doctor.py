@@ -4,16 +4,20 @@ import importlib
 import json
 import platform
 import shutil
-from collections.abc import Callable, Sequence
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import click
 
-from ..views.common.columns import Column, Text, printable, render_columns
+from ..collect.compiled_parts import KERNEL, TENSOR_IDS, MissingPart, find_missing_parts
+from ..views.common.columns import Column, Text, printable, render_columns, render_lines
 from .output import find_terminal, print_text
 
 _LIBRARIES = ("modtrace", "torch", "numpy", "pyarrow", "pandas", "click", "transformers")
+_WIDTH = 80  # of the terminal that the lines fit into
 _PROGRAMS = {"dot": "graphs as pictures (Graphviz)"}
 
 
@@ -40,30 +44,28 @@ class Diagnosis:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
-def doctor(as_json: bool) -> None:
+@click.option(
+    "--all", "with_all", is_flag=True, help="Every name of torch that modtrace needs, also those found."
+)
+@click.option("--json", "as_json", is_flag=True, help="Everything as JSON.")
+def doctor(with_all: bool, as_json: bool) -> None:
     """Tells what works on this installation: versions, names of torch that modtrace needs, programs."""
     diagnosis = diagnose()
     if as_json:
         print_text(json.dumps(asdict(diagnosis)) + "\n")
     else:
-        print_text(render_diagnosis(diagnosis, color=find_terminal().color))
+        print_text(render_diagnosis(diagnosis, with_all=with_all, color=find_terminal().color))
 
 
 def diagnose() -> Diagnosis:
     """Looks at the installation; imports torch if it is there."""
     names, problem = _check_torch_names()
+    missing = find_missing_parts()
     return Diagnosis(
         versions={"python": platform.python_version(), **{each: _version(each) for each in _LIBRARIES}},
         cuda=_describe_cuda(),
-        kernel=_describe_compiled(
-            _find_kernel,
-            "numpy: no C compiler was there at installation, so measuring values takes three times as long",
-        ),
-        tensor_ids=_describe_compiled(
-            _find_tensor_ids,
-            "Python: no C compiler was there at installation, so recording ops takes twice as long",
-        ),
+        kernel=_describe_part(KERNEL, missing),
+        tensor_ids=_describe_part(TENSOR_IDS, missing),
         torch_names=names,
         torch_problem=problem,
         programs=tuple(Finding(name, shutil.which(name) is not None, use) for name, use in _PROGRAMS.items()),
@@ -71,8 +73,10 @@ def diagnose() -> Diagnosis:
 
 
 def _version(library: str) -> str | None:
+    """Returns the version of an installed library; of torch the whole one, such as 2.14.1+cu130."""
+    torch = sys.modules.get("torch") if library == "torch" else None
     try:
-        return version(library)
+        return str(getattr(torch, "__version__", version(library)))
     except PackageNotFoundError:
         return None
 
@@ -96,55 +100,64 @@ def _describe_cuda() -> str:
         return f"unknown ({type(error).__name__}: {error})"
 
 
-def _find_kernel() -> object | None:
-    from ..measure.native_moments import measure_into
-
-    return measure_into
-
-
-def _find_tensor_ids() -> object | None:
-    from ..collect.tensor_ids.tensor_ids import compiled
-
-    return compiled
+def _describe_part(part: str, missing: Sequence[MissingPart]) -> str:
+    """Returns whether a part of modtrace is compiled, and why and at what cost it is not."""
+    lacks = [each for each in missing if each.part == part]
+    if not lacks:
+        return "compiled"
+    costs = "; ".join(each.cost for each in lacks)
+    return f"{lacks[0].problem}: {costs}. Install a C compiler, then modtrace again."
 
 
-def _describe_compiled(find: Callable[[], object | None], without: str) -> str:
-    """Returns whether a part of modtrace is compiled: `find` returns None otherwise."""
-    try:
-        found = find()
-    except Exception as error:  # it imports torch
-        return f"unknown ({type(error).__name__}: {error})"
-    return without if found is None else "compiled"
+def render_diagnosis(diagnosis: Diagnosis, *, with_all: bool = False, color: bool = False) -> str:
+    """Returns what was found, and each name of torch that is missing, in 80 columns.
+
+    Args:
+        with_all: instead of the missing names all of them, in a table as wide as the longest.
+    """
+    names, texts = zip(*_lines(diagnosis), strict=True)
+    columns = [Column("", [Text(each) for each in names], right=False), Column("", texts, right=False)]
+    listed = _render_all(diagnosis.torch_names, color) if with_all else _render_missing(diagnosis, color)
+    return render_columns(columns, color=color) + (f"\n{listed}" if listed else "")
 
 
-def render_diagnosis(diagnosis: Diagnosis, *, color: bool = False) -> str:
-    """Returns the diagnosis as three small tables."""
-    versions = Column(
-        "", [Text(each) for each in [*diagnosis.versions, "CUDA", "kernel", "tensor ids"]], right=False
-    )
-    values = [*(each or "not installed" for each in diagnosis.versions.values())]
-    values += [diagnosis.cuda, diagnosis.kernel, diagnosis.tensor_ids]
-    found = Column("", [Text(printable(each)) for each in values], right=False)
-    return "\n".join(
-        [
-            render_columns([versions, found], color=color),
-            _render_torch_names(diagnosis, color),
-            _render_findings("program", "what it is for", diagnosis.programs, color),
-        ]
-    )
+def _lines(diagnosis: Diagnosis) -> Iterator[tuple[str, Text]]:
+    """Yields names and what there is of them, where that is long in several lines."""
+    told = {name: found or "not installed" for name, found in diagnosis.versions.items()}
+    told |= {"CUDA": diagnosis.cuda, KERNEL: diagnosis.kernel, TENSOR_IDS: diagnosis.tensor_ids}
+    told |= {"torch names": _describe_torch_names(diagnosis)}
+    told |= {
+        each.name: f"{'found' if each.found else 'missing'}: {each.what_for}" for each in diagnosis.programs
+    }
+    beside = _WIDTH - max(map(len, told)) - 2
+    for name, text in told.items():
+        for at, line in enumerate(textwrap.wrap(printable(text), beside)):
+            yield "" if at else name, Text(line)
 
 
-def _render_torch_names(diagnosis: Diagnosis, color: bool) -> str:
+def _describe_torch_names(diagnosis: Diagnosis) -> str:
     if diagnosis.torch_problem is not None:
-        return f"names of torch: not looked for, because {printable(diagnosis.torch_problem)}\n"
-    return _render_findings("name of torch", "what is lost without it", diagnosis.torch_names, color)
+        return f"not looked for, because {diagnosis.torch_problem}"
+    count, found = len(diagnosis.torch_names), sum(each.found for each in diagnosis.torch_names)
+    if found == count:
+        return f"all {count} that modtrace needs are found (--all lists them)"
+    return f"{count - found} of the {count} that modtrace needs are missing"
 
 
-def _render_findings(title: str, what_for: str, findings: Sequence[Finding], color: bool) -> str:
+def _render_missing(diagnosis: Diagnosis, color: bool) -> str:
+    lines = []
+    for each in diagnosis.torch_names:
+        if not each.found:
+            lost = textwrap.wrap(f"without it is lost: {each.what_for}", _WIDTH - 4)
+            lines += [Text(f"missing: {each.name}", "red"), *(Text(f"    {line}") for line in lost)]
+    return render_lines(lines, color=color)
+
+
+def _render_all(findings: Sequence[Finding], color: bool) -> str:
     states = [Text("found", "green") if each.found else Text("missing", "red") for each in findings]
     columns = [
-        Column(title, [Text(each.name) for each in findings], right=False),
+        Column("name of torch", [Text(each.name) for each in findings], right=False),
         Column("", states, right=False),
-        Column(what_for, [Text(each.what_for) for each in findings], right=False),
+        Column("what is lost without it", [Text(each.what_for) for each in findings], right=False),
     ]
-    return render_columns(columns, color=color)
+    return render_columns(columns, color=color) if findings else ""

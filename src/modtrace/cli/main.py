@@ -108,3 +108,7 @@ def _describe(error: click.ClickException) -> str:
         return text
     stop = "" if text.endswith((".", "?", "?)")) else "."
     return f"{text}{stop} Try '{error.ctx.command_path} --help'."
+
+
+if __name__ == "__main__":  # `python -m modtrace.cli.main`
+    main()

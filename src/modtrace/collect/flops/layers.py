@@ -99,9 +99,10 @@ def _recurrent_layers(weights: int) -> Formula:
     return count
 
 
-def _recurrent_backward(args: Sequence[Any], outputs: Sequence[Any]) -> int:
+def _recurrent_backward(args: Sequence[Any], outputs: Sequence[Any]) -> int | None:
     """Rows always, matrices where the last of the output mask says so (native/cudnn/RNN.cpp)."""
-    return _recurrent_layers(1)(args, outputs) * (1 + bool(args[-1][3]))
+    forward = _recurrent_layers(1)(args, outputs)
+    return None if forward is None else forward * (1 + bool(args[-1][3]))
 
 
 def _nothing(args: Sequence[Any], outputs: Sequence[Any]) -> int:

@@ -1,0 +1,63 @@
+"""Which parts of modtrace were compiled at installation, and what it costs where one was not."""
+
+import importlib
+import warnings
+from typing import NamedTuple
+
+from ..errors import ModtraceWarning
+
+KERNEL = "kernel"
+TENSOR_IDS = "tensor ids"
+
+#: What is compiled, by the part that it belongs to, and how much slower Python and numpy do the same.
+_MODULES = (
+    (KERNEL, "modtrace.measure._moments", "measuring values takes three times as long"),
+    (KERNEL, "modtrace.measure._tier2", "counting exponents (stats=2) takes ten times as long"),
+    (KERNEL, "modtrace.measure._fingerprint", "hashing tensors takes up to thirty times as long"),
+    (TENSOR_IDS, "modtrace.collect.tensor_ids._tensor_ids", "recording ops takes twice as long"),
+)
+
+_is_told = False
+
+
+class MissingPart(NamedTuple):
+    """What is not compiled."""
+
+    part: str
+    problem: str
+    cost: str
+
+
+def find_missing_parts() -> list[MissingPart]:
+    """Returns what cannot be imported. Needs no torch."""
+    return [
+        MissingPart(part, problem, cost)
+        for part, module, cost in _MODULES
+        if (problem := _problem_of(module)) is not None
+    ]
+
+
+def _problem_of(module: str) -> str | None:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError:
+        return "not compiled when modtrace was installed"
+    except ImportError as error:
+        return f"cannot be loaded ({error})"
+    return None
+
+
+def warn_of_missing_parts(*, values: bool, ops: bool) -> None:
+    """Says once in a process that what is recorded takes longer than it has to."""
+    global _is_told
+    wanted = {KERNEL: values, TENSOR_IDS: ops}
+    costs = [each.cost for each in find_missing_parts() if wanted[each.part]]
+    if _is_told or not costs:
+        return
+    _is_told = True
+    warnings.warn(
+        f"modtrace runs without all of its compiled parts: {costs[0]}. Install a C compiler, then modtrace again; "
+        "`modtrace doctor` says what is missing.",
+        ModtraceWarning,
+        stacklevel=3,
+    )
