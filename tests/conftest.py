@@ -35,6 +35,7 @@ def _state():
         "module pre-hooks": list(module._global_forward_pre_hooks),
         "module hooks": list(module._global_forward_hooks),
         "always-called hooks": list(module._global_forward_hooks_always_called),
+        "teller of hooks": module._has_any_global_hook,
         "hooks with kwargs": list(module._global_forward_hooks_with_kwargs),
         "backward hooks": [*module._global_backward_hooks, *module._global_backward_pre_hooks],
         "optimizer hooks": [*optimizer._global_optimizer_pre_hooks, *optimizer._global_optimizer_post_hooks],

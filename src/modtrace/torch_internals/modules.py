@@ -1,7 +1,7 @@
 """What torch stores in modules and beside them: hooks, and the replicas of DataParallel."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ PRIVATE_NAMES = {
     "torch.nn.Module._parameters": _ALL,
     "torch.nn.Module._buffers": _ALL,
     "torch.nn.modules.module._global_forward_hooks_with_kwargs": "one number in a list of torch's after a recording",
+    "torch.nn.modules.module._has_any_global_hook": "keeping torch from warning of our own hooks at torch.compile(module)",
     "torch.nn.Module._replicate_for_data_parallel._is_replica": "paths in replicas of DataParallel",
     "torch.nn.Module._forward_hooks": "paths in replicas of DataParallel",
     "torch.nn.Module._forward_pre_hooks": _LEFT,
@@ -46,23 +47,45 @@ def id_of_hooks(module: nn.Module) -> int:
     return id(module._forward_hooks)
 
 
-def register_leave_hook(hook: Callable[..., None]) -> Any:
-    """Registers a global forward hook that gets keyword arguments, and without them is called if the call raises.
+class GlobalHooks:
+    """Our hooks around the calls of all modules; `torch.compile(module)` does not take them for the user's.
 
-    Removing torch's own handle (2.13) leaves the number of the hook in the list of those that take keyword arguments.
+    What it returns warns at each call while there are global hooks: they run for the wrapper too (2.13). The user can
+    do nothing about ours, which know the wrapper. torch asks one function, which leaves ours out here; of hooks of
+    others it tells as before.
     """
-    handle = torch.nn.modules.module.register_module_forward_hook(hook, with_kwargs=True, always_call=True)
-    return _LeaveHook(handle)
 
-
-class _LeaveHook:
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
+    def __init__(self, enter: Callable[..., None], leave: Callable[..., None]) -> None:
+        """Registers both; `leave` gets keyword arguments, and without them is called if the call raises."""
+        hooks = torch.nn.modules.module
+        self._handles = [
+            hooks.register_module_forward_pre_hook(enter),
+            hooks.register_module_forward_hook(leave, with_kwargs=True, always_call=True),
+        ]
+        self._ids = {handle.id for handle in self._handles}
+        self._original: Any = getattr(hooks, "_has_any_global_hook", None)
+        if self._original is not None:
+            hooks._has_any_global_hook = self._are_there_others
 
     def remove(self) -> None:
-        self._handle.remove()
-        with_kwargs = getattr(torch.nn.modules.module, "_global_forward_hooks_with_kwargs", {})
-        with_kwargs.pop(self._handle.id, None)
+        """Removes both. If somebody else has wrapped our answer about hooks since, ours stays, and is torch's."""
+        hooks: Any = torch.nn.modules.module
+        for handle in self._handles:
+            handle.remove()
+            # Removing torch's own handle leaves its number in the list of those that take keyword arguments (2.13).
+            getattr(hooks, "_global_forward_hooks_with_kwargs", {}).pop(handle.id, None)
+        self._ids = set()
+        if getattr(hooks, "_has_any_global_hook", None) == self._are_there_others:
+            hooks._has_any_global_hook = self._original
+
+    def _are_there_others(self) -> bool:
+        return bool(self._original()) and any(key not in self._ids for key in _keys_of_call_hooks())
+
+
+def _keys_of_call_hooks() -> Iterator[int]:
+    for name, hooks in vars(torch.nn.modules.module).items():
+        if name.startswith("_global_") and "registration" not in name and isinstance(hooks, dict):
+            yield from hooks
 
 
 def hooks_and_modes() -> dict[str, Any]:
@@ -76,6 +99,9 @@ def hooks_and_modes() -> dict[str, Any]:
     }
     return {
         **hooks,
+        "the function that tells whether there are global hooks": getattr(
+            module, "_has_any_global_hook", None
+        ),
         "the function that enters the autograd engine": EngineEntry.functions(),
         "the number of dispatch modes": count_dispatch_modes(),
         "the number of function modes": has_function_modes(),

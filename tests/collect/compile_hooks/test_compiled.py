@@ -31,7 +31,6 @@ WAYS = pytest.mark.parametrize(
 )
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks"),
     pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning"),
 ]
 

@@ -17,7 +17,6 @@ VALUES = pytest.mark.parametrize("values", [None, "stats"], ids=["", "values"])
 BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks"),
     pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning"),
 ]
 

@@ -12,7 +12,6 @@ from torch._dynamo.utils import counters
 from modtrace.tensor_tracker import Tracker, track
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:Using `torch.compile.module.` when there are global hooks"),
     pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning"),
 ]
 

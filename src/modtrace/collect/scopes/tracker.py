@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ...torch_internals.autograd import graph_task_id, is_in_custom_function, sequence_nr
 from ...torch_internals.checkpoint import StopRecomputation
 from ...torch_internals.dynamo import is_compilers_own, is_dynamo_compiling, keep_out_of_dynamo
 from ...torch_internals.frames import around_call, running_modules
-from ...torch_internals.modules import register_leave_hook
+from ...torch_internals.modules import GlobalHooks
 from ..backward.call_tensors import CallTensorRecorder
 from ..backward.graph_watch import watch_graph
 from ..backward.recompute import classify, find_around
@@ -40,7 +39,7 @@ class ScopeTracker:
         self.lock = threading.RLock()  # over the tree
         self.logs = ThreadLogs(self.tree)
         self.subscribers = Subscribers(self.names, self.remove_hooks)
-        self._handles: list[Any] = []
+        self._hooks: GlobalHooks | None = None  # while it runs
         self._may_have_data = False  # the last outermost call was of a module without parameters
         self.optimizers = OptimizerWatch(self.subscribers, self.logs)
         self.backwards = BackwardWatcher(self.subscribers, self.logs, self.close_down_to)
@@ -56,10 +55,7 @@ class ScopeTracker:
         """Installs the hooks."""
         enter, leave = self._make_hooks()
         keep_out_of_dynamo(enter, leave)
-        self._handles = [
-            register_module_forward_pre_hook(enter),
-            register_leave_hook(leave),
-        ]
+        self._hooks = GlobalHooks(enter, leave)
         self.optimizers.start()
         self.logs.start()
         self.backwards.start()
@@ -86,9 +82,9 @@ class ScopeTracker:
 
     def remove_hooks(self) -> None:
         """Removes every hook and restores the entry of the autograd engine."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        if self._hooks is not None:
+            self._hooks.remove()
+        self._hooks = None
         self.optimizers.stop()
         self.backwards.stop()
 
