@@ -42,7 +42,8 @@ MAY_IMPORT = {
     "replay": _GROUND | {"recording", "measure", "collect", "store", "torch_internals"},
     "views": _GROUND | {"recording", "analysis"},
     "model_graph": _ENGINE,
-    "face": _ENGINE | {"model_graph"},
+    "answers": _GROUND | {"analysis", "views"},
+    "face": _ENGINE | {"model_graph", "answers"},
     "live": _ENGINE | {"face"},
     "tensor_tracker": _ENGINE | {"face"},
     "cli": _ENGINE | {"face", "live", "model_graph", "__init__"},
@@ -105,6 +106,7 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
         "dot": {"common"},
         "plot": {"common"},
         "formats": {"common"},
+        "html": {"common"},
     },
 }
 MAY_IMPORT_TORCH = {"torch_internals", "measure", "collect", "replay", "integrations"}

@@ -18,6 +18,16 @@ from .analysis.values.selection import Selection
 from .analysis.values.stack import Stack, build_stack
 from .analysis.values.tensor_lookup import find_tensor, find_tensors
 from .analysis.values.value_table import build_value_table
+from .answers import (
+    TREE_WITHOUT,
+    Displayed,
+    ShownMemoryTable,
+    ShownModuleTree,
+    ShownNonFinite,
+    ShownOpPaths,
+    ShownOpTable,
+    shown,
+)
 from .model_graph import ModelGraph, graph_of
 from .optional import require
 from .recording.meta import HELD, Note, RunMeta
@@ -28,6 +38,7 @@ from .recording.raw_tensor import to_torch_if_there
 from .recording.role import OUTPUT
 from .store.copy import write_recording
 from .store.reader import FolderReader
+from .views.common.columns import Color
 from .views.formats.perfetto import write_perfetto
 from .views.plot.draw import Kind, check_picture_name, draw, find_plotted, write_axes
 from .views.text.show_module_tree import render_module_tree
@@ -36,8 +47,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-class Recording:
-    """A recording: its tables, and the answers they hold. `print` shows the module tree."""
+class Recording(Displayed):
+    """A recording: its tables, and the answers they hold. `print` and notebooks show the module tree."""
+
+    _without = TREE_WITHOUT
 
     def __init__(self, data: RecordingData) -> None:
         self._data = data
@@ -244,7 +257,8 @@ class Recording:
         Raises:
             NothingRecordedError: none was measured; the text says why.
         """
-        return find_first_nonfinite(self.data)
+        found = find_first_nonfinite(self.data)
+        return None if found is None else shown(ShownNonFinite, found)
 
     def module_tree(self, step: int | None = None) -> ModuleTree:
         """Calls and times by module, of one step.
@@ -255,7 +269,7 @@ class Recording:
         Raises:
             ValueError: there is no such step.
         """
-        return build_module_tree(self.data, step=step)
+        return shown(ShownModuleTree, build_module_tree(self.data, step=step))
 
     def op_table(
         self, step: int | None = None, *, by: GroupedBy = "module", phase: str | None = None
@@ -270,7 +284,7 @@ class Recording:
         Raises:
             ValueError: there is no such step, or `by` or `phase` is something else.
         """
-        return build_op_table(self.data, step=step, by=by, phase=phase)
+        return shown(ShownOpTable, build_op_table(self.data, step=step, by=by, phase=phase))
 
     def memory_table(self, step: int | None = None, *, ops: bool = False) -> MemoryTable:
         """Returns what the modules save for backward and their calls allocate; its `recorded` is False without ops.
@@ -282,7 +296,7 @@ class Recording:
         Raises:
             ValueError: there is no such step.
         """
-        return build_memory_table(self.data, step=step, ops=ops)
+        return shown(ShownMemoryTable, build_memory_table(self.data, step=step, ops=ops))
 
     def paths(self, step: int | None = None, *, phase: str | None = None) -> OpPaths:
         """Returns which op ran in which module, in order; its `recorded` is False without ops.
@@ -294,7 +308,7 @@ class Recording:
         Raises:
             ValueError: there is no such step, or no such phase.
         """
-        return build_op_paths(self.data, step=step, phase=phase)
+        return shown(ShownOpPaths, build_op_paths(self.data, step=step, phase=phase))
 
     def graph(self, step: int | None = None) -> ModelGraph:
         """Returns the execution graph of one step; without ops its nodes are calls, in the order in which they began.
@@ -343,8 +357,8 @@ class Recording:
         """Returns the data, with all whole tensors in their files."""
         return self.data
 
-    def __str__(self) -> str:
-        return render_module_tree(self.module_tree())
+    def _render(self, color: Color, top: int | None) -> str:
+        return render_module_tree(self.module_tree(), color=color)
 
 
 def open_recording(path: str | os.PathLike[str]) -> Recording:

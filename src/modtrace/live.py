@@ -1,7 +1,6 @@
 """What users call to record: `record()`, and the recording that it gives while it is made."""
 
 import os
-import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,13 +30,17 @@ from .surface import choose_words
 
 if TYPE_CHECKING:
     from .collect.recorder.recorder import Recorder
+    from .collect.recorder.running import Running
 
 #: What a recording in memory keeps of rows.
 MAX_BYTES = 256 * 2**20
 
 
 class LiveRecording(Recording):
-    """A recording while it is made: a context manager, entered once. Readable inside and afterwards."""
+    """A recording while it is made: a context manager, entered once, or `start()` and `stop()`.
+
+    It can be read while it runs and afterwards.
+    """
 
     def __init__(self, model: object, to: str | os.PathLike[str] | None, options: "RecordOptions") -> None:
         super().__init__(MemoryRecording(max_bytes=options.max_bytes))
@@ -47,8 +50,7 @@ class LiveRecording(Recording):
         self._recorder: Recorder | None = None  # while it runs
         self._last_recorder: Recorder | None = None
         self._writer: FolderWriter | None = None
-        self._claim: str | None = None
-        self._entered = False
+        self._claim: Running | None = None
         self._is_unrecorded = False  # modtrace failed when it began
 
     @property
@@ -76,7 +78,7 @@ class LiveRecording(Recording):
         """Ends the step: from now on steps end only here.
 
         Raises:
-            MisuseError: outside of the `with` block.
+            MisuseError: it is not running.
         """
         if recorder := self._running("step()"):
             recorder.end_step()
@@ -89,7 +91,7 @@ class LiveRecording(Recording):
 
         Raises:
             TypeError: a value is no number.
-            MisuseError: outside of the `with` block.
+            MisuseError: it is not running.
         """
         if recorder := self._running("log()"):
             recorder.log(scalars)
@@ -104,7 +106,7 @@ class LiveRecording(Recording):
             reason: is kept with the recording, see `triggers`.
 
         Raises:
-            MisuseError: outside of the `with` block, or neither `keep_last` nor `triggers` were given.
+            MisuseError: it is not running, or neither `keep_last` nor `triggers` were given.
         """
         if recorder := self._running("dump()"):
             recorder.fire("dump", reason, with_open=True)
@@ -139,24 +141,70 @@ class LiveRecording(Recording):
         reason = f"{count_of(held, 'step')} held in memory; rec.dump() writes what is held"
         return replace(tree, notes=(*tree.notes, Note(step=None, kind=HELD, reason=reason)))
 
+    def start(self) -> None:
+        """Begins to record, until `stop()`: in a notebook, where a `with` block cannot reach over several cells.
+
+        A cell that fails does not end the recording. It ends when Python does, or when another one begins and nothing
+        refers to this object any more.
+
+        Raises:
+            MisuseError: it is running, or has ended; else as on entering.
+        """
+        from .collect.recorder.running import is_any_held
+
+        if self._last_recorder is None and is_any_held():
+            warnings.warn(
+                "another recording is still running: both record from now on, and its stop() ends it",
+                ModtraceWarning,
+                stacklevel=2,
+            )
+        self._begin()
+
+    def stop(self) -> None:
+        """Ends the recording and writes what is left. Of one that has ended, nothing happens.
+
+        Raises:
+            MisuseError: it was not started.
+        """
+        if not self._has_begun:
+            raise MisuseError(
+                "rec.stop() ends a recording, and this one has not begun: rec.start() begins it"
+            )
+        self._end(None)
+
     def __enter__(self) -> "LiveRecording":
-        if self._entered:
-            raise MisuseError("a recording is entered once; call record() again for another")
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(error)
+
+    @property
+    def _has_begun(self) -> bool:
+        return self._last_recorder is not None or self._is_unrecorded
+
+    def _begin(self) -> None:
+        if self._recorder is not None:
+            raise MisuseError(
+                "this recording is running already: rec.stop(), or the end of its block, ends it"
+            )
+        if self._has_begun:
+            raise MisuseError("a recording is started or entered once; call record() again for another")
         from .collect.compiled_parts import warn_of_missing_parts
+        from .collect.recorder.running import claim
 
         warn_of_missing_parts(values=bool(self._options.values), ops=self._options.ops is not None)
-        self._claim = _claim(self.path)
-        self._entered = True
+        self._claim = claim(self, self.path)
         try:
-            self._recorder = self._last_recorder = self._start()
+            self._recorder = self._last_recorder = self._claim.recorder = self._start()
         except BaseException as error:
             self._undo()
             if self._options.strict or isinstance(error, ModtraceError) or not isinstance(error, Exception):
-                self._entered = False
                 raise
             self._go_on_without(error)
         self._model = None
-        return self
 
     def _start(self) -> "Recorder":
         from .collect.recorder.environment import describe_run
@@ -192,7 +240,7 @@ class LiveRecording(Recording):
         if self._writer is not None:
             self._writer.undo()
             self._writer = None
-        _release(self._claim)
+        self._release()
 
     def _go_on_without(self, error: Exception) -> None:
         """Lets the run go on unrecorded, for modtrace could not begin to record."""
@@ -203,9 +251,7 @@ class LiveRecording(Recording):
         text = "modtrace met an internal error when it began to record; the run goes on, unrecorded"
         warnings.warn(f"{text} ({describe(error)}). Please report it.", ModtraceWarning, stacklevel=3)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _end(self, error: BaseException | None) -> None:
         recorder, self._recorder = self._recorder, None
         try:
             if recorder is not None:
@@ -215,7 +261,13 @@ class LiveRecording(Recording):
                 raise
             recorder.failed(problem, "when recording ended")
         finally:
-            _release(self._claim)
+            self._release()
+
+    def _release(self) -> None:
+        from .collect.recorder.running import release
+
+        if self._claim is not None:
+            release(self._claim)
 
     def _make_sink(self, meta: RunMeta) -> Sink:
         if self.path is None:
@@ -237,7 +289,9 @@ class LiveRecording(Recording):
     def _running(self, what: str) -> "Recorder | None":
         """Returns the recorder; None where the run goes on unrecorded."""
         if self._recorder is None and not self._is_unrecorded:
-            raise MisuseError(f"rec.{what} works inside the `with record(...) as rec:` block only")
+            raise MisuseError(
+                f"rec.{what} works inside the `with record(...) as rec:` block, or between rec.start() and rec.stop()"
+            )
         return self._recorder
 
 
@@ -375,29 +429,3 @@ def _checked(tensors: TensorOptions | None) -> TensorOptions:
     if tensors is not None and not isinstance(tensors, TensorOptions):
         raise TypeError(f"tensors={tensors!r}: give modtrace.TensorOptions(...)")
     return tensors or TensorOptions()
-
-
-# Two recordings in one process may not write to one place.
-
-_claimed: set[str] = set()
-_claiming = threading.Lock()
-
-
-def _claim(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    place = os.path.realpath(path)
-    with _claiming:
-        if place in _claimed:
-            raise MisuseError(
-                f"{path}: record() is writing there already in this process. "
-                "Give the inner one another path, or remove it."
-            )
-        _claimed.add(place)
-    return place
-
-
-def _release(place: str | None) -> None:
-    if place is not None:
-        with _claiming:
-            _claimed.discard(place)

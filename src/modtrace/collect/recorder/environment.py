@@ -17,6 +17,9 @@ from ...recording.meta import RunMeta
 #: Their versions are noted if the run has imported them.
 _LIBRARIES = ("torch", "numpy", "pyarrow", "transformers", "lightning", "accelerate", "deepspeed")
 
+#: The scripts that a notebook's cells run in: of Jupyter, and of Google Colab.
+_KERNELS = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
+
 
 def describe_run(options: dict[str, Any]) -> RunMeta:
     """Returns the meta of a recording that starts now in this process.
@@ -33,7 +36,7 @@ def describe_run(options: dict[str, Any]) -> RunMeta:
         run_id=os.environ.get("TORCHELASTIC_RUN_ID") or uuid.uuid4().hex,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         modtrace_version=versions["modtrace"],
-        argv=tuple(sys.argv),
+        argv=_command(),
         versions=versions,
         device=_device(),
         git_commit=_git_commit(),
@@ -43,6 +46,14 @@ def describe_run(options: dict[str, Any]) -> RunMeta:
         clock_time_ns=time.time_ns(),
         clock_perf_counter_ns=time.perf_counter_ns(),
     )
+
+
+def _command() -> tuple[str, ...]:
+    """Returns what was run; in a notebook its path where Jupyter says it, and not the command line of the kernel."""
+    if os.path.basename("".join(sys.argv[:1])) in _KERNELS:
+        notebook = os.environ.get("JPY_SESSION_NAME")  # of jupyter_server 2
+        return (notebook,) if notebook else ()
+    return tuple(sys.argv)
 
 
 def _own_version() -> str:

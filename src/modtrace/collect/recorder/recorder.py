@@ -158,7 +158,7 @@ class Recorder(Listener):
             self._sink.close()
             self._tracker = None
         for text in filter(None, texts):
-            warnings.warn(text, ModtraceWarning, stacklevel=3)
+            warnings.warn(text, ModtraceWarning, stacklevel=4)
 
     def end_step(self) -> None:
         """Ends the step because the user says so."""

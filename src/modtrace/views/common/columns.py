@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from typing import Protocol
 
 _GAP = "  "
 _INDENT = "  "  # of what is left of a line that was broken
@@ -36,6 +37,11 @@ class Text:
 
     def __bool__(self) -> bool:
         return bool(self._pieces)
+
+    @property
+    def pieces(self) -> tuple[tuple[str, str], ...]:
+        """Returns each text that has one style, with that style."""
+        return self._pieces
 
     @property
     def width(self) -> int:
@@ -112,6 +118,20 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
+class Markup(Protocol):
+    """How columns and lines are written where they are not for a terminal."""
+
+    def render_columns(self, columns: Sequence[Column]) -> str:
+        """Returns the columns side by side."""
+
+    def render_lines(self, lines: Sequence[Text]) -> str:
+        """Returns the lines below each other."""
+
+
+#: Whether text is styled for a terminal; or what else it is written in.
+Color = bool | Markup
+
+
 @dataclass(frozen=True)
 class FittedColumns:
     """Columns that are shown side by side, and the titles of those for which there is no room."""
@@ -142,7 +162,7 @@ def fit_columns(columns: Sequence[Column], width: int | None, dispensable: Itera
     return FittedColumns(shown, tuple(in_order), needed)
 
 
-def render_fitted(columns: FittedColumns, *, width: int | None, color: bool) -> str:
+def render_fitted(columns: FittedColumns, *, width: int | None, color: Color) -> str:
     """Returns the columns that are shown, and a line that names those for which there is no room."""
     shown = render_columns(columns.shown, color=color)
     if not columns.left_out:
@@ -162,15 +182,19 @@ def explain_columns(legend: Legend, titles: Set[str]) -> list[Text]:
     return [Text(line, "dim") for line in lines if line]
 
 
-def render_columns(columns: Sequence[Column], *, color: bool) -> str:
+def render_columns(columns: Sequence[Column], *, color: Color) -> str:
     """Returns the columns side by side."""
+    if not isinstance(color, bool):
+        return color.render_columns(columns)
     titled = any(column.title for column in columns)
     rows = zip(*(column.render(titled=titled, color=color) for column in columns), strict=True)
     return _end_lines(_GAP.join(row) for row in rows)
 
 
-def render_lines(lines: Iterable[Text], *, color: bool, width: int | None = None) -> str:
+def render_lines(lines: Iterable[Text], *, color: Color, width: int | None = None) -> str:
     """Returns the lines below each other; those that are longer than `width` are broken at blanks."""
+    if not isinstance(color, bool):
+        return color.render_lines(list(lines))
     if width is not None:
         lines = [part for line in lines for part in line.wrap(width)]
     return _end_lines(line.render(color=color) for line in lines)

@@ -3,6 +3,7 @@
 import io
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -53,15 +54,19 @@ def find_plotted(
 
 
 def draw(found: History | Exponents, kind: Kind, ax: "Axes | None" = None) -> "Axes":
-    """Draws what `find_plotted` has found.
+    """Draws what `find_plotted` has found; a notebook displays the axes unless they were given.
 
     Raises:
         MissingLibraryError: matplotlib is not installed.
     """
     if isinstance(found, Exponents):
-        return plot_histogram(found, ax)
-    found = replace(found, values=drawable(found.values))
-    return plot_heatmap(found, ax) if kind == "heatmap" else plot_lines(found, ax)
+        drawn = plot_histogram(found, ax)
+    else:
+        found = replace(found, values=drawable(found.values))
+        drawn = plot_heatmap(found, ax) if kind == "heatmap" else plot_lines(found, ax)
+    if ax is None:
+        vars(drawn)["_repr_svg_"] = partial(_render_svg, drawn)
+    return drawn
 
 
 def write_axes(ax: "Axes", path: str | os.PathLike[str], *, dpi: int = 110) -> None:
@@ -70,13 +75,21 @@ def write_axes(ax: "Axes", path: str | os.PathLike[str], *, dpi: int = 110) -> N
     Raises:
         ModtraceError: the file cannot be written.
     """
+    write_content(_render(ax, PurePath(path).suffix.lower(), dpi=dpi), path)
+
+
+def _render_svg(ax: "Axes") -> str:
+    return _render(ax, ".svg").decode()
+
+
+def _render(ax: "Axes", suffix: str, *, dpi: int = 110) -> bytes:
     picture: Any = io.BytesIO()
     figure = ax.get_figure(root=True)
     assert figure is not None  # it is None of axes that were removed
-    suffix = PurePath(path).suffix.lower()
     undated = {"Date": None} if suffix == ".svg" else {"CreationDate": None} if suffix == ".pdf" else None
     figure.savefig(picture, format=suffix[1:], dpi=dpi, metadata=undated)
-    write_content(picture.getvalue(), path)
+    content: bytes = picture.getvalue()
+    return content
 
 
 def check_picture_name(path: str | os.PathLike[str]) -> None:

@@ -9,6 +9,7 @@ from ...analysis.ops.sums import SavedByOp, SavedMemory
 from ...recording.phase import PHASES
 from ...recording.suggestions import count_of
 from ..common.columns import (
+    Color,
     Column,
     FittedColumns,
     Legend,
@@ -52,14 +53,14 @@ _LEGEND: Legend = (
 
 
 def render_memory_table(
-    table: MemoryTable, *, top: int | None = None, width: int | None = None, color: bool = False
+    table: MemoryTable, *, top: int | None = None, width: int | None = None, color: Color = False
 ) -> str:
     """Returns the rows with what they save and allocate, and the sum of all.
 
     Args:
         top: modules to show; None for all.
         width: columns there are; where they do not suffice, columns of the table are left out.
-        color: whether the text is styled for a terminal.
+        color: whether the text is styled for a terminal, or in which markup it is written.
     """
     head = render_lines(describe_head(table.command, table.step, table.marks), color=color, width=width)
     if not table.recorded:

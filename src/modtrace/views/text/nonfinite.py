@@ -8,7 +8,7 @@ from ...analysis.values.nonfinite import Measured, NonFinite, describe_counts
 from ...recording.meta import Note
 from ...recording.role import BY_NAME
 from ...recording.suggestions import count_of
-from ..common.columns import Text, printable, render_lines
+from ..common.columns import Color, Text, printable, render_lines
 from ..common.headline import describe_notes
 from ..common.numbers import format_count
 
@@ -20,7 +20,7 @@ def render_nonfinite(
     marks: Sequence[str] = (),
     notes: Sequence[Note] = (),
     width: int | None = None,
-    color: bool = False,
+    color: Color = False,
 ) -> str:
     """Returns what was found and where, or how much there was to look at.
 
@@ -28,7 +28,7 @@ def render_nonfinite(
         marks: what is missing from the recording; the first values may be missing too.
         notes: why steps were written, or were not.
         width: columns there are; longer lines are broken. None: as wide as it gets.
-        color: whether the text is styled for a terminal.
+        color: whether the text is styled for a terminal, or in which markup it is written.
     """
     lines = _describe(found) if found is not None else [Text(_describe_none(measured, marks))]
     lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks]

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from ...analysis.ops.op_paths import OpPath, OpPaths, collapse
 from ...recording.suggestions import count_of
 from ..common.columns import (
+    Color,
     Column,
     Text,
     fit_columns,
@@ -21,14 +22,14 @@ _DISPENSABLE = ("type", "phase")
 
 
 def render_op_paths(
-    paths: OpPaths, *, top: int | None = None, width: int | None = None, color: bool = False
+    paths: OpPaths, *, top: int | None = None, width: int | None = None, color: Color = False
 ) -> str:
     """Returns a line for each op, in the order in which they ran.
 
     Args:
         top: ops to show, from the first; None for all.
         width: columns there are; where they do not suffice, columns of the table are left out.
-        color: whether the text is styled for a terminal.
+        color: whether the text is styled for a terminal, or in which markup it is written.
     """
     head = render_lines(describe_head(paths.command, paths.step, paths.marks), color=color, width=width)
     if not paths.rows:

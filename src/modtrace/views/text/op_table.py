@@ -9,6 +9,7 @@ from ...analysis.ops.sums import OpSums
 from ...recording.phase import PHASES
 from ...recording.suggestions import count_of
 from ..common.columns import (
+    Color,
     Column,
     FittedColumns,
     Legend,
@@ -48,14 +49,14 @@ _END = [Text("")]
 
 
 def render_op_table(
-    table: OpTable, *, top: int | None = None, width: int | None = None, color: bool = False
+    table: OpTable, *, top: int | None = None, width: int | None = None, color: Color = False
 ) -> str:
     """Returns the rows with their times and costs, and the sum of all.
 
     Args:
         top: rows to show; None for all.
         width: columns there are; where they do not suffice, columns of the table are left out.
-        color: whether the text is styled for a terminal.
+        color: whether the text is styled for a terminal, or in which markup it is written.
     """
     head = render_lines(describe_head(table.command, table.step, table.marks), color=color, width=width)
     if not table.rows:

@@ -12,6 +12,7 @@ from ...analysis.modules.type_table import TypeTimes, build_type_table
 from ...analysis.modules.value_summary import SlotValues, ValueSummary
 from ...analysis.step.times import PhaseTimes
 from ..common.columns import (
+    Color,
     Column,
     FittedColumns,
     Legend,
@@ -54,7 +55,7 @@ def render_module_tree(
     slots: bool = False,
     run: str | None = None,
     width: int | None = None,
-    color: bool = False,
+    color: Color = False,
 ) -> str:
     """Returns the tree with its times and values, the table of module types, and where the rest of the step went.
 
@@ -67,7 +68,7 @@ def render_module_tree(
         run: the path of the recording, for commands that tell more; None: what Python offers is named.
         width: columns there are; where they do not suffice, columns of the tables are left out, which is said, and
             if that does not suffice, lines are longer. None: as wide as it gets.
-        color: whether the text is styled for a terminal.
+        color: whether the text is styled for a terminal, or in which markup it is written.
     """
     tables: list[Sequence[Column]] = []
     if tree.roots:

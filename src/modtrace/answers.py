@@ -1,0 +1,106 @@
+"""Answers as `print` and notebooks show them: what an analysis returns, with a text and a table in HTML."""
+
+from collections.abc import Collection
+from typing import Any, ClassVar, TypeVar
+
+from .analysis.modules.module_tree import ModuleTree
+from .analysis.ops.memory_table import MemoryTable
+from .analysis.ops.op_paths import OpPaths
+from .analysis.ops.op_table import OpTable
+from .analysis.values.nonfinite import Measured, NonFinite
+from .views.common.columns import Color, Text, render_lines
+from .views.html.tables import HtmlMarkup, render_page
+from .views.text.memory_table import render_memory_table
+from .views.text.module_tree import render_module_tree
+from .views.text.nonfinite import render_nonfinite
+from .views.text.op_paths import render_op_paths
+from .views.text.op_table import render_op_table
+
+#: So many ops and modules a notebook shows of a table that is sorted by cost, or of all ops in their order.
+_TOP = 50
+
+_NO_OPS = "no ops were recorded: record with ops=True"
+
+
+#: Titles of columns of the module tree that text alone has.
+TREE_WITHOUT = ("self", "%")
+
+
+class Displayed:
+    """Something that `print` shows as text, and a notebook as HTML."""
+
+    #: Titles of columns that text alone has: with them the table would be wider than a notebook.
+    _without: ClassVar[Collection[str]] = ()
+
+    def _render(self, color: Color, top: int | None) -> str:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self._render(False, None)
+
+    def _repr_html_(self) -> str:
+        return render_page(self._render(HtmlMarkup(self._without), _TOP))
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """Returns both: what a notebook else keeps beside the HTML is `repr`, with all there is in it."""
+        return {"text/html": self._repr_html_(), "text/plain": str(self)}
+
+
+class ShownModuleTree(Displayed, ModuleTree):
+    """A module tree that can be printed and displayed."""
+
+    _without = TREE_WITHOUT
+
+    def _render(self, color: Color, top: int | None) -> str:
+        return render_module_tree(self, color=color)
+
+
+class _OfOps(Displayed):
+    """A table of ops, which are recorded only where that was asked for."""
+
+    recorded: bool
+
+    def _render(self, color: Color, top: int | None) -> str:
+        table = self._render_table(color, top)
+        return table if self.recorded else table + render_lines([Text(_NO_OPS, "yellow")], color=color)
+
+    def _render_table(self, color: Color, top: int | None) -> str:
+        raise NotImplementedError
+
+
+class ShownOpTable(_OfOps, OpTable):
+    """An op table that can be printed and displayed."""
+
+    _without = ("GFLOP/s", "written")
+
+    def _render_table(self, color: Color, top: int | None) -> str:
+        return render_op_table(self, top=top, color=color)
+
+
+class ShownMemoryTable(_OfOps, MemoryTable):
+    """A memory table that can be printed and displayed."""
+
+    def _render_table(self, color: Color, top: int | None) -> str:
+        return render_memory_table(self, top=top, color=color)
+
+
+class ShownOpPaths(_OfOps, OpPaths):
+    """Paths of ops that can be printed and displayed."""
+
+    def _render_table(self, color: Color, top: int | None) -> str:
+        return render_op_paths(self, top=top, color=color)
+
+
+class ShownNonFinite(Displayed, NonFinite):
+    """The first non-finite values, which can be printed and displayed."""
+
+    def _render(self, color: Color, top: int | None) -> str:
+        return render_nonfinite(self, Measured(tensors=0, unmeasured=0, steps=0, last_step=None), color=color)
+
+
+_Kind = TypeVar("_Kind", bound=Displayed)
+
+
+def shown(kind: type[_Kind], answer: Any) -> _Kind:
+    """Returns an answer of an analysis as the kind of it that can be displayed."""
+    return kind(**vars(answer))

@@ -1,0 +1,1 @@
+"""Tables as HTML for notebooks: static, and readable on light and on dark pages."""

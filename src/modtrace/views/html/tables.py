@@ -1,0 +1,59 @@
+"""Tables and lines as HTML: static, without a script, in the colours of the page around them."""
+
+import html
+from collections.abc import Collection, Sequence
+from importlib.resources import files
+
+from ..common.columns import Column, Text
+from ..common.headline import count_more
+
+#: So many rows of a table are shown: a notebook keeps every output that it has shown, and is slow with large ones.
+MAX_ROWS = 200
+
+
+class HtmlMarkup:
+    """The markup of lines and tables."""
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Takes the titles of columns for which a notebook has no room."""
+        self._without = without
+
+    def render_columns(self, columns: Sequence[Column]) -> str:
+        """Returns a table, of its rows the first `MAX_ROWS`, and a line that says what is not shown."""
+        shown = [each for each in columns if each.title not in self._without]
+        rows = list(zip(*(column.cells for column in shown), strict=True))
+        titles = "".join(f"<th{_align(each)}>{html.escape(each.title)}</th>" for each in shown)
+        body = "\n".join(f"<tr>{_render_cells(shown, row)}</tr>" for row in rows[:MAX_ROWS])
+        hidden = [count_more(len(rows) - MAX_ROWS, "row")] if len(rows) > MAX_ROWS else []
+        hidden += [f"the columns {', '.join(self._without)}"] if len(shown) < len(columns) else []
+        rest = [Text(f"print shows {' and '.join(hidden)}", "dim")] if hidden else []
+        table = f"<table><thead><tr>{titles}</tr></thead><tbody>\n{body}\n</tbody></table>\n"
+        return table + self.render_lines(rest)
+
+    def render_lines(self, lines: Sequence[Text]) -> str:
+        """Returns a line each."""
+        return "".join(f"<div>{_render_text(each)}</div>\n" for each in lines)
+
+
+def render_page(content: str) -> str:
+    """Returns what a notebook shows of tables and lines that `HtmlMarkup` has written."""
+    style = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
+    return f'<div class="modtrace">\n<style>\n{style}</style>\n{content}</div>\n'
+
+
+def _align(column: Column) -> str:
+    return "" if column.right else ' class="left"'
+
+
+def _render_cells(columns: Sequence[Column], row: Sequence[Text]) -> str:
+    cells = zip(columns, row, strict=True)
+    return "".join(f"<td{_align(column)}>{_render_text(cell)}</td>" for column, cell in cells)
+
+
+def _render_text(text: Text) -> str:
+    return "".join(_render_piece(*piece) for piece in text.pieces)
+
+
+def _render_piece(text: str, style: str) -> str:
+    escaped = html.escape(text)
+    return f'<span class="{style}">{escaped}</span>' if style else escaped
