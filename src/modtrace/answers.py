@@ -11,10 +11,10 @@ from .analysis.values.nonfinite import Measured, NonFinite
 from .views.common.columns import Color, Text, render_lines
 from .views.html.tables import HtmlMarkup, render_page
 from .views.text.memory_table import render_memory_table
-from .views.text.module_tree import render_module_tree
 from .views.text.nonfinite import render_nonfinite
 from .views.text.op_paths import render_op_paths
 from .views.text.op_table import render_op_table
+from .views.text.show_module_tree import render_module_tree
 
 #: So many ops and modules a notebook shows of a table that is sorted by cost, or of all ops in their order.
 _TOP = 50

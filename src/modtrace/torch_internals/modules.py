@@ -18,7 +18,7 @@ PRIVATE_NAMES = {
     "torch.nn.Module._parameters": _ALL,
     "torch.nn.Module._buffers": _ALL,
     "torch.nn.modules.module._global_forward_hooks_with_kwargs": "one number in a list of torch's after a recording",
-    "torch.nn.modules.module._has_any_global_hook": "keeping torch from warning of our own hooks at torch.compile(module)",
+    "torch.nn.modules.module._has_any_global_hook": "no warning of torch.compile about our own hooks",
     "torch.nn.Module._replicate_for_data_parallel._is_replica": "paths in replicas of DataParallel",
     "torch.nn.Module._forward_hooks": "paths in replicas of DataParallel",
     "torch.nn.Module._forward_pre_hooks": _LEFT,

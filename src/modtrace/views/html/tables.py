@@ -4,8 +4,8 @@ import html
 from collections.abc import Collection, Sequence
 from importlib.resources import files
 
+from ...recording.suggestions import count_of
 from ..common.columns import Column, Text
-from ..common.headline import count_more
 
 #: So many rows of a table are shown: a notebook keeps every output that it has shown, and is slow with large ones.
 MAX_ROWS = 200
@@ -24,7 +24,7 @@ class HtmlMarkup:
         rows = list(zip(*(column.cells for column in shown), strict=True))
         titles = "".join(f"<th{_align(each)}>{html.escape(each.title)}</th>" for each in shown)
         body = "\n".join(f"<tr>{_render_cells(shown, row)}</tr>" for row in rows[:MAX_ROWS])
-        hidden = [count_more(len(rows) - MAX_ROWS, "row")] if len(rows) > MAX_ROWS else []
+        hidden = [count_of(len(rows) - MAX_ROWS, "more row")] if len(rows) > MAX_ROWS else []
         hidden += [f"the columns {', '.join(self._without)}"] if len(shown) < len(columns) else []
         rest = [Text(f"print shows {' and '.join(hidden)}", "dim")] if hidden else []
         table = f"<table><thead><tr>{titles}</tr></thead><tbody>\n{body}\n</tbody></table>\n"
