@@ -1,4 +1,4 @@
-"""What users ask of a recording: every answer, one line down; `open_recording()` gives one from disk."""
+"""The questions that users ask of a recording, one line for each answer; `open_recording()` opens one from disk."""
 
 import os
 from collections.abc import Iterator
@@ -57,21 +57,21 @@ class Recording(Displayed):
 
     @property
     def data(self) -> RecordingData:
-        """Returns where the tables come from; what an analysis takes."""
+        """The source of the tables, which analyses take."""
         return self._data
 
     @property
     def meta(self) -> RunMeta:
-        """Returns what is known about the run; its `marks` say what is missing from the recording."""
+        """The description of the run; its `marks` say what is missing from the recording."""
         return self.data.meta
 
     @property
     def triggers(self) -> tuple[Note, ...]:
-        """Returns what has fired, in order: the step, which kind of trigger, and why; also exceptions and `dump()`."""
+        """The triggers that have fired, in order, with step, kind and reason; also exceptions and `dump()`."""
         return tuple(note for note in self.meta.notes if note.kind != HELD)
 
     def table(self, name: str) -> pa.Table:
-        """Returns all rows of a table; docs/schema.md says what its columns mean.
+        """Returns all rows of a table; docs/schema.md explains its columns.
 
         Raises:
             ValueError: there is no such table.
@@ -81,12 +81,12 @@ class Recording(Displayed):
     def frame(self, name: str) -> Any:
         """Returns all rows of a table as a `pandas.DataFrame`; integers that may be missing are pandas' `Int64`.
 
-        `frame("values")` has more columns than the table. In front stands where and when the tensor was seen:
+        `frame("values")` has more columns than the table. The first columns say where and when the tensor was seen:
         `step`, `phase`, `root`, `path`, `call` (n-th of its module in the step), `type`, `role`, `slot`, `op` and
-        `op_nth`. Behind the raw statistics stands what is derived from them: `mean`, `std`, `rms`, `l2`, `abs_max`,
-        `nonfinite` (the number of NaN and infinite elements), their fractions and `crest`, and, null unless
-        `Capture(stats=2)` measured it, `mean_abs`, `zero_fraction`, `kurtosis` and `argmax`; of an update
-        `relative`, its L2 norm divided by that of its parameter. Hashes are text, lists are arrays.
+        `op_nth`. After the raw statistics come the derived ones: `mean`, `std`, `rms`, `l2`, `abs_max`, `nonfinite`
+        (the number of NaN and infinite elements), their fractions and `crest`, and, null unless `Capture(stats=2)`
+        measured it, `mean_abs`, `zero_fraction`, `kurtosis` and `argmax`. `relative` is the L2 norm of an update
+        divided by that of its parameter. Hashes are text, lists are arrays.
 
         Raises:
             ValueError: there is no such table.
@@ -119,23 +119,23 @@ class Recording(Displayed):
         call: int | None = None,
         steps: Any = None,
     ) -> History:
-        """Returns one statistic of many sites, step by step; sites are in layer order, also those of gradients.
+        """Returns one statistic of many sites, step by step. Sites are in layer order, also those of gradients.
 
-        Several rows of a site in a step (micro-batches, calls) are merged as if all their numbers had been one
-        tensor: the RMS is that of all of them, not a mean of means.
+        Several rows of a site in a step (micro-batches, calls) are merged as if all their numbers were one tensor: the
+        RMS is that of all of them, not a mean of means.
 
         Args:
-            path: which modules and parameters, as in `record(include=...)`; None for all.
+            path: selects modules and parameters, as in `record(include=...)`; None for all.
             role: such as `output`, `grad_output`, `parameter`, `parameter_grad`, `update`.
-            stat: a raw or derived statistic; `underflow:fp16` and the like; `relative` of updates; `user`, or
-                `user:KEY`, of what your function returned. docs/plots.md lists them.
-            slot: of tensors in a structure only this one, such as `[0]`; None for all, each a site of its own.
-            phase: forward, backward, recompute or optimizer; None for the one that the role is about.
-            call: only the n-th call of a module in each step.
+            stat: a raw or derived statistic; `underflow:fp16` and the like; `relative` for updates; `user`, or
+                `user:KEY`, for what your function returned. docs/plots.md lists them.
+            slot: selects one of several tensors in a structure, such as `[0]`; None for all, each a site of its own.
+            phase: forward, backward, recompute or optimizer; None for the usual one of the role.
+            call: selects the n-th call of a module in each step; None for all.
             steps: `"START:STOP[:EVERY]"`, a range, a slice, a list or a function of the number; None for all.
 
         Raises:
-            TypeError, ValueError: nothing is meant, there is no such statistic, or it was not measured.
+            TypeError, ValueError: nothing is selected, there is no such statistic, or it was not measured.
         """
         return build_history(self.data, stat, Selection(path, role, slot, phase, call, steps))
 
@@ -149,14 +149,16 @@ class Recording(Displayed):
         phase: str | None = None,
         call: int | None = None,
     ) -> Stack:
-        """Returns the whole tensors of many sites in one step as one array, with a layer axis in front.
+        """Returns the whole tensors of many sites in one step as one array, whose first axis is the layers.
+
+        The other arguments are as for `history`.
 
         Args:
-            step: its number; None where tensors of one step alone were kept.
-            slot: of outputs that are structures the tensor to take; None for the first.
+            step: the number of the step; None if tensors were kept in a single step.
+            slot: selects one of several tensors in a structure; None for the first.
 
         Raises:
-            TypeError, ValueError: nothing is meant, no tensors were kept, or their shapes differ.
+            TypeError, ValueError: nothing is selected, no tensors were kept, or their shapes differ.
         """
         return build_stack(self._settled(), step, Selection(path, role, slot, phase, call))
 
@@ -174,27 +176,29 @@ class Recording(Displayed):
         steps: Any = None,
         ax: "Axes | None" = None,
     ) -> "Axes":
-        """Draws values over steps with matplotlib; path, role, stat and the others are those of `history`.
+        """Draws values over steps with matplotlib.
+
+        The other arguments are as for `history`.
 
         Args:
-            kind: `lines`, one for each site; `heatmap`, layers by steps, of optimizers' states without counters;
-                `histogram`, the magnitudes in powers of two of one site over steps, or, with a `step`, of many
-                sites in that step.
-            ax: axes to draw on; None for a figure of its own, which pyplot does not know: `.figure` of what is
-                returned.
+            kind: `lines`, one for each site; `heatmap`, layers by steps, without the counters of optimizers' states;
+                `histogram`, the magnitudes in powers of two, of one site over steps or, with a `step`, of many sites in
+                that step.
+            step: the number of the step, for a histogram.
+            ax: the axes to draw on; None for a new figure, which pyplot does not manage (`.figure` of the result).
 
         Raises:
-            TypeError, ValueError: nothing is meant, there is no such statistic or kind, or it was not measured.
+            TypeError, ValueError: nothing is selected, there is no such statistic or kind, or it was not measured.
             MissingLibraryError: matplotlib is not installed.
         """
         selection = Selection(path, role, slot, phase, call, steps)
         return draw(find_plotted(self.data, selection, stat=stat, kind=kind, step=step), kind, ax)
 
     def write_plot(self, to: str | os.PathLike[str], path: Patterns = None, **how: Any) -> None:
-        """Writes what `plot(path, **how)` draws as a PNG, SVG or PDF, as the name ends.
+        """Writes the plot of `plot(path, **how)` as a PNG, SVG or PDF, depending on the suffix of `to`.
 
         Raises:
-            TypeError, ValueError: as for `plot`, or the name tells no format.
+            TypeError, ValueError: as for `plot`, or the suffix is unknown.
             ModtraceError: the file cannot be written.
         """
         check_picture_name(to)
@@ -210,19 +214,21 @@ class Recording(Displayed):
         slot: str | None = None,
         phase: str | None = None,
     ) -> Any:
-        """Returns a whole tensor that was kept: a `torch.Tensor` of its own memory, or a `RawTensor` without torch.
+        """Returns a whole tensor that was kept.
+
+        It is a `torch.Tensor` with memory of its own, or a `RawTensor` if torch is not installed.
 
         Args:
-            site: the path of a module, or with `role="parameter"` and its like of a parameter; or a `site_id`.
-            step: its number; None where tensors of one step alone were kept.
-            call: n-th call of the module in the step; None where it was called once.
+            site: the path of a module, or of a parameter for roles such as "parameter"; or a `site_id`.
+            step: the number of the step; None if tensors were kept in a single step.
+            call: the n-th call of the module in the step; None if it was called once.
             role: such as `output`, `input`, `grad_output`, `parameter`.
-            slot: of tensors in a structure which one, such as `[0]`; None where there is one.
-            phase: forward, backward, recompute or optimizer; None for the one that the role is about.
+            slot: selects one of several tensors in a structure, such as `[0]`; None if there is only one.
+            phase: forward, backward, recompute or optimizer; None for the usual one of the role.
 
         Raises:
-            TypeError, ValueError: none is meant, or several are; the text says which there are.
-            RecordingError: it was to be kept, and is not there: its file is cut, or could not be written.
+            TypeError, ValueError: no tensor or several are selected; the message lists the existing ones.
+            RecordingError: the tensor was to be kept, but its file is truncated or could not be written.
         """
         return to_torch_if_there(
             find_tensor(self._settled(), site, step, Selection(None, role, slot, phase, call))
@@ -238,13 +244,15 @@ class Recording(Displayed):
         phase: str | None = None,
         steps: Any = None,
     ) -> Iterator[tuple[int, Any]]:
-        """Yields each whole tensor that was kept of a site, with its step; each is read when it is asked for.
+        """Yields each whole tensor that was kept of a site, with its step. Each is read when it is requested.
+
+        The other arguments are as for `tensor`.
 
         Args:
-            steps: which, `"START:STOP[:EVERY]"`, a range, a slice or a list; None for all.
+            steps: `"START:STOP[:EVERY]"`, a range, a slice or a list; None for all.
 
         Raises:
-            TypeError, ValueError: none is meant, or those of several sites are.
+            TypeError, ValueError: no tensor is selected, or those of several sites are.
         """
         found = find_tensors(self._settled(), site, Selection(None, role, slot, phase, call, steps))
         return ((step, to_torch_if_there(each)) for step, each in found)
@@ -252,19 +260,19 @@ class Recording(Displayed):
     def first_nonfinite(self) -> NonFinite | None:
         """Returns the first tensor, by step and order of measuring, that holds NaN or infinite values.
 
-        None where every tensor that was measured is finite; `meta.marks` say whether rows are missing.
+        Returns None if every measured tensor is finite; `meta.marks` say whether rows are missing.
 
         Raises:
-            NothingRecordedError: none was measured; the text says why.
+            NothingRecordedError: no tensor was measured; the message says why.
         """
         found = find_first_nonfinite(self.data)
         return None if found is None else shown(ShownNonFinite, found)
 
     def module_tree(self, step: int | None = None) -> ModuleTree:
-        """Calls and times by module, of one step.
+        """Returns the calls and times of one step by module.
 
         Args:
-            step: its number; None for the last complete one.
+            step: the number of the step; None for the last complete one.
 
         Raises:
             ValueError: there is no such step.
@@ -274,12 +282,12 @@ class Recording(Displayed):
     def op_table(
         self, step: int | None = None, *, by: GroupedBy = "module", phase: str | None = None
     ) -> OpTable:
-        """Returns what the ops of one step cost, the most expensive first; its `recorded` is False without ops.
+        """Returns the costs of the ops of one step, in descending order. Its `recorded` is False without ops.
 
         Args:
-            step: its number; None for the last complete one.
+            step: the number of the step; None for the last complete one.
             by: `"module"`, `"call"` (a forward with its backward and recompute) or `"op"` (ops of one name).
-            phase: forward, backward, recompute or optimizer, to leave all other ops out.
+            phase: forward, backward, recompute or optimizer, which leaves out all other ops; None for all.
 
         Raises:
             ValueError: there is no such step, or `by` or `phase` is something else.
@@ -287,11 +295,11 @@ class Recording(Displayed):
         return shown(ShownOpTable, build_op_table(self.data, step=step, by=by, phase=phase))
 
     def memory_table(self, step: int | None = None, *, ops: bool = False) -> MemoryTable:
-        """Returns what the modules save for backward and their calls allocate; its `recorded` is False without ops.
+        """Returns what the modules save for backward and their calls allocate. Its `recorded` is False without ops.
 
         Args:
-            step: its number; None for the last complete one.
-            ops: whether each row says which of its ops save.
+            step: the number of the step; None for the last complete one.
+            ops: lists in each row the ops that save memory.
 
         Raises:
             ValueError: there is no such step.
@@ -299,11 +307,11 @@ class Recording(Displayed):
         return shown(ShownMemoryTable, build_memory_table(self.data, step=step, ops=ops))
 
     def paths(self, step: int | None = None, *, phase: str | None = None) -> OpPaths:
-        """Returns which op ran in which module, in order; its `recorded` is False without ops.
+        """Returns the ops in the order in which they ran, each with its module. Its `recorded` is False without ops.
 
         Args:
-            step: its number; None for the last complete one.
-            phase: forward, backward, recompute or optimizer, to leave all other ops out.
+            step: the number of the step; None for the last complete one.
+            phase: forward, backward, recompute or optimizer, which leaves out all other ops; None for all.
 
         Raises:
             ValueError: there is no such step, or no such phase.
@@ -311,10 +319,10 @@ class Recording(Displayed):
         return shown(ShownOpPaths, build_op_paths(self.data, step=step, phase=phase))
 
     def graph(self, step: int | None = None) -> ModelGraph:
-        """Returns the execution graph of one step; without ops its nodes are calls, in the order in which they began.
+        """Returns the execution graph of one step. Without ops its nodes are calls, in the order in which they began.
 
         Args:
-            step: its number; None for the last complete one.
+            step: the number of the step; None for the last complete one.
 
         Raises:
             ValueError: there is no such step.
@@ -329,16 +337,18 @@ class Recording(Displayed):
         ops: bool = True,
         op_flows: bool = False,
     ) -> None:
-        """Writes when what ran as a trace in Chrome's format, which ui.perfetto.dev shows; see docs/timeline.md.
+        """Writes the times of steps, calls and ops as a trace in Chrome's format, which ui.perfetto.dev shows.
+
+        docs/timeline.md describes it.
 
         Args:
-            path: a file; one that is there is replaced.
-            steps: which, `"START:STOP[:EVERY]"`, a range or a slice; None for all.
-            ops: whether ops are shown inside of their calls, where they were recorded.
-            op_flows: whether arrows lead from each op to its backward too, not only from calls.
+            path: the file. An existing one is replaced.
+            steps: `"START:STOP[:EVERY]"`, a range or a slice; None for all.
+            ops: shows ops inside their calls, if they were recorded.
+            op_flows: draws arrows from each op to its backward too, not only from calls.
 
         Raises:
-            ValueError: `steps` holds no step of the recording.
+            ValueError: `steps` contains no step of the recording.
             ModtraceError: the file cannot be written.
         """
         timeline = build_timeline(self.data, steps=to_step_range(steps), ops=ops, op_flows=op_flows)
@@ -347,14 +357,18 @@ class Recording(Displayed):
     def write(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Writes the recording as a folder.
 
+        Args:
+            path: the folder.
+            overwrite: replaces a recording at `path`.
+
         Raises:
-            RecordingExistsError: something is there, and `overwrite` was not said.
+            RecordingExistsError: `path` exists, and `overwrite` is False.
             RecordingError: it cannot be written.
         """
         write_recording(self._settled(), path, overwrite=overwrite)
 
     def _settled(self) -> RecordingData:
-        """Returns the data, with all whole tensors in their files."""
+        """Returns the data, once all whole tensors are in their files."""
         return self.data
 
     def _render(self, color: Color, top: int | None) -> str:
@@ -362,11 +376,11 @@ class Recording(Displayed):
 
 
 def open_recording(path: str | os.PathLike[str]) -> Recording:
-    """Opens a recording folder, also one whose run was killed or still runs.
+    """Opens a recording folder, also one whose run was killed or is still running.
 
     Raises:
-        RecordingNotFoundError: nothing is there.
-        NotARecordingError: something else is there.
+        RecordingNotFoundError: nothing is at `path`.
+        NotARecordingError: something else is at `path`.
         NewerSchemaError: a newer modtrace wrote it.
         DamagedRecordingError: a file of it cannot be understood.
     """

@@ -1,4 +1,4 @@
-"""What users call to record: `record()`, and the recording that it gives while it is made."""
+"""The functions with which users record: `record()`, and the recording that it returns."""
 
 import os
 import warnings
@@ -68,7 +68,7 @@ class LiveRecording(Recording):
 
     @property
     def progress(self) -> "Progress":
-        """How far the recording has come."""
+        """The extent of the recording so far."""
         sink: Any = self._writer or self._data
         steps = self._last_recorder.steps_ended if self._last_recorder else 0
         held = self._last_recorder.held_steps if self._last_recorder else 0
@@ -112,12 +112,13 @@ class LiveRecording(Recording):
             recorder.fire("dump", reason, with_open=True)
 
     def first_nonfinite(self) -> NonFinite | None:
-        """The first tensor, by step and order of measuring, that holds NaN or infinite values.
+        """Returns the first tensor, by step and order of measuring, that holds NaN or infinite values.
 
-        None where every tensor that was measured is finite; while it runs also where none was measured yet.
+        Returns None if every measured tensor is finite. While the recording runs, it also returns None if no tensor has
+        been measured yet.
 
         Raises:
-            NothingRecordedError: none was measured; the text says why.
+            NothingRecordedError: no tensor was measured; the message says why.
         """
         try:
             return super().first_nonfinite()
@@ -127,10 +128,10 @@ class LiveRecording(Recording):
             return None
 
     def module_tree(self, step: int | None = None) -> ModuleTree:
-        """Calls and times by module, of one step; its notes also say how many steps are held.
+        """Returns the calls and times of one step by module; its notes also say how many steps are held.
 
         Args:
-            step: its number; None for the last complete one.
+            step: the number of the step; None for the last complete one.
 
         Raises:
             ValueError: there is no such step.
@@ -297,7 +298,7 @@ class LiveRecording(Recording):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordOptions:
-    """What `record()` was told, checked."""
+    """The checked arguments of `record()`."""
 
     steps: StepRange
     backward_times: bool
@@ -311,7 +312,7 @@ class RecordOptions:
     triggers: tuple[Trigger, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The options that say what the recording holds."""
+        """Returns the options that determine the contents of the recording."""
         return {
             "steps": str(self.steps),
             "backward_times": self.backward_times,
@@ -324,7 +325,7 @@ class RecordOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a recording has come."""
+    """The extent of a recording so far."""
 
     steps: int
     rows: int
@@ -357,39 +358,39 @@ def record(
         print(rec)
 
     Args:
-        model: the root module, a dict of named roots, or a list of them; None to have the roots found. What
-            runs beside the roots given is recorded too.
-        to: a folder to write the recording to while it is made; None to keep it in memory.
-        values: `"stats"` measures what every module returns, its gradients, and at each optimizer step the
+        model: the root module, a dict of named roots, or a list of roots; None finds the roots. Other modules that
+            run are recorded too.
+        to: a folder to which the recording is written while it is made; None keeps it in memory.
+        values: `"stats"` measures the output of every module, its gradients, and at each optimizer step the
             parameters and their gradients: count, minimum, maximum, sums, NaN and infinite elements.
-            `Capture(...)`, or a list of several, chooses which tensors are looked at, in which steps, and what
-            is kept of them. None measures nothing: calls alone are recorded.
-        include: with `"stats"`, which modules and parameters are measured, by path: a glob over the whole path,
-            where `*` stays within one part and `**` crosses dots; a compiled regular expression, which is searched;
-            a list of those; None for all. A parameter is meant by its own path and by its module's.
-        exclude: the same for what is left out although it is included.
-        ops: record every operator too: forward, backward, recompute and optimizer, with the tensors it reads and
-            returns and what it costs; with `values="stats"` what it returns is measured as well. `Ops(...)` chooses
-            what else is kept. Of ops on other threads of the user's nothing is seen.
-        steps: which steps to keep, `"START:STOP[:EVERY]"`, a range or a slice; None for all.
-        backward_times: also take when each call's backward begins and ends (about 10 us per call).
-        overwrite: replace a recording that is at `to`.
-        strict: raise an internal failure of modtrace instead of noting it in the recording.
-        max_bytes: without `to`, and with `keep_last`, how many bytes of rows to keep; the oldest go first.
-        keep_last: how many of the last steps to hold in memory. They are written only when a trigger fires, an
+            `Capture(...)`, or a list of several, selects the tensors, the steps, and what is kept. None measures
+            nothing, and only calls are recorded.
+        include: with `"stats"`, selects modules and parameters by path: a glob over the whole path, where `*` stays
+            within one part and `**` crosses dots; a compiled regular expression, which is searched; a list of
+            those; None for all. A parameter is selected by its own path or by its module's.
+        exclude: leaves out modules and parameters that `include` selects.
+        ops: records every operator too: forward, backward, recompute and optimizer, with the tensors it reads and
+            returns and its costs; with `values="stats"` its outputs are measured as well. `Ops(...)` selects what
+            else is kept. Ops on other threads of the user's are not seen.
+        steps: selects steps: `"START:STOP[:EVERY]"`, a range or a slice; None for all.
+        backward_times: also records when each call's backward begins and ends (about 10 us per call).
+        overwrite: replaces a recording at `to`.
+        strict: raises internal errors of modtrace instead of storing a mark in the recording.
+        max_bytes: without `to`, and with `keep_last`, the limit of the rows in bytes; the oldest are dropped first.
+        keep_last: the number of last steps to hold in memory. They are written only when a trigger fires, an
             exception leaves the block, or at `rec.dump()`. None writes every step.
-        triggers: `NonFinite(...)`, `Above(...)`, `OutOfBand(...)`, `OnSignal(...)`, or a list of those. None is
-            `NonFinite()` with `keep_last`. Without `keep_last` each leaves a note alone: see `rec.triggers`.
-        tensors: how whole tensors are kept: how many bytes of them may wait or be held, and what happens when there
-            are more. None is `TensorOptions()`.
+        triggers: `NonFinite(...)`, `Above(...)`, `OutOfBand(...)`, `OnSignal(...)`, or a list of those. None means
+            `NonFinite()` with `keep_last`. Without `keep_last` each only leaves a note: see `rec.triggers`.
+        tensors: how whole tensors are kept: how many bytes of them may wait or be held, and what happens if there
+            are more. None means `TensorOptions()`.
 
     Raises:
-        TypeError: `model` is or holds something that is not a module.
-        ValueError: `steps` holds no step, `max_bytes` or `keep_last` is not positive, `values` is something else, or
-            a pattern cannot be read or, where `model` is given, matches nothing in it.
+        TypeError: `model` is or contains something that is not a module.
+        ValueError: `steps` contains no step, `max_bytes` or `keep_last` is not positive, `values` is something else,
+            or a pattern cannot be read or, if `model` is given, matches nothing in it.
         MissingLibraryError: torch is not installed.
-        MisuseError: on entering, if a recording to the same place is running in this process.
-        RecordingExistsError: on entering, if something is at `to` already.
+        MisuseError: on entering, if a recording to the same path is running in this process.
+        RecordingExistsError: on entering, if `to` exists already.
     """
     require("torch", choose_words(python="modtrace.record()", command_line="modtrace record"))
     from .collect.names.given_models import check_patterns, check_types, roots_of

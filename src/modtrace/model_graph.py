@@ -1,4 +1,4 @@
-"""The graph that users hold: its visible part is chosen call by call, then drawn or written."""
+"""The graph that users hold. Some of its methods choose the visible part, others draw or write it."""
 
 import os
 import re
@@ -42,7 +42,7 @@ _SHOWN_OF_SUBJECT = 60
 
 @dataclass(frozen=True, kw_only=True)
 class _Choice:
-    """Which part is visible; closed layers are given by their numbers in the graph."""
+    """The visible part of a graph. Closed layers are given by their numbers in the graph."""
 
     part: Part = WHOLE
     step: int | None = None
@@ -53,11 +53,13 @@ class _Choice:
 
 
 class ModelGraph:
-    """The execution graph of one step. It does not change: every method that chooses gives another one.
+    """The execution graph of one step.
+
+    It is immutable: every method that changes its visible part returns another graph.
 
         rec.graph().collapse(depth=2).fold().write_svg("model.svg")
 
-    `nodes`, `edges` and `boxes` are what is visible, as records that a `GraphStyle` is given too.
+    `nodes`, `edges` and `boxes` are its visible part, as the records that a `GraphStyle` receives.
     """
 
     def __init__(self, data: RecordingData, choice: _Choice, graph: Graph) -> None:
@@ -67,17 +69,17 @@ class ModelGraph:
 
     @property
     def nodes(self) -> tuple[ViewNode, ...]:
-        """Ops, leaves, outputs and closed layers, in the order of time."""
+        """The visible ops, leaves, outputs and closed layers, in order of time."""
         return self.view.nodes
 
     @property
     def edges(self) -> tuple[ViewEdge, ...]:
-        """Returns which node reads what another one has made, in the order of time."""
+        """The edges from nodes that make tensors to nodes that read them, in order of time."""
         return self.view.edges
 
     @property
     def boxes(self) -> tuple[ViewBox, ...]:
-        """Layers that are open, those around first."""
+        """The open layers, outer ones first."""
         return self.view.boxes
 
     @property
@@ -87,7 +89,7 @@ class ModelGraph:
 
     @cached_property
     def view(self) -> GraphView:
-        """Returns what is visible; what a layout or an export takes."""
+        """The visible part, which layouts and exports take."""
         choice, graph = self._choice, self._graph
         closed = np.zeros(len(graph.layers), bool)
         closed[list(choice.closed)] = True
@@ -103,10 +105,9 @@ class ModelGraph:
         """Shows modules as single nodes, with the edges that lead into them and out.
 
         Args:
-            paths: which modules: globs over whole paths (`blocks.*.attn`), or compiled regular expressions; "" is
-                the root.
-            depth: those at this level below a root; 0 shows the roots alone. Modules that hold no other, and
-                optimizer steps, are single nodes too, until `depth` is more than the levels there are.
+            paths: globs over whole paths (`blocks.*.attn`), or compiled regular expressions; "" is the root.
+            depth: collapses modules at this level below a root; 0 shows only the roots. Modules without children, and
+                optimizer steps, are single nodes too, unless `depth` is larger than the number of levels.
 
         Raises:
             ValueError: `depth` is negative, nothing is given, or a pattern matches no module.
@@ -123,7 +124,10 @@ class ModelGraph:
         return self._with(closed=tuple(sorted(chosen)))
 
     def expand(self, *paths: Any) -> "ModelGraph":
-        """Opens modules that were collapsed, and what is around them; without arguments all of them.
+        """Opens collapsed modules and their parents; without arguments all of them.
+
+        Args:
+            paths: as for `collapse`.
 
         Raises:
             ValueError: a pattern matches no module.
@@ -142,22 +146,25 @@ class ModelGraph:
         return self._with(closed=tuple(each for each in self._choice.closed if each not in opened))
 
     def fold(self) -> "ModelGraph":
-        """Shows siblings that are the same inside and numbered (`layers.0` to `layers.31`) as one, `×32`.
+        """Shows equal, numbered siblings (`layers.0` to `layers.31`) as one layer, `×32`.
 
         Times, operations and bytes are then sums over all of them.
         """
         return self._with(folded=True)
 
     def unfold(self) -> "ModelGraph":
-        """Shows each of them again."""
+        """Shows each of the folded siblings again."""
         return self._with(folded=False)
 
     def with_tensors(self) -> "ModelGraph":
-        """Shows what ops return as nodes of their own, between the op that made it and those that read it."""
+        """Shows outputs of ops as nodes of their own, between the op that made them and those that read them."""
         return self._with(tensors=True)
 
     def without_views(self) -> "ModelGraph":
-        """Leaves out ops that only return views (`view`, `t`, `detach`): who reads a view reads what it shows."""
+        """Leaves out ops that only return views (`view`, `t`, `detach`).
+
+        Readers of a view read what it is a view of.
+        """
         if not self._choice.views:
             return self
         return ModelGraph(self._data, replace(self._choice, views=False), without_views(self._graph))
@@ -221,17 +228,18 @@ class ModelGraph:
     # Showing it.
 
     def layout(self) -> "Layout":
-        """Returns where everything that is visible stands, in execution order."""
+        """Returns the positions of everything that is visible, in execution order."""
         from .analysis.layout.layout import lay_out
 
         return lay_out(self.view)
 
     def render_dot(self, *, style: "GraphStyle | None" = None, color: str | None = None) -> str:
-        """Returns the text of the picture in graphviz' language.
+        """Returns the picture as a text in the DOT language of Graphviz.
 
         Args:
-            style: how nodes, boxes and edges look; None for the style that comes with modtrace.
-            color: colours the nodes by a number: time, flops, bytes, saved, rms, nonfinite, or a field of `ViewNode`.
+            style: the look of nodes, boxes and edges; None for the default one.
+            color: the number by which nodes are coloured: time, flops, bytes, saved, rms, nonfinite, or a field of
+                `ViewNode`.
 
         Raises:
             ValueError: there is no such number.
@@ -241,13 +249,13 @@ class ModelGraph:
         return render_dot(self.view, style=style, overlay=color)
 
     def render_svg(self, *, style: "GraphStyle | None" = None, color: str | None = None) -> str:
-        """Returns the picture as SVG; arguments and errors are those of `write_svg`."""
+        """Returns the picture as SVG. Arguments and errors are those of `write_svg`."""
         from .views.dot.graphviz import render_svg
 
         return render_svg(self.view, style=style, overlay=color)
 
     def write_dot(self, path: _Path, *, style: "GraphStyle | None" = None, color: str | None = None) -> None:
-        """Writes the text of the picture in graphviz' language; arguments as of `render_dot`.
+        """Writes the picture as a text in the DOT language of Graphviz. Arguments are those of `render_dot`.
 
         Raises:
             ModtraceError: the file cannot be written.
@@ -257,7 +265,7 @@ class ModelGraph:
         write_dot(self.view, path, style=style, overlay=color)
 
     def write_svg(self, path: _Path, *, style: "GraphStyle | None" = None, color: str | None = None) -> None:
-        """Draws the picture; arguments as of `render_dot`.
+        """Writes the picture as SVG. Arguments are those of `render_dot`.
 
         Raises:
             ModtraceError: the program `dot` (Graphviz) is missing or fails, or the file cannot be written.
@@ -269,13 +277,13 @@ class ModelGraph:
     def write_png(
         self, path: _Path, *, style: "GraphStyle | None" = None, color: str | None = None, dpi: int = 96
     ) -> None:
-        """Draws the picture with `dpi` pixels an inch; arguments and errors as of `write_svg`."""
+        """Writes the picture as PNG, with `dpi` pixels an inch. Arguments and errors are those of `write_svg`."""
         from .views.dot.graphviz import write_png
 
         write_png(self.view, path, style=style, overlay=color, dpi=dpi)
 
     def write_graphml(self, path: _Path) -> None:
-        """Writes what is visible as GraphML.
+        """Writes the visible part as GraphML.
 
         Raises:
             ModtraceError: the file cannot be written.
@@ -285,7 +293,7 @@ class ModelGraph:
         write_graphml(self.view, path)
 
     def write_model_explorer(self, path: _Path) -> None:
-        """Writes what is visible for Google's Model Explorer; layers that are open can be opened and closed there.
+        """Writes the visible part for Google's Model Explorer, in which open layers can be opened and closed.
 
         Raises:
             ModtraceError: the file cannot be written.
@@ -303,7 +311,7 @@ class ModelGraph:
         return f"<ModelGraph: {len(self.nodes)} nodes, {len(self.edges)} edges>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        """Returns what a notebook shows: the picture, or the text where it cannot be drawn."""
+        """Returns what a notebook shows: the picture, or the text if it cannot be drawn."""
         text = str(self)
         if len(self.nodes) > _DRAWN_UNASKED:
             too_large = "(too large to be drawn unasked: collapse(depth=...), or write_svg)"
@@ -331,21 +339,22 @@ def graph_of(data: RecordingData, step: int | None = None) -> ModelGraph:
 def graph(
     subject: Any, /, *args: Any, input_shapes: Sequence[Any] | None = None, **kwargs: Any
 ) -> ModelGraph:
-    """Returns the execution graph of a model that is called once, or of a recording.
+    """Returns the execution graph of one call of a model, or of a step of a recording.
 
         modtrace.graph(model, images).collapse(depth=2).write_svg("model.svg")
         modtrace.graph(model, input_shapes=[(1, 3, 224, 224)])
         modtrace.graph("run.modtrace", step=3)
 
-    The model is left as it was: its parameters, buffers, gradients, mode, device and hooks, the generators of random
-    numbers, and the arguments; but not what it does to other objects that it holds, such as a cache in an attribute.
-    It runs in the caller's grad mode, and a recording that runs meanwhile sees the call too.
+    The model is left unchanged: its parameters, buffers, gradients, mode, device and hooks, the random generators, and
+    the arguments. Other objects that it holds may change, such as a cache in an attribute. It runs in the caller's grad
+    mode, and a recording that is running sees the call too.
 
     Args:
         subject: a `torch.nn.Module`, a `Recording`, or the path of one.
-        args: what the model is called with.
-        input_shapes: instead of `args`: a shape, or `(shape, dtype)`, for each argument; random numbers are given.
-        kwargs: what the model is called with; of a recording `step=`.
+        args: the positional arguments of the model.
+        input_shapes: in place of `args`, a shape, or `(shape, dtype)`, for each argument, which is filled with random
+            numbers.
+        kwargs: the keyword arguments of the model; for a recording `step=`.
 
     Raises:
         TypeError: `subject` is something else, or both arguments and `input_shapes` are given.

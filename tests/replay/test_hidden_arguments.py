@@ -205,8 +205,8 @@ def test_op_that_makes_nothing_of_what_it_reads_is_named_beside_what_would_hide_
         found = modtrace.verify(Calls(lambda model, x: (op(*arguments(x)), x + 1)), (torch.randn(3, 4),))
     [fault] = [each for each in found.checks if not each.passed]
     assert fault.name == "perturbation"
-    assert "(modtrace_hiding.planted.default in Calls, forward): whatever stands in its x (" in fault.why
-    assert fault.why.endswith("it gives the same, and no rule says why")
+    assert "(modtrace_hiding.planted.default in Calls, forward): whatever its x (" in fault.why
+    assert fault.why.endswith("it gives the same results, and no rule says why")
 
 
 @pytest.mark.parametrize(
@@ -224,10 +224,7 @@ def test_op_that_is_only_called_like_one_of_torchs_is_named(seeded, name, argume
         found = modtrace.verify(Calls(lambda model, x: (op(x), x + 1)), (torch.randn(3, 4),))
     [fault] = [each for each in found.checks if not each.passed]
     assert fault.name == "perturbation"
-    assert (
-        f"(modtrace_hiding.{name}.default in Calls, forward): whatever stands in its {argument} ("
-        in fault.why
-    )
+    assert f"(modtrace_hiding.{name}.default in Calls, forward): whatever its {argument} (" in fault.why
 
 
 def test_integers_are_not_asked_whether_they_are_numbers(seeded):

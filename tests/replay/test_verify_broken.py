@@ -152,11 +152,8 @@ def test_op_that_makes_nothing_of_what_it_reads_is_named(seeded):
     faults = failed(model, torch.randn(2, 4))
     library._destroy()
     assert list(faults) == ["perturbation"]
-    assert (
-        "(modtrace_test.ignores.default in Calls, forward): whatever stands in its x ("
-        in faults["perturbation"]
-    )
-    assert faults["perturbation"].endswith("it gives the same, and no rule says why")
+    assert "(modtrace_test.ignores.default in Calls, forward): whatever its x (" in faults["perturbation"]
+    assert faults["perturbation"].endswith("it gives the same results, and no rule says why")
 
 
 def test_hook_that_is_left_behind_is_named(seeded, monkeypatch):

@@ -245,7 +245,7 @@ def test_header_that_is_right_is_read(path: Path) -> None:
         ),
         (entry(shape=[1] * 65, data_offsets=[0, 4]), f"no array has the shape {(1,) * 65}"),
         (entry(dtype=["F32"]), "unhashable type: 'list'"),
-        ('{"a": 1, "a": 2}', "the name 'a' stands twice in an object"),
+        ('{"a": 1, "a": 2}', "the name 'a' occurs twice in an object"),
         ("[]", "pop expected at most 1 argument, got 2"),
         (
             '{"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]},'

@@ -1,1 +1,1 @@
-"""What a recording means: pure functions from its tables to plain frozen dataclasses."""
+"""Analyses of recordings: pure functions from tables to plain frozen dataclasses."""

@@ -1,4 +1,4 @@
-"""Counts the Python processes that a program starts: what runs in them is in no recording of this process."""
+"""Counts the Python processes that a program starts, because the recording of this process does not contain them."""
 
 import functools
 import multiprocessing.process
@@ -19,11 +19,11 @@ _SHELLS = ("sh", "bash", "dash", "zsh")
 
 
 class StartedProcesses:
-    """Counts while it is entered.
+    """Counts the Python processes that are started while it is entered.
 
-    Both functions through which the standard library starts processes are replaced meanwhile. An audit hook would see
-    less (multiprocessing's `spawn` raises no event, Python 3.11), and would be called for every `sys._getframe()`,
-    which is once an op.
+    Both functions by which the standard library starts processes are replaced meanwhile. An audit hook would see less
+    (multiprocessing's `spawn` raises no event, Python 3.11), and would be called for every `sys._getframe()`, which is
+    once an op.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`modtrace doctor`: what works on this installation."""
+"""`modtrace doctor`: reports what works on this installation."""
 
 import importlib
 import json
@@ -23,7 +23,7 @@ _PROGRAMS = {"dot": "graphs as pictures (Graphviz)"}
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that modtrace uses, and what it is for or what is lost without it."""
+    """Something that modtrace uses, with its purpose or what is lost without it."""
 
     name: str
     found: bool
@@ -32,7 +32,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What works on this installation."""
+    """A report on what works on this installation."""
 
     versions: dict[str, str | None]  # None: not installed
     cuda: str
@@ -49,7 +49,7 @@ class Diagnosis:
 )
 @click.option("--json", "as_json", is_flag=True, help="Everything as JSON.")
 def doctor(with_all: bool, as_json: bool) -> None:
-    """Tells what works on this installation: versions, names of torch that modtrace needs, programs."""
+    """Reports what works on this installation: versions, names of torch that modtrace needs, programs."""
     diagnosis = diagnose()
     if as_json:
         print_text(json.dumps(asdict(diagnosis)) + "\n")
@@ -58,7 +58,7 @@ def doctor(with_all: bool, as_json: bool) -> None:
 
 
 def diagnose() -> Diagnosis:
-    """Looks at the installation; imports torch if it is there."""
+    """Examines the installation. It imports torch if it is installed."""
     names, problem = _check_torch_names()
     missing = find_missing_parts()
     return Diagnosis(

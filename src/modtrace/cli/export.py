@@ -39,8 +39,8 @@ def export(
 ) -> None:
     """Writes the recording RUN in a format that other programs read.
 
-    A file that is there is replaced. Folders are replaced only in parts: of `parquet` this run's part, of `csv`
-    the tables; a folder of other things is left alone.
+    An existing file is replaced. Folders are replaced only in part: for `parquet` the part of this run, for `csv` the
+    tables; a folder with other contents is not changed.
     """
     name = find_format(name, path)
     given = {"step": step, "depth": depth, "phase": phase}
@@ -69,7 +69,7 @@ def _render_json(name: str, path: Path, sizes: dict[Path, int], marks: Sequence[
 
 @contextmanager
 def _errors_told(path: Path) -> Iterator[None]:
-    """Turns what the system says of the output path into one line."""
+    """Turns an error of the system about the output path into one line."""
     try:
         yield
     except ModtraceError:  # some are OSErrors too

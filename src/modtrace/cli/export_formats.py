@@ -12,7 +12,7 @@ from ..recording.protocols import RecordingData
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """Which part of the recording is exported; None is all that the format holds, or what it shows by default."""
+    """The part of the recording that is exported. None means all that the format holds, or its default."""
 
     step: int | None = None
     depth: int | None = None  # levels of modules
@@ -25,7 +25,7 @@ Writer = Callable[[RecordingData, Path, ExportOptions], Sequence[Path] | None]
 
 @dataclass(frozen=True, kw_only=True)
 class ExportFormat:
-    """What a format is called for, and who writes it."""
+    """The properties of a format, and the function that writes it."""
 
     writer: str  # `module:function` of a `Writer`, imported when it is called
     suffixes: tuple[str, ...]  # of paths that mean this format
@@ -34,7 +34,7 @@ class ExportFormat:
     takes: frozenset[str] = frozenset()  # names of `ExportOptions` that it heeds
 
     def load_writer(self) -> Writer:
-        """Returns the function that writes it."""
+        """Returns the function that writes the format."""
         module, _, name = self.writer.partition(":")
         writer: Writer = getattr(importlib.import_module(module), name)
         return writer
@@ -82,7 +82,7 @@ FORMATS: dict[str, ExportFormat] = {
 
 
 def find_format(name: str | None, path: Path) -> str:
-    """Returns the name of the format that is asked for, or else that the suffix of the path means.
+    """Returns the name of the requested format, or else of the one that the suffix of the path means.
 
     Raises:
         click.UsageError: the suffix means none.

@@ -12,12 +12,15 @@ from .with_ops import require_part
 
 
 def write_graphml(data: RecordingData, path: Path, options: ExportOptions) -> None:
-    """The graph, with everything in it open unless a depth was asked for."""
+    """Writes the graph, with all layers open unless a depth is given."""
     graphml.write_graphml(_view(data, options), path)
 
 
 def write_model_explorer(data: RecordingData, path: Path, options: ExportOptions) -> list[Path]:
-    """Returns the graph, as for GraphML, and the node data beside it; what is no regular file gets the graph alone."""
+    """Writes the graph, as for GraphML, and the node data beside it.
+
+    If the path is not a regular file, only the graph is written.
+    """
     view = _view(data, options)
     model_explorer.write_model_explorer(view, path)
     if not path.is_file():
@@ -26,22 +29,22 @@ def write_model_explorer(data: RecordingData, path: Path, options: ExportOptions
 
 
 def write_dot(data: RecordingData, path: Path, options: ExportOptions) -> None:
-    """The picture of the graph in the language of Graphviz."""
+    """Writes the picture of the graph in the DOT language of Graphviz."""
     _drawn(data, options).write_dot(path)
 
 
 def write_svg(data: RecordingData, path: Path, options: ExportOptions) -> None:
-    """The picture of the graph."""
+    """Writes the picture of the graph as SVG."""
     _drawn(data, options).write_svg(path)
 
 
 def write_png(data: RecordingData, path: Path, options: ExportOptions) -> None:
-    """The picture of the graph."""
+    """Writes the picture of the graph as PNG."""
     _drawn(data, options).write_png(path)
 
 
 def _drawn(data: RecordingData, options: ExportOptions) -> ModelGraph:
-    """Returns what `modtrace graph` draws, too: alike modules folded, without view ops, at a depth that can be read."""
+    """Returns the graph as `modtrace graph` draws it: equal modules folded, without view ops, at a legible depth."""
     return at_depth(_part(data, options).without_views().fold(), options.depth, is_drawn=True)[0]
 
 

@@ -11,12 +11,12 @@ from .export_formats import ExportOptions
 
 
 def write_parquet(data: RecordingData, path: Path, options: ExportOptions) -> list[Path]:
-    """Returns all ranks of the recording, each with its own files."""
+    """Writes all ranks of the recording, each to files of its own."""
     if not isinstance(data, FolderReader):
         return write_rank(data, path)
     return [file for each in open_ranks(data) for file in write_rank(each.data, path, name=each.name)]
 
 
 def write_csv(data: RecordingData, path: Path, options: ExportOptions) -> list[Path]:
-    """Returns the rank that the recording is opened at."""
+    """Writes the rank at which the recording is opened."""
     return write_tables(data, path)

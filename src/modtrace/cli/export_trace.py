@@ -10,7 +10,7 @@ from .export_formats import ExportOptions
 
 
 def write_trace(data: RecordingData, path: Path, options: ExportOptions) -> None:
-    """All steps, or the one that was asked for."""
+    """Writes all steps, or the one that was requested."""
     step = options.step
     steps = ALL_STEPS if step is None else StepRange(step, step + 1)
     write_perfetto(build_timeline(data, steps=steps), path)

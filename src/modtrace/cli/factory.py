@@ -1,4 +1,4 @@
-"""Makes the model that `module:factory` on the command line means."""
+"""Makes the model that `module:factory` on the command line names."""
 
 import difflib
 import importlib
@@ -25,7 +25,7 @@ _NAMED = 5  # names that are listed where none is near
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model, and what it is called with."""
+    """A model, and the arguments of its call."""
 
     model: Any  # a torch.nn.Module
     args: tuple[Any, ...] = ()
@@ -54,7 +54,7 @@ def load_factory(text: str) -> LoadedModel:
 
 
 def call_model(text: str, loaded: LoadedModel) -> Any:
-    """Returns what the model returns for its arguments.
+    """Returns the output of the model for its arguments.
 
     Raises:
         click.ClickException: it raises an exception.
@@ -65,7 +65,7 @@ def call_model(text: str, loaded: LoadedModel) -> Any:
 
 @contextmanager
 def errors_of_call(text: str) -> Iterator[None]:
-    """Inside, what the model of the factory `text` raises becomes one line.
+    """Turns what the model of the factory `text` raises in the block into one line.
 
     Raises:
         click.ClickException: the block raises an exception.
@@ -99,7 +99,7 @@ def _find_factory(text: str, module: ModuleType, name: str) -> Any:
 
 
 def _describe_names(module: ModuleType, name: str) -> str:
-    """Returns the names of the module that are near, or else some that may be factories."""
+    """Returns a list of similar names in the module, or else of some that may be factories."""
     public = [each for each in vars(module) if not each.startswith("_")]
     near = difflib.get_close_matches(name, public, n=_NAMED)
     if near:
@@ -160,5 +160,5 @@ def describe_error(error: BaseException) -> str:
 
 
 def _shorten(file: str) -> str:
-    """Returns the path of a file as seen from the current directory, if it lies below."""
+    """Returns the path of a file relative to the current directory, if the file is below it."""
     return file.removeprefix(os.path.join(os.getcwd(), ""))

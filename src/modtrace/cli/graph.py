@@ -90,10 +90,11 @@ def graph(
     dpi: int,
     as_json: bool,
 ) -> None:
-    """Draws what ran in one step: modules, ops, parameters, and who reads what whom has made.
+    """Draws what ran in one step: modules, ops, parameters, and the tensors that lead from one to the other.
 
-    RUN is a recording; without ops in it the calls are drawn in order. Or the model that MODULE:FACTORY makes is
-    called once: FACTORY is a function of the Python module that takes no arguments and returns (model, args, kwargs).
+    RUN is a recording; without ops in it the calls are drawn in order. Alternatively, the model that MODULE:FACTORY
+    makes is called once: FACTORY is a function of the Python module that takes no arguments and returns (model, args,
+    kwargs).
     """
     writer = _find_writer(path)
     data = _load(run)
@@ -170,7 +171,7 @@ def _write(writer: Callable[..., None], shown: ModelGraph, path: Path, color: st
 
 
 def _tell(shown: ModelGraph, path: Path, note: str, as_json: bool) -> None:
-    """Says what was written."""
+    """Prints what was written."""
     size = path.stat().st_size if path.is_file() else None
     if as_json:
         told = {"path": str(path), "size_bytes": size, "nodes": len(shown.nodes), "edges": len(shown.edges)}

@@ -1,4 +1,4 @@
-"""The command `modtrace`: finds its subcommands when they are called, and turns errors into exit codes."""
+"""The command `modtrace`: imports its subcommands when they are called, and turns errors into exit codes."""
 
 import importlib
 import json
@@ -62,7 +62,10 @@ def modtrace(ctx: click.Context) -> None:
 
 
 def main() -> NoReturn:
-    """Runs the command line. Exit codes: 0 fine, 1 found something, 2 misuse, or nothing that can be looked at."""
+    """Runs the command line.
+
+    Exit codes: 0 fine, 1 something was found, 2 misuse, or there is nothing that can be shown.
+    """
     with speak(_name_option):
         _run()
 

@@ -1,4 +1,4 @@
-"""`modtrace memory`: which modules keep memory for the backward of one step."""
+"""`modtrace memory`: shows which modules keep memory for the backward of one step."""
 
 import click
 

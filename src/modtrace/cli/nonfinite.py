@@ -1,4 +1,4 @@
-"""`modtrace nonfinite`: where NaN and infinite values came up first."""
+"""`modtrace nonfinite`: finds the first NaN and infinite values."""
 
 import click
 
@@ -16,8 +16,8 @@ EXIT_FOUND = 1
 def nonfinite(run: str, as_json: bool) -> int:
     """Finds the first tensor of the recording RUN that holds NaN or infinite values.
 
-    First by step, and within a step in the order of measuring. Exit code 1 if there is one, 0 if not, 2 if nothing
-    was measured.
+    Tensors are ordered by step, and within a step in the order of measuring. The exit code is 1 if there is one, 0 if
+    not, and 2 if nothing was measured.
     """
     data = open_with_rows(run)
     found = ask(run, data, lambda: find_first_nonfinite(data))

@@ -1,4 +1,4 @@
-"""`modtrace ops`: what the ops of one step cost."""
+"""`modtrace ops`: shows the costs of the ops of one step."""
 
 import click
 
@@ -25,7 +25,7 @@ from .with_ops import ask_for_ops, open_with_rows
 @click.option("--top", type=click.IntRange(min=1), help="Rows to show. Default: all.")
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, times in nanoseconds.")
 def ops(run: str, step: AskedStep, by: GroupedBy, phase: str | None, top: int | None, as_json: bool) -> None:
-    """Shows what the ops of the recording RUN cost in one step: time, floating point operations, bytes.
+    """Shows what the ops of the recording RUN cost in one step: time, floating-point operations, bytes.
 
     A module counts with its own ops, without those of the modules inside it. The most expensive come first.
     """

@@ -1,4 +1,4 @@
-"""Prints what a command has to say."""
+"""Prints the output of commands."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ class Terminal:
 
 
 def find_terminal() -> Terminal:
-    """Returns what standard output is; `NO_COLOR` (https://no-color.org) is heeded."""
+    """Returns the capabilities of standard output; `NO_COLOR` (https://no-color.org) is respected."""
     if not sys.stdout.isatty():
         columns = os.environ.get("COLUMNS", "")
         return Terminal(width=int(columns) if columns.isdecimal() and int(columns) else None, color=False)
@@ -34,7 +34,10 @@ def wrap(text: str) -> str:
 
 
 def tell(text: str, path: Path | str) -> None:
-    """Prints what was written to a path; on standard error if that is no file, and may be standard output."""
+    """Prints a text on what was written to a path.
+
+    It goes to standard error if the path is not a regular file, because the path may be standard output.
+    """
     if os.path.isfile(path) or os.path.isdir(path):
         print_text(text)
     else:
@@ -42,12 +45,12 @@ def tell(text: str, path: Path | str) -> None:
 
 
 def tell_marks(marks: Sequence[str]) -> None:
-    """Says on standard error what is missing from the recording, where standard output has no place for it."""
+    """Prints what is missing from the recording on standard error, if standard output cannot contain it."""
     for mark in marks:
         click.echo(wrap(f"! {printable(mark)}"), nl=False, err=True)
 
 
 def print_text(text: str) -> None:
-    """Prints whole lines; characters that standard output has no code for become question marks."""
+    """Prints whole lines. Characters that standard output cannot encode become question marks."""
     encoding = sys.stdout.encoding or "utf-8"
     click.echo(text.encode(encoding, "replace").decode(encoding), nl=False)

@@ -1,4 +1,4 @@
-"""`modtrace paths`: which op ran in which module, in order."""
+"""`modtrace paths`: lists the ops in order, each with its module."""
 
 import os
 
@@ -26,8 +26,8 @@ def paths(
 ) -> None:
     """Shows which op ran in which module, in the order in which they ran.
 
-    RUN is a recording with ops. Or the model that MODULE:FACTORY makes is called once: FACTORY is a function
-    of the Python module that takes no arguments and returns (model, args, kwargs).
+    RUN is a recording with ops. Alternatively, the model that MODULE:FACTORY makes is called once: FACTORY is a
+    function of the Python module that takes no arguments and returns (model, args, kwargs).
     """
     data = _find_data(run)
     number = read_step(run, data, step)

@@ -1,4 +1,4 @@
-"""`modtrace plot`: how values went over the steps, as a picture."""
+"""`modtrace plot`: draws values over the steps."""
 
 import click
 
@@ -32,10 +32,10 @@ def plot(
     steps: str | None,
     as_json: bool,
 ) -> None:
-    """Draws values of the recording RUN over its steps, of the modules and parameters that PATTERNS mean.
+    """Draws values of the recording RUN over its steps, for the modules and parameters that PATTERNS select.
 
-    A pattern is a glob over paths such as 'blocks.*.attn', or re:EXPRESSION; without any, all are shown.
-    Roles are output, grad_output, parameter, parameter_grad and the others of docs/vocabulary.md.
+    A pattern is a glob over paths such as 'blocks.*.attn', or re:EXPRESSION; without any, all are shown. Roles are
+    output, grad_output, parameter, parameter_grad and the others of docs/vocabulary.md.
     """
     if path is None and not as_json:
         raise click.UsageError("give -o FILE for a picture, or --json for its numbers.")

@@ -7,7 +7,7 @@ _READABLE = 250
 
 
 def at_depth(whole: ModelGraph, depth: int | None, *, is_drawn: bool) -> tuple[ModelGraph, str]:
-    """Returns the graph at the given depth, or else at the deepest readable one, with a sentence about that."""
+    """Returns the graph at the given depth, or else at the deepest legible one, with a sentence about that."""
     if depth is not None:
         return whole.collapse(depth=depth), ""
     size = len(whole.nodes)

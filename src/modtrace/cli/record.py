@@ -246,7 +246,7 @@ def _describe_progress(progress: Any) -> str:
 
 
 def _describe_end(recording: Any, started: int, recorded: _Recorded) -> Iterator[str]:
-    """Yields the last triggers, and the closing line: what is in the recording, what is not, and how to look at it."""
+    """Yields the last triggers, and the closing lines: what is in the recording, what is not, and how to show it."""
     if not recorded.has_begun:
         yield "recorded nothing: the program could not be started."
         return
@@ -277,14 +277,14 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded) -> Iterator
 
 
 def _say_why_nothing(ran: int, chosen: str | None) -> str:
-    """Returns why there is no call in a recording that is whole."""
+    """Returns the reason why there is no call in a complete recording."""
     if ran and to_step_range(chosen) != ALL_STEPS:
         return f"no step of {chosen} ran"
     return "no module was called in this process"
 
 
 def _describe_kept(progress: Any, kept: int, keeps_last: bool) -> str:
-    """Returns how many steps are in the recording, and of how many where that is another number."""
+    """Returns the number of steps in the recording, and that of all steps if it differs."""
     if not progress.steps and not progress.rows:
         return "recorded nothing"
     steps = count_of(progress.steps, "step")

@@ -28,10 +28,10 @@ class Program:
 
     Attributes:
         stem: a short name for it.
-        file: its source.
-        argv: what it finds in `sys.argv`.
-        search_path: what stands first in `sys.path` while it runs.
-        spec: of a module run by name; None for a script.
+        file: its source file.
+        argv: its `sys.argv`.
+        search_path: the first entry of `sys.path` while it runs.
+        spec: the spec of a module that is run by name; None for a script.
     """
 
     stem: str
@@ -73,10 +73,10 @@ def run_program(program: Program, recording: AbstractContextManager[Any]) -> int
     """Runs a program inside a recording, which is entered first and left when the program ends.
 
     A program that cannot be compiled is not recorded. SIGTERM and SIGHUP end the program by an exception, as Ctrl-C
-    does, unless the program handles them: Python would end at once, with the recording open.
+    does, unless the program handles them. Otherwise Python would end at once, with the recording open.
 
     Returns:
-        the exit code that `python` would have given; less than 0 if a signal would have ended it, see `exit_like`.
+        the exit code that `python` would have returned; negative if a signal would have ended it, see `exit_like`.
 
     Raises:
         ModtraceError: the recording cannot be made.
@@ -102,7 +102,7 @@ def run_program(program: Program, recording: AbstractContextManager[Any]) -> int
 
 
 def exit_like(code: int) -> int:
-    """Gives an exit code back, or ends this process by a signal, so that the shell sees what it would have seen."""
+    """Returns an exit code, or ends this process by a signal, so that the shell sees the same as from `python`."""
     if code >= 0:
         return code
     sys.stdout.flush()
@@ -112,7 +112,7 @@ def exit_like(code: int) -> int:
 
 
 class Terminated(SystemExit):
-    """A signal came that ends a process."""
+    """Raised when a signal arrives that ends a process."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(number.name)
@@ -122,7 +122,7 @@ class Terminated(SystemExit):
 
 @contextlib.contextmanager
 def _raising_on(number: signal.Signals) -> Iterator[None]:
-    """Inside, the signal raises, unless the program handles it, or whoever started this process ignores it."""
+    """Makes the signal raise inside the block, unless the program handles it or the parent process ignores it."""
     pid = os.getpid()
 
     def terminate(_: int, frame: FrameType | None) -> None:
@@ -185,7 +185,7 @@ def _find_spec(name: str) -> ModuleSpec | None:
 
 
 def _become_main(program: Program) -> dict[str, Any]:
-    """Makes a fresh `__main__` the process's, so that pickling and spawned workers find the program's names."""
+    """Installs a fresh `__main__` module, so that pickling and spawned workers find the program's names."""
     main = ModuleType("__main__")
     main.__file__ = program.file
     main.__dict__["__builtins__"] = __builtins__
@@ -200,7 +200,7 @@ def _become_main(program: Program) -> dict[str, Any]:
 
 
 def _set_search_path(first: str) -> None:
-    """Puts the program's place where `modtrace`'s own script folder stands."""
+    """Puts the program's folder in place of the folder of the `modtrace` script."""
     if not getattr(sys.flags, "safe_path", False):  # -P, new in Python 3.11
         sys.path[0] = first
 
@@ -223,7 +223,7 @@ def _exit_code(error: SystemExit) -> int:
 
 
 def _show(error: BaseException, namespace: dict[str, Any]) -> None:
-    """Prints the traceback as the program alone would have had it: without our frames."""
+    """Prints the traceback as the program alone would show it, without our frames."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals is not namespace:
         trace = trace.tb_next
@@ -232,7 +232,7 @@ def _show(error: BaseException, namespace: dict[str, Any]) -> None:
 
 
 def _leave_out_ours(trace: TracebackType | None) -> None:
-    """Takes our frames out of a traceback: an op that is recorded runs below one."""
+    """Removes our frames from a traceback, because a recorded op runs below one."""
     while trace is not None:
         inner = trace.tb_next
         while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_OURS):

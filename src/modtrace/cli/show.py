@@ -1,4 +1,4 @@
-"""`modtrace show`: the module tree of a recording with the times and values of one step."""
+"""`modtrace show`: shows the module tree of a recording with the times and values of one step."""
 
 import click
 

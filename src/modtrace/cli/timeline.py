@@ -1,4 +1,4 @@
-"""`modtrace timeline`: when what ran, as a trace for ui.perfetto.dev or chrome://tracing."""
+"""`modtrace timeline`: writes a trace for ui.perfetto.dev or chrome://tracing."""
 
 import json
 import os
@@ -38,10 +38,10 @@ def timeline(
     op_flows: bool,
     as_json: bool,
 ) -> None:
-    """Writes when what ran in the recording RUN, as a trace for ui.perfetto.dev or chrome://tracing.
+    """Writes the times of what ran in the recording RUN as a trace for ui.perfetto.dev or chrome://tracing.
 
-    Lanes for the steps, forward, recompute, backward and optimizer of each thread, in which spans nest as
-    modules do; arrows lead from each forward to its backward and to its recompute.
+    It has lanes for the steps, forward, recompute, backward and optimizer of each thread, in which spans nest as
+    modules do. Arrows lead from each forward to its backward and to its recompute.
     """
     _check_output(path, as_json)
     _check_options(ops, op_flows)
@@ -100,7 +100,7 @@ def _size_bytes(path: str) -> int:
 
 
 def _tell_missing(found: Timeline) -> None:
-    """On standard error, so that it is seen beside a trace on standard output."""
+    """Prints what is missing on standard error, so that it is seen beside a trace on standard output."""
     tell_marks(found.marks)
     missing = describe_missing(found)
     if missing is not None:

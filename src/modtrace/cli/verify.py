@@ -1,4 +1,4 @@
-"""`modtrace verify`: proves that a recording of a model says what ran."""
+"""`modtrace verify`: proves that a recording of a model states what ran."""
 
 from dataclasses import replace
 
@@ -20,8 +20,9 @@ EXIT_FOUND = 1
 def verify(factory: str, seed: int, as_json: bool) -> int:
     """Proves a recording of the model that FACTORY (module:function) makes.
 
-    The function returns (model, args, kwargs). One forward and backward of the model is recorded; then every op
-    runs again from what was recorded, bit by bit. Exit code 1: the recording does not say what ran.
+    The function returns (model, args, kwargs). One forward and backward of the model is recorded; then every op runs
+    again from what was recorded, and is compared bit by bit. The exit code is 1 if the recording does not state what
+    ran.
     """
     loaded = load_factory(factory)
     from ..replay.verify import verify as prove

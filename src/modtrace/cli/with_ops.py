@@ -1,4 +1,4 @@
-"""Asks recordings for the commands: says what is wrong with an option, and why there is no answer."""
+"""Opens recordings for the commands, and explains wrong options and missing answers."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +27,7 @@ def open_with_rows(run: str, *tables: str) -> RecordingData:
     """Returns the recording in the folder `run`.
 
     Raises:
-        NothingRecordedError: one of the tables has no rows; the text says why.
+        NothingRecordedError: one of the tables has no rows; the message says why.
         ModtraceError: it cannot be read.
     """
     from ..face import open_recording
@@ -41,14 +41,17 @@ def open_with_rows(run: str, *tables: str) -> RecordingData:
 def ask(
     run: str, data: RecordingData, find: Callable[[], Answer], *, option: str | None = "--step"
 ) -> Answer:
-    """Returns what `find` finds in the recording that was opened from `run`.
+    """Returns the result of `find` for the recording that was opened from `run`.
 
     Args:
-        option: which one a `ValueError` is about; None: its text names it.
+        run: the path of the recording.
+        data: the recording.
+        find: computes the answer.
+        option: the option that a `ValueError` is about; None if its text names it.
 
     Raises:
-        NothingRecordedError: there are no rows of it.
-        click.ClickException: the option chooses what is not there.
+        NothingRecordedError: there are no rows for the answer.
+        click.ClickException: the option selects something that does not exist.
     """
     try:
         return find()
@@ -65,7 +68,7 @@ def ask(
 def ask_for_ops(
     run: str, data: RecordingData, find: Callable[[], AnswerOfStep], phase: str | None = None
 ) -> AnswerOfStep:
-    """Returns the same of what tells about the ops of one step.
+    """Returns the result of `find`, which is about the ops of one step.
 
     Raises:
         NothingRecordedError: the step, or the phase of it, has no ops.
@@ -87,7 +90,7 @@ def require_part(whole: ModelGraph, part: ModelGraph) -> ModelGraph:
     """Returns the part of a graph.
 
     Raises:
-        NothingRecordedError: nothing is in it, and something in the whole.
+        NothingRecordedError: the part is empty, and the whole is not.
     """
     ran = whole.columns.nodes.phase
     if len(ran) and not len(part.columns.nodes):

@@ -1,1 +1,1 @@
-"""How execution is seen: hooks into PyTorch that turn what runs into rows."""
+"""Hooks into PyTorch that see what runs and turn it into rows."""

@@ -1,4 +1,4 @@
-"""What is known of objects that others own, without keeping those alive."""
+"""Maps objects that others own to values, without keeping the objects alive."""
 
 import weakref
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ Value = TypeVar("Value")
 
 
 class IdentityMap(Generic[Key, Value]):
-    """Values by object: neither the hash of an object nor its `==` is asked for.
+    """A mapping from objects to values that uses neither the hash of an object nor its `==`.
 
-    It has the place of `weakref.WeakKeyDictionary`, whose weak references have callbacks. If an object has two of
-    those, and a garbage collection frees one of them while the object dies, CPython calls a freed callback
-    (Objects/weakrefobject.c, 3.11). Here an `id` that is used again is told by a reference without callback, and what
-    belongs to dead objects goes when their number has doubled, or at `sweep()`.
+    It replaces `weakref.WeakKeyDictionary`, whose weak references have callbacks: if an object has two of those, and a
+    garbage collection frees one of them while the object dies, CPython calls a freed callback (Objects/weakrefobject.c,
+    3.11). Here a reference without a callback shows that an `id` is used again, and the entries of dead objects are
+    removed when the number of entries has doubled, or by `sweep()`.
     """
 
     def __init__(self) -> None:
@@ -22,11 +22,11 @@ class IdentityMap(Generic[Key, Value]):
         self._most = 16  # entries, until the next sweep
 
     def get(self, key: Key) -> Value | None:
-        """The value of an object."""
+        """Returns the value of an object; None if it has none."""
         return self.of_id(id(key))
 
     def of_id(self, number: int) -> Value | None:
-        """The value of the living object that has this `id`."""
+        """Returns the value of the living object with this `id`; None if there is none."""
         known = self._items.get(number)
         return None if known is None or known[0]() is None else known[1]
 
@@ -37,23 +37,23 @@ class IdentityMap(Generic[Key, Value]):
         self._items[id(key)] = (weakref.ref(key), value)
 
     def pop(self, key: Key) -> Value | None:
-        """Takes out the value of an object."""
+        """Removes an object, and returns its value; None if it has none."""
         known = self._items.pop(id(key), None)
         return None if known is None or known[0]() is None else known[1]
 
     def items(self) -> Iterator[tuple[Key, Value]]:
-        """The living objects and their values; may change meanwhile."""
+        """Yields the living objects and their values. The mapping may change meanwhile."""
         for ref, value in list(self._items.values()):
             key = ref()
             if key is not None:
                 yield key, value
 
     def sweep(self) -> None:
-        """Lets go of what belongs to dead objects."""
+        """Removes the entries of dead objects."""
         for number, known in list(self._items.items()):
             if known[0]() is None and self._items.get(number) is known:
                 del self._items[number]
 
     def clear(self) -> None:
-        """Lets go of everything."""
+        """Removes all entries."""
         self._items = {}

@@ -1,1 +1,1 @@
-"""How a tensor is measured: its statistics, with nothing of the user's run seeing it."""
+"""Measures tensors: computes their statistics without being seen by the user's run."""

@@ -1,4 +1,4 @@
-/* The hash and the sketch of numbers in memory, in one pass: what recording/statistics/fingerprints.py defines.
+/* Computes the hash and the sketch of numbers in one pass; recording/statistics/fingerprints.py defines both.
 
    The hash is made of integers: every processor, compiler and order of summation gives the same bits. In the sketch at
    most 64 numbers are added up in float32 before float64 takes over, each with its sign, in an order that is
@@ -21,7 +21,7 @@
 enum { BLOCKS = 4096, WORDS = 65536, TILE = 1024, MOST_DIMS = 64, RUN = 128, FREE_GIL = 16384 };
 enum { CHUNK_SIGNS = 4, CHUNK_SWAP = 5, ROW_WEIGHT = 7 }; /* tags of mix() */
 
-/* What lies where, and what is to be made of it. Strides are in bytes of memory, steps in places of the flat tensor. */
+/* The elements and what to compute. Strides are in bytes of memory, steps in elements of the flat tensor. */
 typedef struct {
     const char *source;
     int64_t first;
@@ -43,7 +43,7 @@ typedef struct {
         double wide[LANES][LANES];
     } rows; /* of the chunk */
     double sketch[LANES];
-    Py_ssize_t gathered; /* elements that do not lie side by side, until they are enough */
+    Py_ssize_t gathered; /* elements that are not contiguous, until there are enough */
     int64_t gathered_at;
     uint64_t gathered_bytes[TILE];
 } Sums;
@@ -53,7 +53,7 @@ static uint64_t hash_words(const Task *task, const char *source, Py_ssize_t coun
     return sum_words(source, count, task->low + at, task->high + at) * (mix(ROW_WEIGHT, (uint64_t)(word / WORDS)) | 1);
 }
 
-/* A word of which we have a part only: the rest is 0 here, and is added by whoever has it. */
+/* Hashes a part of a word. The rest is 0 here, and is added with the part that has it. */
 static uint64_t hash_part(const Task *task, const char *source, Py_ssize_t size_bytes, int64_t at_byte) {
     char word[4] = {0};
     memcpy(word + at_byte % 4, source, (size_t)size_bytes);
@@ -99,14 +99,14 @@ static void add_blocks(const Task *task, Sums *sums, const void *numbers, Py_ssi
         add_float32(sums->rows.narrow, numbers, blocks, signs, swaps);
 }
 
-/* A block of which we have a part only, with zeros around it. */
+/* Adds a part of a block, with zeros around it. */
 static void add_part(const Task *task, Sums *sums, const void *numbers, size_t size_bytes, int64_t block, size_t from) {
     double padded[LANES] = {0};
     memcpy((char *)padded + from, numbers, size_bytes);
     add_blocks(task, sums, padded, 1, block);
 }
 
-/* `numbers` are float64 where sums are, and float32 otherwise. */
+/* Adds numbers to the sketch; they are float64 if sums are, and float32 otherwise. */
 static void sketch_numbers(const Task *task, Sums *sums, const void *numbers, Py_ssize_t count, int64_t place) {
     const char *next = numbers;
     Py_ssize_t size = is_wide(task) ? sizeof(double) : sizeof(float);
@@ -151,7 +151,7 @@ static void sketch_tile(const Task *task, Sums *sums, const void *source, Py_ssi
         sketch_numbers(task, sums, source, count, place);
 }
 
-/* Elements that lie side by side. They are in the nearest cache when the sketch reads them again. */
+/* Takes contiguous elements. They are in the nearest cache when the sketch reads them again. */
 static void take_dense(const Task *task, Sums *sums, const char *source, Py_ssize_t count, int64_t place) {
     for (Py_ssize_t taken; count > 0; source += taken * task->item_size, place += taken, count -= taken) {
         taken = count < TILE ? count : TILE;
@@ -179,7 +179,7 @@ static void copy_strided(char *to, const char *from, Py_ssize_t count, Py_ssize_
         for (i = 0; i < count; i++) memcpy(to + 8 * i, from + i * stride, 8);
 }
 
-/* One row of elements, whose places in the flat tensor are consecutive; short ones wait for the next. */
+/* Takes a row of elements that are consecutive in the flat tensor. Short rows wait for the next one. */
 static void take_run(const Task *task, Sums *sums, const char *source, int64_t place) {
     Py_ssize_t count = task->sizes[task->dims - 1], stride = task->strides[task->dims - 1];
     if (sums->gathered && sums->gathered_at + sums->gathered != place) take_gathered(task, sums);

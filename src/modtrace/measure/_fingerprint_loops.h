@@ -1,4 +1,4 @@
-/* The loops that _fingerprint.c spends its time in: sums of words times weights, sums of signed blocks. */
+/* The hot loops of _fingerprint.c: sums of words times weights, and sums of signed blocks. */
 
 #pragma once
 
@@ -22,8 +22,8 @@ static uint64_t mix(uint64_t tag, uint64_t number) {
     return bits ^ bits >> 31;
 }
 
-/* The sum of words times weights. A product has two halves, for few vector units multiply 64-bit numbers: a weight
-   is low + 2^32 high, and of word * high no more than 32 bits are left. */
+/* Returns the sum of words times weights. A product has two halves, since few vector units multiply 64-bit numbers: a
+   weight is low + 2^32 high, and of word * high no more than 32 bits are left. */
 static uint64_t sum_words_anywhere(const char *source, ptrdiff_t count, const int32_t *low, const int32_t *high) {
     uint64_t lows = 0;
     uint32_t highs = 0;
@@ -37,7 +37,7 @@ static uint64_t sum_words_anywhere(const char *source, ptrdiff_t count, const in
 }
 
 #ifdef HAS_AVX2
-/* The same with the instruction that multiplies every other of eight words, which GCC 12 does not find. 1,048,576
+/* Does the same by the instruction that multiplies every other of eight words, which GCC 12 does not use. 1,048,576
    words take 145 us (EPYC with AVX-512), and 278 us above. */
 __attribute__((target("avx2"))) static uint64_t sum_words_avx2(const char *source, ptrdiff_t count,
                                                                const int32_t *low, const int32_t *high) {
@@ -70,7 +70,7 @@ static uint64_t sum_words(const char *source, ptrdiff_t count, const int32_t *lo
     return sum_words_anywhere(source, count, low, high);
 }
 
-/* Adds whole blocks, each to its row; then adds the rows up, place l of row h being for l ^ h: first those that differ
+/* Adds whole blocks, each to its row; then adds the rows up, element l of row h to sum l ^ h: first those that differ
    in the upper bits of h, which swap whole groups of 8. */
 #define DEFINE_ROWS(NUMBER, ADD_BLOCKS, FOLD_ROWS)                                                                   \
     FOR_EVERY_CPU static void ADD_BLOCKS(NUMBER (*RESTRICT rows)[LANES], const NUMBER *RESTRICT source,              \

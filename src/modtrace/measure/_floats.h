@@ -1,4 +1,4 @@
-/* What the kernels share: how they are compiled and compute on each processor, and how 16-bit floats become float32. */
+/* What the kernels share: compilation for each processor, floating-point settings, and conversion of 16-bit floats. */
 
 #pragma once
 
@@ -18,8 +18,8 @@
 #define HAS_MXCSR
 #endif
 
-/* Arithmetic as IEEE 754 has it by default, without traps, whatever the user has set; on request results that would be
-   subnormal are 0. Returns what `end_arithmetic` puts back, with the user's flags. */
+/* Sets the default arithmetic of IEEE 754, without traps, whatever the user has set; on request results that would be
+   subnormal are 0. Returns the state that `end_arithmetic` restores, with the user's flags. */
 static inline unsigned begin_arithmetic(int flushes_results) {
 #ifdef HAS_MXCSR
     enum { NEAREST_NO_TRAPS = 0x1F80, FLUSH_RESULTS = 0x8000 };
@@ -51,14 +51,14 @@ static inline void end_arithmetic(unsigned before) {
 #define RESTRICT restrict
 #endif
 
-/* The numbers by which Python names what lies in memory (native.py). */
+/* The kinds of numbers in memory, as in native_moments.py. */
 enum { FLOAT32, BFLOAT16, FLOAT16, FLOAT64, KINDS };
 
 FOR_EVERY_CPU static void from_bfloat16(const uint16_t *source, ptrdiff_t count, uint32_t *bits) {
     for (ptrdiff_t i = 0; i < count; i++) bits[i] = (uint32_t)source[i] << 16;
 }
 
-/* Exponents are rebiased by a multiplication, which makes subnormals right too; NaN and infinity are put right then. */
+/* Rebiases exponents by a multiplication, which also converts subnormals; NaN and infinity are corrected afterwards. */
 FOR_EVERY_CPU static void from_float16(const uint16_t *source, ptrdiff_t count, uint32_t *bits) {
     for (ptrdiff_t i = 0; i < count; i++) {
         uint32_t magnitude = (uint32_t)(source[i] & 0x7FFF) << 13, sign = (uint32_t)(source[i] & 0x8000) << 16;

@@ -1,4 +1,4 @@
-/* Tier 2 of contiguous numbers and the largest ones of channels: a faster measure/tier2_kernel.py and measure/tier2.py.
+/* Computes tier 2 of contiguous numbers and the maxima of channels, as tier2_kernel.py and tier2.py do, but faster.
 
    What is counted or compared is taken from the bits, so neither NaN nor what a user has set the processor to matters.
    Sums are made in float64, in 16 lanes that are written out, so that a compiler may vectorise the loops without
@@ -16,14 +16,14 @@
 
 enum { LANES = 16, BLOCK = 1024, BINS = 256, MANY = 16384 };
 
-/* Neighbours are often alike, and a counter that has just been written cannot be read for some cycles: four tables take
+/* Neighbours are often equal, and a counter that has just been written cannot be read for some cycles: four tables take
    turns. They are emptied before 32 bits are full. */
 enum { TABLES = 4, BLOCKS_OF_TABLES = 1 << 20 };
 
 static const int32_t NAN32 = 0x7F800001;
 static const int64_t NAN64 = 0x7FF0000000000001;
 
-/* What Python reads. */
+/* The results, which Python reads. */
 typedef struct {
     int64_t histogram[BINS], zeros, argmax;
     double sumabs, sum4, largest;
@@ -46,7 +46,7 @@ typedef union {
     double values[BLOCK];
 } Block64;
 
-/* Keeps gcc 12 from vectorising across groups of 16, for which it shuffles float64 about: 1.7 ns a number, not 1.3. */
+/* Keeps gcc 12 from vectorising across groups of 16, which needs shuffles of float64: 1.7 ns a number, not 1.3. */
 #if defined(__GNUC__)
 #define BETWEEN_GROUPS(values) __builtin_prefetch(values, 0, 3)
 #else
@@ -74,7 +74,7 @@ typedef union {
 ADD_UP(32)
 ADD_UP(64)
 
-/* The largest magnitude, and what is counted; a compiler may vectorise sums of integers as they stand. */
+/* Finds the largest magnitude and the counts. A compiler may vectorise sums of integers in any order. */
 FOR_EVERY_CPU static int32_t scan32(const Block32 *block, Py_ssize_t size, Running *into) {
     int32_t largest = 0, zeros = 0;
     for (Py_ssize_t i = 0; i < size; i++) {
@@ -99,7 +99,7 @@ FOR_EVERY_CPU static int64_t scan64(const Block64 *block, Py_ssize_t size, Runni
     return largest;
 }
 
-/* Two float32 at a time; what lies before and behind the exponent is cut off. */
+/* Counts two float32 at a time; the bits around the exponent are cut off. */
 static void count_exponents32(const Block32 *block, Py_ssize_t size, Running *into) {
     uint32_t(*tables)[BINS] = into->tables;
     Py_ssize_t whole = size - size % 4;
@@ -115,7 +115,7 @@ static void count_exponents32(const Block32 *block, Py_ssize_t size, Running *in
     for (Py_ssize_t i = whole; i < size; i++) tables[0][block->bits[i] >> 23 & 0xFF]++;
 }
 
-/* The biases are 1023 and 127; what is too large or too small for a float32 has the outermost bins. */
+/* Returns the bin of a float64. The biases are 1023 and 127; numbers outside of float32 are in the outermost bins. */
 static inline int bin_of64(uint64_t bits) {
     int bin = (int)(bits >> 52 & 0x7FF) - 896;
     return bin < 0 ? 0 : bin > BINS - 1 ? BINS - 1 : bin;
@@ -198,7 +198,7 @@ static double number_of(int64_t bits, int kind) {
     return value;
 }
 
-/* A NaN passes a sum on; the one that is written is the same whatever it was. */
+/* Returns the sum of the lanes. Every NaN is written with the same bits. */
 static double sum_of(const double *lanes) {
     double sum = 0;
     for (int j = 0; j < LANES; j++) sum += lanes[j];
@@ -243,7 +243,7 @@ static PyObject *tier2_into(PyObject *Py_UNUSED(module), PyObject *const *args, 
     Py_RETURN_NONE;
 }
 
-/* The bits of the largest magnitude of each channel. Those of a NaN are larger than those of any number. */
+/* Finds the bits of the largest magnitude of each channel. Those of a NaN are larger than those of any number. */
 #define LARGEST(WIDTH)                                                                                              \
     FOR_EVERY_CPU static void largest_of_columns##WIDTH(const int##WIDTH##_t *source, Py_ssize_t rows,              \
                                                         Py_ssize_t channels, int##WIDTH##_t *RESTRICT found) {      \

@@ -1,4 +1,4 @@
-"""How an array of any shape and strides is walked in bounded pieces."""
+"""Divides an array of any shape and strides into pieces of bounded size."""
 
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -14,7 +14,7 @@ Block = tuple[slice, ...]
 def blocks(shape: Sequence[int], most: int) -> Iterator[Block]:
     """Yields slices that together cover an array, each of at most `most` elements, in row-major order.
 
-    Each is a run of elements in that order, too.
+    The elements of each slice are consecutive in that order.
     """
     inner, axis = 1, len(shape)
     while axis and inner * shape[axis - 1] <= most:
@@ -32,7 +32,7 @@ def blocks(shape: Sequence[int], most: int) -> Iterator[Block]:
 
 
 def in_row(array: Raw) -> Raw:
-    """Returns the elements in row-major order, side by side and aligned; a copy only where they are not so already."""
+    """Returns the elements in row-major order, contiguous and aligned. They are copied only if necessary."""
     return np.require(array, requirements=["C", "A"]).reshape(-1)
 
 

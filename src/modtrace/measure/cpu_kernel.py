@@ -1,8 +1,8 @@
-"""The statistics of numbers in memory: one pass from memory, the rest from the cache, sums in blocks.
+"""Computes the statistics of numbers in memory: one pass from memory, the rest from the cache, sums in blocks.
 
-numpy, not torch: it sees the same memory, no mode, profiler or transform of the user's sees it, and it is faster
-at this. Measured for 131,072 float32 in the cache of one core: `minimum` and `maximum` 6.5 us each, the two sums 6 us
-each; torch takes 9.5, 9.5, 5 and, as `bmm` of blocks, 290 us.
+It uses numpy, not torch: numpy reads the same memory, is seen by no mode, profiler or transform of the user's, and is
+faster at this. Measured for 131,072 float32 in the cache of one core: `minimum` and `maximum` 6.5 us each, the two sums
+6 us each; torch takes 9.5, 9.5, 5 and, as `bmm` of blocks, 290 us.
 """
 
 import math
@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from .dtypes import CHUNK, Floats, Format, Raw, Scratch
 
-#: The number of products that are summed in float32 before float64 takes over. A BLAS keeps 32 or 64 sums side by
+#: The number of products that are summed in float32 before float64 is used. A BLAS keeps 32 or 64 sums side by
 #: side, so that each is one of at most 16 terms: off by less than 1e-6 at the worst, and by 3e-8 usually. (Blocks of
 #: 1,024 are 1.5 % faster, and 1.1e-6 off where 1.0 is followed by numbers of half its last bit.)
 _BLOCK = 512
 
-#: Between these a square and the sum of a block of them are far from the ends of float32.
+#: Between these limits, a square and the sum of a block of squares are well inside the range of float32.
 _SMALLEST, _LARGEST = 2.0**-40, 2.0**40
 
 _ONES: dict[npt.DTypeLike, Raw] = {
@@ -29,12 +29,12 @@ _ONES: dict[npt.DTypeLike, Raw] = {
 
 
 class RawStatistics(NamedTuple):
-    """What a row holds, in its order: the columns of the `values` table."""
+    """The contents of a row, in order: columns of the `values` table."""
 
     count: int  # type: ignore[assignment]  # hides tuple.count, which is not needed
     min: float  # NaN if there is a NaN, or nothing at all
     max: float
-    sum: float  # may be infinite or NaN where float64 cannot hold it: the counts say what is finite
+    sum: float  # infinite or NaN if float64 cannot hold it; the counts show what is finite
     sumsq: float
     nan_count: int = 0
     inf_count: int = 0
@@ -44,13 +44,13 @@ EMPTY = RawStatistics(0, math.nan, math.nan, 0.0, 0.0)
 
 
 def measure_array(array: Raw, form: Format) -> RawStatistics:
-    """Returns the statistics of all elements of an array, whatever its strides.
+    """Returns the statistics of all elements of an array of any strides.
 
-    Sums are off by at most 1e-6 of the sum of magnitudes, sums of squares by 2e-6 of themselves. Floating-point errors
-    must be ignored by the caller (`np.errstate`), so that no handler of the user's receives them.
+    Sums are off by at most 1e-6 of the sum of magnitudes, sums of squares by 2e-6 of themselves. The caller must ignore
+    floating-point errors (`np.errstate`), so that no handler of the user's receives them.
 
     Args:
-        array: raw elements of the dtype; native byte order.
+        array: raw elements of the dtype, in native byte order.
         form: their format.
     """
     size = array.size
@@ -88,7 +88,7 @@ def _scratch() -> Scratch:
 
 
 def _pieces(array: Raw) -> Iterator[Raw]:
-    """Yields the elements, at most CHUNK at a time, in the order in which they lie in memory."""
+    """Yields the elements, at most CHUNK at a time, in the order in which they are in memory."""
     if array.flags.c_contiguous:
         flat = array.reshape(-1)
         for start in range(0, len(flat), CHUNK):
@@ -97,7 +97,7 @@ def _pieces(array: Raw) -> Iterator[Raw]:
     flags = ["external_loop", "buffered"]
     with np.nditer(array, flags, [["readonly", "contig"]], order="K", buffersize=CHUNK) as pieces:  # type: ignore[call-overload]
         for piece in pieces:
-            for start in range(0, len(piece), CHUNK):  # what needs no buffer comes in one piece
+            for start in range(0, len(piece), CHUNK):  # memory that needs no buffer is one piece
                 yield piece[start : start + CHUNK]
 
 
@@ -136,7 +136,7 @@ def _sums(floats: Floats) -> tuple[float, float]:
 
 
 def _measure_nonfinite(floats: Floats, low: float, high: float) -> RawStatistics:
-    """Sums are what IEEE 754 makes of them, whatever the order."""
+    """Returns the statistics of numbers that are not all finite. Sums are as in IEEE 754, whatever the order."""
     nans, infs = int(np.count_nonzero(np.isnan(floats))), int(np.count_nonzero(np.isinf(floats)))
     total = math.nan if nans or (low == -math.inf and high == math.inf) else low if low == -math.inf else high
     return RawStatistics(len(floats), low, high, total, math.nan if nans else math.inf, nans, infs)

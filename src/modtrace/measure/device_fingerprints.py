@@ -1,8 +1,9 @@
-"""Takes the hash and the sketch of a tensor on a device, without waiting for it; `recording.statistics` defines them.
+"""Computes the hash and the sketch of a tensor on a device, without waiting for it.
 
-Every element finds its own weight, and every bucket its elements: some forty kernels for a million of them, not written
-for speed yet. No two sums meet in one place, so that all runs give the same bits. To be called without modes, gradients
-or transforms. The first call for a device copies 0.6 MB of tables to it.
+`recording.statistics.fingerprints` defines both. Every element computes its own weight, and every bucket gathers its
+elements: some forty kernels for a million of them, not yet optimised for speed. No two sums are written to one place,
+so all runs give the same bits. Call the functions without modes, gradients or transforms. The first call for a device
+copies 0.6 MB of tables to it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,17 +16,17 @@ from ..recording.statistics import fingerprints as definition
 from ..recording.statistics.fingerprints import BLOCKS, LANES, SKETCH_SIZE, WORDS
 from .fingerprints import Shard, place_of, steps_in
 
-#: Elements at a time, with the zeros around them: what is made on the way takes no more than 100 times as many bytes.
+#: Elements at a time, with the zeros around them; intermediate results take at most 100 times as many bytes.
 _PIECE = 2**20
 
 
 def hash_on_device(tensor: torch.Tensor, offset: int = 0, *, shard: Shard | None = None) -> torch.Tensor:
-    """Returns the 64 bits of the hash of a strided tensor, as an int64 of its device.
+    """Returns the 64 bits of the hash of a strided tensor, as an int64 on its device.
 
     Args:
         tensor: any dtype that has elements of 1, 2, 4, 8 or 16 bytes.
         offset: the index of its first element in a larger flat tensor; a complex number is two elements.
-        shard: where it lies in a larger tensor that is not flat; `offset` is added.
+        shard: its position in a larger tensor that is not flat; `offset` is added.
     """
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for rows in _rows_of(tensor, offset, shard):
@@ -34,7 +35,7 @@ def hash_on_device(tensor: torch.Tensor, offset: int = 0, *, shard: Shard | None
 
 
 def sketch_on_device(tensor: torch.Tensor, offset: int = 0, *, shard: Shard | None = None) -> torch.Tensor:
-    """Returns the sketch of a strided tensor, non-finite elements counting as 0, as 64 float64 of its device.
+    """Returns the sketch of a strided tensor, as 64 float64 on its device. Non-finite elements count as 0.
 
     All sums are float64.
 
@@ -50,7 +51,7 @@ def sketch_on_device(tensor: torch.Tensor, offset: int = 0, *, shard: Shard | No
 
 
 class _Rows(NamedTuple):
-    """Elements, each row of which is consecutive in the flat tensor."""
+    """Rows of elements; each row is consecutive in the flat tensor."""
 
     elements: torch.Tensor  # [rows, length]
     places: torch.Tensor  # [rows]: of the first element of each
@@ -67,7 +68,7 @@ def _rows_of(tensor: torch.Tensor, offset: int, shard: Shard | None) -> Iterator
 
 
 def _split(parts: torch.Tensor, steps: Sequence[int], first: int, most: int) -> Iterator[_Rows]:
-    """Yields slices of at most `most` elements; where strides force a copy, it is of one slice at a time."""
+    """Yields slices of at most `most` elements. If strides force a copy, it is of one slice at a time."""
     if parts.numel() <= most:
         yield _as_rows(parts, steps, first)
         return
@@ -102,7 +103,7 @@ def _length_of_rows(shape: Sequence[int], steps: Sequence[int]) -> int:
 
 
 def _blocks_of_row(length: int) -> int:
-    """Returns how many of the sketch's blocks a row may touch."""
+    """Returns how many of the sketch's blocks a row may overlap."""
     return (length + 2 * LANES - 2) // LANES
 
 
@@ -114,7 +115,7 @@ def _hash_rows(rows: _Rows) -> torch.Tensor:
 
 
 def _words(rows: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns what each element adds to its word, and the place of that; an element of 8 bytes is two words."""
+    """Returns what each element adds to its word, and the position of the word. An element of 8 bytes is two words."""
     size_bytes = rows.elements.element_size()
     elements = rows.elements.contiguous()
     # Of one element any stride is contiguous.
@@ -132,7 +133,7 @@ def _words(rows: _Rows) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _sketch_rows(rows: _Rows) -> torch.Tensor:
-    """Lets each bucket of each block take its element of the row: a scatter without its races."""
+    """Gathers for each bucket of each block its element of the row, which avoids the races of a scatter."""
     tables, device = _tables(rows.places.device), rows.places.device
     buckets = torch.arange(LANES, device=device)
     along = torch.arange(_blocks_of_row(rows.elements.shape[1]), device=device)
@@ -148,7 +149,7 @@ def _sketch_rows(rows: _Rows) -> torch.Tensor:
 
 
 def _take(rows: _Rows, at: torch.Tensor) -> torch.Tensor:
-    """Returns the finite numbers at these places of each row; 0 for others and outside of it."""
+    """Returns the finite numbers at these positions of each row; 0 for others, and outside of the row."""
     elements = rows.elements
     if elements.is_floating_point() and elements.element_size() == 1:  # float8: few ops know it
         elements = elements.to(torch.float32)
@@ -171,7 +172,7 @@ def _tables(device: torch.device) -> _Tables:
 
 
 def _mix(tag: int, numbers: torch.Tensor) -> torch.Tensor:
-    """Does what `definition.mix` does, with int64, which wraps as uint64 does."""
+    """Computes `mix` of `recording.statistics.fingerprints` with int64, which wraps as uint64 does."""
     start, factors = definition.mix_start(tag), definition.MIX_FACTORS
     bits = numbers * _signed(factors[0]) + _signed(start)
     bits = (bits ^ _shift_right(bits, 30)) * _signed(factors[1])
@@ -180,7 +181,7 @@ def _mix(tag: int, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _shift_right(bits: torch.Tensor, by: int) -> torch.Tensor:
-    """Shifts to the right without copies of the sign."""
+    """Shifts to the right without copying the sign bit."""
     return bits >> by & (1 << 64 - by) - 1
 
 

@@ -1,15 +1,18 @@
-"""The statistics of a tensor on a device, without waiting for it: what depends on the data is decided there."""
+"""Computes the statistics of a tensor on a device without waiting for it.
+
+Decisions that depend on the data are made on the device.
+"""
 
 import torch
 
-#: Elements per chunk: what is made on the way takes no more memory than a few times this many bytes.
+#: Elements per chunk; intermediate results take at most a few times this many bytes.
 _CHUNK = 2**24
 
 
 def measure_on_device(tensor: torch.Tensor, row: torch.Tensor) -> None:
-    """Writes the statistics of a strided tensor into a row of the same device.
+    """Writes the statistics of a strided tensor into a row on the same device.
 
-    Sums are accumulated in float64. Not written for speed yet: a dozen kernels a chunk. To be called without modes,
+    Sums are accumulated in float64. It is not yet optimised for speed: a dozen kernels a chunk. Call it without modes,
     gradients or transforms.
 
     Args:
@@ -32,9 +35,9 @@ def measure_on_device(tensor: torch.Tensor, row: torch.Tensor) -> None:
 
 
 def _numbers(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Returns the numbers of the tensor in a row, in the order of memory, and how often each of them counts.
+    """Returns the numbers of the tensor as a vector, in the order of memory, and how often each of them counts.
 
-    Of an expanded tensor each is there once. A copy only where they do not lie dense.
+    The vector has each element of an expanded tensor once. It is a copy only if the elements are not dense in memory.
     """
     repeats = 1
     for dim in reversed(range(tensor.dim())):

@@ -1,4 +1,7 @@
-"""Measures tier 2 of a tensor on its device without waiting for it: what depends on the data is decided there."""
+"""Measures tier 2 of a tensor on its device without waiting for it.
+
+Decisions that depend on the data are made on the device.
+"""
 
 from collections.abc import Iterator
 from math import prod
@@ -11,7 +14,7 @@ from ..recording.statistics.tier2 import BINS
 from .blocks import blocks
 from .tier2 import why_no_channels
 
-#: Elements per chunk: what is made on the way takes no more memory than some fifty times this many bytes.
+#: Elements per chunk; intermediate results take at most some fifty times this many bytes.
 _CHUNK = 2**22
 
 #: The number of tables that neighbours add to: additions to the same number wait for each other.
@@ -19,7 +22,7 @@ _TABLES = 64
 
 
 class DeviceTier2(NamedTuple):
-    """What `RawTier2` is, as tensors on the device."""
+    """The fields of `RawTier2`, as tensors on the device."""
 
     sumabs: torch.Tensor  # float64
     zero_count: torch.Tensor  # int64
@@ -31,7 +34,7 @@ class DeviceTier2(NamedTuple):
 def tier2_on_device(tensor: torch.Tensor) -> DeviceTier2:
     """Measures all elements of a strided tensor; those of an expanded one count as often as they occur.
 
-    Not written for speed yet: two dozen kernels a chunk. To be called without modes, gradients or transforms.
+    It is not yet optimised for speed: two dozen kernels a chunk. Call it without modes, gradients or transforms.
 
     Args:
         tensor: any floating, complex, integer or boolean dtype that the device can convert.
@@ -57,7 +60,7 @@ def tier2_on_device(tensor: torch.Tensor) -> DeviceTier2:
 
 
 def channel_max_on_device(tensor: torch.Tensor, dim: int) -> torch.Tensor | str:
-    """Does what `channel_max_array` does: returns float32 on the device, or why there is none."""
+    """Returns what `channel_max_array` does, as float32 on the device, or the reason why there is none."""
     reason = why_no_channels(tuple(tensor.shape), dim)
     if reason is not None:
         return reason
@@ -75,7 +78,7 @@ def channel_max_on_device(tensor: torch.Tensor, dim: int) -> torch.Tensor | str:
 
 
 def sample_on_device(tensor: torch.Tensor, k: int) -> torch.Tensor:
-    """Does what `sample_array` does: returns float32 on the device."""
+    """Returns what `sample_array` does, as float32 on the device."""
     shape, numel = tensor.shape, tensor.numel()
     places = torch.arange(min(numel, k), device=tensor.device)
     if numel > k:
@@ -123,7 +126,7 @@ def _measure(numbers: torch.Tensor, start: int) -> _Found:
     floats = _to_floats(numbers)
     bits = _magnitude_bits(floats)
     zeros = (bits == 0).sum()
-    comparable = bits.clamp(max=_NAN[bits.dtype])  # one NaN is as good as another
+    comparable = bits.clamp(max=_NAN[bits.dtype])  # all NaN are equal here
     wide = floats.to(torch.float64)
     squares = wide * wide
     return _Found(
@@ -137,7 +140,7 @@ def _measure(numbers: torch.Tensor, start: int) -> _Found:
 
 
 def _to_floats(numbers: torch.Tensor) -> torch.Tensor:
-    """Converts to float32, or to float64 where float32 is too narrow."""
+    """Converts to float32, or to float64 if float32 is too narrow."""
     if numbers.dtype == torch.float64 or (not numbers.is_floating_point() and numbers.element_size() > 2):
         return numbers.to(torch.float64)
     return numbers.to(torch.float32)
@@ -169,7 +172,7 @@ def _count_exponents(bits: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
 
 
 def _index_in(tensor: torch.Tensor, once: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Returns the index that an element of `once` has in the expanded tensor; of its copies there, the first one's."""
+    """Returns the index of an element of `once` in the expanded tensor; that of its first copy."""
     found = torch.zeros_like(index)
     for size, at in zip(tensor.shape, _unravel(index, once.shape), strict=True):
         found = found * size + at

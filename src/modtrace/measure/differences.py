@@ -1,4 +1,4 @@
-"""How far the elements of a tensor move: a copy from before, and the difference to it."""
+"""Computes how far the elements of a tensor move, from a copy made before."""
 
 import functools
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from .memory import array_over, extent_of, why_unread
 from .special import Plain, find_plain, is_uninitialized
 from .user_functions import described
 
-#: Of tensors in CPU memory with these dtypes numpy takes the difference: no profiler sees an op of ours.
+#: For tensors in CPU memory with these dtypes numpy computes the difference, so that no profiler sees an op of ours.
 _READ_BY_NUMPY = frozenset(
     {torch.float32, torch.float64, torch.complex64, torch.complex128, torch.float16, torch.bfloat16}
 )
@@ -26,15 +26,15 @@ _Array = npt.NDArray[Any]
 
 
 class Difference(NamedTuple):
-    """How far a tensor has moved."""
+    """The change of a tensor."""
 
-    tensor: torch.Tensor | None  # None: it cannot be told
+    tensor: torch.Tensor | None  # None: not known
     shape: tuple[int, ...]
-    note: str | None  # of which part it is the difference, or why there is none
+    note: str | None  # the part that it is of, or why there is none
 
 
 class Before:
-    """A copy of a tensor's elements; its memory is used again for the same tensor's next one."""
+    """A copy of a tensor's elements. Its memory is reused for the next copy of the same tensor."""
 
     __slots__ = ("_array", "_copy", "_layout", "_note", "_shape")
 
@@ -46,7 +46,7 @@ class Before:
         self._shape: tuple[int, ...] = ()  # as its user sees it
 
     def take(self, tensor: torch.Tensor) -> None:
-        """Copies a tensor's elements. Called in `unseen()`, with neither gradients nor inference mode; never raises."""
+        """Copies a tensor's elements. Call it in `unseen()`, without gradients and inference mode. It never raises."""
         try:
             self._layout, self._note, self._shape = None, None, ()
             plain = _plain_of(tensor)
@@ -61,10 +61,13 @@ class Before:
             self._layout, self._note = None, _failure(error)
 
     def difference(self, tensor: torch.Tensor, *, keep: bool) -> Difference:
-        """Returns what is there now minus what was there, in float32 at least; called as `take()` is. Never raises.
+        """Returns the tensor's present elements minus the copied ones, in float32 at least.
+
+        Call it as `take()`; it never raises.
 
         Args:
-            keep: whether the result must stay as it is. Otherwise it may lie in our memory, until the next `take()`.
+            tensor: the tensor that was copied.
+            keep: the result must not change. Otherwise it may use our memory, until the next `take()`.
         """
         try:
             if self._layout is None:
@@ -82,7 +85,7 @@ class Before:
             return Difference(None, (), _failure(error))
 
     def _take_memory(self, tensor: torch.Tensor) -> bool:
-        """Returns whether it could be copied without an op of torch's."""
+        """Copies the elements without an op of torch's. Returns False if that is impossible."""
         raw = _raw_of(tensor)
         if raw is None:
             self._array = None
@@ -94,7 +97,7 @@ class Before:
         return True
 
     def _take_by_op(self, tensor: torch.Tensor) -> bool:
-        """Returns whether there was anything to copy."""
+        """Copies the elements by an op of torch's. Returns False if there is nothing to copy."""
         if why_unread(tensor) is not None:
             return False
         known = self._copy
@@ -134,7 +137,7 @@ def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _raw_of(tensor: torch.Tensor) -> _Array | None:
-    """Returns the elements of contiguous CPU memory; None of other memory, or if numpy cannot subtract them."""
+    """Returns the elements of contiguous CPU memory; None for other memory, or if numpy cannot subtract them."""
     if tensor.device.type != "cpu" or tensor.dtype not in _READ_BY_NUMPY:
         return None
     form, extent = format_of(tensor.dtype), extent_of(tensor)
@@ -153,7 +156,7 @@ def _moved(new: _Array, old: _Array, dtype: torch.dtype, keep: bool) -> _Array:
 
 
 def _as_tensor(numbers: _Array, like: torch.Tensor) -> torch.Tensor:
-    """Numbers as a tensor with the shape and the strides of another; `torch.from_numpy` would run an op."""
+    """Returns numbers as a tensor with the shape and strides of `like`. `torch.from_numpy` would run an op."""
     kind = _COMPLEX.get(like.dtype)
     if kind is not None:
         numbers = numbers.view(kind)

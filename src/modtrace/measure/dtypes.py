@@ -1,4 +1,4 @@
-"""How the elements of each dtype lie in memory, and how they become numbers numpy can reduce."""
+"""The formats of dtypes in memory, and the conversion of their elements to numbers that numpy can reduce."""
 
 import sys
 from collections.abc import Callable
@@ -16,20 +16,20 @@ Floats = npt.NDArray[Any]  # float32 or float64
 
 
 class Scratch:
-    """Where one thread turns elements into floats; each part is made when it is first needed."""
+    """The buffers in which one thread converts elements to floats. Each is created when it is first needed."""
 
     def __init__(self) -> None:
         self._float32: npt.NDArray[np.float32] | None = None
         self._float64: npt.NDArray[np.float64] | None = None
 
     def float32(self, size: int) -> npt.NDArray[np.float32]:
-        """Returns room for `size` floats, at most CHUNK."""
+        """Returns a buffer of `size` float32, at most CHUNK."""
         if self._float32 is None:
             self._float32 = np.zeros(CHUNK, np.float32)
         return self._float32[:size]
 
     def float64(self, size: int) -> npt.NDArray[np.float64]:
-        """Returns room for `size` doubles, at most CHUNK."""
+        """Returns a buffer of `size` float64, at most CHUNK."""
         if self._float64 is None:
             self._float64 = np.zeros(CHUNK, np.float64)
         return self._float64[:size]
@@ -39,7 +39,7 @@ Decoder = Callable[[Raw, Scratch], Floats]
 
 
 class Format(NamedTuple):
-    """One dtype: numpy's type of its raw elements, how many raw elements are one of its own, and their decoder."""
+    """The format of a dtype: numpy's type of its raw elements, how many of them make one element, and their decoder."""
 
     raw: npt.DTypeLike
     parts: int = 1  # 2 for complex numbers: the real and the imaginary part are numbers of their own
@@ -47,12 +47,12 @@ class Format(NamedTuple):
 
     @property
     def note(self) -> str | None:
-        """Returns what has to be said beside the statistics."""
+        """The note that accompanies the statistics; None if there is nothing to say."""
         return "complex: real and imaginary parts" if self.parts == 2 else None
 
 
 def format_of(dtype: torch.dtype) -> Format | None:
-    """Returns how to read a dtype; None for those that cannot be measured (quantised, of fewer than 8 bits)."""
+    """Returns the format of a dtype; None for those that cannot be measured (quantised, or of fewer than 8 bits)."""
     return _FORMATS.get(dtype)
 
 
@@ -72,7 +72,10 @@ def _to_float64(raw: Raw, scratch: Scratch) -> Floats:
 
 
 def _from_bfloat16(raw: Raw, scratch: Scratch) -> Floats:
-    """Returns a bfloat16 is the upper half of a float32. Two at a time: 8 us, where widening each alone takes 22."""
+    """Converts bfloat16 elements, which are the upper halves of float32; their order may change.
+
+    Converting them in pairs takes 8 us, and each alone 22 us.
+    """
     floats = scratch.float32(len(raw))
     bits = floats.view(np.uint32)
     pairs, half = _pairs(raw), len(raw) // 2
@@ -88,10 +91,10 @@ def _from_bfloat16(raw: Raw, scratch: Scratch) -> Floats:
 
 
 def _from_float16(raw: Raw, scratch: Scratch) -> Floats:
-    """Shifts the bits into the places that float32 has for them and corrects the bias of the exponent.
+    """Shifts the bits to their positions in float32, and corrects the bias of the exponent; the order may change.
 
-    The largest exponent means infinity or NaN in a float16, and in what this gives a number of 2^16 or more:
-    then numpy, which takes 125 us, does the chunk again. (With `set_flush_denormal(True)` subnormals are 0.)
+    The largest exponent means infinity or NaN in a float16, and becomes a number of 2^16 or more here. In that case
+    numpy converts the chunk again, which takes 125 us. (With `set_flush_denormal(True)` subnormals are 0.)
     """
     floats = scratch.float32(len(raw))
     bits = floats.view(np.int32)
@@ -113,7 +116,7 @@ def _from_float16(raw: Raw, scratch: Scratch) -> Floats:
 
 
 def _pairs(raw: Raw) -> npt.NDArray[np.uint32] | None:
-    """Views two elements of 16 bits as one of 32; None where memory is not aligned for it."""
+    """Views pairs of 16-bit elements as 32-bit elements; returns None if memory is not aligned for it."""
     if sys.byteorder != "little" or not raw.flags.c_contiguous:
         return None
     pairs = raw[: len(raw) - len(raw) % 2].view(np.uint32)
@@ -142,6 +145,8 @@ def _float8_table(
     """Returns the value of every byte of an 8-bit float with sign, exponent and mantissa (OCP 8-bit Floating Point).
 
     Args:
+        exponent_bits: the number of bits of the exponent.
+        bias: the bias of the exponent.
         nan: the bytes without their sign that are NaN; 128 stands for the negative zero of the `fnuz` kinds.
         inf: the byte without its sign that is infinite.
     """
@@ -181,7 +186,7 @@ def _make_formats() -> dict[torch.dtype, Format]:
         torch.complex64: Format(np.float32, parts=2),
         torch.complex128: Format(np.float64, parts=2),
         torch.complex32: Format(np.uint16, parts=2, decode=_from_float16),
-        torch.bool: Format(np.bool_, decode=_to_float32),  # any byte but 0 is True, as torch has it
+        torch.bool: Format(np.bool_, decode=_to_float32),  # any byte except 0 is True, as in torch
         torch.uint8: Format(np.uint8, decode=_to_float32),
         torch.int8: Format(np.int8, decode=_to_float32),
         torch.int16: Format(np.int16, decode=_to_float32),

@@ -1,4 +1,4 @@
-"""Raw elements in their order: what the compiled kernels know them by, and the floats that they are."""
+"""Raw elements in order: the numbers of their kinds in the compiled kernels, and their conversion to floats."""
 
 import threading
 from typing import Any
@@ -11,19 +11,19 @@ from .native_moments import KINDS
 
 
 def kind_of(form: Format) -> int | None:
-    """Returns the number by which the compiled kernels know raw elements that are floats of 16, 32 or 64 bits."""
+    """Returns the number of a format in the compiled kernels, if it is a float of 16, 32 or 64 bits; else None."""
     return _KINDS.get((np.dtype(form.raw), form.decode))
 
 
 def kind_of_floats(floats: Floats) -> int:
-    """Returns the same of float32 and float64."""
+    """Returns the number of float32 or float64 in the compiled kernels."""
     return _KINDS[(floats.dtype, None)]
 
 
 def to_floats(raw: Raw, form: Format) -> Floats:
-    """The numbers of at most CHUNK raw elements in their order, of which the decoders of 16-bit floats take no care.
+    """Converts raw elements to floats, in order; at most CHUNK of them if they need a decoder.
 
-    They are gone when the next ones are asked for; those of 16-bit floats, of which there may be any number, stay.
+    The result is overwritten by the next call, except for 16-bit floats, of which there may be any number.
     """
     if form.decode is None:
         return raw
@@ -36,7 +36,7 @@ def to_floats(raw: Raw, form: Format) -> Floats:
 
 
 def address_of(array: Raw) -> int:
-    """Returns where an array begins."""
+    """Returns the address of an array."""
     address: int = array.__array_interface__["data"][0]  # 0.3 us; `ctypes.data` takes 1
     return address
 
@@ -50,7 +50,7 @@ _of_thread = _OfThread()
 
 
 def _kinds() -> dict[tuple[np.dtype[Any], Any], int]:
-    """Returns what the compiled kernels read, by the raw type and the decoder that they do without."""
+    """Returns the kinds that the compiled kernels read, by raw type and decoder."""
     forms = ((format_of(dtype), kind) for dtype, kind in KINDS.items())
     return {(np.dtype(form.raw), form.decode): kind for form, kind in forms if form is not None}
 

@@ -1,4 +1,4 @@
-"""Measures what is asked for of a tensor beyond its usual statistics, or notes why not; never raises."""
+"""Measures what is wanted of a tensor beyond its usual statistics, or notes why it cannot; never raises."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,17 +23,17 @@ from .want import Extra, Want
 
 
 class Extras:
-    """Measures for one recorder, on any thread."""
+    """Measures extra results for one recorder, on any thread."""
 
     def __init__(self, functions: UserFunctions) -> None:
         self._plain = plain_kinds() or ()
         self._functions = functions
 
     def measure(self, tensor: torch.Tensor, want: Want, extra: Extra) -> None:
-        """Adds what is wanted and not there yet, but for whole tensors. Called within `quiet()`.
+        """Adds what is wanted and missing, except for whole tensors. Call it inside `quiet()`.
 
-        Of a tensor that is no plain one it is all of the part that `find_plain` finds, also what functions are called
-        with. What lies on another device is measured there, without waiting for it.
+        For a tensor that is not plain, the part that `find_plain` finds is measured, and passed to functions. A tensor
+        on another device is measured there, without waiting for it.
         """
         if not want.functions and not _missing_parts(want, extra):
             return
@@ -74,15 +74,16 @@ class Extras:
 
 
 def is_plain(tensor: torch.Tensor, kinds: tuple[int, ...]) -> bool:
-    """Returns whether its numbers lie in CPU memory as its strides say, and reading them leaves no trace in a tracer.
+    """Returns whether numpy can read a tensor's numbers in CPU memory, unseen by any tracer.
 
     Args:
+        tensor: the tensor.
         kinds: `plain_kinds()`.
     """
     return kind_of(tensor) in kinds and not is_uninitialized(tensor) and tracing_state() is None
 
 
-# Parts: what is measured in one pass, by the field of `Extra` that tells whether it is there.
+# Parts: what is measured in one pass, named by the field of `Extra` that holds it.
 
 _HISTOGRAM, _CHANNEL_MAX, _SAMPLE, _HASH, _SKETCH = "histogram", "channel_max", "sample", "hash", "sketch"
 _FINGERPRINT = "hash and sketch"

@@ -1,7 +1,7 @@
-"""The hash and the sketch of numbers in CPU memory; recording/statistics/fingerprints.py says what they are.
+"""Computes the hash and the sketch of numbers in CPU memory, as recording/statistics/fingerprints.py defines them.
 
-`array` is always one of raw elements, as `memory.logical_array` gives it: of any shape and strides, complex numbers
-with an axis of two parts behind the others. Elements are taken in row-major order, whatever the strides.
+`array` always has raw elements, as `memory.logical_array` returns them, of any shape and strides; complex numbers have
+a last axis of two parts. Elements are taken in row-major order, whatever the strides.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,39 +24,39 @@ except ImportError:  # numpy takes 10 to 30 times as long, and gives the same ha
 
 
 class Shard(NamedTuple):
-    """Where a block lies in a larger tensor: hashes and sketches of blocks that cover it add up to its own."""
+    """The position of a block in a larger tensor. Hashes and sketches of blocks that cover it add up to its own."""
 
     global_shape: Sequence[int]  # both without the axis of parts
     starts: Sequence[int]
 
 
 class Fingerprint(NamedTuple):
-    """Both, taken in one pass."""
+    """A hash and a sketch, computed in one pass."""
 
     hash: int
     sketch: Sketch
 
 
 def hash_array(array: Raw, offset: int = 0, *, shard: Shard | None = None) -> int:
-    """Returns the hash of all elements: 0 where there are none, and where all bytes are 0.
+    """Returns the hash of all elements. It is 0 if there are none, or if all bytes are 0.
 
     Args:
         array: raw elements.
-        offset: the index of its first element in a larger flat tensor, in raw elements: parts, of complex numbers.
-        shard: where it lies in a larger tensor that is not flat; `offset` is added.
+        offset: the index of its first element in a larger flat tensor, in raw elements (parts, for complex numbers).
+        shard: its position in a larger tensor that is not flat; `offset` is added.
     """
     return _take(array, None, offset, shard).hash
 
 
 def sketch_array(array: Raw, form: Format, offset: int = 0, *, shard: Shard | None = None) -> Sketch:
-    """Returns the sketch of all elements, non-finite ones counting as 0: 64 float64.
+    """Returns the sketch of all elements: 64 float64. Non-finite elements count as 0.
 
-    At most 64 numbers are added up in float32, in float64 where a float32 would overflow or the numbers are float64.
-    What float64 cannot hold makes the sketch infinite or NaN.
+    At most 64 numbers are added up in float32; float64 is used if a float32 would overflow or the numbers are float64.
+    Sums beyond float64 make the sketch infinite or NaN.
 
     Args:
         array: raw elements.
-        form: how they become numbers.
+        form: their format.
         offset: see `hash_array`.
         shard: see `hash_array`.
     """
@@ -66,12 +66,18 @@ def sketch_array(array: Raw, form: Format, offset: int = 0, *, shard: Shard | No
 def fingerprint_array(
     array: Raw, form: Format, offset: int = 0, *, shard: Shard | None = None
 ) -> Fingerprint:
-    """Returns the hash and the sketch, for little more than the dearer of them; arguments as of `sketch_array`."""
+    """Returns the hash and the sketch, in little more time than the slower of them.
+
+    See `sketch_array` for the arguments.
+    """
     return _take(array, form, offset, shard)
 
 
 class _Runs(NamedTuple):
-    """Where elements are in memory and in the flat tensor: a nest of loops, the inner one over neighbours in it."""
+    """The positions of elements in memory and in the flat tensor, as nested loops.
+
+    The innermost loop is over neighbours in the flat tensor.
+    """
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]  # in memory, in bytes
@@ -80,7 +86,7 @@ class _Runs(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Returns whether they are consecutive in the flat tensor."""
+        """True if the elements are consecutive in the flat tensor."""
         return self.steps == steps_in(self.sizes)
 
 
@@ -91,10 +97,10 @@ class _Dimension(NamedTuple):
 
 
 def _runs_of(array: Raw, offset: int, shard: Shard | None) -> _Runs:
-    """Returns the fewest loops that go over the elements in row-major order.
+    """Returns the fewest loops that visit the elements in row-major order.
 
     Raises:
-        ValueError: the array does not fit where `shard` says it lies.
+        ValueError: the array does not fit into the larger tensor of `shard`.
     """
     item = array.itemsize
     if shard is None and array.flags.c_contiguous:
@@ -119,12 +125,12 @@ def _runs_of(array: Raw, offset: int, shard: Shard | None) -> _Runs:
 
 
 def steps_in(shape: Sequence[int]) -> tuple[int, ...]:
-    """Returns how far apart in the flat tensor neighbours along each dimension are."""
+    """Returns, for each dimension, the distance of neighbours in the flat tensor."""
     return tuple(accumulate(shape[:0:-1], int.__mul__, initial=1))[::-1] if shape else ()
 
 
 def place_of(shape: Sequence[int], shard: Shard) -> tuple[tuple[int, ...], int]:
-    """Returns the steps of a block's dimensions in the larger tensor, and where its first element is."""
+    """Returns the steps of a block's dimensions in the larger tensor, and the index of its first element."""
     whole, starts = tuple(shard.global_shape), tuple(shard.starts)
     if len(shape) == len(whole) + 1 and shape[-1] == 2:
         whole, starts = (*whole, shape[-1]), (*starts, 0)  # complex: the axis of parts
@@ -161,7 +167,14 @@ def _take(
 
 
 def _take_compiled(array: Raw, runs: _Runs, kind: int | None, is_hashed: bool) -> Fingerprint:
-    """Args: kind: of the numbers for the sketch; None for no sketch."""
+    """Computes a fingerprint by the compiled kernel.
+
+    Args:
+        array: raw elements.
+        runs: their positions.
+        kind: the kind of the numbers for the sketch; None for no sketch.
+        is_hashed: whether the hash is computed.
+    """
     tables = _tables()
     sketch = _NO_SKETCH if kind is None else np.empty(SKETCH_SIZE)
     hashed = compiled(
@@ -181,7 +194,7 @@ def _take_compiled(array: Raw, runs: _Runs, kind: int | None, is_hashed: bool) -
 
 
 class _Tables(NamedTuple):
-    """Addresses of what the compiled kernel looks up, and the arrays there."""
+    """The arrays that the compiled kernel looks up, and their addresses."""
 
     weights: int
     signs: int
@@ -200,11 +213,11 @@ def _tables() -> _Tables:
     return _Tables(weights_at, signs_at, swaps_at, arrays)
 
 
-# What the compiled kernel does not know, and everything where it is missing.
+# For what the compiled kernel does not support, and for everything if it is missing.
 
 
 def _pieces(array: Raw, runs: _Runs) -> Iterator[tuple[int, Raw]]:
-    """Yields the elements in row-major order: at most CHUNK consecutive ones at a time, and the place of the first."""
+    """Yields the elements in row-major order, at most CHUNK consecutive ones at a time, with the index of the first."""
     place = runs.first
     if not runs.is_whole:
         blocks = np.lib.stride_tricks.as_strided(array, runs.sizes, runs.strides, writeable=False)
@@ -216,7 +229,7 @@ def _pieces(array: Raw, runs: _Runs) -> Iterator[tuple[int, Raw]]:
     flags = ["external_loop", "buffered"]
     with np.nditer(array, flags, [["readonly", "contig"]], order="C", buffersize=CHUNK) as found:  # type: ignore[call-overload]
         for some in found:
-            for at in range(0, len(some), CHUNK):  # what needs no buffer comes in one piece
+            for at in range(0, len(some), CHUNK):  # memory that needs no buffer is one piece
                 piece = some[at : at + CHUNK]
                 yield place, piece
                 place += len(piece)
@@ -277,7 +290,7 @@ def _sketch_piece(numbers: Floats, place: int) -> Sketch:
 
 
 def _rows_of(blocks: Floats, swaps: npt.NDArray[np.uint8]) -> Floats:
-    """Returns the 64 rows that blocks are added to. A matmul would start threads of the BLAS."""
+    """Returns the 64 rows that blocks are added to. It uses no matmul, which would start threads of the BLAS."""
     order = np.argsort(swaps, kind="stable")
     present, starts = np.unique(swaps[order], return_index=True)
     rows = np.zeros((definition.LANES, definition.LANES), blocks.dtype)

@@ -15,14 +15,14 @@ _MOST_BITS = 14_000
 
 
 def to_json_value(value: Any) -> Any:
-    """Returns the same as numbers, text, lists and dicts. What lies on another device stays a tensor there, a copy.
+    """Returns a value as numbers, text, lists and dicts. A tensor on another device becomes a copy there.
 
-    To be called outside of modes and transforms. NaN and infinite numbers stay what they are: Python's own `json`
-    writes and reads them.
+    Call it outside of modes and transforms. NaN and infinite numbers stay, as Python's own `json` writes and reads
+    them.
 
     Raises:
-        TypeError: JSON cannot hold it.
-        ValueError: it is too large.
+        TypeError: JSON cannot hold the value.
+        ValueError: the value is too large.
     """
     if value is None or type(value) in (bool, str, float):
         return value
@@ -53,7 +53,7 @@ def _from_scalar(value: Any) -> Any:
 
 
 def _key(key: Any) -> str:
-    """Writes a key as Python's `json` does: `1` and `None` are "1" and "null"."""
+    """Returns a key as Python's `json` writes it: `1` and `None` are "1" and "null"."""
     if isinstance(key, str):
         return str.__str__(key)
     if key is None or isinstance(key, bool):

@@ -1,4 +1,4 @@
-"""Measures any tensor into a row, or says why not; never raises, and changes nothing."""
+"""Measures any tensor into a row, or notes why it cannot; never raises, and changes nothing."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,14 +22,14 @@ from .want import Extra
 
 _MOST_OF_A_NOTE = 120
 
-#: Why there are no statistics where a capture wants none.
+#: The note if no capture wants statistics.
 NOT_ASKED_FOR = "statistics not asked for"
 
 _T = TypeVar("_T")
 
 
 class Measurement:
-    """One tensor, measured once."""
+    """The result of measuring one tensor."""
 
     __slots__ = ("dtype", "extra", "note", "row", "rows", "shape", "start_ns")
 
@@ -44,17 +44,17 @@ class Measurement:
         self.rows = rows  # where its statistics are; None: it could not be measured
         self.row = row
         self.shape = shape
-        self.dtype = dtype  # None: there was no tensor, or it would not say
+        self.dtype = dtype  # None: there was no tensor, or it did not tell
         self.note = note  # why it was not measured, or which part of it was
-        self.start_ns = 0  # when, for whom it matters
+        self.start_ns = 0  # when it began, if that is needed
         self.extra: Extra | None = None  # what else was kept of it
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """The context in which all measuring runs: no function mode sees it.
+    """Hides what is measured in the block from torch's function modes. All measuring runs inside it.
 
-    Not on a hot path: there `DisableTorchFunction` is entered by hand, in 0.2 us.
+    It is not for hot paths, where `DisableTorchFunction` is entered by hand in 0.2 us.
     """
     with DisableTorchFunction():
         yield
@@ -69,7 +69,7 @@ class Measurer:
         self._devices: dict[torch.device, DeviceRows] = {}
 
     def measure(self, tensor: torch.Tensor) -> Measurement:
-        """Measures a tensor. Called within `quiet()`."""
+        """Measures a tensor. Call it inside `quiet()`."""
         try:
             # While `torch.jit.trace` runs, reading a shape would become part of the trace.
             if kind_of(tensor) in self._plain and not is_uninitialized(tensor) and tracing_state() is None:
@@ -83,13 +83,13 @@ class Measurer:
         except Exception as error:  # a subclass of the user's, a device that lacks an op
             return _unmeasured(tensor, error)
 
-    #: How often torch knows a tensor to have been written to; None where it does not count.
+    #: Returns the number of writes to a tensor that torch has counted; None if it does not count them.
     version_of = staticmethod(tensors.version_of)
 
     def _measure_memory(
         self, tensor: torch.Tensor, shape: tuple[int, ...], note: str | None
     ) -> Measurement | None:
-        """Measures a strided tensor in CPU memory; None if its memory cannot be read."""
+        """Returns the measurement of a strided tensor in CPU memory; None if its memory cannot be read."""
         dtype = tensor.dtype
         form = format_of(dtype)
         extent = None if form is None else extent_of(tensor)
@@ -144,20 +144,20 @@ class Measurer:
 
 
 def not_asked_for(tensor: torch.Tensor) -> Measurement:
-    """Returns what is known of a tensor for which no statistics were asked for."""
+    """Returns the measurement of a tensor for which no statistics are wanted."""
     shape = _answer(lambda: tuple(int(size) for size in tensor.shape)) or ()
     return Measurement(None, -1, shape, _answer(lambda: tensor.dtype), NOT_ASKED_FOR)
 
 
 def why_not(tensor: torch.Tensor) -> str:
-    """Returns why a strided tensor cannot be read."""
+    """Returns the reason why a strided tensor cannot be read."""
     if format_of(tensor.dtype) is None:
         return f"not measured: dtype {str(tensor.dtype).removeprefix('torch.')}"
     return f"not measured: {why_unread(tensor)}"
 
 
 def _unmeasured(tensor: torch.Tensor, error: Exception) -> Measurement:
-    """Returns what is known of a tensor that raises when it is read."""
+    """Returns the measurement of a tensor that raises when it is read."""
     shape = _answer(lambda: tuple(int(size) for size in tensor.shape)) or ()
     text = _answer(lambda: f": {error}") or ""
     dtype = _answer(lambda: tensor.dtype)
@@ -176,5 +176,5 @@ def _both(note: str | None, more: str | None) -> str | None:
 
 
 def shortened(note: str | None) -> str | None:
-    """Returns the first line: notes are words of a dictionary, so they must not be many."""
+    """Returns the first line. Notes are dictionary-encoded, so there must not be many different ones."""
     return None if note is None else " ".join(note.split("\n", 1)[0].split())[:_MOST_OF_A_NOTE]

@@ -1,4 +1,4 @@
-"""Where a CPU tensor's elements lie in memory, read without a single op of torch's."""
+"""Finds where a CPU tensor's elements are in memory, without a single op of torch's."""
 
 from collections.abc import Sequence
 from math import prod
@@ -9,29 +9,27 @@ import torch
 
 from .dtypes import Format, Raw, format_of
 
-#: Where elements lie in memory more than once, because a tensor is expanded or its windows overlap, at most this many
-#: are gone through, or this many times as many as lie there. `zeros(1).expand(1 << 40)` would take 20 minutes.
+#: If elements share memory, because a tensor is expanded or its windows overlap, at most this many
+#: are visited, or this many times as many as are in memory. `zeros(1).expand(1 << 40)` would take 20 minutes.
 MOST_ELEMENTS = 2**27
 MOST_TIMES = 16
 
 
 class Extent(NamedTuple):
-    """Where the elements of a strided tensor lie, each once."""
+    """The memory of a strided tensor's elements, each once."""
 
     address: int
     numel: int
-    repeats: int  # how often each of them counts: those of an expanded tensor do so more than once
-    shape: tuple[int, ...] | None = None  # None: they lie side by side, in whatever order of the dimensions
+    repeats: int  # how often each counts, which is more than once if the tensor is expanded
+    shape: tuple[int, ...] | None = None  # None: contiguous, in any order of the dimensions
     strides: tuple[int, ...] = ()  # in elements
 
 
 def extent_of(tensor: torch.Tensor) -> Extent | None:
-    """Returns where a strided CPU tensor's elements lie.
+    """Returns where a strided CPU tensor's elements are.
 
-    Returns None if its storage does not reach so far, for it has been freed, or if there are too many of them: see
-    `too_many`.
-
-    FSDP frees storages. Nothing is kept alive: what is read there must be read before the tensor is gone.
+    Returns None if its storage is too short, because it has been freed as FSDP does, or if there are too many elements
+    (see `too_many`). The memory is not kept alive: read it before the tensor is gone.
     """
     if tensor.is_contiguous():
         return _dense(tensor, tensor.numel(), 1)
@@ -50,7 +48,7 @@ def extent_of(tensor: torch.Tensor) -> Extent | None:
 
 
 def array_over(extent: Extent, form: Format) -> Raw:
-    """Returns the raw elements there as an array, without a copy."""
+    """Returns the raw elements of an extent as an array, without a copy."""
     raw = np.dtype(form.raw)
     if not extent.numel:
         return np.empty(0, raw)
@@ -62,13 +60,13 @@ def array_over(extent: Extent, form: Format) -> Raw:
 
 
 def logical_array(tensor: torch.Tensor) -> Raw | None:
-    """Returns the raw elements of a strided CPU tensor in its own shape, in its order of dimensions, without a copy.
+    """Returns the raw elements of a strided CPU tensor in its own shape and order of dimensions, without a copy.
 
-    Complex numbers have an axis of two parts behind the others. Conjugate and negative bits are not applied. Nothing is
-    kept alive: what is read there must be read before the tensor is gone.
+    Complex numbers have a last axis of two parts. Conjugate and negative bits are not applied. The memory is not kept
+    alive: read it before the tensor is gone.
 
     Returns:
-        None if the storage has been freed, or nothing can read the dtype.
+        the array; None if the storage has been freed, or the dtype cannot be read.
     """
     form = format_of(tensor.dtype)
     if form is None or not is_held(tensor):
@@ -85,15 +83,16 @@ def logical_array(tensor: torch.Tensor) -> Raw | None:
 
 
 def why_unread(tensor: torch.Tensor) -> str | None:
-    """Returns why the elements of a strided tensor are too many to measure; None if they are not."""
+    """Returns the reason why the elements of a strided tensor cannot be read; None if they can."""
     return too_many(tensor) if is_held(tensor) else "its storage has been freed"
 
 
 def too_many(tensor: torch.Tensor, *, once: bool = False) -> str | None:
-    """Says why the elements of a strided tensor are too many to go through them; None if they are not.
+    """Returns the reason why a strided tensor has too many elements to visit them all; None if it has not.
 
     Args:
-        once: each element of an expanded tensor is taken once, however often it counts.
+        tensor: the tensor.
+        once: each element of an expanded tensor is visited once, however often it counts.
     """
     dims = zip(tensor.shape, tensor.stride(), strict=True)
     shape_and_strides = [dim for dim in dims if not once or dim[1]]
@@ -111,9 +110,9 @@ def _too_many(shape: Sequence[int], strides: Sequence[int]) -> str | None:
 
 
 def is_held(tensor: torch.Tensor) -> bool:
-    """Returns whether a strided tensor's storage reaches to its last element; one that has been freed does not.
+    """Returns whether a strided tensor's storage reaches to its last element. A freed storage does not.
 
-    A null `data_ptr()` does not tell: that of a view into freed memory is its offset.
+    A null `data_ptr()` does not show this: that of a view into freed memory is its offset.
     """
     if not tensor.numel():
         return True
@@ -133,7 +132,7 @@ def _dense(tensor: torch.Tensor, numel: int, repeats: int) -> Extent | None:
 
 
 def _is_dense(shape: list[int], strides: list[int]) -> bool:
-    """Returns whether the elements lie side by side without gaps, in whatever order of the dimensions."""
+    """Returns whether the elements are contiguous without gaps, in any order of the dimensions."""
     expected = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if stride != expected:
@@ -143,7 +142,7 @@ def _is_dense(shape: list[int], strides: list[int]) -> bool:
 
 
 class _Memory:
-    """What numpy asks for an array over memory."""
+    """The attributes that numpy reads to make an array over memory."""
 
     __slots__ = ("__array_interface__",)
 

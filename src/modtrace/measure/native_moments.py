@@ -13,7 +13,7 @@ try:
 except ImportError:
     measure_into = None
 
-#: The dtypes that it reads, as the numbers it knows them by. Others go through numpy.
+#: The dtypes that it reads, and their numbers. Others are measured by numpy.
 KINDS = {
     torch.float32: 0,
     torch.bfloat16: 1,

@@ -1,4 +1,4 @@
-"""Rows for raw statistics, preallocated and used again: what a tap writes into."""
+"""Rows for raw statistics, which are preallocated and reused."""
 
 import struct
 import threading
@@ -25,14 +25,14 @@ class Rows(Protocol):
     """The rows of one device."""
 
     def read(self, rows: Sequence[int]) -> Table:
-        """Returns the rows, `[rows, WIDTH]`. On a device this waits until they are there."""
+        """Returns the rows, `[rows, WIDTH]`. On a device this waits until they are written."""
 
     def free(self, rows: Sequence[int]) -> None:
-        """Lets other tensors have them."""
+        """Frees rows for other tensors."""
 
 
 class _Blocks:
-    """Numbers of free rows, and blocks of rows that are added when there are none. Safe in threads."""
+    """Numbers of free rows, and blocks of rows, which are added when no row is free. It is thread-safe."""
 
     def __init__(self, make_block: Callable[[], Any]) -> None:
         self.blocks: list[Any] = []
@@ -53,7 +53,7 @@ class _Blocks:
                 return first
 
     def free(self, rows: Sequence[int]) -> None:
-        """Lets other tensors have them."""
+        """Frees rows for other tensors."""
         self._free.extend(rows)
 
 
@@ -65,14 +65,14 @@ class HostRows(_Blocks):
         self._addresses: list[int] = []  # of the blocks
 
     def put(self, statistics: RawStatistics) -> int:
-        """Writes a row, and returns its number. 0.3 us."""
+        """Writes a row, and returns its number. It takes 0.3 us."""
         row = self.take()
         block, place = divmod(row, _BLOCK_ROWS)
         _pack_into(self.blocks[block], _ROW_BYTES * place, *statistics)
         return row
 
     def address(self, row: int) -> int:
-        """Returns where in memory a row lies."""
+        """Returns the address of a row in memory."""
         block, place = divmod(row, _BLOCK_ROWS)
         return self._addresses[block] + _ROW_BYTES * place
 
@@ -87,20 +87,20 @@ class HostRows(_Blocks):
 
 
 class DeviceRows(_Blocks):
-    """Rows in the memory of a device: written and read in the order of its streams."""
+    """Rows in the memory of a device, which are written and read in the order of its streams."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(self._make_device_block)
         self.device = device
 
     def row(self, number: int) -> torch.Tensor:
-        """Returns the row of that number, `[WIDTH]` of float64, to be written."""
+        """Returns the row with this number, `[WIDTH]` of float64, to be written."""
         block, place = divmod(number, _BLOCK_ROWS)
         written: torch.Tensor = self.blocks[block][place]
         return written
 
     def read(self, rows: Sequence[int]) -> Table:
-        """Returns the rows, `[rows, WIDTH]`, after all work of the device so far. Never called in a step."""
+        """Returns the rows, `[rows, WIDTH]`, after all work of the device so far. It is never called during a step."""
         with unseen(), torch.no_grad():
             if self.device.type not in ("cpu", "meta"):
                 torch.get_device_module(self.device).synchronize(self.device)

@@ -1,4 +1,4 @@
-"""Tensors that are not what they seem: which plain tensor holds their numbers, or why none does."""
+"""Finds the plain tensor that holds the numbers of an unusual one, or the reason why there is none."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -32,12 +32,12 @@ _SPARSE_COMPRESSED = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torc
 _DTENSOR = ("torch.distributed.tensor", "DTensor")
 _MASKED = ("torch.masked.maskedtensor.core", "MaskedTensor")
 
-#: A subclass around a subclass around ...: more than this is taken for a trap.
+#: At most this many nested subclasses are unwrapped, in case they never end.
 _MOST_LAYERS = 8
 
 
 class Plain(NamedTuple):
-    """What there is to measure of a tensor."""
+    """The part of a tensor that can be measured."""
 
     tensor: torch.Tensor | None  # strided, of torch's own kind; None: nothing
     shape: Sequence[int]  # of the tensor as its user sees it
@@ -45,10 +45,10 @@ class Plain(NamedTuple):
 
 
 def find_plain(tensor: torch.Tensor) -> Plain:
-    """Looks through wrappers, layouts and subclasses. Runs ops: only where no mode sees them (`unseen`).
+    """Unwraps wrappers, layouts and subclasses. It runs ops, so call it where no mode sees them (`unseen`).
 
     Raises:
-        Exception: whatever a subclass of the user's raises.
+        Exception: what a subclass of the user's raises.
     """
     shape: Sequence[int] | None = None
     notes: list[str] = []
@@ -71,7 +71,7 @@ def find_plain(tensor: torch.Tensor) -> Plain:
 
 
 def is_uninitialized(tensor: torch.Tensor) -> bool:
-    """Returns whether it is an uninitialized parameter or buffer, as of `LazyLinear`, which has no shape yet."""
+    """Returns whether a tensor is an uninitialized parameter or buffer, as in `LazyLinear`, without a shape."""
     return isinstance(tensor, (UninitializedParameter, UninitializedBuffer))
 
 
@@ -104,13 +104,13 @@ def _nothing_to_measure(tensor: torch.Tensor) -> str | None:
 
 
 def _is_understood(tensor: torch.Tensor) -> bool:
-    """Returns whether there is a way to the numbers of a class that runs its ops itself."""
+    """Returns whether the numbers of a class that runs its ops itself can be read."""
     known = is_instance_of(tensor, *_DTENSOR) or is_instance_of(tensor, *_MASKED) or tensor.is_nested
     return known or _parts_of_subclass(tensor) is not None or _has_memory(tensor)
 
 
 def _look_inside(tensor: torch.Tensor) -> _Inner | None:
-    """Returns the next tensor on the way in; None where this is the one."""
+    """Returns the next tensor inside; None if this tensor holds the numbers itself."""
     return (
         _look_inside_transform(tensor)
         or _look_inside_known_subclass(tensor)
@@ -168,7 +168,7 @@ def _look_inside_subclass(tensor: torch.Tensor) -> _Inner | None:
 
 
 def _parts_of_subclass(tensor: Any) -> tuple[str, torch.Tensor] | None:
-    """Returns the one tensor that a wrapper subclass holds, by the protocol that torch.compile uses for it."""
+    """Returns the only tensor that a wrapper subclass holds, by the protocol that torch.compile uses for it."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return None
@@ -186,7 +186,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """Applies what the tensor's bits ask for: conjugation, negation, zeros without memory."""
+    """Returns the tensor with pending conjugation and negation applied; zeros without memory get memory."""
     if has_no_memory(tensor):
         return tensor.detach().clone()
     if tensor.is_conj() or tensor.is_neg():

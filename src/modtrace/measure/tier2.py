@@ -1,4 +1,4 @@
-"""Measures tier 2 of an array in memory: its histogram and sums, the largest number of each channel, a sample."""
+"""Measures tier 2 of an array in memory: histogram and sums, the largest magnitude of each channel, a sample."""
 
 from functools import reduce
 from math import prod
@@ -26,7 +26,7 @@ Bits = npt.NDArray[Any]  # signed integers
 
 
 class RawTier2(NamedTuple):
-    """What the columns of the `values` table of the same names say."""
+    """The columns of the `values` table with the same names."""
 
     sumabs: float
     zero_count: int
@@ -38,13 +38,13 @@ class RawTier2(NamedTuple):
 def tier2_array(array: Raw, form: Format) -> RawTier2:
     """Measures all elements of an array; those of an expanded one count as often as they occur.
 
-    Numbers are what `measure_array` takes them for: integers beyond 2^53 are rounded to float64 first. Counts are
-    exact. Sums have the rounding errors of float64 alone; of float64 numbers, fourth powers of more than 1e77 are
-    infinite, and of less than 1e-81 zero.
+    Numbers are converted as in `measure_array`: integers beyond 2^53 are rounded to float64 first. Counts are exact.
+    Sums have the rounding errors of float64 alone. For float64 numbers, fourth powers above 1e77 are infinite and below
+    1e-81 are zero.
 
     Args:
-        array: raw elements of the dtype in the tensor's shape, of any strides; complex: with a last axis of 2 parts.
-            What is not contiguous is copied in pieces of 131,072 elements.
+        array: raw elements of the dtype in the tensor's shape, of any strides; complex numbers have a last axis of 2
+            parts. If it is not contiguous, it is copied in pieces of 131,072 elements.
         form: their format.
     """
     if not array.size:
@@ -60,9 +60,10 @@ def tier2_array(array: Raw, form: Format) -> RawTier2:
 
 
 def channel_max_array(array: Raw, form: Format, dim: int) -> Channels | str:
-    """Returns the largest magnitude at each index of one dimension, NaN where there is a NaN; or why there is none.
+    """Returns the largest magnitude at each index of one dimension, or the reason why there is none.
 
-    As float32: what is beyond its range is infinite. Complex numbers: the larger one of their parts.
+    It is NaN if there is a NaN. The result is float32; magnitudes beyond its range are infinite. Complex numbers count
+    by the larger of their parts.
 
     Args:
         array: as for `tier2_array`.
@@ -83,7 +84,7 @@ def channel_max_array(array: Raw, form: Format, dim: int) -> Channels | str:
 
 
 def why_no_channels(shape: tuple[int, ...], dim: int) -> str | None:
-    """Returns why a tensor of this shape has no largest magnitudes of channels; None if it has."""
+    """Returns the reason why a tensor of this shape has no largest magnitudes of channels; None if it has."""
     if not shape:
         return "a tensor of no dimensions has no channels"
     if not -len(shape) <= dim < len(shape):
@@ -98,7 +99,7 @@ def why_no_channels(shape: tuple[int, ...], dim: int) -> str | None:
 def sample_array(array: Raw, form: Format, k: int) -> Channels:
     """Returns the values of `k` elements, or of all if there are fewer, at `sample_positions`.
 
-    As float32; two numbers an element if complex, the real and the imaginary part.
+    The result is float32. A complex element is two numbers, the real and the imaginary part.
     """
     shape = array.shape if form.parts == 1 else array.shape[:-1]
     places = np.unravel_index(sample_positions(prod(shape), k), shape) if shape else ()
@@ -117,7 +118,7 @@ def _measure(array: Raw, form: Format) -> Tier2:
 
 
 def _index_in(array: Raw, once: Raw, index: int, form: Format) -> int:
-    """Returns the index that an element of `once` has in the expanded array; of its copies there, the first one's."""
+    """Returns the index of an element of `once` in the expanded array; that of its first copy."""
     dims = array.ndim - (form.parts == 2)
     found = 0
     for size, at in zip(array.shape[:dims], np.unravel_index(index, once.shape[:dims]), strict=True):

@@ -1,4 +1,4 @@
-"""Measures tier 2 of numbers that are contiguous in memory: in one pass where the kernel is compiled, else by numpy."""
+"""Measures tier 2 of contiguous numbers, in one pass by the compiled kernel if it is available, else by numpy."""
 
 import math
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ Histogram = npt.NDArray[np.int64]
 
 
 class Tier2(NamedTuple):
-    """What is known of one piece of an array, or of several."""
+    """The statistics of one piece of an array, or of several."""
 
     size: int
     histogram: Histogram
@@ -39,12 +39,12 @@ def measure_piece(raw: Raw, form: Format) -> Tier2:
 
 
 def is_read(form: Format) -> bool:
-    """Returns whether the compiled kernel is there and reads these raw elements."""
+    """Returns whether the compiled kernel is available and reads these raw elements."""
     return tier2_into is not None and kind_of(form) is not None
 
 
 def join(pieces: Iterable[Tier2]) -> Tier2:
-    """Joins what was measured of at least one piece, in their order, into that of the whole."""
+    """Joins the statistics of at least one piece, in order, into those of the whole."""
     whole: Tier2 | None = None
     start = 0
     for piece in pieces:
@@ -55,7 +55,7 @@ def join(pieces: Iterable[Tier2]) -> Tier2:
 
 
 def _joined(one: Tier2, other: Tier2, start: int) -> Tier2:
-    """Args: start: where the other one begins."""
+    """Joins the statistics of two adjacent pieces; `start` is the index of the second one's first element."""
     is_larger = other.largest > one.largest or (math.isnan(other.largest) and not math.isnan(one.largest))
     return Tier2(
         start + other.size,
@@ -82,7 +82,7 @@ def _measure_with_numpy(floats: Floats) -> Tier2:
     zeros = len(bits) - int(np.count_nonzero(bits))
     histogram = _count_exponents(bits)
     histogram[0] -= zeros
-    argmax = int(np.minimum(bits, _NAN[bits.dtype]).argmax())  # one NaN is as good as another
+    argmax = int(np.minimum(bits, _NAN[bits.dtype]).argmax())  # all NaN are equal here
     squares = np.square(floats, dtype=np.float64)
     np.square(squares, out=squares)
     return Tier2(
@@ -97,14 +97,14 @@ def _measure_with_numpy(floats: Floats) -> Tier2:
 
 
 def _magnitude_bits(floats: Floats) -> npt.NDArray[Any]:
-    """Returns the bits of magnitudes as integers, which are in the same order; those of NaN are above all others."""
+    """Returns the bits of magnitudes as integers, which have the same order; those of NaN are above all others."""
     if floats.dtype == np.float32:
         return np.asarray(floats.view(np.uint32) & np.uint32(0x7FFFFFFF))
     return np.asarray(floats.view(np.uint64) & np.uint64(0x7FFFFFFFFFFFFFFF))
 
 
 def _count_exponents(bits: npt.NDArray[Any]) -> Histogram:
-    """Zeros are in the first bin; what is not finite is in none."""
+    """Returns the histogram of exponents. Zeros are in the first bin; numbers that are not finite are in none."""
     if bits.dtype == np.uint32:
         histogram = np.bincount(bits >> np.uint32(23), minlength=BINS)
         histogram[-1] = 0

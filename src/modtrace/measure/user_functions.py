@@ -1,4 +1,4 @@
-"""Calls functions of the user's with tensors, so that neither the run nor the tensors notice."""
+"""Calls a user's functions with tensors, without effects on the run and the tensors."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -24,12 +24,12 @@ class UserFunctions:
         raised: Callable[[str, Exception], None],
         aside: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Has called none.
+        """Creates the functions, none of which has been called.
 
         Args:
-            aside: inside of it modules that run are none of the run's.
-            raised: called when a function has raised for the first time, or has returned what JSON cannot hold; the
+            raised: called when a function has raised for the first time, or has returned what JSON cannot hold. The
                 error has no traceback.
+            aside: returns a context in which module calls do not count as part of the run.
         """
         self._raised = raised
         self._aside = aside
@@ -39,8 +39,8 @@ class UserFunctions:
     def call(self, tensor: torch.Tensor, functions: Sequence[Function], extra: Extra) -> None:
         """Calls each function that was not called for this tensor yet with `tensor.detach()`.
 
-        Outside of the user's modes, transforms and autocast, without gradients. What it draws from torch's generators
-        is put back (3 us); from those of `random` and numpy it is not (they take 10 and 30 us to look at).
+        Functions run outside of the user's modes, transforms and autocast, without gradients. The states of torch's
+        generators are restored (3 us); those of `random` and numpy are not, because checking them takes 10 and 30 us.
         """
         missing = [each for each in functions if not _has_been_called(each, extra)]
         if not missing or self._of_thread.is_inside:  # a function runs a module whose tensors are looked at
@@ -73,13 +73,13 @@ class _OfThread(threading.local):
 
 
 def name_of(function: Any) -> str:
-    """Returns what a function of the user's is called."""
+    """Returns the name of a user's function."""
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     return str(name).rpartition("<locals>.")[2]
 
 
 def described(error: Exception) -> str:
-    """Returns what it is and says."""
+    """Returns the class and the text of an error."""
     try:
         text = str(error)
     except Exception:  # it is the user's too
@@ -94,7 +94,7 @@ def _has_been_called(function: Function, extra: Extra) -> bool:
 
 @contextmanager
 def _unobserved(device: torch.device) -> Iterator[None]:
-    """Outside of everything of the user's that changes what ops do. 12 us."""
+    """Suspends everything of the user's that changes what ops do. It takes 12 us."""
     with ExitStack() as stack:
         stack.enter_context(unseen())
         stack.enter_context(outside_transforms())
@@ -106,9 +106,9 @@ def _unobserved(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _generators_kept(device: torch.device) -> Iterator[None]:
-    """Puts torch's generators back where they stood, if they have moved.
+    """Restores the states of torch's generators if they have changed.
 
-    A generator that the function has not used is not written to: another thread may use it meanwhile.
+    A generator that the function has not used is not written to, because another thread may use it meanwhile.
     """
     generators = [torch.default_generator]
     if device.type == "cuda":
@@ -124,7 +124,7 @@ def _generators_kept(device: torch.device) -> Iterator[None]:
 
 
 def _forget_frames(error: BaseException) -> None:
-    """Whoever keeps an error keeps the frames that it came through and those around them, with all their tensors."""
+    """Drops the frames of an error and of its causes, which would keep all their tensors alive."""
     pending: list[BaseException | None] = [error]
     seen: set[int] = set()
     while pending:

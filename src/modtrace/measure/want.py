@@ -1,4 +1,4 @@
-"""What to keep of a tensor beyond its usual statistics, and what was measured of it."""
+"""Describes what to keep of a tensor beyond its usual statistics, and what was measured of it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ import torch
 
 
 class Want(NamedTuple):
-    """What to measure of one tensor: the union of what the captures that select it ask for."""
+    """The union of what the captures that select a tensor ask for."""
 
     stats: int = 1  # the tier: 0, 1 or 2
     channel_dim: int = -1
@@ -19,7 +19,7 @@ class Want(NamedTuple):
     functions: tuple[Callable[[torch.Tensor], Any], ...] = ()
 
     def __or__(self, other: "Want") -> "Want":
-        """Returns what both want."""
+        """Returns the union of this and `other`."""
         return Want(
             stats=max(self.stats, other.stats),
             channel_dim=other.channel_dim if self.stats < 2 <= other.stats else self.channel_dim,
@@ -44,9 +44,9 @@ class ExtraNote(NamedTuple):
 
 
 class Extra:
-    """What was kept of one tensor beyond its usual statistics; None: not asked for, or it could not be had.
+    """The extra results for one tensor. A result is None if it was not wanted or could not be computed.
 
-    What was measured on another device is a tensor there until its step is written (`torch.Tensor` below).
+    A result that was measured on another device is a tensor there until its step is written (`torch.Tensor` below).
     """
 
     __slots__ = (
@@ -71,7 +71,7 @@ class Extra:
         self.notes: tuple[ExtraNote, ...] = ()
 
     def add_note(self, text: str | None, of: str = "", about: Any = None) -> None:
-        """Says why something could not be had, or which part of the tensor it is of; the same once, None never."""
+        """Adds a note once: the reason why something could not be measured, or the part that was. None adds nothing."""
         note = ExtraNote(text or "", of, about)
         if text and note not in self.notes:
             self.notes += (note,)

@@ -1,1 +1,1 @@
-"""What a recording is: its tables, its vocabulary, and the two protocols through which the layers meet."""
+"""The contents of a recording: its tables, its vocabulary, and the two protocols through which the layers meet."""

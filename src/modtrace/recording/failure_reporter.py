@@ -1,4 +1,4 @@
-"""Says what a recording lacks and why: to the user by a warning, in the recording by a mark."""
+"""Reports what a recording lacks and why: to the user by a warning, in the recording by a mark."""
 
 import threading
 import warnings
@@ -16,19 +16,19 @@ class _Lock(Protocol):
 
 
 class FailureReporter:
-    """What goes wrong in one recording, each said once.
+    """Reports the failures of one recording, each once.
 
-    What may be told while the lock over what the tracker tells is held waits for the sink: see `write_late`.
+    A report that may come while the lock over the tracker's events is held is written later; see `write_late`.
     """
 
     def __init__(self, sink: Sink, writing: "_Lock", *, strict: bool, step: Callable[[], int]) -> None:
-        """Has nothing to say yet.
+        """Creates a reporter.
 
         Args:
-            sink: where the marks go.
+            sink: receives the marks.
             writing: the lock over the sink.
-            strict: errors of ours in values and ops are raised; nothing is said of them here.
-            step: the number of the step that runs.
+            strict: internal errors in values and ops are raised and not reported.
+            step: returns the number of the running step.
         """
         self.strict = strict
         self._sink = sink
@@ -39,11 +39,11 @@ class FailureReporter:
 
     @property
     def step(self) -> int:
-        """The number of the step that runs, as far as it is known."""
+        """The number of the running step, as far as it is known."""
         return self._step()
 
     def failed(self, error: Exception, where: str) -> None:
-        """Notes once that nothing more is recorded."""
+        """Reports, once, that nothing more is recorded."""
         if self._has_failed:
             return
         self._has_failed = True
@@ -53,7 +53,7 @@ class FailureReporter:
             warn_of_error(text, error, strict="record(strict=True)")
 
     def ops_failed(self, error: Exception, where: str) -> None:
-        """Notes that ops cannot be recorded; calls are recorded on."""
+        """Reports that ops cannot be recorded. Calls are still recorded."""
         if self.strict:
             raise error
         self._mark(
@@ -66,9 +66,9 @@ class FailureReporter:
         warn_of_error(text, error, strict="record(strict=True)")
 
     def ops_missed(self) -> None:
-        """Notes that ops run unseen: torch has taken our mode off, or it cannot stand below the user's.
+        """Reports that ops run unseen, because torch has removed our mode or it cannot be below the user's.
 
-        Called with the lock over what the tracker tells, so that the sink has to wait.
+        It is called with the lock over the tracker's events, so the mark is written later.
         """
         self._late_marks.append(
             f"ops are missing from step {self._step()}: a dispatch mode of yours was on when record() was entered, "
@@ -76,7 +76,7 @@ class FailureReporter:
         )
 
     def values_failed(self, error: Exception, where: str) -> None:
-        """Notes that nothing more is measured; calls are recorded on."""
+        """Reports that nothing more is measured. Calls are still recorded."""
         step = self._step()
         self._mark(f"values are incomplete from step {step}: modtrace failed at {where}: {describe(error)}")
         text = (
@@ -86,7 +86,7 @@ class FailureReporter:
         warn_of_error(text, error, strict="record(strict=True)")
 
     def user_raised(self, what: str, error: Exception) -> None:
-        """Notes that a function of the user's has raised. The lock over what the tracker tells may be held."""
+        """Reports that a function of the user's has raised. The lock over the tracker's events may be held."""
         said = describe(error)
         self._late_marks.append(f"{what} raised in step {self._step()}: {said}")
         warnings.warn(
@@ -96,13 +96,13 @@ class FailureReporter:
         )
 
     def interrupted(self, error: BaseException, first: int) -> None:
-        """Notes that rows may be missing from the step `first` on, for writing them has been broken off."""
+        """Reports that rows may be missing from step `first` on, because an exception interrupted their writing."""
         self._late_marks.append(
             f"rows may be missing from step {first} on: {type(error).__name__} while they were written"
         )
 
     def run_ended(self, error: BaseException) -> None:
-        """Notes the exception that ended the run; a clean exit is none."""
+        """Reports the exception that ended the run, unless it is a clean exit."""
         if is_clean_exit(error):
             return
         text = f"the run ended by {describe(error)}"
@@ -110,7 +110,10 @@ class FailureReporter:
         self._sink.mark(f"{text}; step {steps - 1} was the last to end" if steps else text)
 
     def _mark(self, text: str) -> None:
-        """Marks now if the sink is free: whoever has it may wait for the lock that is held here."""
+        """Writes a mark now if the sink is free.
+
+        The thread that uses the sink may wait for the lock that is held here.
+        """
         if not self._writing.acquire(blocking=False):
             self._late_marks.append(text)
             return
@@ -120,7 +123,7 @@ class FailureReporter:
             self._writing.release()
 
     def write_late(self) -> None:
-        """Writes the marks that had to wait. To be called with the lock over the sink."""
+        """Writes the marks that had to wait. Callers hold the lock over the sink."""
         while self._late_marks:
             self._sink.mark(self._late_marks.pop(0))
 
@@ -132,12 +135,12 @@ def warn_of_error(text: str, error: Exception, *, strict: str) -> None:
 
 
 def start_thread(run: Callable[[], None], name: str, *, without: str) -> threading.Thread | None:
-    """Starts a thread of ours beside the training; None, with a warning, if the system has no more threads.
+    """Starts a daemon thread; returns None, with a warning, if the system has no more threads.
 
     Args:
-        run: what the thread runs.
-        name: of the thread.
-        without: what happens without it.
+        run: the function that the thread runs.
+        name: the name of the thread.
+        without: what happens without it, for the warning.
     """
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
@@ -154,7 +157,7 @@ def start_thread(run: Callable[[], None], name: str, *, without: str) -> threadi
 
 
 def is_clean_exit(error: BaseException) -> bool:
-    """Returns whether it is `sys.exit()` without a complaint."""
+    """Returns whether an error is `sys.exit()` with status 0."""
     return isinstance(error, SystemExit) and not error.code
 
 

@@ -1,20 +1,20 @@
-"""Parses JSON that another program may have written: whatever is wrong with it is a `ValueError`."""
+"""Parses JSON that another program may have written. Every fault in it is reported as a `ValueError`."""
 
 import json
 from collections.abc import Collection
 from typing import Any
 
-#: Python's stack has 1,000 frames, and whoever walks through a value, or writes it again, takes two a level.
+#: Python's stack has 1,000 frames, and code that walks through a value or writes it again uses two a level.
 _MOST_LEVELS = 200
 
 
 def parse_json(text: bytes | str) -> Any:
-    """Returns the value of a JSON text. Surrogates that stand alone, which no encoding has, become question marks.
+    """Returns the value of a JSON text. Lone surrogates, which cannot be encoded, become question marks.
 
-    Numbers are as Python's `json` reads them, NaN and long integers included: who uses one checks it.
+    Numbers are read as by Python's `json`, including NaN and long integers; the caller checks those it uses.
 
     Raises:
-        ValueError: it is no JSON, it is nested more than 200 levels deep, or a name stands twice in one object.
+        ValueError: the text is not JSON, it is nested more than 200 levels deep, or a name occurs twice in an object.
     """
     decoded = text if isinstance(text, str) else text.decode("utf-8")
     try:
@@ -30,7 +30,7 @@ def _to_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for at, name in enumerate(names) if name in names[:at])
-        raise ValueError(f"the name {twice!r} stands twice in an object")
+        raise ValueError(f"the name {twice!r} occurs twice in an object")
     return found
 
 

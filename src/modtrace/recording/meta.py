@@ -1,4 +1,4 @@
-"""What is known about a run beside its tables."""
+"""Describes a run besides its tables."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -10,16 +10,16 @@ HELD = "held"
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """Something that happened to a recording and is no damage: a trigger that fired, steps that were not written."""
+    """An event of a recording that is not damage: a trigger that fired, or steps that were not written."""
 
-    step: int | None  # None: none had ended
+    step: int | None  # None: no step had ended
     kind: str  # the class of a trigger, `exception`, `dump`, or HELD
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunMeta:
-    """The run that a recording is of; `meta.json` holds the same fields."""
+    """Describes the run of a recording; `meta.json` holds the same fields."""
 
     run_id: str = ""
     created: str = ""  # ISO 8601, UTC
@@ -28,14 +28,14 @@ class RunMeta:
     versions: Mapping[str, str] = field(default_factory=dict)  # python, torch, numpy, ...
     device: str = ""
     git_commit: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)  # what record() was given
+    options: Mapping[str, Any] = field(default_factory=dict)  # the arguments of record()
     rank: int = 0
     world_size: int = 1
     clock_time_ns: int = 0  # time.time_ns() and time.perf_counter_ns() of one moment:
     clock_perf_counter_ns: int = 0  # they turn the tables' times into wall time
     marks: tuple[str, ...] = ()  # what is missing, in sentences
-    notes: tuple[Note, ...] = ()  # what happened, and is no damage
-    complete: bool = False  # the recording was closed, and nothing is known to be missing
+    notes: tuple[Note, ...] = ()  # events that are not damage
+    complete: bool = False  # the recording was closed, and has no marks
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values."""
@@ -45,14 +45,14 @@ class RunMeta:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "RunMeta":
-        """Returns the meta of a parsed `meta.json`; names it does not know are left out, missing ones take defaults."""
+        """Returns the meta data of a parsed `meta.json`. Unknown names are ignored, missing ones get their defaults."""
         known = {each.name: values[each.name] for each in fields(cls) if each.name in values}
         known = {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
         return cls(**{**known, "notes": tuple(_to_note(each) for each in known.get("notes", ()))})
 
 
 def _to_note(values: Any) -> Note:
-    """Returns a note of a parsed `meta.json`; what it does not say is not known."""
+    """Returns a note of a parsed `meta.json`. Missing fields are None or empty."""
     given = values if isinstance(values, Mapping) else {"reason": str(values)}
     step = given.get("step")
     step = step if isinstance(step, int) else None

@@ -20,7 +20,7 @@ def path_and_above(path: str) -> list[str]:
 
 
 def path_below(parent: str, path: str, aliases: Iterable[str]) -> str:
-    """Returns the path of a shared module that lies below `parent`: the one with the longest common start.
+    """Returns the path of a shared module below `parent`, which is the one with the longest common start.
 
     A module registered as `x.l` and as `y.l` is `y.l` when `y` runs it.
     """

@@ -7,7 +7,7 @@ BACKWARD = "backward"
 RECOMPUTE = "recompute"
 OPTIMIZER = "optimizer"
 
-#: In the order of their codes in the `calls` and `ops` tables; a new phase goes at the end.
+#: All phases, in the order of their codes in the tables `calls` and `ops`. A new phase goes to the end.
 PHASES = (FORWARD, BACKWARD, RECOMPUTE, OPTIMIZER)
 
 

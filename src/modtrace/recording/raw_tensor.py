@@ -1,4 +1,4 @@
-"""A whole tensor as it lies in a recording: its bytes, and what they mean."""
+"""A whole tensor as it is stored in a recording: its bytes, dtype and shape."""
 
 import math
 from collections.abc import Sequence
@@ -35,8 +35,8 @@ _ELEMENTS: dict[str, npt.DTypeLike] = {
 class RawTensor:
     """A tensor's bytes in row-major order, with the name of its dtype (torch's, without `torch.`).
 
-    The bytes may be those of a file that is mapped into memory: they can be read only, and they stay
-    readable for as long as this object, or an array made of it, is kept.
+    The bytes may be those of a memory-mapped file. They are read-only, and stay readable as long as this object, or an
+    array made of it, is kept.
     """
 
     dtype: str
@@ -44,10 +44,10 @@ class RawTensor:
     data: memoryview
 
     def to_numpy(self) -> npt.NDArray[Any]:
-        """Returns an array of the same elements, without a copy; it cannot be written to.
+        """Returns a read-only array of the same elements, without a copy.
 
-        bfloat16, complex32 and the 8-bit floats, which numpy lacks, come as unsigned integers of the same
-        width: their raw bits. A dtype unknown here comes as bytes, with a last axis for those of an element.
+        bfloat16, complex32 and the 8-bit floats, which numpy lacks, are returned as unsigned integers of the same width
+        with the same bits. An unknown dtype is returned as bytes, with a last axis for the bytes of an element.
         """
         element = _ELEMENTS.get(self.dtype)
         if element is not None:
@@ -56,7 +56,7 @@ class RawTensor:
         return np.frombuffer(self.data, np.uint8).reshape(*self.shape, size)
 
     def to_torch(self) -> Any:
-        """Returns a `torch.Tensor` in memory of its own, with exactly these bits.
+        """Returns a `torch.Tensor` with memory of its own and exactly these bits.
 
         Raises:
             MissingLibraryError: torch is not installed.
@@ -75,7 +75,7 @@ class RawTensor:
 
 
 def to_torch_if_there(raw: RawTensor) -> Any:
-    """Returns the tensor as one of torch; as it is where torch is not installed."""
+    """Returns the tensor as a `torch.Tensor`, or unchanged if torch is not installed."""
     try:
         return raw.to_torch()
     except MissingLibraryError:
@@ -83,7 +83,10 @@ def to_torch_if_there(raw: RawTensor) -> Any:
 
 
 def itemsize_of(dtype: str, shape: Sequence[int], size_bytes: int) -> int:
-    """Bytes of an element; of an unknown dtype those that the size says, 1 where there is no element."""
+    """Returns the number of bytes per element.
+
+    For an unknown dtype it is computed from the size, and is 1 if there are no elements.
+    """
     element = _ELEMENTS.get(dtype)
     if element is not None:
         return np.dtype(element).itemsize
@@ -91,10 +94,10 @@ def itemsize_of(dtype: str, shape: Sequence[int], size_bytes: int) -> int:
 
 
 def check_raw(name: str, array: npt.NDArray[Any], dtype: str, shape: Sequence[int]) -> None:
-    """Says whether an array can hold a tensor's raw elements.
+    """Checks that an array can hold a tensor's raw elements.
 
     Raises:
-        ValueError: its bytes are too few or too many.
+        ValueError: it has too few or too many bytes.
     """
     if array.nbytes != math.prod(shape) * itemsize_of(dtype, shape, array.nbytes):
         raise ValueError(
@@ -104,7 +107,7 @@ def check_raw(name: str, array: npt.NDArray[Any], dtype: str, shape: Sequence[in
 
 
 def copy_raw(array: npt.NDArray[Any], target: npt.NDArray[np.uint8]) -> None:
-    """Copies the elements of an array, whatever its strides, in row-major order into bytes."""
+    """Copies the elements of an array of any strides in row-major order into bytes."""
     if array.flags.c_contiguous:
         target[:] = array.reshape(-1).view(np.uint8)
     elif array.size:
@@ -112,5 +115,5 @@ def copy_raw(array: npt.NDArray[Any], target: npt.NDArray[np.uint8]) -> None:
 
 
 def read_only(array: npt.NDArray[np.uint8]) -> memoryview:
-    """Returns the bytes of an array as a view that cannot be written to."""
+    """Returns the bytes of an array as a read-only view."""
     return array.data.toreadonly()

@@ -1,4 +1,4 @@
-"""What a tensor is at its site: the roles, in one table that captures, triggers and views read."""
+"""The roles that a tensor may have at its site, in one table that captures, triggers and views read."""
 
 from typing import NamedTuple
 
@@ -16,17 +16,17 @@ LEAF = "leaf"
 
 
 class Role(NamedTuple):
-    """What is known of the tensors of a role."""
+    """The properties of the tensors of a role."""
 
     name: str
-    of_one: str  # what a sentence calls one such tensor
-    of_many: str  # what a picture calls them
-    of_ops: bool = False  # only where ops are recorded
-    #: False: infinities are often meant, as in masks, so that `NonFinite()` does not look at them.
+    of_one: str  # the name of one such tensor in a sentence
+    of_many: str  # the name of several in a picture
+    of_ops: bool = False  # exists only if ops are recorded
+    #: False: infinities are often intended, as in masks, so `NonFinite()` does not check them.
     must_be_finite: bool = True
 
 
-#: All of them; their index here is their code while values are collected. A new role goes to the end.
+#: All roles. Their index is their code while values are collected. A new role goes to the end.
 TABLE = (
     Role(INPUT, "input", "inputs", must_be_finite=False),
     Role(OUTPUT, "output", "outputs"),
@@ -44,8 +44,8 @@ TABLE = (
 ROLES = tuple(each.name for each in TABLE)
 BY_NAME = {each.name: each for each in TABLE}
 
-#: Of tensors that ops return or read; only where ops are recorded.
+#: The roles of tensors that ops return or read, which exist only if ops are recorded.
 OP_ROLES = frozenset(each.name for each in TABLE if each.of_ops)
 
-#: Where a value that is not finite is never meant to be.
+#: The roles of tensors that should never have a value that is not finite.
 FINITE_ROLES = tuple(each.name for each in TABLE if each.must_be_finite)

@@ -8,7 +8,7 @@ from functools import cache
 
 import pyarrow as pa
 
-#: Raised whenever a reader of the older version could misread what is written; older ones stay readable.
+#: Increased whenever a reader of the older version could misread new files. Files of older versions stay readable.
 SCHEMA_VERSION = 1
 
 # One line a column: name, type, what it says. A `?` behind the type: null where unknown or not applicable.

@@ -7,7 +7,7 @@ _FEW = 8
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """Returns a sentence with a space in front that names the nearest of the known words; empty if none is near."""
+    """Returns " Did you mean ...?" with the nearest known name, or "" if none is near."""
     near = get_close_matches(str(given), list(known), 1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
@@ -23,6 +23,6 @@ def count_of(number: int, noun: str, form: Callable[[int], str] = "{:,}".format,
 
 
 def first_few(things: Sequence[object], most: int = _FEW) -> str:
-    """Returns the first of them with commas between; `…` stands for those that are left out."""
+    """Returns the first things, separated by commas; `…` stands for the rest."""
     shown = [str(each) for each in things[:most]]
     return ", ".join([*shown, "…"] if len(things) > most else shown)

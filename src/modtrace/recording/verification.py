@@ -1,4 +1,4 @@
-"""What a proof of a recording has found: `modtrace.verify` gives it."""
+"""The result of proving a recording, as `modtrace.verify` returns it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that was proved, or not."""
+    """The result of one check."""
 
     name: str
     passed: bool
-    why: str  # what was looked at; of a check that failed its first fault
+    why: str  # what was checked; the first fault if it failed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What was proved of the recording of one model."""
+    """The results of all checks of the recording of one model."""
 
     model: str  # the class of the model, or what the user has called it
     checks: tuple[Check, ...]
@@ -26,11 +26,11 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Returns whether every check has passed; what is unchecked counts for nothing here."""
+        """True if every check has passed; what could not be checked does not count."""
         return all(check.passed for check in self.checks)
 
     def check(self, name: str) -> Check:
-        """Returns the check of a name.
+        """Returns the check with a name.
 
         Raises:
             KeyError: there is none.
@@ -41,7 +41,7 @@ class Verification:
         raise KeyError(name)
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Returns the lines of its table: how it went (ok, FAILED, exempt or unchecked), what, and the details."""
+        """Returns the lines of its table: the outcome (ok, FAILED, exempt or unchecked), the name, and the details."""
         rows = [("ok" if each.passed else "FAILED", each.name, each.why) for each in self.checks]
         rows += [("exempt", rule, str(count)) for rule, count in self.exempt.items()]
         return rows + [("unchecked", what, why) for what, why in self.unchecked]

@@ -1,1 +1,1 @@
-"""Proves a recording by running what it holds once more: a recording plus torch."""
+"""Proves a recording by running the recorded ops once more."""

@@ -16,7 +16,7 @@ from .replayer import Replayer, ReplayFault
 
 
 def check_op_count(graph: RecordedGraph, counted: Sequence[str], marks: Sequence[str]) -> Check:
-    """Whether the recording holds the ops that another mode has counted, in that order."""
+    """Checks that the recording holds the ops that an independent mode has counted, in the same order."""
     recorded = list(graph.ops.values())
     if marks:
         return _failed("op count", f"the recording is not complete: {marks[0]}")
@@ -32,14 +32,17 @@ def check_op_count(graph: RecordedGraph, counted: Sequence[str], marks: Sequence
 
 
 def check_replay_in_order(graph: RecordedGraph, keep: OpKeep) -> Check:
-    """Whether all ops, run again in the order in which they ran, give the same bits."""
+    """Checks that all ops, run again in the order in which they ran, give the same bits."""
     return _replay("replay in order", graph, keep, list(graph.ops), copy_writes=False)
 
 
 def check_replay_in_random_order(
     graph: RecordedGraph, keep: OpKeep, seed: int, perturber: Perturber
 ) -> Check:
-    """The same in an order that only has what an op reads made before it; meanwhile perturbs what each op reads."""
+    """Checks that all ops give the same bits in a random order that keeps only their data dependencies.
+
+    Between the ops, `perturber` changes what each op reads and looks whether its results change.
+    """
     order = random_order(graph.parents(), seed)
     name = "replay in random order"
     if len(order) < len(graph.ops):
@@ -71,7 +74,7 @@ def _replay(
 def _replay_one(
     replayer: Replayer, graph: RecordedGraph, keep: OpKeep, number: int, perturber: Perturber | None
 ) -> bool:
-    """Runs one op; False: it cannot run again, and what it left is taken as recorded."""
+    """Runs one op again. Returns False if it cannot run again; what it left is then taken from the recording."""
     op, kept = graph.ops[number], keep.ops.get(number)
     if kept is None:
         raise ReplayFault(f"{op} is recorded, and no such op ran")
@@ -92,7 +95,7 @@ def _replay_one(
 
 
 def check_perturbation(perturber: Perturber, was_completed: bool) -> Check:
-    """Whether everything that ops read has changed what they give, or is exempt by a rule."""
+    """Checks that each tensor that an op reads changes the op's results when it is changed, or is exempt by a rule."""
     if perturber.fault is not None:
         return _failed("perturbation", perturber.fault)
     exempt = sum(perturber.exempt.values())
@@ -103,7 +106,7 @@ def check_perturbation(perturber: Perturber, was_completed: bool) -> Check:
 
 
 def check_undeclared_writes(graph: RecordedGraph, keep: OpKeep) -> Check:
-    """Whether no op has changed a tensor of which the recorder does not know that it writes to it."""
+    """Checks that no op has changed a tensor that the recorder does not list among the op's writes."""
     for number, kept in keep.ops.items():
         op = graph.ops.get(number)
         if kept.undeclared and op is not None:
@@ -117,12 +120,12 @@ def check_undeclared_writes(graph: RecordedGraph, keep: OpKeep) -> Check:
 
 
 def check_outputs(plain: Results, other: Results) -> Check:
-    """Whether another run has computed the same outputs as the plain one, and left the same buffers."""
+    """Checks that another run has computed the same outputs as the plain one, and left the same buffers."""
     return _check_equal("outputs", plain.outputs, other.outputs)
 
 
 def check_gradients(plain: Results, other: Results) -> Check:
-    """Whether another run has computed the same gradients as the plain one."""
+    """Checks that another run has computed the same gradients as the plain one."""
     return _check_equal("gradients", plain.gradients, other.gradients)
 
 
@@ -138,10 +141,10 @@ def _check_equal(name: str, expected: Mapping[str, bytes], found: Mapping[str, b
 
 
 def check_paths(model: nn.Module, data: RecordingData, left: set[tuple[str, str]]) -> Check:
-    """Whether every recorded path leads to a module of the recorded class, and every op to a recorded call.
+    """Checks that each recorded path leads to a module of the recorded class, and each op to a recorded call.
 
     Args:
-        left: the paths and classes after the recorded run, in which a model may replace modules of its own.
+        left: the paths and classes of the modules after the recorded run; a model may replace its own modules.
     """
     modules = {row["module_id"]: row for row in data.table("modules").to_pylist()}
     calls = {row["call_id"]: row["module_id"] for row in data.table("calls").to_pylist()}
@@ -174,7 +177,7 @@ def _path_fault(path: str, kind: str, own: Mapping[str, Sequence[str]]) -> str |
 
 
 def check_nothing_left(plain: Results, other: Results) -> Check:
-    """Whether another run has left torch, the model and the generators as the plain one."""
+    """Checks that another run has left torch, the model and the generators as the plain run has."""
     found = [*differences(plain.surroundings, other.surroundings), *other.changes]
     if plain.generators is not None and other.generators is not None:
         found += [f"the generator of {name}" for name in other.generators.differing(plain.generators)]

@@ -1,4 +1,4 @@
-"""The bytes of tensors: fingerprints, copies, and tensors put together again from storages."""
+"""Reads and copies the bytes of tensors: digests, copies of storages, and tensors made on a given storage."""
 
 import ctypes
 import hashlib
@@ -18,14 +18,14 @@ _DIGEST_BYTES = 16
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Inside, tensors are looked at without anybody seeing it, and without a graph."""
+    """Hides what runs inside the block from all hooks and modes, and builds no autograd graph for it."""
     with unseen(), outside_transforms(), torch.no_grad():
         yield
 
 
 @contextmanager
 def without_autocast() -> Iterator[None]:
-    """Inside, ops work in the dtypes of what they are given."""
+    """Disables autocast inside the block, so that ops compute in the dtypes of their arguments."""
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     with ExitStack() as stack:
         for device in devices:
@@ -34,10 +34,10 @@ def without_autocast() -> Iterator[None]:
 
 
 def digest(tensor: torch.Tensor) -> bytes | None:
-    """A fingerprint of the elements, bit by bit, and of their shape.
+    """Returns a digest of a tensor's shape and of the bits of its elements.
 
-    None where there are no bytes to read: on the meta device, in a tensor that is not strided, or where `resize_(0)`
-    has taken the memory away, as sharded training does. Call it inside of `aside()`.
+    Returns None if there are no bytes to read: on the meta device, for a layout that is not strided, or if `resize_(0)`
+    has freed the memory, as sharded training does. Call it inside `aside()`.
     """
     if tensor.device.type == "meta" or tensor.layout is not torch.strided or not is_held(tensor):
         return None
@@ -50,25 +50,28 @@ def digest(tensor: torch.Tensor) -> bytes | None:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor. Not by `numpy()`: after that its storage could not be resized any more."""
+    """Returns the memory of a contiguous tensor.
+
+    `numpy()` is not used, because a storage that numpy has seen cannot be resized any more.
+    """
     size_bytes = tensor.numel() * tensor.itemsize
     address = tensor.data_ptr() if size_bytes else None
     return memoryview((ctypes.c_char * size_bytes).from_address(address)) if address else memoryview(b"")
 
 
 def copy_storage(tensor: torch.Tensor) -> torch.UntypedStorage:
-    """The whole storage behind a tensor, once more."""
+    """Returns a copy of the whole storage behind a tensor."""
     return copy_of(tensor.untyped_storage())
 
 
 def copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """The same bytes in memory of their own."""
+    """Returns a copy of a storage, with memory of its own."""
     copy: torch.UntypedStorage = storage.clone()  # type: ignore[no-untyped-call]
     return copy
 
 
 def alias_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that goes on to show what this one shows now, whatever becomes of its shape."""
+    """Returns an alias of a tensor. It keeps the present shape and memory if the tensor's own are changed later."""
     return tensor.detach()
 
 
@@ -82,7 +85,7 @@ def tensor_in(
     conj: bool = False,
     neg: bool = False,
 ) -> torch.Tensor:
-    """The tensor that shows a storage so."""
+    """Returns the tensor with the given geometry on a storage; `offset` and `stride` count elements."""
     empty = torch.empty(0, dtype=dtype, device=storage.device)
     tensor = empty.set_(storage, offset, tuple(shape), tuple(stride))
     tensor = tensor.conj() if conj else tensor
@@ -90,5 +93,5 @@ def tensor_in(
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Whether two numbers are equal; NaN is equal to itself."""
+    """Returns whether two numbers have the same type and value. NaN equals itself."""
     return type(one) is type(other) and (one == other or (one != one and other != other))

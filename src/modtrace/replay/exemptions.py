@@ -1,4 +1,4 @@
-"""Rules by which a tensor that an op reads need not change what the op gives; docs/verify.md lists them."""
+"""Rules by which a tensor that an op reads need not affect the op's results; docs/verify.md lists them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from .op_families import ASKING_OF_REALS, CHOOSING, SCATTERING, SHAPE_ONLY, may_
 
 
 class Case(NamedTuple):
-    """A tensor in whose place everything that was tried changed nothing."""
+    """A tensor that an op reads, for which none of the contents that were tried changed the op's results."""
 
     op: str  # without overload: `addmm`, and with its namespace if it is not torch's
     argument: str  # its name in the schema
@@ -30,7 +30,7 @@ class Case(NamedTuple):
 def make_case(
     kept: KeptOp, at: int, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> Case:
-    """The case of one tensor of an op."""
+    """Returns the `Case` of one tensor of an op."""
     arguments = kept.argument_names
     values = {
         name: kept.template.value(place, name)
@@ -51,7 +51,7 @@ def make_case(
 
 
 def exemption(case: Case) -> str | None:
-    """The name of the first rule that the case falls under; None: it should have changed something."""
+    """Returns the name of the first rule that applies to a case. None means that the results should have changed."""
     return next((name for name, holds in RULES.items() if holds(case)), None)
 
 
@@ -72,18 +72,18 @@ def _has_shape_only(case: Case) -> bool:
 
 
 def _is_overwritten(case: Case) -> bool:
-    """The op writes to it, or to a copy of it, and has left nothing of what was there."""
+    """Returns whether the op overwrites the tensor, or a copy of it, and keeps nothing of its former content."""
     return case.is_written or (case.op in SCATTERING and case.argument == "self")
 
 
 def _is_not_wanted(case: Case) -> bool:
-    """Of several gradients some were not asked for, and this tensor serves those alone."""
+    """Returns whether only gradients that were not asked for need the tensor."""
     mask = case.values.get("output_mask")
     return isinstance(mask, list) and not all(mask) and not case.argument.startswith("grad")
 
 
 def _is_only_index(case: Case) -> bool:
-    """An index into one place: there is no other that would be sure to exist."""
+    """Returns whether all elements are the index 0. No other index is sure to exist."""
     return case.may_be_index and not bool(case.tensor.any())
 
 
@@ -93,7 +93,7 @@ def _is_single_choice(case: Case) -> bool:
     return case.op in CHOOSING and chosen == 1
 
 
-#: By name, in the order in which they are asked.
+#: The rules by name, in the order in which they are tried.
 RULES: dict[str, Callable[[Case], bool]] = {
     "no elements": _is_empty,
     "memory left as it was": _is_uninitialised,
@@ -104,8 +104,8 @@ RULES: dict[str, Callable[[Case], bool]] = {
     "a single choice": _is_single_choice,
 }
 
-#: Not decided by a rule, but tried: the op reads it, and the other arguments hide it here (`Perturber`).
+#: Found by trying, not by a rule: the op reads the tensor, but other arguments hide its effect (`Perturber`).
 HIDDEN = "hidden by other arguments"
 
-#: Not decided by a rule: an op with the same arguments and shapes has been checked often enough.
+#: Found by counting, not by a rule: ops with the same arguments and shapes have been checked often enough.
 SAME_AS_CHECKED = "same as checked"

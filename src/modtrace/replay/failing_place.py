@@ -1,4 +1,4 @@
-"""Finds in the recording of a call that raised where it did so: the module's path, and the op."""
+"""Finds where in a recording a call raised: the path of the module, and the op."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ _Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class FailingPlace:
-    """Where an exception came from. As text: `layers.3.attn, at its op aten.mm.default`."""
+    """The place where an exception was raised, written as `layers.3.attn, at its op aten.mm.default`."""
 
-    path: str  # of a root its name
+    path: str  # the name, for a root
     call_id: int
     op_id: int | None  # None: no op raised it
     op: str | None
@@ -23,9 +23,9 @@ class FailingPlace:
 
 
 def find_failing_place(data: RecordingData) -> FailingPlace | None:
-    """The innermost call that the last exception left; None if it left no outermost call.
+    """Returns the place where the exception that left the last outermost call was raised; None if that call returned.
 
-    An exception that the model catches itself is passed over: something ran after it in the call around.
+    An exception that the model caught itself is skipped: something ran after it in the enclosing call.
     """
     calls = [row for row in _rows(data, "calls") if row["phase"] == "forward"]
     ops = sorted(_rows(data, "ops"), key=lambda row: int(row["start_ns"]))
@@ -46,7 +46,7 @@ def find_failing_place(data: RecordingData) -> FailingPlace | None:
 
 
 def _left_with(call: _Row, calls: Sequence[_Row], ops: Sequence[_Row]) -> _Row | None:
-    """The call directly inside another one that the same exception has left."""
+    """Returns the call directly inside `call` that the same exception has left, or None."""
     inside = [row for row in calls if row["parent_call_id"] == call["call_id"]]
     if not inside or not inside[-1]["raised"]:
         return None

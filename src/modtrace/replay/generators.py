@@ -1,4 +1,4 @@
-"""The random generators of a process: their states, taken and put back."""
+"""Reads and restores the states of a process's random generators."""
 
 import random
 import sys
@@ -20,13 +20,13 @@ class GeneratorStates:
 
     @classmethod
     def now(cls) -> "GeneratorStates":
-        """The present states."""
+        """Returns the present states."""
         with aside():
             cuda = torch.cuda.get_rng_state_all() if _uses_cuda() else []
             return cls(torch.get_rng_state(), cuda)
 
     def put_back(self) -> None:
-        """Makes the generators go on from here."""
+        """Sets the generators to these states."""
         with aside():
             torch.set_rng_state(self._cpu)
             if self._cuda:
@@ -42,10 +42,10 @@ class GeneratorStates:
 
 
 class AllGenerators:
-    """The states of torch's generators, of Python's and of numpy's, if it is in use.
+    """The states of torch's default generators, of Python's and, if numpy is imported, of numpy's.
 
     Args:
-        held: objects; the `torch.Generator`s among them are put back too.
+        held: objects. The states of those that are a `torch.Generator` are kept too.
     """
 
     def __init__(self, held: Iterable[Any] = ()) -> None:
@@ -57,7 +57,7 @@ class AllGenerators:
             self._held = [(each, each.get_state()) for each in held if type(each) is torch.Generator]
 
     def put_back(self) -> None:
-        """Makes all of them go on from here."""
+        """Sets all of the generators to these states."""
         self.torch.put_back()
         random.setstate(self.python)
         numpy: Any = sys.modules.get("numpy")
@@ -68,7 +68,7 @@ class AllGenerators:
                 generator.set_state(state)
 
     def differing(self, other: "AllGenerators") -> list[str]:
-        """The names of the generators that stand elsewhere."""
+        """Returns the names of the generators whose states differ."""
         found = [] if self.torch == other.torch else ["torch"]
         found += [] if self.python == other.python else ["random"]
         return found + ([] if repr(self._numpy) == repr(other._numpy) else ["numpy.random"])
@@ -76,7 +76,7 @@ class AllGenerators:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Whatever is drawn inside, afterwards all generators stand where they stood."""
+    """Restores the states of all generators when the block ends."""
     before = AllGenerators()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Keeps what tables cannot hold of ops while they are recorded: functions, arguments, fingerprints, leaves."""
+"""Keeps what the tables cannot hold of each op that is recorded: function, arguments, digests and leaves."""
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,7 +46,7 @@ class KeptOutput(NamedTuple):
 
 @dataclass
 class KeptOp:
-    """One op as it ran."""
+    """One op as it ran: its function, arguments and results."""
 
     number: int
     schema: OpSchema
@@ -65,12 +65,12 @@ class KeptOp:
 
     @property
     def name(self) -> str:
-        """What it is called: `aten.addmm.default`."""
+        """The name of the op, such as `aten.addmm.default`."""
         return self.schema.name
 
     @property
     def argument_names(self) -> list[str]:
-        """Of each of its tensors: the argument that it is, or is in."""
+        """The argument name of each tensor that the op was given; a tensor in a list has the list's name."""
         names = self.schema.argument_names
         return [names[each] if isinstance(each, int) else each for each in self.template.arguments]
 
@@ -87,7 +87,7 @@ class _Given(NamedTuple):
 
 
 class OpKeep:
-    """Sees every op of a recording, and every leaf. Implements `OpKeeper`."""
+    """Keeps each op and each leaf of a recording. Implements `OpKeeper`."""
 
     def __init__(self) -> None:
         self.ops: dict[int, KeptOp] = {}
@@ -98,7 +98,7 @@ class OpKeep:
         self._running: dict[int, list[_Given | None]] = {}
 
     def begins(self, op: int, schema: OpSchema, args: Any, kwargs: Any) -> None:
-        """Keeps the arguments, and fingerprints of all tensors among them."""
+        """Keeps the arguments of an op, and the digests of all tensors among them."""
         template = Template(args, kwargs)
         tensors = template.forget_tensors()
         obstacle = _obstacle(schema, template, tensors)
@@ -110,7 +110,7 @@ class OpKeep:
             self._running[op] = [_Given.now(each) if _is_plain(each) else None for each in tensors]
 
     def ended(self, op: int, schema: OpSchema, output: Any) -> None:
-        """Keeps fingerprints of what it has returned and written to, and looks for what else it has changed."""
+        """Keeps the digests of what an op has returned and written to, and finds what else the op has changed."""
         kept, before = self.ops[op], self._running.pop(op)
         returned = list(tensors_in(output, ""))
         kept.has_returned = True
@@ -127,7 +127,7 @@ class OpKeep:
         kept.undeclared = tuple(at for at in changed if at not in known)
 
     def met(self, tensor_id: int, tensor: torch.Tensor, log: ThreadLog) -> None:
-        """Keeps the content of a leaf, once for all tensors that show one storage."""
+        """Keeps the content of a leaf, once for all tensors on the same storage."""
         if not _is_plain(tensor):
             return
         with aside():
@@ -139,7 +139,7 @@ class OpKeep:
 
 
 def uninitialised(name: str) -> tuple[str, ...] | None:
-    """The slots that an op returns without writing to them; None: it writes to all that it returns."""
+    """Returns the slots of the outputs that an op leaves uninitialised; None if it writes to all of its outputs."""
     base = base_name(name).removeprefix("aten.")
     if base.removeprefix("new_").startswith("empty"):
         return ("",)
@@ -147,7 +147,7 @@ def uninitialised(name: str) -> tuple[str, ...] | None:
 
 
 def _obstacle(schema: OpSchema, template: Template, tensors: list[torch.Tensor]) -> str | None:
-    """Why an op cannot run again, as far as it can be told from what it is given."""
+    """Returns the reason why an op cannot run again, as far as its arguments tell; None if it can."""
     if schema_arguments(schema.func) is None:
         return "it is a higher-order operator, which calls functions of Python"
     again = _NOT_AGAIN.get(schema.name.split(".")[0].split("::")[0])
@@ -159,7 +159,7 @@ def _first_obstacle(tensors: Iterable[torch.Tensor]) -> str | None:
 
 
 def _why_not_plain(tensor: torch.Tensor) -> str | None:
-    """Why a tensor cannot be made again from a storage; None: it can."""
+    """Returns the reason why a tensor cannot be made again from a storage; None if it can."""
     if has_own_dispatch(type(tensor)):
         return f"it works with a {type(tensor).__name__}, a tensor that answers in Python"
     if tensor.layout is not torch.strided:
@@ -183,14 +183,14 @@ def _try_digest(tensor: torch.Tensor) -> bytes | None:
 
 
 def _declared_writes(schema: OpSchema) -> frozenset[int | str]:
-    """Positions and names of the arguments that an op writes to: by its schema, or known to the recorder."""
+    """Returns the positions and names of the arguments that an op writes to, by its schema or as the recorder knows."""
     arguments = enumerate(schema_arguments(schema.func) or [])
     declared = {name if by_name else at for at, (name, by_name, writes) in arguments if writes}
     return frozenset({*declared, *_known_keys(schema)})
 
 
 def _known_keys(schema: OpSchema) -> set[int | str]:
-    """The same as far as the recorder knows."""
+    """Returns the positions and names of the arguments that the recorder knows the op to write to."""
     return {each.key for each in schema.written} | {each.name for each in schema.written}
 
 
@@ -202,7 +202,7 @@ def _written(schema: OpSchema, template: Template, tensors: list[torch.Tensor]) 
 
 
 def _known_written(kept: KeptOp, given: "list[_Given | None]") -> tuple[int, ...]:
-    """The arguments that change as far as the recorder knows."""
+    """Returns the numbers of the tensors whose memory changes as far as the recorder knows."""
     if not kept.schema.writes or kept.schema.is_changing_view:
         return ()
     known = _known_keys(kept.schema)
@@ -211,7 +211,7 @@ def _known_written(kept: KeptOp, given: "list[_Given | None]") -> tuple[int, ...
 
 
 def _sharing(tensors: Sequence[torch.Tensor | None], some: list[int]) -> tuple[int, ...]:
-    """Those of the tensors that share memory with some of them."""
+    """Returns the numbers of the tensors that share memory with one of the tensors in `some`."""
     if not some:
         return ()
     storages = [None if each is None else id(each.untyped_storage()) for each in tensors]
@@ -227,7 +227,7 @@ def _to_output(kept: KeptOp, tensor: torch.Tensor, slot: str) -> KeptOutput:
 def _storages(
     given: "list[_Given | None]", changed: list[int], returned: list[tuple[torch.Tensor, str]]
 ) -> dict[int | str, torch.UntypedStorage]:
-    """What an op has left in memory: in what it was given, by place, and in what it returns, by slot."""
+    """Returns what an op has left in memory: by number for the tensors it was given, by slot for those it returned."""
     of_given: list[tuple[int | str, torch.Tensor]] = [
         (at, each.alias) for at, each in enumerate(given) if each is not None and at in changed
     ]
@@ -236,7 +236,7 @@ def _storages(
 
 
 def numbers_in(output: Any) -> Iterator[Any]:
-    """The numbers that an op has returned beside tensors."""
+    """Yields the numbers among the outputs of an op."""
     if isinstance(output, (bool, int, float, complex)):
         yield output
     elif isinstance(output, (list, tuple)):

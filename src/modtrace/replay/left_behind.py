@@ -1,4 +1,4 @@
-"""Looks for what a recording has left behind: in torch, on the model, in the process."""
+"""Finds what a recording has left behind in torch, on the model and in the process."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from ..torch_internals.tensors import TENSOR_HOOKS
 
 
 def look_around(model: nn.Module) -> dict[str, Any]:
-    """What a recording must leave as an unrecorded run leaves it; by name, to be compared."""
+    """Returns, by name, what a recording must leave as an unrecorded run leaves it."""
     found: dict[str, Any] = {
         **hooks_and_modes(),
         "the tracker of the process": id(process.current()),
@@ -28,12 +28,15 @@ def look_around(model: nn.Module) -> dict[str, Any]:
 
 
 def differences(plain: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
-    """The names of what is not alike."""
+    """Returns the names of the entries that differ."""
     return [name for name in {**plain, **recorded} if plain.get(name) != recorded.get(name)]
 
 
 def _hooks(owner: Any, names: tuple[str, ...]) -> list[str]:
-    """What hooks are called: the model's own, put on in its first call, have other numbers in the next run."""
+    """Returns the qualified names of the hooks.
+
+    Hooks that a model registers in its first call get other ids in each run.
+    """
     found = [hook for name in names for hook in (getattr(owner, name, None) or {}).values()]
     return [
         f"{getattr(each, '__module__', '')}.{getattr(each, '__qualname__', type(each))}" for each in found

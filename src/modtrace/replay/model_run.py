@@ -1,4 +1,4 @@
-"""Calls a model and runs the backward of what it returns, as a user does; keeps fingerprints of the results."""
+"""Runs the forward and the backward of a model as a user does, and keeps digests of the results."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,21 +15,21 @@ from .generators import AllGenerators
 from .left_behind import look_around
 from .model_state import ModelState, copy_arguments
 
-#: What stands for the bits of a tensor that has none to read.
+#: Used as the digest of a tensor whose bits cannot be read.
 _NO_BITS = b""
 
 
 @dataclass
 class Results:
-    """What one run has computed: fingerprints by name."""
+    """The results of one run, as digests by name."""
 
-    outputs: dict[str, bytes] = field(default_factory=dict)  # and buffers afterwards
+    outputs: dict[str, bytes] = field(default_factory=dict)  # of outputs, and of buffers after the run
     gradients: dict[str, bytes] = field(default_factory=dict)
-    generators: AllGenerators | None = None  # where they stand afterwards
-    surroundings: dict[str, Any] = field(default_factory=dict)  # what it has left around it
-    modules: set[tuple[str, str]] = field(default_factory=set)  # paths and classes that it has left
+    generators: AllGenerators | None = None  # their states after the run
+    surroundings: dict[str, Any] = field(default_factory=dict)  # what it has left behind (`look_around`)
+    modules: set[tuple[str, str]] = field(default_factory=set)  # paths and class names after the run
     unchecked: list[tuple[str, str]] = field(default_factory=list)
-    changes: list[str] = field(default_factory=list)  # what is not as it was once all was put back
+    changes: list[str] = field(default_factory=list)  # what differs after everything has been restored
 
 
 def run_model(
@@ -38,10 +38,10 @@ def run_model(
     kwargs: Mapping[str, Any],
     around: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Results:
-    """One forward and backward; whatever happens, the model is left as it was.
+    """Runs one forward and one backward, and restores the model afterwards, also after an exception.
 
     Args:
-        around: what is entered around the run.
+        around: returns a context manager that is entered around the run.
     """
     state = ModelState(model, args, kwargs)
     results = Results()
@@ -64,12 +64,12 @@ def run_model(
 
 
 def modules_of(model: nn.Module) -> set[tuple[str, str]]:
-    """The path and the class of each module, under all its paths."""
+    """Returns the path and the class name of each module, under all of its paths."""
     return {(path, type(each).__name__) for path, each in model.named_modules(remove_duplicate=False)}
 
 
 def _run_backward(output: Any, results: Results) -> None:
-    """From the loss, if the output has one, else from the sum of all its tensors that require a gradient."""
+    """Runs backward from `output.loss` if there is one, else from the sum of all outputs that require a gradient."""
     with DisableTorchFunction():
         found = find_slots(output)
     targets = _targets(output, found)

@@ -1,4 +1,4 @@
-"""What a model, its arguments and the process are before a run, to be put back after it."""
+"""Saves the state of a model, its arguments and the process before a run, and restores it afterwards."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,11 +16,11 @@ from .tensor_state import TensorState
 
 
 class ModelState:
-    """Parameters, buffers, gradients, attributes of modules, generators, and the content of the arguments.
+    """The state of a model: parameters, buffers, gradients, module attributes, generators, content of the arguments.
 
     Args:
-        clones_parameters: copies the content of parameters now. Without, `about_to_write` is to be called for each
-            tensor that something is going to write to.
+        clones_parameters: copies the content of the parameters now. If False, call `about_to_write` before
+            anything writes to a tensor.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class ModelState:
         self._grad_mode = torch.is_grad_enabled()
 
     def about_to_write(self, tensor: torch.Tensor) -> None:
-        """Copies what shares memory with a tensor, if it has not been copied yet."""
+        """Copies the tensors that share memory with `tensor`, unless they have been copied before."""
         for state in self._uncopied.pop(_storage_key(tensor), ()):
             state.keep()
 
     def put_back(self) -> None:
-        """Makes all of it what it was: also the rest, when an interrupt comes or something cannot be put back."""
+        """Restores everything. If one part fails or an interrupt comes, the other parts are restored nevertheless."""
         with ExitStack() as stack:
             stack.callback(self._generators.put_back)
             for tensor in self._tensors:
@@ -62,13 +62,13 @@ class ModelState:
             torch.set_grad_enabled(self._grad_mode)
 
     def clear_gradients(self) -> None:
-        """Has the next backward begin with no gradients; those of the user's come back with `put_back`."""
+        """Clears all gradients, so that the next backward starts without any; `put_back` restores the user's."""
         for each in self._tensors:
             if each.tensor.is_leaf:
                 each.tensor.grad = None
 
     def differences(self) -> list[str]:
-        """What is not as it was."""
+        """Returns descriptions of what has changed since the state was saved."""
         found = [module.difference() for module in self._modules]
         return [each for each in found if each] + [
             f"the content of a tensor of shape {tuple(each.tensor.shape)}"
@@ -80,12 +80,13 @@ class ModelState:
 def copy_arguments(
     args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any], str | None]:
-    """Arguments for one run: the same tensors in containers and objects (caches) of their own.
+    """Copies the arguments for one run: the tensors stay the same, containers and objects such as caches are copied.
 
-    Tensors that hang on a graph of the user's are cut off, so that no backward runs into it.
+    Tensors with an autograd graph are detached, so that no backward runs into the user's graph.
 
     Returns:
-        the arguments, and why they could not be copied (then they are the user's own).
+        the positional and the keyword arguments, and the reason why they could not be copied (None if they
+        were; otherwise they are the user's own).
     """
     given: Any = [list(args), dict(kwargs)]
     memo: dict[int, Any] = {}
@@ -120,7 +121,7 @@ def _modules_in(values: Iterable[Any]) -> list[nn.Module]:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is a tensor; asks nothing of objects that answer for others."""
+    """Returns whether a value is a tensor. Only its type is read, because proxies may claim to be of another class."""
     return issubclass(type(value), torch.Tensor)
 
 
@@ -132,5 +133,5 @@ def _storage_key(tensor: torch.Tensor) -> int:
     with aside():
         try:
             return id(tensor.untyped_storage())
-        except RuntimeError:  # it has none
+        except RuntimeError:  # the tensor has no storage
             return id(tensor)

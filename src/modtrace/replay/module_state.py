@@ -1,4 +1,4 @@
-"""What the attributes of a module are before a run, to be put back after it."""
+"""Saves the attributes of a module before a run, and restores them afterwards."""
 
 import copy
 from collections import OrderedDict, defaultdict, deque
@@ -7,18 +7,18 @@ from typing import Any
 
 from torch import nn
 
-#: What is put back with what it holds, not only as an object.
+#: Containers whose contents are restored too.
 _CONTAINERS = (list, dict, set, OrderedDict, defaultdict, deque)
 
-#: What is looked through for them.
+#: Types that are searched for such containers.
 _ENTERED = frozenset({*_CONTAINERS, tuple})
 
-#: What holds nothing: a vocabulary of 50,000 words is not looked at word by word.
+#: Types that hold no other objects: a vocabulary of 50,000 words is not searched word by word.
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 class ModuleState:
-    """The attributes of one module; of containers among them what they hold, however nested."""
+    """The attributes of one module, with the contents of the containers among them at any depth."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -31,11 +31,11 @@ class ModuleState:
         ]
 
     def contents(self) -> Iterator[Any]:
-        """The attributes, and what lies in the containers among them."""
+        """Yields the attributes, and what the containers among them hold."""
         return within(self._attributes.values())
 
     def put_back(self) -> None:
-        """Makes all of it what it was."""
+        """Restores the attributes and the contents of their containers."""
         own = vars(self._module)
         for name in [each for each in own if each not in self._attributes]:
             del own[name]
@@ -45,7 +45,7 @@ class ModuleState:
                 _refill(container, held)
 
     def difference(self) -> str | None:
-        """The first attribute that is another one now; None: there is none."""
+        """Returns a description of the first attribute that has changed; None if none has."""
         own, kind = vars(self._module), type(self._module).__name__
         changed = [
             name for name in {**own, **self._attributes} if own.get(name) is not self._attributes.get(name)
@@ -55,7 +55,7 @@ class ModuleState:
 
 
 def within(values: Iterable[Any]) -> Iterator[Any]:
-    """Some objects and all that lies in containers among them; an object that is reached twice comes once."""
+    """Yields the values and all that the containers among them hold, each object once."""
     pending, seen = [*values], set[int]()
     while pending:
         value = pending.pop()
@@ -69,7 +69,7 @@ def within(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two containers hold the same objects."""
+    """Returns whether two containers hold the same objects."""
     if len(one) != len(other):
         return False
     if isinstance(one, dict):

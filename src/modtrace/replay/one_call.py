@@ -1,4 +1,4 @@
-"""Records one call of a model, and leaves the model, its arguments and the process as they were."""
+"""Records one call of a model, and leaves the model, its arguments and the process unchanged."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,10 +24,10 @@ _VALUES = (None, "stats")
 
 @dataclass(frozen=True)
 class OneCall:
-    """A recording of one call."""
+    """The recording of one call."""
 
-    data: RecordingData  # to where the model raised, if it did
-    error: Exception | None  # what it raised, with a note that says in which module and op
+    data: RecordingData  # ends where the model raised, if it did
+    error: Exception | None  # what it raised, with a note that names the module and the op
 
 
 def record_call(
@@ -37,11 +37,11 @@ def record_call(
     *,
     values: str | None = None,
 ) -> RecordingData:
-    """The recording of one call, with every op; what it returns is dropped.
+    """Records one call with every op. What the model returns is dropped.
 
     Raises:
         TypeError, ValueError: as `try_call`.
-        Exception: the model's own. A note (Python 3.11) says in which module and op it was raised.
+        Exception: what the model raises, with a note (Python 3.11) that names the module and the op.
     """
     call = try_call(model, args, kwargs, values=values)
     if call.error is not None:
@@ -56,23 +56,24 @@ def try_call(
     *,
     values: str | None = None,
 ) -> OneCall:
-    """The same for a model that may raise. Nothing changes, also on an interrupt, which is raised at once.
+    """Records one call of a model that may raise. Nothing of the model changes, also if the call is interrupted.
 
-    Put back are: parameters, buffers, gradients, attributes of modules, the arguments with what containers hold, random
-    generators, the grad mode. Containers and caches among the arguments are copied for the call. Parameters are
-    copied only when an op is about to write to them; all are where a part of the model is compiled. A model with lazy
-    parameters is copied for the call. Of `DistributedDataParallel` what it wraps is called, so that no other
-    process is waited for.
+    Parameters, buffers, gradients, attributes of modules, the contents of the arguments, random generators and the grad
+    mode are restored. Containers and caches among the arguments are copied for the call. Parameters are copied only
+    when an op is about to write to them; all of them are if a part of the model is compiled. A model with lazy
+    parameters is copied for the call. Of a `DistributedDataParallel`, the wrapped module is called, so that the call
+    waits for no other process.
 
     Args:
-        model: called in the mode (training or not) and the grad mode it is in.
-        args: what it is called with.
-        kwargs: and by name.
+        model: the module to call, in its present mode (training or not) and the present grad mode.
+        args: the positional arguments of the call.
+        kwargs: the keyword arguments of the call.
         values: "stats" measures every tensor; None measures none.
 
     Raises:
-        TypeError: `model` is no module, `args` no tuple or list, or `kwargs` no dict.
+        TypeError: `model` is not a module, `args` is not a tuple or list, or `kwargs` is not a dict.
         ValueError: `values` is something else, or the model has lazy parameters and cannot be copied.
+        KeyboardInterrupt: the call was interrupted.
     """
     kwargs = {} if kwargs is None else kwargs
     _check_arguments(model, args, kwargs, values)
@@ -106,7 +107,7 @@ def _check_arguments(model: object, args: object, kwargs: object, values: object
 
 
 def _to_call(model: nn.Module) -> nn.Module:
-    """What is called instead of the model so that nothing of it changes; most often the model."""
+    """Returns the module to call in place of `model` so that `model` does not change; most often `model` itself."""
     while isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module
     lazy = next((name for name, each in _tensors_of(model) if is_lazy(each)), None)
@@ -128,14 +129,14 @@ def _tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _blank(buffer: torch.Tensor) -> torch.Tensor:
-    """Another lazy buffer; torch (2.13) copies lazy parameters, and refuses to copy these."""
+    """Returns a new lazy buffer. torch 2.13 copies lazy parameters but refuses to copy lazy buffers."""
     make: Any = UninitializedBuffer  # torch's stub does not know its arguments
     blank: torch.Tensor = make(dtype=buffer.dtype, device=buffer.device)
     return blank
 
 
 def _may_write_unseen(model: nn.Module) -> bool:
-    """Whether ops of the model may run past the dispatcher."""
+    """Returns whether ops of the model may bypass the dispatcher, as those of compiled regions do."""
     return any(is_compiled(each) for each in model.modules())
 
 

@@ -1,4 +1,4 @@
-"""Which ops use of an argument its shape alone, overwrite, choose, count ... by their names without overload."""
+"""Families of ops that have a rule of their own, such as those that use only an argument's shape, by base name."""
 
 from functools import cache
 from typing import Any
@@ -9,7 +9,7 @@ from ..collect.ops.schemas import base_name, name_of
 
 # fmt: off
 
-#: Arguments of which an op uses the shape, the dtype or the presence. Asked of tensors that have changed nothing.
+#: Arguments of which an op uses only the shape, the dtype or the presence. They are tried nevertheless.
 SHAPE_ONLY: dict[str, tuple[str, ...]] = {
     "zeros_like": ("self",), "ones_like": ("self",), "full_like": ("self",), "rand_like": ("self",),
     "randn_like": ("self",), "randint_like": ("self",), "new_zeros": ("self",), "new_ones": ("self",),
@@ -33,29 +33,29 @@ SHAPE_ONLY: dict[str, tuple[str, ...]] = {
     "mkldnn_rnn_layer_backward": ("input", "hx_", "cx_tmp", "output", "hy_", "cy_", "weight3", "weight4"),
 }
 
-#: The answer of these is the same for all integers, or for all that have no sign.
+#: The result of these ops is the same for all integers, or for all unsigned ones.
 ASKING_OF_REALS = frozenset({"isnan", "isinf", "isposinf", "isneginf", "signbit"})
 
-#: These return `self` with something written into a part of it, which may be all of it.
+#: These ops return a copy of `self` with a part overwritten, which may be the whole.
 SCATTERING = frozenset({
     "scatter", "index_put", "slice_scatter", "select_scatter", "index_copy", "masked_scatter", "index_fill",
     "diagonal_scatter", "as_strided_scatter", "copy", "fill", "index_reduce", "scatter_reduce",
 })
 
-#: These give the place of an element, or the element at a place.
+#: These ops return the index of an element, or the element at an index.
 CHOOSING = frozenset({
     "argmax", "argmin", "max", "min", "topk", "sort", "argsort", "kthvalue", "median", "mode", "cummax", "cummin",
     "multinomial", "multi_margin_loss", "multilabel_margin_loss_forward",
     "multi_margin_loss_backward", "multilabel_margin_loss_backward",
 })
 
-#: An index that is passed over. It may be -1 instead where it is 0, an index that is always there; 255 may be a mark.
+#: Arguments that hold an index to ignore. Where it is 0, an index that always exists, -1 is tried; 255 may be a mark.
 PASSED_OVER = frozenset({"ignore_index", "padding_idx"})
 
-#: What cuts something off, and may be 0 instead.
+#: Arguments that cut a part of the tensor off; 0 is tried for them.
 CUTTING = frozenset({"diagonal", "pad"})
 
-#: These use integers as numbers, though torch tags none of their overloads (`may_be_index`).
+#: These ops use integers as numbers, although torch tags none of their overloads (`may_be_index`).
 _ANY_INTEGER = frozenset({
     "copy", "_to_copy", "clone", "cumsum", "cumprod", "cummax", "cummin", "cat", "stack", "equal", "isin", "view",
     "_unsafe_view", "_reshape_alias", "as_strided", "alias", "detach", "expand", "permute", "transpose", "t", "slice",
@@ -65,7 +65,7 @@ _ANY_INTEGER = frozenset({
     "_unique2", "unique_dim", "unique_consecutive", "mm", "_int_mm", "bmm", "addmm", "baddbmm", "mv", "dot",
 })
 
-#: These use integers as indices only in the arguments below. The lengths that `_ctc_loss` is given it checks.
+#: These ops use integers as indices only in the arguments below. `_ctc_loss` checks the lengths it is given.
 _INDEXING = frozenset({
     "gather", "index", "_unsafe_index", "index_select", "take", "masked_select", "index_put", "_unsafe_index_put",
     "_index_put_impl", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill",
@@ -76,12 +76,12 @@ _INDEXING = frozenset({
 _INDICES = frozenset({"index", "indices", "targets"})
 # fmt: on
 
-#: Names of tags of ops that use integers as numbers: torch 2.11 does not have all of them.
+#: Names of the tags of ops that use integers as numbers. torch 2.11 does not have all of them.
 _NUMBER_TAGS = frozenset({"pointwise", "reduction"})
 
 
 def may_be_index(tensor: torch.Tensor, func: Any, argument: str) -> bool:
-    """Whether a tensor holds integers that an op may use as indices, which kernels do not always check."""
+    """Returns whether a tensor holds integers that an op may use as indices. Not every kernel checks its indices."""
     is_real = tensor.dtype.is_floating_point or tensor.dtype.is_complex
     if is_real or tensor.dtype is torch.bool or _takes_any_integer(func):
         return False
@@ -90,7 +90,7 @@ def may_be_index(tensor: torch.Tensor, func: Any, argument: str) -> bool:
 
 @cache
 def _takes_any_integer(func: Any) -> bool:
-    """Whether an op uses integers as numbers.
+    """Returns whether an op uses integers as numbers, not as indices.
 
     Some overloads lack the tag of the others (torch 2.13: `le_.Scalar`, `masked_fill.Tensor`, all of `_foreach_add`).
     """
@@ -105,7 +105,7 @@ def _takes_any_integer(func: Any) -> bool:
 
 
 def _functional_name(func: Any) -> str | None:
-    """Of `aten.add_.Tensor` and `aten._foreach_add.List` it is `add`; None: the op is not torch's."""
+    """Returns "add" for `aten.add_.Tensor` and `aten._foreach_add.List`; None if the op is not one of torch's."""
     base = base_name(name_of(func))
     if not base.startswith("aten."):
         return None

@@ -1,4 +1,4 @@
-"""An order of ops drawn at random, in which everything comes after what it depends on."""
+"""Draws a random order in which each op comes after the ops it depends on."""
 
 import random
 from collections.abc import Mapping
@@ -7,9 +7,9 @@ from graphlib import CycleError, TopologicalSorter
 
 
 def random_order(parents: Mapping[int, set[int]], seed: int) -> list[int]:
-    """All keys, each behind its parents; each that is free to come next is drawn with equal chance.
+    """Returns the keys in a random order, each after its parents. Every key that may come next is equally likely.
 
-    A parent that is no key is left out of account. Keys that depend on themselves are left out.
+    Parents that are not keys are ignored. Keys that depend on themselves are left out.
     """
     drawn = random.Random(seed)
     sorter = TopologicalSorter({each: above & parents.keys() for each, above in parents.items()})

@@ -1,4 +1,4 @@
-"""Other contents for a tensor that an op reads: near, far, permuted, constant; within what its kind allows."""
+"""Other contents for a tensor that an op reads: near, far, permuted or constant, within what its dtype allows."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -14,21 +14,21 @@ from .kept_ops import KeptOp
 from .op_families import CUTTING, PASSED_OVER, may_be_index
 from .replayer import moved
 
-#: Magnitudes of what replaces real numbers.
+#: Magnitudes of the values that replace real numbers.
 _SCALES = (1.0, 100.0, 1e-3)
 
-#: So many contents are tried in all other arguments at once.
+#: How many contents are tried in all other arguments at once.
 _OTHER_CONTENTS = 8
 
 
 def perturbed(kept: KeptOp, at: int, inputs: Sequence[torch.Tensor], seed: int) -> Iterator[torch.Tensor]:
-    """Tensors like one that an op reads on memory of their own, with other content, the likeliest to matter first.
+    """Yields copies of one tensor that an op reads, with other contents; those most likely to matter come first.
 
     Args:
-        kept: the op; the numbers among its arguments are what content is compared with.
-        at: which of the tensors.
-        inputs: all tensors among its arguments.
-        seed: of the random numbers.
+        kept: the op. The numbers among its arguments suggest contents, because the op may compare with them.
+        at: the number of the tensor in `inputs`.
+        inputs: all tensors among the op's arguments.
+        seed: of the random contents.
     """
     tensor = inputs[at]
     others = [each for place, each in enumerate(inputs) if place != at]
@@ -46,7 +46,7 @@ def perturbed(kept: KeptOp, at: int, inputs: Sequence[torch.Tensor], seed: int) 
 def with_other_arguments(
     kept: KeptOp, at: int, inputs: Sequence[torch.Tensor], seed: int
 ) -> Iterator[tuple[KeptOp, list[torch.Tensor]]]:
-    """An op and its tensors with other content in all that it is given but one tensor: numbers, tensors, both."""
+    """Yields the op and its tensors with other numbers, other tensors or both; only the tensor `at` stays."""
     others = [each for each in range(len(inputs)) if each != at]
     other_numbers = _with_other_numbers(kept)
     if other_numbers is not None:
@@ -64,7 +64,7 @@ def with_other_arguments(
 
 
 def _with_other_numbers(kept: KeptOp) -> KeptOp | None:
-    """An op with other factors, exponents, limits; None: it has none."""
+    """Returns the op with other factors, exponents and limits; None if it has no such argument."""
     names = kept.schema.argument_names
     numbers, order = number_arguments(kept.schema.func), count()
 
@@ -81,7 +81,10 @@ def _with_other_numbers(kept: KeptOp) -> KeptOp | None:
 
 
 def _other_number(value: Any, order: int) -> Any:
-    """A number of the same type, further up for a later argument: a lower limit stays below an upper one."""
+    """Returns another number of the same type.
+
+    It grows with `order`, so that a lower limit stays below an upper one.
+    """
     if isinstance(value, list):
         return [_other_number(each, order) for each in value]
     if type(value) is int:
@@ -134,7 +137,7 @@ def _of_reals(tensor: torch.Tensor, generator: torch.Generator) -> Iterator[_Cha
 
 
 def _of_integers(tensor: torch.Tensor, generator: torch.Generator) -> Iterator[_Change]:
-    """Any integers from a little below those that are there to a little above."""
+    """Yields changes of the elements to other integers, between the least element minus 1 and the greatest plus 1."""
     limits = torch.iinfo(tensor.dtype)
     known = _widened(tensor) if tensor.numel() else torch.zeros(1, dtype=torch.int64)
     low, high = max(int(known.min()) - 1, _least(limits)), min(int(known.max()) + 1, limits.max)
@@ -146,7 +149,10 @@ def _of_integers(tensor: torch.Tensor, generator: torch.Generator) -> Iterator[_
 
 
 def _of_indices(tensor: torch.Tensor, generator: torch.Generator) -> Iterator[_Change]:
-    """The integers that are there, and 0. Others may lead out of memory, also those between a mark (-100) and 0."""
+    """Yields changes of the elements to integers that occur in the tensor, or to 0.
+
+    Other indices may be out of bounds, also those between 0 and a mark such as -100.
+    """
     shown = _widened(tensor).reshape(-1)
     known = torch.unique(torch.cat([shown, shown.new_zeros(1)]))
 
@@ -162,19 +168,22 @@ def _of_indices(tensor: torch.Tensor, generator: torch.Generator) -> Iterator[_C
 
 
 def _least(limits: torch.iinfo) -> int:
-    """The least integer that is tried: the least of all, divided by -1, ends the process (`div`, torch 2.13)."""
+    """Returns the least integer to try.
+
+    It is not the least integer of the dtype, whose division by -1 ends the process (torch 2.13).
+    """
     return max(limits.min, -limits.max)
 
 
 def _compared_with(kept: KeptOp, others: Sequence[torch.Tensor]) -> Iterator[float]:
-    """Numbers that content may be compared with, and those just beyond on both sides."""
+    """Yields the numbers that an op may compare its elements with, each followed by its two neighbours."""
     numbers = [*kept.template.scalars(), *(number for other in others for number in _extremes(other))]
     steps = (number + step for number in numbers for step in (0, 1, -1) if number == number)
     yield from dict.fromkeys(steps)
 
 
 def _extremes(tensor: torch.Tensor) -> tuple[float, ...]:
-    """The least and the greatest finite element, and the first one."""
+    """Returns the least and the greatest finite element, and the first one."""
     if not tensor.numel() or tensor.dtype.is_complex:
         return ()
     wide = tensor.double()
@@ -184,7 +193,7 @@ def _extremes(tensor: torch.Tensor) -> tuple[float, ...]:
 
 
 def _as_others(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Tensors like the first one with the elements of each other one that fits."""
+    """Yields copies of a tensor filled with the elements of each other tensor that fits."""
     for other in others:
         if tensor.dtype is other.dtype:
             filled = moved(tensor, copy_of(tensor.untyped_storage()))
@@ -209,7 +218,7 @@ def _normal(flat: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _scale_of(tensor: torch.Tensor) -> float:
-    """The magnitude of the largest finite element; 1 if there is none but zeros."""
+    """Returns the magnitude of the largest finite element, at most 1e4; 1 if that is zero or there is none."""
     sizes = _widened(tensor).abs().double()
     sizes = sizes[sizes.isfinite()]
     largest = float(sizes.max()) if sizes.numel() else 0.0
@@ -217,19 +226,19 @@ def _scale_of(tensor: torch.Tensor) -> float:
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of the elements in a dtype that has all operations: float8 and uint16 have few."""
+    """Returns a copy in a dtype that supports all operations; float8 and uint16 support few."""
     if tensor.dtype is torch.bool or tensor.dtype.is_complex:
         return tensor.clone()
     return tensor.to(torch.float64 if tensor.dtype.is_floating_point else torch.int64, copy=True)
 
 
 def _whole(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
-    """A storage as a vector: `as_strided` reads all of it, whatever the tensor shows."""
+    """Returns the whole storage as a vector. `as_strided` may read all of it, whatever the tensor itself shows."""
     return tensor_in(storage, tensor.dtype, 0, (storage.nbytes() // tensor.itemsize,), (1,))
 
 
 def _span(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
-    """The part of a storage that a tensor of its shape and strides shows, as a vector."""
+    """Returns the part of the storage that the tensor covers, as a vector."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     length = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
     return tensor_in(storage, tensor.dtype, int(tensor.storage_offset()), (length,), (1,))

@@ -1,4 +1,4 @@
-"""Checks of each tensor that an op reads whether other content in its place changes what the op gives."""
+"""Checks for each tensor that an op reads whether other contents change what the op returns."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -14,17 +14,20 @@ from .perturbations import perturbed, with_other_arguments
 from .recorded_graph import RecordedOp
 from .replayer import call_op, own_memory
 
-#: Of ops with the same arguments and shapes so many are checked.
+#: How many ops with the same arguments and shapes are checked.
 CHECKED_OF_A_KIND = 3
 
-#: What an op raises that does not take what it is given.
+#: What an op raises if it refuses its arguments.
 _REFUSALS = (RuntimeError, IndexError, ValueError)
 
 _Answer = tuple[Hashable, ...]
 
 
 class Perturber:
-    """Counts what it has checked; `fault` says of the first tensor that changes nothing where it should."""
+    """Changes what ops read, and counts the tensors that matter.
+
+    `fault` describes the first tensor that changes nothing although it should; None if there is none.
+    """
 
     def __init__(self, seed: int) -> None:
         self.checked = 0  # tensors that change what their op gives
@@ -34,7 +37,7 @@ class Perturber:
         self._seen: Counter[Hashable] = Counter()
 
     def check(self, op: RecordedOp, kept: KeptOp, inputs: Sequence[torch.Tensor]) -> None:
-        """Tries all tensors that an op reads, one after the other."""
+        """Checks all tensors that an op reads, one after the other."""
         kind = (kept.name, kept.template.key(), *((each.shape, each.stride(), each.dtype) for each in inputs))
         self._seen[kind] += 1
         if self._seen[kind] > CHECKED_OF_A_KIND:
@@ -59,11 +62,11 @@ class Perturber:
                 if _answer(kept, tensors)[0] != expected:
                     return True
             except _REFUSALS:
-                return True  # it has looked at the content: the recorded one it takes
+                return True  # it refuses this content but not the recorded one, so it has read it
         return False
 
     def _is_hidden(self, kept: KeptOp, at: int, inputs: Sequence[torch.Tensor]) -> bool:
-        """Whether a tensor changes what its op gives as soon as the other arguments are others."""
+        """Returns whether a tensor changes the op's results once the other arguments have other values."""
         seed = self._seed + kept.number
         for more, (op, tensors) in enumerate(with_other_arguments(kept, at, inputs, seed)):
             with suppress(*_REFUSALS):
@@ -88,13 +91,13 @@ class Perturber:
         elif self.fault is None:
             read = op.reads[at]
             self.fault = (
-                f"{op}: whatever stands in its {read.slot} (tensor {read.tensor.tensor_id}), it gives the same, "
-                "and no rule says why"
+                f"{op}: whatever its {read.slot} (tensor {read.tensor.tensor_id}) contains, it gives the same "
+                "results, and no rule says why"
             )
 
 
 def _answer(kept: KeptOp, tensors: list[torch.Tensor]) -> tuple[_Answer, list[torch.Tensor]]:
-    """What an op gives, to be compared, and the tensors that it returns."""
+    """Runs an op. Returns what is compared of its results, and the tensors that it returns."""
     output = call_op(kept, tensors)
     unwritten = uninitialised(kept.name) or ()
     returned = [tensor for tensor, slot in tensors_in(output, "") if slot not in unwritten]

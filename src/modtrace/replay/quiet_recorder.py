@@ -1,4 +1,4 @@
-"""A recorder of ops around one run of a model, whose warnings nobody hears: its marks say the same."""
+"""Records the ops of one run of a model without warnings; the marks of the recording say the same."""
 
 import warnings
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _NO_LIMIT = 2**62  # bytes: a proof, as a graph, needs every row
 
 
 def every_row(values: str | None = None) -> MemoryRecording:
-    """A recording in memory that drops nothing."""
+    """Returns an empty recording in memory that drops no row."""
     return MemoryRecording(describe_run({"ops": True, "values": values}), max_bytes=_NO_LIMIT)
 
 
@@ -26,11 +26,11 @@ def every_row(values: str | None = None) -> MemoryRecording:
 def recording_ops(
     data: MemoryRecording, model: nn.Module, *, values: str | None = None, keeper: OpKeeper | None = None
 ) -> Iterator[None]:
-    """Inside, what the model runs is recorded.
+    """Records what the model runs inside the block.
 
     Args:
-        values: "stats" measures what is returned; None measures nothing.
-        keeper: is shown every op.
+        values: "stats" measures the outputs; None measures nothing.
+        keeper: receives every op.
     """
     error: BaseException | None = None
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Makes inputs for a model from their shapes, without a number from the user's generators."""
+"""Makes inputs for a model from their shapes, without drawing from the user's generators."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,17 +8,17 @@ from torch import nn
 
 
 def make_inputs(model: nn.Module, input_shapes: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-    """One tensor for each entry, on the device of the model's first parameter; the same ones each time.
+    """Returns one tensor for each entry, on the device of the model's first parameter; the same tensors each time.
 
         make_inputs(model, [(2, 3, 32, 32), ((2, 16), torch.int64)])
 
     Args:
-        model: its first parameter gives the device, and the dtype if that is a floating-point one.
-        input_shapes: for each argument a shape, for numbers from a normal distribution; or `(shape, dtype)`. Of an
-            integer or truth dtype they are 0 and 1, which every embedding has.
+        model: its first parameter gives the device, and the dtype if it is a floating-point one.
+        input_shapes: for each argument a shape or `(shape, dtype)`. Floating-point elements are drawn from a
+            normal distribution; integers and bools are 0 or 1, so that they are valid indices of any embedding.
 
     Raises:
-        TypeError: `input_shapes` is no list or tuple.
+        TypeError: `input_shapes` is not a list or tuple.
         ValueError: an entry is something else.
     """
     if not isinstance(input_shapes, (list, tuple)) or isinstance(input_shapes, torch.Size):

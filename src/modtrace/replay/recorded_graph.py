@@ -1,4 +1,4 @@
-"""The ops of a recording with what each of them reads and makes, as its tables say."""
+"""The ops of a recording with the tensors that each of them reads and makes."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 from ..recording.protocols import RecordingData
 
-#: A storage in one state: its number, and how often it had been written to.
+#: A storage in one state: its number, and the number of writes to it so far.
 Content = tuple[int, int]
 
 
 class TensorRow(NamedTuple):
-    """A row of `tensors`."""
+    """A row of the table `tensors`."""
 
     tensor_id: int
     shape: tuple[int, ...]
@@ -27,12 +27,12 @@ class TensorRow(NamedTuple):
 
     @property
     def content(self) -> Content | None:
-        """What it shows; None if it has no storage."""
+        """The storage and version that the tensor shows; None if it has no storage."""
         return None if self.storage is None or self.version is None else (self.storage, self.version)
 
 
 class Read(NamedTuple):
-    """A tensor that an op reads."""
+    """A tensor that an op reads, and its slot."""
 
     slot: str
     tensor: TensorRow
@@ -40,7 +40,7 @@ class Read(NamedTuple):
 
 @dataclass
 class RecordedOp:
-    """A row of `ops` with its tensors."""
+    """A row of the table `ops`, with the tensors of the op."""
 
     number: int
     name: str
@@ -52,25 +52,25 @@ class RecordedOp:
         return f"op {self.number} ({self.name} in {self.place})"
 
     def made_at(self, slot: str) -> TensorRow | None:
-        """What it has returned at a slot; None: what it was given."""
+        """Returns the tensor that the op has made at a slot; None if it returned one that it was given."""
         return next((each for each in self.makes if each.slot == slot), None)
 
 
 @dataclass(frozen=True)
 class RecordedGraph:
-    """All ops in the order in which they ran."""
+    """All ops of a recording, in the order in which they ran."""
 
     ops: dict[int, RecordedOp]
 
     def parents(self) -> dict[int, set[int]]:
-        """For each op the ops that made what it reads."""
+        """Returns, for each op, the ops that made what it reads."""
         return {
             number: {read.tensor.producer for read in op.reads if read.tensor.producer is not None}
             for number, op in self.ops.items()
         }
 
     def makers(self) -> dict[int, "RecordedOp"]:
-        """For each storage that was met first as something an op returned that op."""
+        """Returns, for each storage that first appeared as the output of an op, that op."""
         read = (each.tensor for op in self.ops.values() for each in op.reads)
         made = (each for op in self.ops.values() for each in op.makes)
         first: dict[int, TensorRow] = {}
@@ -83,7 +83,7 @@ class RecordedGraph:
         }
 
     def readers(self) -> dict[Content, int]:
-        """How often each content is read."""
+        """Returns how often each content is read."""
         counts: dict[Content, int] = defaultdict(int)
         for op in self.ops.values():
             for read in op.reads:
@@ -93,7 +93,7 @@ class RecordedGraph:
 
 
 def read_graph(data: RecordingData) -> RecordedGraph:
-    """The graph of a whole recording."""
+    """Returns the graph of a whole recording."""
     places = _Places(data)
     ops = {
         row["op_id"]: RecordedOp(row["op_id"], row["name"], places.of(row["call_id"], row["phase"]))
@@ -131,7 +131,7 @@ def _to_tensor(row: dict[str, Any]) -> TensorRow:
 
 
 class _Places:
-    """What the calls are called."""
+    """Describes where calls ran, such as "layers.0, forward"."""
 
     def __init__(self, data: RecordingData) -> None:
         modules = {

@@ -1,4 +1,4 @@
-"""Records one run of a model with everything that its proof needs."""
+"""Records one run of a model, with everything that is needed to prove the recording."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from .quiet_recorder import every_row, recording_ops
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A recording, what was kept beside it, and what another counter has seen."""
+    """The recording of a run, what was kept beside it, and the ops that an independent mode has counted."""
 
     data: RecordingData
     keep: OpKeep
@@ -27,7 +27,7 @@ class RecordedRun:
 
 
 def record_run(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RecordedRun:
-    """One forward and backward under the recorder."""
+    """Records one forward and one backward."""
     keep_out_of_dynamo(_Counter.__torch_dispatch__)
     data = every_row()
     keep, counter = OpKeep(), _Counter()
@@ -42,7 +42,7 @@ def record_run(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 class _Counter(UnwrappedMode):
-    """Stands below the recorder and writes down every op, knowing nothing of it."""
+    """A mode that lists the name of every op, independently of the recorder."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Runs recorded ops again, one by one, on the contents that earlier ones have left."""
+"""Runs recorded ops again, one at a time, on what earlier ops have left in memory."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,22 +15,22 @@ from .recorded_graph import Content, RecordedGraph, RecordedOp, TensorRow
 
 
 class ReplayFault(Exception):
-    """What is recorded does not give what was computed; says at which op, and what was expected."""
+    """Raised when a recorded op, run again, does not give what was recorded; names the op and what was expected."""
 
 
 class Outcome(NamedTuple):
-    """What an op has left."""
+    """The results of an op that has run again."""
 
     output: Any
     inputs: list[torch.Tensor]  # what it was given, in the shapes it had then
 
 
 class Replayer:
-    """The contents of all storages that are still to be read, and how to run the next op on them.
+    """Holds the contents of all storages that are still to be read, and runs ops on them.
 
     Args:
-        copy_writes: an op writes to copies of what it is given, so that ops may run in any order that has parents
-            before children. Without, memory is written to as when the ops were recorded.
+        copy_writes: ops write to copies of their arguments, so that they may run in any order that has parents
+            before children. If False, they write to the same memory as when they were recorded.
     """
 
     def __init__(self, graph: RecordedGraph, keep: OpKeep, *, copy_writes: bool) -> None:
@@ -45,18 +45,18 @@ class Replayer:
         ] = {}  # of those that came into being as an output of their own
 
     def inputs(self, op: RecordedOp) -> list[torch.Tensor]:
-        """What an op reads.
+        """Returns the tensors that an op reads.
 
         Raises:
-            ReplayFault: something that it reads is not there, or is too small.
+            ReplayFault: a tensor is not there, or its storage is too small.
         """
         return [self._tensor(op, read.slot, read.tensor) for read in op.reads]
 
     def run(self, op: RecordedOp, kept: KeptOp, inputs: Sequence[torch.Tensor]) -> Outcome:
-        """Runs an op, keeps what it makes for later ones, and compares that with what was recorded.
+        """Runs an op, keeps what it makes for later ops, and compares that with what was recorded.
 
         Raises:
-            ReplayFault: it is not the same.
+            ReplayFault: the results differ.
         """
         given = own_memory(inputs, kept.written) if self._copy_writes else list(inputs)
         shown = [alias_of(each) for each in given]
@@ -75,13 +75,13 @@ class Replayer:
         return outcome
 
     def skip(self, op: RecordedOp, kept: KeptOp) -> None:
-        """Takes what an op left that cannot run again, as it was recorded."""
+        """Takes the results of an op that cannot run again from the recording."""
         returned = {slot: copy_of(each) for slot, each in kept.storages.items() if isinstance(slot, str)}
         given = [copy_of(kept.storages[at]) if at in kept.storages else None for at in range(len(op.reads))]
         self._remember(op, returned, given)
 
     def release(self, op: RecordedOp) -> None:
-        """Lets go what no later op reads."""
+        """Frees the contents that no later op reads."""
         for content in (read.tensor.content for read in op.reads):
             if content is not None:
                 self._left[content] -= 1
@@ -111,7 +111,7 @@ class Replayer:
             ) from error
 
     def _check_new(self, op: RecordedOp) -> None:
-        """Raises `ReplayFault` if an output is recorded with a storage and version that another op has made."""
+        """Raises `ReplayFault` if an output has a storage and version that another op has made."""
         known = {read.tensor.storage for read in op.reads}
         for row in op.makes:
             if row.content is None or row.storage in known or self._makers.setdefault(row.content, op) is op:
@@ -127,7 +127,7 @@ class Replayer:
         returned: Mapping[Any, torch.UntypedStorage],
         given: Sequence[torch.UntypedStorage | None],
     ) -> None:
-        """Keeps the contents that an op has made by its rows: of storages it was given, or it returned."""
+        """Keeps the contents that an op has made: those of storages it was given, and of storages it returned."""
         of_given = {read.tensor.storage: stored for read, stored in zip(op.reads, given, strict=False)}
         for row in op.makes:
             if row.content is None:
@@ -138,18 +138,21 @@ class Replayer:
 
 
 def call_op(kept: KeptOp, tensors: Sequence[torch.Tensor]) -> Any:
-    """Runs an op with other tensors, in the grad mode and with the random numbers of when it was recorded."""
+    """Runs an op on other tensors, with the grad mode and the random numbers it had when it was recorded."""
     args, kwargs = kept.template.fill(tensors)
     if kept.generators is not None:
         GeneratorStates.put_back(kept.generators)
     mode: AbstractContextManager[Any] = torch.set_grad_enabled(kept.grad_mode)
     with mode, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what an op has to say it has said when it was recorded
+        warnings.simplefilter("ignore")  # the op has already given its warnings when it was recorded
         return kept.schema.func(*args, **kwargs)
 
 
 def own_memory(tensors: Sequence[torch.Tensor], which: Sequence[int]) -> list[torch.Tensor]:
-    """The tensors, some of them on copies of their storages; those that share one share the copy."""
+    """Returns the tensors with those in `which` on copies of their storages.
+
+    Tensors that share a storage share the copy.
+    """
     copies: dict[int, torch.UntypedStorage] = {}
     found = list(tensors)
     for at in which:
@@ -158,7 +161,7 @@ def own_memory(tensors: Sequence[torch.Tensor], which: Sequence[int]) -> list[to
 
 
 def moved(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
-    """A tensor as it is, on another storage."""
+    """Returns a tensor with the geometry of `tensor` on another storage."""
     conj, neg = tensor.is_conj(), tensor.is_neg()
     return tensor_in(
         storage, tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride(), conj=conj, neg=neg
@@ -174,7 +177,7 @@ def _copied(tensor: torch.Tensor, copies: dict[int, torch.UntypedStorage]) -> to
 
 
 def _put_uninitialised(kept: KeptOp, returned: Mapping[str, torch.Tensor]) -> None:
-    """Fills memory that an op leaves unwritten with what was found there when it was recorded."""
+    """Fills memory that an op leaves uninitialised with what was found there when the op was recorded."""
     for each in kept.outputs:
         if each.content is not None and each.slot in returned:
             returned[each.slot].copy_(each.content)

@@ -1,4 +1,4 @@
-"""The arguments of an op without its tensors, to be given other tensors later."""
+"""Keeps the arguments of an op apart from its tensors, so that other tensors can be filled in."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ _PLAIN = frozenset(
 
 
 class _Hole:
-    """Stands where a tensor was."""
+    """Marks the position of a tensor in the arguments."""
 
     __slots__ = ("index",)
 
@@ -24,7 +24,7 @@ class _Hole:
 
 
 class _KeptGenerator:
-    """Stands where a generator was, in the state it had."""
+    """Marks the position of a generator in the arguments, and holds its state."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.device = generator.device
@@ -37,44 +37,44 @@ class _KeptGenerator:
 
 
 class Template:
-    """What an op was given, but for the tensors: those are numbered in the order of the arguments."""
+    """The arguments of an op without its tensors, which are numbered in the order of the arguments."""
 
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.tensors: list[torch.Tensor] = []  # until `forget_tensors`
-        self.obstacle: str | None = None  # why it cannot be given to an op again
+        self.obstacle: str | None = None  # why an op cannot be given these arguments again
         self.arguments: list[int | str] = []  # of each tensor: the position or the name of its argument
         self._args = [self._take(arg, at) for at, arg in enumerate(args)]
         self._kwargs = {name: self._take(arg, name) for name, arg in kwargs.items()}
 
     def forget_tensors(self) -> list[torch.Tensor]:
-        """Lets the tensors go, and returns them."""
+        """Returns the tensors, and drops the references to them."""
         tensors, self.tensors = self.tensors, []
         return tensors
 
     def fill(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
-        """Arguments and keyword arguments with these tensors."""
+        """Returns the positional and the keyword arguments with `tensors` filled in."""
         args = [_filled(arg, tensors) for arg in self._args]
         return args, {name: _filled(arg, tensors) for name, arg in self._kwargs.items()}
 
     def value(self, position: int, name: str) -> Any:
-        """An argument that holds no tensor; None where it is not given."""
+        """Returns the value of an argument that holds no tensor; None if it was not given."""
         given = self._args[position] if position < len(self._args) else self._kwargs.get(name)
         return given
 
     def scalars(self) -> list[float]:
-        """The real numbers among the arguments themselves."""
+        """Returns the real numbers among the arguments themselves."""
         values = [*self._args, *self._kwargs.values()]
         return [float(each) for each in values if type(each) in (int, float)]
 
     def changed(self, change: Callable[[int | str, Any], Any]) -> "Template":
-        """The same, but for what `change` makes of each argument, given its position or name and its value."""
+        """Returns a copy with each argument replaced by `change(key, value)`; the key is its position or name."""
         other = copy.copy(self)
         other._args = [change(at, value) for at, value in enumerate(self._args)]
         other._kwargs = {name: change(name, value) for name, value in self._kwargs.items()}
         return other
 
     def key(self) -> str:
-        """Equal for ops that are given the same, but for their tensors."""
+        """Returns a text that is equal for ops with equal arguments, apart from their tensors."""
         return repr((self._args, self._kwargs))
 
     def _take(self, value: Any, argument: int | str) -> Any:

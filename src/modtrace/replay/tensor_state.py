@@ -1,4 +1,4 @@
-"""What one tensor is before a run, to be put back after it."""
+"""Saves the state of one tensor before a run, and restores it afterwards."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from .contents import alias_of, aside, digest
 
 
 class TensorState:
-    """Content, memory, gradient, version and hooks of one tensor.
+    """The content, memory, gradient, version and hooks of one tensor.
 
     Args:
-        tensor: of any kind; what cannot be copied is not put back.
-        with_content: copies the content now. Without, `keep` is to be called before something writes to it.
+        tensor: a tensor of any kind. What cannot be copied is not restored.
+        with_content: copies the content now. If False, call `keep` before anything writes to the tensor.
     """
 
     def __init__(self, tensor: torch.Tensor, *, with_content: bool) -> None:
@@ -29,25 +29,25 @@ class TensorState:
             self.keep()
 
     def keep(self) -> None:
-        """Copies the content, which is what it was still."""
+        """Copies the content, unless that has been done. Call it before anything writes to the tensor."""
         if self._alias is not None and self._content is None:
             with aside():
                 self._content = _try_clone(self._alias)
 
     def is_as_it_was(self) -> bool:
-        """Whether it shows the same memory, and that holds the same bits."""
+        """Returns whether the tensor still shows the same memory, and that memory holds the same bits."""
         with aside():
             return not self._has_moved() and self._has_its_bits()
 
     def put_back(self) -> None:
-        """Makes it what it was."""
+        """Restores the tensor."""
         with aside():
             if self._alias is not None and self._has_moved():
                 self.tensor.data = self._alias
             if self._content is not None and self._alias is not None and not self._has_its_bits():
                 _once(self._alias).copy_(self._content)
         if self.tensor.is_leaf:
-            self._put_back_leaf()  # a gradient fits what it is the gradient of, which must be itself again
+            self._put_back_leaf()  # last: torch checks a gradient against its tensor
         set_version(self.tensor, self._version)
 
     def _put_back_leaf(self) -> None:
@@ -84,7 +84,7 @@ def _share_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of an expanded tensor once: nothing can be written to it else."""
+    """Returns an expanded tensor with each element once, because torch refuses to write to repeated elements."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return tensor
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):

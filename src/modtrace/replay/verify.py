@@ -1,4 +1,4 @@
-"""`modtrace.verify`: records a model once and proves that the recording says what ran."""
+"""`modtrace.verify`: records a model once and proves that the recording states what ran."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,34 +18,33 @@ from .perturbing import Perturber
 from .recorded_graph import RecordedGraph, read_graph
 from .recorded_run import RecordedRun, record_run
 
-#: So often a model runs again before what only the recorded run has done is held against the recording.
+#: How often a model runs again before a difference of the recorded run alone counts as a fault of the recording.
 _MORE_RUNS = 3
 
 
 def verify(
     model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, seed: int = 0
 ) -> Verification:
-    """Records one forward and backward of a model and proves the recording; docs/verify.md says how.
+    """Records one forward and backward of a model, and proves the recording; docs/verify.md describes how.
 
         assert modtrace.verify(model, (tokens,), {"labels": labels})
 
-    The backward begins at `output.loss`, if there is one, else at the sum of all outputs that require a gradient.
-    The model runs three times, two of them unrecorded, in the mode (training or not) and grad mode it is in; its
-    parameters, buffers, gradients and attributes and the random generators are put back afterwards, also when it
-    raises.
+    The backward begins at `output.loss` if there is one, else at the sum of all outputs that require a gradient. The
+    model runs three times, two of them unrecorded, in its present mode (training or not) and grad mode. Its parameters,
+    buffers, gradients and attributes and the random generators are restored afterwards, also if it raises.
 
     Args:
         model: the module to call.
-        args: what it is called with.
-        kwargs: and by name.
-        seed: of the random order in which ops run again, and of what stands in for their inputs.
+        args: the positional arguments of the call.
+        kwargs: the keyword arguments of the call.
+        seed: of the random order in which ops run again, and of the contents that replace their inputs.
 
     Returns:
-        what was proved, what not, and what could not be checked; false where a check has failed.
+        what was proved, what failed, and what could not be checked. It is false if a check has failed.
 
     Raises:
-        TypeError: `model` is no module, `args` no tuple or list, or `kwargs` no dict.
-        ValueError: the model has lazy parameters that have no shape yet.
+        TypeError: `model` is not a module, `args` is not a tuple or list, or `kwargs` is not a dict.
+        ValueError: the model has lazy parameters without a shape.
         Exception: what the model raises.
     """
     _check_arguments(model, args, kwargs)
@@ -78,7 +77,7 @@ def _check_arguments(model: object, args: object, kwargs: object) -> None:
 
 
 def _prove(run: RecordedRun, model: nn.Module, seed: int) -> Verification:
-    """Everything that the recording itself is asked."""
+    """Returns the results of all checks of the recording itself."""
     graph, perturber = read_graph(run.data), Perturber(seed)
     shuffled = checks.check_replay_in_random_order(graph, run.keep, seed, perturber)
     return Verification(
@@ -97,7 +96,7 @@ def _prove(run: RecordedRun, model: nn.Module, seed: int) -> Verification:
 
 
 def _obstacles(graph: RecordedGraph, keep: OpKeep) -> list[tuple[str, str]]:
-    """The ops that cannot run again, those of one name together."""
+    """Returns the ops that cannot run again, grouped by name, each with the reason."""
     found: Counter[tuple[str, str]] = Counter()
     for number in graph.ops:
         kept = keep.ops.get(number)
@@ -119,7 +118,11 @@ def _compiled(run: RecordedRun) -> list[tuple[str, str]]:
 def _compare_runs(
     plain: Results, again: Results, recorded: Results, run_again: Callable[[], Results]
 ) -> tuple[list[Check], list[tuple[str, str]]]:
-    """The checks of the recorded run against an unrecorded one, and what two unrecorded ones differ in already."""
+    """Compares the recorded run with an unrecorded one.
+
+    Returns:
+        the checks, and what already differs between two unrecorded runs.
+    """
     found: list[Check] = []
     unsteady: list[tuple[str, str]] = []
     for compare in (checks.check_outputs, checks.check_gradients, checks.check_nothing_left):

@@ -1,4 +1,4 @@
-"""Tells of each tensor that an op is about to write to, so that its content can be copied just before."""
+"""Reports each tensor that an op is about to write to, so that its content can be copied before."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,9 +12,9 @@ from ..torch_internals.modes import UnwrappedMode
 
 
 class WriteGuard(UnwrappedMode):
-    """A mode that stands below the recorder, and goes on when that has failed.
+    """A mode below the recorder, which continues after the recorder has failed.
 
-    It does not hear of what compiled code and other threads write.
+    It does not see what compiled code and other threads write.
     """
 
     def __init__(self, about_to_write: Callable[[torch.Tensor], None]) -> None:
@@ -35,7 +35,7 @@ class WriteGuard(UnwrappedMode):
 
 
 def _written(schema: OpSchema, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """The tensors that an op writes to; of a collective, whose schema says nothing of that, all that it is given."""
+    """Yields the tensors that an op writes to. The schema of a collective does not say; all its tensors are yielded."""
     given: list[Any] = [args, kwargs]
     if not schema.is_collective:
         given = [

@@ -1,1 +1,1 @@
-"""How a recording rests on disk: a folder of Arrow streams that is readable whenever its writer dies."""
+"""Stores recordings on disk: a folder of Arrow streams that stays readable whenever its writer dies."""

@@ -1,4 +1,4 @@
-"""Finds the messages of an Arrow stream that are whole, before Arrow reads any of them.
+"""Finds the complete messages of an Arrow stream, before Arrow reads any of them.
 
 The layout is that of https://arrow.apache.org/docs/format/Columnar.html: each message is a marker, the length of its
 metadata, the metadata (a flatbuffer, of which four fields are read here) and its body.
@@ -19,7 +19,7 @@ _COMPRESSION = 3
 
 
 class Damage(Exception):
-    """What a stream holds at `start` is no message of ours."""
+    """Raised if what a stream holds at `start` is not a message of ours."""
 
     def __init__(self, start: int, batch: int, why: str) -> None:
         super().__init__(why)
@@ -28,7 +28,7 @@ class Damage(Exception):
 
 
 class Messages(NamedTuple):
-    """The whole messages at the front of a stream."""
+    """The complete messages at the beginning of a stream."""
 
     stop: int  # where they end, without the end-of-stream marker
     batches: tuple[int, ...]  # where each batch begins, with the dictionaries that it brings
@@ -36,14 +36,14 @@ class Messages(NamedTuple):
 
 
 def find_messages(data: memoryview) -> Messages:
-    """Returns the messages that are whole.
+    """Returns the complete messages.
 
-    A message that goes on behind the end of the file was never finished. Nor was what begins with zeros: they stand
-    where a file was made longer, and the power failed before its pages were written.
+    A message that extends beyond the end of the file was never finished. Nor was one that begins with zeros, which
+    remain if a file was extended and the power failed before its pages were written.
 
     Raises:
-        Damage: something else than a message stands between them, or one is compressed: ours never are, and what it
-            would take to read it is not known.
+        Damage: something other than a message is between them, or a message is compressed. Ours never are, and the
+            memory needed to read it is not known.
     """
     at = start = 0
     batches: list[int] = []
@@ -78,7 +78,7 @@ def find_messages(data: memoryview) -> Messages:
 
 
 def _read_metadata(metadata: bytes) -> tuple[int, int]:
-    """Returns the type of a message, and how long its body is."""
+    """Returns the type of a message, and the length of its body."""
     message = _unpack("<I", metadata, 0)
     kind, length = _field(metadata, message, _HEADER_TYPE), _field(metadata, message, _BODY_LENGTH)
     header_type = _unpack("<B", metadata, kind) if kind else 0
@@ -95,7 +95,7 @@ def _read_metadata(metadata: bytes) -> tuple[int, int]:
 
 
 def _table(metadata: bytes, table: int, number: int) -> int:
-    """Returns where the table is that a field refers to."""
+    """Returns the position of the table that a field refers to."""
     at = _field(metadata, table, number)
     if not at:
         raise LookupError("a message has no header")
@@ -103,7 +103,7 @@ def _table(metadata: bytes, table: int, number: int) -> int:
 
 
 def _field(metadata: bytes, table: int, number: int) -> int:
-    """Returns where a field of a table is; 0 where the table does not have it."""
+    """Returns the position of a field of a table; 0 if the table does not have it."""
     vtable = table - _unpack("<i", metadata, table)
     at = 4 + 2 * number
     if at + 2 > _unpack("<H", metadata, vtable):

@@ -1,4 +1,4 @@
-"""Joins the small batches of a stream into large ones, which read 30 times as fast."""
+"""Joins the small batches of a stream into large ones, which are read 30 times as fast."""
 
 import os
 from collections.abc import Iterator
@@ -11,17 +11,17 @@ from ..recording.arrow.dictionary_codes import share_dictionaries
 from .stream import TableStream
 
 LARGE_BATCH_ROWS = 65_536
-_BYTES = 64 * 2**20  # rows with long lists in them: what is held in memory stays bounded
+_BYTES = 64 * 2**20  # bounds the memory if rows contain long lists
 
 
 def compact(path: Path) -> int:
-    """Replaces the stream at `path`, which is whole, by one of the same rows in large batches.
+    """Replaces the stream at `path`, which must be complete, by one with the same rows in large batches.
 
     Returns:
-        The size of the new file in bytes.
+        the size of the new file in bytes.
 
     Raises:
-        OSError: it cannot be written; the old stream is as it was.
+        OSError: it cannot be written. The old stream is unchanged.
     """
     compacted = path.with_name(path.name + ".tmp")
     compacted.unlink(missing_ok=True)

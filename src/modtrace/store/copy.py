@@ -1,4 +1,4 @@
-"""Writes a recording that is there already, in memory or in another folder, to a folder."""
+"""Writes an existing recording, in memory or in another folder, to a folder."""
 
 import os
 
@@ -17,12 +17,12 @@ def write_recording(data: RecordingData, path: str | os.PathLike[str], *, overwr
     """Writes a copy of `data`, with its whole tensors, to the folder `path`.
 
     Args:
-        data: the recording; one that lies in `path` itself may be given, with `overwrite`.
-        path: as of `FolderWriter`.
-        overwrite: replace a recording that is there.
+        data: the recording. With `overwrite` it may be in `path` itself.
+        path: as for `FolderWriter`.
+        overwrite: replaces a recording in `path`.
 
     Raises:
-        RecordingExistsError: something is there already.
+        RecordingExistsError: `path` exists already.
         RecordingError: it cannot be written.
     """
     meta = data.meta
@@ -36,7 +36,7 @@ def write_recording(data: RecordingData, path: str | os.PathLike[str], *, overwr
         for name, table in tables.items():
             for batch in table.to_batches(max_chunksize=LARGE_BATCH_ROWS):
                 writer.write(name, dict(zip(table.column_names, batch.columns, strict=True)))
-                writer.end_step(0)  # writes when much has gathered
+                writer.end_step(0)  # writes if there are many rows
         if not meta.complete and not meta.marks:
             writer.mark(_NOT_CLOSED)
         tensors.mark_missing()
@@ -54,7 +54,10 @@ class _TensorCopier:
         self._why = ""
 
     def copy(self, blob: str, step: int) -> str | None:
-        """Returns the reference in the copy; None where there is none, and other texts as they are."""
+        """Returns the reference in the copy; None if there is none.
+
+        A text that is no reference is returned unchanged.
+        """
         if not is_reference(blob):
             return blob
         try:
@@ -67,6 +70,6 @@ class _TensorCopier:
         return self._writer.put_tensor(name, raw.to_numpy(), raw.dtype, raw.shape, step=step)
 
     def mark_missing(self) -> None:
-        """Says in the copy what is missing."""
+        """Marks in the copy which tensors are missing."""
         if self._missing:
             self._writer.mark(f"{self._missing} whole tensors could not be copied: {self._why}")

@@ -1,4 +1,4 @@
-"""Writes a recording as CSV files, one a table: lists as JSON text, bytes as hexadecimal digits."""
+"""Writes a recording as CSV files, one a table, with lists as JSON text and bytes as hexadecimal digits."""
 
 import json
 import os
@@ -16,17 +16,17 @@ from .export_tables import RUNS, export_names, export_tables, slices
 
 
 def write_csv(data: RecordingData, path: str | os.PathLike[str]) -> list[Path]:
-    """Writes `path/<table>.csv` for every table, and `path/runs.csv`, which comes last.
+    """Writes `path/<table>.csv` for every table, and `path/runs.csv`, which is written last.
 
-    A field is empty where a value is unknown; texts stand in quotes, so that an empty one is `""`. In lists of
-    numbers "NaN", "Infinity" and "-Infinity" stand for what JSON has no numbers for.
+    A field is empty if a value is unknown. Texts are in quotes, so an empty text is `""`. In lists of numbers "NaN",
+    "Infinity" and "-Infinity" stand for numbers that JSON lacks.
 
     Args:
         data: the recording.
-        path: a folder; an export that is there is replaced, parents that are missing are made.
+        path: a folder. An existing export is replaced, missing parents are made.
 
     Returns:
-        The files.
+        the files.
 
     Raises:
         RecordingExistsError: something else is at `path`.
@@ -53,7 +53,7 @@ def _write_file(table: pa.Table, file: Path) -> None:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """Returns what CSV has for a type."""
+    """Returns the type that a column gets for CSV."""
     is_text = pa.types.is_dictionary(kind) or pa.types.is_list(kind) or pa.types.is_binary(kind)
     return pa.string() if is_text else kind
 

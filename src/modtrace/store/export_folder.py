@@ -1,4 +1,4 @@
-"""Puts the files of an export into a folder: they are written beside it first, so a failure leaves it as it was."""
+"""Writes the files of an export beside its folder and moves them in at the end, so that a failure changes nothing."""
 
 import os
 import shutil
@@ -12,14 +12,14 @@ from .layout import describe_content
 
 @contextmanager
 def staged(path: Path, *, name: str, last: Path, known: Sequence[str]) -> Iterator[Path]:
-    """Gives an empty folder; the files that the block writes there come to the same places in `path`.
+    """Yields an empty folder. The files that the block writes there are moved to the same positions in `path`.
 
     Args:
-        path: the folder of the export; it is made if it is missing. Other files in it stay.
-        name: tells this export from others that may write into the same folder.
-        last: the file, relative to `path`, that says that all others are there. An older one is taken away
-            before the first of the others is replaced, and the new one comes last.
-        known: what stands at the top of such an export. A folder of other things is left alone.
+        path: the folder of the export, which is made if it is missing. Other files in it stay.
+        name: distinguishes this export from others that may be written to the same folder.
+        last: the file, relative to `path`, which shows that all others are complete. An older one is deleted before
+            the first of the others is replaced, and the new one is moved last.
+        known: the names at the top of such an export. A folder with other contents is not changed.
 
     Raises:
         RecordingExistsError: something else is at `path`.

@@ -1,4 +1,4 @@
-"""The tables that an export holds: those of the recording, and one row about the run."""
+"""The tables of an export: those of the recording, and one row about the run."""
 
 import json
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from ..recording.meta import RunMeta
 from ..recording.protocols import RecordingData
 from ..recording.schema import schemas
 
-#: The table of the run. It is put in place last: where it has a row, the other tables are whole.
+#: The table of the run. It is written last: if it has a row, the other tables are complete.
 RUNS = "runs"
 
 _MOST_ROWS = 131_072
-_MOST_BYTES = 64 * 2**20  # rows with long lists in them: what is held in memory stays bounded
+_MOST_BYTES = 64 * 2**20  # bounds the memory if rows contain long lists
 _FEWEST_ROWS = 1024
 
 _RUNS_SCHEMA = pa.schema(
@@ -39,12 +39,12 @@ _RUNS_SCHEMA = pa.schema(
 
 
 def export_names() -> tuple[str, ...]:
-    """Returns the names of all tables of an export, `RUNS` at the end."""
+    """Returns the names of all tables of an export, `RUNS` last."""
     return (*schemas(), RUNS)
 
 
 def export_tables(data: RecordingData) -> Iterator[tuple[str, pa.Table]]:
-    """Yields all tables in the order of `export_names`; `modules` has each module once."""
+    """Yields all tables in the order of `export_names`. `modules` has each module once."""
     for name in schemas():
         table = data.table(name)
         yield name, _last_of_each_module(table) if name == "modules" else table
@@ -52,7 +52,7 @@ def export_tables(data: RecordingData) -> Iterator[tuple[str, pa.Table]]:
 
 
 def slices(table: pa.Table) -> Iterator[pa.Table]:
-    """Yields the rows in pieces that fit into memory; one without rows where there are none."""
+    """Yields the rows in pieces that fit into memory; a single empty piece if there are no rows."""
     if not table.num_rows:
         yield table
     for start in range(0, table.num_rows, _MOST_ROWS):
@@ -63,7 +63,7 @@ def slices(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def _last_of_each_module(modules: pa.Table) -> pa.Table:
-    """Returns one row a module: the last one, for names are learnt late."""
+    """Returns one row for each module: the last one, because names may be learnt late."""
     backwards = to_numpy(modules.column("module_id"))[::-1]
     _, at = np.unique(backwards, return_index=True)
     return modules.take(from_list((len(backwards) - 1 - at).tolist(), pa.int64()))

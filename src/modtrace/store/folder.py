@@ -1,4 +1,4 @@
-"""Makes the folder that a rank writes to, and deletes nothing but a recording that is to be replaced."""
+"""Creates the folder that a rank writes to. It deletes nothing except a recording that is to be replaced."""
 
 import contextlib
 import shutil
@@ -131,7 +131,7 @@ def _make_room(path: Path, *, overwrite: bool) -> None:
 
 
 def _is_recording(path: Path) -> bool:
-    """Returns whether it has a header of ours: a damaged one is, if a rank's folder is beside it."""
+    """Returns whether a folder has a header of ours. A damaged header counts if a rank's folder is beside it."""
     try:
         return read_header(path) is not None or any(map(is_temporary_header, path.iterdir()))
     except NewerSchemaError:

@@ -1,4 +1,4 @@
-"""Reads `recording.json`, which says what a folder is a recording of, and writes it."""
+"""Reads and writes `recording.json`, which describes the recording in a folder."""
 
 import json
 import os
@@ -19,7 +19,7 @@ _TEMPORARY = re.compile(re.escape(HEADER) + r"\.\d+\.tmp")
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """The content of `recording.json`; the same for all ranks of a run."""
+    """The content of `recording.json`, which is the same for all ranks of a run."""
 
     schema_version: int
     run_id: str
@@ -28,7 +28,7 @@ class Header:
 
 
 def write_header(path: Path, *, run_id: str, created: str, modtrace_version: str) -> None:
-    """Writes the header of a new recording; whoever looks sees all of it or none.
+    """Writes the header of a new recording atomically: a reader sees all of it or none.
 
     Raises:
         OSError: it cannot be written.
@@ -45,7 +45,7 @@ def write_header(path: Path, *, run_id: str, created: str, modtrace_version: str
 
 
 def is_temporary_header(file: Path) -> bool:
-    """Returns whether it is a header that is not in its place: yet, or because the process was killed that wrote it."""
+    """Returns whether a file is a header under its temporary name, in progress or left by a killed process."""
     return _TEMPORARY.fullmatch(file.name) is not None
 
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-#: What is the same for all ranks. A folder that has it is a recording.
+#: The file with what is the same for all ranks. A folder that has it is a recording.
 HEADER = "recording.json"
 META = "meta.json"
 
@@ -11,18 +11,18 @@ _RANK_FOLDER = re.compile(r"rank-\d{5}(\.attempt-\d+)?")
 
 
 def rank_folder(path: Path, rank: int, attempt: int = 0) -> Path:
-    """Returns the folder of a rank; of its n-th restart if `attempt` is n."""
+    """Returns the folder of a rank; `attempt` is the number of its restart."""
     return path / (f"rank-{rank:05d}" + (f".attempt-{attempt}" if attempt else ""))
 
 
 def rank_folders(path: Path) -> list[Path]:
-    """Returns the folders of the ranks that are there, by rank and then by attempt."""
+    """Returns the existing folders of ranks, by rank and then by attempt."""
     found = [each for each in path.iterdir() if is_rank_folder(each)]
     return sorted(found, key=lambda each: (each.name[:10], len(each.name), each.name))
 
 
 def is_rank_folder(path: Path) -> bool:
-    """Returns whether the name is that of a rank's folder."""
+    """Returns whether a name is that of a rank's folder."""
     return _RANK_FOLDER.fullmatch(path.name) is not None
 
 
@@ -32,7 +32,7 @@ def table_file(folder: Path, table: str) -> Path:
 
 
 def describe_content(path: Path) -> str:
-    """Returns what is in a folder, for an error text: `it holds 'a', 'b', 'c' and 2 more`, or `it is empty`."""
+    """Returns what is in a folder, for a message: `it holds 'a', 'b', 'c' and 2 more`, or `it is empty`."""
     names = sorted(each.name for each in path.iterdir())
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"it holds {', '.join(map(repr, names[:3]))}{more}" if names else "it is empty"

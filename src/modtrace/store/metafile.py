@@ -1,4 +1,4 @@
-"""Writes `meta.json` in place, so that a mark reaches the disk when the disk is full, and reads it."""
+"""Reads `meta.json`, and writes it in place, so that a mark reaches the disk even if the disk is full."""
 
 import json
 import os
@@ -32,16 +32,16 @@ class StoredMeta(NamedTuple):
 def write_meta(
     folder: Path, meta: RunMeta, *, ended: Sequence[str] | None, shards: int | None = None
 ) -> None:
-    """Writes the meta of a rank, over the one that is there if it fits into the same place.
+    """Writes the meta data of a rank, in place if they fit into the existing file.
 
     Args:
-        folder: of the rank.
-        meta: what is known about the run.
+        folder: the folder of the rank.
+        meta: the description of the run.
         ended: the tables that have their end-of-stream marker; None before the recording is closed.
-        shards: how many files of whole tensors were made; None before the recording is closed.
+        shards: the number of files of whole tensors; None before the recording is closed.
 
     Raises:
-        OSError: it cannot be written; the old one stays, unless the disk itself failed.
+        OSError: it cannot be written. The old content stays, unless the disk itself failed.
     """
     text = (
         json.dumps({**meta.to_json(), "ended": ended, "shards": shards}, indent=2, default=str).encode()
@@ -75,10 +75,10 @@ def _overwrite(file: Path, text: bytes) -> None:
 
 
 def read_meta(folder: Path) -> StoredMeta:
-    """Returns the meta of a rank; a file that cannot be understood becomes a mark, because the tables do not need it.
+    """Returns the meta data of a rank. A file that cannot be understood becomes a mark, because tables do not need it.
 
     Raises:
-        RecordingError: the system does not let us read it.
+        RecordingError: the file cannot be read.
     """
     try:
         values = parse_json(bytes(read_regular(folder / META, _MOST_BYTES)))
@@ -101,7 +101,7 @@ def read_meta(folder: Path) -> StoredMeta:
 
 
 def _of_wrong_type(values: Any) -> str | None:
-    """Says which value is not of its field's type; None if all are."""
+    """Returns a description of the first value whose type is not that of its field; None if there is none."""
     if not isinstance(values, Mapping):
         return f"a JSON object is expected, and a {type(values).__name__} is there"
     for name, example in {**RunMeta(git_commit="").to_json(), "ended": [], "shards": 0}.items():

@@ -1,4 +1,4 @@
-"""Writes a recording as a hive-partitioned Parquet dataset, which DuckDB, Polars, Spark, Ray and Dask read as it is."""
+"""Writes a recording as a hive-partitioned Parquet dataset, which DuckDB, Polars, Spark, Ray and Dask can read."""
 
 import os
 from pathlib import Path
@@ -18,16 +18,17 @@ def write_parquet(
 ) -> list[Path]:
     """Writes `path/<table>/run=<run id>/rank=<rank>/part-0.parquet` for every table, and one of table `runs`.
 
-    What is in `path` of the same rank of the same run is replaced; other runs and ranks stay. Where `runs` has
-    a row for a rank, its other tables are whole. `modules` has each module once. Words are plain strings.
+    Files of the same rank of the same run are replaced; those of other runs and ranks stay. If `runs` has a row for a
+    rank, its other tables are complete. `modules` has each module once. Dictionary-encoded strings become plain
+    strings.
 
     Args:
         data: the recording.
-        path: a folder, perhaps with other runs in it; parents that are missing are made.
-        name: the rank that it is of; None takes it from the meta.
+        path: a folder, which may contain other runs. Missing parents are made.
+        name: the rank of the recording; None takes it from its meta data.
 
     Returns:
-        The files.
+        the files.
 
     Raises:
         RecordingExistsError: something else is at `path`.
@@ -45,15 +46,15 @@ def write_parquet(
 
 
 def _part_of(name: RankOfRun) -> Path:
-    """Returns the place of a rank's file in the folder of a table; readers take `%20` for a space."""
+    """Returns the path of a rank's file in the folder of a table. Readers decode `%20` to a space."""
     return Path(f"run={quote(name.run, safe='')}", f"rank={name.rank}", "part-0.parquet")
 
 
 def _write_file(table: pa.Table, file: Path) -> None:
-    """Writes row groups of some 100,000 rows, by whose steps readers skip what they are not asked for.
+    """Writes row groups of some 100,000 rows, which readers skip if the steps in them are not needed.
 
-    One file a step would be 10,000 files of a long run, and slower: of 4 million rows of 1,000 steps DuckDB takes
-    one step in 62 ms from files of a step each, and in 4 ms from one file with such row groups.
+    One file a step would be 10,000 files for a long run, and slower: of 4 million rows of 1,000 steps DuckDB reads one
+    step in 62 ms from one file a step, and in 4 ms from one file with such row groups.
     """
     # Without Arrow's own schema beside them words are strings to every reader; they stay coded in the file.
     with pq.ParquetWriter(file, table.schema, compression="zstd", store_schema=False) as writer:

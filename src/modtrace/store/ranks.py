@@ -1,4 +1,4 @@
-"""Finds all ranks of a recording, each with what tells it from the others."""
+"""Finds all ranks of a recording, each with its name."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,26 +14,26 @@ _ATTEMPT = ".attempt-"
 
 @dataclass(frozen=True, kw_only=True)
 class RankOfRun:
-    """One rank of one run: ids in tables are unique within it."""
+    """A rank of a run. Ids in tables are unique within it."""
 
     run: str  # the run id; that of an elastic restart ends in `.attempt-1`, for its ids begin again
     rank: int
 
     @classmethod
     def of_meta(cls, meta: RunMeta) -> "RankOfRun":
-        """Returns what the meta says; a run without an id is called `unnamed`."""
+        """Returns the rank that the meta data name. A run without an id is named `unnamed`."""
         return cls(run=meta.run_id or _UNNAMED, rank=meta.rank)
 
 
 class RankData(NamedTuple):
-    """A rank, and its recording."""
+    """A rank and its recording."""
 
     name: RankOfRun
     data: FolderReader
 
 
 def open_ranks(reader: FolderReader) -> list[RankData]:
-    """Returns all ranks of the recording that a reader is of; that one alone where its path names the rank's folder.
+    """Returns all ranks of a reader's recording, or only the reader's own if its path is the rank's folder.
 
     Raises:
         RecordingError: one of them cannot be read.
@@ -50,7 +50,7 @@ def open_ranks(reader: FolderReader) -> list[RankData]:
 
 
 def _named(reader: FolderReader) -> RankData:
-    """Returns a rank with the name of its folder, because a damaged meta knows no rank."""
+    """Returns a rank with the name of its folder, because damaged meta data have no rank."""
     rank, _, attempt = reader.folder.name.partition(_ATTEMPT)
     run = RankOfRun.of_meta(reader.meta).run + (f"{_ATTEMPT}{attempt}" if attempt else "")
     return RankData(RankOfRun(run=run, rank=int(rank.rpartition("-")[2])), reader)

@@ -1,4 +1,4 @@
-"""Reads an Arrow stream, which may end anywhere, to its last whole batch, and trusts nothing in it."""
+"""Reads an Arrow stream, which may end anywhere, to its last complete batch, and checks everything in it."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -21,11 +21,11 @@ ARROW_ERRORS = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, 
 
 
 def read_table(path: Path, name: str, *, is_final: bool = False) -> pa.Table:
-    """Returns the rows of a table's file, which keep to the rules of the table; see `read_stream`.
+    """Returns the rows of a table's file, which follow the rules of the table; see `read_stream`.
 
     Raises:
-        DamagedRecordingError: as `read_stream`, or a row breaks a rule.
-        FileNotFoundError: nothing is there.
+        DamagedRecordingError: as for `read_stream`, or a row breaks a rule.
+        FileNotFoundError: there is no file.
         RecordingError: it cannot be read.
     """
     table = read_stream(path, schema(name), is_final=is_final)
@@ -36,19 +36,19 @@ def read_table(path: Path, name: str, *, is_final: bool = False) -> pa.Table:
 
 
 def read_stream(path: Path, wanted: pa.Schema, *, is_final: bool = False) -> pa.Table:
-    """Returns the rows of all whole batches, in the schema `wanted`, each batch validated in full.
+    """Returns the rows of all complete batches, in the schema `wanted`. Each batch is validated in full.
 
-    Columns that the file does not have are null; those that the schema does not have are left out.
+    Columns that the file lacks are null; those that the schema lacks are left out.
 
     Args:
         path: the file.
         wanted: the schema of the table.
-        is_final: nobody writes to the file any more: it is mapped into memory. Otherwise it is read up to the size
-            that it has now, for a mapped file that becomes shorter kills the process that looks at it (SIGBUS).
+        is_final: no process writes to the file any more, so it is memory-mapped. Otherwise it is read up to its
+            present size, because reading a mapped file that becomes shorter kills the process (SIGBUS).
 
     Raises:
-        DamagedRecordingError: the file is no Arrow stream, not of this table, or damaged.
-        FileNotFoundError: nothing is there.
+        DamagedRecordingError: the file is not an Arrow stream, is of another table, or is damaged.
+        FileNotFoundError: there is no file.
         RecordingError: it cannot be read.
     """
     data = map_regular(path) if is_final else read_regular(path)
@@ -81,7 +81,7 @@ def _find_messages(path: Path, data: memoryview) -> Messages:
 
 
 def _open(path: Path, data: memoryview, messages: Messages, wanted: pa.Schema) -> ipc.RecordBatchStreamReader:
-    """Returns the stream, of which only the columns of the schema are read."""
+    """Returns the stream, which reads only the columns of the schema."""
     source = pa.BufferReader(pa.py_buffer(data[: messages.stop]))
     try:
         there = ipc.read_schema(source)
@@ -97,13 +97,13 @@ def _open(path: Path, data: memoryview, messages: Messages, wanted: pa.Schema) -
 
 
 def _check_type(found: pa.Field, wanted: pa.DataType) -> None:
-    """Accepts other widths of the numbers and codes that the schema has, as another version might write them."""
+    """Accepts other widths of numbers and codes than the schema's, as another version might write them."""
     if _family(found.type) != _family(wanted):
         raise LookupError(f"{found.name} is of type {found.type}, and {wanted} is expected")
 
 
 def _family(kind: pa.DataType) -> str:
-    """Returns what types of the schema have in common but for their width."""
+    """Returns what types have in common apart from their width."""
     if pa.types.is_dictionary(kind):
         return f"words of {kind.value_type}"
     if pa.types.is_list(kind):
@@ -116,7 +116,7 @@ def _family(kind: pa.DataType) -> str:
 def _read_batches(
     path: Path, stream: ipc.RecordBatchStreamReader, messages: Messages
 ) -> list[pa.RecordBatch]:
-    """Returns all batches, of which each is whole: an error means that its bytes are wrong."""
+    """Returns all batches. Each is complete, so an error means that its bytes are wrong."""
     batches: list[pa.RecordBatch] = []
     for number, start in enumerate(messages.batches):
         try:
@@ -129,7 +129,7 @@ def _read_batches(
 
 
 def _validate(path: Path, batch: pa.RecordBatch, number: int, start: int) -> None:
-    """Every offset, code and text of the batch; 10,000,000 stat rows take 0.2 s."""
+    """Validates every offset, code and text of the batch; 10,000,000 stat rows take 0.2 s."""
     try:
         batch.validate(full=True)
     except ARROW_ERRORS as error:
@@ -146,7 +146,7 @@ def _faults_of_columns(batch: pa.RecordBatch) -> Iterator[str]:
 
 
 def damaged_batch(path: Path, number: int, start: int, why: str) -> DamagedRecordingError:
-    """Returns what is said of a batch that is whole and wrong."""
+    """Returns the error for a batch that is complete but wrong."""
     return DamagedRecordingError(
         f"{path}: batch {number} is damaged: {why}. Copy the file again, cut it at byte {start} to read what lies "
         "before, or delete it to read the other tables."
@@ -154,7 +154,7 @@ def damaged_batch(path: Path, number: int, start: int, why: str) -> DamagedRecor
 
 
 def _breaks_rule(path: Path, table: pa.Table, fault: Fault) -> DamagedRecordingError:
-    """Returns the error that names the batch in which the row lies, and where it begins."""
+    """Returns the error that names the batch of the row, and where that begins."""
     ends = list(accumulate(len(chunk) for chunk in table[fault.column].chunks))
     number = bisect_right(ends, fault.row)
     row = fault.row - (ends[number - 1] if number else 0)
@@ -170,7 +170,7 @@ def _not_a_stream(path: Path, size_bytes: int) -> DamagedRecordingError:
 
 
 def _conform(table: pa.Table, wanted: pa.Schema, path: Path) -> pa.Table:
-    """Returns the table in today's schema, though an older or newer minor version wrote it."""
+    """Returns the table in the present schema, if an older or newer minor version wrote it."""
     try:
         if not table.schema.equals(wanted):
             columns = [_column(table, field) for field in wanted]

@@ -1,4 +1,4 @@
-"""Reads whole tensors from the files of a rank, also from those that were never finished."""
+"""Reads whole tensors from the files of a rank, including files that were never finished."""
 
 import contextlib
 import math
@@ -27,8 +27,8 @@ from .shard_file import (
     shard_number,
 )
 
-_MOST_HEADER_BYTES = 100_000_000  # as the library safetensors has it
-_MOST_DIMENSIONS = 64  # as numpy has it
+_MOST_HEADER_BYTES = 100_000_000  # as in the library safetensors
+_MOST_DIMENSIONS = 64  # as in numpy
 _MOST_BYTES = 2**63 - 1
 _MOST_NAMED = 10
 _TORCH_DTYPES = {name: dtype for dtype, name in FORMAT_DTYPES.items()}
@@ -36,10 +36,10 @@ _DATA_BYTES = re.compile(rf'"{re.escape(DATA_BYTES)}": ?"(\d+)"'.encode())
 
 
 class TensorFiles:
-    """The files of tensors in a rank's folder; each is opened when it is first needed.
+    """The files of tensors in a rank's folder. Each is opened when it is first needed.
 
-    A file that was finished is mapped into memory. One that was not may become shorter while its run goes on, and
-    whoever looks at a mapped byte that is gone is killed (SIGBUS): of such a file each tensor is read by itself.
+    A finished file is memory-mapped. An unfinished one may become shorter while its run goes on, and reading a mapped
+    byte that is gone kills the process (SIGBUS), so its tensors are read one by one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -48,11 +48,11 @@ class TensorFiles:
         self._are_held = False
 
     def get(self, blob: str) -> RawTensor:
-        """Returns the tensor of a reference: file and name, with a colon between.
+        """Returns the tensor with a reference, which is a file and a name separated by a colon.
 
         Raises:
-            RecordingError: the file or the tensor is not there.
-            DamagedRecordingError: the file is cut before its end, or cannot be understood.
+            RecordingError: the file or the tensor does not exist.
+            DamagedRecordingError: the file is truncated, or cannot be understood.
         """
         file, _, name = blob.partition(":")
         if not is_shard_name(file):
@@ -76,17 +76,18 @@ class TensorFiles:
         return RawTensor(dtype=stored.dtype, shape=stored.shape, data=data)
 
     def hold(self) -> None:
-        """Opens all files that can be read: from now on others in their places are not looked at."""
+        """Opens all files that can be read. Files that replace them later are not read."""
         for file in shard_files(self._folder):
             with contextlib.suppress(RecordingError):  # reading a tensor raises it
                 self._open(file)
         self._are_held = True
 
     def missing(self, files: int | None) -> Iterator[str]:
-        """Says which files are not there any more.
+        """Yields a description of each file that is missing.
 
         Args:
-            files: how many were made; None: not known, and up to the last of which something is there.
+            files: the number of files that were made. None if it is not known; then files up to the last existing one
+                are checked.
         """
         there = {shard_number(each) for each in shard_files(self._folder)}
         if files is None:
@@ -139,7 +140,7 @@ class _Content(Protocol):
     size_bytes: int
 
     def read(self, start: int, stop: int) -> memoryview:
-        """Returns those from `start` to `stop`; fewer where the file has become shorter."""
+        """Returns the bytes from `start` to `stop`, or fewer if the file has become shorter."""
 
 
 class _Shard(NamedTuple):
@@ -150,7 +151,7 @@ class _Shard(NamedTuple):
 
 
 class _Mapped:
-    """A file that nobody writes to."""
+    """A file to which no process writes."""
 
     def __init__(self, path: Path) -> None:
         self._data = map_regular(path)
@@ -161,7 +162,7 @@ class _Mapped:
 
 
 class _Open:
-    """A file that may change; it stays open, so that it can be read when it was deleted."""
+    """A file that may change. It stays open, so that it can be read after it was deleted."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -186,7 +187,7 @@ def _state(file: Path) -> _State:
 
 
 def _index_bytes(file: Path) -> int:
-    """Returns the size of the index, which grows after the file when a tensor is whole; -1 where there is none."""
+    """Returns the size of the index, which grows when a tensor in the file is complete; -1 if there is none."""
     try:
         return index_file(file).stat().st_size
     except FileNotFoundError:
@@ -194,7 +195,7 @@ def _index_bytes(file: Path) -> int:
 
 
 def _read_shard(file: Path, state: _State) -> _Shard:
-    tensors = _read_index(index_file(file))  # it tells of all whole tensors, whether there is a header or not
+    tensors = _read_index(index_file(file))  # it lists all whole tensors, whether there is a header or not
     content: _Content = _Mapped(file) if tensors is None else _Open(file)
     length = int.from_bytes(content.read(0, LENGTH_BYTES), "little")
     if tensors is None:
@@ -203,7 +204,7 @@ def _read_shard(file: Path, state: _State) -> _Shard:
 
 
 def _read_index(file: Path) -> dict[str, StoredTensor] | None:
-    """Returns the tensors of a shard that was not finished; None for one that was. A line that is cut is left out."""
+    """Returns the tensors of an unfinished shard; None for a finished one. A truncated line is left out."""
     try:
         lines = bytes(read_regular(file, _MOST_HEADER_BYTES)).split(b"\n")
     except FileNotFoundError:
@@ -218,7 +219,7 @@ def _read_index(file: Path) -> dict[str, StoredTensor] | None:
                 raise LookupError(f"{values['name']!r} lies over another")
             tensors[values["name"]] = stored
         except (ValueError, LookupError, TypeError):
-            break  # what follows is not to be trusted
+            break  # what follows may be wrong, too
         end = stored.stop
     return tensors
 

@@ -1,4 +1,4 @@
-"""Reads a recording from its folder, whole or cut anywhere, without torch."""
+"""Reads a recording from its folder, complete or truncated anywhere, without torch."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,21 +22,21 @@ from .regular_file import unreadable
 
 
 class FolderReader:
-    """The `RecordingData` of a folder. A table is read and checked when it is first asked for.
+    """The `RecordingData` of a folder. A table is read and checked when it is first requested.
 
-    A recording that is still written may be read: a table, and the meta, show what is there when asked for. Tables
-    of one that was closed are mapped into memory.
+    A recording that is still being written may be read: tables and meta data are as of the time of the request. The
+    tables of a closed recording are memory-mapped.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Reads the two JSON files.
 
         Args:
-            path: the recording, of which its first rank is read, or the folder of a rank in it.
+            path: the recording, of which the first rank is read, or the folder of a rank in it.
 
         Raises:
-            RecordingNotFoundError: nothing is there.
-            NotARecordingError: something else is there.
+            RecordingNotFoundError: nothing is at `path`.
+            NotARecordingError: something else is at `path`.
             NewerSchemaError: a newer modtrace wrote it.
             DamagedRecordingError: its header cannot be understood, or no rank has written.
             RecordingError: it cannot be read.
@@ -57,7 +57,7 @@ class FolderReader:
 
     @property
     def meta(self) -> RunMeta:
-        """Returns what is known about the run; its `marks` say what is missing.
+        """The description of the run; its `marks` say what is missing.
 
         Raises:
             RecordingError: its file cannot be read any more.
@@ -71,11 +71,11 @@ class FolderReader:
         return replace(meta, marks=(*meta.marks, *marks), complete=meta.complete and not marks)
 
     def table(self, name: str) -> pa.Table:
-        """Returns all rows of a table, in its schema; no rows if there are none.
+        """Returns all rows of a table, in its schema.
 
         Raises:
             ValueError: there is no such table.
-            DamagedRecordingError: its file cannot be understood; what is merely cut is read to its last whole batch.
+            DamagedRecordingError: its file cannot be understood. A truncated file is read to its last complete batch.
             RecordingError: its file cannot be read.
         """
         wanted, file = schema(name), table_file(self.folder, name)
@@ -93,16 +93,16 @@ class FolderReader:
         return self._tables[name][1]
 
     def tensor(self, blob: str) -> RawTensor:
-        """Returns the whole tensor of a reference in `values.blob`; its bytes are those of the file.
+        """Returns the whole tensor with a reference of `values.blob`. Its bytes are those of the file.
 
         Raises:
-            RecordingError: it, or its file, is not there or cannot be read.
-            DamagedRecordingError: its file is cut in front of its end, or cannot be understood.
+            RecordingError: the tensor or its file does not exist or cannot be read.
+            DamagedRecordingError: its file is truncated, or cannot be understood.
         """
         return self._tensors.get(blob)
 
     def hold_tensors(self) -> None:
-        """Opens all files of whole tensors, which stay readable here when the recording is deleted."""
+        """Opens all files of whole tensors, so that they stay readable here if the recording is deleted."""
         self._tensors.hold()
 
     def _read_meta_unless_final(self) -> StoredMeta:
@@ -129,7 +129,7 @@ class FolderReader:
         return f"not closed: the process ended or is still running; complete to step {last}"
 
     def _cut_tables(self, ended: Iterable[str]) -> Iterator[str]:
-        """Says what is missing of a recording that was closed: it may have been copied in part."""
+        """Yields what is missing from a recording that was closed; it may have been copied in part."""
         for name in (each for each in schemas() if each in ended):
             file = table_file(self.folder, name)
             try:
@@ -153,13 +153,13 @@ _FileState = tuple[int, int, int]
 
 
 def _state(file: Path) -> _FileState:
-    """Returns what changes when rows are added or the file is replaced."""
+    """Returns properties that change if rows are added or the file is replaced."""
     status = file.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _find(path: Path) -> tuple[Header, Path]:
-    """Returns the header and the folder of the rank that is meant."""
+    """Returns the header, and the folder of the rank that `path` selects."""
     if not path.exists():
         raise RecordingNotFoundError(f"{path}: nothing is there. Give the folder of a recording.")
     if not path.is_dir():

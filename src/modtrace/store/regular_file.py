@@ -1,4 +1,4 @@
-"""Opens the files of a recording: regular files alone, and no more of them than a bound allows."""
+"""Opens the files of a recording: only regular files, and no more bytes of them than a bound allows."""
 
 import mmap
 import os
@@ -27,14 +27,14 @@ _KINDS = {
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[int]:
-    """Gives the descriptor of a regular file, open for reading.
+    """Yields the descriptor of a regular file, open for reading.
 
-    A symbolic link to a regular file is followed: stores of large files (git-annex, DVC) keep links. What counts is
-    the file that was opened, not what the path showed before.
+    A symbolic link to a regular file is followed, because stores of large files (git-annex, DVC) keep links. The opened
+    file is checked, not what was at the path before.
 
     Raises:
-        FileNotFoundError: nothing is there.
-        DamagedRecordingError: something else is there: a folder, a FIFO, a device or a socket.
+        FileNotFoundError: there is no file.
+        DamagedRecordingError: it is a folder, a FIFO, a device or a socket.
         RecordingError: it cannot be opened or read.
     """
     try:
@@ -62,8 +62,8 @@ def read_regular(path: Path, most_bytes: int | None = None) -> memoryview:
     """Returns the content of a regular file, up to the size that it has when it is opened.
 
     Raises:
-        FileNotFoundError: nothing is there.
-        DamagedRecordingError: it is no regular file, or longer than `most_bytes`; None: however long it is.
+        FileNotFoundError: there is no file.
+        DamagedRecordingError: it is not a regular file, or longer than `most_bytes` (None: no limit).
         RecordingError: it cannot be read.
     """
     with open_regular(path) as fd:
@@ -76,14 +76,14 @@ def read_regular(path: Path, most_bytes: int | None = None) -> memoryview:
 
 
 def map_regular(path: Path) -> memoryview:
-    """Returns the content of a regular file that nobody writes to any more, mapped into memory.
+    """Returns the content of a regular file to which no process writes any more, memory-mapped.
 
-    It is read instead if, when it is mapped, another file is at the path, or one of another size: a mapped file that
-    becomes shorter ends the process that looks at it (SIGBUS).
+    It is read instead if the file at the path, or its size, has changed when it is mapped, because reading a mapped
+    file that becomes shorter ends the process (SIGBUS).
 
     Raises:
-        FileNotFoundError: nothing is there.
-        DamagedRecordingError: it is no regular file.
+        FileNotFoundError: there is no file.
+        DamagedRecordingError: it is not a regular file.
         RecordingError: it cannot be read.
     """
     with open_regular(path) as fd:
@@ -97,7 +97,7 @@ def map_regular(path: Path) -> memoryview:
 
 
 def read_range(path: Path, fd: int, start: int, stop: int) -> memoryview:
-    """Returns the bytes from `start` to `stop` of a file; fewer where it ends before.
+    """Returns the bytes from `start` to `stop` of a file, or fewer if it ends before.
 
     Raises:
         RecordingError: there is no memory for them.
@@ -127,12 +127,12 @@ def _read_into(data: memoryview, fd: int, start: int) -> int:
 
 
 def unreadable(path: Path, error: OSError) -> RecordingError:
-    """Returns what is said of a file that the system does not let us read."""
+    """Returns the error for a file that the system refuses to read."""
     return RecordingError(f"{path}: cannot be read: {error.strerror or error}. Check that you may read it.")
 
 
 def _describe_other(path: Path) -> RecordingError | None:
-    """Returns what is said of what cannot be opened as a file; None where a regular file is there."""
+    """Returns the error for a path that cannot be opened as a file; None if it is a regular file."""
     try:
         mode = path.stat().st_mode
     except OSError:

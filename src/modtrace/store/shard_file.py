@@ -1,4 +1,4 @@
-"""A file of whole tensors: safetensors, written from front to back, its header last."""
+"""A file of whole tensors in the format safetensors, written from front to back, its header last."""
 
 import contextlib
 import json
@@ -41,15 +41,15 @@ FORMAT_DTYPES = {
     "complex64": "C64",
 }
 
-#: Those that it lacks have one more axis; any other dtype has one of bytes.
+#: Dtypes that it lacks are stored with one more axis; any other dtype with an axis of bytes.
 _PARTS = {"complex128": ("F64", 2), "complex32": ("F16", 2)}
 
-LENGTH_BYTES = 8  # in front of the header, and say how long it is
+LENGTH_BYTES = 8  # they precede the header and hold its length
 _MOST_VIEWS = 512  # of one `writev`, which takes 1,024
 
 
 class StoredTensor(NamedTuple):
-    """Where in a shard a tensor lies."""
+    """The position of a tensor in a shard."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -63,12 +63,12 @@ def shard_file(folder: Path, number: int) -> Path:
 
 
 def index_file(shard: Path) -> Path:
-    """Returns what says where the tensors are while a shard has no header; deleted when it has one."""
+    """Returns the file that lists the positions of tensors while a shard has no header; it is deleted afterwards."""
     return shard.with_suffix(".index.jsonl")
 
 
 def is_shard_name(name: str) -> bool:
-    """Returns whether it is the name of a file of tensors."""
+    """Returns whether a name is that of a file of tensors."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -83,30 +83,30 @@ def index_files(folder: Path) -> list[Path]:
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """Returns all files of tensors that are in a rank's folder, in order."""
+    """Returns all files of tensors in a rank's folder, in order."""
     found = [each for each in folder.iterdir() if is_shard_name(each.name)]
     return sorted(found, key=lambda each: (len(each.name), each.name))
 
 
 def header_bytes(name: str, dtype: str, shape: Sequence[int]) -> int:
-    """Returns the most that a tensor takes of a header, wherever it lies."""
+    """Returns the most bytes that a tensor takes in a header, at any position."""
     far = StoredTensor(dtype, tuple(shape), 10**15, 10**15)
     entry = {name: _entry(far, 1), **_metadata(name, dtype)}
     return len(json.dumps(entry))
 
 
 class ShardFile:
-    """The file while it is written; one thread uses it.
+    """A file that is being written, by a single thread.
 
-    Beside it lies an index, to which a line is added for each tensor when all of its bytes are in the file:
-    what was written before the process was killed can be read.
+    An index is written beside it, with a line for each tensor whose bytes are all in the file. So what was written
+    before the process was killed can be read.
     """
 
     def __init__(self, folder: Path, number: int, reserve_bytes: int) -> None:
-        """Makes the file with room for a header.
+        """Creates the file, with space for a header.
 
         Raises:
-            OSError: it cannot be made, or there is no room for the header; no file is left.
+            OSError: it cannot be made, or there is no space for the header. No file is left.
         """
         self.number = number
         self.path = shard_file(folder, number)
@@ -128,14 +128,14 @@ class ShardFile:
 
     @property
     def size_bytes(self) -> int:
-        """Returns what it takes on disk, without a tensor that is there in part."""
+        """The bytes of the file on disk, without a tensor that is incomplete."""
         return self._base + self._whole_bytes
 
     def add(self, tensors: Sequence[tuple[str, str, tuple[int, ...], memoryview]]) -> None:
-        """Adds whole tensors: name, dtype, shape and bytes of each.
+        """Adds whole tensors, each given by name, dtype, shape and bytes.
 
         Raises:
-            OSError: they cannot be written; none of them is in the file.
+            OSError: they cannot be written. None of them is in the file.
         """
         self._rewind()
         at, stored = self._whole_bytes, {}
@@ -155,7 +155,7 @@ class ShardFile:
         is_first: bool,
         is_last: bool,
     ) -> None:
-        """Adds a part of a tensor behind the last one; a tensor whose last part never comes is forgotten.
+        """Adds a part of a tensor after the last one. A tensor whose last part never comes is dropped.
 
         Raises:
             OSError: it cannot be written.
@@ -167,10 +167,10 @@ class ShardFile:
             self._note({name: StoredTensor(dtype, shape, self._whole_bytes, self._written_bytes)})
 
     def finish(self) -> None:
-        """Writes the header into its place, closes the file and deletes the index.
+        """Writes the header, closes the file and deletes the index.
 
         Raises:
-            OSError: it cannot be written; the file is closed, and the index tells where the tensors are.
+            OSError: it cannot be written. The file is closed, and the index lists the positions of the tensors.
         """
         try:
             self._rewind()
@@ -205,14 +205,17 @@ class ShardFile:
         self._whole_bytes = self._written_bytes
 
     def _rewind(self) -> None:
-        """Takes away what is behind the last whole tensor."""
+        """Removes what is after the last complete tensor."""
         if self._written_bytes != self._whole_bytes:
             os.ftruncate(self._fd, self._base + self._whole_bytes)
             os.lseek(self._fd, self._base + self._whole_bytes, os.SEEK_SET)
             self._written_bytes = self._whole_bytes
 
     def _header(self) -> bytearray:
-        """Returns the JSON of all entries, made one by one: as Python objects 8,400 of them take 4 MB."""
+        """Returns the JSON of all entries.
+
+        It is built entry by entry, because 8,400 entries as Python objects take 4 MB.
+        """
         metadata = {DATA_BYTES: str(self._whole_bytes)}
         for name, each in self._stored.items():
             metadata.update(_metadata(name, each.dtype))
@@ -231,7 +234,7 @@ def _create(path: Path) -> int:
 
 
 def _write_all(fd: int, parts: Sequence[bytes | memoryview]) -> None:
-    """Writes all of the parts, many at once: between two calls the training's threads may hold the interpreter."""
+    """Writes all parts, many in one call, because the training's threads may hold the interpreter between calls."""
     left = [memoryview(each) for each in parts if len(each)]
     while left:
         written = os.writev(fd, left[:_MOST_VIEWS])

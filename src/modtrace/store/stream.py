@@ -1,4 +1,4 @@
-"""Writes one table's Arrow stream so that what was written survives the process."""
+"""Writes a table's Arrow stream so that what was written survives the process."""
 
 import contextlib
 import os
@@ -7,22 +7,22 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import ipc
 
-#: Words are written once: a batch brings those its stream has not seen (a delta), and the rest are codes.
+#: Strings are written once: a batch contains those that are new in its stream (a delta), and otherwise codes.
 _OPTIONS = ipc.IpcWriteOptions(emit_dictionary_deltas=True)
 
-# Parts of a batch smaller than this are joined: each that comes to Python takes 0.5 us, and a small batch has 45.
+# Parts of a batch smaller than this are joined: each call into Python takes 0.5 us, and a small batch has 45 parts.
 _SMALL_BYTES = 2**16
 
 
 class TableStream:
-    """The file of a table, at whose end whole batches are added.
+    """The file of a table, to which complete batches are appended.
 
-    Arrow encodes into memory, and the bytes go to the file when the batch is whole: no buffer is left that
-    a destructor, or that of a forked child, could flush.
+    Arrow encodes into memory, and the bytes are written to the file when the batch is complete. So there is no buffer
+    that a destructor, or that of a forked child, could flush.
     """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        """Makes the file, which must not be there.
+        """Creates the file, which must not exist.
 
         Raises:
             OSError: it cannot be made.
@@ -30,18 +30,18 @@ class TableStream:
         self.rows = 0
         self.batches = 0
         self.size_bytes = 0  # of whole batches
-        self._is_whole = True  # the file has all that the encoder counts on
+        self._is_whole = True  # the file has all batches that the encoder has seen
         self._collector = _Collector()
         self._encoded = pa.BufferedOutputStream(pa.PythonFile(self._collector, mode="w"), _SMALL_BYTES)
         self._writer = ipc.new_stream(self._encoded, schema, options=_OPTIONS)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Adds a batch, whole or not at all.
+        """Appends a batch, all of it or nothing.
 
         Raises:
-            OSError: it cannot be written. The stream must not be written to again, for its
-                dictionaries count on what the failed batch brought.
+            OSError: it cannot be written. Do not write to the stream again, because its dictionaries include the
+                strings of the failed batch.
         """
         self._is_whole = False
         self._writer.write_batch(batch)
@@ -54,11 +54,11 @@ class TableStream:
         """Writes the end-of-stream marker and closes the file.
 
         Returns:
-            whether the marker is there. It is not if a batch has failed: the encoder then holds parts of that
-            batch, and behind a first one, which brings the schema, the marker alone would be no stream.
+            whether the marker was written. It is not if a batch has failed: the encoder then holds parts of that batch,
+            and if it was the first one, which contains the schema, the marker alone would not be a stream.
 
         Raises:
-            OSError: the marker cannot be written; the file is closed all the same.
+            OSError: the marker cannot be written. The file is closed nevertheless.
         """
         try:
             if self._is_whole:
@@ -89,7 +89,7 @@ class TableStream:
 
 
 class _Collector:
-    """The file that Arrow's writer believes to write to. It keeps large columns without copying them."""
+    """The file object that Arrow's writer writes to. It keeps large columns without copying them."""
 
     closed = False
 
@@ -101,10 +101,10 @@ class _Collector:
         return len(data)
 
     def flush(self) -> None:
-        """Does nothing: no row waits."""
+        """Does nothing, because no row waits."""
 
     def close(self) -> None:
-        """Does nothing: no file is open."""
+        """Does nothing, because no file is open."""
 
     def take(self) -> list[pa.Buffer | bytes]:
         taken, self._parts = self._parts, []

@@ -1,4 +1,4 @@
-"""The bytes of whole tensors on their way from the training's threads to the one that writes them."""
+"""A ring buffer for the bytes of whole tensors, from the training's threads to the thread that writes them."""
 
 import threading
 from collections import deque
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 _ALIGNMENT = 64
-_LEAST_BYTES = 512  # of a part: what describes it is about as large, and shall be bounded too
+_LEAST_BYTES = 512  # of a part: its description is about as large, and must be bounded too
 _MOST_PARTS = 256  # that are written at once; their views fit into one `writev`
 _MOST_BYTES = 8 * 2**20
 
@@ -30,15 +30,15 @@ class TensorPart(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Returns whether it is all of its tensor."""
+        """True if it is the whole tensor."""
         return self.is_first and self.is_last
 
 
 class TensorRing:
-    """A block of memory that is filled in a circle. One thread at a time puts in, another one takes out.
+    """A ring buffer. One thread at a time adds parts, another one removes them.
 
-    What is in it are the parts that were appended, from the oldest on: nothing else has to be undone when an
-    interrupt comes between any two lines of the one who puts in.
+    It contains exactly the parts that were appended, from the oldest on. So nothing else has to be undone if an
+    interrupt comes between any two lines of the thread that adds.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -51,7 +51,7 @@ class TensorRing:
         self._is_closed = False
 
     def place(self, size_bytes: int) -> int | None:
-        """Returns where this many bytes can be put now; None while there is no room, or if there never will be."""
+        """Returns the position for this many bytes; None if there is no space now, or if there never will be."""
         taken = _taken(size_bytes)
         if taken > self.size_bytes:
             return None
@@ -61,30 +61,30 @@ class TensorRing:
             tail, last = self._parts[0].start, self._parts[-1]
         start = last.start + _taken(last.size_bytes)
         if start % self.size_bytes + taken > self.size_bytes:
-            start += -start % self.size_bytes  # a part lies in one piece
+            start += -start % self.size_bytes  # a part is contiguous
         return start if start + taken - tail <= self.size_bytes else None
 
     @property
     def is_empty(self) -> bool:
-        """Returns whether every part has been taken out and released."""
+        """True if every part has been removed and released."""
         return not self._parts
 
     @property
     def oldest(self) -> TensorPart | None:
-        """Returns the part that comes out next."""
+        """The part that is removed next."""
         return self._parts[0] if self._parts else None
 
     def wait_for_room(self, timeout_s: float) -> None:
-        """Waits until something was taken out, or the time is over."""
+        """Waits until a part is removed, or the time is over."""
         self._ready.set()
         self._room.wait(timeout_s)
         self._room.clear()
 
     def allocate(self) -> None:
-        """Takes the memory; the system gives its pages when they are first written to.
+        """Allocates the memory. The system provides its pages when they are first written to.
 
         Raises:
-            MemoryError: there is not so much.
+            MemoryError: there is not enough memory.
         """
         if self._memory is None:
             self._memory = np.empty(self.size_bytes, np.uint8)
@@ -97,21 +97,21 @@ class TensorRing:
         return self._memory[at : at + size_bytes]
 
     def append(self, part: TensorPart) -> None:
-        """Hands a part over, whose bytes are in their place."""
+        """Adds a part, whose bytes have been written to its position."""
         with self._lock:
             self._parts.append(part)
         if not self._ready.is_set():
             self._ready.set()
 
     def close(self) -> None:
-        """Says that no more comes: `batches` ends when all has been taken."""
+        """Closes the ring: `batches` ends when all parts have been removed."""
         self._is_closed = True
         self._ready.set()
 
     def batches(self) -> Iterator[list[TensorPart]]:
-        """Yields the parts in order, some at a time: whole tensors of one shard, or one part. Waits for them.
+        """Yields the parts in order and waits for them; several whole tensors of one shard at a time, or one part.
 
-        The memory of a batch may be filled again when the next one is asked for.
+        The memory of a batch may be overwritten when the next batch is requested.
         """
         while True:
             self._ready.clear()
@@ -125,7 +125,7 @@ class TensorRing:
                 self._ready.wait()
 
     def abandon(self) -> None:
-        """Drops the memory and all parts, without a lock: in a fork nobody would release it."""
+        """Drops the memory and all parts. It takes no lock, which no thread would release in a fork."""
         self._memory = None
         self._parts = deque()
 
@@ -151,7 +151,10 @@ class TensorRing:
 
 
 def split(array: npt.NDArray[Any], most_bytes: int) -> Iterator[npt.NDArray[Any]]:
-    """Splits the array into parts of at most `most_bytes`, in row-major order; one that fits is returned as it is."""
+    """Yields parts of the array of at most `most_bytes`, in row-major order.
+
+    An array that fits is yielded unchanged.
+    """
     if array.nbytes <= most_bytes:
         yield array
         return

@@ -24,7 +24,7 @@ _LOOK_AFTER_S = 1.0  # how long a signal may wait
 
 
 class WriteFailure(NamedTuple):
-    """Why no more tensors are written, and the first that is not in the files."""
+    """The reason why no more tensors are written, and the first one that is not in the files."""
 
     name: str
     step: int
@@ -34,7 +34,7 @@ class WriteFailure(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """Tensors that were left out because there was no room."""
+    """Tensors that were left out because the buffer was full."""
 
     tensors: int = 0
     size_bytes: int = 0
@@ -42,7 +42,7 @@ class Dropped(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Where the next tensor goes."""
+    """The position of the next tensor."""
 
     number: int = 0
     shard: int = 0
@@ -52,10 +52,10 @@ class _Plan(NamedTuple):
 
 
 class TensorShards:
-    """The whole tensors of a rank. Any thread may put; the thread that writes is started by the first tensor.
+    """The whole tensors of a rank. Any thread may call `put`; the first tensor starts the thread that writes.
 
-    A tensor is copied into a ring while `put` runs, and written later. When writing fails, no more tensors
-    are taken; what was written stays readable.
+    A tensor is copied into a ring while `put` runs, and written later. If writing fails, no more tensors are taken;
+    what was written stays readable.
     """
 
     def __init__(self, folder: Path, options: TensorOptions) -> None:
@@ -73,11 +73,11 @@ class TensorShards:
         self._is_done = threading.Event()
         self._file: ShardFile | None = None  # the thread's
         self._finished_bytes = 0
-        self.files = 0  # that were made
+        self.files = 0  # the number of files made
 
     @property
     def size_bytes(self) -> int:
-        """Returns what the files take on disk so far."""
+        """The bytes of the files on disk so far."""
         file = self._file
         return self._finished_bytes + (0 if file is None else file.size_bytes)
 
@@ -103,13 +103,13 @@ class TensorShards:
                 self._is_putting = False
 
     def wait(self) -> None:
-        """Waits until what was put is in the files, or nothing is written any more."""
+        """Waits until all tensors so far are in the files, or writing has failed."""
         with self._putting:
             while not self._ring.is_empty and self._is_written():
                 self._ring.wait_for_room(_LOOK_AFTER_S)
 
     def close(self) -> None:
-        """Waits until all is written, and makes the files final."""
+        """Waits until all tensors are written, and finishes the files."""
         try:
             with self._putting:  # what another thread puts is whole, or left out
                 self._is_closed = True
@@ -122,7 +122,7 @@ class TensorShards:
         self._ring.abandon()
 
     def abandon(self) -> None:
-        """Closes the files without writing: this process is a fork, and its parent's thread is not in it."""
+        """Closes the files without writing, because this process is a fork, which lacks the parent's threads."""
         if self._file is not None:
             self._file.abandon()
         self._file = self._thread = None
@@ -166,7 +166,7 @@ class TensorShards:
         return self.failure is None
 
     def _wait_for_place(self, size_bytes: int) -> int | None:
-        """Waits for room and returns where this many bytes go; None when no more is written."""
+        """Waits for space and returns the position for this many bytes; None if writing has failed."""
         while True:
             start = self._ring.place(size_bytes)
             if start is not None or not self._is_written():
@@ -239,12 +239,12 @@ class TensorShards:
 
 
 def _unique(number: int, name: str) -> str:
-    """Returns a name that no other tensor of the recording has, and that is text in JSON."""
+    """Returns a name that no other tensor of the recording has, and that JSON can hold."""
     return f"{number:06d}.{name.encode('utf-8', 'replace').decode()}"
 
 
 def _with_tensor(plan: _Plan, data_bytes: int, entry_bytes: int, shard_bytes: int) -> _Plan:
-    """Returns the plan with one more tensor in it, in the next shard where this one is full."""
+    """Returns the plan with one more tensor, which is in the next shard if this one is full."""
     is_long = plan.header_bytes + entry_bytes > plan.reserve_bytes
     is_full = plan.data_bytes > 0 and plan.data_bytes + data_bytes > shard_bytes
     if is_long or is_full:

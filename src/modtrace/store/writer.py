@@ -35,10 +35,11 @@ _MOST_DICTIONARY_BYTES = 2**20  # the same: in Python they take three times as m
 class FolderWriter:
     """A `Sink` that writes a rank's part of the recording folder.
 
-    One thread at a time may call it, except for `put_tensor`, which any may call. What `end_step` has written
-    is the kernel's: it survives a kill.
-    `steps` is written last, so a step that stands there has all of its rows on disk. When the disk is full,
-    or gone, writing stops for good, a mark and a warning say so, and the training goes on.
+    Only one thread at a time may call it, except for `put_tensor`, which any thread may call. What `end_step` has
+    written is in the kernel's buffers, and survives a kill of the process.
+
+    `steps` is written last, so all rows of a step that it contains are on disk. If the disk is full or gone, writing
+    stops for good, a mark and a warning say so, and the training goes on.
     """
 
     def __init__(
@@ -51,21 +52,20 @@ class FolderWriter:
         strict: bool = False,
         tensors: TensorOptions | None = None,
     ) -> None:
-        """Makes the folder, or this rank's part of it.
+        """Creates the folder, or this rank's part of it.
 
         Args:
-            path: the recording; parents that are missing are made.
-            meta: what is known about the run. Ranks of one `run_id` share the recording; `rank` names
-                the folder within it.
-            overwrite: replace a recording that is there; anything else is never deleted.
-            new_attempt: this rank may have been here before in the same run (an elastic restart): add
-                `.attempt-1`, ... to its folder then.
-            strict: raise `RecordingError` when writing fails later.
+            path: the recording. Missing parents are made.
+            meta: the description of the run. Ranks with one `run_id` share the recording; `rank` names the folder.
+            overwrite: replaces an existing recording. Anything else is never deleted.
+            new_attempt: this rank may have written to the same run before (an elastic restart): adds `.attempt-1`, ...
+                to its folder then.
+            strict: raises `RecordingError` if writing fails later.
             tensors: how whole tensors are kept.
 
         Raises:
-            RecordingExistsError: something is there already.
-            NotARecordingError: it was to be replaced, and is no recording.
+            RecordingExistsError: `path` exists already.
+            NotARecordingError: it was to be replaced, and is not a recording.
             RecordingError: the folder cannot be made.
         """
         self.path = Path(path)
@@ -91,13 +91,13 @@ class FolderWriter:
 
     @property
     def rows(self) -> int:
-        """Returns how many rows are in the files, or will be with the next flush."""
+        """The number of rows in the files, including those of the next flush."""
         written = sum(each.rows for each in self._streams.values())
         return written + sum(each.rows for each in self._buffers.values())
 
     @property
     def size_bytes(self) -> int:
-        """Returns what the tables and the whole tensors take on disk."""
+        """The bytes of the tables and the whole tensors on disk."""
         return sum(each.size_bytes for each in self._streams.values()) + self._tensors.size_bytes
 
     def write(self, table: str, columns: Mapping[str, Any]) -> None:
@@ -132,16 +132,16 @@ class FolderWriter:
         return self._tensors.put(name, array, dtype, shape, self.steps if step is None else step)
 
     def wait_for_tensors(self) -> None:
-        """Waits until all whole tensors so far are in their files: a `FolderReader` finds them then."""
+        """Waits until all whole tensors so far are in their files, where a `FolderReader` finds them."""
         if self._is_open():
             self._tensors.wait()
 
     def end_step(self, now_ns: int, *, force: bool = False) -> None:
-        """Writes the rows so far to the files if 100 ms have passed since the last time, or if they are many.
+        """Writes the rows so far to the files if 100 ms have passed since the last write, or if there are many.
 
         Args:
-            now_ns: `time.perf_counter_ns()` of the moment.
-            force: write them however recent the last time was.
+            now_ns: `time.perf_counter_ns()` at this moment.
+            force: writes them in any case.
 
         Raises:
             RecordingError: they, or a whole tensor, cannot be written (`strict` only).
@@ -152,23 +152,23 @@ class FolderWriter:
         self._warn_of_tensors()
 
     def mark(self, text: str) -> None:
-        """Notes in `meta.json` that something is missing or went wrong; once for each text."""
+        """Stores a mark in `meta.json`: what is missing or went wrong, once for each text."""
         if text in self._meta.marks or not self._is_ours():
             return
         self._meta = replace(self._meta, marks=(*self._meta.marks, text), complete=False)
         self._save_meta()
 
     def note(self, note: Note) -> None:
-        """Notes in `meta.json` what has happened and is no damage."""
+        """Stores a note in `meta.json` on an event that is not damage."""
         if self._is_ours():
             self._meta = replace(self._meta, notes=(*self._meta.notes, note))
             self._save_meta()
 
     def close(self) -> None:
-        """Writes what is left, waits for the whole tensors and makes the files final; again it does nothing.
+        """Writes what is left, waits for the whole tensors and finishes the files. A second call does nothing.
 
         Raises:
-            RecordingError: what is left cannot be written (`strict` only); the files are final all the same.
+            RecordingError: what is left cannot be written (`strict` only). The files are finished nevertheless.
         """
         if self._state == _CLOSED or not self._is_ours():
             return
@@ -192,7 +192,7 @@ class FolderWriter:
         undo_rank_folder(self.path, self.folder, is_only_rank=self._meta.world_size == 1)
 
     def abandon(self) -> None:
-        """Closes the files without writing: this process is a fork, and the recording is its parent's."""
+        """Closes the files without writing, because this process is a fork and the recording is its parent's."""
         if self._state in (_OPEN, _STOPPED):
             for each in self._streams.values():
                 each.abandon()
@@ -204,7 +204,7 @@ class FolderWriter:
         return self._is_ours() and self._state == _OPEN
 
     def _is_ours(self) -> bool:
-        """Returns whether this process may write; a fork learns here that it may not."""
+        """Returns whether this process may write. A fork finds out here that it may not."""
         if os.getpid() != self._pid and self._state != _ABANDONED:
             self.abandon()
         return self._state != _ABANDONED
@@ -239,7 +239,7 @@ class FolderWriter:
             self._last_step = max(self._last_step, pc.max(batch.column("step")).as_py())
 
     def _stop(self, table: str, why: str) -> None:
-        """Writes no more: the stream may have lost dictionary entries that later batches refer to."""
+        """Stops writing, because the stream may have lost dictionary entries that later batches refer to."""
         self._state = _STOPPED
         self._drop_buffers()
         self.mark(f"incomplete from step {self._last_step + 1}: {why} ({table}.arrow)")
@@ -268,7 +268,7 @@ class FolderWriter:
         self._warn_of_tensors()
 
     def _warn_of_tensors(self) -> None:
-        """Says, once, that no more tensors are written."""
+        """Warns, once, that no more tensors are written."""
         failure = self._tensors.failure
         if failure is None or self._warned_of_tensors or not self._is_ours():
             return

@@ -1,1 +1,1 @@
-"""Every private name of PyTorch that modtrace uses, by what the names are about, with what is lost without each."""
+"""Every private name of PyTorch that modtrace uses, by subject, with what is lost without each."""

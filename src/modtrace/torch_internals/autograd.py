@@ -1,4 +1,4 @@
-"""The autograd engine: its nodes, their numbers, the backward that runs, and the function that starts one."""
+"""The autograd engine: its nodes, their numbers, the running backward, and the function that starts one."""
 
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
@@ -22,7 +22,7 @@ PRIVATE_NAMES = {
     "torch.autograd.function.BackwardCFunction": "telling custom Functions from checkpoints",
 }
 
-#: What `_sequence_nr()` of an AccumulateGrad node returns: the engine runs it as soon as it is ready, in no order.
+#: The `_sequence_nr()` of an AccumulateGrad node, which the engine runs in no order, as soon as it is ready.
 ACCUMULATE_SEQUENCE_NR = 2**64 - 1
 
 # On the hot path: plain C functions, 30-40 ns each. torch has had all three since 2.1.
@@ -41,15 +41,15 @@ _forwards: WeakKeyDictionary[CodeType, bool] = WeakKeyDictionary()
 
 
 def is_custom_function(node: Any) -> bool:
-    """Tells whether an autograd node runs a Python `torch.autograd.Function`."""
+    """Returns whether an autograd node runs a Python `torch.autograd.Function`."""
     return isinstance(node, CustomFunctionNode)
 
 
 def is_in_custom_function(start: FrameType | None) -> bool:
-    """Tells whether the forward of a custom Function that a backward may reach is among the frames.
+    """Returns whether the forward of a custom Function that a backward may reach is among the frames.
 
-    Such a forward runs with grad mode off. So does the first forward of a reentrant checkpoint. Where grad mode was
-    off before, the node of the Function leads nowhere (2.13).
+    Such a forward runs with grad mode off. So does the first forward of a reentrant checkpoint. If grad mode was off
+    before, the node of the Function has no next node (2.13).
     """
     for frame in frames(start):
         code = frame.f_code
@@ -78,7 +78,7 @@ def _subclasses(of: type[torch.autograd.Function]) -> Iterator[type[torch.autogr
 
 
 def queue_callback(callback: Callable[[], None]) -> bool:
-    """Has the engine call `callback` at the end of the backward that runs; returns False where torch cannot."""
+    """Makes the engine call `callback` at the end of the running backward. Returns False if torch cannot do that."""
     engine = getattr(torch.autograd.Variable, "_execution_engine", None)
     if engine is None:
         return False
@@ -87,7 +87,7 @@ def queue_callback(callback: Callable[[], None]) -> bool:
 
 
 class EngineEntry:
-    """The one Python function that enters the autograd engine, wrapped while a tracker runs.
+    """The only Python function that enters the autograd engine, which is wrapped while a tracker runs.
 
     `torch.autograd.backward`, `torch.autograd.grad` and `Tensor.backward` all call `_engine_run_backward`, which two
     modules hold; torch.compiler itself replaces it in these two.
@@ -99,7 +99,7 @@ class EngineEntry:
         self._original: Callable[..., Any] | None = None
 
     def wrap(self, wrapper_of: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Puts `wrapper_of(original)` in the place of the function. Does nothing where torch lacks it."""
+        """Replaces the function by `wrapper_of(original)`. It does nothing if torch lacks the function."""
         original = getattr(torch.autograd.graph, "_engine_run_backward", None)
         if original is None or self._original is not None:
             return
@@ -109,7 +109,7 @@ class EngineEntry:
             holder._engine_run_backward = self._wrapper
 
     def restore(self) -> None:
-        """Puts the original back. If somebody else has wrapped ours since, ours stays, and passes calls on."""
+        """Restores the original. If other code has wrapped our wrapper since, it stays and passes calls on."""
         for holder in self._HOLDERS:
             if self._original is not None and getattr(holder, "_engine_run_backward", None) is self._wrapper:
                 holder._engine_run_backward = self._original

@@ -44,15 +44,15 @@ _CHECKPOINT_FILE = torch.utils.checkpoint.CheckpointFunction.forward.__code__.co
 
 
 def is_reentrant_checkpoint(node: Any) -> bool:
-    """Tells whether an autograd node is torch's own reentrant checkpoint: it certainly runs a recompute."""
+    """Returns whether an autograd node is torch's own reentrant checkpoint, which certainly runs a recompute."""
     return isinstance(node, _ReentrantCheckpointNode)
 
 
 def checkpoint_being_recomputed(start: FrameType | None) -> Any:
     """Returns the region that a non-reentrant checkpoint is recomputing in these frames, or None.
 
-    The region is torch's own record of it (`_CheckpointFrame`): one object a region, weakly referable. Looks no
-    further out than the running backward.
+    The region is torch's own record of it (`_CheckpointFrame`), one weakly referable object for each region. Frames
+    outside of the running backward are not searched.
     """
     for frame in frames_in_backward(start):
         code = frame.f_code
@@ -62,7 +62,7 @@ def checkpoint_being_recomputed(start: FrameType | None) -> Any:
 
 
 def is_repeating_forward(start: FrameType | None) -> bool:
-    """Tells whether a checkpoint runs the whole `forward` of a module again, and that is innermost in these frames."""
+    """Returns whether the innermost recompute in these frames runs the whole `forward` of a module again."""
     for frame in frames_in_backward(start):
         code = frame.f_code
         if code.co_name == _UNPACK_NAME:
@@ -73,9 +73,9 @@ def is_repeating_forward(start: FrameType | None) -> bool:
 
 
 def checkpoint_of_hook(unpack_hook: Any) -> Any:
-    """Returns the region (`_CheckpointFrame`) whose non-reentrant checkpoint has packed a tensor; else None.
+    """Returns the region (`_CheckpointFrame`) whose non-reentrant checkpoint has packed a tensor, else None.
 
-    What such a checkpoint packs is a placeholder without memory.
+    Such a checkpoint packs a placeholder without memory.
     """
     code = getattr(unpack_hook, "__code__", None)
     if code is None or code.co_filename != _CHECKPOINT_FILE:
@@ -86,12 +86,12 @@ def checkpoint_of_hook(unpack_hook: Any) -> Any:
 def held_by_checkpoint(region: Any) -> tuple[list[Any], bool]:
     """Returns what a non-reentrant checkpoint keeps to recompute a region, and whether it may keep more.
 
-    Raises:
-        AttributeError: another version of torch (not 2.13) keeps it elsewhere.
+    It keeps its arguments as saved variables, its keyword arguments, those of a `functools.partial`, the outputs that a
+    selective checkpoint keeps, and what a recompute has brought back for a backward that took only a part. The state of
+    the random generators is not included.
 
-    Those are its arguments as saved variables, its keyword arguments, those of a `functools.partial`, the outputs
-    that a selective checkpoint keeps, and what a recompute has brought back for a backward that took only a part.
-    The state of the random generators is not among them.
+    Raises:
+        AttributeError: this version of torch (not 2.13) keeps it elsewhere.
     """
     again = region.recompute_fn
     held = [*region.saved_args, _captured(again, "kwargs"), *bound_arguments(_captured(again, "fn"))]
@@ -109,7 +109,7 @@ def bound_arguments(function: Any) -> list[Any]:
 
 
 def _captured(function: Any, name: str) -> Any:
-    """Returns a variable that a function has from the one around it; None if there is none or it is not set."""
+    """Returns a variable that a function captures from the enclosing one; None if there is none or it is not set."""
     names = function.__code__.co_freevars
     try:
         return function.__closure__[names.index(name)].cell_contents if name in names else None

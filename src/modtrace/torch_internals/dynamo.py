@@ -41,15 +41,15 @@ _COMPILER_FOLDERS = tuple(
 
 
 def keep_out_of_dynamo(*functions: Callable[..., Any], with_callees: bool = True) -> None:
-    """Keeps Dynamo from compiling our functions as frames of their own. Where it inlines one it still traces it.
+    """Keeps Dynamo from compiling our functions as frames of their own. A function that it inlines is still traced.
 
-    Dynamo may skip `Module._call_impl`. It then compiles our hook alone without this mark, and folds
-    `is_dynamo_compiling()` to True in it, so that an eager module call is lost silently. Or it compiles what the
-    hook calls, and the user's compilation fails over our `sys._getframe` (torch 2.13).
+    Dynamo may skip `Module._call_impl`. Without this mark it then compiles our hook alone, and folds
+    `is_dynamo_compiling()` to True in it, so that an eager module call is lost silently. Or it compiles what the hook
+    calls, and the user's compilation fails because of our `sys._getframe` (torch 2.13).
 
     Args:
-        functions: functions with all that is defined inside them.
-        with_callees: nothing that they call is compiled either. Not for functions that run the user's code.
+        functions: functions, with all functions that are defined inside them.
+        with_callees: nothing that they call is compiled either. Do not use it for functions that run the user's code.
     """
     try:
         import torch._C._dynamo.eval_frame as eval_frame
@@ -66,21 +66,21 @@ def keep_out_of_dynamo(*functions: Callable[..., Any], with_callees: bool = True
 
 
 def is_compile_wrapper(module: nn.Module) -> bool:
-    """Tells whether the module is what `torch.compile(module)` returns: its calls run outside of compiled code."""
+    """Returns whether a module is the result of `torch.compile(module)`, whose calls run outside of compiled code."""
     return type(module).__name__ == "OptimizedModule"
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Tells whether calls of the module run code of torch.compile: nothing inside of them is seen."""
+    """Returns whether calls of the module run code of torch.compile, inside which nothing is seen."""
     return is_compile_wrapper(module) or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def is_compilers_own(module: nn.Module, call_frame: FrameType | None, is_unknown_in_region: bool) -> bool:
-    """Tells whether torch.compile has made the module, to run a graph of its own in it.
+    """Returns whether torch.compile has made the module, to run one of its own graphs in it.
 
     Such a call comes from the compiler's code, from that of a higher-order op such as `torch.cond`, or from compiled
-    code (`is_unknown_in_region`: the module belongs to no model that is known), or the module is only traced. A graph
-    module that the user made is called by the user's code.
+    code (`is_unknown_in_region`: the module belongs to no known model), or the module is only traced. A graph module
+    that the user made is called by the user's code.
     """
     fx = sys.modules.get("torch.fx")
     inner = module._modules.get("_orig_mod") if is_compile_wrapper(module) else module
@@ -92,21 +92,24 @@ def is_compilers_own(module: nn.Module, call_frame: FrameType | None, is_unknown
 
 
 def is_compiled_function(name: str) -> bool:
-    """Tells whether a node of this name is of a Function that torch.compile has made; its kernels are not seen."""
+    """Returns whether a node's name is that of a Function made by torch.compile, whose kernels are not seen."""
     return name.startswith("CompiledFunction")
 
 
 def is_tracing() -> bool:
-    """Tells whether torch.compile is tracing: what runs then runs on fake tensors, for no step of the user's."""
+    """Returns whether torch.compile is tracing.
+
+    What runs then uses fake tensors and belongs to no step of the user's.
+    """
     guards = sys.modules.get("torch._guards")
     context = getattr(guards, "CompileContext", None)
     return context is not None and context.try_get() is not None
 
 
 def is_making_graph() -> bool:
-    """Tells whether `make_fx` traces, as higher-order ops have it do.
+    """Returns whether `make_fx` traces, as it does for higher-order ops.
 
-    torch has put its own modes in place of all others then. What runs below them is part of no step (2.13).
+    torch has then replaced all modes by its own. What runs below them belongs to no step (2.13).
     """
     get_mode: Any = getattr(torch._C, "_get_dispatch_mode", None)
     keys = getattr(torch._C, "_TorchDispatchModeKey", None)

@@ -1,4 +1,4 @@
-"""The Python frames that torch runs module calls, optimizers and data loaders in."""
+"""The Python frames in which torch runs module calls, optimizers and data loaders."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ _CALLING_FILES = (_MODULE_FILE, os.path.join(TORCH_FOLDER, "fx") + os.sep)
 _LOADER_FILE = os.path.join(TORCH_FOLDER, "utils", "data", "dataloader.py")
 _OPTIMIZER_FILE = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 
-#: The engine is called by a function of this name, torch's or ours (`autograd.EngineEntry`).
+#: The name of the function that calls the engine, torch's or ours (`autograd.EngineEntry`).
 _ENGINE_CALL = "_engine_run_backward"
 
 _UNSHARED = 3  # references to a dictionary that the frame, a local of ours and the call of `getrefcount` hold
@@ -51,10 +51,10 @@ def frames_in_backward(start: FrameType | None) -> Iterator[FrameType]:
 
 
 def frame_local(frame: FrameType, name: str) -> Any:
-    """Returns a local of a running frame, and reads it so that nothing in the frame lives longer.
+    """Returns a local of a running frame, without making anything in the frame live longer.
 
     Before Python 3.13 `f_locals` leaves a copy of all locals in the frame until it ends. That copy would keep
-    activations alive that the frame has let go, so it is emptied again. It is not emptied if the function has called
+    activations alive that the frame has dropped, so it is emptied again. It is not emptied if the function has called
     `locals()` and keeps the result, which is the same dictionary.
     """
     values = frame.f_locals
@@ -72,7 +72,7 @@ def frame_local(frame: FrameType, name: str) -> Any:
 
 
 def around_call(start: FrameType | None) -> FrameType | None:
-    """Returns the frame around the innermost module call."""
+    """Returns the frame that encloses the innermost module call."""
     for frame in frames(start):
         if frame.f_code is _CALL_IMPL:
             return frame.f_back
@@ -80,7 +80,7 @@ def around_call(start: FrameType | None) -> FrameType | None:
 
 
 def caller_of_module(start: FrameType | None) -> FrameType | None:
-    """Returns the frame of the code that calls the module whose call is the innermost one."""
+    """Returns the frame of the code that makes the innermost module call."""
     frame = around_call(start)
     while frame is not None and frame.f_code.co_filename == _MODULE_FILE:
         frame = frame.f_back
@@ -94,7 +94,7 @@ def file_that_calls(start: FrameType | None) -> str:
 
 
 def is_in_module_call(start: FrameType | None) -> bool:
-    """Tells whether the call of a module is among the frames. 0.5 us where one runs, as it is near then."""
+    """Returns whether a module call is among the frames. It takes 0.5 us if one is, because it is near."""
     frame = start
     while frame is not None:
         if frame.f_code.co_filename == _MODULE_FILE:
@@ -110,7 +110,7 @@ def running_modules(start: FrameType | None) -> list[int]:
 
 
 def call_arguments(call_frame: FrameType | None) -> tuple[Any, Any]:
-    """Returns the arguments of the module call whose pre-hooks run in this frame; none where a method is called."""
+    """Returns the arguments of the module call whose pre-hooks run in this frame; none if a method is called."""
     if call_frame is None or call_frame.f_code.co_filename != _MODULE_FILE:
         return (), {}
     args, kwargs = frame_local(call_frame, "args"), frame_local(call_frame, "kwargs")
@@ -118,7 +118,10 @@ def call_arguments(call_frame: FrameType | None) -> tuple[Any, Any]:
 
 
 def call_kwargs(call_frame: FrameType) -> dict[str, Any] | None:
-    """Returns the keyword arguments of the module call whose hooks run in this frame; torch gives global hooks none."""
+    """Returns the keyword arguments of the module call whose hooks run in this frame.
+
+    torch passes none to global hooks.
+    """
     kwargs = frame_local(call_frame, "kwargs")
     return kwargs if isinstance(kwargs, dict) else None
 
@@ -127,7 +130,7 @@ def call_kwargs(call_frame: FrameType) -> dict[str, Any] | None:
 
 
 def running_module(start: FrameType | None) -> nn.Module | None:
-    """Returns the module whose method runs innermost in these frames, up to the running backward."""
+    """Returns the module with the innermost running method in these frames, up to the running backward."""
     for frame in frames_in_backward(start):
         owner = module_of_method(frame)
         owner = _module_of_closure(frame) if owner is None else owner
@@ -137,7 +140,7 @@ def running_module(start: FrameType | None) -> nn.Module | None:
 
 
 def module_given_first(frame: FrameType) -> nn.Module | None:
-    """Returns the first positional argument of the function that a frame runs, if it is a module. 1 us."""
+    """Returns the first positional argument of the function that a frame runs, if it is a module. It takes 1 us."""
     code = frame.f_code
     if code.co_argcount:
         return _to_module(frame_local(frame, code.co_varnames[0]))
@@ -148,10 +151,10 @@ def module_given_first(frame: FrameType) -> nn.Module | None:
 
 
 def module_of_method(frame: FrameType) -> nn.Module | None:
-    """Returns the module whose method a frame runs: its first argument, called `self` or of the class of the code.
+    """Returns the module whose method a frame runs.
 
-    Python 3.10 does not tell in which class code was written: only `self` counts there. 1 us for a method, else
-    0.5 us.
+    It is the first argument, if that is named `self` or has the class of the code. Python 3.10 does not tell the class
+    in which code was written, so only `self` counts there. It takes 1 us for a method, else 0.5 us.
     """
     code = frame.f_code
     is_method = has_self(code)
@@ -162,12 +165,15 @@ def module_of_method(frame: FrameType) -> nn.Module | None:
 
 
 def has_self(code: CodeType) -> bool:
-    """Tells whether the first argument of a function is called `self`."""
+    """Returns whether the first parameter of a function is named `self`."""
     return code.co_argcount > 0 and code.co_varnames[0] == "self"
 
 
 def _module_of_closure(frame: FrameType) -> nn.Module | None:
-    """Returns the module in whose method the function of a frame was made: checkpoints are given such functions."""
+    """Returns the module in whose method the function of a frame was defined.
+
+    Checkpoints are often given such functions.
+    """
     modules = {name: _to_module(frame_local(frame, name)) for name in frame.f_code.co_freevars}
     if modules.get("self") is not None:
         return modules["self"]
@@ -180,7 +186,7 @@ def _qualname(code: CodeType) -> str:
 
 
 def _is_written_in_class(frame: FrameType, owner: nn.Module) -> bool:
-    """Tells whether the code of a frame stands in the body of a class of the module, perhaps in a function there."""
+    """Returns whether the code of a frame is in the body of a class of the module, or in a function there."""
     name, file = _qualname(frame.f_code), frame.f_globals.get("__name__")
     kinds = type(owner).__mro__
     return any(kind.__module__ == file and name.startswith(f"{kind.__qualname__}.") for kind in kinds)
@@ -195,12 +201,12 @@ def _to_module(value: Any) -> nn.Module | None:
 
 
 def is_in_data_loader(start: FrameType | None) -> bool:
-    """Tells whether a `DataLoader` fetches a batch in these frames, with `num_workers=0`."""
+    """Returns whether a `DataLoader` with `num_workers=0` fetches a batch in these frames."""
     return any(frame.f_code.co_filename == _LOADER_FILE for frame in frames(start))
 
 
 def is_in_optimizer_step(start: FrameType | None) -> bool:
-    """Tells whether an `Optimizer.step` is among the frames: its post hook does not run when it raises."""
+    """Returns whether an `Optimizer.step` is among the frames. Its post hook does not run if it raises."""
     return any(
         frame.f_code.co_filename == _OPTIMIZER_FILE and frame.f_code.co_name == "wrapper"
         for frame in frames(start)

@@ -41,44 +41,47 @@ PRIVATE_NAMES = {
     "torch.utils._pytree.tree_leaves": "the memory of a selective checkpoint",
 }
 
-#: Inside, no function mode and no `__torch_function__` of a subclass sees what is done. 0.2 us.
+#: A context in which no function mode and no `__torch_function__` of a subclass sees anything. 0.2 us.
 DisableTorchFunction: Any = torch._C.DisableTorchFunction
 
-#: While `torch.jit.trace` runs, what it has traced so far; reading a shape would become part of it.
+#: Returns what `torch.jit.trace` has traced so far while it runs; reading a shape would become part of it.
 tracing_state: Callable[[], Any] = torch._C._get_tracing_state
 
-#: How many function modes would see it when an attribute of a tensor is read. 30 ns.
+#: Returns how many function modes would see that an attribute of a tensor is read. 30 ns.
 has_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
-#: How many dispatch modes stand on the stack of this thread. 30 ns.
+#: Returns how many dispatch modes are on the stack of this thread. 30 ns.
 count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
-#: All that lies in nested lists, tuples and dictionaries.
+#: Returns all objects in nested lists, tuples and dictionaries.
 tree_leaves: Callable[[Any], list[Any]] = torch.utils._pytree.tree_leaves
 
 
 class UnwrappedMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # its __init_subclass__
     """The base of our dispatch modes, which leaves compiled code compiled.
 
-    `keep_out_of_dynamo` is for the `__torch_dispatch__` of such a mode.
+    Call `keep_out_of_dynamo` with the `__torch_dispatch__` of such a mode.
     """
 
     supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """With True compiled code stays compiled while the mode is on."""
+        """Returns True, so that compiled code stays compiled while the mode is on."""
         return True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """With True torch wraps `__torch_dispatch__`, for 1.3 us an op, and imports its compiler, for a second."""
+        """Returns False.
+
+        With True, torch wraps `__torch_dispatch__` (1.3 us an op), and imports its compiler (a second).
+        """
         return False
 
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Hides what we do with tensors inside from every mode, tensor subclass and `torch.jit.trace`."""
+    """Hides operations on tensors inside the block from every mode, tensor subclass and `torch.jit.trace`."""
     with ExitStack() as stack:
         stack.enter_context(torch._C.DisableTorchFunction())
         disable = getattr(torch.utils._python_dispatch, "_disable_current_modes", None)
@@ -93,7 +96,7 @@ def unseen() -> Iterator[None]:
 
 
 def leave_function_mode(mode: Any) -> None:
-    """Takes a function mode off the stack of this thread, wherever it stands there."""
+    """Removes a function mode from the stack of this thread, at any position."""
     above: list[Any] = []
     while has_function_modes() and torch._C._get_function_stack_at(has_function_modes() - 1) is not mode:
         above.append(torch._C._pop_torch_function_stack())
@@ -103,14 +106,14 @@ def leave_function_mode(mode: Any) -> None:
         torch._C._push_on_torch_function_stack(each)
 
 
-#: Where torch keeps, beside the stack, whether a mode is on.
+#: The flags that torch keeps besides the stack, which say whether a mode is on.
 _MODE_FLAGS = (
     "_is_in_torch_dispatch_mode",
     "_is_in_non_infra_torch_dispatch_mode",
     "_is_in_any_mode_without_ignore_compile_internals",
 )
 
-#: Where a mode keeps the values that those had when it was entered.
+#: The attributes in which a mode keeps the values of these flags from when it was entered.
 _SAVED_FLAGS = (
     "old_dispatch_mode_flags",
     "old_non_infra_dispatch_mode_flags",
@@ -119,14 +122,14 @@ _SAVED_FLAGS = (
 
 
 def is_dispatch_mode_on(mode: Any) -> bool:
-    """Tells whether a dispatch mode stands on the stack of this thread."""
+    """Returns whether a dispatch mode is on the stack of this thread."""
     return any(torch._C._get_dispatch_stack_at(at) is mode for at in range(count_dispatch_modes()))
 
 
 def leave_dispatch_mode(mode: Any) -> None:
-    """Takes a dispatch mode off the stack of this thread, wherever it stands there.
+    """Removes a dispatch mode from the stack of this thread, at any position.
 
-    A mode that a user has entered since and not left stands above ours, and `__exit__` takes off what is on top.
+    A mode that a user has entered since and not left is above ours, and `__exit__` removes the top one.
     """
     size = count_dispatch_modes
     above: list[Any] = []

@@ -1,4 +1,4 @@
-"""What torch stores in modules and beside them: hooks, and the replicas of DataParallel."""
+"""The private parts of torch's modules: hooks, and the replicas of DataParallel."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ MODULE_HOOKS = (
 
 
 def is_replica(module: nn.Module) -> bool:
-    """Tells whether `torch.nn.parallel.replicate` has made the module, as DataParallel does for each device."""
+    """Returns whether `torch.nn.parallel.replicate` has made the module, as DataParallel does for each device."""
     return bool(module.__dict__.get("_is_replica", False))  # `getattr` may run a `__getattr__` of the user's
 
 
@@ -89,7 +89,10 @@ def _keys_of_call_hooks() -> Iterator[int]:
 
 
 def hooks_and_modes() -> dict[str, Any]:
-    """Returns what torch holds for the whole process and a recording must give back; compares by equality."""
+    """Returns, by name, what torch holds for the whole process and a recording must restore.
+
+    The values compare by equality.
+    """
     module, optimizer = torch.nn.modules.module, sys.modules[torch.optim.Optimizer.__module__]
     hooks = {
         f"{holder.__name__}.{name}": [*vars(holder)[name]]

@@ -1,7 +1,7 @@
-"""What an autograd graph keeps for backward.
+"""The tensors and objects that an autograd graph keeps for backward.
 
-The attribute `_raw_saved_x` of a node is what the node has saved as x, still packed: reading it runs no hook. What it
-returns points into the memory of the node, so none of it may be kept longer than the node.
+The attribute `_raw_saved_x` of a node is what the node has saved as x, still packed; reading it runs no hook. Its value
+points into the memory of the node, so it must not be kept longer than the node.
 """
 
 import functools
@@ -45,9 +45,10 @@ saved_tensors_hooks: Callable[[bool], Any] = getattr(
 
 
 def is_function(node: Any) -> bool:
-    """Tells whether an autograd node is of a Function, in Python or in C++, rather than of an op.
+    """Returns whether an autograd node is of a Function, in Python or in C++, rather than of an op.
 
-    It cannot be told of a node in C++ that torch has no class for (2.13: those of `_foreach` ops are such, too).
+    A C++ node for which torch has no class counts as a Function, although nodes of `_foreach` ops have no class, either
+    (2.13).
     """
     kind: Any = type(node)
     if issubclass(kind, CustomFunctionNode):
@@ -72,7 +73,10 @@ def saved_variables(node: Any) -> tuple[list[Any], bool]:
 
 @functools.cache  # torch's own classes: they live anyway
 def _saved_names(kind: type) -> tuple[str, ...] | None:
-    """Returns the attributes in which nodes of a kind save; None if torch shows none of them (C++ extensions)."""
+    """Returns the attributes in which nodes of a class save tensors.
+
+    Returns None if torch shows none of them (C++ extensions).
+    """
     shown = getattr(getattr(torch._C, "_functions", None), kind.__name__, None)
     if shown is not kind or kind.__name__ in _HIDING_NODES:
         return None
@@ -80,20 +84,20 @@ def _saved_names(kind: type) -> tuple[str, ...] | None:
 
 
 def is_saved_variable(value: Any) -> bool:
-    """Tells whether a value is a tensor as a graph saves it."""
+    """Returns whether a value is a tensor in the form in which a graph saves it."""
     return issubclass(type(value), _SavedVariable)  # `isinstance` would run a `__class__` of the user's
 
 
 def packed_content(saved: Any) -> tuple[Any, Any]:
-    """Returns what a saved variable holds, and the hook that would unpack it.
+    """Returns the content of a saved variable, and the hook that would unpack it.
 
-    Without a hook it holds a tensor or None.
+    Without a hook the content is a tensor or None.
     """
     return saved.data, saved.unpack_hook
 
 
 def held_by_custom_function(node: Any) -> list[Any]:
-    """Returns what lies on the `ctx` of a custom Function; of a reentrant checkpoint what the user has given it."""
+    """Returns the attributes of a custom Function's `ctx`; for a reentrant checkpoint, the user's arguments."""
     own: dict[str, Any] = vars(node)
     if not is_reentrant_checkpoint(node):
         return [own]
@@ -103,7 +107,7 @@ def held_by_custom_function(node: Any) -> list[Any]:
 def attributes_of(value: Any) -> list[Any]:
     """Returns the attributes of an object, and the closure of a function; [] for modules, classes and torch's objects.
 
-    Runs no code of the user's class.
+    It runs no code of the user's class.
     """
     kind = type(value)
     if issubclass(kind, (nn.Module, type, ModuleType)) or kind.__module__.startswith("torch."):

@@ -1,4 +1,4 @@
-"""Tensors that are more or less than their memory: the private parts in which torch keeps what they stand for."""
+"""Tensors that are not only their memory: the private attributes in which torch keeps what they represent."""
 
 import sys
 from typing import Any
@@ -25,23 +25,23 @@ MKLDNN_LAYOUT: Any = getattr(torch, "_mkldnn", None)
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Tells whether a tensor is one of torch.compile's, which have a shape and no numbers."""
+    """Returns whether a tensor is one of torch.compile's fake tensors, which have a shape and no numbers."""
     return is_instance_of(tensor, "torch._subclasses.fake_tensor", "FakeTensor")
 
 
 def is_awaited_collective(tensor: torch.Tensor) -> bool:
-    """Tells whether a tensor is the result of a collective that may still run."""
+    """Returns whether a tensor is the result of a collective that may still run."""
     return is_instance_of(tensor, "torch.distributed._functional_collectives", "AsyncCollectiveTensor")
 
 
 def is_instance_of(tensor: torch.Tensor, module: str, name: str) -> bool:
-    """Tells whether a tensor is of a class that torch imports only where it is used."""
+    """Returns whether a tensor is of a class that torch imports only when it is used."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(tensor, kind)
 
 
 def local_part(tensor: Any) -> torch.Tensor:
-    """Returns the part of a DTensor that lies on this rank."""
+    """Returns the part of a DTensor that is on this rank."""
     local: torch.Tensor = tensor._local_tensor
     return local
 
@@ -52,7 +52,7 @@ def masked_parts(tensor: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def jagged_parts(tensor: Any) -> tuple[torch.Tensor, bool]:
-    """Returns the values of a nested tensor of the jagged layout, and whether there are holes among them."""
+    """Returns the values of a nested tensor with the jagged layout, and whether there are holes among them."""
     return tensor._values, tensor._lengths is not None
 
 
@@ -62,5 +62,5 @@ def stored_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def has_no_memory(tensor: torch.Tensor) -> bool:
-    """Tells whether a tensor is one of zeros that have no memory."""
+    """Returns whether a tensor consists of zeros without memory."""
     return tensor._is_zerotensor()

@@ -1,4 +1,4 @@
-"""What torch knows of a tensor: its node, its base, its hooks, its version and its storage."""
+"""The properties of a tensor in torch: its node, its base, its hooks, its version and its storage."""
 
 import weakref
 from collections.abc import Callable
@@ -21,10 +21,10 @@ PRIVATE_NAMES = {
     "torch._C._autograd._unsafe_set_version_counter": "a backward through a tensor that modtrace verify has put back",
 }
 
-#: Where a tensor keeps its hooks.
+#: The attributes in which a tensor keeps its hooks.
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
-# What autograd knows of a tensor, whatever a subclass makes of these names: a property of the user's may raise, which
+# What autograd knows of a tensor, even if a subclass redefines these names: a property of the user's may raise, which
 # must not end a recording. 50 ns more than the attribute.
 _Own: Any = torch.Tensor
 grad_fn_of: Callable[[torch.Tensor], Any] = _Own.grad_fn.__get__
@@ -41,12 +41,12 @@ _dispatch_keys: Callable[[Any], Any] | None = getattr(torch._C, "_dispatch_keys"
 
 
 def kind_of(tensor: torch.Tensor) -> int:
-    """Returns what the dispatcher takes the tensor for, as a number; -1 where torch does not say."""
+    """Returns the dispatch keys of the tensor as a number; -1 if torch does not tell."""
     return -1 if _dispatch_keys is None else int(_dispatch_keys(tensor).raw_repr())
 
 
 def plain_kinds() -> tuple[int, int] | None:
-    """Returns `kind_of` strided tensors in CPU memory: of ordinary ones, and of those made in inference mode."""
+    """Returns the `kind_of` strided tensors in CPU memory: ordinary ones, and those made in inference mode."""
     if _dispatch_keys is None:
         return None
     with unseen():
@@ -58,18 +58,18 @@ def plain_kinds() -> tuple[int, int] | None:
 
 
 def has_own_dispatch(kind: type) -> bool:
-    """Tells whether a class of tensors answers to ops in Python."""
+    """Returns whether a tensor class handles ops in Python."""
     own = getattr(kind, "__torch_dispatch__", None)
     return own is not None and own is not torch.Tensor.__torch_dispatch__
 
 
 def was_hooked(tensor: torch.Tensor) -> bool:
-    """Tells whether somebody has registered a hook on the tensor, even if it has been removed since."""
+    """Returns whether a hook was ever registered on the tensor, even if it has been removed."""
     return tensor._backward_hooks is not None
 
 
 def any_hooked(values: Any) -> bool:
-    """Tells whether one of the values is a tensor with hooks. Does not look into containers."""
+    """Returns whether one of the values is a tensor with hooks. Containers are not searched."""
     if has_function_modes():
         with DisableTorchFunction():
             return any(isinstance(each, torch.Tensor) and each._backward_hooks for each in values)
@@ -82,10 +82,10 @@ def hooks_on(tensor: torch.Tensor) -> list[Any]:
 
 
 def forget_removed_hooks(tensor: torch.Tensor) -> None:
-    """Makes a tensor whose hooks have all been removed one that was never hooked.
+    """Resets a tensor whose hooks have all been removed to one that never had a hook.
 
-    The empty dict that torch (2.13) leaves makes it take the tensor for hooked. When `swap_tensors` has given it other
-    insides, which are not, no hook of the user's would ever be called again.
+    When the last hook is removed, torch (2.13) leaves an empty dict, and takes the tensor for one with hooks. If
+    `swap_tensors` then gave it other insides, without hooks, no hook of the user's would ever be called again.
     """
     hooks = tensor._backward_hooks
     if hooks is not None and not hooks:
@@ -93,7 +93,10 @@ def forget_removed_hooks(tensor: torch.Tensor) -> None:
 
 
 def insides_of(tensor: torch.Tensor) -> int:
-    """Returns the address of the C++ half of a tensor, which has its hooks: `swap_tensors` exchanges those of two."""
+    """Returns the address of the C++ part of a tensor, which has its hooks.
+
+    `swap_tensors` exchanges these parts of two tensors.
+    """
     return tensor._cdata
 
 
@@ -114,7 +117,7 @@ def negated_view(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def version_of(tensor: torch.Tensor) -> int | None:
-    """Returns how often autograd has seen a tensor written to; None if it does not count (one of inference mode)."""
+    """Returns how many writes to a tensor autograd has seen; None if it does not count them (inference mode)."""
     try:
         return tensor._version
     except Exception:  # a RuntimeError of torch's, or whatever a subclass of the user's raises
@@ -122,9 +125,9 @@ def version_of(tensor: torch.Tensor) -> int | None:
 
 
 def set_version(tensor: torch.Tensor, version: int | None) -> None:
-    """Makes autograd take a tensor whose content has been put back for one that was not written to (2.13).
+    """Sets the version of a tensor whose content has been restored, so that autograd sees no write (2.13).
 
-    Without it, or without `_unsafe_set_version_counter`, a graph that holds the tensor refuses to go backward.
+    Without it, or without `_unsafe_set_version_counter`, a graph that holds the tensor refuses to run backward.
     """
     set_counters: Any = getattr(torch._C._autograd, "_unsafe_set_version_counter", None)
     if set_counters is None or version is None or version_of(tensor) in (None, version):

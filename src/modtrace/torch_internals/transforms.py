@@ -31,7 +31,7 @@ is_functorch_tensor: Callable[[torch.Tensor], bool] = getattr(
 
 @contextmanager
 def outside_transforms() -> Iterator[None]:
-    """Keeps ops on plain tensors inside from becoming part of a running `torch.func` transform."""
+    """Keeps ops on plain tensors inside the block out of a running `torch.func` transform."""
     pyfunctorch = sys.modules.get("torch._functorch.pyfunctorch")
     clear = getattr(pyfunctorch, "temporarily_clear_interpreter_stack", None)
     peek = getattr(torch._C._functorch, "peek_interpreter_stack", None)
@@ -49,17 +49,17 @@ def wrapped_by_functorch(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def batched_below(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns the tensor of all examples that `vmap` shows one of; None if the wrapper is another transform's."""
+    """Returns the tensor of all examples, of which `vmap` shows one; None if the wrapper is another transform's."""
     return wrapped_by_functorch(tensor) if torch._C._functorch.is_batchedtensor(tensor) else None
 
 
 def is_batched_tensor(tensor: torch.Tensor) -> bool:
-    """Tells whether `vmap` shows this tensor as one of many."""
+    """Returns whether `vmap` shows this tensor as one of many."""
     return is_functorch_tensor(tensor) and batched_below(tensor) is not None
 
 
 def functional_below(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns the tensor that `torch.func.functionalize` has wrapped; None if it has not."""
+    """Returns the tensor that `torch.func.functionalize` has wrapped; None if it has wrapped none."""
     is_functional = getattr(torch, "_is_functional_tensor", None)
     if is_functional is None or not is_functional(tensor):
         return None

@@ -1,1 +1,1 @@
-"""How the answers of the analyses look."""
+"""Renders the results of analyses."""

@@ -44,7 +44,10 @@ def test_the_word_stats_means_the_usual_statistics() -> None:
         (" ", "capture=' ' says nothing: give words such as 'roles=output stats=2', or 'stats'"),
         ("stats=two", "capture='stats=two' cannot be read: stats=two is no number"),
         ("steps", "capture='steps' cannot be read: 'steps' needs a value, as in steps=..."),
-        ("hash=1", "capture='hash=1' cannot be read: 'hash' is on where it stands, and takes no value"),
+        (
+            "hash=1",
+            "capture='hash=1' cannot be read: 'hash' takes no value, because its name alone turns it on",
+        ),
         (
             "roles='output",
             'capture="roles=\'output" cannot be read: it cannot be parted into words: No closing quotation',

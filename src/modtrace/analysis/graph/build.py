@@ -19,11 +19,12 @@ from .parts import WHOLE, Part
 def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WHOLE) -> Graph:
     """Returns the graph of a step: every call is a layer, every op a node, every tensor that an op reads an edge.
 
-    Without ops the nodes are the calls of modules that call no other, joined in the order in which they began.
+    Without ops the nodes are the calls of modules that call no others, joined in the order in which they began.
 
     Args:
-        step: None chooses as `build_module_tree` does.
-        part: what of the step; what its ops read of what others have made are leaves.
+        data: the recording.
+        step: the number of the step; None chooses as `build_module_tree` does.
+        part: the part of the step. Tensors that its ops read and other ops made are leaves.
 
     Raises:
         ValueError: the recording has no such step.
@@ -60,17 +61,19 @@ def build_graph(data: RecordingData, *, step: int | None = None, part: Part = WH
 
 
 def _has_tensors(data: RecordingData, ops: StepOps) -> Column:
-    """Returns whether each op reads or returns a tensor: marks of the profiler do neither."""
+    """Returns whether each op reads or returns a tensor. Marks of the profiler do neither."""
     reading = column_of(data.table("uses"), "consumer_op")
     making = column_of(data.table("tensors"), "producer_op")
     return np.asarray(np.isin(ops.op_id, reading) | np.isin(ops.op_id, making))
 
 
 def _kept_calls(ops: StepOps, part: Part, busy: Rows | None) -> Column:
-    """Returns the calls that shown ops ran in, outermost ones and those in which no op ran; with all around them.
+    """Returns which calls are kept: those of shown ops, outermost calls, calls without ops, and all their parents.
 
     Args:
-        busy: the calls in which ops ran, shown or not; None: no ops were recorded, and all calls are kept.
+        ops: the ops of the step.
+        part: the part of the step that is shown.
+        busy: the calls in which ops ran, shown or not. None: no ops were recorded, and all calls are kept.
     """
     calls, where = ops.placed.calls, ops.placed.where
     is_place = np.array([*part.has_places([each.path for each in ops.placed.places]), part.paths is None])
@@ -89,7 +92,10 @@ def _kept_calls(ops: StepOps, part: Part, busy: Rows | None) -> Column:
 
 
 def _sort_edges(edges: Edges, new: Rows, nodes: Nodes) -> Edges:
-    """Returns the edges between the nodes where they now are, by time; those of one target as it takes them."""
+    """Returns the edges between the nodes' new rows, by time.
+
+    Edges of one target are in the order of its arguments.
+    """
     source, target = new[edges.source], new[edges.target]
     order = np.argsort(nodes.order[target], kind="stable")
     return replace(edges.take(order), source=source[order], target=target[order])
@@ -125,7 +131,7 @@ def _to_layers(ops: StepOps, tree: LayerTree, nodes: Nodes, measured: MeasuredVa
 
 
 def _find_containers(tree: LayerTree) -> Rows:
-    """Returns the layer of the forward at the place of each container in another phase, the first of several."""
+    """Returns, for each container in another phase, the first layer of the forward at the same place."""
     keys = [(place.root, place.path) for place in tree.places]
     is_forward = tree.phase == PHASES.index(FORWARD)
     first: dict[tuple[str | None, str | None], int] = {}

@@ -13,34 +13,34 @@ from ..step.chosen_step import ShownStep
 #: No layer, no node.
 NONE = -1
 
-# What a node is.
+# Kinds of nodes.
 OP = "op"
 CALL = "call"  # of a module that calls none, where no ops were recorded
 INPUT = "input"
 PARAMETER = "parameter"
 BUFFER = "buffer"
-CONSTANT = "constant"  # no op has made it, and it is none of the model's
-EARLIER = "earlier"  # an op has made it that is not in the graph: in an earlier step, or left out
+CONSTANT = "constant"  # no op has made it, and it does not belong to the model
+EARLIER = "earlier"  # made by an op that is not in the graph: in an earlier step, or left out
 TENSOR = "tensor"  # made by an op of the graph; only in views that show tensors
 OUTPUT = "output"
 NODE_KINDS = (OP, CALL, INPUT, PARAMETER, BUFFER, CONSTANT, EARLIER, TENSOR, OUTPUT)
 LEAF_KINDS = (INPUT, PARAMETER, BUFFER, CONSTANT, EARLIER)
 
-# What a layer is.
+# Kinds of layers.
 PHASE = "phase"
 MODULE = "module"  # one call of a module
 CONTAINER = "container"  # a module that holds others and is not called: ModuleList
 OPTIMIZER_STEP = "optimizer"
 LAYER_KINDS = (PHASE, MODULE, CONTAINER, OPTIMIZER_STEP)
 
-# What an edge says.
-DATA = "data"  # what the source has made, or is, the target reads
-NEXT = "next"  # the target is the call that began next; where no ops were recorded
+# Kinds of edges.
+DATA = "data"  # the target reads what the source has made, or is
+NEXT = "next"  # the target is the call that began next; only if no ops were recorded
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Numbers:
-    """What nodes or layers cost and hold; -1 where it is not known."""
+    """The costs and contents of nodes or layers; -1 where they are not known."""
 
     duration_ns: Column
     flops: Column
@@ -58,9 +58,9 @@ class Numbers:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layers:
-    """Boxes around nodes, in pre-order: what lies inside a layer stands behind it, up to `last`."""
+    """Boxes around nodes, in pre-order. The layers inside a layer follow it, up to `last`."""
 
-    parent: Rows  # NONE for those that lie in no other
+    parent: Rows  # NONE for those in no other
     last: Rows
     depth: Column  # 0 for a root, 1 for what is registered in it, and so on; -1 for a phase
     kind: Column  # codes of LAYER_KINDS
@@ -80,7 +80,7 @@ class Layers:
 
 @dataclass(frozen=True)
 class LayerPlace:
-    """What layers are called that are calls of one module at one place, or of none."""
+    """The names of layers that are calls of one module at one place, or not calls."""
 
     name: str  # path, of a root its name; the name of a phase
     label: str  # the part of the path below the layer around it
@@ -91,7 +91,10 @@ class LayerPlace:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Nodes:
-    """Nodes, those of one layer together, in the order of `Layers` and within a layer in that of time."""
+    """Nodes; those of one layer are adjacent.
+
+    They are in the order of `Layers`, and within a layer in order of time.
+    """
 
     layer: Rows  # NONE: in no layer
     order: Rows  # rank in time
@@ -113,7 +116,7 @@ class Nodes:
     argument_texts: tuple[str, ...]
 
     def take(self, rows: Rows) -> "Nodes":
-        """Returns some of the nodes; `repeats` still counts all of them."""
+        """Returns some of the nodes; `repeats` still refers to rows of all nodes."""
         kept: dict[str, Any] = {
             name: each[rows] for name, each in vars(self).items() if isinstance(each, np.ndarray)
         }
@@ -125,7 +128,7 @@ class Nodes:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Edges:
-    """Who reads what whom has made, in the order of time."""
+    """Edges from producers to readers of tensors, in order of time."""
 
     source: Rows
     target: Rows
@@ -145,7 +148,7 @@ class Edges:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tensors:
-    """The tensors that the edges and leaves of a graph are about."""
+    """The tensors of a graph's edges and leaves."""
 
     tensor_id: Column
     producer: Rows  # the node that made it; NONE: it is a leaf
@@ -158,12 +161,12 @@ class Tensors:
 
     @cached_property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shape of each."""
+        """The shape of each tensor."""
         return [tuple(each) for each in self.table["shape"].to_pylist()]
 
     @cached_property
     def dtypes(self) -> list[str]:
-        """The dtype of each: `float32`."""
+        """The dtype of each tensor, such as `float32`."""
         return list(self.table["dtype"].to_pylist())
 
 
@@ -182,10 +185,10 @@ class Graph:
 
     @cached_property
     def first_node(self) -> Rows:
-        """The first node inside each layer, in its own or in those inside of it."""
+        """The first node inside each layer or the layers in it."""
         return np.searchsorted(self.nodes.layer, np.arange(len(self.layers)), side="left")
 
     @cached_property
     def end_node(self) -> Rows:
-        """The node behind the last one inside each layer."""
+        """The number of the last node inside each layer, plus one."""
         return np.searchsorted(self.nodes.layer, self.layers.last, side="right")

@@ -1,4 +1,4 @@
-"""What the nodes and layers of a graph cost and hold."""
+"""Computes the costs and contents of a graph's nodes and layers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ def read_measured(data: RecordingData, step: int | None) -> MeasuredValues:
 
 
 def empty_numbers(size: int) -> Numbers:
-    """Returns the numbers of `size` rows that cost nothing and were not measured."""
+    """Returns `size` rows without costs and measurements."""
     free = np.zeros(size, np.int64)
     unknown = np.full(size, NONE, np.int64)
     return Numbers(
@@ -90,7 +90,7 @@ def empty_numbers(size: int) -> Numbers:
 
 
 def join_numbers(parts: Iterable[Numbers]) -> Numbers:
-    """Returns the rows of one behind those of the other."""
+    """Returns the rows of all parts, one part after the other."""
     columns = zip(*(vars(each).values() for each in parts), strict=True)
     return Numbers(**dict(zip(Numbers.__dataclass_fields__, map(np.concatenate, columns), strict=True)))
 
@@ -98,10 +98,14 @@ def join_numbers(parts: Iterable[Numbers]) -> Numbers:
 def numbers_of_layers(
     tree: LayerTree, calls: Calls, of_node: Rows, nodes: Numbers, measured: MeasuredValues
 ) -> Numbers:
-    """Returns what the nodes inside each layer cost together; times are those of calls, where they are known.
+    """Returns the summed costs of the nodes inside each layer. Times are those of calls, if they are known.
 
     Args:
+        tree: the layers.
+        calls: the calls of the step.
         of_node: the layer of each node.
+        nodes: the costs of the nodes.
+        measured: the statistics of the step.
     """
     size = len(tree.parent)
     sums = {name: _sum_inside(getattr(nodes, name), of_node, tree) for name in _SUMMED}
@@ -116,7 +120,7 @@ def numbers_of_layers(
 
 
 def _sum_inside(column: Column, of_node: Rows, tree: LayerTree) -> Column:
-    """Sums over all that is inside of each layer; -1 where one is not known."""
+    """Returns the sum over all nodes inside each layer; -1 if one is not known."""
     inside = of_node >= 0
     layer, values = of_node[inside], column[inside]
     totals = _to_totals(sum_at(layer, np.maximum(values, 0), len(tree.parent)), tree)
@@ -125,20 +129,20 @@ def _sum_inside(column: Column, of_node: Rows, tree: LayerTree) -> Column:
 
 
 def sum_at(rows: Rows, values: Column, size: int) -> Column:
-    """Returns the sum of the values at each of `size` rows; exact for integers, which a sum in float64 is not."""
+    """Returns the sum of the values at each of `size` rows. It is exact for integers, unlike a sum in float64."""
     total = np.zeros(size, np.float64 if values.dtype.kind == "f" else np.int64)
     np.add.at(total, rows, values)
     return total
 
 
 def _to_totals(own: Column, tree: LayerTree) -> Column:
-    """Returns for each layer the sum of it and all inside it, which are the rows up to its last."""
+    """Returns, for each layer, the sum of its value and those of all layers inside it."""
     before = np.concatenate([[0], np.cumsum(own)])
     return np.asarray(before[tree.last + 1] - before[: len(own)])
 
 
 def _durations(tree: LayerTree, calls: Calls, of_node: Rows, durations: Column) -> Column:
-    """Returns the time of each call; without a call, or without its end, that of what is inside."""
+    """Returns the time of each layer's call; without a call or its end, the time of what is inside."""
     inside = of_node >= 0
     own = sum_at(of_node[inside], durations[inside], len(tree.parent)).tolist()
     call = tree.call
@@ -154,7 +158,7 @@ def _durations(tree: LayerTree, calls: Calls, of_node: Rows, durations: Column) 
 
 
 def _layers_of(measured: MeasuredValues, tree: LayerTree, calls: Calls) -> Rows:
-    """Returns the layer that each row is about: of a gradient that of the backward."""
+    """Returns the layer to which each row belongs; for a gradient, that of the backward."""
     call = RowFinder(calls.call_id)(measured.call_id)
     if not len(calls):
         return call

@@ -1,4 +1,4 @@
-"""Makes the layers of a graph of the calls of a step: a box for each call, for containers and for phases."""
+"""Makes the layers of a graph from the calls of a step: a box for each call, for containers and for phases."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ _FAR = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerTree:
-    """The layers in pre-order, as in `graph.Layers`, and which call became which."""
+    """The layers in pre-order, as in `columns.Layers`, and the layer of each call."""
 
     parent: Rows
     last: Rows
@@ -34,7 +34,7 @@ class LayerTree:
 
 @dataclass
 class _Layer:
-    """A layer before all are known."""
+    """A layer while layers are being collected."""
 
     kind: int
     phase: int
@@ -51,8 +51,10 @@ def build_layers(placed: PlacedCalls, kept: Column, phase: Column, start_ns: Col
     """Returns the layers of the calls that are `kept`, and of the phases in which ops ran.
 
     Args:
-        phase: of each op the code of its phase; NONE for none.
-        start_ns: of each op.
+        placed: the calls of the step.
+        kept: which calls are kept.
+        phase: the code of each op's phase; NONE for none.
+        start_ns: the start of each op.
     """
     growing = _Growing(placed)
     for level in placed.levels:
@@ -66,7 +68,7 @@ def build_layers(placed: PlacedCalls, kept: Column, phase: Column, start_ns: Col
 
 
 class _Growing:
-    """Layers while they are made, those around before those inside."""
+    """Collects layers, outer ones before inner ones."""
 
     def __init__(self, placed: PlacedCalls) -> None:
         self._placed = placed
@@ -83,7 +85,7 @@ class _Growing:
         self._place_names: list[LayerPlace] = []
 
     def add_call(self, row: int) -> None:
-        """A call; what is around it has been added, or is not in the graph."""
+        """Adds a call. Its enclosing call has been added before, or is not in the graph."""
         above = self._parent[row]
         where, phase = self._where[row], self._phase[row]
         around = self._of_call[above] if above >= 0 else NONE
@@ -98,7 +100,7 @@ class _Growing:
         self._of_call[row] = self._add(kind, phase, around, where, row, self._start_ns[row])
 
     def begin_phase(self, phase: int, start_ns: int) -> None:
-        """An op ran in a phase, perhaps outside of all calls."""
+        """Adds the layer of a phase in which an op ran, perhaps outside of all calls."""
         layer = self._layers[self.phase_layer(phase)]
         layer.start_ns = min(layer.start_ns, start_ns)
 
@@ -114,7 +116,10 @@ class _Growing:
         return self._of_phase[phase]
 
     def _containers_between(self, where: int, around: int) -> tuple[int, ...]:
-        """Returns the places between a place and that of the layer around, outermost first; none if not inside it."""
+        """Returns the places between a place and that of the enclosing layer, outermost first.
+
+        Returns none if the place is not inside the layer.
+        """
         if where < 0:
             return ()
         chain = self._chains.get((where, around))
@@ -195,7 +200,7 @@ class _Growing:
 
 
 def find_last(parent: Rows) -> Rows:
-    """Returns the last layer inside each, itself if there is none; layers stand in pre-order."""
+    """Returns the last layer inside each layer, or the layer itself if it contains none. Layers are in pre-order."""
     last = list(range(len(parent)))
     for at, above in zip(range(len(parent) - 1, -1, -1), reversed(parent.tolist()), strict=True):
         if above >= 0 and last[above] < last[at]:
@@ -204,11 +209,13 @@ def find_last(parent: Rows) -> Rows:
 
 
 def common_layer(low: Rows, high: Rows, parent: Rows, last: Rows) -> Rows:
-    """Returns the innermost layer that holds two layers and all between them in pre-order; NONE if there is none.
+    """Returns the innermost layer that contains two layers and all between them in pre-order; NONE if there is none.
 
     Args:
-        low: the first of each two; NONE for none.
-        high: the other.
+        low: the first layer of each pair; NONE for none.
+        high: the second layer of each pair.
+        parent: the parent of each layer.
+        last: the last layer inside each layer.
     """
     low = low.copy()
     climbing = np.flatnonzero(low >= 0)
@@ -220,7 +227,7 @@ def common_layer(low: Rows, high: Rows, parent: Rows, last: Rows) -> Rows:
 
 
 def follow(leads_to: Rows) -> Rows:
-    """Returns where each ends that leads to another, which may lead on; what leads nowhere leads to itself."""
+    """Returns the end of each chain of references; a row that refers to no other refers to itself."""
     while True:
         further = leads_to[leads_to]
         if np.array_equal(further, leads_to):
@@ -229,7 +236,7 @@ def follow(leads_to: Rows) -> Rows:
 
 
 def group_children(parent: Rows) -> dict[int, list[int]]:
-    """Returns the layers in each layer, in order; those in none under NONE."""
+    """Returns the layers in each layer, in order; those in no layer are under NONE."""
     children: dict[int, list[int]] = defaultdict(list)
     for at, above in enumerate(parent.tolist()):
         children[above].append(at)

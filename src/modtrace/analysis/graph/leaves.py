@@ -1,4 +1,4 @@
-"""The leaves of a graph: tensors that are read and that no op of the graph has made."""
+"""Finds the leaves of a graph: tensors that are read, and that no op of the graph has made."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Leaves:
 
 
 class Readers(NamedTuple):
-    """Who reads tensors: first ops, then outputs."""
+    """The readers of tensors: first ops, then outputs."""
 
     tensor: Rows
     layer: Rows
@@ -61,8 +61,12 @@ def find_leaves(
     """Returns the leaves that ops read or that are returned.
 
     Args:
-        made_by: of each tensor the id of the op that made it, also of one that is not in the graph; -1 for none.
-        given: where tensors are among the arguments of a root, by tensor.
+        data: the recording.
+        readers: the readers of tensors.
+        tensors: the tensors of the graph.
+        made_by: for each tensor the id of the op that made it, which need not be in the graph; -1 for none.
+        given: for tensors among the arguments of a root, their position.
+        tree: the layers.
     """
     by_time = np.argsort(readers.time_ns, kind="stable")
     by_time = by_time[tensors.producer[readers.tensor[by_time]] < 0]
@@ -99,7 +103,7 @@ def _name_ops(data: RecordingData, op_id: Column) -> list[str | None]:
 
 
 def _name_sites(data: RecordingData) -> tuple[list[str], list[str], list[str]]:
-    """Returns the kind of leaf, the name and, where the recording has several, the root of each row of `sites`."""
+    """Returns the kind of leaf, the name and, if the recording has several roots, the root of each row of `sites`."""
     sites = data.table("sites").select(["module_id", "role", "slot"]).to_pylist()
     modules = {row["module_id"]: row for row in data.table("modules").to_pylist()}
     paths = {number: row["path"] for number, row in modules.items()}
@@ -116,12 +120,16 @@ def _name_sites(data: RecordingData) -> tuple[list[str], list[str], list[str]]:
 
 
 def _place(tensor: Rows, kind: Column, readers: Readers, first: Rows, tree: LayerTree) -> Rows:
-    """Returns the layer of each leaf: the innermost that holds all ops that read it in the phase of the first of them.
+    """Returns the layer of each leaf: the innermost one with all ops that read it in the phase of the first of them.
 
-    An input lies in no module, nor does what is only returned.
+    An input is in no module, nor is a tensor that is only returned.
 
     Args:
-        first: the layer of who reads it first.
+        tensor: the leaves.
+        kind: their kinds.
+        readers: the readers of tensors.
+        first: the layer of the first reader of each leaf.
+        tree: the layers.
     """
     phase = np.append(outermost_phase(tree), NONE)
     leaf_of = np.full(int(readers.tensor.max(initial=-1)) + 1, NONE, np.int64)
@@ -142,7 +150,7 @@ def _place(tensor: Rows, kind: Column, readers: Readers, first: Rows, tree: Laye
 
 
 def outermost_phase(tree: LayerTree) -> Rows:
-    """Returns the layer of the phase that each layer lies in."""
+    """Returns the layer of the phase of each layer."""
     is_phase = tree.kind == LAYER_KINDS.index(PHASE)
     found = np.maximum.accumulate(np.where(is_phase, np.arange(len(is_phase)), NONE))
     return np.asarray(found)

@@ -1,4 +1,4 @@
-"""Tables of a graph's nodes: ops, leaves and outputs as columns, in any order."""
+"""Makes tables of a graph's nodes: ops, leaves and outputs as columns, in any order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from .leaves import Leaves, outermost_phase
 from .reads import Reads
 
 _OP, _OUTPUT = (NODE_KINDS.index(each) for each in (OP, OUTPUT))
-#: Of what happens at one time: a leaf is there before the op that reads it, an output after it.
+#: The order at one time: a leaf comes before the op that reads it, an output after it.
 BEFORE, AT, AFTER = range(3)
 
 
@@ -44,7 +44,7 @@ class NodeTable:
     argument_texts: tuple[str, ...] = ()
 
     def to_nodes(self, rows: Rows, rank: Rows, new: Rows) -> Nodes:
-        """Returns the nodes in the order `rows`; `new` is where each row goes."""
+        """Returns the nodes in the order `rows`; `new` is the new position of each row, and `rank` its rank in time."""
         codes = {root: at for at, root in enumerate(sorted({*self.root} - {""}))}
         return Nodes(
             layer=self.layer[rows],
@@ -116,7 +116,7 @@ def _first_returned(tensors: Tensors, size: int) -> Rows:
 
 
 def _find_originals(ops: StepOps) -> Rows:
-    """Returns for each op of a recomputed call the op of the same name and number in the call that it repeats."""
+    """Returns, for each op of a recomputed call, the op with the same name and number in the repeated call."""
     calls = ops.placed.calls
     if not len(calls) or not len(ops):
         return np.full(len(ops), NONE, np.int64)
@@ -127,7 +127,7 @@ def _find_originals(ops: StepOps) -> Rows:
 
 
 def _op_keys(ops: StepOps, call: Rows) -> Column:
-    """Returns a number for each name and number of its name in a call."""
+    """Returns a key for each op, which combines its call, its name, and its index among ops with that name."""
     highest = int(ops.nth.max()) + 1
     return np.where(call >= 0, (call * len(ops.names) + ops.name) * highest + ops.nth, NONE)
 
@@ -159,7 +159,7 @@ def tabulate_leaves(leaves: Leaves, measured: MeasuredValues) -> NodeTable:
 
 
 def tabulate_outputs(reads: Reads, ops: StepOps, tree: LayerTree) -> NodeTable:
-    """Returns what calls return, and how it is called."""
+    """Returns a node for each output of a call, with its name."""
     size = len(reads.call)
     calls = ops.placed.calls
     nth = ops.placed.column("nth")[reads.call] if size else np.zeros(0, np.int32)
@@ -185,7 +185,7 @@ def tabulate_outputs(reads: Reads, ops: StepOps, tree: LayerTree) -> NodeTable:
 
 
 def _roots_of(call: Rows, ops: StepOps) -> list[str]:
-    """Returns the root of each call, where the recording has several; else ""."""
+    """Returns the root of each call if the recording has several; else ""."""
     places = ops.placed.places
     if len({each.root for each in places} - {None}) < 2:
         return [""] * len(call)
@@ -193,13 +193,13 @@ def _roots_of(call: Rows, ops: StepOps) -> list[str]:
 
 
 def ends_of(placed: PlacedCalls) -> Column:
-    """Returns when calls ended, or began if their end is not known."""
+    """Returns the end of each call, or its beginning if the end is not known."""
     calls = placed.calls
     return np.asarray(calls.start_ns + calls.duration_ns + calls.overhead_ns)
 
 
 def join_tables(parts: Sequence[NodeTable]) -> NodeTable:
-    """Returns one table of several; only the first one's `repeats` and `args` may refer to anything."""
+    """Joins several tables. Only the first one's `repeats` and `args` may refer to anything."""
     columns = (
         "layer",
         "kind",

@@ -1,4 +1,4 @@
-"""The nodes of calls that run no op, and the edges of a step without ops: which call began next."""
+"""Makes the nodes of calls that run no op, and the edges of a step without ops, from each call to the next."""
 
 from dataclasses import replace
 
@@ -16,15 +16,17 @@ _CALL = NODE_KINDS.index(CALL)
 
 
 def graph_of_calls(ops: StepOps, tree: LayerTree) -> tuple[NodeTable, Edges, Tensors]:
-    """Returns a node for each call that has no other inside, and an edge to the one that began next."""
+    """Returns a node for each call without inner calls, and an edge to the call that began next."""
     table = tabulate_calls(ops, tree, np.flatnonzero(_is_innermost(tree)))
     return table, _next_edges(table), _no_tensors()
 
 
 def tabulate_idle_calls(ops: StepOps, tree: LayerTree, busy: Rows) -> NodeTable:
-    """Returns a node for each call that has no other inside and ran no op. What a compiled one costs is not known.
+    """Returns a node for each call without inner calls and ops. The cost of a compiled call is not known.
 
     Args:
+        ops: the ops of the step.
+        tree: the layers.
         busy: the calls in which ops ran.
     """
     is_idle = np.append(_is_innermost(tree), False)  # at the end for calls that are no layer
@@ -41,7 +43,7 @@ def _is_innermost(tree: LayerTree) -> Column:
 
 
 def tabulate_calls(ops: StepOps, tree: LayerTree, rows: Rows) -> NodeTable:
-    """Returns a node in each of the layers `rows`, for the call that the layer is."""
+    """Returns a node in each of the layers `rows`, for the layer's call."""
     calls, call = ops.placed.calls, tree.call[rows]
     types = tuple(dict.fromkeys(each.type or each.name for each in tree.places))
     codes = {name: code for code, name in enumerate(types)}
@@ -68,7 +70,7 @@ def tabulate_calls(ops: StepOps, tree: LayerTree, rows: Rows) -> NodeTable:
 
 
 def _next_edges(table: NodeTable) -> Edges:
-    """Joins the calls of one phase in the order in which they began."""
+    """Returns edges that join the calls of one phase in the order in which they began."""
     order = np.lexsort((table.time_ns, table.phase))
     same = table.phase[order][1:] == table.phase[order][:-1]
     source, target = order[:-1][same], order[1:][same]

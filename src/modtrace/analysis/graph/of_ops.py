@@ -1,4 +1,4 @@
-"""The nodes and edges of a step whose ops were recorded."""
+"""Makes the nodes and edges of a step whose ops were recorded."""
 
 from dataclasses import replace
 
@@ -19,10 +19,14 @@ from .reads import Reads, read_uses
 def graph_of_ops(
     data: RecordingData, ops: StepOps, busy: Rows, tree: LayerTree, measured: MeasuredValues
 ) -> tuple[NodeTable, Edges, Tensors]:
-    """Returns a node for each op, for each leaf that it reads, for what roots return, and for calls without ops.
+    """Returns a node for each op, for each leaf that it reads, for the outputs of roots, and for calls without ops.
 
     Args:
+        data: the recording.
+        ops: the ops of the step.
         busy: the calls in which ops ran.
+        tree: the layers.
+        measured: the statistics of the step.
     """
     calls = ops.placed.calls
     reads, tensors = read_uses(data, ops.op_id, calls.call_id[tree.of_call >= 0])
@@ -44,7 +48,7 @@ def graph_of_ops(
 
 
 def _without_strays(reads: Reads, tensors: Tensors) -> Reads:
-    """Leaves out outputs that nothing in the graph has made or reads and that are none of the model's."""
+    """Drops outputs that nothing in the graph has made or read and that do not belong to the model."""
     is_read = np.zeros(len(tensors), bool)
     is_read[reads.tensor] = True
     known = (tensors.producer >= 0) | is_read | (column_of(tensors.table, "site_id") >= 0)
@@ -63,7 +67,7 @@ def _readers(reads: Reads, ops: StepOps, layer: Rows, tree: LayerTree) -> Reader
 
 
 def _name_given(reads: Reads) -> dict[int, str]:
-    """Returns where each tensor that a root was given is among its arguments: `[0]`."""
+    """Returns the position of each tensor among the arguments of a root, such as `[0]`."""
     slots = [each.removeprefix("input") for each in reads.slots]
     given = zip(reads.given[::-1].tolist(), reads.given_as[::-1].tolist(), strict=True)
     return {tensor: slots[slot] for tensor, slot in given}  # of several the first
@@ -75,7 +79,10 @@ def _layers_of_ops(ops: StepOps, tree: LayerTree) -> Rows:
 
 
 def _join_edges(reads: Reads, readers: Readers, leaves: Leaves, tensors: Tensors, op_count: int) -> Edges:
-    """Returns the edges from what made a tensor, or is one, to what reads it; outputs follow ops and leaves."""
+    """Returns the edges from the nodes that made tensors, or are leaves, to their readers.
+
+    Nodes are numbered as ops, then leaves, then outputs.
+    """
     maker = tensors.producer.copy()
     maker[leaves.tensor] = op_count + np.arange(len(leaves.tensor))
     output = op_count + len(leaves.tensor) + np.arange(len(reads.call))

@@ -1,4 +1,4 @@
-"""Which ops of a step a graph is made of."""
+"""Selects the ops of a step from which a graph is made."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from ..step.ops import StepOps
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A part of a step; None, here and below: all."""
+    """A part of a step. A field that is None selects everything."""
 
     phases: tuple[str, ...] | None = None
     paths: PathFilter | None = None  # of modules, with all inside; what runs in none is no part then
@@ -28,13 +28,13 @@ class Part:
                 raise ValueError(f"no phase {phase!r}; there are: {', '.join(PHASES)}")
 
     def has_phase(self, phase: Column) -> Column:
-        """Returns which of these codes of PHASES are in it."""
+        """Returns which of these codes of PHASES are in the part."""
         if self.phases is None:
             return np.ones(len(phase), bool)
         return np.isin(phase, [PHASES.index(each) for each in self.phases])
 
     def has_places(self, paths: Sequence[str | None]) -> list[bool]:
-        """Returns which of these paths are in it; None is no module's."""
+        """Returns which of these paths are in the part; None is the path of no module."""
         if self.paths is None:
             return [True] * len(paths)
         around = {path: path_and_above(path) for path in set(paths) if path is not None}
@@ -42,7 +42,7 @@ class Part:
         return [path is not None and not named.isdisjoint(around[path]) for path in paths]
 
     def of_ops(self, ops: StepOps) -> Column:
-        """Returns which of the ops are in it."""
+        """Returns which of the ops are in the part."""
         places = self.has_places([each.path for each in ops.placed.places])
         none = self.paths is None
         is_place = np.array([*places, none], bool)

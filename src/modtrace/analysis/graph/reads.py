@@ -1,4 +1,4 @@
-"""What the ops of a step read and return: the rows of `uses` and `tensors` that are about them."""
+"""Reads what the ops of a step read and return, from the rows of `uses` and `tensors`."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from ..step.calls import Column, RowFinder, Rows, column_of
 from ..step.ops import dictionary_codes
 from .columns import NONE, Tensors
 
-#: What the slots of what calls are given begin with; those of what they return begin with `output`.
+#: The prefix of the slots of calls' arguments; those of their outputs begin with `output`.
 _GIVEN = "input"
 
 #: Columns of `tensors` that a graph keeps.
@@ -35,7 +35,7 @@ class Reads:
 
 
 def read_uses(data: RecordingData, op_id: Column, call_id: Column) -> tuple[Reads, Tensors]:
-    """Returns what ops read and return, and what calls return; `producer` of the tensors is a row of `op_id`."""
+    """Returns what ops read and return, and what calls return. `producer` of the tensors is a row of `op_id`."""
     uses, tensors = data.table("uses"), data.table("tensors")
     find_op = RowFinder(op_id)
     op = find_op(column_of(uses, "consumer_op"))

@@ -1,1 +1,1 @@
-"""What of a graph is shown: depth, folding and contraction give a smaller graph for pictures."""
+"""Selects what is shown of a graph: depth, folding and contraction make smaller graphs for pictures."""

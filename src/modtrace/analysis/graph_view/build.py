@@ -1,4 +1,4 @@
-"""Makes a view of a graph: what is visible as boxes, nodes and edges."""
+"""Makes a view of a graph: the visible boxes, nodes and edges."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -33,7 +33,7 @@ _IS_NAMED_AS_OP = [each in (OP, EARLIER) for each in NODE_KINDS]
 
 
 def build_view(graph: Graph, seen: Seen) -> GraphView:
-    """Returns the boxes, nodes and edges that are visible; edges that stay inside a closed layer are left out."""
+    """Returns the visible boxes, nodes and edges. Edges that stay inside a closed layer are left out."""
     with without_collection():
         return _build(_Visible(graph, seen), graph)
 
@@ -54,7 +54,7 @@ def _build(visible: "_Visible", graph: Graph) -> GraphView:
 
 
 class _Visible:
-    """The items that are visible, and what is known of them."""
+    """The visible items, and their properties."""
 
     def __init__(self, graph: Graph, seen: Seen) -> None:
         self._graph = graph
@@ -76,7 +76,7 @@ class _Visible:
         return node_keys(self._graph, self._layer_keys)
 
     def in_order(self) -> Rows:
-        """Returns the items that are nodes of the view, by time; a tensor stands behind what makes it."""
+        """Returns the items that are nodes of the view, by time. A tensor follows the op that makes it."""
         shown = np.unique(self._items.of_node)
         tensors = np.unique(self._items.tensor_of_edge)
         tensors = tensors[tensors >= 0]
@@ -90,7 +90,7 @@ class _Visible:
         return items[np.lexsort((items, np.arange(len(items)) >= len(shown), times))]
 
     def _open_layers(self) -> Rows:
-        """Returns the layers that are boxes; a phase is one only where there are several."""
+        """Returns the layers that are boxes. A phase is a box only if there are several."""
         layers, items = self._graph.layers, self._items
         is_open = (items.closed_at < 0) & (items.layer_for == np.arange(len(layers)))
         is_open &= self._graph.end_node > self._graph.first_node
@@ -100,7 +100,10 @@ class _Visible:
         return np.flatnonzero(is_open)
 
     def _innermost_boxes(self) -> Rows:
-        """Returns the number of the innermost box around what lies in each layer; NONE, at the end, for no layer."""
+        """Returns the number of the innermost box around each layer's contents.
+
+        The last entry, for no layer, is NONE.
+        """
         number = np.full(len(self._graph.layers), NONE, np.int64)
         number[self._box_rows] = np.arange(len(self._box_rows))
         found: list[int] = []
@@ -252,19 +255,19 @@ class _Visible:
 
 
 def _numbers_of(items: Rows, number: Rows) -> list[int]:
-    """Returns the visible nodes that items are; NONE for what is none."""
+    """Returns the numbers of the visible nodes of items; NONE for an item that is not visible."""
     known = (items >= 0) & (items < len(number))
     found: list[int] = np.where(known, np.append(number, NONE)[np.where(known, items, -1)], NONE).tolist()
     return found
 
 
 def _below(name: str, place: LayerPlace | None) -> str:
-    """Returns the path of a parameter as seen from the module in which it is shown: `weight`."""
+    """Returns the path of a parameter relative to the module in which it is shown, such as `weight`."""
     return name.removeprefix(f"{place.path}.") if place and place.path else name
 
 
 def _label(kind: int, name: str, place: LayerPlace | None) -> str:
-    """Returns what a leaf or an output is shown as: `weight`, `input[0]`."""
+    """Returns the label of a leaf or an output, such as `weight` or `input[0]`."""
     return f"input{name}" if kind == _INPUT else _below(name, place)
 
 
@@ -275,7 +278,7 @@ def _shorten(name: str) -> str:
 
 
 def _sum_numbers(numbers: Numbers, onto: Rows) -> Numbers:
-    """Returns the sums over what each stands for; -1 where one is not known, or nothing was measured."""
+    """Returns the sums over all rows that each item represents; -1 if one is not known, or nothing was measured."""
     if np.array_equal(onto, np.arange(len(onto))):
         return numbers
     sums: dict[str, Column] = {}
@@ -290,7 +293,7 @@ def _sum_numbers(numbers: Numbers, onto: Rows) -> Numbers:
 
 
 def _number_tuples(numbers: Numbers) -> Iterable[tuple[Any, ...]]:
-    """Returns for each row time, flops, bytes read, written and saved, non-finite elements and root mean square."""
+    """Returns, for each row, time, flops, bytes read, written and saved, non-finite elements and root mean square."""
     counted = [
         numbers.flops,
         numbers.bytes_read,

@@ -1,4 +1,4 @@
-"""Leaves view ops out of a graph: what reads a view reads what it is a view of."""
+"""Removes view ops from a graph: readers of a view read the tensor that it is a view of."""
 
 from dataclasses import replace
 
@@ -32,7 +32,10 @@ def without_views(graph: Graph) -> Graph:
 
 
 def _find_viewed(graph: Graph) -> Rows:
-    """Returns for each tensor of a view op the one that it shows, through other views; any other tensor is its own."""
+    """Returns, for each tensor, the tensor that it is a view of, or the tensor itself if it is not a view.
+
+    Views of views are resolved.
+    """
     edges, producer = graph.edges, graph.tensors.producer
     read = np.full(len(graph.nodes) + 1, NONE, np.int64)  # by each view op; at the end by none
     into = np.flatnonzero(graph.nodes.is_view[edges.target])[::-1]
@@ -42,7 +45,10 @@ def _find_viewed(graph: Graph) -> Rows:
 
 
 def _find_bases(graph: Graph) -> Rows:
-    """Returns what each node is a view of, through other views; itself if it is none."""
+    """Returns, for each node, the node that it is a view of, or the node itself if it is not a view.
+
+    Views of views are resolved.
+    """
     nodes, edges = graph.nodes, graph.edges
     base = np.arange(len(nodes))
     into = np.flatnonzero(nodes.is_view[edges.target])[::-1]

@@ -1,4 +1,4 @@
-"""Finds siblings in a graph that are alike and numbered on from each other: `layers.0` to `layers.31`."""
+"""Finds equal, consecutively numbered siblings in a graph: `layers.0` to `layers.31`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _MODULE = LAYER_KINDS.index(MODULE)
 
 
 class Run(NamedTuple):
-    """Layers that are alike; the first stands for all."""
+    """Equal layers, all of which the first one represents."""
 
     first: int
     layers: tuple[int, ...]  # in the order in which they ran, the first too
@@ -23,7 +23,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Folding:
-    """For each layer and node the one that stands for it, itself if it is not folded."""
+    """The representative of each layer and node, which is the layer or node itself if it is not folded."""
 
     layer: Rows
     node: Rows
@@ -31,15 +31,15 @@ class Folding:
 
 
 def fold_graph(graph: Graph) -> Folding:
-    """Runs of sibling layers whose insides are the same: ops, shapes, names and edges.
+    """Folds runs of sibling layers whose insides are equal: ops, shapes, names and edges.
 
-    A run is folded only if no way leads from one of its layers through what lies outside to another of them.
+    A run is folded only if no path leads from one of its layers through other layers to another of them.
     """
     layer, node = np.arange(len(graph.layers)), np.arange(len(graph.nodes))
     runs = []
     for run in _find_runs(graph):
         if layer[run.first] != run.first:
-            continue  # it lies in a layer that another one stands for
+            continue  # it is in a folded layer, which another one represents
         runs.append(run)
         for each in run.layers:
             _map_onto(graph, run.first, each, layer, node)
@@ -47,7 +47,7 @@ def fold_graph(graph: Graph) -> Folding:
 
 
 def _map_onto(graph: Graph, first: int, other: int, layer: Rows, node: Rows) -> None:
-    """Maps each sublayer and node of `other` to its counterpart in `first`: the order is the same in both."""
+    """Maps each sublayer and node of `other` to its counterpart in `first`; both have the same order."""
     size = int(graph.layers.last[first]) - first + 1
     layer[other : other + size] = np.arange(first, first + size)
     start, end = int(graph.first_node[first]), int(graph.end_node[first])
@@ -56,7 +56,7 @@ def _map_onto(graph: Graph, first: int, other: int, layer: Rows, node: Rows) -> 
 
 
 def _find_runs(graph: Graph) -> Iterator[Run]:
-    """Runs of siblings that may be folded, those around before those inside."""
+    """Returns runs of siblings that may be folded, outer layers before inner ones."""
     signatures = sign_layers(graph)
     leaving = _LeavingEdges(graph)
     children = group_children(graph.layers.parent)
@@ -66,11 +66,11 @@ def _find_runs(graph: Graph) -> Iterator[Run]:
         for run in _split(graph, siblings, signatures)
         if leaving.is_closed(run)
     ]
-    return iter(sorted(found))  # a layer stands before what is inside of it
+    return iter(sorted(found))  # a layer precedes what is inside it
 
 
 def _split(graph: Graph, siblings: Sequence[int], signatures: Sequence[int]) -> Iterator[Run]:
-    """Yields the longest runs of siblings that are alike and numbered up, or in a backward down."""
+    """Yields the longest runs of equal siblings that are numbered upwards, or downwards in a backward."""
     run: list[int] = []
     direction = 0
     numbers = [_number(graph, each) for each in siblings]
@@ -97,7 +97,7 @@ def _number(graph: Graph, layer: int) -> int | None:
 
 
 class _LeavingEdges:
-    """The edges that lead out of layers."""
+    """The edges that leave layers."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -106,7 +106,7 @@ class _LeavingEdges:
         self._sources = graph.edges.source[self._by_source]
 
     def is_closed(self, run: Run) -> bool:
-        """Returns whether nothing outside lies on a way from one of the layers to another."""
+        """Returns whether nothing outside of the run is on a path from one of its layers to another."""
         first = min(int(self._graph.first_node[each]) for each in run.layers)
         end = max(int(self._graph.end_node[each]) for each in run.layers)
         order = self._graph.nodes.order
@@ -124,6 +124,6 @@ class _LeavingEdges:
         return True
 
     def _edges(self, first: int, end: int) -> Rows:
-        """Returns the edges from the nodes from `first` to before `end`."""
+        """Returns the edges from the nodes `first` to `end - 1`."""
         begin, behind = np.searchsorted(self._sources, [first, end])
         return self._by_source[begin:behind]

@@ -1,4 +1,4 @@
-"""What stands for what in a view of a graph: closed layers for what is inside, one of a folded run for all."""
+"""Finds the visible item for every layer and node: a closed layer, or the first layer of a folded run."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ _LEAVES = [NODE_KINDS.index(each) for each in LEAF_KINDS]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Seen:
-    """Which part of a graph is visible."""
+    """The visible part of a graph."""
 
     closed: Column  # of each layer whether it is shown as one node
     folding: Folding | None = None
@@ -23,9 +23,11 @@ class Seen:
 
 
 def close_below(graph: Graph, depth: int) -> Column:
-    """Returns the layers that lie `depth` below a root, and all inside of them; innermost ones and optimizer steps too.
+    """Returns the layers at a depth below a root, and all inside them.
 
-    None, if no layer lies so deep.
+    Innermost layers and optimizer steps are included.
+
+    It returns none if no layer is that deep.
 
     Raises:
         ValueError: `depth` is negative.
@@ -41,7 +43,7 @@ def close_below(graph: Graph, depth: int) -> Column:
 
 
 class Items:
-    """What is visible, as items: layer n is item n, node n is item `first_node + n`, tensors come behind."""
+    """Visible items by number: layer n is item n, node n is item `first_node + n`, and tensors follow."""
 
     def __init__(self, graph: Graph, seen: Seen) -> None:
         self.graph = graph
@@ -60,7 +62,7 @@ class Items:
         self.tensor_of_edge = self._tensors() if seen.tensors else np.full(len(graph.edges), NONE, np.int64)
 
     def _tensors(self) -> Rows:
-        """Returns the item of what each edge is about, where an op has made it and it is seen outside of its layer."""
+        """Returns the item of each edge's tensor, if an op has made it and it is visible outside of its layer."""
         edges, tensors = self.graph.edges, self.graph.tensors
         if not len(tensors):
             return np.full(len(edges), NONE, np.int64)
@@ -72,12 +74,12 @@ class Items:
         return np.where(number >= 0, self.first_tensor + number, NONE)
 
     def phase_of(self, items: Rows) -> Column:
-        """Returns the phase of layers and nodes; that of tensors is not asked for."""
+        """Returns the phase of layers and nodes; tensors have none."""
         phases = np.concatenate([self.graph.layers.phase, self.graph.nodes.phase, [NONE]])
         return np.asarray(phases[np.minimum(items, self.first_tensor)])
 
     def order(self) -> Column:
-        """Returns the rank of each layer and node in time; a leaf comes before its readers, and what is hidden last."""
+        """Returns the rank of each layer and node in time. A leaf precedes its readers, and hidden items are last."""
         graph = self.graph
         times = np.full(self.first_tensor, np.iinfo(np.int64).max, np.int64)
         np.minimum.at(times, self.of_node, 2 * graph.nodes.order + 1)
@@ -89,9 +91,11 @@ class Items:
 
 
 def _name_tensors(tensors: Tensors, node_for: Rows) -> Rows:
-    """Returns a number for each tensor that an op has made, the same for those that correspond in folded layers.
+    """Returns a number for each tensor that an op has made.
 
-    What an op makes is told apart by its slot, and ops that name none (`_foreach_add_`) by what memory it shows.
+    Corresponding tensors in folded layers have the same number.
+
+    The outputs of an op are distinguished by their slots, and those without slots (`_foreach_add_`) by their memory.
     """
     made = np.flatnonzero(tensors.producer >= 0)
     producer, slot = tensors.producer[made], tensors.slot[made].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Names for the nodes and layers of a graph that are the same in the next step and in the next run."""
+"""Makes names for the nodes and layers of a graph that are the same in the next step and in the next run."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ def _layer_key(graph: Graph, kind: int, phase: int, place: int, nth: int) -> str
 
 
 def name_layers(graph: Graph, folding: Folding | None) -> tuple[list[str], list[str]]:
-    """Returns what each layer is called, and its label: `layers.0..31.attn` in one that stands for several, `attn`."""
+    """Returns the name and the label of each layer, such as `layers.0..31.attn` (in a folded run) and `attn`."""
     layers = graph.layers
     places = [layers.places[each] for each in layers.place.tolist()]
     names, labels = [each.name for each in places], [each.label for each in places]
@@ -43,7 +43,7 @@ def name_layers(graph: Graph, folding: Folding | None) -> tuple[list[str], list[
 
 
 def paths_of_layers(graph: Graph, folding: Folding | None) -> list[tuple[str, ...]]:
-    """Returns the paths by which each layer is found: that of its module, and its name; a phase has none."""
+    """Returns the paths by which each layer is found: that of its module, and its name. A phase has none."""
     layers = graph.layers
     names, _ = name_layers(graph, folding)
     rows = zip(layers.place.tolist(), layers.kind.tolist(), names, strict=True)
@@ -57,6 +57,7 @@ def node_keys(graph: Graph, layers: list[str]) -> list[str]:
     """Returns a name for each node: its layer, op and number, `forward/GPT/head/aten.addmm.default#1`.
 
     Args:
+        graph: the graph.
         layers: the names of the layers.
     """
     nodes = graph.nodes
@@ -75,7 +76,7 @@ def node_keys(graph: Graph, layers: list[str]) -> list[str]:
 
 
 def distinct(keys: Iterable[str]) -> list[str]:
-    """Returns the same, with a number behind those that were there before."""
+    """Returns the keys, with a number after each that occurred before."""
     found: defaultdict[str, int] = defaultdict(int)
     told_apart = []
     for key in keys:

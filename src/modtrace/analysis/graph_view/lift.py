@@ -1,4 +1,4 @@
-"""Lifts the edges of a graph to what is visible of it."""
+"""Lifts the edges of a graph to its visible items."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from .records import ViewEdge
 
 
 class LiftedEdges:
-    """Edges between items, each pair once, in the order of time."""
+    """Edges between items. Each pair occurs once, in order of time."""
 
     def __init__(self, graph: Graph, items: Items, order: Column) -> None:
         edges = graph.edges

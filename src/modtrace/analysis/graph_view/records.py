@@ -1,4 +1,4 @@
-"""What is seen of a graph: some layers open, some closed, alike ones folded, edges lifted to what is visible."""
+"""Records of the visible part of a graph: boxes, nodes and edges."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,14 +11,14 @@ LAYER = "layer"
 
 
 class ViewNode(NamedTuple):
-    """One node that is visible: an op, a leaf, an output, a tensor, or a closed layer."""
+    """A visible node: an op, a leaf, an output, a tensor, or a closed layer."""
 
     key: str  # the same in every step and run: phase, path, call, op, occurrence
     kind: str
     name: str  # path of a layer, of a root its name; name of an op; path of a parameter
     label: str  # the short name: `attn`, `addmm`, `weight`
     type: str  # class of a layer; else ""
-    path: str | None  # of the module that it is, or lies in; None: it lies in none
+    path: str | None  # of the module that it is, or is in; None: it is in none
     root: str | None
     call: int | None  # n-th of that module in the step, from 0
     phase: str | None
@@ -42,7 +42,7 @@ class ViewNode(NamedTuple):
 
 
 class ViewBox(NamedTuple):
-    """One layer that is open: a box around nodes and other boxes."""
+    """An open layer: a box around nodes and other boxes."""
 
     key: str
     kind: str  # of LAYER_KINDS
@@ -70,7 +70,7 @@ class ViewBox(NamedTuple):
 
 
 class ViewEdge(NamedTuple):
-    """What a node has made, or is, and another one reads."""
+    """An edge from the node that made a tensor, or that is the tensor, to a node that reads it."""
 
     source: int
     target: int
@@ -88,7 +88,7 @@ class ViewEdge(NamedTuple):
 
 @dataclass(frozen=True)
 class GraphView:
-    """What is visible: boxes, those around first; nodes in the order of time; edges in the order of time."""
+    """The visible part of a graph: boxes, outer ones first; nodes and edges in order of time."""
 
     command: tuple[str, ...]
     marks: tuple[str, ...]
@@ -100,5 +100,5 @@ class GraphView:
 
     @cached_property
     def phases(self) -> tuple[str, ...]:
-        """The phases that something visible ran in, in the order in which they began."""
+        """The phases of the visible items, in the order in which they began."""
         return tuple(dict.fromkeys(each.phase for each in self.nodes if each.phase))

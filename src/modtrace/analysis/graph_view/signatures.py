@@ -1,4 +1,4 @@
-"""Tells which layers of a graph are the same inside: modules, ops, shapes, and the edges between them."""
+"""Determines which layers of a graph are equal inside: modules, ops, shapes, and the edges between them."""
 
 from collections.abc import Hashable
 
@@ -8,12 +8,12 @@ from ..graph.columns import BUFFER, NODE_KINDS, NONE, PARAMETER, Graph
 from ..graph.layers import common_layer, group_children
 from ..step.calls import Column, Rows
 
-#: What is called by its path; in two layers that are alike the last part of it is the same.
+#: Kinds of nodes that are named by a path, of which the last part is the same in two equal layers.
 _OWNED = [NODE_KINDS.index(PARAMETER), NODE_KINDS.index(BUFFER)]
 
 
 def sign_layers(graph: Graph) -> list[int]:
-    """Returns a number for each layer; two are alike inside if their numbers are the same."""
+    """Returns a number for each layer. Two layers are equal inside if their numbers are."""
     layers = graph.layers
     codes = _sign_nodes(graph)
     own_first = graph.first_node.tolist()
@@ -37,7 +37,7 @@ def sign_layers(graph: Graph) -> list[int]:
 
 
 def _sign_nodes(graph: Graph) -> Column:
-    """Numbers each node by its kind, name, arguments and outputs: nodes that agree in these have the same number."""
+    """Numbers the nodes by kind, name, arguments and outputs. Nodes that agree in these have the same number."""
     nodes = graph.nodes
     codes: dict[str, int] = {}
     full = np.array([codes.setdefault(each, len(codes)) for each in nodes.names], np.int64)
@@ -57,7 +57,7 @@ def _sign_nodes(graph: Graph) -> Column:
 
 
 def number_columns(columns: Column) -> Column:
-    """Returns a number for each column of a matrix of integers that are not large; equal columns get equal ones."""
+    """Returns a number for each column of a matrix of small integers. Equal columns have equal numbers."""
     key = np.zeros(columns.shape[1], np.int64)
     for row in columns:
         _, key = np.unique(key * (int(row.max(initial=0)) + 2) + row + 1, return_inverse=True)
@@ -66,10 +66,11 @@ def number_columns(columns: Column) -> Column:
 
 
 def _edges_by_layer(graph: Graph) -> tuple[Column, Rows]:
-    """Returns the edges of the innermost layer that holds both ends: where they begin and end in it, and the slot.
+    """Groups edges by the innermost layer that contains both ends.
 
     Returns:
-        the edges as rows, those of one layer together, and where each layer's begin.
+        the edges, with those of one layer next to each other, as rows (start and end in the layer, slot); and the index
+            of each layer's first edge.
     """
     edges, layers = graph.edges, graph.layers
     one, other = graph.nodes.layer[edges.source], graph.nodes.layer[edges.target]

@@ -1,1 +1,1 @@
-"""Coordinates for the nodes and lines of a graph that is drawn top down."""
+"""Computes coordinates for the nodes and lines of a graph that is drawn from top to bottom."""

@@ -1,4 +1,4 @@
-"""Where everything of a graph view stands: nodes, boxes, and the lines between nodes."""
+"""Computes the positions of a graph view's nodes, boxes and lines."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from .work import Work
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rectangles:
-    """Left edge, top edge and size of each, in pixels; y grows downwards."""
+    """The left edges, top edges and sizes of rectangles, in pixels; y grows downwards."""
 
     x: Floats
     y: Floats
@@ -31,10 +31,10 @@ class Rectangles:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Layout:
-    """Where the nodes, boxes and edges of a view stand, in pixels; y grows downwards, and x and y may be negative.
+    """The positions of a view's nodes, boxes and edges, in pixels. y grows downwards; x and y may be negative.
 
-    Items that are added at the end of a view keep earlier positions, with two exceptions: a box gets wider when a line
-    leaves it to its first reader outside, and an item beside another moves when a box opens inside of that one.
+    Items that are added at the end of a view do not move earlier ones, with two exceptions: a box becomes wider if a
+    line leaves it to its first reader outside, and an item beside a box moves if a box opens inside that one.
     """
 
     nodes: Rectangles
@@ -53,10 +53,11 @@ class Layout:
 
 
 def lay_out(view: GraphView, *, size_of: Callable[[ViewNode], tuple[float, float]] = default_size) -> Layout:
-    """Places what is visible: down the page in the order of execution, a backward up the page beside its forward.
+    """Places the visible items: down the page in order of execution, a backward up the page beside its forward.
 
     Args:
-        size_of: width and height of a node in pixels.
+        view: the visible part of a graph.
+        size_of: returns width and height of a node in pixels.
 
     Raises:
         ValueError: a node has a size that is not finite or not positive.
@@ -111,7 +112,7 @@ def _place(tree: ItemTree, work: Work, sizes: Floats) -> tuple[Rectangles, Recta
 
 
 def _origins(tree: ItemTree, work: Work) -> list[tuple[float, float]]:
-    """Returns where each level has its spine and its top; a box stands before those inside of it."""
+    """Returns the spine and the top of each level. A box precedes the boxes inside it."""
     xs, ys = [0.0] * (tree.boxes + 1), [0.0] * (tree.boxes + 1)
     for box in range(tree.boxes):
         item, around = tree.nodes + box, tree.box_level[box]
@@ -121,7 +122,7 @@ def _origins(tree: ItemTree, work: Work) -> list[tuple[float, float]]:
 
 
 def _bounds(nodes: Rectangles, boxes: Rectangles, points: Floats) -> tuple[float, float, float, float]:
-    """Returns left, top, right and bottom of the picture; an empty one is a point."""
+    """Returns left, top, right and bottom of the picture. An empty picture is a point."""
     if not len(nodes) and not len(boxes):
         return 0.0, 0.0, 0.0, 0.0
     x = np.concatenate([nodes.x, boxes.x, points[:, 0]])

@@ -1,15 +1,15 @@
-"""Places the items of one level in rows, each below what it reads, in the order of time."""
+"""Places the items of one level in rows, each below the items that it reads, in order of time."""
 
 from .rows import RowStack
 from .sizes import COLUMN_GAP, HALF, ROW_GAP
 from .work import AT_ONCE, ENTRANT, WITH_LEAVES, Twins, Work
 
-# A row that is taller than this gets another one below it for the leaves of what comes next.
+# A row that is taller than this is followed by another one for the leaves of the next item.
 _TALL = 40.0
 
 
 class LevelPlacer:
-    """Places the items of one level. Where something stands depends on what came before it, and on nothing else."""
+    """Places the items of one level. The position of an item depends only on the items before it."""
 
     def __init__(self, work: Work, level: int, twins: Twins) -> None:
         self._work = work
@@ -20,7 +20,7 @@ class LevelPlacer:
         self._channels: dict[int, tuple[float, int]] = {}  # of each source: where, and down to which row
 
     def run(self) -> None:
-        """Places all items and lets the edges through that go on outside."""
+        """Places all items, and leads the edges that leave the level to its border."""
         items = self._work.tree.children[self._level]
         self._place_in_order(items)
         self._place_rest(items)
@@ -28,10 +28,10 @@ class LevelPlacer:
         self._measure()
 
     def _place_in_order(self, items: list[int]) -> None:
-        """Places all items but those that wait for a reader.
+        """Places all items except those that wait for a reader.
 
-        A node that reads one thing, in the last row, is put below that right here: most nodes do, and what
-        `_place` does takes three times as long (50,000 nodes of a chain: 60 ms, not 170 ms).
+        A node that reads only one item, in the last row, is placed below it right here. Most nodes do, and `_place`
+        takes three times as long (50,000 nodes of a chain: 170 ms instead of 60 ms).
         """
         work, rows = self._work, self._rows
         waits, is_aside, first, read_by = work.waits, work.is_aside, work.into.first, work.into.read
@@ -52,7 +52,7 @@ class LevelPlacer:
             self._place(item)
 
     def _place_rest(self, items: list[int]) -> None:
-        """Places what nothing in the level has read; what such an op reads before it."""
+        """Places the items that nothing in the level has read, each after the items it reads."""
         last_row, waits = self._work.last_row, self._work.waits
         rest = [item for item in items if last_row[item] < 0]
         for item in sorted(rest, key=waits.__getitem__):
@@ -60,7 +60,7 @@ class LevelPlacer:
                 self._place(item)
 
     def _place(self, item: int) -> None:
-        """Places an item below its inputs, and inputs that waited for it directly above it."""
+        """Places an item below its inputs, and the inputs that waited for it directly above it."""
         row, wanted, waiting = self._look_above(item)
         if waiting:
             has_entrant = any(self._work.waits[each] == ENTRANT for each in waiting)
@@ -72,7 +72,7 @@ class LevelPlacer:
         self._put(item, row, wanted or 0.0)
 
     def _look_above(self, item: int) -> tuple[int, float | None, list[int]]:
-        """Returns the row below all that an item reads, the leftmost column of that, and what still waits."""
+        """Returns the row below all inputs of an item, their leftmost column, and the inputs that still wait."""
         work, into, row, wanted = self._work, self._work.into, 0, None
         waiting: list[int] = []
         for at in range(into.first[item], into.first[item + 1]):
@@ -88,9 +88,9 @@ class LevelPlacer:
         return row, wanted, waiting
 
     def _place_waiting(self, waiting: list[int], row: int, aside: float, is_first: bool) -> int:
-        """Places what waited for an item in the rows above it; gives the row of the item.
+        """Places the inputs that waited for an item in the rows above it, and returns the row of the item.
 
-        Those that stand at the side leave the column free for the line from what the item reads.
+        Those that are placed aside leave the column free for the line from the item's other inputs.
         """
         waiting.sort(key=self._work.waits.__getitem__)
         deeper = [
@@ -114,7 +114,7 @@ class LevelPlacer:
         return max(row, *(self._work.last_row[each] + 1 for each in (*deeper, *waiting)))
 
     def _put_aside(self, item: int, row: int, aside: float, is_first: bool) -> None:
-        """Puts a leaf to the right of `aside`; at the bottom of its row, where that leaves room."""
+        """Places a leaf to the right of `aside`, at the bottom of its row if there is space."""
         work, rows = self._work, self._rows
         self._put(item, row, aside if is_first else aside + work.left[item])
         room = rows.bottom[work.last_row[item]] - work.y[item] - work.height[item]
@@ -122,7 +122,7 @@ class LevelPlacer:
             work.y[item] += room
 
     def _put(self, item: int, row: int, wanted: float) -> None:
-        """Puts an item into a row, near the column that is wanted, and leads the edges to it."""
+        """Places an item in a row, near the column `wanted`, and leads its edges to it."""
         work, rows = self._work, self._rows
         if item < work.tree.nodes:
             row = rows.find_row(row)
@@ -146,7 +146,7 @@ class LevelPlacer:
                 self._lead_through(entering.edge[at], (0, row - 1), x, x)
 
     def _fit_in(self, item: int, row: int, wanted: float) -> tuple[float, int]:
-        """Returns where an item can stand in a row that is there, and the last row that it takes."""
+        """Returns the position of an item in an existing row, and the last row that it occupies."""
         work, rows = self._work, self._rows
         is_box = item >= work.tree.nodes
         if is_box and row < len(rows.top) - 1:
@@ -156,7 +156,7 @@ class LevelPlacer:
         return rows.find_place(row, last, wanted, work.left[item], work.right[item], may_grow=is_box), last
 
     def _lead(self, edge: int, read: int, row: int, x: float) -> None:
-        """Leads an edge from an item through the rows between it and the row of its target, at `x`."""
+        """Leads an edge from an item through the rows above the row of its target, at `x`."""
         work, rows = self._work, self._rows
         from_row, source_x = work.last_row[read], work.x[read]
         if from_row < 0:  # what is read comes later: the line goes back up
@@ -168,7 +168,7 @@ class LevelPlacer:
             self._lead_through(edge, (from_row + 1, row - 1), x, source_x)
 
     def _lead_through(self, edge: int, between: tuple[int, int], x: float, source_x: float) -> None:
-        """Leads an edge down some rows; edges of one source share a channel."""
+        """Leads an edge down several rows. Edges of one source share a channel."""
         work, rows, (first, last) = self._work, self._rows, between
         source = work.source[edge]
         channel, down_to = self._channels.get(source, (x, first - 1))
@@ -187,14 +187,14 @@ class LevelPlacer:
             work.bends.add(edge, self._level, channel, rows.bottom[last] + ROW_GAP / 2)
 
     def _let_out(self) -> None:
-        """Leads edges that leave the level down to its bottom."""
+        """Leads the edges that leave the level down to its bottom."""
         work = self._work
         for edge, item in work.leaving.get(self._level, ()):
             if work.last_row[item] >= 0:
                 self._lead(edge, item, len(self._rows), work.x[item])
 
     def _measure(self) -> None:
-        """Gives the level the size of what is in it; edges that go back up have lanes at its right."""
+        """Sets the size of the level to that of its contents. Edges that go back up have lanes at its right side."""
         work, rows = self._work, self._rows
         item = work.tree.nodes + self._level
         left, right = HALF, HALF

@@ -1,4 +1,4 @@
-"""Places what lies in each level of a view, the innermost levels first."""
+"""Places the contents of each level of a view, innermost levels first."""
 
 from ..graph_view.records import GraphView
 from .level import LevelPlacer
@@ -8,11 +8,13 @@ from .work import Twins, Work, prepare_work
 
 
 def lay_out_levels(view: GraphView, tree: ItemTree, sizes: Floats) -> tuple[Work, list[bool]]:
-    """Places the items of every level; gives also of each level whether time goes up in it.
+    """Places the items of every level. Returns also, for each level, whether time goes up in it.
 
-    Those of the forward come before those that stand beside it.
+    Levels of the forward are placed before those beside them.
 
     Args:
+        view: the visible part of a graph.
+        tree: its levels.
         sizes: width and height of each node.
     """
     work, twins = prepare_work(view, tree, sizes), Twins(view, tree)
@@ -35,7 +37,7 @@ def _lay_out_level(work: Work, level: int, twins: Twins) -> None:
 
 
 def _mirror(work: Work, level: int, first_bend: int) -> None:
-    """Turns a level upside down: what comes first stands at the bottom."""
+    """Turns a level upside down, so that its first item is at the bottom."""
     height = work.content_height[level]
     for item in work.tree.children[level]:
         work.y[item] = height - work.y[item] - work.height[item]
@@ -45,7 +47,7 @@ def _mirror(work: Work, level: int, first_bend: int) -> None:
 
 
 def _close_box(work: Work, level: int, title: str) -> None:
-    """Puts padding and a title around the content of a box."""
+    """Adds padding and a title around the contents of a box."""
     item = work.tree.nodes + level
     left = work.left[item] + PADDING
     work.left[item] = left
@@ -54,7 +56,7 @@ def _close_box(work: Work, level: int, title: str) -> None:
 
 
 def _raise_backward(work: Work, twins: Twins) -> None:
-    """Puts the backward, which begins at its bottom, at the height of the forward's end."""
+    """Moves the backward, which begins at its bottom, to the height of the forward's end."""
     size, boxes = work.tree.nodes, work.tree.boxes
     for item in work.tree.children[boxes]:
         level = item - size

@@ -1,4 +1,4 @@
-"""The lines of the edges of a layout."""
+"""Computes the lines of a layout's edges."""
 
 import numpy as np
 
@@ -7,18 +7,22 @@ from .sizes import Floats
 from .tree import DOWN, LOOP, ItemTree
 from .work import Bends, Work
 
-# Between the ends of two edges at one node, at most; and from there to its corner, at least.
+# The largest gap between the ends of two edges at one node, and the least gap to the node's corner.
 _PORT_GAP, _CORNER = 10.0, 5.0
 
 
 def draw_lines(
     tree: ItemTree, work: Work, origins: Floats, is_mirrored: list[bool], rects: Floats
 ) -> tuple[Floats, Rows]:
-    """Returns the points of all edges, from source to target, and the first of each edge, with one more at the end.
+    """Returns the points of all edges, from source to target, and the index of each edge's first point.
+
+    The indices end with one more, the number of points.
 
     Args:
+        tree: the levels of the view.
+        work: the state of placing.
         origins: x and y of the origin of each level.
-        is_mirrored: of each level, whether time goes up in it.
+        is_mirrored: for each level, whether time goes up in it.
         rects: x, y, width, height of each node as rows: (4, nodes).
     """
     edges = tree.edges
@@ -47,7 +51,7 @@ def draw_lines(
 def _ends(
     source: Rows, target: Rows, kind: Column, is_up: Column, rects: Floats, spines: Floats
 ) -> tuple[Floats, Floats]:
-    """Returns where edges begin and end: (2, edges) each. Below and above their nodes, or at the sides of them."""
+    """Returns the ends of edges, (2, edges) each: below and above their nodes, or at the nodes' sides."""
     x, y, width, height = rects
     begin = np.stack([x[source] + spines[source], np.where(is_up, y[source], y[source] + height[source])])
     end = np.stack([x[target] + spines[target], np.where(is_up, y[target] + height[target], y[target])])
@@ -80,7 +84,7 @@ def _lanes(lanes: Bends, origins: Floats, begin: Floats, end: Floats) -> tuple[R
 
 
 def _order(edge: Rows, y: Floats, kind: Column, is_up: Column, edges: int) -> Rows:
-    """Sorts points by edge; those between its ends down the page, or up, or as they are for one that goes back."""
+    """Sorts points by edge. The points between the ends of an edge are sorted by height, unless the edge goes back."""
     along = np.where(is_up[edge], -y, y)
     along[kind[edge] != DOWN] = 0.0
     along[:edges], along[len(along) - edges :] = -np.inf, np.inf
@@ -91,7 +95,7 @@ def _order(edge: Rows, y: Floats, kind: Column, is_up: Column, edges: int) -> Ro
 def _fan_out(
     node: Rows, x: Floats, end: Rows, step: int, kind: Column, width: Floats, spines: Floats
 ) -> None:
-    """Moves the ends of edges at one side of a node apart: those from the left to its left, straight ones stay."""
+    """Moves the ends of edges at one side of a node apart. Those from the left move to its left; straight ones stay."""
     down = np.flatnonzero(kind == DOWN)
     end, node = end[down], node[down]
     away = x[end + step] - x[end]
@@ -111,7 +115,7 @@ def _fan_out(
 
 
 def _turns(edge: Rows, x: Floats) -> Column:
-    """Returns the points where a line ends or turns."""
+    """Returns which points are the end or a turn of a line."""
     kept = np.ones(len(edge), bool)
     same = (edge[1:-1] == edge[:-2]) & (edge[1:-1] == edge[2:])
     kept[1:-1] = ~(same & (x[1:-1] == x[:-2]) & (x[1:-1] == x[2:]))

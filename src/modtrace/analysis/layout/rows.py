@@ -1,12 +1,12 @@
-"""The rows of one level of a layout: how tall each is, and from where to where it is taken."""
+"""Manages the rows of one level of a layout: their heights, and their occupied stretches."""
 
 from .sizes import COLUMN_GAP, LINE_GAP, ROW_GAP, ROW_HEIGHT, WIDEST_ROW
 
 
 class RowStack:
-    """Rows from the top down. A row below another one never moves again: what is taller reaches over several.
+    """Rows from top to bottom. A row above another one never moves; a taller item occupies several rows.
 
-    What is taken of a row is one stretch, from the left end of its first thing to the right end of its last.
+    The occupied part of a row is one stretch, from the left end of its first item to the right end of its last.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class RowStack:
         return len(self.top)
 
     def add(self, lowest_top: float, height: float, left: float, right: float) -> None:
-        """Adds a row that begins at `lowest_top` or further down, and something in it."""
+        """Adds a row that begins at `lowest_top` or further down, with an item in it."""
         top = self.bottom[-1] + ROW_GAP if self.bottom else 0.0
         if lowest_top > top:
             top = lowest_top
@@ -30,7 +30,7 @@ class RowStack:
         self.end.append(right)
 
     def find_row(self, row: int) -> int:
-        """Returns the first row from this one on that has room for a further node."""
+        """Returns the first row, from `row` on, that has space for another node."""
         if row == len(self.top) or self.end[row] <= WIDEST_ROW:
             return row
         passed = []
@@ -42,13 +42,17 @@ class RowStack:
         return row
 
     def find_row_of_box(self, row: int) -> int:
-        """This row, if a box that stands right of all from there on has room; else the last one, or a new one."""
+        """Returns the row for a box: this row if all rows from it on have space on the right, else the last row or a
+        new one.
+        """
         if row >= len(self.top) - 1 or max(self.end[row:]) > WIDEST_ROW:
             return self.find_row(max(row, len(self.top) - 1))
         return row
 
     def reach_down(self, row: int, height: float) -> int:
-        """Returns the last row that an item of this height in `row` takes; the last row of all grows to hold it."""
+        """Returns the last row that an item of this height occupies. The last row of the stack grows if the item needs
+        it.
+        """
         bottoms = self.bottom
         bottom, last, behind = self.top[row] + height, row, len(bottoms) - 1
         while bottom > bottoms[last] and last < behind:
@@ -60,9 +64,9 @@ class RowStack:
     def find_place(
         self, first: int, last: int, wanted: float, left: float, right: float, *, may_grow: bool
     ) -> float:
-        """Returns where something can stand in these rows: where it is wanted, or right of what stands there.
+        """Returns the position for an item in these rows: at `wanted`, or right of their contents.
 
-        What may grow to the right does not stand left of something.
+        An item that may grow to the right is not placed left of another one.
         """
         if first == last:
             start, end = self.start[first], self.end[first]
@@ -73,11 +77,14 @@ class RowStack:
         return max(wanted, end + COLUMN_GAP + left)
 
     def find_place_below(self, first: int, wanted: float, left: float) -> float:
-        """Returns where something can stand that may grow to the right and down: right of all from this row on."""
+        """Returns the position for an item that may grow to the right and down.
+
+        It is right of everything from this row on.
+        """
         return max(wanted, max(self.end[first:]) + COLUMN_GAP + left)
 
     def take(self, first: int, last: int, left: float, right: float) -> None:
-        """Takes a stretch of some rows."""
+        """Occupies a stretch of some rows."""
         start, end = self.start, self.end
         for row in range(first, last + 1):
             if left < start[row]:
@@ -86,7 +93,10 @@ class RowStack:
                 end[row] = right
 
     def find_channel(self, first: int, last: int, wanted: tuple[float, ...]) -> float:
-        """Returns where a line can run down these rows: the first of `wanted` that is free, or right of all items."""
+        """Returns the position for a line down these rows.
+
+        It is the first of `wanted` that is free, or else right of all items.
+        """
         start, end = min(self.start[first : last + 1]), max(self.end[first : last + 1])
         for x in wanted:
             if x - LINE_GAP >= end or x + LINE_GAP <= start:

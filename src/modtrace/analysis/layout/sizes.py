@@ -8,23 +8,23 @@ from ..graph_view.records import ViewNode
 
 Floats = npt.NDArray[np.float64]
 
-#: Between a box and what is inside of it.
+#: The gap between a box and its contents.
 PADDING = 12.0
-#: Of the title inside of a box, above all else.
+#: The height of a box's title, which is above its contents.
 TITLE_HEIGHT = 18.0
-#: Between rows; lines turn in there.
+#: The gap between rows, in which lines turn.
 ROW_GAP = 26.0
-#: Between what stands side by side.
+#: The gap between items side by side.
 COLUMN_GAP = 16.0
-#: Between a node and a line that passes it, or between two such lines.
+#: The gap between a node and a line that passes it, or between two such lines.
 LINE_GAP = 7.0
-#: The part of a node that stands left of its column, at most, and of a box at least. So a wider node
+#: The most of a node, and the least of a box, that is left of its column. So a wider node
 #: further down does not move a box to the left.
 HALF = 70.0
 
-#: A row takes no further node that would stand further to the right than this.
+#: The position beyond which a row takes no further node.
 WIDEST_ROW = 1000.0
-#: So that things of about one height stand in one row, whichever comes first.
+#: The least height of a row, so that items of about the same height share a row, whichever comes first.
 ROW_HEIGHT = 26.0
 
 _CHARACTER, _SMALL_CHARACTER = 7.2, 6.2
@@ -34,7 +34,7 @@ _LEAVES = frozenset(LEAF_KINDS)
 
 
 def default_size(node: ViewNode) -> tuple[float, float]:
-    """Returns the size for a label of one line; a label of more than about 30 characters has to be cut."""
+    """Returns the size for a label of one line. A label of more than about 30 characters has to be cut."""
     characters = len(node.label)
     if node.repeats > 1:
         characters += len(str(node.repeats)) + 3
@@ -45,5 +45,5 @@ def default_size(node: ViewNode) -> tuple[float, float]:
 
 
 def title_width(title: str) -> float:
-    """Returns the width of a box whose title fits."""
+    """Returns the width of a box that its title fits into."""
     return min(18.0 + _CHARACTER * len(title), _WIDEST)

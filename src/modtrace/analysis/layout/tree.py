@@ -1,4 +1,4 @@
-"""The boxes of a view as nested levels: what lies in each, and which edges go on between what in it."""
+"""Sorts a view into nested levels: the contents of each box, and the edges between items of one level."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,17 +10,20 @@ from ..graph.columns import PHASE
 from ..graph_view.records import GraphView
 from ..step.calls import Column, Rows
 
-# What becomes of an edge.
+# Kinds of edges.
 DOWN, LOOP, ACROSS = range(3)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ItemTree:
-    """Node n is item n, box n is item `nodes + n`. Level n is the inside of box n; the last one is outside of all."""
+    """Items and levels by number: node n is item n, box n is item `nodes + n`, level n is the inside of box n.
+
+    The last level is outside of all boxes.
+    """
 
     nodes: int
     boxes: int
-    level_of: Rows  # of each item: the level it stands in
+    level_of: Rows  # of each item: its level
     box_level: list[int]  # of each box: that level
     children: list[list[int]]  # the items of each level, in the order of time
     top: list[int]  # the outermost box around each box, itself if it is that one
@@ -29,7 +32,7 @@ class ItemTree:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LiftedPairs:
-    """For each edge the items that it joins in the innermost level around both ends, and what lies between."""
+    """The items that each edge joins in the innermost level around both ends, and the levels that it crosses."""
 
     kind: Column  # DOWN, LOOP or ACROSS
     source: Rows  # the nodes
@@ -41,7 +44,7 @@ class LiftedPairs:
 
 
 def build_item_tree(view: GraphView) -> ItemTree:
-    """Sorts nodes and boxes into levels and lifts the edges."""
+    """Sorts nodes and boxes into levels, and lifts the edges."""
     size, boxes = len(view.nodes), len(view.boxes)
     box_level = [_level(box.box, boxes) for box in view.boxes]
     node_level = [_level(node.box, boxes) for node in view.nodes]
@@ -64,7 +67,7 @@ def _level(box: int, outside: int) -> int:
 
 
 def _children(node_level: list[int], box_level: list[int]) -> list[list[int]]:
-    """Returns the items of each level by their first node; boxes that hold none come last."""
+    """Returns the items of each level by their first node. Boxes without nodes are last."""
     size, outside = len(node_level), len(box_level)
     children: list[list[int]] = [[] for _ in range(outside + 1)]
     is_new = [True] * outside + [False]
@@ -85,7 +88,7 @@ def _children(node_level: list[int], box_level: list[int]) -> list[list[int]]:
 
 
 def _put_recompute_first(view: GraphView, items: list[int]) -> None:
-    """A recompute begins after the backward around it and stands left of it, next to the forward."""
+    """Moves each recompute before the backward that encloses it, so that it is next to the forward."""
     phases = [each.phase if each.kind == PHASE else None for each in view.boxes]
     places = {phases[item - len(view.nodes)]: at for at, item in enumerate(items) if item >= len(view.nodes)}
     backward, recompute = places.get(BACKWARD), places.get(RECOMPUTE)
@@ -101,7 +104,7 @@ def _outermost(box_level: list[int]) -> list[int]:
 
 
 def _depths(box_level: list[int]) -> list[int]:
-    """Returns how many boxes each box is inside of; at the end that of what is outside of all: -1."""
+    """Returns how many boxes are around each box; the last entry, for outside of all boxes, is -1."""
     depth = [-1] * (len(box_level) + 1)
     for box, around in enumerate(box_level):
         depth[box] = depth[around] + 1
@@ -109,7 +112,7 @@ def _depths(box_level: list[int]) -> list[int]:
 
 
 def _lift(view: GraphView, level_of: Rows, depth: list[int]) -> LiftedPairs:
-    """Climbs from both ends of all edges at once, until the ends of each stand in one level."""
+    """Moves both ends of all edges outwards, until the ends of each edge are in one level."""
     begin = np.array([edge.source for edge in view.edges], np.int64)
     end = np.array([edge.target for edge in view.edges], np.int64)
     source, target = begin.copy(), end.copy()
@@ -134,7 +137,7 @@ def _lift(view: GraphView, level_of: Rows, depth: list[int]) -> LiftedPairs:
 
 
 def _climb(ends: Rows, edges: Rows, level_of: Rows, first_box: int) -> tuple[Rows, Rows]:
-    """Moves the ends of some edges to the boxes around them; gives what they were."""
+    """Moves the ends of some edges to the boxes around them. Returns the edges and their former ends."""
     items = ends[edges]
     ends[edges] = first_box + level_of[items]
     return edges, items
@@ -147,7 +150,10 @@ def _join(parts: Iterable[tuple[Rows, Rows]]) -> tuple[Rows, Rows]:
 
 
 def _kinds(view: GraphView, source: Rows, target: Rows) -> Column:
-    """Edges at the box of a phase other than forward go across; a node's edge to itself is a loop."""
+    """Returns the kind of each edge.
+
+    An edge at the box of a phase other than forward is ACROSS, one to itself a LOOP.
+    """
     beside = [box.kind == PHASE and box.phase != FORWARD for box in view.boxes]
     is_beside = np.array([False] * len(view.nodes) + beside, bool)
     is_loop = np.array([edge.is_loop for edge in view.edges], bool) | (source == target)

@@ -1,4 +1,4 @@
-"""The state of placing levels: items, edges and their points, and which items stand beside their forward twins."""
+"""The state of placing levels: items, edges and their points, and the forward twins of items."""
 
 from dataclasses import dataclass, field
 
@@ -11,18 +11,18 @@ from ..step.calls import Column, Rows
 from .sizes import HALF, Floats
 from .tree import ACROSS, DOWN, LOOP, ItemTree, LiftedPairs
 
-# Whether an item is placed when its turn comes, or with its first reader.
+# When an item is placed: in its turn, or with its first reader.
 AT_ONCE, ENTRANT, WITH_LEAVES, LEAF = range(4)
 
 _LEAVES = frozenset(LEAF_KINDS)
 _CONSTANTS = _LEAVES - {INPUT}
-# An op that reads more leaves than this is more than a detail of its reader.
+# An op that reads more leaves than this is placed in its turn.
 _FEW = 4
 
 
 @dataclass(frozen=True)
 class Bends:
-    """Points that edges go through, as columns; x and y are as seen from the origin of a level."""
+    """Points on edges as columns; x and y are relative to the origin of a level."""
 
     edge: list[int] = field(default_factory=list)
     level: list[int] = field(default_factory=list)
@@ -46,13 +46,13 @@ class Grouped:
     read: list[int]  # the item that each comes from
 
     def has(self, item: int) -> bool:
-        """Returns whether an item has any."""
+        """Returns whether an item has any edges."""
         return self.first[item + 1] > self.first[item]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Work:
-    """Lists have an entry for each item, and one at the end for what is outside of all."""
+    """The state of placing. Lists have one entry for each item, and a last one for outside of all boxes."""
 
     tree: ItemTree
     x: list[
@@ -78,7 +78,7 @@ class Work:
 
 
 def prepare_work(view: GraphView, tree: ItemTree, sizes: Floats) -> Work:
-    """Returns the work before anything is placed."""
+    """Returns the state before anything is placed."""
     items = tree.nodes + tree.boxes + 1
     boxes = [0.0] * (tree.boxes + 1)
     edges = tree.edges
@@ -105,21 +105,21 @@ def prepare_work(view: GraphView, tree: ItemTree, sizes: Floats) -> Work:
 
 
 def _group(size: int, edge: Rows, item: Rows, read: Rows) -> Grouped:
-    """Groups edges, in their order; `item` and `read` have an entry for each edge of the view."""
+    """Groups edges by item, in order; `item` and `read` have one entry for each edge of the view."""
     order = edge[np.argsort(item[edge], kind="stable")]
     first = np.searchsorted(item[order], np.arange(size + 1))
     return Grouped(first.tolist(), order.tolist(), read[order].tolist())
 
 
 def _only_down(edges: LiftedPairs, pairs: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
-    """Keeps, of edges and the items whose level they enter or leave, those that go down."""
+    """Returns only the pairs whose edge goes down: edges, and the items whose level they enter or leave."""
     edge, item = pairs
     kept = edges.kind[edge] == DOWN
     return edge[kept], item[kept]
 
 
 def _group_entering(size: int, edge: Rows, item: Rows) -> Grouped:
-    """Groups edges by an item; one edge may be at several."""
+    """Groups edges by an item. An edge may be at several items."""
     order = np.argsort(item, kind="stable")
     first = np.searchsorted(item[order], np.arange(size + 1))
     return Grouped(first.tolist(), edge[order].tolist(), [])
@@ -142,9 +142,10 @@ def _find_looping(tree: ItemTree) -> dict[int, list[int]]:
 
 
 def _find_waiting(view: GraphView, tree: ItemTree, items: int) -> list[int]:
-    """Returns what stands beside its first reader: leaves, ops that read but leaves, or nothing, or only from outside.
+    """Returns how each item waits for its first reader, as one of AT_ONCE, ENTRANT, WITH_LEAVES and LEAF.
 
-    What nothing in its level reads is placed when its turn comes, so that what comes later does not move it.
+    Leaves wait, as do ops that read only leaves, nothing, or only from outside of the level. An item that nothing in
+    its level reads is placed in its turn, so that later items do not move it.
     """
     is_node = np.arange(items) < tree.nodes
     is_leaf, is_constant = np.zeros(items, bool), np.zeros(items, bool)
@@ -166,7 +167,7 @@ def _find_waiting(view: GraphView, tree: ItemTree, items: int) -> list[int]:
 
 
 def _find_aside(tree: ItemTree, items: int) -> list[bool]:
-    """Returns the nodes that something reads, but nothing in their own phase."""
+    """Returns the nodes that are read only in other phases."""
     edges = tree.edges
     across = edges.kind == ACROSS
     in_all, in_others = (np.bincount(each, minlength=items) for each in (edges.source, edges.source[across]))
@@ -175,12 +176,12 @@ def _find_aside(tree: ItemTree, items: int) -> list[bool]:
 
 
 def _count(size: int, item: Rows, is_constant: Column) -> tuple[Column, Column]:
-    """Returns how many there are of each item, and how many of those are constants."""
+    """Returns the number of entries for each item, and the number of those that are constants."""
     return np.bincount(item, minlength=size), np.bincount(item[is_constant], minlength=size)
 
 
 class Twins:
-    """The forward items that items of other phases belong to."""
+    """The forward items to which items of other phases belong."""
 
     def __init__(self, view: GraphView, tree: ItemTree) -> None:
         size = tree.nodes
@@ -197,7 +198,7 @@ class Twins:
         self.of_item = [node.twin for node in view.nodes] + [size + at if at >= 0 else -1 for at in boxes]
 
     def heights_in(self, work: Work, level: int) -> dict[int, float]:
-        """Returns how far down the items of a level stand that have a twin in the forward twin of the level."""
+        """Returns the heights of the items of a level that have a twin in the forward twin of the level."""
         twin_level = self.of_level[level]
         if twin_level < 0:
             return {}

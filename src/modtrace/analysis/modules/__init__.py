@@ -1,1 +1,1 @@
-"""The module tree of a step, with calls, times and values; what is alike is folded."""
+"""Builds the module tree of a step, with calls, times and values, and folds equal modules."""

@@ -1,4 +1,4 @@
-"""Folds siblings that are alike: each keeps its line, what is inside them is shown once."""
+"""Folds equal siblings: each keeps its line, and what is inside them is shown once."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
@@ -15,11 +15,11 @@ _Signed = tuple[ModuleNode, int]  # a folded node and the number of its shape
 
 
 def fold(tree: ModuleTree, *, listed: int = LISTED) -> ModuleTree:
-    """Returns the tree with runs of siblings folded that are numbered and alike: `blocks.0` to `blocks.5`.
+    """Returns the tree with runs of equal, consecutively numbered siblings folded: `blocks.0` to `blocks.5`.
 
-    Each of a run stays, without what is inside it; behind them a node of the role `inside` sums up what is
-    inside all of them. A run of more than `listed` becomes one node of the role `folded`, which has the
-    shortest and the longest time of one of them.
+    The nodes of a run stay, but without children; after them, a node with the role `inside` sums up what is inside all
+    of them. A run of more than `listed` becomes one node with the role `folded`, which has the shortest and the longest
+    time of one of them.
     """
     shapes: dict[Hashable, int] = {}
 
@@ -44,7 +44,7 @@ def _nonfinite_kinds(values: ValueSummary | None) -> tuple[Hashable, ...]:
 
 
 def _find_runs(children: Sequence[_Signed]) -> list[list[ModuleNode]]:
-    """Returns the children in order, those that are numbered on from each other and alike together."""
+    """Returns the children in order, with consecutively numbered and equal ones grouped."""
     runs: list[list[ModuleNode]] = []
     last_number = None
     for node, number in children:
@@ -72,7 +72,7 @@ def _fold_run(run: Sequence[ModuleNode], listed: int) -> Iterator[ModuleNode]:
 
 
 def _merge(run: Sequence[ModuleNode]) -> ModuleNode:
-    """Returns one node for all of a run, with one node for each of what they have inside."""
+    """Returns one node for all of a run, with one node for each child that they have."""
     label = f"{run[0].label}..{run[-1].label}"
     path = join(run[0].path.removesuffix(run[0].label).removesuffix("."), label)
     made: list[ModuleNode] = []
@@ -84,7 +84,7 @@ def _merge(run: Sequence[ModuleNode]) -> ModuleNode:
 
 
 def _children_first(run: Sequence[ModuleNode]) -> Iterator[Sequence[ModuleNode]]:
-    """Returns the nodes that correspond in all of a run, those inside before what is around them."""
+    """Yields the nodes that correspond in all of a run, children before parents."""
     waiting: list[Sequence[ModuleNode]] = [run]
     groups = []
     while waiting:

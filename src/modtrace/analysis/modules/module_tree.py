@@ -1,4 +1,4 @@
-"""The tree of modules with the times of one step."""
+"""Builds the tree of modules with the times of one step."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ MODULE_PHASES = (FORWARD, BACKWARD, RECOMPUTE)
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleNode(ByPhase[PhaseTimes]):
-    """A module at one place in the tree; after folding, several modules that are alike.
+    """A module at one place in the tree; after folding, several equal modules.
 
     A module that was not called itself (a `ModuleList`) has the times of what ran inside it.
     """
@@ -49,13 +49,13 @@ class ModuleNode(ByPhase[PhaseTimes]):
 
     @property
     def calls(self) -> int:
-        """Forward calls; where there is none, those of another phase."""
+        """The number of forward calls; if there are none, of calls in another phase."""
         return self.forward.calls or max(self.backward.calls, self.recompute.calls)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleTree(ByPhase[PhaseTimes]):
-    """The modules that ran in one step, and where its time went."""
+    """The modules that ran in one step, and where its time was spent."""
 
     command: tuple[str, ...]
     marks: tuple[str, ...]
@@ -75,11 +75,12 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
     """Returns the modules that ran in a step, as they are registered, with their times and values.
 
     Args:
-        step: None shows the last complete training step that has calls; without one the last complete
-            step, and without any the last that was begun.
+        data: the recording.
+        step: the number of the step. None chooses the last complete training step that has calls; without one the
+            last complete step, and without any the last that was begun.
 
     Raises:
-        ValueError: the recording has no such step; the text names those there are.
+        ValueError: the recording has no such step; the message names the existing ones.
     """
     table = data.table("calls")
     shown = choose_step(data.table("steps"), table, step)
@@ -122,7 +123,7 @@ def iterate_nodes(roots: Iterable[ModuleNode]) -> Iterator[tuple[int, ModuleNode
 
 
 def rebuild(roots: Sequence[ModuleNode], make: Callable[[ModuleNode, Sequence[Made]], Made]) -> list[Made]:
-    """Returns what `make` makes of each root; it gets a node and what it made of the node's children."""
+    """Returns the result of `make` for each root. `make` takes a node and its results for the node's children."""
     made: list[Made] = []
     for _, node in reversed(list(iterate_nodes(roots))):
         children = made[len(made) - len(node.children) :]
@@ -133,7 +134,7 @@ def rebuild(roots: Sequence[ModuleNode], make: Callable[[ModuleNode, Sequence[Ma
 
 @dataclass(frozen=True)
 class _Assembled:
-    """A node with the calls that its times are of, for the containers around it."""
+    """A node with the calls that its times are summed from, for the containers that hold it."""
 
     node: ModuleNode
     rows: Mapping[str, Rows]
@@ -142,10 +143,10 @@ class _Assembled:
 def _assemble(
     places: Sequence[TreePlace], times: CallTimes, summaries: Mapping[int, ValueSummary]
 ) -> tuple[ModuleNode, ...]:
-    """Returns the nodes that ran or have something inside that ran, children before what is around them.
+    """Returns the nodes that ran or contain nodes that ran, children before parents.
 
-    A module that was not called is there too if values are known of its calls (gradients of a forward in an
-    earlier step), or if its parameters are not finite.
+    A module that was not called is included if values of its calls are known (gradients of a forward in an earlier
+    step), or if its parameters are not finite.
     """
     below = _sort_children(places)
     labels, roots = label_places(places), name_roots(places)
@@ -171,7 +172,7 @@ def _children_first(below: Mapping[int, Sequence[int]]) -> Iterator[int]:
 
 
 def _sort_children(places: Sequence[TreePlace]) -> Mapping[int, list[int]]:
-    """Places by the place above: as they were registered, shared modules from elsewhere last."""
+    """Returns places by their parent, in the order of registration; shared modules from elsewhere come last."""
     below: dict[int, list[int]] = defaultdict(list)
     for index in sorted(
         range(len(places)), key=lambda at: (places[at].is_alias, places[at].module.module_id)
@@ -181,7 +182,7 @@ def _sort_children(places: Sequence[TreePlace]) -> Mapping[int, list[int]]:
 
 
 def _rows_of(own: Rows, phase: str, children: Sequence[_Assembled], times: CallTimes) -> Rows:
-    """Returns the calls whose whole time is a node's: its own, or if it has none those of what is inside it."""
+    """Returns the calls whose total time is a node's: its own or, if it has none, those of its children."""
     inside = [child.rows[phase] for child in children if len(child.rows[phase])]
     if not len(own) and inside:
         own = np.concatenate(inside)

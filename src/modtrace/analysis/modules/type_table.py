@@ -1,4 +1,4 @@
-"""Sums the module tree up by module type."""
+"""Sums up the module tree by module type."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from .module_tree import MODULE_PHASES, ModuleNode, ModuleTree, iterate_nodes
 
 @dataclass(frozen=True, kw_only=True)
 class TypeTimes(ByPhase[PhaseTimes]):
-    """All called modules of one type; a module inside another one of its type adds nothing to the totals."""
+    """All called modules of one type. A module inside another one of its type adds nothing to the totals."""
 
     type: str
     modules: int
@@ -21,7 +21,7 @@ class TypeTimes(ByPhase[PhaseTimes]):
 
 
 def build_type_table(tree: ModuleTree) -> tuple[TypeTimes, ...]:
-    """Returns the types of the modules that were called, the one with most time of its own first."""
+    """Returns the types of the modules that were called, by descending self time."""
     modules: dict[str, set[int]] = defaultdict(set)
     for _, node in iterate_nodes(tree.roots):
         if node.called:
@@ -48,7 +48,7 @@ def _sum_phase(roots: Sequence[ModuleNode], phase: str) -> Mapping[str, PhaseTim
 
 
 def _iterate_called(roots: Sequence[ModuleNode], phase: str) -> Iterator[tuple[ModuleNode, bool]]:
-    """Yields the nodes called in a phase, each with whether such a node of its type is around it."""
+    """Yields the nodes called in a phase, each with whether it is inside such a node of the same type."""
     around: Counter[str] = Counter()
     waiting = [(node, False) for node in roots]
     while waiting:

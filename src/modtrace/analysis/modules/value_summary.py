@@ -1,4 +1,4 @@
-"""The statistics at a module, merged over its calls and slots."""
+"""Statistics at a module, merged over its calls and slots."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from typing import Literal, get_args
 
 from ...recording.statistics.moments import Stats, merge
 
-#: What the rows of a module are of. What was recomputed is kept apart from what it repeats.
+#: The kinds of a module's rows. Recomputed outputs are separate from those that they repeat.
 Kind = Literal["output", "recomputed output", "gradient", "parameter", "parameter gradient"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlotValues:
-    """One slot of what a module returned, over all its calls; "" where it returned a plain tensor."""
+    """One slot of a module's output, over all its calls; "" if it returned a plain tensor."""
 
     slot: str
     output: Stats | None
@@ -22,7 +22,7 @@ class SlotValues:
 
 @dataclass(frozen=True, kw_only=True)
 class NonFiniteCount:
-    """How many numbers of a module's own tensors are not finite."""
+    """The counts of NaN and infinite numbers in a module's own tensors of one kind."""
 
     kind: Kind
     nan_count: int
@@ -31,7 +31,7 @@ class NonFiniteCount:
 
 @dataclass(frozen=True, kw_only=True)
 class ValueSummary:
-    """The statistics at a module, each measurement counted once; None where nothing was measured."""
+    """The statistics at a module. Each measurement counts once; None means that nothing was measured."""
 
     output: Stats | None = None  # of all forward calls and slots
     gradient: Stats | None = None  # at the outputs
@@ -43,7 +43,7 @@ class ValueSummary:
 
     @property
     def gradient_to_parameter(self) -> float | None:
-        """The RMS of the parameters' gradients as a part of the RMS of the parameters; None if not known."""
+        """The ratio of the gradients' RMS to the parameters' RMS; None if not known."""
         if self.parameters is None or self.parameter_gradients is None:
             return None
         rms = self.parameters.rms
@@ -51,12 +51,12 @@ class ValueSummary:
 
     @property
     def at_calls(self) -> bool:
-        """Returns whether something was measured at the module's calls, or it holds values that are not finite."""
+        """True if something was measured at the module's calls, or it holds values that are not finite."""
         return self.output is not None or self.gradient is not None or bool(self.nonfinite)
 
 
 def merge_summaries(summaries: Iterable[ValueSummary | None]) -> ValueSummary | None:
-    """Returns one summary for several modules that are alike; a tensor that several of them share counts for each."""
+    """Returns one summary for several equal modules. A tensor that several of them share counts for each."""
     known = [each for each in summaries if each is not None]
     if not known:
         return None

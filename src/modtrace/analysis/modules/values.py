@@ -41,7 +41,7 @@ class StepValues:
 
 
 def read_values(values: pa.Table, sites: pa.Table, step: int | None) -> StepValues:
-    """Returns the rows of a step that have statistics, without those of single ops."""
+    """Returns the rows of a step that have statistics, except those of single ops."""
     kept = column_of(values, "step") == step if step is not None else np.zeros(values.num_rows, bool)
     table = values.select([*_COLUMNS, *RAW]).filter(pa.array(kept))
     table = table.filter(pc.and_(pc.is_valid(table["count"]), pc.is_null(table["op_id"])))
@@ -65,10 +65,13 @@ def read_values(values: pa.Table, sites: pa.Table, step: int | None) -> StepValu
 def summarize_values(
     values: StepValues, calls: Calls, placed: Rows, placer: Placer
 ) -> Mapping[int, ValueSummary]:
-    """Returns the summaries of the places that have values or have something inside that has, by place.
+    """Returns, by place, the summaries of the places that have values or contain a place that has values.
 
     Args:
+        values: the measured rows of the step.
+        calls: the calls of the step.
         placed: the place of each of `calls`.
+        placer: finds places.
     """
     own = _group(values, place_by_calls(values.module, values.call_id, calls, placed, placer), placer)
     summaries: dict[int, ValueSummary] = {}
@@ -85,7 +88,7 @@ def summarize_values(
 
 @dataclass(frozen=True)
 class _Inside:
-    """The rows of a place and of what is inside it that the places around it count too."""
+    """The rows of a place and of all places inside it, which its parents count too."""
 
     parameters: Rows
     parameter_gradients: Rows
@@ -93,7 +96,7 @@ class _Inside:
 
 
 def _group(values: StepValues, place: Rows, placer: Placer) -> Mapping[int, Mapping[int, Rows]]:
-    """Returns the rows by place and kind; those of parameters stand at every place of their module."""
+    """Returns the rows by place and kind. Rows of parameters are at every place of their module."""
     of_calls: dict[int, dict[int, Rows]] = {}
     rows = np.flatnonzero((place >= 0) & (values.kind != _NO_KIND))
     keys = place[rows] * len(KINDS) + values.kind[rows]
@@ -110,7 +113,7 @@ def _group(values: StepValues, place: Rows, placer: Placer) -> Mapping[int, Mapp
 
 
 def _split(rows: Rows, keys: Column) -> Iterable[tuple[int, Rows]]:
-    """Returns the rows of each key."""
+    """Yields each key with its rows."""
     order = np.argsort(keys, kind="stable")
     distinct, first = np.unique(keys[order], return_index=True)
     groups = np.split(rows[order], first[1:]) if len(rows) else []
@@ -151,7 +154,7 @@ def _summarize(
 
 
 def _join(parts: Sequence[Rows], values: StepValues) -> Rows:
-    """Returns all rows, one of each measurement."""
+    """Joins rows, with one row of each measurement."""
     filled = [each for each in parts if len(each)]
     if len(filled) < 2:
         return filled[0] if filled else _NO_ROWS
@@ -170,7 +173,7 @@ def _count(kind: Kind, rows: Rows, values: StepValues) -> NonFiniteCount:
 
 
 def _summarize_slots(outputs: Rows, gradients: Rows, values: StepValues) -> tuple[SlotValues, ...]:
-    """Returns the slots in the order in which they were measured first."""
+    """Returns the slots in the order in which they were first measured."""
     of_output, of_gradient = (dict(_split(each, values.slot[each])) for each in (outputs, gradients))
     return tuple(
         SlotValues(

@@ -1,1 +1,1 @@
-"""Tables of the ops of a step: what they cost, where they ran, and what memory they took."""
+"""Tables of the ops of a step: their costs, their modules, and their memory."""

@@ -16,7 +16,7 @@ GROUPED_BY: tuple[GroupedBy, ...] = get_args(GroupedBy)
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """What the ops of a group have in common."""
+    """The common properties of the ops of a group."""
 
     name: str  # path, `path@1` for the second call, or the op's name
     place: PlaceName | None = None  # None: ops of one name
@@ -36,7 +36,7 @@ class Grouping:
 
 
 def group_ops(ops: StepOps, by: GroupedBy) -> Grouping:
-    """Returns the ops in groups; every group has at least one.
+    """Groups ops. Every group has at least one.
 
     Raises:
         ValueError: `by` is something else.
@@ -63,7 +63,7 @@ def _by_module(ops: StepOps) -> Grouping:
 
 
 def _by_call(ops: StepOps) -> Grouping:
-    """Groups by place and forward call: a wrapper's call and that of what it wraps are one."""
+    """Groups by place and forward call. A wrapper's call and that of the wrapped module are one."""
     placed = ops.placed
     of_call, first = _number_forward_calls(placed)
     keys = np.where(ops.call >= 0, of_call[ops.call], ops.where) if len(of_call) else ops.where
@@ -80,14 +80,14 @@ def _by_call(ops: StepOps) -> Grouping:
 
 
 def _number_forward_calls(placed: PlacedCalls) -> tuple[Rows, Rows]:
-    """Returns the group of each call, which is that of its forward call, and a call of each group.
+    """Returns the group of each call, which is that of its forward call, and one call of each group.
 
     A call outside of the tree has the negative code of its place instead.
     """
     at_place = np.flatnonzero(placed.where >= 0)
     origin = placed.origin[at_place]
     nth = placed.column("nth")[origin]
-    # Without its number in the step a call is told from others by its row.
+    # A call without a number in the step is identified by its row.
     alone = np.where(nth < 0, origin, -1)
     keys = np.stack([placed.where[at_place], placed.column("step")[origin], nth, alone])
     _, first, number = np.unique(keys, axis=1, return_index=True, return_inverse=True)
@@ -109,7 +109,7 @@ def _call_group(placed: PlacedCalls, call: int, nth: Column, steps: Column, allo
 
 
 def _by_op(ops: StepOps) -> Grouping:
-    """Groups by name; of modules that tie, the first one is the one that takes most time."""
+    """Groups by name. The busiest module is the one with most time, the first one if there are several."""
     distinct, of_op = np.unique(ops.name, return_inverse=True)
     places, of_place = np.unique(ops.where, return_inverse=True)
     time_ns = sum_by(of_op * len(places) + of_place, ops.duration_ns, len(distinct) * len(places))
@@ -136,7 +136,7 @@ _GROUPERS: Mapping[GroupedBy, Callable[[StepOps], Grouping]] = {
 
 
 def _sum_allocated(ops: StepOps, of_call: Rows, wanted: Rows) -> list[int | None]:
-    """Returns what the step's calls of each group allocated themselves; None where that of one is not known."""
+    """Returns what the step's calls of each group allocated themselves; None if one of them is not known."""
     own, known = _own_allocated(ops.placed)
     calls = ops.placed.calls
     is_shown = calls.in_step if ops.only_phase is None else calls.in_step & (calls.phase == ops.only_phase)
@@ -152,7 +152,7 @@ def _sum_allocated(ops: StepOps, of_call: Rows, wanted: Rows) -> list[int | None
 
 
 def _own_allocated(placed: PlacedCalls) -> tuple[Column, Column]:
-    """Returns what each call allocated without the calls inside it, and whether that is known."""
+    """Returns what each call allocated without its inner calls, and whether that is known."""
     allocated = placed.column("allocated_bytes")
     own, known = allocated.copy(), allocated >= 0
     inside = np.flatnonzero(placed.calls.parent >= 0)

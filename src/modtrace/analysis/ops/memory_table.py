@@ -1,4 +1,4 @@
-"""Which modules keep memory for the backward of one step, and how much their calls allocate."""
+"""Builds a table of the memory that modules keep for the backward of one step, and that their calls allocate."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from .sums import SavedByOp, SavedMemory, sum_inside, sum_saved, sum_saved_by_op
 
 @dataclass(frozen=True, kw_only=True)
 class CallMemory:
-    """The calls of a module in one phase, with what runs inside them."""
+    """The memory of a module's calls in one phase, with what runs inside them."""
 
     calls: int = 0
     allocated_bytes: int | None = None  # by the call that allocates most; None: not known of one of them
@@ -26,7 +26,7 @@ NO_CALL_MEMORY = CallMemory()
 
 
 def find_call_memory(placed: PlacedCalls) -> Mapping[tuple[int, str], CallMemory]:
-    """Returns the memory of the step's calls, by where they stand and phase."""
+    """Returns the memory of the step's calls, by place and phase."""
     rows = np.flatnonzero(placed.calls.in_step)
     keys = np.stack([placed.where[rows], placed.calls.phase[rows]])
     distinct, group, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
@@ -42,7 +42,7 @@ def find_call_memory(placed: PlacedCalls) -> Mapping[tuple[int, str], CallMemory
 
 
 def _find_largest(values: Column, group: Rows, groups: int) -> list[int | None]:
-    """Returns the largest value of each group; None where one is -1, which is not known."""
+    """Returns the largest value of each group; None if one of its values is -1, which means not known."""
     largest, smallest = np.full(groups, -1, np.int64), np.full(groups, np.iinfo(np.int64).max)
     np.maximum.at(largest, group, values)
     np.minimum.at(smallest, group, values)
@@ -57,7 +57,7 @@ _NOTHING = SavedMemory()
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryRow(ByPhase[CallMemory]):
-    """The memory of a module, or of what ran in none."""
+    """The memory of a module, or of what ran outside of modules."""
 
     name: str  # the path, of a root its name; (outside of modules), (optimizer)
     root: str | None  # the name of the root; None where it is no module
@@ -75,7 +75,7 @@ class MemoryRow(ByPhase[CallMemory]):
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryTable:
-    """The memory of one step by module; what saves most comes first."""
+    """The memory of one step by module, by descending memory saved."""
 
     command: tuple[str, ...]
     marks: tuple[str, ...]
@@ -90,8 +90,9 @@ def build_memory_table(data: RecordingData, *, step: int | None = None, ops: boo
     """Returns what the modules of a step save for backward, and what their calls allocate.
 
     Args:
-        step: None chooses as `build_module_tree` does.
-        ops: whether each row says which of its ops save.
+        data: the recording.
+        step: the number of the step; None chooses as `build_module_tree` does.
+        ops: lists in each row the ops that save memory.
 
     Raises:
         ValueError: the recording has no such step.
@@ -134,7 +135,7 @@ def _build_rows(
 
 
 def _find_parents(placed: PlacedCalls) -> Rows:
-    """Returns the group above the group of each place; those that are no place have none."""
+    """Returns the parent group of each place's group; groups outside of the tree have none."""
     above = [place.parent for place in placed.places]
     return np.array([-1] * _NO_PLACES + [each + _NO_PLACES if each >= 0 else -1 for each in above], np.int64)
 

@@ -1,4 +1,4 @@
-"""The ops of one step in the order in which they ran, each with the module it ran in."""
+"""Lists the ops of one step in the order in which they ran, each with its module."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from .groups import call_name
 
 
 class OpPath(NamedTuple):
-    """One op, and the call it ran in."""
+    """An op, and the call in which it ran."""
 
     op: str
     op_nth: int  # of its name within the call, from 0
@@ -41,7 +41,7 @@ class OpPaths:
     rows: tuple[OpPath, ...]
 
     def modules(self) -> tuple[str, ...]:
-        """Returns the paths of the modules in the order in which ops ran in them, repeats in a row once.
+        """Returns the paths of the modules in the order in which their ops ran, without consecutive repeats.
 
         The path of a root is "". Ops that ran in no module are left out.
         """
@@ -49,11 +49,12 @@ class OpPaths:
 
 
 def build_op_paths(data: RecordingData, *, step: int | None = None, phase: str | None = None) -> OpPaths:
-    """Returns which op ran in which call, in the order of their beginning.
+    """Returns the ops in the order in which they began, each with its call.
 
     Args:
-        step: None chooses as `build_module_tree` does.
-        phase: one of `PHASES` to leave all other ops out.
+        data: the recording.
+        step: the number of the step; None chooses as `build_module_tree` does.
+        phase: one of `PHASES`, which leaves out all other ops; None for all.
 
     Raises:
         ValueError: the recording has no such step, or there is no such phase.
@@ -70,7 +71,7 @@ def build_op_paths(data: RecordingData, *, step: int | None = None, phase: str |
 
 
 def collapse(paths: Iterable[str]) -> tuple[str, ...]:
-    """Returns the same without repeats in a row: `conv1, bn1, bn1, relu` is `conv1, bn1, relu`."""
+    """Returns the paths without consecutive repeats: `conv1, bn1, bn1, relu` becomes `conv1, bn1, relu`."""
     return tuple(path for path, _ in groupby(paths))
 
 
@@ -88,14 +89,14 @@ def _build_rows(ops: StepOps) -> tuple[OpPath, ...]:
 
 
 def _call_numbers(ops: StepOps) -> Column:
-    """Returns for each op the number in the step of its forward call; -1 for none."""
+    """Returns, for each op, the number of its forward call in the step; -1 for none."""
     placed = ops.placed
     of_call = placed.column("nth")[placed.origin]
     return np.where(ops.call >= 0, of_call[ops.call], -1) if len(of_call) else ops.call
 
 
 def _name_calls(ops: StepOps, nth: Rows) -> Mapping[tuple[int, int], tuple[str, PlaceName]]:
-    """Returns what each call is called, and its place, by the index of the place and its number."""
+    """Returns the name and the place of each call, by the index of the place and the call's number."""
     pairs = np.unique(np.stack([ops.where, nth]), axis=1).T.tolist()
     places = [(where, call, ops.placed.name(where)) for where, call in pairs]
     return {(where, call): (call_name(place, call), place) for where, call, place in places}

@@ -1,4 +1,4 @@
-"""The ops of one step summed up by module, by call or by name, the most expensive first."""
+"""Sums up the ops of one step by module, by call or by name, by descending time."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ _NO_PLACE = PlaceName("")
 
 @dataclass(frozen=True, kw_only=True)
 class OpRow:
-    """The ops of a module without those inside it, of one of its calls, or of one name."""
+    """The ops of a module without those of its children, of one of its calls, or of one name."""
 
     name: str  # what the row is called: the path, of a root its name; `path@1`; the op; (optimizer)
     root: str | None  # the name of the root; None for ops of one name, and where they ran in no module
@@ -31,7 +31,7 @@ class OpRow:
 
 @dataclass(frozen=True, kw_only=True)
 class OpTable:
-    """What the ops of one step cost."""
+    """The costs of the ops of one step."""
 
     command: tuple[str, ...]
     marks: tuple[str, ...]
@@ -46,14 +46,15 @@ class OpTable:
 def build_op_table(
     data: RecordingData, *, step: int | None = None, by: GroupedBy = "module", phase: str | None = None
 ) -> OpTable:
-    """Returns what the ops of a step cost, by what they belong to; rows with most time come first.
+    """Returns the costs of a step's ops in groups, by descending time.
 
-    Ops that ran in no module have rows of their own, which have no path.
+    Ops that ran in no module have rows of their own, without a path.
 
     Args:
-        step: None chooses as `build_module_tree` does.
+        data: the recording.
+        step: the number of the step; None chooses as `build_module_tree` does.
         by: "module", "call" (a forward with its backward and recompute) or "op" (ops of one name).
-        phase: one of `PHASES` to leave all other ops out.
+        phase: one of `PHASES`, which leaves out all other ops; None for all.
 
     Raises:
         ValueError: the recording has no such step, or `by` or `phase` is something else.

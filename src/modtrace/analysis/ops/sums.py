@@ -1,4 +1,4 @@
-"""Sums what ops cost, and what they save for backward, for any grouping of them."""
+"""Sums the costs of ops, and what they save for backward, for any grouping of them."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _CODES = len(PHASES) + 1
 
 @dataclass(frozen=True, kw_only=True)
 class OpSums:
-    """Several ops in one; sums leave out what is not known."""
+    """The sums of several ops, without values that are not known."""
 
     ops: int = 0
     time_ns: int = 0
@@ -34,7 +34,7 @@ NO_OPS = OpSums()
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseSums(ByPhase[OpSums]):
-    """The ops of a group together, and by phase; `together` also has those that ran in no phase."""
+    """The sums of a group, over all phases and by phase; `together` includes ops without a phase."""
 
     together: OpSums = NO_OPS
     forward: OpSums = NO_OPS
@@ -47,8 +47,9 @@ def sum_ops(ops: StepOps, group: Rows, groups: int) -> list[PhaseSums]:
     """Returns the sums of each group.
 
     Args:
+        ops: the ops.
         group: the group of each op, from 0.
-        groups: how many there are.
+        groups: the number of groups.
     """
     key = group * _CODES + ops.phase + 1
     sums = {name: sum_by(key, each, groups * _CODES) for name, each in _summed(ops).items()}
@@ -57,14 +58,14 @@ def sum_ops(ops: StepOps, group: Rows, groups: int) -> list[PhaseSums]:
 
 
 def sum_by(group: Rows, values: Column, groups: int) -> Column:
-    """Returns the sum of each group, exact: `numpy.bincount` would add floating point numbers."""
+    """Returns the exact sum of each group; `numpy.bincount` would add floating-point numbers."""
     sums = np.zeros(groups, np.int64)
     np.add.at(sums, group, values)
     return sums
 
 
 def _summed(ops: StepOps) -> Mapping[str, Column]:
-    """Returns what is added up, by the fields of OpSums."""
+    """Returns the columns that are summed, by the fields of OpSums."""
     return {
         "ops": np.ones(len(ops), np.int64),
         "time_ns": ops.duration_ns,
@@ -96,7 +97,7 @@ def _to_phase_sums(by_phase: Mapping[str, Column], group: int) -> PhaseSums:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedMemory:
-    """What several ops save for backward; sums leave out what is not known."""
+    """The memory that several ops save for backward, without values that are not known."""
 
     ops: int = 0
     saved_bytes: int = 0  # in every phase but recompute
@@ -106,19 +107,19 @@ class SavedMemory:
 
 @dataclass(frozen=True)
 class SavedByOp:
-    """What the ops of one name save."""
+    """The memory that the ops of one name save."""
 
     op: str
     saved: SavedMemory
 
 
 def sum_saved(ops: StepOps, group: Rows, groups: int) -> list[SavedMemory]:
-    """Returns what each group saves; groups are numbered from 0."""
+    """Returns the memory that each group saves; groups are numbered from 0."""
     return _to_saved(_sum_columns(ops, group, groups))
 
 
 def sum_inside(ops: StepOps, group: Rows, parent: Rows) -> list[SavedMemory]:
-    """Returns what each group saves with the groups below it; `parent` is the group above each, -1 for none."""
+    """Returns the memory that each group and the groups below it save; `parent` is -1 for groups without one."""
     columns = _sum_columns(ops, group, len(parent))
     for level in reversed(list(iterate_levels(parent))[1:]):
         for each in columns.values():
@@ -127,7 +128,7 @@ def sum_inside(ops: StepOps, group: Rows, parent: Rows) -> list[SavedMemory]:
 
 
 def sum_saved_by_op(ops: StepOps, group: Rows) -> Mapping[int, list[SavedByOp]]:
-    """Returns what each group saves by the names of its ops, the largest first."""
+    """Returns the memory that each group saves by the names of its ops, in descending order."""
     keys = group * len(ops.names) + ops.name
     distinct, which = np.unique(keys, return_inverse=True)
     by_group: dict[int, list[SavedByOp]] = defaultdict(list)
@@ -140,7 +141,7 @@ def sum_saved_by_op(ops: StepOps, group: Rows) -> Mapping[int, list[SavedByOp]]:
 
 
 def _sum_columns(ops: StepOps, group: Rows, groups: int) -> Mapping[str, Column]:
-    """Returns what is added up, by the fields of SavedMemory."""
+    """Returns the columns that are summed, by the fields of SavedMemory."""
     is_recompute = ops.phase == PHASES.index(RECOMPUTE)
     known = np.maximum(ops.saved_bytes, 0)
     columns = {

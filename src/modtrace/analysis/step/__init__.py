@@ -1,1 +1,1 @@
-"""One step of a recording: which one is shown, its calls, ops and times, and the tree they stand in."""
+"""One step of a recording: its choice, its calls, ops and times, and their places in the module tree."""

@@ -1,4 +1,4 @@
-"""The calls of one step as columns, and the tree that they form."""
+"""Reads the calls of one step as columns, and the tree that they form."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,9 +51,11 @@ class Calls:
 
 
 def read_calls(table: pa.Table, step: int | None, *, also: Column | None = None) -> Calls:
-    """Returns the calls of a step, with those of the earlier steps that its backwards and recomputes refer to.
+    """Returns the calls of a step, with the calls of earlier steps to which its backwards and recomputes refer.
 
     Args:
+        table: the table `calls`.
+        step: the number of the step.
         also: ids of further calls that are referred to; -1 for none.
     """
     table = table.select(_COLUMNS)
@@ -98,7 +100,7 @@ def _to_calls(table: pa.Table, step: int | None) -> Calls:
 
 
 def _steps_of(wanted: Column, table: pa.Table, kept: Column, steps: Column) -> Column:
-    """Returns the steps of the calls that are wanted and not kept."""
+    """Returns the steps of the calls that are wanted and not yet kept."""
     call_ids = column_of(table, "call_id")
     missing = np.setdiff1d(wanted[wanted >= 0], call_ids[kept])
     return np.unique(steps[np.isin(call_ids, missing)])
@@ -110,7 +112,7 @@ def _repeated(table: pa.Table) -> Column:
 
 
 def column_of(table: pa.Table, name: str) -> Column:
-    """Returns a column without nulls: -1 stands for them."""
+    """Returns a column with -1 in place of nulls."""
     column = table[name]
     if column.null_count:
         column = pc.fill_null(column, -1)
@@ -118,7 +120,7 @@ def column_of(table: pa.Table, name: str) -> Column:
 
 
 def phase_codes(column: pa.ChunkedArray) -> Column:
-    """Returns the phases as codes of `PHASES`, whatever the codes of the chunks are; -1 for null."""
+    """Returns the phases as codes of `PHASES`, for any codes in the chunks; -1 for null."""
     chunks = []
     for chunk in column.chunks:
         codes = np.array([PHASES.index(each) for each in chunk.dictionary.to_pylist()] + [-1], np.int8)
@@ -134,7 +136,7 @@ class RowFinder:
         self._sorted = ids[self._order]
 
     def __call__(self, wanted: Column) -> Rows:
-        """Returns the row of each id, -1 where there is none."""
+        """Returns the row of each id; -1 if there is none."""
         if not len(self._sorted):
             return np.full(len(wanted), -1, np.int64)
         at = np.minimum(np.searchsorted(self._sorted, wanted), len(self._sorted) - 1)
@@ -142,7 +144,7 @@ class RowFinder:
 
 
 def iterate_levels(parent: Rows) -> Iterator[Rows]:
-    """Yields the rows without parent, then their children, and so on; children of one parent lie together."""
+    """Yields the rows without parent, then their children, and so on. Children of one parent are adjacent."""
     order = np.argsort(parent, kind="stable")
     counts = np.bincount(parent + 1, minlength=len(parent) + 1)
     ends = np.cumsum(counts)
@@ -157,13 +159,13 @@ def iterate_levels(parent: Rows) -> Iterator[Rows]:
 
 @dataclass(frozen=True)
 class CallOrder:
-    """Calls numbered in pre-order: what lies inside a call has the numbers from its own up to `last`."""
+    """Calls numbered in pre-order. The calls inside a call have the numbers from its own up to `last`."""
 
     number: Rows
     last: Rows
 
     def outermost(self, rows: Rows) -> Rows:
-        """Returns those of `rows` that lie in no other of them."""
+        """Returns those of `rows` that are not inside another one of them."""
         rows = rows[np.argsort(self.number[rows])]
         reached = np.maximum.accumulate(self.last[rows])
         is_outer = np.ones(len(rows), bool)
@@ -172,7 +174,7 @@ class CallOrder:
 
 
 def number_calls(levels: list[Rows], parent: Rows) -> CallOrder:
-    """Numbers the calls in pre-order, a level at a time."""
+    """Numbers the calls in pre-order, one level at a time."""
     size = np.ones(len(parent), np.int64)
     for level in reversed(levels[1:]):
         np.add.at(size, parent[level], size[level])

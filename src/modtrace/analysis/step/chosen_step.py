@@ -14,7 +14,7 @@ from .calls import Column, column_of, phase_codes
 
 @dataclass(frozen=True, kw_only=True)
 class ShownStep:
-    """A step, among those of its recording."""
+    """A step of a recording, with the recording's range of steps."""
 
     step: int
     kind: str | None  # train, eval; None where the step's end was not recorded
@@ -28,12 +28,12 @@ class ShownStep:
 
     @property
     def complete(self) -> bool:
-        """Returns whether the step's end was recorded."""
+        """True if the step's end was recorded."""
         return self.end_ns is not None
 
     @property
     def duration_ns(self) -> int | None:
-        """Returns how long it took without what modtrace spent measuring; None if its end was not recorded."""
+        """The duration without the time that modtrace spent measuring; None if the end was not recorded."""
         if self.start_ns is None or self.end_ns is None:
             return None
         return max(self.end_ns - self.start_ns - self.overhead_ns, 0)
@@ -69,7 +69,7 @@ def find_step(data: RecordingData, asked: int | str | None) -> int | None:
 
 
 def choose_step(steps: pa.Table, calls: pa.Table, step: int | None) -> ShownStep | None:
-    """Returns the step asked for, or the one worth showing; None if there is none at all.
+    """Returns the requested step, or the one worth showing if `step` is None; None if there are no steps.
 
     Raises:
         ValueError: there is no such step.
@@ -106,9 +106,9 @@ def _steps_with_optimizer(calls: pa.Table, of_calls: Column) -> set[int]:
 
 
 def _most_telling(rows: dict[int, dict[str, Any]], called: set[int], updated: set[int]) -> int | None:
-    """Returns the last complete step, training before evaluation, and if possible one that has calls.
+    """Returns the last complete step. Training comes before evaluation, and steps with calls before others.
 
-    A training step that an exception has ended has no call of the optimizer: it counts behind those that have one.
+    A training step that an exception has ended has no optimizer call, and comes after those that have one.
     """
     complete = [step for step in rows if step in called]
     training = [step for step in complete if rows[step]["kind"] == "train"]
@@ -122,7 +122,7 @@ def _no_step(asked: int | str, known: Sequence[int], kinds: str = "") -> ValueEr
 
 
 def name_steps(steps: Sequence[int]) -> str:
-    """Writes sorted step numbers as ranges: `0..19, 25`."""
+    """Returns sorted step numbers as ranges: `0..19, 25`."""
     runs: list[list[int]] = []
     for step in steps:
         if runs and step == runs[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Explains why a recording has no rows of what it is asked for: they were not asked for, or they are missing."""
+"""Explains why a recording has no rows for a request: they were not recorded, or they are missing."""
 
 from collections.abc import Sequence
 
@@ -22,20 +22,20 @@ _NOTHING_RAN = {
 
 
 def require_rows(data: RecordingData, table: str) -> None:
-    """Refuses a recording without rows of a table, for nothing can be said of it then.
+    """Refuses a recording without rows of a table, which could only give an empty answer.
 
     Raises:
-        NothingRecordedError: there are none; the text says why.
+        NothingRecordedError: there are no rows; the message says why.
     """
     if not data.table(table).num_rows:
         raise NothingRecordedError(explain_none(data, table))
 
 
 def require_ops(data: RecordingData, step: int, phase: str | None = None) -> None:
-    """Refuses a step, or a phase of it, that has no ops.
+    """Refuses a step, or a phase of it, without ops.
 
     Raises:
-        NothingRecordedError: there are none; the text says where there are some.
+        NothingRecordedError: there are no ops; the message says where there are some.
     """
     require_rows(data, "ops")
     ops = data.table("ops").select(["step", "phase"])
@@ -52,7 +52,7 @@ def require_ops(data: RecordingData, step: int, phase: str | None = None) -> Non
 
 
 def explain_none(data: RecordingData, what: str) -> str:
-    """Returns why there are no `calls`, `ops`, `values` or `whole tensors`."""
+    """Returns the reason why there are no `calls`, `ops`, `values` or `whole tensors`."""
     meta, has_calls = data.meta, bool(data.table("calls").num_rows)
     held = [note.reason for note in meta.notes if note.kind == HELD]
     # Where no module was called, an option would not have helped.
@@ -91,12 +91,12 @@ def _name_option(what: str) -> str:
 
 
 def say_missing(marks: Sequence[str]) -> str:
-    """Returns a sentence with a space in front that cites the marks of a recording; empty if there are none."""
+    """Returns a sentence, after a space, that quotes the marks of a recording; "" if there are none."""
     return f" The recording is not whole: {'; '.join(marks)}." if marks else ""
 
 
 def _were_wanted(meta: RunMeta, what: str) -> bool:
-    """Returns whether the options ask for them; of a recording without options, whether it has marks or notes."""
+    """Returns whether the options request the rows; without options, whether the recording has marks or notes."""
     if what == "calls":
         return True
     option = meta.options.get("ops" if what == "ops" else "values", bool(meta.marks or meta.notes))

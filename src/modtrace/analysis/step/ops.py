@@ -1,4 +1,4 @@
-"""The ops of one step as columns, each with the place in the module tree at which it ran."""
+"""Reads the ops of one step as columns, each with its place in the module tree."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,12 +13,12 @@ from .calls import Calls, Column, RowFinder, Rows, column_of, iterate_levels, ph
 from .chosen_step import ShownStep, choose_step
 from .placement import Placer, merge_wrappers, name_roots, place_calls
 
-#: Where an op ran that ran at no place of the module tree.
+#: The index of the place of an op that ran outside of the module tree.
 OUTSIDE = -1
 OPTIMIZERS = -2
 UNRECORDED = -3
 
-#: What these are called; `UNRECORDED`: the op names a call that the recording does not have.
+#: The names of these; `UNRECORDED` means that the op refers to a call that the recording lacks.
 NO_PLACE_NAMES = {
     OUTSIDE: "(outside of modules)",
     OPTIMIZERS: "(optimizer)",
@@ -44,7 +44,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class PlaceName:
-    """What a place of the module tree is called, or what is no place."""
+    """The name of a place in the module tree, or of what is outside of it."""
 
     name: str  # the path, of a root its name
     root: str | None = None  # the name of the root; None where it is no place
@@ -55,7 +55,7 @@ class PlaceName:
 
 @dataclass(frozen=True)
 class PlacedCalls:
-    """Calls with the places at which they stand; `table` has further columns of them."""
+    """Calls with their places in the module tree; `table` has further columns of them."""
 
     calls: Calls
     levels: list[Rows]
@@ -65,7 +65,7 @@ class PlacedCalls:
 
     @cached_property
     def origin(self) -> Rows:
-        """The forward call that each belongs to, itself if it is one."""
+        """The forward call to which each call belongs, which is the call itself for a forward."""
         rows = np.arange(len(self.calls))
         for _ in range(2):  # a backward's nodes may be those of a recompute
             rows = np.where(self.calls.repeats[rows] >= 0, self.calls.repeats[rows], rows)
@@ -76,7 +76,7 @@ class PlacedCalls:
         return column_of(self.table, name)[self._at]
 
     def name(self, where: int) -> PlaceName:
-        """Returns what the place of that index is called."""
+        """Returns the name of the place with this index."""
         return self.places[where] if where >= 0 else PlaceName(NO_PLACE_NAMES[where])
 
     @cached_property
@@ -123,8 +123,9 @@ def read_step_ops(data: RecordingData, *, step: int | None, phase: str | None = 
     """Returns the ops of a step.
 
     Args:
-        step: None chooses the step that the module tree shows.
-        phase: one of PHASES; None for all ops, also those that run in none.
+        data: the recording.
+        step: the number of the step; None chooses the step that the module tree shows.
+        phase: one of PHASES; None for all ops, including those without a phase.
 
     Raises:
         ValueError: the recording has no such step, or there is no such phase.

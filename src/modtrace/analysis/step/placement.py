@@ -18,7 +18,7 @@ _PLACING_ORDER = (FORWARD, RECOMPUTE, BACKWARD)
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """A registered module; a wrapper and what it wraps are one."""
+    """A registered module. A wrapper and the module that it wraps are one."""
 
     module_id: int
     root_id: int
@@ -32,7 +32,7 @@ class Module:
 
 @dataclass(frozen=True)
 class TreePlace:
-    """A node before its times are known."""
+    """A place in the module tree: a module under one of its paths."""
 
     module: Module
     path: str
@@ -40,12 +40,12 @@ class TreePlace:
 
     @property
     def is_alias(self) -> bool:
-        """Returns whether this is not the module's own path."""
+        """True if the path is not the module's own."""
         return self.path != self.module.path
 
 
 def merge_wrappers(rows: Sequence[Mapping[str, Any]]) -> dict[int, Module]:
-    """Returns the modules by id; a wrapper and the wrapped, which have one path, share an entry, named after both."""
+    """Returns the modules by id. A wrapper and the wrapped module have one path, and share an entry with both names."""
     by_id = {row["module_id"]: row for row in rows}  # the last row wins
     chains: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
     for module_id, outermost in _find_outermost(by_id).items():
@@ -58,7 +58,7 @@ def merge_wrappers(rows: Sequence[Mapping[str, Any]]) -> dict[int, Module]:
 
 
 def _find_outermost(by_id: Mapping[int, Mapping[str, Any]]) -> dict[int, int]:
-    """Returns for each module the outermost wrapper around it; most modules have none and are their own."""
+    """Returns, for each module, the outermost wrapper around it, which is the module itself if it has none."""
     outermost: dict[int, int] = {}
     for module_id in by_id:
         chain: dict[int, None] = {}
@@ -76,7 +76,7 @@ def _is_wrapped(row: Mapping[str, Any], by_id: Mapping[int, Mapping[str, Any]]) 
 
 
 def _merge(chain: Sequence[Mapping[str, Any]]) -> Module:
-    """Returns one module of a wrapper, what it wraps, and so on."""
+    """Merges a wrapper, the module that it wraps, and so on into one module."""
     outer, types = chain[0], [row["type"] for row in chain]
     return Module(
         module_id=outer["module_id"],
@@ -91,7 +91,7 @@ def _merge(chain: Sequence[Mapping[str, Any]]) -> Module:
 
 
 class Placer:
-    """Knows the places of registered modules, and adds some where shared or unknown modules are called."""
+    """Finds the places of registered modules, and adds places where shared or unknown modules are called."""
 
     def __init__(self, modules: Mapping[int, Module]) -> None:
         self._modules = modules
@@ -132,7 +132,7 @@ class Placer:
         return self._add(TreePlace(Module(module_id=module_id, root_id=root_id, path=path), path, parent))
 
     def _path_from(self, above: TreePlace, module: Module) -> str:
-        """Returns the one of the module's paths under which `above` runs it."""
+        """Returns the path of the module under which `above` runs it."""
         if not is_below(module.path, above.module.path):
             return path_below(above.path, module.path, module.aliases)
         if not above.is_alias:
@@ -147,7 +147,7 @@ class Placer:
         return self._shared[key]
 
     def _place_above(self, path: str, root_id: int) -> int:
-        """Returns the nearest place above a path; shared containers on the way get their places."""
+        """Returns the nearest place above a path. Shared containers in between get places of their own."""
         missing = []
         while path:
             path = path.rpartition(".")[0]
@@ -169,12 +169,12 @@ class Placer:
 
 
 def label_places(places: Sequence[TreePlace]) -> list[str]:
-    """Returns what each place is called below the place above: a part of its path; the name of a root."""
+    """Returns the label of each place, which is the part of its path below its parent; the name for a root."""
     return [_label(each, places[each.parent] if each.parent != NOWHERE else None) for each in places]
 
 
 def name_roots(places: Sequence[TreePlace]) -> dict[int, str]:
-    """Returns what each root is called, by its id."""
+    """Returns the name of each root, by its id."""
     labels = zip(places, label_places(places), strict=True)
     return {place.module.module_id: label for place, label in labels if not place.is_alias}
 
@@ -188,7 +188,7 @@ def _label(place: TreePlace, above: TreePlace | None) -> str:
 def place_calls(calls: Calls, levels: Sequence[Rows], placer: Placer) -> Rows:
     """Returns the index of each call's place; NOWHERE for optimizer steps.
 
-    A call that repeats another one (a backward, a recompute) stands where that one stands.
+    A call that repeats another one (a backward, a recompute) has the same place.
     """
     placed = np.full(len(calls), NOWHERE, np.int64)
     for phase in _PLACING_ORDER:
@@ -202,7 +202,7 @@ def place_calls(calls: Calls, levels: Sequence[Rows], placer: Placer) -> Rows:
 
 
 def _place_by_caller(calls: Calls, rows: Rows, placed: Rows, placer: Placer) -> None:
-    """Places rows whose callers are placed; each pair of module and caller's place is looked up once."""
+    """Places rows whose callers are placed. Each pair of module and caller's place is looked up once."""
     if not len(rows):
         return
     callers = np.where(calls.parent[rows] >= 0, placed[calls.parent[rows]], NOWHERE)
@@ -217,12 +217,14 @@ def _place_by_caller(calls: Calls, rows: Rows, placed: Rows, placer: Placer) -> 
 def place_values(module: Column, call_id: Column, calls: Calls, placer: Placer) -> Rows:
     """Returns the index of each row's place; NOWHERE for a parameter that no module owns.
 
-    A row stands where its call stands, which for a shared module is not always its own path. Without a call
-    (a parameter, or a call that is not in `calls`) it stands at its module's own path.
+    A row has the place of its call, which for a shared module need not be its own path. Without a call (a parameter, or
+    a call that is not in `calls`) it has the place of its module's own path.
 
     Args:
-        module: the module of the row's site; NO_MODULE for none.
-        call_id: -1 for none.
+        module: the module of each row's site; NO_MODULE for none.
+        call_id: the call of each row; -1 for none.
+        calls: the calls of the step.
+        placer: finds places.
     """
     return place_by_calls(
         module, call_id, calls, place_calls(calls, list(iterate_levels(calls.parent)), placer), placer
@@ -230,7 +232,7 @@ def place_values(module: Column, call_id: Column, calls: Calls, placer: Placer) 
 
 
 def place_by_calls(module: Column, call_id: Column, calls: Calls, placed: Rows, placer: Placer) -> Rows:
-    """Does the same where the places of the calls are known."""
+    """Returns the same as `place_values` if the places of the calls are known."""
     row = RowFinder(calls.call_id)(call_id)
     found = np.where(row >= 0, placed[row], NOWHERE) if len(placed) else np.full(len(row), NOWHERE, np.int64)
     alone = np.flatnonzero((found == NOWHERE) & (module != NO_MODULE))

@@ -1,4 +1,4 @@
-"""The times of a step's calls, summed for any group of them."""
+"""Sums the times of a step's calls for any group of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from .placement import NOWHERE, Placer, place_calls
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseTimes:
-    """Calls in one phase of a step; all times are without what modtrace spent measuring."""
+    """The calls of one phase in a step. All times are without the time that modtrace spent measuring."""
 
     calls: int = 0
     total_ns: int = 0  # with what is called inside; a call inside a call of the same module counts once
@@ -26,7 +26,7 @@ class PhaseTimes:
 
 
 class CallTimes:
-    """The calls of a step, with what has to be derived from all of them together."""
+    """The calls of a step, with what is derived from all of them together."""
 
     def __init__(self, calls: Calls, step: ShownStep | None, placer: Placer) -> None:
         levels = list(iterate_levels(calls.parent))
@@ -40,15 +40,15 @@ class CallTimes:
         self._self_ns = _own_times(calls)
 
     def at(self, place: int, phase: str) -> Rows:
-        """Returns the calls of the step that stand at a place."""
+        """Returns the calls of the step at a place."""
         return self._rows.get((place, PHASES.index(phase)), _NO_ROWS)
 
     def outermost(self, rows: Rows) -> Rows:
-        """Returns those of `rows` that lie in no other of them."""
+        """Returns those of `rows` that are not inside another one of them."""
         return self._order.outermost(rows)
 
     def sum_up(self, rows: Rows, *, total: Rows) -> PhaseTimes:
-        """Returns the times of the calls `rows`, of which `total` are those whose whole time is counted."""
+        """Returns the times of the calls `rows`; total times are those of the calls `total`."""
         if not len(rows) and not len(total):
             return NO_CALLS
         calls = self._calls
@@ -65,14 +65,14 @@ class CallTimes:
         )
 
     def of_phase(self, phase: str) -> PhaseTimes:
-        """Returns the calls of a phase in the step that no other call of the phase is around."""
+        """Returns the times of the step's calls of a phase that are in no other call of the phase."""
         rows = self.outermost(
             np.flatnonzero(self._calls.in_step & (self._calls.phase == PHASES.index(phase)))
         )
         return self.sum_up(rows, total=rows)
 
     def outside_ns(self) -> int | None:
-        """Returns the part of the step in which no call ran; None where that cannot be known."""
+        """Returns the part of the step in which no call ran; None if that is not known."""
         rows = self.outermost(np.flatnonzero(self._calls.in_step))
         step = self._step
         if step is None or step.start_ns is None or step.end_ns is None or not self._calls.ended[rows].all():
@@ -100,7 +100,7 @@ def _group(calls: Calls, placed: Rows) -> Mapping[tuple[int, int], Rows]:
 
 
 def _is_within_wrapper(calls: Calls, placed: Rows) -> Column:
-    """Returns whether a call is that of the wrapped module by its wrapper: both are one node, and this one call."""
+    """Returns whether each call is that of a wrapped module by its wrapper. Both are one node, with one call."""
     has_parent = calls.parent >= 0
     same_node = has_parent & (placed[calls.parent] == placed)
     within: Column = same_node & (calls.module[calls.parent] != calls.module)

@@ -1,1 +1,1 @@
-"""The calls and ops of a step as spans on tracks of time."""
+"""Builds timelines: the calls and ops of a step as spans on lanes."""

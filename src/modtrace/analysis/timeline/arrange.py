@@ -1,4 +1,4 @@
-"""Puts spans into the lanes of a timeline and clips them so that they nest."""
+"""Puts spans into the lanes of a timeline, and clips them so that they nest."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ _NEVER_NS = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, eq=False)
 class Nested:
-    """Spans that nest, in the order of those that were given."""
+    """Spans that nest, in the given order."""
 
     start_ns: Column
     end_ns: Column
@@ -21,14 +21,14 @@ class Nested:
 
 
 def nest(parent: Rows, lane: Column, start_ns: Column, end_ns: Column) -> Nested:
-    """Clips spans to those around them, and each to the beginning of its next sibling.
+    """Clips spans to their parents, and each to the beginning of its next sibling.
 
     Args:
-        parent: the row of the span around each, which is of its lane; -1 for none.
-        lane: spans of one lane without parent are siblings.
-        start_ns: when each began.
-        end_ns: when it ended; a span that never ended may be given any late end, for it ends with what is
-            around it or with the next that begins beside it.
+        parent: the row of each span's parent, which is in the same lane; -1 for none.
+        lane: the lane of each span. Spans of one lane without parent are siblings.
+        start_ns: the beginning of each span.
+        end_ns: the end of each span. A span that never ended may have any late end, since it ends with its parent or
+            with its next sibling.
     """
     start_ns, end_ns = start_ns.copy(), np.maximum(start_ns, end_ns)
     depth = np.zeros(len(parent), np.int64)
@@ -54,7 +54,7 @@ def _clip_to_siblings(rows: Rows, group: Rows, start_ns: Column, end_ns: Column)
 
 
 def find_parents(lane: Column, start_ns: Column, end_ns: Column) -> Rows:
-    """Returns the innermost span of its lane that each lies in, by times alone; -1 for none."""
+    """Returns the innermost span of the same lane that contains each span, by times alone; -1 for none."""
     parent = np.full(len(lane), -1, np.int64)
     around: list[tuple[int, int, int]] = []  # lane, end and row of the spans that are open, outermost first
     columns = (lane.tolist(), start_ns.tolist(), end_ns.tolist())
@@ -76,7 +76,7 @@ _ROUNDING_NS = 1_000
 
 @dataclass(frozen=True)
 class Lane:
-    """Spans below each other that nest."""
+    """A group of spans that nest, drawn below each other."""
 
     kind: str  # one of LANE_KINDS
     thread: int | None  # counts up in the order the threads were first seen; None for the steps
@@ -84,7 +84,7 @@ class Lane:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spans:
-    """What ran from when to when, in the order of its beginning, the outer before what is inside."""
+    """Spans in the order in which they begin, outer ones before inner ones."""
 
     lane: Rows  # index in the timeline's lanes
     kind: Column  # codes of SPAN_KINDS
@@ -100,7 +100,7 @@ class Spans:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Arranged:
-    """Spans in order."""
+    """Spans in order, with their lanes."""
 
     lanes: tuple[Lane, ...]
     spans: Spans
@@ -109,11 +109,11 @@ class Arranged:
 
 
 def arrange(rows: SpanRows, kind: Column) -> Arranged:
-    """Returns the spans in lanes, in the order of their beginning.
+    """Returns the spans in lanes, in the order in which they begin.
 
     Args:
         rows: the spans as measured.
-        kind: of each the code of SPAN_KINDS.
+        kind: the code of SPAN_KINDS of each span.
     """
     lane, lanes = _number_lanes(rows)
     end_ns = _find_ends(rows)
@@ -144,7 +144,7 @@ def _number_lanes(rows: SpanRows) -> tuple[Rows, tuple[Lane, ...]]:
 
 
 def _find_ends(rows: SpanRows) -> Column:
-    """Returns when each span ended; one that never did ends with its step, or with the last span that was seen."""
+    """Returns the end of each span. A span that never ended ends with its step, or with the last known span."""
     last_ns = max(int(rows.start_ns.max(initial=0)), int(rows.end_ns[rows.ended].max(initial=0)))
     steps = np.flatnonzero((rows.lane == LANE_KINDS.index(STEPS)) & rows.ended)
     step = RowFinder(rows.step[steps])(rows.step)
@@ -153,7 +153,7 @@ def _find_ends(rows: SpanRows) -> Column:
 
 
 def _find_around(rows: SpanRows, lane: Rows, end_ns: Column) -> Rows:
-    """Returns the span around each; of steps, and of optimizers inside optimizers, by their times."""
+    """Returns the parent of each span. Parents of steps, and of optimizers inside optimizers, are found by times."""
     by_time = np.isin(rows.lane, (LANE_KINDS.index(STEPS), LANE_KINDS.index(OPTIMIZER))) & (rows.parent < 0)
     at = np.flatnonzero(by_time)
     found = find_parents(lane[at], rows.start_ns[at], end_ns[at])

@@ -1,4 +1,4 @@
-"""Names the calls of all steps, and finds what was noted of their values."""
+"""Names the calls of all steps, and finds notes on their values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _OPTIMIZER_NAME = PlaceName("optimizer")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CallNames:
-    """The calls of all steps, with what they are called."""
+    """The calls of all steps, with their names."""
 
     calls: Calls
     name: Column  # codes of `names`

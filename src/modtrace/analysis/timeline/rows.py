@@ -1,4 +1,4 @@
-"""Reads steps, calls and ops as spans that do not nest yet."""
+"""Reads steps, calls and ops as spans that need not nest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _NEVER_NS = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CallRows:
-    """Calls as spans, with the columns by which ops are placed."""
+    """Calls as spans, with the columns that place ops in them."""
 
     spans: SpanRows
     call_id: Column
@@ -64,13 +64,13 @@ def read_call_rows(data: RecordingData, steps: Sequence[int]) -> CallRows:
 
 
 def _renumber(refers: Rows, kept: Column) -> Rows:
-    """Returns for each kept row the row it refers to, counted among the kept ones; -1 for none."""
+    """Returns, for each kept row, the row it refers to, counted among the kept ones; -1 for none."""
     number = np.append(np.where(kept, np.cumsum(kept) - 1, -1), -1)
     return number[refers[kept]]
 
 
 def _find_on_thread(parent: Rows, thread: Column) -> Rows:
-    """Returns the parents without those on other threads: each thread has lanes of its own."""
+    """Returns the parents without those on other threads, because each thread has lanes of its own."""
     is_same = thread == np.append(thread, -1)[parent]
     return np.where(is_same, parent, -1)
 
@@ -96,7 +96,7 @@ def _tell_calls(
 
 
 def read_op_rows(data: RecordingData, steps: Sequence[int], calls: CallRows) -> OpSpans:
-    """Returns the ops of some steps, each in its call if it ran at the time of its call on the call's thread."""
+    """Returns the ops of some steps. An op is inside its call if it ran on the call's thread and during the call."""
     table = data.table("ops")
     table = table.filter(pa.array(np.isin(column_of(table, "step"), list(steps))))
     phase, start_ns, ended = phase_codes(table["phase"]), column_of(table, "start_ns"), _ended(table)
@@ -147,7 +147,7 @@ def _tell_ops(table: pa.Table, phase: Column, call: Rows, names: Detail) -> tupl
 
 
 def read_step_rows(data: RecordingData, steps: Sequence[int], inside: Sequence[SpanRows]) -> SpanRows:
-    """Returns some steps; one whose end was not recorded begins with the first span inside of it."""
+    """Returns some steps. A step whose end was not recorded begins with the first span inside it."""
     table = data.table("steps")
     table = table.filter(pa.array(np.isin(column_of(table, "step"), list(steps))))
     open_steps, open_start_ns = _find_open(column_of(table, "step"), inside)
@@ -173,7 +173,7 @@ def read_step_rows(data: RecordingData, steps: Sequence[int], inside: Sequence[S
 
 
 def _find_open(known: Column, inside: Sequence[SpanRows]) -> tuple[Column, Column]:
-    """Returns the steps that are not known and have spans, and when the first of these began."""
+    """Returns the steps that have spans but no recorded end, and the beginning of the first span of each."""
     step = np.concatenate([each.step for each in inside])
     start_ns = np.concatenate([each.start_ns for each in inside])
     rows = np.flatnonzero(~np.isin(step, known))

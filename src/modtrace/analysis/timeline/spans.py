@@ -1,4 +1,4 @@
-"""Holds spans as measured, with their details, and joins those of several kinds into one set of columns."""
+"""Spans as measured, with their details; spans of several kinds can be joined."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ import numpy as np
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
 from ..step.calls import Column, Rows
 
-# What a lane shows.
+# Kinds of lanes.
 STEPS = "steps"
 OUTSIDE = "outside of modules"  # ops without a call, or seen at another time than their call
-#: In the order in which they stand, below each other for each thread.
+#: The kinds of lanes, in the order from top to bottom for each thread.
 LANE_KINDS = (STEPS, FORWARD, RECOMPUTE, BACKWARD, OPTIMIZER, OUTSIDE)
 
 
 @dataclass(frozen=True, eq=False)
 class Detail:
-    """One detail of spans, a value for each; -1, or False, where a span has none."""
+    """A detail of spans, with one value for each; -1, or False, for a span that has none."""
 
     name: str
     values: Column
     dictionary: tuple[str, ...] | None = None  # the values are codes of these
 
     def nothing(self, count: int) -> "Detail":
-        """Returns the same detail for spans that have none."""
+        """Returns the same detail for `count` spans that have none."""
         value = False if self.values.dtype == bool else -1
         return Detail(self.name, np.full(count, value), None if self.dictionary is None else ())
 
@@ -53,11 +53,11 @@ class SpanRows:
 
 
 def join_rows(parts: Sequence[SpanRows], parents: Sequence[int]) -> SpanRows:
-    """Returns the spans of all parts behind each other.
+    """Joins the spans of all parts.
 
     Args:
-        parts: each of another kind.
-        parents: for each the part of which its parents are rows.
+        parts: the spans of each kind.
+        parents: for each part, the index of the part that contains its parents.
     """
     firsts = [0, *accumulate(len(each) for each in parts)]
     plain = ("step", "thread", "lane", "start_ns", "end_ns", "ended")
@@ -75,7 +75,7 @@ def join_rows(parts: Sequence[SpanRows], parents: Sequence[int]) -> SpanRows:
 
 
 def _join_details(parts: Sequence[SpanRows]) -> list[Detail]:
-    """Returns each detail for all spans; nothing where a part does not tell it."""
+    """Returns each detail for the spans of all parts. Spans of parts that lack it have no value."""
     like = {each.name: each for part in parts for each in part.details}
     told = [{each.name: each for each in part.details} for part in parts]
     return [
@@ -85,7 +85,7 @@ def _join_details(parts: Sequence[SpanRows]) -> list[Detail]:
 
 
 def _join(details: Sequence[Detail]) -> Detail:
-    """Returns the values of one detail behind each other."""
+    """Joins the values of one detail."""
     if details[0].dictionary is None:
         return Detail(details[0].name, np.concatenate([each.values for each in details]))
     dictionary: list[str] = []

@@ -1,4 +1,4 @@
-"""Builds a timeline: spans of steps, calls and ops in lanes of their thread and phase, with arrows between them."""
+"""Builds a timeline: spans of steps, calls and ops in lanes for threads and phases, with arrows between them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ FLOW_KINDS = (BACKWARD, RECOMPUTE)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Flows:
-    """Arrows from what ran forward to its backwards, and to what repeats it."""
+    """Arrows from forwards to their backwards and recomputes."""
 
     kind: Column  # codes of FLOW_KINDS
     source: Rows  # rows of the spans
@@ -51,16 +51,17 @@ class Timeline:
 def build_timeline(
     data: RecordingData, *, steps: StepRange = ALL_STEPS, ops: bool = True, op_flows: bool = False
 ) -> Timeline:
-    """Returns the steps, calls and ops of a recording with their times, made to nest.
+    """Returns the steps, calls and ops of a recording with their times, clipped so that they nest.
 
-    A span lies in the call around it. What was measured otherwise, or never ended, is clipped to that; where
-    this moves a time by more than a microsecond, the span has what was measured as its details
-    `measured_start_ns` and `measured_end_ns`, and what never ended has `unfinished`.
+    A span is inside that of its call. Times that were measured otherwise, or never ended, are clipped to that. If this
+    moves a time by more than a microsecond, the span has the measured times as its details `measured_start_ns` and
+    `measured_end_ns`. A span that never ended has the detail `unfinished`.
 
     Args:
-        steps: which steps.
-        ops: with the ops, if they were recorded.
-        op_flows: also arrows from forward ops to those of their backward.
+        data: the recording.
+        steps: the steps to include.
+        ops: includes the ops, if they were recorded.
+        op_flows: includes arrows from forward ops to those of their backward.
 
     Raises:
         ValueError: the recording has no such step.
@@ -112,7 +113,7 @@ def _lacks_backward(data: RecordingData, calls: CallRows, steps: Sequence[int]) 
 
 
 def _find_flows(calls: CallRows, ops: OpSpans | None, arranged: Arranged) -> Flows:
-    """Returns the arrows from calls, and from ops if they are given; none leads back in time."""
+    """Returns the arrows from calls, and from ops if they are given. No arrow leads back in time."""
     call = np.flatnonzero(calls.origin >= 0)
     kind = np.where(calls.phase[call] == PHASES.index(BACKWARD), 0, 1)
     source, target = calls.origin[call], call

@@ -1,1 +1,1 @@
-"""Measured values of tensors: selected, as statistics over steps, as history, and the first that is not finite."""
+"""Measured values: their selection, statistics over steps, histories, and the first that is not finite."""

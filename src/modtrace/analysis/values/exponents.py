@@ -1,4 +1,4 @@
-"""Counts the magnitudes of tensors by powers of two: of one site over steps, or of many sites in one step."""
+"""Counts the magnitudes of tensors by powers of two, for one site over steps or for many sites in one step."""
 
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -21,7 +21,7 @@ LOWEST = -126
 
 @dataclass(frozen=True, kw_only=True)
 class Exponents:
-    """Which part of the numbers has which magnitude; a row for each step, or for each site."""
+    """The fraction of numbers in each bin of magnitudes, with a row for each step or for each site."""
 
     steps: tuple[int, ...]  # of the rows; the same one in each where they are sites
     sites: tuple[str, ...]  # of the rows; the same one in each where they are steps
@@ -37,8 +37,8 @@ def build_exponents(data: RecordingData, selection: Selection, step: int | None 
     Several rows of a site in a step are added up, which is exact.
 
     Raises:
-        TypeError, ValueError: nothing is meant, no histograms were recorded, or without a step several sites are
-            meant.
+        TypeError, ValueError: the selection is empty, no histograms were recorded, or several sites are selected
+            without a step.
     """
     meant = selection if step is None else _in_step(selection, step)
     found = select_values(data, meant)
@@ -69,7 +69,7 @@ def _is_measured(found: SelectedValues) -> npt.NDArray[np.bool_]:
 
 
 def _describe_none(data: RecordingData, selection: Selection, argument: str) -> str:
-    """Returns why there is no histogram: none was recorded, or only in other steps."""
+    """Returns the reason why there is no histogram: none was recorded, or only in other steps."""
     found = select_values(data, replace(selection, steps=None))
     steps = np.unique(column_of(found.table, "step")[_is_measured(found)]).tolist()
     if not steps:

@@ -1,4 +1,4 @@
-"""How one statistic goes, step by step and site by site."""
+"""Builds the history of one statistic, step by step and site by site."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ class History:
     nonfinite: npt.NDArray[np.bool_]  # where the tensors hold NaN or infinite numbers
 
     def to_frame(self) -> Any:
-        """Returns a `pandas.DataFrame` with a row a step and a column a site.
+        """Returns a `pandas.DataFrame` with one row a step and one column a site.
 
         Raises:
             MissingLibraryError: pandas is not installed.
@@ -47,8 +47,8 @@ def build_history(data: RecordingData, stat: str, selection: Selection) -> Histo
     """Returns the history of a statistic; see `Recording.history`.
 
     Raises:
-        TypeError: the path or the steps are something else.
-        ValueError: nothing is meant, there is no such statistic, or it was not measured.
+        TypeError: the path or the steps have a wrong type.
+        ValueError: the selection is empty, there is no such statistic, or it was not measured.
     """
     if stat == RELATIVE:
         return _relative_history(data, selection)

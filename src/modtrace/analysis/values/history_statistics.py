@@ -1,4 +1,4 @@
-"""Merges measured rows of one site and step, and computes the statistics that a history can show, by name."""
+"""Merges the measured rows of one site and step, and computes the statistics of histories by name."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from .selection import SelectedValues
 
 @dataclass(frozen=True, kw_only=True)
 class Cells:
-    """Rows by step and site; a cell is what one site has in one step."""
+    """Rows grouped by step and site; a cell holds the rows of one site in one step."""
 
     rows: Rows  # of all cells, one behind the other
     first: Rows  # where each cell begins in `rows`
@@ -37,7 +37,7 @@ class Cells:
         return self.rows[self.first]
 
     def several(self) -> list[tuple[int, Rows]]:
-        """Returns the cells with more than one row, by number, and their rows."""
+        """Returns the indices of the cells with more than one row, and their rows."""
         sizes = np.diff(np.append(self.first, len(self.rows)))
         return [
             (cell, self.rows[self.first[cell] : self.first[cell] + sizes[cell]])
@@ -61,7 +61,7 @@ def merge_tier2_cells(tier2: Tier2Columns, cells: Cells) -> Tier2Columns:
 
 
 def merge_statistics(stats: StatColumns, cells: Cells) -> StatColumns:
-    """Returns the statistics of each cell: of all numbers of its rows together, by the rules of `StatColumns.merge`."""
+    """Returns the statistics of each cell over all numbers of its rows, by the rules of `StatColumns.merge`."""
     merged: dict[str, Any] = {each.name: getattr(stats, each.name)[cells.single] for each in fields(stats)}
     for cell, rows in cells.several():
         together = stats.merge(rows)
@@ -75,7 +75,7 @@ _USER = "user"
 
 
 class Stat(NamedTuple):
-    """A statistic, and how it is read."""
+    """A statistic, and how it is computed."""
 
     name: str
     column: str  # it was measured where this column is not null
@@ -84,10 +84,10 @@ class Stat(NamedTuple):
 
 
 def to_stat(name: str) -> Stat:
-    """Returns the statistic of this name.
+    """Returns the statistic with a name.
 
     Raises:
-        ValueError: there is none; the text lists those there are.
+        ValueError: there is none; the message lists the known names.
     """
     tier_1 = choose_words(
         python="values='stats' or Capture(stats=1)", command_line="modtrace record --values stats"
@@ -117,16 +117,16 @@ def to_stat(name: str) -> Stat:
 
 
 def stat_names() -> list[str]:
-    """Returns the names of all statistics; a part in capitals stands for a value."""
+    """Returns the names of all statistics. A part in capitals stands for a value."""
     asked = [*(f"{each}:FORMAT" for each in OF_FORMATS), f"{QUANTILE}:PART", f"{_USER}:KEY"]
     return [*STATISTICS, "relative", _USER, *asked]
 
 
 def is_measured(stat: Stat, values: pa.Table) -> npt.NDArray[np.bool_]:
-    """Returns which rows have it.
+    """Returns which rows have a statistic.
 
     Raises:
-        ValueError: none of them.
+        ValueError: none of them has.
     """
     measured: npt.NDArray[np.bool_] = np.asarray(values[stat.column].is_valid())
     if not measured.any():
@@ -141,7 +141,7 @@ def evaluate(stat: Stat, found: SelectedValues, cells: Cells) -> Numbers:
     """Returns the statistic of each cell.
 
     Raises:
-        ValueError: a cell holds several values that do not merge.
+        ValueError: a cell holds several values that cannot be merged.
     """
     return stat.compute(found, cells)
 
@@ -221,7 +221,7 @@ def _parse_user(text: str | None) -> Any:
 
 
 def _number(value: Any, keys: Sequence[str]) -> float:
-    """Returns what lies below the keys; NaN where that is no number. A list of one is what it holds."""
+    """Returns the number below the keys; NaN if there is none. A list with one element counts as the element."""
     for key in keys:
         value = _below(_only(value), key)
     value = _only(value)

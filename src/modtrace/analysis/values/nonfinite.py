@@ -1,4 +1,4 @@
-"""Finds where NaN and infinite values came up first."""
+"""Finds the first NaN and infinite values."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class NonFinite:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """How much a recording says about values at all."""
+    """The extent of a recording's measured values."""
 
     tensors: int  # rows of `values` with statistics
     unmeasured: int  # rows whose note says why they have none
@@ -107,7 +107,7 @@ def _require_measured(data: RecordingData) -> None:
     """Refuses a recording in which no tensor has statistics.
 
     Raises:
-        NothingRecordedError: there is none; the text says why.
+        NothingRecordedError: there is none; the message says why.
     """
     require_rows(data, "values")
     values = data.table("values").select(["count", "note"])
@@ -120,13 +120,13 @@ def _require_measured(data: RecordingData) -> None:
 
 
 def describe_counts(nan_count: int, inf_count: int) -> str:
-    """Returns how many there are of which: `3 NaN, 1 inf`."""
+    """Returns a description of the counts: `3 NaN, 1 inf`."""
     counts = [f"{nan_count} NaN" if nan_count else "", f"{inf_count} inf" if inf_count else ""]
     return ", ".join(each for each in counts if each)
 
 
 def _find_row(table: pa.Table, column: str, wanted: int | None) -> Mapping[str, Any] | None:
-    """Returns the row of an id, if it is there."""
+    """Returns the row with an id, or None."""
     if wanted is None:
         return None
     rows = np.flatnonzero(column_of(table, column) == wanted)
@@ -139,7 +139,7 @@ def _find_row(table: pa.Table, column: str, wanted: int | None) -> Mapping[str, 
 def _find_place(
     module_id: int | None, call_id: int | None, calls: pa.Table, modules: Mapping[int, Module]
 ) -> tuple[str | None, str | None]:
-    """Returns the root's name and the path of the place where the module was called."""
+    """Returns the root's name and the path of the place at which the module was called."""
     call = _find_row(calls, "call_id", call_id)
     placer = Placer(modules)
     module = np.array([NO_MODULE if module_id is None else module_id])
@@ -154,7 +154,7 @@ def _find_place(
 def _describe_weights(
     module_id: int | None, step: int, data: RecordingData, modules: Mapping[int, Module]
 ) -> str | None:
-    """Says which parameters of the module were not finite either, if any were."""
+    """Returns a sentence that names parameters of the module which were not finite either; None if there are none."""
     if module_id is None or module_id not in modules:
         return None
     found = list(_nonfinite_parameters(modules[module_id], step, data, modules))

@@ -1,4 +1,4 @@
-"""Chooses rows of `values` by path, role, slot, phase, call and step, and names the sites that they are of."""
+"""Selects rows of `values` by path, role, slot, phase, call and step, and names their sites."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,10 +21,10 @@ from ..step.calls import Calls, RowFinder, Rows, column_of, iterate_levels, phas
 from ..step.missing_rows import explain_none, require_rows, say_missing
 from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_by_calls, place_calls
 
-#: Of a call; the slot is a place in what it is given or returns. All others are called by their slot.
+#: Roles of calls, whose slot is a position in the arguments or output. Sites of other roles are named by their slot.
 _OF_CALLS = frozenset({INPUT, OUTPUT, GRAD_OUTPUT, GRAD_INPUT, OP_OUTPUT})
 
-#: A site that was measured in several phases is meant in the first of these: a recompute says nothing new, and a
+#: Of a site that was measured in several phases, the first of these is selected: a recompute adds nothing new, and a
 #: parameter's gradient is the one that the optimizer used, not what each backward has added to it.
 _PREFERRED = (OPTIMIZER, FORWARD, BACKWARD, RECOMPUTE)
 
@@ -35,8 +35,8 @@ _SHOWN = 8
 class SelectedValues:
     """Rows of `values`, and the site of each.
 
-    Sites are in the order in which the forward first calls their modules, an outer module before what is inside
-    it, also those of gradients: layer order. A measurement that a wrapper and what it wraps share is there once.
+    Sites are in layer order, also those of gradients: the order in which the forward first calls their modules, outer
+    modules before inner ones. A measurement that a wrapper and the wrapped module share occurs once.
     """
 
     table: pa.Table
@@ -45,13 +45,13 @@ class SelectedValues:
     primary: tuple[bool, ...]  # of each site: whether it is the first slot of its module, or no slot at all
 
     def filter(self, kept: npt.NDArray[np.bool_]) -> "SelectedValues":
-        """Returns only some of the rows; the names stay."""
+        """Returns some of the rows, with the same names."""
         return replace(self, table=self.table.filter(pa.array(kept)), site=self.site[kept])
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which rows are meant; see `Recording.history`."""
+    """The criteria that select rows; see `Recording.history`."""
 
     path: Any = None
     role: str = OUTPUT
@@ -64,7 +64,7 @@ class Selection:
 
 
 class _Site(NamedTuple):
-    """What tells one site from another; calls of a module are not told apart."""
+    """The key of a site. Calls of a module are not distinguished."""
 
     place: int
     slot: str
@@ -73,11 +73,11 @@ class _Site(NamedTuple):
 
 
 def select_values(data: RecordingData, selection: Selection) -> SelectedValues:
-    """Returns the rows that are meant.
+    """Returns the selected rows.
 
     Raises:
-        TypeError: the path or the steps are something else.
-        ValueError: nothing is meant, or there is no such role or phase.
+        TypeError: the path or the steps have a wrong type.
+        ValueError: no rows are selected, or there is no such role or phase.
     """
     paths = to_path_filter(selection.path, argument="path")
     _check_names(selection)
@@ -123,7 +123,7 @@ def _rows_of_role(data: RecordingData, selection: Selection) -> tuple[pa.Table, 
 
 
 def kept_values(data: RecordingData) -> pa.Table:
-    """Returns the rows of `values` of which a whole tensor was kept.
+    """Returns the rows of `values` that have a whole tensor.
 
     Raises:
         NothingRecordedError: there are none.
@@ -148,7 +148,7 @@ def _describe_no_role(selection: Selection, there: Sequence[str]) -> str:
 
 
 class _Places:
-    """Where the rows stand in the tree of modules."""
+    """The places of the rows in the module tree."""
 
     def __init__(self, data: RecordingData, values: pa.Table, sites: pa.Table, at: Rows) -> None:
         placer = Placer(merge_wrappers(data.table("modules").to_pylist()))
@@ -167,7 +167,7 @@ class _Places:
         return self._roots.get(self._places[place].module.root_id, "") if place != NOWHERE else ""
 
     def rank(self, place: int) -> tuple[float, int]:
-        """Orders by the first forward call; what was never called follows in the order of the modules."""
+        """Returns a sort key by the first forward call; modules that were never called follow in their own order."""
         return (float(self._started[place]), place) if place != NOWHERE else (np.inf, len(self._places))
 
 
@@ -179,7 +179,7 @@ def _first_starts(calls: Calls, placed: Rows, places: int) -> npt.NDArray[np.flo
 
 
 def _sites_of(sites: pa.Table, at: Rows, place: Rows) -> tuple[Rows, list[_Site]]:
-    """Returns the site of each row, as an index of those there are."""
+    """Returns the index of each row's site, and the sites."""
     slots, ops = sites["slot"].to_pylist(), sites["op"].to_pylist()
     op_nths = column_of(sites, "op_nth")
     pairs, which = np.unique((at << 32) + place + 1, return_inverse=True)
@@ -194,7 +194,7 @@ def _sites_of(sites: pa.Table, at: Rows, place: Rows) -> tuple[Rows, list[_Site]
 def _matching(
     paths: PathFilter, distinct: Sequence[_Site], places: _Places, selection: Selection
 ) -> npt.NDArray[np.bool_]:
-    """Returns which of the sites are meant."""
+    """Returns, for each site, whether it is selected."""
     names = [_paths_of(each, places, selection.role) for each in distinct]
     there = dict.fromkeys(path for each in names for path in each)
     missing = unmatched(paths, there)
@@ -209,7 +209,7 @@ def _matching(
 
 
 def _paths_of(site: _Site, places: _Places, role: str) -> list[str]:
-    """Returns the paths that a pattern can match: the module's, and the parameter's, for `weight.exp_avg` too."""
+    """Returns the paths that a pattern can match: the module's and the parameter's, also for `weight.exp_avg`."""
     path = places.path(site.place)
     if role in _OF_CALLS:
         return [path]
@@ -221,7 +221,7 @@ def _paths_of(site: _Site, places: _Places, role: str) -> list[str]:
 def _narrowed(
     kept: npt.NDArray[np.bool_], values: pa.Table, sites: pa.Table, at: Rows, selection: Selection
 ) -> npt.NDArray[np.bool_]:
-    """Returns which rows have the slot, the call, the phase and the steps that are meant."""
+    """Returns which rows have the selected slot, call, phase and steps."""
     columns: tuple[tuple[str, Any, Callable[[], npt.NDArray[Any]]], ...] = (
         ("slot", selection.slot, lambda: np.array(sites["slot"].to_pylist(), object)[at]),
         ("call", selection.call, lambda: column_of(sites, "nth")[at]),
@@ -243,22 +243,25 @@ def _narrowed(
 def _is_no_counter(
     kept: npt.NDArray[np.bool_], values: pa.Table, sites: pa.Table, at: Rows
 ) -> npt.NDArray[np.bool_]:
-    """Returns which rows are of a state (the last part of the slot) that has several elements for some parameter."""
+    """Returns which rows are of an optimizer state that is not a counter.
+
+    A state is a counter if it has a single element for each parameter, unless all states do.
+    """
     states = np.array([state_of(slot) for slot in sites["slot"].to_pylist()], object)[at]
     larger = set(states[kept & (column_of(values, "numel") > 1)])
     return np.array([not larger or state in larger for state in states], np.bool_)
 
 
 def state_of(name: str) -> str:
-    """Returns what an optimizer calls a state: `exp_avg` of `fc.weight.exp_avg`."""
+    """Returns the optimizer's name of a state: `exp_avg` for `fc.weight.exp_avg`."""
     return name.rpartition(".")[2]
 
 
 def in_steps(steps: Rows, of: npt.NDArray[np.bool_], selection: Selection) -> npt.NDArray[np.bool_]:
-    """Returns which rows are of the steps that are meant.
+    """Returns which rows are of the selected steps.
 
     Raises:
-        ValueError: none of those of `of`.
+        ValueError: none of the rows in `of` is.
     """
     given = selection.steps
     if given is None:
@@ -283,7 +286,7 @@ def _list(found: Iterable[Any]) -> str:
 
 
 def _is_preferred(values: pa.Table, site: Rows) -> npt.NDArray[np.bool_]:
-    """Returns which rows are of the preferred phase of their site, and of a call or an optimizer, not of an op."""
+    """Returns which rows have the preferred phase of their site, and are of a call or an optimizer, not of an op."""
     ranks = np.array([_PREFERRED.index(phase) for phase in PHASES] + [len(PHASES)])
     rank = ranks[phase_codes(values["phase"])]
     rank = rank + (len(ranks) + 1) * (column_of(values, "op_id") >= 0)
@@ -294,7 +297,7 @@ def _is_preferred(values: pa.Table, site: Rows) -> npt.NDArray[np.bool_]:
 
 
 def _once_a_measurement(rows: Rows, site_of_row: Rows, values: pa.Table) -> Rows:
-    """Rows without those of a wrapper that returned what it wraps had returned."""
+    """Returns the rows without those of wrappers that returned what the wrapped module had returned."""
     step, order, site = column_of(values, "step")[rows], column_of(values, "order")[rows], site_of_row[rows]
     sorted_rows = np.lexsort((order, site, step))  # stable: the first of those that are alike stays in front
     first = np.ones(len(rows), bool)
@@ -307,7 +310,7 @@ def _once_a_measurement(rows: Rows, site_of_row: Rows, values: pa.Table) -> Rows
 def _in_layer_order(
     site_of_row: Rows, distinct: Sequence[_Site], places: _Places, role: str
 ) -> tuple[list[_Site], Rows]:
-    """Returns the sites that are left, sorted, and for each row its index among them."""
+    """Returns the remaining sites in layer order, and for each row the index of its site."""
 
     def rank(code: int) -> tuple[Any, ...]:
         by_slot = _natural(distinct[code].slot) if role in _OF_CALLS and role != OP_OUTPUT else []
@@ -330,13 +333,13 @@ def _first_slots(shown: Sequence[_Site], role: str) -> tuple[bool, ...]:
 
 
 def _natural(text: str) -> list[tuple[int, str]]:
-    """Returns a key that sorts `[2]` before `[10]`."""
+    """Returns a sort key that puts `[2]` before `[10]`."""
     parts = "".join(each if each.isdigit() else f" {each} " for each in text).split()
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def _name(shown: Sequence[_Site], places: _Places, role: str) -> tuple[str, ...]:
-    """Returns what the sites are called: `blocks.0.attn`, `blocks.0.attn[1]`, `blocks.0.attn.weight`, `GPT/head`."""
+    """Returns the names of the sites: `blocks.0.attn`, `blocks.0.attn[1]`, `blocks.0.attn.weight`, `GPT/head`."""
     roots = {places.root(each.place) for each in shown if each.place != NOWHERE}
     return tuple(_name_one(each, places, role, roots) for each in shown)
 

@@ -1,4 +1,4 @@
-"""One array of the whole tensors of many sites, with a layer axis in front."""
+"""Stacks the whole tensors of many sites in one array, whose first axis is the layers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from .selection import SelectedValues, Selection, select_values
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Whole tensors of one shape, one behind the other."""
+    """Whole tensors of one shape, stacked."""
 
     sites: tuple[str, ...]  # in layer order, also of gradients
     values: npt.NDArray[Any]  # [site, ...]; bfloat16 as float32
@@ -27,11 +27,11 @@ class Stack:
 
 
 def build_stack(data: RecordingData, step: int | None, selection: Selection) -> Stack:
-    """Returns the tensors of the sites that are meant in one step; see `Recording.stack`.
+    """Returns the tensors of the selected sites in one step; see `Recording.stack`.
 
     Raises:
-        TypeError, ValueError: nothing is meant, several steps or several tensors of a site are, no tensors were kept,
-            their shapes differ, or numpy has no numbers for their dtype.
+        TypeError, ValueError: the selection is empty, it has several steps or several tensors of one site, no tensors
+            were kept, their shapes differ, or numpy has no numbers for their dtype.
     """
     found = select_values(data, replace(selection, kept=True, steps=step))
     if selection.slot is None:

@@ -16,11 +16,11 @@ from .selection import Selection, in_steps, kept_values, select_values
 
 
 def find_tensor(data: RecordingData, site: str | int, step: int | None, selection: Selection) -> RawTensor:
-    """Returns the one tensor that is meant; see `Recording.tensor`.
+    """Returns the selected tensor; see `Recording.tensor`.
 
     Raises:
-        TypeError, ValueError: none is meant, or several are; the text says which there are.
-        RecordingError: it was to be kept, and is not there.
+        TypeError, ValueError: none or several are selected; the message says which there are.
+        RecordingError: the tensor was to be kept, but is not there.
     """
     rows = _rows(data, site, selection if step is None else replace(selection, steps=step))
     blobs = rows["blob"].to_pylist()
@@ -32,10 +32,10 @@ def find_tensor(data: RecordingData, site: str | int, step: int | None, selectio
 def find_tensors(
     data: RecordingData, site: str | int, selection: Selection
 ) -> Iterator[tuple[int, RawTensor]]:
-    """Returns each tensor that is meant with its step, in the order of measuring; each is read when it is asked for.
+    """Yields each selected tensor with its step, in the order of measuring. Each is read when it is requested.
 
     Raises:
-        TypeError, ValueError: none is meant, or those of several sites are.
+        TypeError, ValueError: no tensor is selected, or tensors of several sites are selected.
     """
     rows = _rows(data, site, selection).sort_by([("step", "ascending"), ("order", "ascending")])
     steps, blobs = rows["step"].to_pylist(), rows["blob"].to_pylist()
@@ -75,7 +75,7 @@ def _rows_of_id(values: pa.Table, site_id: int, selection: Selection) -> pa.Tabl
 
 
 def _describe_several(data: RecordingData, rows: pa.Table, site: str | int) -> str:
-    """Says what tells the tensors apart, and what to give."""
+    """Returns a description of what distinguishes the tensors, and of the argument that selects one."""
     which = f"tensor({site!r})"
     steps = sorted(set(rows["step"].to_pylist()))
     if len(steps) > 1:

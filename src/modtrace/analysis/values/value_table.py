@@ -1,4 +1,4 @@
-"""Builds the `values` table with the names of its sites, and with derived columns such as the size of updates."""
+"""Builds the `values` table with the names of its sites and with derived columns, such as the size of updates."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from ...recording.statistics.tier2 import OF_TIER_1, OF_TIER_2, read_tier2
 from ..step.calls import RowFinder, Rows, column_of, read_all_calls
 from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_values
 
-#: What tells where and when a tensor was seen, and what it is; in front of the statistics.
+#: The columns before the statistics: where and when a tensor was seen, and what it is.
 _FRONT = (
     "step", "phase", "root", "path", "call", "type", "role", "slot", "op", "op_nth", "shape", "dtype", "numel",
 )  # fmt: skip
@@ -24,7 +24,7 @@ _FRONT = (
 def build_value_table(data: RecordingData) -> pa.Table:
     """Returns all rows of `values`, with further columns; see `Recording.frame`.
 
-    Path and type are those of the place where the module was called. What is derived is null where nothing was
+    Path and type are those of the place at which the module was called. A derived column is null where nothing was
     measured. Hashes are hexadecimal text.
     """
     values = data.table("values")
@@ -93,7 +93,7 @@ _MOST = 1 << 16
 def relative_sizes(values: pa.Table, sites: pa.Table) -> pa.Array:
     """Returns the L2 norm of each update, divided by that of the parameter before the same optimizer step.
 
-    Null for other roles, and where the parameter was not measured.
+    It is null for other roles, and if the parameter was not measured.
     """
     at = RowFinder(column_of(sites, "site_id"))(column_of(values, "site_id"))
     role = np.array([*sites["role"].to_pylist(), None], object)[at]
@@ -112,7 +112,10 @@ def relative_sizes(values: pa.Table, sites: pa.Table) -> pa.Array:
 
 
 def _keys(groups: list[Rows], at: Rows, values: pa.Table, sites: pa.Table) -> list[npt.NDArray[np.int64]]:
-    """Returns a number for parameter, step and optimizer step within it, the same in each group of rows."""
+    """Returns a key for each row from its parameter, step and optimizer step.
+
+    Keys of different groups can be compared.
+    """
     names = [*zip(column_of(sites, "module_id").tolist(), sites["slot"].to_pylist(), strict=True)]
     codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
     parameter = np.array([codes[name] for name in names], np.int64)[at]

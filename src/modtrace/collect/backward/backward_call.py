@@ -1,4 +1,4 @@
-"""The calls of a backward that listeners receive, with the tensors that went in and out of each."""
+"""The backward calls that listeners receive, with the tensors that went into and came out of the forward calls."""
 
 from typing import Any
 
@@ -51,13 +51,13 @@ class BackwardCall:
         self.last = last  # ... to before here
         self.inputs = inputs
         self.outputs = outputs
-        self.passed = passed  # outputs that it has not made
-        #: Of the inputs and, behind them, of what it has passed on: as far as they have been collected.
+        self.passed = passed  # outputs that the call did not make
+        #: The gradients of the inputs, then of what it has passed on, as far as they have been collected.
         self.gradients: list[torch.Tensor | None] | None = None
         self.taken_at = -1  # the node whose arriving gradients are those of all inputs
         self.is_passthrough = False  # no node is its own
         self.is_open = False  # its backward runs
-        self.is_silent = False  # ... and listeners do not receive it: a scope is no module
+        self.is_silent = False  # ... and listeners do not receive it, because it is a scope and not a module
 
     @property
     def forward(self) -> CallRef:
@@ -71,7 +71,7 @@ class BackwardCall:
 
     @property
     def has_hooked_input(self) -> bool:
-        """Whether a user's hook on an input may change the gradient that arrives there."""
+        """True if a user's hook on an input may change the gradient that arrives there."""
         call_tensors = self.segment.call_tensors
         return call_tensors is not None and call_tensors.is_hooked(self.segment, self.index)
 
@@ -81,11 +81,11 @@ class BackwardCall:
         return self.context.module
 
     def inputs_by_slot(self, gradients: Any) -> dict[str, torch.Tensor | None]:
-        """Returns the gradients of its inputs by slot."""
+        """Returns the gradients of the call's inputs by slot."""
         return dict(zip(slots_of(self.inputs), gradients, strict=False))
 
     def outputs_by_slot(self, received: Any, number: int) -> dict[str, torch.Tensor | None]:
-        """Returns the gradients of its outputs that arrive at the node of a number, by slot."""
+        """Returns the gradients of the call's outputs that arrive at node `number`, by slot."""
         if self.is_passthrough:
             return dict(zip(slots_of(self.passed), received, strict=False))
         keyed = zip(slots_of(self.outputs), keys_of(self.outputs), strict=True)
@@ -125,7 +125,7 @@ def _calls(segment: Segment) -> list[BackwardCall]:
 
 
 def _last(segment: Segment, seqs: Any) -> list[int]:
-    """Returns for each call the number of the first node after it; for a call that still runs, a number above all."""
+    """Returns, for each call, the number of the first node after it; for a running call, a number above all others."""
     exits = segment.structure().exit_event
     last: list[int] = np.append(seqs, np.iinfo(np.int64).max)[np.minimum(exits, len(seqs))].tolist()
     return last

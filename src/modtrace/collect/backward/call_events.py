@@ -12,21 +12,27 @@ from .plan import EngineGraph
 
 
 class BackwardListener(Protocol):
-    """Receives the backward of each call. What its methods raise is raised to the caller of `backward()`."""
+    """Receives the backward of each call. Exceptions of its methods propagate to the caller of `backward()`."""
 
     @property
     def wants_gradients(self) -> bool:
-        """Whether it reads the gradients of inputs."""
+        """True if the listener reads the gradients of inputs."""
 
     def call_began(self, call: BackwardCall, received: Any, number: int) -> None:
-        """The backward of a call begins. The node of this number is its first, and receives these gradients."""
+        """Receives the beginning of a call's backward.
+
+        `number` is that of its first node, which receives `received`.
+        """
 
     def call_ended(self, call: BackwardCall, gradients: Any) -> None:
-        """The backward of a call has ended. `gradients` are what the call itself contributed to those of its inputs."""
+        """Receives the end of a call's backward.
+
+        `gradients` are what the call itself contributed to those of its inputs.
+        """
 
 
 class CallEvents:
-    """Turns the progress of one run of the engine into the begins and ends of calls."""
+    """Turns the progress of one run of the engine into the beginnings and ends of calls."""
 
     def __init__(
         self, graph: EngineGraph, spans: Sequence[Any], listeners: Sequence[BackwardListener]
@@ -47,17 +53,18 @@ class CallEvents:
         """Reports the calls that end and begin when the engine goes on to a node of another call.
 
         Args:
-            log: of the thread that runs.
-            segment: of the call; None: on to nodes outside of any module, or to the end.
-            index: of the call in its segment.
-            number: of the node; -1: there is none.
+            log: the log of the running thread.
+            segment: the segment of the call; None for nodes outside of any module, and at the end of the run.
+            index: the index of the call in its segment.
+            number: the number of the node; -1 if there is none.
+            arriving: the gradients that arrive at the node.
         """
         try:
             for call in self.passthrough.pop(number, ()):
                 call.is_passthrough = True
                 self._go_to(log, call, number, arriving)
             if segment is not None and number >= 0 and not segment.has_made(number):
-                segment = None  # another backward has made the node: it is none of the forward's
+                segment = None  # the node was made by another backward, not by the forward
             self._go_to(log, None if segment is None else self._calls.of(segment)[index], number, arriving)
         finally:
             log.hooked = None
@@ -94,12 +101,13 @@ class CallEvents:
     def _tell_ended(self, log: ThreadLog, ended: list[BackwardCall], number: int, arriving: Any) -> None:
         """Reports calls that have ended together.
 
-        Calls with an input that needs a gradient come first, the outer before the inner; then the others, the inner
-        first. This is the order of PyTorch's ModTracker, whose input hooks run before its final callbacks.
+        Calls with an input that needs a gradient come first, outer calls before inner ones. The others follow, inner
+        calls first. This is the order of PyTorch's ModTracker, whose input hooks run before its final callbacks.
 
         Args:
-            ended: innermost first.
-            arriving: the gradients that arrive at the next node, which has this `number`.
+            ended: the calls, innermost first.
+            number: the number of the next node.
+            arriving: the gradients that arrive at the next node.
         """
         log.hooked = ended[0].forward
         if len(ended) > 1:
@@ -120,7 +128,7 @@ class CallEvents:
                     raise
 
     def collectors(self) -> Iterator[tuple[Any, Callable[[Any, Any], None]]]:
-        """Yields nodes, each with a hook that notes the gradients which leave a call there."""
+        """Yields pairs of a node and a hook for it, which takes the gradients that leave a call there."""
         if any(listener.wants_gradients for listener in self._listeners):
             ran = [each for each in self._segments if self._graph.has_any(each.first_seq, each.last_seq)]
             yield from collectors(self._graph, (call for each in ran for call in self._calls.of(each)))

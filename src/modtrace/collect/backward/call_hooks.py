@@ -37,14 +37,14 @@ class CallHooks:
         times: bool,
         additions: bool,
     ) -> None:
-        """Has the first node that runs place hooks on the nodes where the running call will change.
+        """Registers a hook on the first node, which places hooks on the nodes where the running call changes.
 
         Args:
-            outputs: what the backward begins with.
+            outputs: the tensors that the backward begins with.
             owner_of: returns the log of the thread that made a node.
             listeners: receive the backward of each call.
             times: records when the backward of each call begins and ends.
-            additions: tells the engine's adding up of gradients from the work of nodes.
+            additions: distinguishes the engine's sums of gradients from the work of nodes.
         """
         outputs = list(outputs)
         roots = root_nodes(outputs)
@@ -72,7 +72,7 @@ class CallHooks:
         owner_of: Callable[[Any], Any],
         listeners: Sequence[BackwardListener],
     ) -> bool:
-        """Places the hooks; returns whether the node that is about to run is itself the first of a call."""
+        """Places the hooks. Returns whether the node that is about to run is itself the first node of a call."""
         first = current_node()
         graph = read_graph(roots, first, self._backward.is_pruned)
         owner = owner_of(first)

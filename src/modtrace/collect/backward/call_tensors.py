@@ -1,4 +1,4 @@
-"""Notes the tensors that each call takes and returns, so that the gradients of its backward are found."""
+"""Records the tensors that each call takes and returns, so that the gradients of its backward can be found."""
 
 import weakref
 from collections.abc import Iterator
@@ -18,25 +18,27 @@ from ..log.thread_log import ThreadLog
 from ..structures.find import find_slots
 from .graph_walk import node_of
 
-#: Where in an autograd graph a gradient arrives: the number of a node and of its output; of a leaf its `id`.
+#: Where a gradient arrives in an autograd graph: the numbers of a node and of its output; the `id` for a leaf.
 Key = tuple[int, int]
 
-#: The tensors that need a gradient, one after the other: of each its slot, and its key's two numbers. Flat, so that
-#: Python's garbage collector has one object a call to look at, and at that only once.
+#: The tensors that need a gradient, in order; for each its slot, and its key's two numbers. Flat, so that
+#: Python's garbage collector visits one object per call, and only once.
 Flat = tuple[Any, ...]
 
 _PLAIN = (type(None), bool, int, float, str)
 
 
 class CallTensors:
-    """The tensors of the calls of one segment. The keys are the events that the calls begin with."""
+    """The tensors of the calls of one segment. Each call's key is the number of the event that it begins with."""
 
     __slots__ = ("hooked", "inputs", "leaves", "open_contexts", "open_events", "outputs", "passed")
 
     def __init__(self) -> None:
         self.inputs: dict[int, Flat] = {}
         self.outputs: dict[int, Flat] = {}
-        self.passed: dict[int, Flat] = {}  # outputs that the call has not made: they were there before
+        self.passed: dict[
+            int, Flat
+        ] = {}  # outputs that the call did not make, because they existed before it
         self.hooked: set[int] = set()  # calls with a user's hook on an input
         #: Leaves that an outermost call has passed on, by `id`.
         self.leaves: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -48,7 +50,7 @@ class CallTensors:
         return bool(self.hooked) and int(segment.structure().enter_event[index]) in self.hooked
 
     def leaf_lives(self, key: int) -> bool:
-        """Returns whether the leaf with this `id` is the one that was passed on, and not a newer object."""
+        """Returns whether the leaf with this `id` is still the one that was passed on, and not a newer object."""
         leaf = self.leaves.get(key)
         return leaf is not None and leaf() is not None
 
@@ -64,21 +66,25 @@ def keys_of(flat: Flat) -> list[Key]:
 
 
 class CallTensorRecorder(Listener):
-    """Notes the inputs and outputs of module calls while a user has backward hooks (2 us a call)."""
+    """Records the inputs and outputs of module calls while a user has backward hooks (2 us a call)."""
 
     def __init__(self, subscribers: Subscribers) -> None:
         self._subscribers = subscribers
         self._wanted: list[bool] = []  # for each user: whether the outputs of every call are noted
 
     def want(self, with_outputs: bool) -> None:
-        """Starts for one more user; `with_outputs`: notes the outputs of every call."""
+        """Starts recording for one more user.
+
+        Args:
+            with_outputs: records the outputs of every call.
+        """
         self._wanted.append(with_outputs)
         if len(self._wanted) == 1:
             keep_out_of_dynamo(CallTensorRecorder.entering, CallTensorRecorder.leaving)
             self._subscribers.add(self, first=True)
 
     def unwant(self, with_outputs: bool) -> None:
-        """Stops for one user."""
+        """Stops recording for one user; `with_outputs` is as it was given to `want`."""
         self._wanted.remove(with_outputs)
         if not self._wanted:
             self._subscribers.remove(self)
@@ -147,7 +153,7 @@ class CallTensorRecorder(Listener):
 def _begin_of(call_tensors: CallTensors, context: Any) -> int:
     """Returns the event that the innermost call in a context began with; -1 if it began without gradients.
 
-    Calls above it are dead.
+    Calls above it on the stack have ended without their hooks, and are dropped.
     """
     contexts, events = call_tensors.open_contexts, call_tensors.open_events
     if contexts and contexts[-1] is context:
@@ -177,7 +183,7 @@ def _find(value: Any) -> Flat:
 
 
 def _one(slot: str, tensor: torch.Tensor) -> Flat:
-    """Returns the entry of one plain tensor: a fast way, for most modules take one and return one."""
+    """Returns the entry of one plain tensor. This is the fast way, since most modules take and return one tensor."""
     if has_function_modes():
         with DisableTorchFunction():
             return _key(slot, tensor) if tensor.requires_grad else ()

@@ -1,4 +1,4 @@
-"""Walks the graph that a backward runs, at 1 us a node, and finds what a write to a view has done to it."""
+"""Walks the graph that a backward runs, at 1 us a node, and finds the bases of views that were written to."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -52,7 +52,10 @@ def nodes_below(roots: Iterable[Any], is_end: Callable[[Any], Any] | None = None
 
 
 def edges_to_written_bases(node: Any) -> Iterator[tuple[Any, int]]:
-    """Yields, for a node of a write to a view that will run, the nodes of the base before it and their outputs."""
+    """Yields the nodes of the base below `node`, if it writes to a view and will run.
+
+    Each node comes with the number of its output.
+    """
     if type(node).__name__ == _WRITE_THROUGH_VIEW and will_run(node):
         yield from ((below, output_nr) for below, output_nr in node.next_functions if below is not None)
 
@@ -61,8 +64,8 @@ def base_made_in(call: CallRef, tensor: torch.Tensor) -> torch.Tensor | None:
     """Returns the base of a view that the call returns, if the gradient of the view is that of the whole base.
 
     A ReLU that works in place may come next. Then the view's own node is in no graph any more, and the gradient goes to
-    that of the base. What Linear returns of three and more dimensions is a view (torch 2.13). Only of bases that the
-    call has made, and that are no larger.
+    the node of the base. Linear returns a view for inputs of three and more dimensions (torch 2.13). Returns None
+    unless the call has made the base and the base is no larger than the view.
     """
     base = base_of(tensor)
     if base is None or base.numel() != tensor.numel() or base.dtype != tensor.dtype:

@@ -20,7 +20,7 @@ _MAX_TENSORS = 64
 
 
 class GraphWatch:
-    """A hook before an autograd node, which its metadata holds too, so that it dies with the node."""
+    """A hook before an autograd node. The node's metadata holds the watch too, so that it dies with the node."""
 
     __slots__ = ("__weakref__", "_handle", "_reached", "segment")
 
@@ -35,7 +35,7 @@ class GraphWatch:
         self._handle = node.register_prehook(self)
 
     def remove(self) -> None:
-        """Detaches the watch: nothing of ours runs in this graph any more, and it holds only this empty object."""
+        """Removes the hook. The graph then holds only this object, which is empty."""
         self.segment = None
         self._reached = None
         if self._handle is not None:
@@ -77,6 +77,6 @@ def _segment_of(node: Any) -> Segment | None:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Returns the first tensors in an output, however nested."""
+    """Returns the first tensors in an output, at any depth; at most `_MAX_TENSORS`."""
     found = (slot.tensor for slot in find_slots(value))
     return list(islice((tensor for tensor in found if tensor is not None), _MAX_TENSORS))

@@ -20,9 +20,9 @@ _Sink = tuple[int, BackwardCall, int]
 def collectors(
     graph: EngineGraph, calls: Iterable[BackwardCall]
 ) -> Iterator[tuple[Any, Callable[[Any, Any], None]]]:
-    """Yields nodes, each with a hook that notes the gradients which leave a call there.
+    """Yields pairs of a node and a hook for it, which takes the gradients that leave a call there.
 
-    Where all inputs of a call come from the node that runs next, and nothing else feeds it, there is no need: a
+    No hook is needed where all inputs of a call come from the node that runs next and nothing else feeds that node; a
     hook on a node takes 3 us.
     """
     wanted = _wanted(calls)
@@ -48,10 +48,10 @@ def collectors(
 
 
 def input_gradients(call: BackwardCall, number: int, arriving: Any) -> tuple[torch.Tensor | None, ...]:
-    """Returns the gradients of a call's inputs: what the call itself contributed to each.
+    """Returns what a call itself contributed to the gradient of each of its inputs.
 
     Args:
-        number: of the node that runs next.
+        number: the number of the node that runs next.
         arriving: the gradients that arrive there.
     """
     keys = keys_of(call.inputs)
@@ -61,13 +61,13 @@ def input_gradients(call: BackwardCall, number: int, arriving: Any) -> tuple[tor
     own = call.gradients or [None] * len(keys)
     if not call.passed:
         return tuple(own)
-    # What it has passed on has come back too: a gradient of the very same tensor.
+    # The gradient of a tensor that it has passed on also arrives, as a gradient of the same tensor.
     behind = dict(zip(keys_of(call.passed), passthrough_gradients(call, number, arriving), strict=True))
     return tuple(_sum(own[at], behind.pop(key, None)) for at, key in enumerate(keys))
 
 
 def passthrough_gradients(call: BackwardCall, number: int, arriving: Any) -> tuple[torch.Tensor | None, ...]:
-    """Returns the gradients of what a call passed on, as far as they come from nodes that were made after it."""
+    """Returns the gradients of the tensors that a call passed on, as contributed by nodes made after the call."""
     keys = keys_of(call.passed)
     found = [None] * len(keys) if call.gradients is None else call.gradients[call.input_count :]
     for at, key in enumerate(keys):
@@ -77,7 +77,7 @@ def passthrough_gradients(call: BackwardCall, number: int, arriving: Any) -> tup
 
 
 def _wanted(calls: Iterable[BackwardCall]) -> dict[Key, list[tuple[BackwardCall, int]]]:
-    """Returns the calls with a tensor and its position among those they took and passed on, by its key."""
+    """Returns, for each key, the calls that took or passed on the tensor, with its position among their tensors."""
     wanted: dict[Key, list[tuple[BackwardCall, int]]] = {}
     for call in calls:
         for begin, flat in ((0, call.inputs), (call.input_count, call.passed)):
@@ -87,14 +87,14 @@ def _wanted(calls: Iterable[BackwardCall]) -> dict[Key, list[tuple[BackwardCall,
 
 
 def _first_positions(keys: list[Key]) -> dict[Key, int]:
-    """Returns the first position of each key: there a tensor that occurs twice has its gradient."""
+    """Returns the first position of each key. A tensor that occurs twice has its gradient at the first."""
     if len(keys) == 1:
         return {keys[0]: 0}
     return {key: at for at, key in reversed([*enumerate(keys)])}
 
 
 def _edges(graph: EngineGraph, with_leaves: bool) -> Iterator[tuple[Any, int, int, Key]]:
-    """Yields for every edge of the nodes that run: the node, its number, the index of the edge, and the edge's key."""
+    """Yields every edge of the nodes that run: the node, its number, the index of the edge, and the edge's key."""
     numbers = dict(zip(graph.nodes, graph.numbers.tolist(), strict=True))
     for node, number in numbers.items():
         for edge, (target, slot) in enumerate(graph.edges[node]):
@@ -134,7 +134,9 @@ def _collector(sinks: list[_Sink]) -> Callable[[Any, Any], None]:
             keys = keys_of(call.inputs + call.passed)
             if _is_leaf(keys[position]) and type(gradient) is torch.Tensor and not torch.is_grad_enabled():
                 with unseen():
-                    gradient = gradient.detach()  # a leaf takes it over only if nobody else holds it
+                    gradient = (
+                        gradient.detach()
+                    )  # a leaf takes it over only if there is no other reference to it
             if call.gradients is None:
                 call.gradients = [None] * len(keys)
             call.gradients[position] = _sum(call.gradients[position], gradient)

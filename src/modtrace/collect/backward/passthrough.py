@@ -1,4 +1,4 @@
-"""Finds passthrough calls (Identity, Dropout in eval): no autograd node is their own."""
+"""Finds passthrough calls such as Identity, or Dropout in eval mode, which make no autograd node."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from .plan import EngineGraph
 def find_passthrough(
     graph: EngineGraph, segments: Sequence[Segment], calls: SegmentCalls
 ) -> dict[int, list[BackwardCall]]:
-    """Returns passthrough calls by the number of the node before which the gradients pass; -1: after all nodes."""
+    """Returns passthrough calls by the number of the node before which the gradients pass; -1 stands for the end."""
     found: list[tuple[int, int, int, BackwardCall]] = []
     arrived: _Arrived | None = None
     for at, segment in reversed([*enumerate(segments)]):
@@ -48,10 +48,10 @@ class _Arrived:
                     self._fed.setdefault(key, number)
 
     def at(self, key: Key, call: BackwardCall, runs: bool) -> bool:
-        """Returns whether a gradient arrives at what a call passed on, from nodes that were made after it.
+        """Returns whether a gradient arrives at a tensor that a call passed on, from nodes made after the call.
 
         Args:
-            runs: a node of the outermost call around it runs too.
+            runs: a node of the enclosing outermost call runs too.
         """
         if self._fed.get(key, -1) < call.last:
             return key[0] in self._roots

@@ -19,7 +19,7 @@ Edges = dict[Any, Any]
 
 
 class EngineGraph(NamedTuple):
-    """The nodes below some roots, without those that only accumulate into a parameter."""
+    """The nodes below the given roots, without those that only accumulate into a parameter."""
 
     nodes: list[Any]  # in the order in which the engine runs them: descending sequence number
     numbers: Ints  # theirs
@@ -28,13 +28,13 @@ class EngineGraph(NamedTuple):
     roots: frozenset[int]  # the numbers of those where it begins
 
     def has_any(self, first: int, end: int | None) -> bool:
-        """Returns whether the number of a node lies in a range; None as `end`: the range has no end yet."""
+        """Returns whether any node's number lies in a range; `end` is None if the range has no end yet."""
         if end is None:
             return len(self.numbers) > 0 and int(self.numbers[0]) >= first
         return self.next_before(end) >= first
 
     def next_before(self, number: int) -> int:
-        """Returns the number of the node that runs first among those below a number; -1 if there is none."""
+        """Returns the largest node number below `number`, that of the node that runs next; -1 if there is none."""
         at = int(np.searchsorted(-self.numbers, -number, side="right"))
         return int(self.numbers[at]) if at < len(self.numbers) else -1
 
@@ -55,9 +55,9 @@ def read_graph(roots: list[Any], first: Any, pruned: bool) -> EngineGraph:
     """Walks the graph once, and returns its nodes in the order in which they will run.
 
     Args:
-        roots: where it begins.
+        roots: the nodes where the backward begins.
         first: the node that is about to run.
-        pruned: the engine will not run all of it: `backward(inputs=...)`.
+        pruned: the engine will run only a part of the graph, as in `backward(inputs=...)`.
     """
     nodes, numbers, edges = _walk(roots)
     order = np.argsort(np.array(numbers, np.int64), kind="stable")[::-1].tolist()
@@ -70,10 +70,10 @@ def read_graph(roots: list[Any], first: Any, pruned: bool) -> EngineGraph:
 
 
 def find_changes(graph: EngineGraph, owner: ThreadLog, extra: Collection[int] = ()) -> CallChanges:
-    """Returns the nodes at which the running call changes, with the first node and those of the numbers in `extra`.
+    """Returns the nodes at which the running call changes, the first node, and the nodes whose numbers are in `extra`.
 
-    The engine runs nodes in descending sequence number, so the calls that the sorted nodes were made in are
-    the calls in the order of their backward.
+    The engine runs nodes in descending order of their sequence numbers, so the calls in which the sorted nodes were
+    made are in the order of their backward.
     """
     segments, of_segment, index = calls_of_nodes(owner, graph.numbers)
     changed = np.empty(len(index), bool)
@@ -94,7 +94,7 @@ def find_changes(graph: EngineGraph, owner: ThreadLog, extra: Collection[int] = 
 def _made_in_segment(
     numbers: Ints, segments: list[Segment | None], of_segment: Ints
 ) -> npt.NDArray[np.bool_]:
-    """Returns whether each node was made in the forward of its segment, and not by a backward through it."""
+    """Returns, for each node, whether it was made in the forward of its segment, and not by a backward through it."""
     end = np.iinfo(np.int64).max
     first = np.array([0 if each is None else each.first_seq for each in segments], np.int64)
     last = np.array(
@@ -109,7 +109,8 @@ def find_adding_nodes(
 ) -> Iterator[tuple[Any, CallRef | None]]:
     """Yields the nodes after which the engine adds their gradients to others of the same tensor.
 
-    With each comes the innermost call that all those gradients come from; None: outside of calls, or not known.
+    Each comes with the innermost call that contains the sources of all those gradients; None if there is none, or if it
+    is not known.
     """
     calls = _calls_by_node(graph, owner)
     fed: dict[Any, CallRef | None] = dict.fromkeys(_fed_at_start(outputs, graph.edges))
@@ -131,7 +132,7 @@ def _calls_by_node(graph: EngineGraph, owner: ThreadLog | None) -> list[CallRef 
 
 
 def _common(one: CallRef | None, other: CallRef | None) -> CallRef | None:
-    """Returns the innermost call around both."""
+    """Returns the innermost call that contains both calls."""
     if one == other:
         return one
     above = set()
@@ -162,7 +163,7 @@ def _walk(roots: list[Any]) -> tuple[list[Any], list[int], Edges]:
 
 
 def calls_of_nodes(owner: ThreadLog, numbers: Ints) -> tuple[list[Segment | None], Ints, Ints]:
-    """Returns segments, and for each node in descending order the segment and the call that it was made in."""
+    """Returns the segments and, for each node in descending order, the indices of its segment and of its call."""
     segments: list[Segment | None] = [None]
     of_segment = np.zeros(len(numbers), np.int64)
     index = np.full(len(numbers), -1, np.int64)
@@ -193,7 +194,7 @@ def _position(segments: list[Segment | None], segment: Segment) -> int:
 
 
 def _fed_at_start(outputs: list[Any], edges: Edges) -> set[Any]:
-    """Returns the edges that get a gradient before any node has run: those of the outputs themselves."""
+    """Returns the edges that receive a gradient before any node has run, which are those of the outputs themselves."""
     fed: set[Any] = set()
     leaves = set()
     with DisableTorchFunction():

@@ -14,7 +14,7 @@ from .watcher import BackwardWatcher
 
 
 def classify(segment: Segment, log: ThreadLog, backwards: BackwardWatcher, frame: FrameType | None) -> None:
-    """Decides what a module call inside a running backward is: a recompute, or a custom Function's own work."""
+    """Decides whether a module call inside a running backward is a recompute, or a custom Function's own work."""
     node = current_node()
     segment.phase = RECOMPUTE
     if node is None:
@@ -37,7 +37,7 @@ def classify(segment: Segment, log: ThreadLog, backwards: BackwardWatcher, frame
 
 
 def _find_region(region: Region, log: ThreadLog) -> Region:
-    """Returns the region of the last call if it is the same, else the one given."""
+    """Returns the region of the thread's last call if it equals `region`, else `region`."""
     before = (span.region for span in reversed(log.spans) if isinstance(span, Segment))
     last: Region | None = next(before, None)
     if last is not None and region.same_as(last):
@@ -50,9 +50,9 @@ def _find_region(region: Region, log: ThreadLog) -> Region:
 
 
 def find_around(segment: Segment, log: ThreadLog, frame: FrameType | None) -> None:
-    """Finds the call that a segment repeats, and the call around that one or around its custom Function.
+    """Finds the call that a segment repeats, and the call that encloses it or its custom Function.
 
-    This is done while the segment runs, so the repeated call is known only where that is certain.
+    The search runs while the segment runs, so the repeated call is set only where it is certain.
     """
     named = segment.named
     segment.around = call = segment.trigger
@@ -81,7 +81,7 @@ def find_around(segment: Segment, log: ThreadLog, frame: FrameType | None) -> No
 
 
 def _rank_in_region(segment: Segment, log: ThreadLog) -> int:
-    """Returns how many outermost calls of the module the running recomputation had before this one."""
+    """Returns how many outermost calls of the module the running recomputation has made before this one."""
     rank = 0
     for span in reversed(log.spans):
         if not isinstance(span, Segment) or span.region is None or span.region is not segment.region:
@@ -108,7 +108,7 @@ def original_of(call: CallRef) -> CallRef | None:
 
 
 def _way_to(call: CallRef) -> list[int]:
-    """Returns the calls from the outermost one of its segment (left out) to the call itself."""
+    """Returns the indices of the calls from below the outermost one of the segment down to the call itself."""
     way: list[int] = []
     index = call.index
     while index > 0:
@@ -122,10 +122,10 @@ def _children(call: CallRef) -> list[CallRef]:
 
 
 def _is_of(call: CallRef, index: int, segment: Segment | None = None) -> bool:
-    """Returns whether a call is of the same module as the `index`-th call of its own segment or of the one given."""
+    """Returns whether a call has the same module as the call `index` of `segment`, by default its own segment."""
     return call.named is (segment or call.segment).context_of(index).named
 
 
 def _around_call(call: CallRef) -> CallRef | None:
-    """Returns the call around one; around the outermost call of a recompute, that around the call it repeats."""
+    """Returns the enclosing call; for the outermost call of a recompute, the call that encloses the repeated one."""
     return call.parent or call.segment.around

@@ -59,9 +59,9 @@ def _tops(group: list[Segment]) -> Origins:
 
 
 def _after_function(region: Region, caller: CallRef | None) -> Iterator[CallRef]:
-    """Yields the calls directly below `caller` from the custom Function on.
+    """Yields the calls directly below `caller` that ran in or after the custom Function.
 
-    Its node is numbered before its forward runs, so what runs in it is entered at a higher number.
+    The node is numbered before its forward runs, so the calls in the forward are entered at higher numbers.
     """
     if region.owner is None:
         return
@@ -83,15 +83,15 @@ def _after_function(region: Region, caller: CallRef | None) -> Iterator[CallRef]
 
 
 def _around(first: Segment, wanted: list[int]) -> Iterator[Origins | None]:
-    """Yields the matches of the recomputed modules with the calls around the node that asked for them.
+    """Yields possible matches of the recomputed modules with the calls around the node that requested the recompute.
 
-    Backward runs in descending order, so that node lies in the last call of the region that saved anything.
+    Backward runs in descending order, so that node lies in the last call of the region that saved a tensor.
     """
     inner = first.trigger
     if inner is None or inner.segment.last_seq is None:
         return
     caller: CallRef | None = inner
-    inside: int | None = None  # the child of `caller` that the node lies in
+    inside: int | None = None  # the child of `caller` in which the node was made
     while caller is not None:
         segment = caller.segment
         structure = segment.structure()
@@ -109,7 +109,10 @@ def _around(first: Segment, wanted: list[int]) -> Iterator[Origins | None]:
 
 
 def _align(calls: list[CallRef], wanted: list[int], at: int) -> Origins | None:
-    """Returns the run of `wanted` modules among `calls` that covers the call at `at`, as its last if possible."""
+    """Returns consecutive calls whose modules are `wanted`, or None if there are none among `calls`.
+
+    They include the call at position `at`, if possible as the last one.
+    """
     modules = [call.named.module_id for call in calls]
     for last in range(at, min(at + len(wanted), len(calls))):
         start = last - len(wanted) + 1
@@ -130,7 +133,10 @@ def _align_segments(segment: Segment, wanted: list[int]) -> Origins | None:
 
 
 def _inside(segment: Segment, top: CallRef | None) -> Origins:
-    """Returns the originals of all calls of a segment: the k-th call of a module below the original of its parent."""
+    """Returns the originals of all calls of a segment.
+
+    The k-th call of a module below a parent repeats the k-th call of that module below the parent's original.
+    """
     origins: Origins = [top]
     if top is None or top.segment.last_seq is None:
         return [top] + [None] * (segment.calls - 1)
@@ -146,7 +152,7 @@ def _inside(segment: Segment, top: CallRef | None) -> Origins:
 
 
 def _by_rank(segment: Segment) -> dict[tuple[int, int, int], int]:
-    """Returns the calls of a segment by parent, module, and rank of the call among those of the module there."""
+    """Returns the index of each call by its parent, its module, and its rank among the module's calls there."""
     ranks: dict[tuple[int, int], int] = {}
     found = {}
     modules = _module_ids(segment)

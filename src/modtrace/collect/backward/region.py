@@ -1,4 +1,4 @@
-"""Describes a region whose modules a backward runs again, and finds the calls in the forward of a custom Function."""
+"""Describes a region that a backward runs again, and finds the calls in the forward of a custom Function."""
 
 import math
 from collections.abc import Container, Iterator, Sequence
@@ -30,7 +30,7 @@ class Region:
         self.owner = owner
 
     def same_as(self, other: "Region | None") -> bool:
-        """Returns whether it is the same recomputation."""
+        """Returns whether both are the same recomputation."""
         return other is not None and (self.task, self.number, self.key) == (
             other.task,
             other.number,
@@ -41,20 +41,20 @@ class Region:
 def calls_in_function(region: Region, caller: CallRef | None, modules: Container[int]) -> list[CallRef]:
     """Returns the calls of some modules, at any depth, that a custom Function made in its forward, in order.
 
-    Its node is numbered before its forward runs, so what runs in it is entered at a higher number. Where its forward
-    ends is not known: later calls of the same caller are among them, unless they are in a Function whose backward has
-    run modules already.
+    The node is numbered before its forward runs, so the calls in the forward are entered at higher numbers. The end of
+    the forward is not known: later calls of the same caller are included, unless they are in a Function whose backward
+    has run modules already.
 
     Args:
-        caller: the call that has applied the Function; None: it was applied outside of modules.
-        modules: their ids.
+        caller: the call that applied the Function; None if it was applied outside of modules.
+        modules: the ids of the modules.
     """
     found = _calls_inside(region, caller) if caller is not None else _outermost_calls(region)
     return [call for call in found if call.named.module_id in modules]
 
 
 def find_repeated(segment: Segment, running: nn.Module | None) -> CallRef | None:
-    """Returns the call that a custom Function runs again; None if it may be one of several.
+    """Returns the call that a custom Function runs again; None if there is more than one candidate.
 
     Args:
         running: the module one of whose methods makes the call again.
@@ -66,10 +66,10 @@ def find_repeated(segment: Segment, running: nn.Module | None) -> CallRef | None
 
 
 def find_all_repeated(group: Sequence[Segment]) -> list[CallRef | None]:
-    """Returns for each segment of `group` the forward call that one backward of a custom Function ran again.
+    """Returns, for each segment of `group`, the forward call that one backward of a custom Function ran again.
 
-    None stands where several calls are possible. Calls of one module are told apart by their order, which is that of
-    the forward or its reverse, unless the sequence of modules reads the same both ways.
+    The entry is None where several calls are possible. Calls of one module are matched by order: that of the forward or
+    its reverse, unless the sequence of modules is the same in both directions.
     """
     modules = [segment.named.module_id for segment in group]
     calls = calls_in_function(group[0].region, group[0].trigger, set(modules))
@@ -91,7 +91,7 @@ def _calls_inside(region: Region, caller: CallRef) -> Iterator[CallRef]:
 
 
 def _outermost_calls(region: Region) -> Iterator[CallRef]:
-    """Yields the calls that ran in no other call, without those that this backward, or an earlier one, ran again."""
+    """Yields the calls that ran in no other call, except those that this or an earlier backward ran again."""
     for span in region.owner.spans if region.owner is not None else ():
         if isinstance(span, Segment) and span.task != region.task:
             for index in np.flatnonzero(_entered_in(region, span)).tolist():
@@ -99,7 +99,7 @@ def _outermost_calls(region: Region) -> Iterator[CallRef]:
 
 
 def _entered_in(region: Region, segment: Segment) -> npt.NDArray[np.bool_]:
-    """Returns for each call of a segment whether it was entered between the numbers of this Function and the next."""
+    """Returns, for each call of a segment, whether it was entered between the numbers of this Function and the next."""
     entered_at = np.asarray(segment.seqs, np.int64)[segment.structure().enter_event]
     entered: npt.NDArray[np.bool_] = (entered_at > region.number) & (entered_at <= region.next_number)
     return entered

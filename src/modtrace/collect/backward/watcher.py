@@ -1,4 +1,4 @@
-"""Watches every backward where Python enters the autograd engine, and knows which ones are running."""
+"""Wraps the Python entry of the autograd engine, and knows which backwards are running."""
 
 import functools
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class BackwardWatcher:
         self.listeners: list[BackwardListener] = []
 
     def start(self) -> None:
-        """Wraps `_engine_run_backward` of torch, through which every backward goes."""
+        """Wraps torch's `_engine_run_backward`, through which every backward from Python goes."""
         keep_out_of_dynamo(CallHooks.plan, CallHooks._move_on, CallHooks._mark, CallHooks._finish)
         keep_out_of_dynamo(GraphWatch.__call__)
         keep_out_of_dynamo(BackwardWatcher._make, BackwardWatcher._begin, BackwardWatcher._end)
@@ -110,7 +110,7 @@ class BackwardWatcher:
         return bool(self._running)
 
     def running(self, log: ThreadLog, task: int) -> Backward | None:
-        """Returns the backward that a graph task belongs to; None if it did not come through the wrapped entry."""
+        """Returns the backward of a graph task; None if it did not come through the wrapped entry."""
         for backward in reversed(self._running):
             if backward.task == task:
                 return backward
@@ -124,7 +124,7 @@ class BackwardWatcher:
         return None
 
     def reached(self, segment: Segment, log: ThreadLog) -> None:
-        """Notes that the running backward has come to the outputs of a segment."""
+        """Records that the running backward has reached the outputs of a segment."""
         backward = self.running(log, graph_task_id())
         if backward is not None and segment not in backward.reached:
             backward.reached.append(segment)
@@ -132,7 +132,7 @@ class BackwardWatcher:
     def recomputed_by(self, owner: ThreadLog, backward: Backward | None, number: int) -> CallRef | None:
         """Returns the call that owns a node made by a reentrant checkpoint's recompute outside of any module.
 
-        Such nodes were made since the surrounding backward began. All other nodes outside of spans belong to no call.
+        Such nodes were made after the surrounding backward began. All other nodes outside of spans belong to no call.
         """
         outer = None if backward is None else backward.outer
         if backward is None or outer is None or backward.inside is None or number < outer.first_seq:
@@ -140,14 +140,14 @@ class BackwardWatcher:
         return owner.call_of(backward.inside._sequence_nr())
 
     def has_one_owner(self, log: ThreadLog) -> bool:
-        """Returns whether this thread built every graph that is known."""
+        """Returns whether this thread has built every graph that is known."""
         return not any(each.spans for each in self._logs.all if each is not log)
 
     def owner(self, log: ThreadLog, task: int, node: Any) -> ThreadLog | None:
-        """Returns the log of the thread that built the graph now running; None if that cannot be known.
+        """Returns the log of the thread that built the running graph; None if that cannot be known.
 
-        Sequence numbers count per thread: where several threads have graphs, only what the graph itself
-        holds can tell which thread gave the numbers.
+        Sequence numbers count per thread. If several threads have graphs, only the graph itself can tell which thread
+        gave the numbers.
         """
         if self.has_one_owner(log):
             return log

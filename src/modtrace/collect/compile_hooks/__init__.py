@@ -1,1 +1,1 @@
-"""Hooks that torch.compile leaves in its graphs, so that what is compiled is still seen."""
+"""Hooks that also run inside code compiled by `torch.compile`."""

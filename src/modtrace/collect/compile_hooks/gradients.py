@@ -1,4 +1,4 @@
-"""Gradients of what goes into a module and comes out of it, awaited until all are there; also where it is traced."""
+"""Collects the gradients of a module's inputs and outputs, in eager code and while Dynamo traces."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -24,35 +24,35 @@ def gets_gradient(tensor: torch.Tensor) -> bool:
     )
 
 
-#: Under this key a node's `metadata` has who awaits its gradients.
+#: The key in a node's `metadata` of the entries that await its gradients.
 _KEY = "modtrace.compile_safe"
 
 
 class Awaited:
-    """The gradients of one call's inputs, or of its outputs, collected until all are there.
+    """The gradients of one call's inputs or of its outputs, collected until all have arrived.
 
-    It hangs on autograd nodes and so must not hold one: such a ring is never freed (torch 2.13).
+    Autograd nodes hold it, so it must not hold a node: such a cycle is never freed (torch 2.13).
     """
 
     def __init__(self, place: torch.Tensor, event: HookEvent, tensors: list[torch.Tensor]) -> None:
         self.place = place
         self.event = event
         ids = [id(each) for each in tensors]
-        self.firsts = [ids.index(each) for each in ids]  # where each tensor is for the first time
+        self.firsts = [ids.index(each) for each in ids]  # for each tensor, the position where it occurs first
         self.expected: set[int] = set()
         self.arrived: dict[int, dict[int, torch.Tensor | None]] = {}  # by backward
         self.before: Awaited | None = None
         self.paths: dict[int, _Path] = {}
 
     def tensors(self, tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Returns the tensors that get a gradient, at their places; None for others and for repetitions."""
+        """Returns the tensors that get a gradient, at their positions; None for the others and for repetitions."""
         return [
             each if self.firsts[number] == number and gets_gradient(each) else None
             for number, each in enumerate(tensors)
         ]
 
     def listen(self, tensor: torch.Tensor | None, number: int, path: "_Path | None" = None) -> "list[_Entry]":
-        """Awaits the gradient of a tensor, beside the others returned; does nothing if it is a leaf."""
+        """Registers for the gradient of a tensor and returns the node's entries; returns [] for None and for a leaf."""
         if tensor is None or tensor.grad_fn is None:
             return []
         entries = _entries_of(tensor)
@@ -62,7 +62,7 @@ class Awaited:
         return entries
 
     def arrive(self, number: int, gradient: torch.Tensor | None) -> None:
-        """Takes a gradient; with the last one the hook is called."""
+        """Takes a gradient, and calls the hook once all have arrived."""
         task = graph_task_id()
         arrived = self.arrived.get(task)
         if arrived is None:
@@ -74,7 +74,7 @@ class Awaited:
             self.report(task)
 
     def report(self, task: int) -> None:
-        """Calls the hook with what has arrived, once."""
+        """Calls the hook with the gradients that have arrived, unless it has been called in this backward."""
         arrived = self.arrived.pop(task, None)
         if arrived is None:
             return
@@ -87,7 +87,7 @@ class AwaitedInputs(Awaited):
     """The gradients of one call's inputs."""
 
     def replace(self, found: list[torch.Tensor], in_tuples: Sequence[bool]) -> list[torch.Tensor]:
-        """Views of the inputs: their gradients are those of this call alone. What cannot be replaced stays."""
+        """Returns views of the inputs, whose gradients are those of this call alone. Inputs outside of tuples stay."""
         stay = {id(each) for each, in_tuple in zip(found, in_tuples, strict=True) if not in_tuple}
         given = list(found)
         self.views: dict[int, _View] = {}
@@ -105,10 +105,10 @@ class AwaitedInputs(Awaited):
         return [given[number] for number in self.firsts]
 
     def end(self, given: list[torch.Tensor], found: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Ends the call; returns what it shall return: the caller's tensors instead of our views of them.
+        """Ends the call. Returns what the module returns to its caller: the caller's tensors in place of our views.
 
-        nn.Identity returns its input, and others that work in place: the caller would change our view, and so the
-        gradient would go past all that listens to it.
+        nn.Identity and modules that work in place return their input. If the caller got our view and changed it, the
+        gradient would bypass every hook on the caller's own tensor.
         """
         returned = found
         for number, view in self.views.items():
@@ -122,16 +122,19 @@ class AwaitedInputs(Awaited):
                 self.paths.setdefault(number, _Path.CALLER)
                 self._lead_others(_entries_of(made), _entries_of(caller))
                 returned = [caller if each is made else each for each in returned]
-        self.views = {}  # it knows the entries, and these know us
+        self.views = {}  # a view holds the entries, and these hold this object
         return returned
 
     def _lead_others(self, past: "list[_Entry]", along: "list[_Entry]") -> None:
-        """Leads what else listens to a view, as parts of this module do, where its gradient comes along now."""
+        """Moves other entries on a view, such as those of this module's parts, to where the gradient arrives now."""
         along += [entry for entry in past if entry.awaited is not self]
         past[:] = [entry for entry in past if entry.awaited is self]
 
     def _is_below(self, node: Any, output: int) -> bool:
-        """Tells whether the node of a view is this one or a little below: some hooks make views of views."""
+        """Returns whether this node, or one of the next few below it, belongs to a view of ours.
+
+        Some hooks make views of views.
+        """
         for _ in range(_MAX_HOOKS):
             if node is None:
                 return False
@@ -141,38 +144,38 @@ class AwaitedInputs(Awaited):
         return False
 
 
-#: Blocks and hooks of the user at one module, at most, that are looked through.
+#: At most this many blocks and hooks of the user on one module are searched.
 _MAX_HOOKS = 8
 
 
 class _Path(IntEnum):
-    """Where the gradient of an input comes along."""
+    """The way by which the gradient of an input arrives."""
 
     VIEW = 0  # from the view that the module got
-    BASE = 1  # past it, as it was changed in place
-    CALLER = 2  # from the caller's tensor, as the module returned it as it is
+    BASE = 1  # from the base of the view, which the module changed in place
+    CALLER = 2  # from the caller's tensor, which the module returned unchanged
 
 
 class _Entry(NamedTuple):
-    """One gradient that is awaited somewhere: by whom, which of theirs it is, and if it comes along which path."""
+    """A registration for one gradient: the call, the tensor's number in it, and the way by which it arrives."""
 
     awaited: Awaited
     number: int
     path: _Path
 
     def is_due(self) -> bool:
-        """Tells whether the gradient comes along this path."""
+        """Returns whether the gradient arrives by this way."""
         return self.awaited.paths.get(self.number, _Path.VIEW) is self.path
 
 
 def _entries_at(node: Any, output: int) -> list[_Entry]:
-    """Who awaits this output's gradient at an autograd node, in the order in which they came."""
+    """Returns the entries for the gradient of one output of an autograd node, in the order of registration."""
     entries: list[_Entry] = node.metadata.get((_KEY, output), [])
     return entries
 
 
 def _entries_of(tensor: torch.Tensor) -> list[_Entry]:
-    """Who awaits the gradient of a tensor that is no leaf; who is added will get it."""
+    """Returns the entries for the gradient of a tensor that is not a leaf; entries appended to the list get it too."""
     node: Any = tensor.grad_fn
     output = tensor.output_nr
     entries: list[_Entry] | None = node.metadata.get((_KEY, output))
@@ -183,12 +186,12 @@ def _entries_of(tensor: torch.Tensor) -> list[_Entry]:
 
 
 def _listen_at(tensor: torch.Tensor, entries: list[_Entry]) -> None:
-    """Hangs entries on the node that made a tensor."""
+    """Registers one hook on the node that made a tensor, which serves all of its entries."""
     node: Any = tensor.grad_fn
     output = tensor.output_nr
 
     def run(gradient: torch.Tensor | None) -> None:
-        # The last one first: a module before its parts, and what uses a tensor before what made it.
+        # In reverse: a module comes before its parts, and what uses a tensor before what made it.
         for entry in reversed(entries):
             if entry.is_due():
                 entry.awaited.arrive(entry.number, gradient)
@@ -196,7 +199,7 @@ def _listen_at(tensor: torch.Tensor, entries: list[_Entry]) -> None:
     if type(tensor) is torch.Tensor:
         node.register_prehook(lambda gradients: run(gradients[output]))
     else:
-        # AOTAutograd ends its backward at the inputs of the graph, which are no leaves to it: their nodes do not run.
+        # AOTAutograd ends its backward at the inputs of the graph, whose nodes do not run: to it they are no leaves.
         tensor.register_hook(run)  # type: ignore[no-untyped-call]
 
 
@@ -204,7 +207,7 @@ _Ref: TypeAlias = Callable[[], torch.Tensor | None]
 
 
 class _View(NamedTuple):
-    """A view that a module got, what it is a view of, and what listens to the view and to its base."""
+    """A view that a module got, the tensor it is a view of, and the entries on both."""
 
     made: _Ref
     caller: _Ref
@@ -213,12 +216,15 @@ class _View(NamedTuple):
 
 
 def _ref(tensor: torch.Tensor) -> _Ref:
-    """Returns a weak reference; a strong one while this is traced, as the tracer drops what no node names."""
+    """Returns a weak reference; a strong one while Dynamo traces, because the tracer drops what no node names."""
     return weakref.ref(tensor) if type(tensor) is torch.Tensor else lambda: tensor
 
 
 def _whole_base(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns what gets the gradient of a view of the tensor changed in place; None if it is larger."""
+    """Returns the tensor that receives the gradient once a view is changed in place.
+
+    Returns None if it is larger than the view.
+    """
     base = base_of(tensor)
     if base is None:
         return tensor
@@ -226,5 +232,5 @@ def _whole_base(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def keep_gradients_out_of_dynamo() -> None:
-    """Has Dynamo leave alone what runs here in eager."""
+    """Keeps Dynamo from tracing the hooks of this file that run in eager code."""
     keep_out_of_dynamo(_listen_at)

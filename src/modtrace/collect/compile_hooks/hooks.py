@@ -1,4 +1,4 @@
-"""Hooks of the user at module boundaries that also run inside compiled code."""
+"""Runs hooks of the user at module boundaries, in eager and in compiled code."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,47 +33,48 @@ def compile_safe_hooks(
 ) -> Iterator[None]:
     """Calls Python functions at the boundaries of all submodules, in eager and in compiled code alike.
 
-    The functions run when the model runs, not when it is traced, and may do anything but change the tensors: print,
-    append, `.item()`. They run without recording gradients; what they raise reaches the caller of the model or
-    of `backward()`, and what they return is ignored. Under `torch.compile(..., fullgraph=True)` the model stays
-    one graph with each of the backends "eager", "aot_eager" and "inductor".
+    The functions run when the model runs, not when it is traced, and may do anything except change the tensors: print,
+    append, `.item()`. They run under `no_grad`. What they raise reaches the caller of the model or of `backward()`;
+    what they return is ignored. Under `torch.compile(..., fullgraph=True)` the model stays one graph with each of the
+    backends "eager", "aot_eager" and "inductor".
 
-    A model may be compiled before the block or in it: its code with hooks and its code without are told apart, each
-    is compiled once, and later blocks with the same hooks use it again. What backward runs after the block calls
-    nothing.
+    A model may be compiled before the block or inside it. Code with hooks and code without them are compiled once each,
+    and later blocks with the same hooks use the former again. A backward that runs after the block calls no hook.
 
-    What is passed:
-        Tensors are found in tuples, lists, dicts and dataclasses, nested (so also in a `ModelOutput`), in the
-        order of arguments, then keyword arguments. Objects of other classes are not looked into. A tuple of
-        gradients has a place for each of the call's tensors, with None for one that gets no gradient (compiled
-        code gives zeros for what it returns and the loss does not use). A tensor that is there twice has its whole
-        gradient at both places.
+    Tensors and gradients:
+        Tensors are found in tuples, lists, dicts and dataclasses at any depth (so also in a `ModelOutput`), in
+        the order of the arguments and then of the keyword arguments. Objects of other classes are not searched.
+        A tuple of gradients has one entry for each tensor of the call, which is None if the tensor gets no
+        gradient (compiled code gives zeros for outputs that the loss does not use). A tensor that occurs twice
+        has its whole gradient in both entries.
 
     When backward hooks are called:
         `pre_bw_hook` is called as soon as each output that can get a gradient has got it, `post_bw_hook` likewise
-        for the inputs. If one of several gets none in this backward, the call comes later: `pre_bw_hook` not after
-        `post_bw_hook` of the same call, both not after the end of the backward. A call with no input that needs
-        a gradient has no `post_bw_hook`, one with no output that has a `grad_fn` no `pre_bw_hook`, nor one whose
-        output is a view (as that of nn.Linear of a three-dimensional input) that is changed in place after it.
-        A recompute of a checkpoint runs the forward hooks once more, in compiled code too where it recomputes.
+        for the inputs. If a tensor gets no gradient in this backward, the hook is called later: `pre_bw_hook`
+        before `post_bw_hook` of the same call, both before the backward ends. A call without an input that needs
+        a gradient has no `post_bw_hook`. A call has no `pre_bw_hook` if none of its outputs has a `grad_fn`, or
+        if an output is a view (as that of nn.Linear for a three-dimensional input) that is changed in place
+        afterwards. A checkpoint's recompute runs the forward hooks again, in compiled code too if it recomputes.
 
     What the model can notice:
-        Where `post_bw_hook` is given, a module gets views of the inputs that need gradients; their gradients are
-        those of this call alone. Inputs in a list, dict or dataclass stay as they are: their gradients are those
-        of all their uses, and None for leaves. So are those of an input that the module returns, or changes in
-        place (then of its value before).
-        In the block each module has its class's `forward` as an attribute too: Dynamo asks for that, not for
-        hooks, when it asks whether compiled code may be used. If all modules have one of their own, and the model
-        was compiled before, call `torch._dynamo.reset()` before the block.
-        Compiled in bfloat16 or float16, "inductor" keeps intermediate values in float32 unless somebody looks at
-        them: there hooks change the rounding of results. Set `torch._inductor.config.emulate_precision_casts`
-        in both runs to compare them.
+        With `post_bw_hook`, a module gets views of the inputs that need gradients; their gradients are those of
+        this call alone. Inputs in a list, dict or dataclass stay as they are: their gradients are those of all
+        their uses, and None for leaves. The same holds for an input that the module returns, or changes in place
+        (the gradient is then that of its value before).
 
-    Not supported: tensor subclasses in compiled code, CUDA graphs; what `torch.export` traces has no hooks.
+        Inside the block, each module also has its class's `forward` as an attribute, because Dynamo checks that,
+        and not hooks, to decide whether compiled code may be used. If every module has a `forward` of its own,
+        and the model was compiled before, call `torch._dynamo.reset()` before the block.
+
+        For bfloat16 and float16, "inductor" keeps intermediate values in float32 unless they are read, so hooks
+        change the rounding of results. Set `torch._inductor.config.emulate_precision_casts` in both runs to
+        compare them.
+
+    Not supported: tensor subclasses in compiled code, and CUDA graphs. `torch.export` traces no hooks.
 
     Args:
-        model: its submodules get hooks; it itself (path "") gets none. What `torch.compile(model)` returned may
-            be given too, with the same paths.
+        model: its submodules get hooks; the model itself (path "") gets none. A model that `torch.compile`
+            returned has the same paths.
         pre_fw_hook: called with the path and the tensors of the input before each forward.
         post_fw_hook: called with the path, the tensors of the input and those of the output after each forward.
         pre_bw_hook: called with the path and the gradients of the outputs.
@@ -81,7 +82,7 @@ def compile_safe_hooks(
         module_filter: called once with the path, as in `named_modules()`, and the module; False leaves it out.
 
     Raises:
-        TypeError: the model is no module, or a hook cannot be called.
+        TypeError: the model is not a module, or a hook is not callable.
     """
     hooks = (pre_fw_hook, post_fw_hook, pre_bw_hook, post_bw_hook)
     _check(model, hooks, module_filter)
@@ -109,7 +110,7 @@ def _check(model: Any, hooks: Sequence[Any], module_filter: Any) -> None:
 
 
 def _submodules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """All modules below the model by path, without the wrappers that torch.compile makes."""
+    """Yields the path and the module of each module below the model, without the wrappers of `torch.compile`."""
     for raw_path, module in named_modules(model):
         path = ".".join(part for part in raw_path.split(".") if part != COMPILED_PART)
         if path and not is_compile_wrapper(module):
@@ -120,10 +121,10 @@ def _submodules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _install(session: Session, index: int, module: nn.Module, stack: ExitStack) -> None:
-    """Puts our hooks on a module until the stack is closed.
+    """Registers our hooks on a module until the stack is closed.
 
-    The module's place stands in a tensor: compiled code takes that as an input, and so the layers of a model share
-    their code with hooks as without, and so does the next block with this one.
+    The module's number is held in a tensor, which compiled code takes as an input. So the layers of a model, and later
+    blocks, share the code with hooks, as they share the code without.
     """
     with unseen(), torch.inference_mode(False):
         place = torch.tensor([session.number, index], device="cpu")
@@ -193,7 +194,7 @@ def _leave_in_graph(place: torch.Tensor, events: _Events, inputs: int, *found: A
 def _enter(
     place: torch.Tensor, events: _Events, in_tuples: Sequence[bool], found: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Tells of a call's inputs; returns what the module shall get instead of them."""
+    """Reports a call's inputs; returns the tensors that the module gets in place of them."""
     if events[HookEvent.PRE_FW]:
         report(place, HookEvent.PRE_FW, found, [])
     if not events[HookEvent.POST_BW]:
@@ -210,7 +211,7 @@ def _enter(
 def _leave(
     place: torch.Tensor, events: _Events, given: list[torch.Tensor], found: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Tells of a call's inputs and outputs; returns what the module shall return instead of the latter."""
+    """Reports a call's inputs and outputs; returns the tensors that the module returns in place of the outputs."""
     if events[HookEvent.POST_FW]:
         report(place, HookEvent.POST_FW, given, found)
     inputs = _end_call(place) if events[HookEvent.POST_BW] else None
@@ -235,7 +236,7 @@ def _end_call(place: torch.Tensor) -> "AwaitedInputs | None":
 
 @cache
 def _prepare_torch() -> None:
-    """Makes the op, and tells Dynamo what to leave alone: as a call in a graph, or where a hook runs in eager."""
+    """Creates the op, and keeps Dynamo out of the functions that are nodes of its graph or run in eager code."""
     hook_op()
     keep_out_of_dynamo(_enter, _leave, find_in_graph, with_fresh)
     keep_gradients_out_of_dynamo()
@@ -250,12 +251,12 @@ _stale: dict[int, int] = {}
 
 
 def _make_stale(module: nn.Module, stack: ExitStack) -> None:
-    """Gives the module its class's `forward` as an attribute: code compiled without hooks is not used for it then.
+    """Sets the class's `forward` as an attribute of the module, so that code compiled without hooks is not used for it.
 
-    Dynamo does not look for hooks when it asks whether such code may be used (`skip_nnmodule_hook_guards`), and
-    code is kept per class: hooks on a model of a class compiled before would not run. But it asks whether the
-    module has no `forward` in its `__dict__`. Code with hooks asks for these hooks, so it is not used after the
-    block, and is used again in the next (torch 2.13, measured).
+    Dynamo does not check for hooks when it decides whether compiled code may be used (`skip_nnmodule_hook_guards`), and
+    it keeps code per class: hooks on a model whose class was compiled before would not run. But it does check that the
+    module has no `forward` in its `__dict__`. Code with hooks checks for these hooks, so it is not used after the
+    block, and is used again in the next one (torch 2.13, measured).
     """
     if id(module) not in _stale:
         if "forward" in module.__dict__ or type(getattr(type(module), "forward", None)) is not FunctionType:

@@ -1,4 +1,4 @@
-"""The one op that compiled code calls where a module begins and ends, and whose hooks it runs."""
+"""The one op that compiled code calls where a module begins and ends. It runs the user's hooks."""
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -17,14 +17,14 @@ class HookEvent(IntEnum):
     POST_BW = 3
 
 
-#: The blocks that are open. All else knows a session by its number, so that compiled code and autograd graphs
+#: The blocks that are open. All other code refers to a session by number, so that compiled code and autograd graphs
 #: that outlive a block hold none of the user's functions.
 _sessions: dict[int, "Session"] = {}
 _numbers = count()
 
 
 class Session:
-    """One block: its paths, and the user's functions."""
+    """One block of hooks: the paths of its modules, and the user's functions."""
 
     def __init__(self, paths: list[str], hooks: Sequence[Callable[..., object] | None]) -> None:
         self.number = next(_numbers)
@@ -34,7 +34,7 @@ class Session:
         _sessions[self.number] = self
 
     def end(self) -> None:
-        """Forgets the user's functions."""
+        """Drops the user's functions."""
         _sessions.pop(self.number, None)
 
 
@@ -44,7 +44,10 @@ def report(
     first: Sequence[torch.Tensor | None],
     second: Sequence[torch.Tensor | None],
 ) -> None:
-    """Calls the user's hook: now; if this is traced, so that no tensor is a plain one, when the traced code runs."""
+    """Calls the user's hook.
+
+    While Dynamo traces, when no tensor is a plain one, the hook is called later, when the traced code runs.
+    """
     if type(place) is torch.Tensor:
         _run(place, event, first, second)
     else:
@@ -69,7 +72,10 @@ def _run(
 
 @cache
 def hook_op() -> Callable[..., None]:
-    """Returns the op. It declares that it changes `place`: an op that changes and returns nothing is dropped."""
+    """Returns the op.
+
+    It declares that it changes `place`, because torch drops an op that changes and returns nothing.
+    """
 
     def call_hook(
         first: list[torch.Tensor | None], second: list[torch.Tensor | None], place: torch.Tensor, event: int

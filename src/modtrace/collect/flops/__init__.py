@@ -1,1 +1,1 @@
-"""How many floating-point operations an op takes; unknown where no formula is known."""
+"""Counts the floating-point operations of an op; the count is unknown if there is no formula."""

@@ -1,12 +1,12 @@
-"""Formulas that give the floating-point operations of convolutions from shapes.
+"""Formulas for the floating-point operations of convolutions, given shapes.
 
-Padding is counted as if it were data, as in `conv_flop_count` of torch.utils.flop_counter. That file (2.13) has most
-forwards that a backward knows (`convolution`); here are those that it lacks, and those that it gets wrong:
+Padding counts as data, as in `conv_flop_count` of torch.utils.flop_counter. That file (2.13) has most of the forward
+formulas. This one has those that it lacks or gets wrong:
 
-- `convolution_backward`: for the gradient of a grouped weight it pairs every channel of the input with every channel of
-  the output, which is `groups` times too many. With 4 groups its backward is 2.5 times what ours is; with 8, 4.5 times.
-- `cudnn_convolution`: it takes `benchmark` for `transposed`, which is at the same place in other convolutions.
-- `_slow_conv2d_forward`: it fails, for it asks for more arguments than the operator has.
+- `convolution_backward`: for the gradient of a grouped weight, torch pairs every channel of the input with every
+  channel of the output, which is `groups` times too many. With 4 groups its count is 2.5 times ours; with 8, 4.5 times.
+- `cudnn_convolution`: torch takes `benchmark` for `transposed`, which other convolutions have at this position.
+- `_slow_conv2d_forward`: torch's formula fails because it expects more arguments than the operator has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from .products import Formula, elements, named
 
 
 def _direct(weight: int) -> Formula:
-    """Each element of the output is a dot product with one filter, of shape `weight[1:]`."""
+    """Counts a convolution: each element of the output is a dot product with one filter, of shape `weight[1:]`."""
 
     def count(args: Sequence[Any], outputs: Sequence[Any]) -> int:
         return 2 * elements(outputs[0]) * elements(args[weight][1:])
@@ -25,15 +25,16 @@ def _direct(weight: int) -> Formula:
 
 
 def _transposed(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Each element of the input is multiplied with one filter, of shape `weight[1:]`, and added to the output."""
+    """Counts a transposed convolution: each element of the input is multiplied by a filter of shape `weight[1:]`."""
     return 2 * elements(args[0]) * elements(args[1][1:])
 
 
 def _backward(transposed: int) -> Formula:
-    """Forward's count for the gradient of the input, and again for that of the weight; the bias is summed only.
+    """Counts a backward: the forward's count for the gradient of the input, and again for that of the weight.
 
-    Each pairs every multiplication of the forward with an element of the output's gradient. The argument at
-    `transposed` says whether the forward was; the last is the mask of the gradients that are wanted.
+    Each gradient pairs every multiplication of the forward with an element of the output's gradient; the bias is only
+    summed. The argument at position `transposed` says whether the forward was transposed. The last argument is the mask
+    of the gradients that are wanted.
     """
 
     def count(args: Sequence[Any], outputs: Sequence[Any]) -> int:
@@ -45,7 +46,7 @@ def _backward(transposed: int) -> Formula:
 
 
 def _time_batch_channel(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """`conv_tbc`: the weight is (width, channels in, channels out)."""
+    """Counts `conv_tbc`, whose weight is (width, input channels, output channels)."""
     return 2 * elements(outputs[0]) * elements(args[1][:2])
 
 

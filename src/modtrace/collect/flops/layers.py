@@ -1,7 +1,7 @@
-"""Formulas that give the floating-point operations of attention and recurrent layers from shapes.
+"""Formulas for the floating-point operations of attention and recurrent layers, given shapes.
 
-Only matrix products are counted: no softmax, no gates. Nothing is taken off for what a mask or `is_causal` spares,
-as in `torch.utils.flop_counter`.
+Only matrix products are counted, not softmax and gates. Masks and `is_causal` do not lower the count, as in
+`torch.utils.flop_counter`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,18 +11,19 @@ from .products import Formula, elements, named
 
 
 def _attention(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Queries by keys, then scores by values: `sdpa_flop_count` of torch, for any number of batch dimensions.
+    """Counts queries times keys, then scores times values, as torch's `sdpa_flop_count` does.
 
-    Rows are counted in the output: keys and values may have fewer heads (grouped queries).
+    There may be any number of batch dimensions. Rows are counted in the output, because keys and values may have fewer
+    heads (grouped queries).
     """
     query, key, value = args[:3]
     return 2 * elements(outputs[0][:-1]) * int(key[-2]) * int(query[-1] + value[-1])
 
 
 def _attention_backward(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Five products, the first of which makes the scores again: `sdpa_backward_flop_count` of torch.
+    """Counts five products, the first of which computes the scores again, as torch's `sdpa_backward_flop_count`.
 
-    So it is 2.5 times the forward where queries and values are equally wide, as in FlashAttention-2 (Dao, 2023).
+    This is 2.5 times the forward if queries and values are equally wide, as in FlashAttention-2 (Dao, 2023).
     """
     grad_output, query, key, value = args[:4]
     return 2 * elements(grad_output[:-1]) * int(key[-2]) * int(3 * query[-1] + 2 * value[-1])
@@ -59,7 +60,10 @@ def _by_head(shape: Any) -> Any:
 
 
 def _multi_head_attention(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Projections and attention of `nn.MultiheadAttention`'s fast path (native/transformers/attention.cpp)."""
+    """Counts projections and attention in the fast path of `nn.MultiheadAttention`.
+
+    The source is native/transformers/attention.cpp.
+    """
     query, key, _, width = args[:4]
     rows, key_rows = elements(query[:-1]), elements(key[:-1])
     projections = 4 * rows * width * width + 4 * key_rows * width * width
@@ -67,17 +71,21 @@ def _multi_head_attention(args: Sequence[Any], outputs: Sequence[Any]) -> int:
 
 
 def _encoder_layer(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Attention and feed-forward of `nn.TransformerEncoderLayer`'s fast path (native/transformers/transformer.cpp)."""
+    """Counts attention and feed-forward in the fast path of `nn.TransformerEncoderLayer`.
+
+    The source is native/transformers/transformer.cpp.
+    """
     source, width, *_ = args
     feed_forward = 2 * elements(source[:-1]) * (elements(args[14]) + elements(args[16]))
     return _multi_head_attention([source, source, source, width], outputs) + feed_forward
 
 
 def _recurrent(first_weight: int, times: int = 1) -> Formula:
-    """Every row (a time of an example) is multiplied by both matrices, to the gates from input and hidden state.
+    """Counts a recurrent layer: every row (one time step of one example) is multiplied by two matrices.
 
-    For T times, B examples, I inputs, H hidden and G gates (LSTM 4, GRU 3, RNN 1) that is 2*T*B*G*H*(I + H). A
-    backward makes the gradients of rows and matrices: `times=2`. (native/mkldnn/RNN.cpp, native/RNN.cpp)
+    They lead from the input and from the hidden state to the gates. For T time steps, B examples, I inputs, H hidden
+    units and G gates (LSTM 4, GRU 3, RNN 1) the count is 2*T*B*G*H*(I + H). A backward computes the gradients of rows
+    and matrices: `times=2`. (native/mkldnn/RNN.cpp, native/RNN.cpp)
     """
 
     def count(args: Sequence[Any], outputs: Sequence[Any]) -> int:
@@ -88,9 +96,10 @@ def _recurrent(first_weight: int, times: int = 1) -> Formula:
 
 
 def _recurrent_layers(weights: int) -> Formula:
-    """As one layer, for all layers and directions: the argument at `weights` lists their parameters.
+    """Counts all layers and directions of a recurrent network.
 
-    The projection of an LSTM (`proj_size`) is a third matrix. A packed sequence has a row for each time that is.
+    The argument at position `weights` lists their parameters. The projection of an LSTM (`proj_size`) is a third
+    matrix. A packed sequence has one row for each existing time step.
     """
 
     def count(args: Sequence[Any], outputs: Sequence[Any]) -> int:
@@ -100,13 +109,16 @@ def _recurrent_layers(weights: int) -> Formula:
 
 
 def _recurrent_backward(args: Sequence[Any], outputs: Sequence[Any]) -> int | None:
-    """Rows always, matrices where the last of the output mask says so (native/cudnn/RNN.cpp)."""
+    """Counts the gradients of the rows, and those of the matrices if the output mask asks for them.
+
+    The source is native/cudnn/RNN.cpp.
+    """
     forward = _recurrent_layers(1)(args, outputs)
     return None if forward is None else forward * (1 + bool(args[-1][3]))
 
 
 def _nothing(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Counts the gates of a cell as 0: they work element by element, and the products are other operators."""
+    """Returns 0 for the gates of a cell, which work element by element; the products are operators of their own."""
     return 0
 
 

@@ -1,10 +1,10 @@
-"""Floating-point operations of one operator call, from shapes alone.
+"""Counts the floating-point operations of one operator call, from shapes alone.
 
-The conventions are those of `torch.utils.flop_counter`: a multiply-add is 2, element-wise operators, reductions and
-copies are 0, the dtype does not matter. Formulas come from three places: what the user has registered with
-`register_flop_formula`, which wins; our own, for what torch does not count (attention on the CPU, recurrent layers,
-quantised and fused products, composite operators, which a mode sees whole in inference mode) and for what it counts
-wrongly (see convolutions.py and products.py); and torch's, which also count the in-place variants. docs/limits.md lists
+The conventions are those of `torch.utils.flop_counter`: a multiply-add is 2; element-wise operators, reductions and
+copies are 0; the dtype does not matter. Formulas come from three sources. Those that the user has registered with
+`register_flop_formula` come first. Then come our own, for what torch does not count (attention on the CPU, recurrent
+layers, quantised and fused products, composite operators, which a mode sees whole in inference mode) or counts wrongly
+(see convolutions.py and products.py). Then come torch's, which also count the in-place variants. docs/limits.md lists
 where the numbers differ.
 """
 
@@ -26,19 +26,19 @@ FORMULAS: Mapping[str, Formula] = {**PRODUCTS, **LAYERS, **CONVOLUTIONS}
 
 
 def count_flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any) -> int | None:
-    """Returns the floating-point operations of a call of an operator, 0 if it only does what is not counted.
+    """Returns the floating-point operations of a call of an operator; 0 if it does only what is not counted.
 
-    Padding, masked scores, and zeros of a sparse operand of a dense product (`aten.mm`) count as if they were data.
+    Padding, masked scores, and zeros of a sparse operand of a dense product (`aten.mm`) count as data.
 
     Args:
-        func: The operator as a dispatch mode sees it: an `OpOverload` or a `HigherOrderOperator`.
-        args: Its positional arguments, with a `torch.Size` for each tensor, also inside lists.
-        kwargs: Its keyword arguments, likewise.
-        outputs: What it returned, likewise.
+        func: the operator as a dispatch mode sees it: an `OpOverload` or a `HigherOrderOperator`.
+        args: its positional arguments, with a `torch.Size` for each tensor, also inside lists.
+        kwargs: its keyword arguments, likewise.
+        outputs: what it returned, likewise.
 
     Returns:
-        None where it cannot be known: a formula raised, or there is none for a product, a factorisation, an FFT, a
-        sparse product, an operator that is not PyTorch's, or a higher-order operator.
+        the count, or None if it is not known: a formula raised, or there is none for a product, a factorisation, an
+        FFT, a sparse product, an operator that is not PyTorch's, or a higher-order operator.
     """
     try:
         flops = _count(func, args, kwargs, outputs)
@@ -48,7 +48,7 @@ def count_flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outpu
 
 
 def is_counted(func: Any) -> bool:
-    """Tells whether `count_flops` may return anything but 0 for an operator, whatever the shapes.
+    """Returns whether `count_flops` may return anything but 0 for an operator, whatever the shapes.
 
     A formula that the user registers later may change the answer.
     """
@@ -72,7 +72,7 @@ def _count(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: A
 
 
 def _find_registered(func: Any) -> Callable[..., Any] | None:
-    """Returns the formula in torch's registry of the operator, else of the one that it does in place."""
+    """Returns the formula in torch's registry for the operator, or for the one of which it is the in-place variant."""
     packet = getattr(func, "overloadpacket", func)
     found = flop_counter.flop_registry.get(packet)
     name = func.name().removeprefix("aten::").partition(".")[0]
@@ -82,7 +82,7 @@ def _find_registered(func: Any) -> Callable[..., Any] | None:
 
 
 def _find_formula(name: str) -> Formula | None:
-    """Returns our formula of the overload, else of all overloads, else of the operator that this one does in place."""
+    """Returns our formula for the overload, the operator, or the one of which it is the in-place variant."""
     plain = name.partition(".")[0]
     return FORMULAS.get(name) or FORMULAS.get(plain) or FORMULAS.get(plain.removesuffix("_"))
 
@@ -92,7 +92,7 @@ def _is_replayed(name: str) -> bool:
 
 
 def _as_list(outputs: Any) -> Sequence[Any]:
-    """Returns the outputs one by one: an operator that has only one returns it bare."""
+    """Returns the outputs as a list; an operator with a single output returns it bare."""
     return outputs if isinstance(outputs, list | tuple) and not isinstance(outputs, torch.Size) else [outputs]
 
 
@@ -103,7 +103,7 @@ def _is_torchs(formula: Callable[..., Any]) -> bool:
 def _call_registered(
     formula: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Any
 ) -> Any:
-    """Calls a formula of torch's registry, which takes shapes, or (`get_raw=True`) tensors."""
+    """Calls a formula of torch's registry, which takes shapes or, with `get_raw=True`, tensors."""
     if not _takes_shapes(formula):
         args, kwargs, outputs = _as_shaped(args), _as_shaped(kwargs), _as_shaped(outputs)
     return formula(*args, **kwargs, out_val=outputs)
@@ -118,7 +118,7 @@ def _takes_shapes(formula: Any) -> bool:
 
 
 class _Shaped:
-    """Stands for a tensor that is gone: a formula that asks for more than its shape raises."""
+    """Replaces a tensor that no longer exists. A formula that reads more than its shape raises."""
 
     def __init__(self, shape: torch.Size) -> None:
         self.shape = shape

@@ -1,7 +1,7 @@
-"""Formulas that give the floating-point operations of those matrix products that torch.utils.flop_counter lacks.
+"""Formulas for the floating-point operations of the matrix products that torch.utils.flop_counter lacks.
 
-A multiply-add is 2. What an operator does besides its products (adding a bias) is not counted, and a complex or integer
-product counts as a real one; `torch.utils.flop_counter` does the same with products.
+A multiply-add is 2. What an operator does besides its products, such as adding a bias, is not counted. A complex or
+integer product counts as a real one. `torch.utils.flop_counter` does the same with products.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +13,17 @@ Formula = Callable[[Sequence[Any], Sequence[Any]], int | None]
 
 
 def elements(shape: Sequence[int]) -> int:
-    """Returns the number of elements of a tensor of that shape."""
+    """Returns the number of elements of a tensor of this shape."""
     return prod(shape)
 
 
 def named(formula: Formula, names: str) -> dict[str, Formula]:
-    """Returns the formula under each of the names, which are in `aten` unless they say otherwise."""
+    """Returns a mapping from each of the names to the formula; names without a namespace are in `aten`."""
     return {name if "::" in name else f"aten::{name}": formula for name in names.split()}
 
 
 def _product(position: int) -> Formula:
-    """Each element of the output is a dot product along the last dimension of the argument at `position`."""
+    """Counts one dot product per element of the output, along the last dimension of the argument at `position`."""
 
     def count(args: Sequence[Any], outputs: Sequence[Any]) -> int:
         return 2 * elements(outputs[0]) * int(args[position][-1])
@@ -32,25 +32,26 @@ def _product(position: int) -> Formula:
 
 
 def _linear_backward(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Counts the gradients of input and weight, each as much as the forward (`linear_backward` in derivatives.yaml)."""
+    """Counts the gradients of input and weight, each as the forward (`linear_backward` in derivatives.yaml)."""
     _, grad_output, weight, wanted = args
     return 2 * elements(grad_output) * int(weight[-1]) * sum(map(bool, wanted[:2]))
 
 
 def _sum_of_products(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Counts the products of a batch, which are added up: `addbmm(self, batch1, batch2)`."""
+    """Counts the products of a batch that `addbmm(self, batch1, batch2)` adds up."""
     return 2 * elements(args[1]) * int(args[2][-1])
 
 
 def _rank_one(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """`addr` has a multiply-add for each element; `outer` only multiplies, element by element: it is 0."""
+    """Counts a multiply-add for each element of `addr`; `outer` multiplies element by element, which counts as 0."""
     return 2 * elements(outputs[0])
 
 
 def _grouped_product(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """The groups divide rows, columns, or (both 2-D) what is summed over: no group sums over all of it then.
+    """Counts a grouped product. The groups divide the rows, the columns, or (if both are 2-D) the summed dimension.
 
-    Rows after the last offset are counted as well: where it lies is not in the shapes.
+    In the last case, no group sums over the whole dimension. Rows after the last offset are counted too, because the
+    shapes do not tell the offsets.
     """
     first, second = args[0], args[1]
     if len(first) == len(second) == 2:
@@ -59,26 +60,26 @@ def _grouped_product(args: Sequence[Any], outputs: Sequence[Any]) -> int:
 
 
 def _list_of_products(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """One product for each pair of the two lists."""
+    """Counts one product for each pair of the two lists."""
     return sum(2 * elements(first) * int(second[-1]) for first, second in zip(args[0], args[1], strict=True))
 
 
 def _two_products(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """`a @ b + c @ d`, which inductor makes one operator."""
+    """Counts `a @ b + c @ d`, which inductor makes one operator."""
     return 2 * elements(outputs[0]) * int(args[0][-1] + args[2][-1])
 
 
 def _bilinear(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Counts what `_trilinear` does for it: (rows, I) by (O, I, J), then by (rows, J)."""
+    """Counts the products of `_trilinear`: (rows, I) by (O, I, J), then by (rows, J)."""
     _, in_1, in_2 = args[2]
     return 2 * elements(outputs[0]) * int(in_2) * int(in_1 + 1)
 
 
 def _trilinear(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Two batched products for each index of `unroll_dim` (aten/src/ATen/native/Linear.cpp).
+    """Counts two batched products for each index of `unroll_dim` (aten/src/ATen/native/Linear.cpp).
 
-    `expandN` lists the dimensions that the N-th tensor lacks, `summed` those the output lacks. The first product
-    runs over the dimensions of the first two tensors; those that the third lacks are summed in it already.
+    `expandN` lists the dimensions that the N-th tensor lacks, `summed` those that the output lacks. The first product
+    runs over the dimensions of the first two tensors, and already sums those that the third lacks.
     """
     first, second, third, expand_1, expand_2, expand_3, summed = args[:7]
     unrolled = args[7] if len(args) > 7 else 1
@@ -97,7 +98,7 @@ def _expanded(shape: Sequence[int], missing: Sequence[int]) -> list[int]:
 
 
 def _euclidean_distance(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """One product of rows to which their squared norm and a one are appended (native/Distance.cpp)."""
+    """Counts one product of rows that are extended by their squared norm and a one (native/Distance.cpp)."""
     return 2 * elements(outputs[0]) * int(args[0][-1] + 2)
 
 

@@ -1,7 +1,7 @@
-"""Counts a composite operator by running it once more, on tensors that have a shape only.
+"""Counts a composite operator by running it once more, on tensors that have only a shape.
 
-In inference mode a dispatch mode sees composite operators whole; outside of it, it sees what they are made of. Here
-they are taken apart for those of them whose products are not a formula of their shapes.
+In inference mode a dispatch mode sees composite operators whole; otherwise it sees their parts. The operators here are
+run again because their products are not a formula of their shapes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ import torch
 from ...torch_internals.modes import UnwrappedMode, unseen
 from ...torch_internals.transforms import outside_transforms
 
-#: Composite operators that may hold products of which none, some or many are made.
+#: Composite operators that may run no product, some or many.
 REPLAYED = frozenset(
     {
         "aten::cdist",
@@ -34,9 +34,9 @@ Count = Callable[[Any, Sequence[Any], Mapping[str, Any], Any], int | None]
 
 
 def replay(count: Count, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
-    """Returns the sum of `count` over the operators that a composite one is made of; None if one has None.
+    """Returns the sum of `count` over the parts of a composite operator; None if it is None for a part.
 
-    No memory is used, no number drawn, and no mode but ours hears of it. About 0.5 ms for an einsum.
+    It uses no memory, draws no random number, and is seen by no mode but ours. An einsum takes about 0.5 ms.
     """
     adder = _Adder(count)
     with unseen(), outside_transforms(), torch.inference_mode(False), torch.no_grad(), adder:
@@ -45,7 +45,7 @@ def replay(count: Count, func: Any, args: Sequence[Any], kwargs: Mapping[str, An
 
 
 class _Adder(UnwrappedMode):
-    """Adds up what the operators count that run inside."""
+    """Adds up the counts of the operators that run inside."""
 
     def __init__(self, count: Count) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # the same
@@ -73,7 +73,7 @@ def _shapes(value: Any) -> Any:
 
 
 def _each(change: Callable[[Any], Any], value: Any) -> Any:
-    """Returns a list or dictionary of the changed items, and anything else as it is."""
+    """Returns a list or dictionary with each item changed, and anything else as it is."""
     if isinstance(value, list | tuple):
         return [change(each) for each in value]
     if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""Tells, by their names, operators that multiply matrices (or do as much) from those that count as nothing."""
+"""Decides by its name whether an operator without a formula multiplies matrices, or does as much work."""
 
 import re
 
-#: PyTorch's own namespaces. What an operator of anyone else's does cannot be known.
+#: PyTorch's own namespaces. What operators of other namespaces do is not known.
 _NAMESPACES = frozenset(
     {
         *("aten", "prim", "prims", "inductor", "inductor_prims", "static_runtime", "export", "sparse"),
@@ -25,14 +25,14 @@ _WORD = re.compile(
     re.VERBOSE,
 )
 
-#: One of these says that it does not: it arranges what a product will read, asks about it, or is called alike.
+#: One of these names an operator that only prepares or queries the data of a product, or has a similar name.
 _HARMLESS = re.compile(
     r"(?:^|_)(?:reorder|prepack|unpack|pack|convert|flatten|quantize|check|use|erf|slice|i?fftshift|r?fftfreq)(?=_|$)"
 )
 
 
 def is_unknown(name: str) -> bool:
-    """Tells whether an operator for which there is no formula (`aten::linalg_svd.U`) does more than nothing."""
+    """Returns whether an operator without a formula (`aten::linalg_svd.U`) does work that should be counted."""
     namespace, _, rest = name.partition("::")
     base = rest.partition(".")[0]
     if namespace not in _NAMESPACES:

@@ -1,4 +1,4 @@
-"""Which modules stay a single node when torch.fx traces a model."""
+"""Decides which modules stay a single node when torch.fx traces a model."""
 
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -17,7 +17,7 @@ from ...recording.options.path_filter import (
 
 Leaf: TypeAlias = type[nn.Module] | str | re.Pattern[str]
 
-#: Given a module and its path, says whether it is a leaf.
+#: Takes a module and its path, and returns whether it is a leaf.
 LeafRule: TypeAlias = Callable[[nn.Module, str], bool]
 
 Leaves: TypeAlias = Leaf | Sequence[Leaf] | LeafRule | None
@@ -25,20 +25,20 @@ Leaves: TypeAlias = Leaf | Sequence[Leaf] | LeafRule | None
 
 @dataclass(frozen=True)
 class LeafChoice:
-    """The leaves that a user chose, in a form that can be asked."""
+    """The leaves that a user chose."""
 
-    beside_fx: bool = True  # what is a leaf by torch.fx's own rule is one too
+    beside_fx: bool = True  # modules that are leaves by torch.fx's own rule are leaves too
     classes: tuple[type[nn.Module], ...] = ()
     patterns: tuple[PathPattern, ...] = ()
     rule: LeafRule | None = None
 
     def chooses(self, module: nn.Module, path: str, names: Collection[str]) -> bool:
-        """Tells whether the user wants a module to be a leaf.
+        """Returns whether the user wants a module to be a leaf.
 
         Args:
             module: the module called.
-            path: where it is called, which the user's rule is told.
-            names: all its paths, any of which a pattern may mean.
+            path: the path under which it is called, which is passed to the user's rule.
+            names: all paths of the module. A pattern may match any of them.
         """
         if self.rule is not None:
             return bool(self.rule(module, path))
@@ -48,7 +48,7 @@ class LeafChoice:
         """Checks that each pattern matches one of a model's paths.
 
         Raises:
-            ValueError: one matches none; the text lists the nearest.
+            ValueError: a pattern matches none; the message lists the nearest paths.
         """
         found = [each for each in self.patterns if not any(map(each.matches, paths))]
         if found:
@@ -56,10 +56,10 @@ class LeafChoice:
 
 
 def to_leaf_choice(leaves: Leaves) -> LeafChoice:
-    """Reads what a user gave as `leaves`.
+    """Converts what a user gave as `leaves`.
 
     Raises:
-        TypeError: something in it is no class of modules, no pattern and no rule.
+        TypeError: an entry is not a module class, a pattern or a rule.
         ValueError: a pattern cannot be read.
     """
     if leaves is None:

@@ -1,4 +1,4 @@
-"""Traces a model with torch.fx, noting for each node the module that it comes from."""
+"""Traces a model with torch.fx, and records for each node the module that it comes from."""
 
 import math
 from collections import Counter, OrderedDict
@@ -18,20 +18,26 @@ from .leaves import Leaves, to_leaf_choice
 
 
 class UntraceableError(ModtraceError, TraceError):
-    """A model that torch.fx cannot trace; `__cause__` is what it raised. Also a `torch.fx.proxy.TraceError`."""
+    """Raised for a model that torch.fx cannot trace; `__cause__` is the original error.
+
+    It is also a `torch.fx.proxy.TraceError`.
+    """
 
 
 class NodeNames(dict[Node, str | None]):
-    """A name for each node of a graph. A node that has none, such as `output`, gives None and is not inside."""
+    """A mapping from the nodes of a graph to names.
+
+    A node without a name, such as `output`, maps to None and is not listed.
+    """
 
     def __missing__(self, node: Node) -> None:
         return None
 
 
 class ModulePathTracer(torch.fx.Tracer):
-    """A tracer of torch.fx that knows which module each node of its graph comes from.
+    """A `torch.fx.Tracer` that records which module each node of its graph comes from.
 
-    `trace(model)` returns the graph, as `torch.fx.Tracer` does. The two mappings are made anew by each trace:
+    `trace(model)` returns the graph, as `torch.fx.Tracer` does. Each trace creates the two mappings anew:
 
         tracer = ModulePathTracer()
         graph = tracer.trace(model)
@@ -39,13 +45,13 @@ class ModulePathTracer(torch.fx.Tracer):
             print(node, tracer.node_to_originating_module[node])
 
     Attributes:
-        node_to_originating_module: the path of the module whose code made the node; of a leaf module's node the
-            leaf's own. `""` is the root. Paths are as in `state_dict`, without the parts of wrappers; a module
-            that is registered twice has the path below its caller. None: the node comes from no module, as
-            `output`, or it was added after the trace. torch.fx makes one node per parameter: it has the module
+        node_to_originating_module: the path of the module whose code made the node; for the node of a leaf module,
+            the path of the leaf. `""` is the root. Paths are as in `state_dict`, without the parts of wrappers; a
+            module that is registered twice has the path below its caller. None if the node comes from no module,
+            as `output`, or was added after the trace. torch.fx makes one node per parameter, which has the module
             that reads it first.
-        node_to_call: the call in which that was: `path` for the first of its module in the trace, `path@1` for the
-            second.
+        node_to_call: the call in which the node was made: `path` for the first call of its module in the trace,
+            `path@1` for the second.
     """
 
     node_to_originating_module: NodeNames
@@ -60,15 +66,16 @@ class ModulePathTracer(torch.fx.Tracer):
         *,
         leaves: Leaves = None,
     ) -> None:
-        """The first three are those of `torch.fx.Tracer`.
+        """Takes the arguments of `torch.fx.Tracer`, and `leaves`.
 
         Args:
-            autowrap_modules: Python modules whose functions become nodes, and are not traced through.
-            autowrap_functions: functions for which the same holds.
-            param_shapes_constant: whether shapes of parameters are numbers in the graph, and no nodes.
-            leaves: which modules stay one node. None: those of `torch.nn` but `Sequential`, as torch.fx has it.
-                A class of modules, a path pattern (`"layers.*"`, `"re:attn$"`), or a list of those: these too.
-                `()`: none, every module is traced through. A function `(module, path) -> bool`: it alone decides.
+            autowrap_modules: Python modules whose functions become nodes and are not traced through.
+            autowrap_functions: functions that become nodes and are not traced through.
+            param_shapes_constant: makes the shapes of parameters numbers in the graph, not nodes.
+            leaves: which modules stay one node. None: those of `torch.nn` except `Sequential`, as in torch.fx.
+                A class of modules, a path pattern (`"layers.*"`, `"re:attn$"`), or a list of those: these in
+                addition. `()`: none, every module is traced through. A function `(module, path) -> bool`: it alone
+                decides.
 
         Raises:
             TypeError: `leaves` is something else.
@@ -82,14 +89,14 @@ class ModulePathTracer(torch.fx.Tracer):
     def trace(
         self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None
     ) -> torch.fx.Graph:
-        """Traces a model or a function; what a trace before left in the tracer is replaced.
+        """Traces a model or a function. The results of an earlier trace are replaced.
 
         Args:
             root: the model, or a function of tensors.
             concrete_args: values of arguments that are not traced, by name, as in `torch.fx.Tracer.trace`.
 
         Raises:
-            UntraceableError: torch.fx cannot trace it. The text says where, and what else to do.
+            UntraceableError: torch.fx cannot trace it. The message says where, and what else to do.
             ValueError: a pattern in `leaves` matches no module of the model.
         """
         self._begin(_paths_by_target(root) if isinstance(root, nn.Module) else {})
@@ -103,7 +110,7 @@ class ModulePathTracer(torch.fx.Tracer):
             self._failure = None
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Tells whether the module is one node in the graph, and what it does inside is not traced."""
+        """Returns whether the module is one node in the graph, and is not traced through."""
         if self._leaves.beside_fx and super().is_leaf_module(m, module_qualified_name):
             return True
         names = self._paths.get(module_qualified_name, [module_qualified_name])
@@ -112,7 +119,7 @@ class ModulePathTracer(torch.fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Traces a call of a module, as torch.fx does, noting what is inside as the module's."""
+        """Traces a call of a module, as torch.fx does, and attributes the nodes inside to the module."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             return self._run(self._next_call(self.path_of_module(m)), lambda: forward(*args, **kwargs))
@@ -134,7 +141,7 @@ class ModulePathTracer(torch.fx.Tracer):
         name: str | None = None,
         type_expr: Any | None = None,
     ) -> Node:
-        """Makes a node, as torch.fx does, noting where it comes from."""
+        """Makes a node, as torch.fx does, and records where it comes from."""
         node = super().create_node(kind, target, args, kwargs, name, type_expr)
         if kind != "output":
             call = self._next_call(str(target)) if kind == "call_module" else self._running
@@ -143,7 +150,7 @@ class ModulePathTracer(torch.fx.Tracer):
         return node
 
     def _begin(self, paths: dict[str, list[str]]) -> None:
-        """Forgets the last trace. What the user has taken from it stays as it is."""
+        """Resets the tracer. Results that the user has taken from it stay as they are."""
         self.node_to_originating_module = NodeNames()
         self.node_to_call = NodeNames()
         self._paths = paths
@@ -162,7 +169,7 @@ class ModulePathTracer(torch.fx.Tracer):
         return _Call(self._path_of(target), nth)
 
     def _path_of(self, target: str) -> str:
-        """Returns the path of the module that torch.fx calls `target`, as seen from the module that runs."""
+        """Returns the path of the module that torch.fx calls `target`, as seen from the running module."""
         path, *aliases = self._paths.get(target, [target])
         return path_below(self._running.path, path, aliases)
 
@@ -182,7 +189,7 @@ class ModulePathTracer(torch.fx.Tracer):
 
 
 class _Call(NamedTuple):
-    """The n-th call of a module in a trace, from 0."""
+    """One call of a module in a trace; `nth` counts from 0."""
 
     path: str
     nth: int
@@ -193,7 +200,7 @@ class _Call(NamedTuple):
 
 
 def _paths_by_target(root: nn.Module) -> dict[str, list[str]]:
-    """Returns all paths of each module by the name that torch.fx has for it: the first raw path."""
+    """Returns all paths of each module by its name in torch.fx, which is its first raw path."""
     targets = {root: ""}
     paths = {"": [""]}
     for module, _, path, raw_path in walk(root, "", ""):

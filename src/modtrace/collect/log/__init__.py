@@ -1,1 +1,1 @@
-"""What ran, in order, for each thread: calls, their nesting and the contexts they were called from."""
+"""Logs what ran on each thread, in order: calls, their nesting, and the contexts they were called from."""

@@ -1,4 +1,4 @@
-"""Columns of the backward of each call: it lasts from its first autograd node to the first node outside of it."""
+"""The backward of each call as columns. It lasts from the call's first autograd node to the next node outside of it."""
 
 from .segments import Segment
 
@@ -35,9 +35,9 @@ class BackwardCalls:
         """Ends the calls that the engine leaves, and begins those that it enters, when it goes on to another call.
 
         Args:
-            segment: of the call; None: on to nodes outside of any module.
-            index: of the call in its segment.
-            now_ns: when.
+            segment: the segment of the call; None for nodes outside of any module.
+            index: the index of the call in its segment.
+            now_ns: the present time.
         """
         entered: list[int] = []
         if segment is None:

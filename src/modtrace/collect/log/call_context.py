@@ -1,4 +1,4 @@
-"""The calling context tree: entering a module that was reached before is one look-up in it."""
+"""The calling context tree. Entering a module that was reached before is one look-up in it."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,8 +16,8 @@ from ..names.walk import walk
 class CallContext(dict[int, "CallContext"]):
     """A module as reached through one chain of callers: a dictionary of the contexts below it, by `id` of the module.
 
-    The running call is a pointer into this tree: entering a module is one dictionary look-up, which at the
-    same time says that the module is known and that it was reached this way before.
+    The running call is a pointer into this tree. Entering a module is one dictionary look-up, which also shows that the
+    module is known and was reached in this way before.
     """
 
     __slots__ = (
@@ -34,10 +34,10 @@ class CallContext(dict[int, "CallContext"]):
         self.index = index
         self.codes: set[CodeType] = set()  # functions that were seen to run ops inside of its calls
         self.compiled = False  # its calls run as compiled regions
-        self.is_scope = False  # it is code that the user named, and no module
-        #: Root and path below its caller, where the module has others too.
+        self.is_scope = False  # it is code that the user named, not a module
+        #: The root and path below its caller, if the module has others too.
         self.seen_as: tuple[NamedModule, str] | None = None
-        #: What was around it, once it was outermost in no backward.
+        #: What was around it when it was first outermost outside of a backward.
         self.owners: tuple[NamedModule, ...] | None = None
 
     __hash__ = object.__hash__  # type: ignore[assignment]  # contexts are compared by identity, whatever is below them
@@ -68,7 +68,7 @@ class CallContext(dict[int, "CallContext"]):
         return None if self.named is None or self.named.ref is None else self.named.ref()
 
     def upwards(self) -> Iterator["CallContext"]:
-        """Yields this context and those of its callers, innermost first; nothing outside of modules."""
+        """Yields this context and those of its callers, innermost first, without the context outside of modules."""
         at: CallContext | None = self
         while at is not None and at.named is not None:
             yield at
@@ -76,7 +76,7 @@ class CallContext(dict[int, "CallContext"]):
 
 
 class ContextTree:
-    """All contexts, by number. Callers hold the tracker's lock."""
+    """All contexts, by number. Callers of its methods hold the tracker's lock."""
 
     def __init__(self, names: ModuleNames) -> None:
         self._names = names
@@ -86,7 +86,7 @@ class ContextTree:
         self._of_module: dict[int, list[CallContext]] = {}  # by module_id
 
     def find(self, module: nn.Module, above: CallContext | None, frame: FrameType | None) -> CallContext:
-        """Returns the context of a module below its caller (None: below nothing), and makes it at the first call."""
+        """Returns the context of a module below `above` (None if it is outermost), and creates it at the first call."""
         key = id(module)
         known = self._outermost.get(key) if above is None else above.get(key)
         if known is not None and known.ref() is module:
@@ -115,7 +115,7 @@ class ContextTree:
         return [context for context in contexts if context.ref() is module]
 
     def _take(self, key: int, named: NamedModule, above: CallContext | None) -> CallContext:
-        """Returns a new context, or that of a module with the same name that has died."""
+        """Returns a new context, or that of a dead module with the same name."""
         holder = self._outermost if above is None else above
         contexts = self._of_module.setdefault(named.module_id, [])
         context = next((each for each in contexts if each.above is above and each.ref() is None), None)
@@ -136,7 +136,7 @@ def _no_module() -> None:
 
 
 def _seen_below(above: CallContext, module: nn.Module) -> tuple[NamedModule, str] | None:
-    """Returns the root and the path of a module as registered below its caller; None if it is not."""
+    """Returns the root and the path of a module as registered below its caller; None if it is not registered there."""
     caller = above.module
     if caller is not None:
         for each, _, path, _ in walk(caller, above.path, ""):

@@ -1,4 +1,4 @@
-"""Finds which call lies in which: in closed segments at once, in a running one event by event."""
+"""Finds how calls are nested: in closed segments all at once, in a running one event by event."""
 
 from typing import NamedTuple
 
@@ -18,10 +18,11 @@ class Structure(NamedTuple):
 
 
 def structure_of(contexts: Ints) -> Structure:
-    """Pairs enter and exit events and finds each call's parent.
+    """Pairs enter and exit events, and finds each call's parent.
 
     Args:
-        contexts: `[events]`, a context's number for an enter, negative for an exit; every enter has its exit.
+        contexts: `[events]`. An enter event holds the number of a context, an exit event a negative number. Every
+            enter event has its exit event.
     """
     entered = contexts >= 0
     depth = np.cumsum(np.where(entered, 1, -1))
@@ -62,7 +63,7 @@ class OpenCalls:
         self.innermost = -1  # the innermost open call
 
     def follow(self, contexts: list[int]) -> None:
-        """Reads the events that were appended since the last time."""
+        """Reads the events that were appended since the last call."""
         for event in contexts[len(self.after) :]:
             if event >= 0:
                 self.parent.append(self.innermost)

@@ -1,4 +1,4 @@
-"""The log of what ran: one segment for each outermost module call, flat while it runs, structured when read."""
+"""The log of what ran, with one segment for each outermost module call: flat while it runs, structured when read."""
 
 import weakref
 from bisect import bisect_right
@@ -22,14 +22,14 @@ _NO_COUNTS: Counter[int] = Counter()
 
 
 class CallRef(NamedTuple):
-    """The call that was entered as the `index`-th in its segment."""
+    """A call, identified by its segment and by its index in the order in which the segment's calls began."""
 
     segment: "Segment"
     index: int  # type: ignore[assignment]  # hides tuple.index
 
     @property
     def context(self) -> CallContext:
-        """The calling context that it ran in."""
+        """The calling context of the call."""
         return self.segment.context_of(self.index)
 
     @property
@@ -45,7 +45,7 @@ class CallRef(NamedTuple):
 
     @property
     def parent(self) -> "CallRef | None":
-        """The call around it in the same segment."""
+        """The enclosing call in the same segment, or None."""
         above = self.segment.parent_of(self.index)
         return None if above < 0 else CallRef(self.segment, above)
 
@@ -53,7 +53,7 @@ class CallRef(NamedTuple):
 class Segment:
     """An outermost module call with everything inside it, on one thread.
 
-    While it runs its events are three plain lists that the hooks append to.
+    While it runs, its events are three plain lists that the hooks append to.
     """
 
     __slots__ = (
@@ -82,9 +82,9 @@ class Segment:
         self._events: tuple[Any, Any, Any] = ([], [], [])  # sequence numbers, contexts, times
         self.first_id: int | None = None  # call_id of its first call, given when it closes
         self.holders = 0  # recorders that have not written its rows yet
-        self.handover: Any = None  # what it was given and has returned, if it begins outside of all that runs
+        self.handover: Any = None  # what it was given and has returned, if nothing else ran when it began
         self.watches: list[weakref.ref[Any]] = []  # dead when its graph is
-        self.call_tensors: Any = None  # what went in and came out of its calls, if it is wanted
+        self.call_tensors: Any = None  # the inputs and outputs of its calls, if a listener needs them
         self._structure: Structure | None = None
         self._open_calls: OpenCalls | None = None
         self._children: list[list[int]] | None = None  # by call, once it is closed
@@ -100,40 +100,43 @@ class Segment:
 
     @property
     def is_stretch(self) -> bool:
-        """Whether it is code that the user named, outside of any module."""
+        """True if it is code that the user named and that runs outside of any module."""
         return self.context.is_scope and self.named.parent is None
 
     @property
     def calls(self) -> int:
-        """The number of calls in it. The segment must be closed."""
+        """The number of calls in the segment, which must be closed."""
         return len(self._events[1]) // 2
 
     @property
     def is_closed(self) -> bool:
-        """Whether the segment has ended."""
+        """True if the segment has ended."""
         return self.last_seq is not None
 
     def close(self, last_seq: int, first_id: int) -> None:
-        """Ends the segment. Every enter event must have its exit event by now."""
+        """Ends the segment. Every enter event must have its exit event by then."""
         self.last_seq = last_seq
         self.first_id = first_id
         self._structure = self._open_calls = None
 
     def pack(self) -> None:
-        """Turns the events of a closed segment into arrays. 30 us for 200 calls, so only if they are looked at."""
+        """Turns the events of a closed segment into arrays.
+
+        This takes 30 us for 200 calls, so it is done on first reading.
+        """
         if isinstance(self._events[0], list) and self.last_seq is not None:
             seqs, contexts, times = self._events
             self._events = (np.array(seqs, np.int64), np.array(contexts, np.int64), np.array(times, np.int64))
 
     @property
     def seqs(self) -> Any:
-        """The sequence number at each event: a list while it runs, an array once it is closed."""
+        """The sequence number at each event: a list while the segment runs, an array once it is closed."""
         self.pack()
         return self._events[0]
 
     @property
     def contexts(self) -> Any:
-        """For each event the number of the context that was entered, or a code for an exit."""
+        """The number of the context entered at each event, or a code if the event is an exit."""
         self.pack()
         return self._events[1]
 
@@ -152,19 +155,19 @@ class Segment:
         return self._open_calls
 
     def has_made(self, sequence_nr: int) -> bool:
-        """Returns whether the node of this number was made while the segment ran."""
+        """Returns whether the node with this number was made while the segment ran."""
         return self.first_seq <= sequence_nr and (self.last_seq is None or sequence_nr < self.last_seq)
 
     def is_needed(self) -> bool:
-        """Returns whether its rows are still to be written, or its graph lives and may yet run backward."""
+        """Returns whether the segment's rows are still to be written, or its graph lives and may yet run backward."""
         return self.holders > 0 or self.has_graph()
 
     def has_graph(self) -> bool:
-        """Returns whether something that the segment returned is part of a graph that lives."""
+        """Returns whether a tensor that the segment returned is part of a graph that lives."""
         return any(watch() is not None for watch in self.watches)
 
     def structure(self, *, keep: bool = True) -> Structure:
-        """Returns the nesting of its calls; that of a closed segment is kept if `keep`."""
+        """Returns the nesting of the segment's calls. With `keep`, that of a closed segment is cached."""
         if self._structure is not None:
             return self._structure
         contexts = self.contexts
@@ -177,7 +180,7 @@ class Segment:
         return structure
 
     def call_at(self, sequence_nr: int) -> CallRef | None:
-        """Returns the call in which the autograd node of this number was made."""
+        """Returns the call in which the autograd node with this number was made."""
         return self.call_after(bisect_right(self._events[0], sequence_nr) - 1)
 
     def call_after(self, event: int) -> CallRef | None:
@@ -189,7 +192,7 @@ class Segment:
         return None if index < 0 else CallRef(self, index)
 
     def context_of(self, index: int) -> CallContext:
-        """Returns the context of its `index`-th call."""
+        """Returns the context of the call `index`."""
         if self.last_seq is None:
             number = self.open_calls.context[index]
         else:
@@ -198,7 +201,7 @@ class Segment:
         return context
 
     def contexts_of_calls(self) -> list[int]:
-        """Returns the numbers of the contexts of its calls, in the order in which the calls began."""
+        """Returns the numbers of the contexts of the segment's calls, in the order in which the calls began."""
         if self.last_seq is None:
             return self.open_calls.context
         contexts: list[int] = self.contexts[self.structure().enter_event].tolist()
@@ -218,7 +221,7 @@ class Segment:
         return counts
 
     def children_of(self, index: int) -> list[int]:
-        """Returns the calls directly inside its `index`-th call."""
+        """Returns the calls directly inside the call `index`."""
         if self.last_seq is None:
             return self.open_calls.children[index]
         if self._children is None:
@@ -229,7 +232,7 @@ class Segment:
         return self._children[index]
 
     def rank_of(self, index: int) -> int:
-        """Returns how many calls of the same module began in the segment before its `index`-th call."""
+        """Returns how many calls of the same module began in the segment before the call `index`."""
         if self._ranks is None or len(self._ranks) <= index:
             if self._ranks is None:
                 self._ranks, self._seen = [], Counter()
@@ -241,12 +244,12 @@ class Segment:
         return self._ranks[index]
 
     def parent_of(self, index: int) -> int:
-        """Returns the call around its `index`-th call; -1 if there is none in this segment."""
+        """Returns the call that encloses the call `index`; -1 if there is none in this segment."""
         return self.open_calls.parent[index] if self.last_seq is None else int(self.structure().parent[index])
 
 
 class BackwardSpan:
-    """The sequence numbers of the nodes that one backward made (`create_graph`), and the call that each belongs to."""
+    """The sequence numbers of the nodes that one backward made (`create_graph`), with the call that each belongs to."""
 
     __slots__ = ("first_seq", "last_seq", "outer", "seqs", "targets")
 
@@ -263,5 +266,5 @@ class BackwardSpan:
         return self.targets[at] if at >= 0 else None
 
     def is_needed(self) -> bool:
-        """Returns False: spans are dropped by age alone, for no hook runs when the graph of a gradient dies."""
+        """Returns False. Spans are dropped by age alone, because no hook runs when the graph of a gradient dies."""
         return False

@@ -15,12 +15,12 @@ Storages = tuple["weakref.ref[Any]", ...]
 
 
 class Handover:
-    """The storages that an outermost call was given and has returned, where data calls may be among its neighbours."""
+    """The storages that an outermost call was given and has returned."""
 
     __slots__ = ("given", "in_loader", "made")
 
     def __init__(self, frame: FrameType | None, *, has_parameters: bool, is_after_data: bool) -> None:
-        """Reads what the call was given (5 us) only where the outermost call before it may have prepared that."""
+        """Reads the arguments of the call (5 us), but only if the outermost call before it may have prepared them."""
         self.in_loader = not has_parameters and is_in_data_loader(frame)
         self.given: Storages = ()
         if is_after_data and not self.in_loader:
@@ -29,17 +29,19 @@ class Handover:
         self.made: Storages = ()
 
     def returned(self, output: Any) -> None:
-        """Notes what the call has returned."""
+        """Records what the call has returned."""
         self.made = _storages_of(output)
 
 
 def find_data_calls(segments: Sequence[Segment], after_ns: int, root: Segment) -> int:
     """Returns the position in `segments` from which on all calls have prepared what a root is given now.
 
-    They run in a data loader, or what they have returned is what the root, or the next of them, is given.
+    Such calls run in a data loader, or return what the root or the next of them is given.
 
     Args:
-        after_ns: calls that began before this moment do not count.
+        segments: earlier outermost calls, in order.
+        after_ns: calls that began before this time do not count.
+        root: the segment of the root's call.
     """
     wanted = _ids(root.handover.given) if root.handover is not None else set()
     at = len(segments)

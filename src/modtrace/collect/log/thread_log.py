@@ -60,7 +60,10 @@ class ThreadLog:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Returns a context in which module calls on this thread are not logged: they are not part of the run."""
+        """Returns a context manager in which module calls on this thread are not logged.
+
+        It is for calls that are not part of the run.
+        """
         context, self.context = self.context, ASIDE
         try:
             yield
@@ -69,12 +72,12 @@ class ThreadLog:
 
     @property
     def is_in_stretch(self) -> bool:
-        """Whether code that the user named runs, with no module around it or inside it."""
+        """True if code that the user named runs, with no module around it or inside it."""
         return bool(self.scopes) and self.context is self.scopes[-1]
 
     @property
     def is_in_module(self) -> bool:
-        """Whether the call of a module runs on the thread."""
+        """True if a call of a module runs on the thread."""
         return self.segment is not None and not self.segment.is_stretch
 
     def kwargs_of(self, call_frame: FrameType) -> dict[str, Any]:
@@ -86,13 +89,13 @@ class ThreadLog:
         return call_kwargs(call_frame) or {} if self.given_kwargs is None else self.given_kwargs
 
     def push(self, segment: Segment) -> None:
-        """Has the hooks append to a new segment."""
+        """Makes the hooks append to a new segment."""
         if self.segment is not None:
             self.suspended.append((self.context, self.task, self.segment))
         self._use(segment, segment.context, segment.task)
 
     def pop(self) -> None:
-        """Has the hooks append to the segment that the last one interrupted, if there is one."""
+        """Makes the hooks append to the segment that the last one interrupted, if there is one."""
         if self.suspended:
             context, task, segment = self.suspended.pop()
             self._use(segment, context, task)
@@ -104,7 +107,7 @@ class ThreadLog:
         self.seqs, self.contexts, self.times = segment.seqs, segment.contexts, segment.times
 
     def span_of(self, sequence: int) -> Segment | BackwardSpan | None:
-        """Returns the innermost span in which this thread made the node of that number; None if there is none."""
+        """Returns the innermost span in which this thread made the node with this number; None if there is none."""
         spans = self.spans
         for at in range(len(spans) - 1, -1, -1):
             if spans[at].first_seq <= sequence:
@@ -115,7 +118,7 @@ class ThreadLog:
         return None
 
     def call_of(self, sequence: int) -> CallRef | None:
-        """Returns the call in which this thread made the node of that number; None if there is none."""
+        """Returns the call in which this thread made the node with this number; None if there is none."""
         span = self.span_of(sequence)
         return None if span is None else span.call_at(sequence)
 
@@ -135,7 +138,7 @@ class ThreadLog:
                 else:
                     self.forgotten_seq = max(self.forgotten_seq, span.last_seq or 0)
             self.spans = kept
-            self.prune_at = 2 * len(self.spans)  # so that looking through them costs each but little
+            self.prune_at = 2 * len(self.spans)  # so that each span pays little for the search
 
 
 class ThreadLife:
@@ -151,14 +154,14 @@ class ThreadLogs:
         self._tree = tree
         self.outside = tree.outside
         self.all: list[ThreadLog] = []
-        self.threads = threading.local()  # itself, not a subclass: reading from one takes twice as long
+        self.threads = threading.local()  # not a subclass, which takes twice as long to read from
         self._threads_seen = 0
         self._started_on = (-1, -1)  # thread, and the number that its next node has
         self._next_id = 0
         self._lock = threading.RLock()
 
     def start(self) -> None:
-        """Notes that every node which this thread makes from now on is known."""
+        """Records that every node which this thread makes from now on is known."""
         self._started_on = (threading.get_ident(), sequence_nr())
 
     @property
@@ -216,7 +219,7 @@ class Backward:
         self.adding_in: CallRef | None = None
 
     def is_adding(self, number: int) -> bool | None:
-        """Returns whether the node's own work is done and the engine is adding up; None: not watched."""
+        """Returns whether the node's own work is done and the engine sums gradients; None if that is not watched."""
         return self.adding_for == number if self.marks_additions else None
 
     def end(self, raised: bool) -> None:

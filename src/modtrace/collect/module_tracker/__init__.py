@@ -1,1 +1,1 @@
-"""`ModuleTracker`: the modules that run now, and the user's hooks around every forward and backward."""
+"""`ModuleTracker`: tells which modules run now, and runs the user's hooks around every forward and backward."""

@@ -1,4 +1,4 @@
-"""The answers of a tracker: what runs at one moment on one thread, with names and numbers found on request."""
+"""The answers of a tracker about one moment on one thread. Names and numbers are found on request."""
 
 from typing import NamedTuple
 
@@ -9,17 +9,20 @@ from .stack_names import NamedStack, StackNames
 
 
 class Call(NamedTuple):
-    """One execution of a module. In backward it is the forward call; in a recompute the call that is repeated."""
+    """One execution of a module: in backward, the forward call; in a recompute, the call that is repeated."""
 
     name: str  #: as in `parents`: `Mod.c.0`
     path: str  #: as in `state_dict`: `c.0`; a root is `""`
-    nth: int | None  #: how many calls of the module came before it in its step; None: not known
+    nth: int | None  #: the number of earlier calls of the module in its step; None: not known
     step: int | None  #: the step that it belongs to, counted from 0 by the rules of docs/vocabulary.md
     compiled: bool  #: it runs code of `torch.compile`, so what is inside is not seen
 
 
 class Where:
-    """What runs at one moment on one thread. It takes a microsecond; names and numbers are found when asked for."""
+    """The running call and its surroundings at one moment on one thread.
+
+    Creating it takes 1 us; names and numbers are found when they are read.
+    """
 
     __slots__ = ("_found", "_names", "_stack", "_steps", "accumulation", "known", "phase")
 
@@ -30,30 +33,30 @@ class Where:
         self._stack: NamedStack | None = None
         #: `forward`, `backward`, `recompute`, `optimizer`; None outside of all of them.
         self.phase: str | None = found.phase
-        #: False where a backward node runs and nothing says which call has made it.
+        #: False if a backward node runs and it is not known which call made it.
         self.known: bool = found.known
-        #: True while the engine adds up gradients that have met; None without `additions=True`: it cannot be told.
+        #: True while the engine sums gradients of one tensor; None if that is not known (without `additions=True`).
         self.accumulation: bool | None = found.accumulation
 
     @property
     def stack(self) -> tuple[str, ...]:
-        """The names of the modules that run, as in `parents`, outermost first; a recursive one occurs repeatedly."""
+        """The names of the running modules, as in `parents`, outermost first. A recursive module occurs repeatedly."""
         return self._named.names
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The same modules in the form of `state_dict`: `c.0`; a root is `""`."""
+        """The paths of the running modules as in `state_dict`, such as `c.0`, outermost first; a root is `""`."""
         return self._named.paths
 
     @property
     def current(self) -> str | None:
-        """The innermost name of the stack."""
+        """The last name of the stack, which is that of the innermost module; None if no module runs."""
         stack = self.stack
         return stack[-1] if stack else None
 
     @property
     def call(self) -> Call | None:
-        """The innermost call; None outside of any module, and where a gradient is accumulated in a parameter."""
+        """The innermost call; None outside of any module, and while the gradient of a parameter is accumulated."""
         call = self._call
         if call is None:
             return None
@@ -64,20 +67,20 @@ class Where:
 
     @property
     def compiled(self) -> bool:
-        """Whether what runs is inside code of `torch.compile`, where modules are not seen."""
+        """True if what runs is inside code of `torch.compile`, where modules are not seen."""
         call = self._call
         return call is not None and any(context.compiled for context in call.context.upwards())
 
     @property
     def trigger(self) -> str | None:
-        """In a recompute, the name of the module whose backward asked for it."""
+        """In a recompute, the name of the module whose backward requested it; None otherwise."""
         call = self._call
         trigger = None if call is None else call.segment.trigger
         return None if trigger is None else self._names.of(trigger.context, trigger.segment).names[-1]
 
     @property
     def parameter(self) -> str | None:
-        """The path of the parameter whose gradient is being accumulated."""
+        """The path of the parameter whose gradient is being accumulated, or None."""
         parameter = self._found.parameter
         return None if parameter is None else self._names.parameter_name(parameter)
 

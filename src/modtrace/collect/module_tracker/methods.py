@@ -1,4 +1,4 @@
-"""Runs the plain methods of a module, which run no hook, in scopes."""
+"""Runs the plain methods of a module, for which torch runs no hook, in scopes."""
 
 import functools
 import inspect
@@ -38,7 +38,7 @@ class Methods:
 
         Raises:
             AttributeError: the module has no such method.
-            TypeError: it is no module, or what has the name is no method.
+            TypeError: `module` is not a module, or the attribute is not a method.
         """
         if not isinstance(module, nn.Module):
             raise TypeError(f"methods({module!r}): give a torch.nn.Module and the names of methods of it")
@@ -78,7 +78,7 @@ class MethodsHandle:
         self._wraps = wraps
 
     def remove(self) -> None:
-        """Makes them plain methods again; a second time does nothing."""
+        """Stops following the methods. A second call does nothing."""
         self._methods.remove(self._wraps)
 
 
@@ -121,7 +121,7 @@ class _Wrap:
             wrapper.remove(self)
 
     def is_for(self, module: Any) -> bool:
-        """Returns whether `module` is that of the method, or a replica of it that DataParallel made."""
+        """Returns whether `module` has this method, or is a replica of the module that DataParallel made."""
         mine = self.ref()
         return module is mine or (
             mine is not None and is_replica(module) and id_of_hooks(module) == id_of_hooks(mine)
@@ -133,11 +133,11 @@ _wrappers: "dict[tuple[int, str], _Wrapper]" = {}
 
 
 def _wrapper_of(module: nn.Module, name: str) -> "_Wrapper":
-    """Returns the wrapper of a method: in the class, for all trackers that follow it there.
+    """Returns the wrapper of a method, which is in the class, for all trackers that follow the method.
 
-    An attribute of an instance would be copied with it, by `copy.deepcopy`, by DataParallel and into a pickle, and the
-    copy would run the method of the original. So the instance holds the wrapper only if it holds the method already,
-    or if the method is no plain function: a static or a class method.
+    An attribute of an instance would be copied by `copy.deepcopy`, by DataParallel and into a pickle, and the copy
+    would run the method of the original. So the instance holds the wrapper only if it holds the method already, or if
+    the method is a static or a class method.
     """
     kind = type(module)
     is_plain = isinstance(inspect.getattr_static(kind, name, None), types.FunctionType)
@@ -177,13 +177,13 @@ class _Wrapper:
         _wrappers[id(holder), name] = self
 
     def add(self, wrap: _Wrap) -> None:
-        """Adds a tracker that follows it."""
+        """Adds a tracker that follows the method."""
         self._followed[wrap.key] = [*self._followed.get(wrap.key, ()), wrap]
 
     def remove(self, wrap: _Wrap) -> None:
-        """Removes a tracker that follows it. After the last one the method is restored.
+        """Removes a tracker that follows the method. After the last one the method is restored.
 
-        If somebody else has wrapped it since, our wrapper stays below and only calls the method.
+        If other code has wrapped the method since, our wrapper stays below and only calls the method.
         """
         left = [each for each in self._followed.pop(wrap.key, ()) if each is not wrap]
         if left:

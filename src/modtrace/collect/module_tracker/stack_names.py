@@ -1,4 +1,4 @@
-"""Names what runs the way PyTorch's trackers do, `Mod.c.0`, and the way `state_dict` does, `c.0`."""
+"""Names what runs as PyTorch's trackers do (`Mod.c.0`), and as `state_dict` does (`c.0`)."""
 
 from typing import NamedTuple
 
@@ -25,7 +25,10 @@ _Level = tuple[NamedModule, NamedModule, str]
 
 
 class RootLabels:
-    """The labels that one tracker gives to roots: the user's names or their classes. They outlive its `with` blocks."""
+    """The labels that one tracker gives to roots: the user's names or the names of classes.
+
+    They outlive `with` blocks.
+    """
 
     def __init__(self, chosen: list[tuple[str | None, nn.Module]]) -> None:
         self._kept: IdentityMap[nn.Module, str] = IdentityMap()
@@ -35,11 +38,11 @@ class RootLabels:
                 self._kept[module] = name
 
     def begin(self) -> None:
-        """Begins another `with` block, in which roots are labelled again."""
+        """Begins another `with` block, in which roots are labelled anew."""
         self._labels = {}
 
     def label(self, root: NamedModule) -> str:
-        """Returns the label of a root. It is chosen when it is first asked for."""
+        """Returns the label of a root, which is chosen at the first request."""
         known = self._labels.get(root)
         if known is None:
             known = self._labels[root] = self._find(root)
@@ -68,7 +71,7 @@ class RootLabels:
 
 
 class StackNames:
-    """Names the stacks of one `with` block of a tracker. A stack that was named before costs a look-up."""
+    """Names the stacks of one `with` block of a tracker. A stack that was named before takes one look-up."""
 
     def __init__(self, names: ModuleNames, tree: ContextTree, labels: RootLabels) -> None:
         self._names = names
@@ -99,7 +102,10 @@ class StackNames:
         return self._names.parameter_name(parameter)
 
     def of_parameter(self, parameter: torch.Tensor) -> NamedStack | None:
-        """Returns the modules that hold a parameter, as far as all their calls have them in common; None: no module."""
+        """Returns the modules that hold a parameter, as far as they are common to all their calls.
+
+        Returns None if no module holds it.
+        """
         names = self._names
         owners = names.owners_of(parameter) or names.owners_of(parameter, learn=True)
         if not owners:
@@ -154,7 +160,7 @@ def _levels(context: CallContext, segment: Segment) -> list[_Level]:
 
 
 def _levels_outside(context: CallContext) -> list[_Level] | None:
-    """Returns what runs in a context outside of any backward; None if the module was only recomputed there."""
+    """Returns what runs in a context outside of any backward; None if the module was only recomputed in it."""
     own = _chain(context)
     if own[0].owners is None:
         return None
@@ -167,7 +173,7 @@ def _level(context: CallContext) -> _Level:
 
 
 def _as_called_from(caller: CallContext, chain: list[CallContext]) -> list[CallContext]:
-    """Returns the contexts of the calls when they ran first: a shared module has its path from its caller."""
+    """Returns the contexts of the original calls. A shared module has the path below its original caller."""
     found: list[CallContext] = []
     at: CallContext | None = caller
     for context in chain:

@@ -1,4 +1,4 @@
-"""The tracker for users: it tells which modules run in which phase, and runs hooks around each of them."""
+"""The tracker for users: tells which modules run in which phase, and runs hooks around each of them."""
 
 import sys
 import threading
@@ -32,29 +32,31 @@ GLOBAL = "Global"
 
 
 class ModuleTracker:
-    """Tells which modules run, forward and backward: a context manager, drop-in for two of PyTorch's.
+    """Tells which modules run, forward and backward: a context manager that can replace two of PyTorch's.
 
-    It has all of `torch.utils.module_tracker.ModuleTracker` and of `torch.distributed._tools.mod_tracker.ModTracker`,
-    and costs a twentieth of them. It sets two global module hooks, shared by all trackers and recordings of the
-    process, and no hook on a tensor. All answers are for the thread that asks.
+    It has all features of `torch.utils.module_tracker.ModuleTracker` and of
+    `torch.distributed._tools.mod_tracker.ModTracker`, at a twentieth of their cost. It registers two global module
+    hooks, which all trackers and recordings of the process share, and no hook on a tensor. All answers are for the
+    calling thread.
 
         with modtrace.ModuleTracker() as tracker:
             model(x).sum().backward()      # anything that runs in there may ask `tracker.parents`
 
-    Entered again inside its own context it goes on; the outermost exit ends it.
+    If it is entered again inside its own context, it goes on; the outermost exit ends it.
     """
 
     def __init__(self, root: object = None, *, additions: bool = False, strict: bool = False) -> None:
-        """
+        """Creates a tracker, which tracks nothing before it is entered.
+
         Args:
-            root: a module, or modules as a list or under names of yours as a dict, that are roots and known from the
-                start. None: roots are found. A root without a name of yours is named after its class.
-            additions: tells gradients that the engine adds up where they meet from the work of the module that ran
-                last (`where().accumulation`), for about 10 us a call and backward.
-            strict: internal errors are raised, not turned into a warning.
+            root: a module, a list of modules, or a dict from names to modules, which are roots and known from the
+                start. None: roots are found as they run. A root without a name is named after its class.
+            additions: distinguishes sums of gradients by the engine from the work of the module that ran last
+                (`where().accumulation`), for about 10 us a call and backward.
+            strict: raises internal errors instead of warning.
 
         Raises:
-            TypeError: there is something in `root` that is no module.
+            TypeError: `root` contains something that is not a module.
         """
         self._roots = roots_of(root)
         self._strict = strict
@@ -125,7 +127,7 @@ class ModuleTracker:
 
     @property
     def is_bw(self) -> bool:
-        """Whether a backward runs on this thread. A recompute runs inside one: `phase` tells them apart."""
+        """True if a backward runs on this thread. A recompute runs inside one; `phase` distinguishes them."""
         return graph_task_id() != -1
 
     @property
@@ -140,7 +142,7 @@ class ModuleTracker:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The same modules in the form of `state_dict`; a root is `""`."""
+        """The paths of the running modules as in `state_dict`, outermost first; a root is `""`."""
         return self.where().paths
 
     @property
@@ -154,13 +156,13 @@ class ModuleTracker:
         return self.where().call
 
     def where(self) -> Where:
-        """Returns all answers for this moment at once: a tool asks for them at every op."""
+        """Returns all answers for this moment at once, for tools that need several of them at every op."""
         tracker = self._tracker
         found = NOWHERE if tracker is None else tracker.where()
         return Where(found, self._names, self._steps)
 
     def get_known_fqn(self, module: nn.Module) -> str | None:
-        """Returns the name of a module; None if neither it nor a module that it is registered in has run."""
+        """Returns the name of a module; None if neither it nor a module in which it is registered has run."""
         return self._names.known(module)
 
     # Hooks.
@@ -176,31 +178,32 @@ class ModuleTracker:
         with_slots: bool = False,
         several: bool = False,
     ) -> "HooksHandle":
-        """Registers hooks around every forward and every backward of every module, recomputes included.
+        """Registers hooks around every forward and every backward of every module, including recomputes.
 
-        They are markers: what they return is not looked at. What one raises is raised to whoever called the module or
-        `backward()`. `phase` tells a recompute from the forward. The module's name is in `parents`.
+        What the hooks return is ignored; what they raise propagates to the caller of the module or of `backward()`.
+        `phase` distinguishes a recompute from the forward. The module's name is in `parents`.
 
         Args:
-            pre_fw_hook: `(module, args)`, args as the module gets them.
-            post_fw_hook: `(module, args, output)`; the output is None when an exception leaves the call.
-            pre_bw_hook: `(module, grad_output)`, just before the first node of the call runs; the gradients that this
-                node receives. Of a call that only passes a tensor on: the gradients of what it has passed on. The
-                module is None if it is dead by then.
-            post_bw_hook: `(module, grad_input)`, when the last node of the call has run and its gradients are where
-                they go; a gradient for each tensor among args and kwargs that needs one, in order: what this call
-                contributes, as in torch's full backward hooks. None: none came, or the tensor was given before. Where
-                several calls end at one node, `current` is the innermost of them in the hooks of all. Not called if
-                the backward raises. Gradients of leaves share memory with `.grad`: copy what you keep.
-            with_kwargs: the forward hooks get the keyword arguments too, behind args.
-            with_slots: the backward hooks get a dict instead, from slots to gradients: `"[0].hidden_states"`.
-            several: these hooks are called beside others of their kind.
+            pre_fw_hook: `(module, args)`, with the args that the module gets.
+            post_fw_hook: `(module, args, output)`; the output is None if an exception leaves the call.
+            pre_bw_hook: `(module, grad_output)`, called just before the first node of the call runs, with the gradients
+                that this node receives. For a call that only passes a tensor on: with the gradients of what it has
+                passed on. The module is None if it is dead by then.
+            post_bw_hook: `(module, grad_input)`, called when the last node of the call has run and its gradients have
+                been delivered. There is one gradient for each tensor among args and kwargs that needs one, in order:
+                what this call contributes, as in torch's full backward hooks; None if none came, or if the tensor
+                occurred before. If several calls end at one node, `current` is the innermost of them in the hooks of
+                all. It is not called if the backward raises. Gradients of leaves share memory with `.grad`: copy what
+                you keep.
+            with_kwargs: passes the keyword arguments to the forward hooks, after args.
+            with_slots: passes a dict from slots to gradients to the backward hooks: `"[0].hidden_states"`.
+            several: allows these hooks beside others of their kind.
 
         Returns:
-            a handle whose `remove()` takes just these.
+            a handle whose `remove()` removes only these hooks.
 
         Raises:
-            AssertionError: a hook of the kind is there, and `several` was not said.
+            AssertionError: there is a hook of this kind, and `several` is False.
         """
         given = {PRE_FW: pre_fw_hook, POST_FW: post_fw_hook, PRE_BW: pre_bw_hook, POST_BW: post_bw_hook}
         hooks = {
@@ -226,7 +229,7 @@ class ModuleTracker:
     ) -> AbstractContextManager[None]:
         """Returns hooks on the submodules of one model that run under `torch.compile(fullgraph=True)` without a break.
 
-        See `modtrace.collect.compile_hooks.hooks.compile_safe_hooks`. Needs no tracker.
+        See `modtrace.collect.compile_hooks.hooks.compile_safe_hooks`. It needs no tracker that is entered.
         """
         from ..compile_hooks.hooks import compile_safe_hooks
 
@@ -235,12 +238,12 @@ class ModuleTracker:
     # Code that runs no hook.
 
     def scope(self, name: str, module: nn.Module | None = None) -> "NamedScope":
-        """Names the code in a `with` block: a loss, or a method of a module that is no `forward`.
+        """Names the code in a `with` block, such as a loss, or a method of a module other than `forward`.
 
         Args:
-            name: occurs in `parents` as it is; below the module, or below what runs, as `Mod.name`.
-            module: the module whose code it is. It occurs in `parents` too, and what it calls has its right name. Such
-                a scope is one call of the module, so put it around one use of it and not around a loop.
+            name: the name that occurs in `parents`, below the module or below what runs, as `Mod.name`.
+            module: the module whose code it is. It occurs in `parents` too, and modules that the code calls get their
+                right names. Such a scope is one call of the module, so put it around one use and not around a loop.
 
         Raises:
             MisuseError: the tracker is not entered.
@@ -251,14 +254,14 @@ class ModuleTracker:
         """Runs each call of some methods of a module in a scope: `tracker.methods(model, "encode", "generate")`.
 
         A call of `model.encode` occurs in `parents` as `Mod` and `Mod.encode()`. `"forward"` is for code that calls
-        `module.forward(...)` itself: it counts as a call of the module. Works while the tracker is entered.
+        `module.forward(...)` itself; it counts as a call of the module. It works while the tracker is entered.
 
         Returns:
-            a handle whose `remove()` makes them plain methods again.
+            a handle whose `remove()` stops following the methods.
 
         Raises:
             AttributeError: the module has no such method.
-            TypeError: `module` is no module, or what has the name is no method.
+            TypeError: `module` is not a module, or the attribute is not a method.
         """
         return self._methods.add(module, names)
 
@@ -278,7 +281,7 @@ class ModuleTracker:
             scopes.leave(scope, output, raised=raised)
 
     def _get_mod_name(self, module: nn.Module) -> str:
-        """Returns the name of a module, known or not: `DebugMode` of torch 2.13 asks its tracker for it."""
+        """Returns the name of a module, known or not. `DebugMode` of torch 2.13 calls this method of its tracker."""
         known = self.get_known_fqn(module)
         if known is None and self._tracker is not None:
             with self._tracker.subscribers.guard(module):
@@ -307,7 +310,7 @@ class HooksHandle:
         self._hooks = hooks
 
     def remove(self) -> None:
-        """Removes the hooks; a second time does nothing."""
+        """Removes the hooks. A second call does nothing."""
         self._registered.remove(self._hooks)
 
 

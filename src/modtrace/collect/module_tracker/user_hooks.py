@@ -21,7 +21,7 @@ class Hook(NamedTuple):
     call: Callable[..., Any]
     with_kwargs: bool
     with_slots: bool
-    alone: bool  # the only one of its kind, as PyTorch's ModTracker has it
+    alone: bool  # the only one of its kind, as in PyTorch's ModTracker
 
 
 class _Wanted(NamedTuple):
@@ -30,14 +30,14 @@ class _Wanted(NamedTuple):
     entering: bool
     leaving: bool
     backward: bool
-    outputs: bool  # the outputs of every call are noted for them
+    outputs: bool  # the outputs of every call are recorded for them
 
 
 _NOTHING = _Wanted(False, False, False, False)
 
 
 class UserHooks(Listener):
-    """The hooks of one tracker. They stay from one `with` block to the next."""
+    """The hooks of one tracker. They are kept from one `with` block to the next."""
 
     def __init__(self) -> None:
         self._hooks: dict[str, list[Hook]] = {PRE_FW: [], POST_FW: [], PRE_BW: [], POST_BW: []}
@@ -61,7 +61,7 @@ class UserHooks(Listener):
         self._install()
 
     def remove(self, hooks: dict[str, Hook]) -> None:
-        """Removes hooks that were added. Hooks that are gone are left out."""
+        """Removes hooks that were added. Hooks that have been removed before are ignored."""
         for kind, hook in hooks.items():
             self._hooks[kind] = [each for each in self._hooks[kind] if each is not hook]
         self._install()
@@ -79,7 +79,7 @@ class UserHooks(Listener):
         self._install()
 
     def stop(self) -> None:
-        """Runs the hooks no more."""
+        """Stops running the hooks."""
         tracker, self._tracker = self._tracker, None
         if tracker is not None:
             self._put(tracker, _NOTHING)
@@ -92,7 +92,7 @@ class UserHooks(Listener):
             self._put(self._tracker, _Wanted(bool(hooks[PRE_FW]), bool(hooks[POST_FW]), backward, outputs))
 
     def _put(self, tracker: ScopeTracker, wanted: _Wanted) -> None:
-        """Subscribes to the events that the hooks need: an event without listeners costs nothing."""
+        """Subscribes only to the events that the hooks need, because an event without listeners costs nothing."""
         was, self._installed = self._installed, wanted
         subscribers, listeners = tracker.subscribers, tracker.backwards.listeners
         for event in ("entering", "leaving"):
@@ -114,7 +114,7 @@ class UserHooks(Listener):
 
     def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
         if log.context.outermost != id(module):
-            return  # it is not followed: a graph module of torch.compile's, or a tracker that has failed
+            return  # the call is not followed: a graph module of torch.compile, or the tracker has failed
         for hook in self._hooks[PRE_FW]:
             if hook.with_kwargs:
                 hook.call(module, args, log.kwargs_of(sys._getframe(2)))
@@ -136,7 +136,7 @@ class UserHooks(Listener):
 
     def call_began(self, call: BackwardCall, received: Any, number: int) -> None:
         if self._tracker is None:
-            return  # it was left inside of this backward
+            return  # the tracker was left inside this backward
         for hook in self._hooks[PRE_BW]:
             hook.call(call.module, call.outputs_by_slot(received, number) if hook.with_slots else received)
 

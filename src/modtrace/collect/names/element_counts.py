@@ -1,4 +1,4 @@
-"""How many elements of parameters and buffers lie in a module and below it."""
+"""Counts the elements of parameters and buffers in a module and in all modules below it."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,9 +9,10 @@ from ...torch_internals.modes import unseen
 
 
 def count_elements(top: nn.Module) -> dict[int, tuple[int, int]]:
-    """Counts the elements of parameters and buffers in `top` and each module below, by `id`; shared ones once.
+    """Counts the elements of parameters and buffers in `top` and in each module below it, by `id` of the module.
 
-    Iterative: models nested deeper than Python's recursion limit are counted too.
+    Shared tensors count once. The walk is iterative, so models nested deeper than Python's recursion limit are counted
+    too.
     """
     parameters: dict[int, dict[int, int]] = {}
     buffers: dict[int, dict[int, int]] = {}

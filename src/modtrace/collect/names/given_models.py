@@ -1,4 +1,4 @@
-"""What a user gives as model: its roots, and checks of what the user says about its modules."""
+"""Reads what a user gives as a model, and checks what the user says about its modules."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ def roots_of(model: object) -> list[tuple[str | None, nn.Module]]:
         model: None, a module, a mapping from names to modules, or a list or tuple of modules.
 
     Raises:
-        TypeError: something in it is no `torch.nn.Module`.
+        TypeError: an entry is not a `torch.nn.Module`.
     """
     if model is None:
         return []
@@ -30,9 +30,9 @@ def roots_of(model: object) -> list[tuple[str | None, nn.Module]]:
 
 
 def check_patterns(chosen: PathFilter, model: object) -> None:
-    """Checks that every pattern means something in what the user gave as model.
+    """Checks that every pattern matches a module or parameter in what the user gave as model.
 
-    A pattern with a bracket may mean an unregistered module, `head.(Linear#0)`, which is met only when it runs.
+    A pattern with a bracket may match an unregistered module, `head.(Linear#0)`, which is seen only when it runs.
 
     Raises:
         ValueError: a pattern matches no module and no parameter; the message lists the nearest paths.
@@ -49,7 +49,7 @@ def check_patterns(chosen: PathFilter, model: object) -> None:
 
 
 def check_types(types: Any, model: object) -> None:
-    """Checks that every class that is given by its name is one of a module of what the user gave as model.
+    """Checks that every class that is given by name is the class of a module in what the user gave as model.
 
     Raises:
         ValueError: there is no such module; the message lists the nearest names.

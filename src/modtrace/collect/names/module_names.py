@@ -1,4 +1,4 @@
-"""Gives every module that runs a path as in `state_dict`, however late the module is met."""
+"""Gives every module that runs a path as in `state_dict`, no matter when the module is first seen."""
 
 import threading
 import weakref
@@ -21,7 +21,7 @@ SCOPE = "scope"
 
 
 class NamedModule:
-    """One module and its names. `module_id` never changes; the path may, when more of the model is met."""
+    """One module and its names. `module_id` never changes; the path may, when more of the model is seen."""
 
     __slots__ = (
         "aliases", "buffers", "given", "module_id", "name", "parameters", "parent", "path", "raw_path",
@@ -46,16 +46,16 @@ class NamedModule:
 
     @property
     def shown(self) -> str:
-        """The path; of a root its name."""
+        """The path; for a root, its name."""
         return self.path or self.name or self.type_name
 
     @property
     def alive(self) -> bool:
-        """Tells whether the module still exists."""
+        """True if the module still exists."""
         return self.ref is not None and self.ref() is not None
 
     def row(self) -> dict[str, Any]:
-        """Returns its row in the `modules` table."""
+        """Returns the module's row in the table `modules`."""
         return {
             "module_id": self.module_id,
             "root_id": self.root.module_id,
@@ -77,13 +77,16 @@ class ParameterOwner(NamedTuple):
     name: str
 
     def holds(self, parameter: torch.Tensor) -> bool:
-        """Tells whether it still does. A weak reference would do, but make `torch.utils.swap_tensors` fail."""
+        """Returns whether the module still holds the parameter.
+
+        A weak reference to the parameter would do, but it makes `torch.utils.swap_tensors` fail.
+        """
         module = self.module.ref() if self.module.ref is not None else None
         return module is not None and parameter_of(module, self.name) is parameter
 
 
 class ModuleNames:
-    """The names of all modules met so far. Holds modules weakly; a dead module's name and id stay."""
+    """The names of all modules seen so far. It holds modules weakly; the name and id of a dead module stay."""
 
     def __init__(self) -> None:
         self.modules: list[NamedModule] = []  # by module_id
@@ -108,16 +111,16 @@ class ModuleNames:
             return root
 
     def get(self, module: nn.Module) -> NamedModule | None:
-        """Returns the names of a module; None if it has not been met."""
+        """Returns the names of a module; None if it has not been seen."""
         return self._named.get(module)
 
     def find(self, module: nn.Module, caller: NamedModule | None, frame: FrameType | None) -> NamedModule:
-        """Returns the names of a module that is being entered; one met for the first time gets some.
+        """Returns the names of a module that is being entered. A module seen for the first time is named.
 
         Args:
-            module: the module entered.
-            caller: the module that is calling it, None at the outside.
-            frame: the Python frame of the call; looked at when there is no caller.
+            module: the module that is entered.
+            caller: the module that is calling it; None if it is outermost.
+            frame: the Python frame of the call, which is read if there is no caller.
         """
         with self._lock:
             known = self._named.get(module) or self._original_of(module)
@@ -130,7 +133,7 @@ class ModuleNames:
             return self._find_late(module, caller) or self._name_unregistered(module, caller)
 
     def add_scope(self, name: str, owner: NamedModule | None) -> NamedModule:
-        """Names a stretch of code, in a module (`owner`) or outside of all."""
+        """Names a stretch of code inside the module `owner`, or outside of all modules if that is None."""
         with self._lock:
             known = self._scopes.get((owner, name))
             if known is None:
@@ -144,7 +147,7 @@ class ModuleNames:
             return known
 
     def owners_in(self, frame: FrameType | None, named: NamedModule) -> list[NamedModule]:
-        """Returns the modules around a module whose plain methods run in these frames, outermost first."""
+        """Returns the modules that contain a module and whose plain methods run in these frames, outermost first."""
         owners: dict[NamedModule, None] = {}
         for owner in map(module_of_method, frames(frame)):
             known = None if owner is None else self._named.get(owner) or self._original_of(owner)
@@ -153,15 +156,16 @@ class ModuleNames:
         return list(owners)[::-1]
 
     def parameter_name(self, parameter: torch.Tensor) -> str | None:
-        """Returns the path of a parameter, as in `state_dict`; None if no module met so far owns it."""
+        """Returns the path of a parameter, as in `state_dict`; None if no module seen so far owns it."""
         owners = self.owners_of(parameter) or self.owners_of(parameter, learn=True)
         return join(owners[0].module.path, owners[0].name) if owners else None
 
     def owners_of(self, parameter: torch.Tensor, *, learn: bool = False) -> "list[ParameterOwner]":
-        """Returns the modules that hold a parameter; a tied one has several.
+        """Returns the modules that hold a parameter. A tied parameter has several.
 
         Args:
-            learn: look through all modules anew first (1 us per parameter there is).
+            parameter: the parameter.
+            learn: searches all modules anew first (1 us for each parameter).
         """
         if learn:
             with self._lock:
@@ -171,11 +175,11 @@ class ModuleNames:
 
     @property
     def revision(self) -> int:
-        """The number of changes of names so far: what was derived from names holds while it stays."""
+        """The number of changes of names so far. What was derived from names is valid until it changes."""
         return self._revision
 
     def paths(self) -> list[str]:
-        """Returns the paths of all modules met, with their aliases, and of their parameters and buffers."""
+        """Returns the paths of all modules seen, with their aliases, and of their parameters and buffers."""
         with self._lock:
             self._learn_parameters()
             owners = [owner for owners in self._owners.values() for owner in owners]
@@ -186,7 +190,7 @@ class ModuleNames:
         return [*modules, *parameters, *(path for each in self.modules for path in _buffer_paths(each))]
 
     def rows_since(self, revision: int) -> tuple[int, list[dict[str, Any]]]:
-        """Returns the current revision, and the rows that have changed since another one."""
+        """Returns the current revision, and the rows that have changed since `revision`."""
         with self._lock:
             changed = [number for number, when in self._changed.items() if when > revision]
             return self._revision, [self.modules[number].row() for number in sorted(changed)]
@@ -207,7 +211,7 @@ class ModuleNames:
         return self._revive_root(module) or self._register_root(module)
 
     def _find_late(self, module: nn.Module, caller: NamedModule) -> NamedModule | None:
-        """Names a module that was registered after its root had been walked; None if it is not registered."""
+        """Names a module that was registered after its root was walked. Returns None if it is not registered."""
         for ancestor in dict.fromkeys((caller, caller.root)):
             if ancestor is not caller and self._dead_slot(module, caller) is not None:
                 return None  # made anew in each forward: no use in walking the whole root for it
@@ -233,12 +237,18 @@ class ModuleNames:
 
     @staticmethod
     def _dead_slot(module: nn.Module, caller: NamedModule) -> NamedModule | None:
-        """Returns the name of a dead unregistered module of the class, for a forward that makes one each time."""
+        """Returns the name of a dead unregistered module of the same class.
+
+        It is for a forward that makes such a module in each call.
+        """
         slots = caller.slots.get(class_name(module), ())
         return next((each for each in slots if not each.alive), None)
 
     def _revive_root(self, module: nn.Module) -> NamedModule | None:
-        """Returns the name of a dead root without parameters, for a criterion that a loop makes anew each time."""
+        """Returns the name of a dead root without parameters.
+
+        It is for a criterion that a loop makes anew in each step.
+        """
         if module._modules or module._parameters:
             return None
         for each in self.modules:
@@ -271,7 +281,7 @@ class ModuleNames:
         return root
 
     def _register_below(self, top: nn.Module, named_top: NamedModule) -> None:
-        """Names everything registered below a module, aliases included."""
+        """Names everything registered below a module, including aliases."""
         aliases: dict[NamedModule, list[str]] = {}
         for module, parent, path, raw_path in walk(top, named_top.path, named_top.raw_path):
             named_parent = self._named.get(parent)
@@ -291,13 +301,13 @@ class ModuleNames:
         self._count(top, named_top)
 
     def _place(self, named: NamedModule, parent: NamedModule, path: str, raw_path: str) -> None:
-        """Puts a module that nothing is named below yet where it belongs."""
+        """Gives a module its parent and path. No module below it has a name yet."""
         named.parent, named.root, named.name = parent, parent.root, None
         named.path, named.raw_path = path, raw_path
         self._touch(named)
 
     def _move(self, top: NamedModule, parent: NamedModule, path: str, raw_path: str) -> None:
-        """Puts a module met before its root where it belongs, with everything named below it."""
+        """Gives a module that was seen before its root its parent and path, and renames all modules below it."""
         old_path, old_raw = top.path, top.raw_path
         below = [each for each in self.modules if each is not top and _is_under(each, top)]
         self._place(top, parent, path, raw_path)
@@ -375,9 +385,9 @@ def _is_under(named: NamedModule, top: NamedModule) -> bool:
 
 
 def _outermost_owner(module: nn.Module, frame: FrameType | None) -> nn.Module | None:
-    """Returns the outermost module above `module` that a running function has as its first argument.
+    """Returns the outermost module that contains `module` and is the first argument of a running function.
 
-    Finds the root of `model.encode(x)` and `encode(model, x)`, which no hook announces.
+    This finds the root of `model.encode(x)` and `encode(model, x)`, for which no hook runs.
     """
     found = None
     for owner in map(module_given_first, frames(frame)):

@@ -1,4 +1,4 @@
-"""Walks the modules below a module, with their paths; no code of theirs runs."""
+"""Walks the modules below a module, with their paths, without running any of their code."""
 
 from collections.abc import Iterator
 
@@ -13,9 +13,9 @@ MAX_PATHS = 64
 
 
 def walk(top: nn.Module, path: str, raw_path: str) -> Iterator[tuple[nn.Module, nn.Module, str, str]]:
-    """Yields every registration below a module, depth first in order: (module, parent, path, raw path).
+    """Yields (module, parent, path, raw path) for every registration below a module, depth first in order.
 
-    Yields a shared module once for each of its paths. Iterative, and safe against a module inside itself.
+    A shared module is yielded once for each of its paths. The walk is iterative, and safe if a module contains itself.
     """
     visits: dict[int, int] = {}
     above = {id(top)}
@@ -41,7 +41,7 @@ def walk(top: nn.Module, path: str, raw_path: str) -> Iterator[tuple[nn.Module, 
 
 
 def named_modules(top: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yields what `top.named_modules()` does, which fails where a module has no hash."""
+    """Yields what `top.named_modules()` does, which fails if a module has no hash."""
     yield "", top
     seen = {id(top)}
     for module, _, _, raw_path in walk(top, "", ""):
@@ -51,7 +51,7 @@ def named_modules(top: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def descendants(top: nn.Module) -> Iterator[nn.Module]:
-    """Yields every module below another, once."""
+    """Yields every module below `top` once."""
     seen = {id(top)}
     pending = [top]
     while pending:

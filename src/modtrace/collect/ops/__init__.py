@@ -1,1 +1,1 @@
-"""Sees the operators that run, and makes rows of them: names, arguments, tensors, costs, saved memory."""
+"""Sees the operators that run, and makes their rows: names, arguments, tensors, costs, saved memory."""

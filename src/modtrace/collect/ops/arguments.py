@@ -1,4 +1,4 @@
-"""Keeps each set of arguments of ops once: a JSON template that names a slot where a tensor was."""
+"""Keeps each set of arguments of ops once, as a JSON template that has a slot in place of each tensor."""
 
 import json
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 from ..tensor_ids.argument_reader import FLOAT, TENSOR, TRUTH
 from .schemas import OpSchema
 
-#: At most this many different sets of arguments are remembered: 2 MB. AdamW gives its ops other numbers in each step,
+#: At most this many different sets of arguments are remembered (2 MB). AdamW gives its ops new numbers in each step,
 #: one for each parameter in a `foreach` op; such parts of sets take 30 bytes each.
 _KEPT = 4096
 _MOST_PARTS = 2**18
 
-#: A list of numbers is cut here: the indices of a sampler say nothing.
+#: Longer lists of numbers, such as the indices of a sampler, are cut.
 _MOST_NUMBERS = 64
 
 
@@ -25,7 +25,7 @@ class Arguments(NamedTuple):
 
     @property
     def tensor_count(self) -> int:
-        """Returns how many tensors are among them."""
+        """The number of tensors among the arguments."""
         return _count_tensors(self.given)
 
     def texts(self) -> tuple[str, tuple[str, ...]]:
@@ -35,7 +35,7 @@ class Arguments(NamedTuple):
         return json.dumps(template, separators=(",", ":")), tuple(slots)
 
     def by_name(self) -> Iterator[tuple[str, Any]]:
-        """Yields each argument with its name; a tensor is TENSOR, a list is a tuple."""
+        """Yields each argument with its name. A tensor is TENSOR, a list is a tuple."""
         names, values = self.schema.argument_names, _unmarked(self.given)
         for at in range(self.positional):
             yield (names[at] if at < len(names) else f"[{at}]"), next(values)
@@ -44,7 +44,7 @@ class Arguments(NamedTuple):
 
 
 class ArgumentTexts:
-    """Numbers sets of arguments, for the ops of each step get the same as those of the step before."""
+    """Gives a number to each set of arguments, because the ops of all steps mostly have the same ones."""
 
     def __init__(self) -> None:
         self.known: list[Arguments] = []  # by number
@@ -52,14 +52,14 @@ class ArgumentTexts:
         self._parts = 0
 
     def add(self, schema: OpSchema, key: tuple[Any, ...]) -> int:
-        """Returns a new number for arguments that have none yet."""
+        """Adds arguments that have no number, and returns their new number."""
         number = self.numbers[key] = len(self.known)
         self.known.append(Arguments(schema, key[1], key[2:]))
         self._parts += _count_parts(key)
         return number
 
     def take(self) -> list[Arguments]:
-        """Returns the arguments of all numbers. Numbers start again from now on if there are too many."""
+        """Returns the arguments by number. If there are too many, the numbers start again from 0."""
         known = self.known
         if len(known) > _KEPT or self._parts > _MOST_PARTS:
             self.known, self.numbers, self._parts = [], {}, 0

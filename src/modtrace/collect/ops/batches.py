@@ -1,4 +1,4 @@
-"""Holds the ops that ran one after the other in one step, until their rows are written."""
+"""Holds the consecutive ops of one step until their rows are written."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from .values import MeasuredOps
 
 
 class OpBatch:
-    """Ops with the tensors that they met, or at least what outermost calls were given and returned."""
+    """Ops with the tensors that they used, or at least the arguments and outputs of outermost calls."""
 
     __slots__ = (
         "arguments", "at_roots", "events", "first_tensor", "leaves", "measured", "op_runs", "owners", "python_names",
@@ -24,7 +24,7 @@ class OpBatch:
     )  # fmt: skip
 
     def __init__(self, mode: OpMode, at_roots: Sequence[AtRoot]) -> None:
-        """Takes the ops since the previous batch; `at_roots` has the arguments and outputs of outermost calls."""
+        """Takes the ops since the previous batch. `at_roots` has the arguments and outputs of outermost calls."""
         self.events, self.op_runs = mode.take()
         self.tensors, self.used, self.first_tensor = mode.ids.take()
         self.arguments: list[Arguments] = mode.texts.take()  # what their numbers mean
@@ -57,7 +57,7 @@ class OpBatch:
 
 
 class NodeOwners:
-    """The segments that own nodes, and for each op the index of its segment and of the call in it."""
+    """The segments that own nodes, and for each op the indices of its segment and of its call."""
 
     __slots__ = ("index", "of_segment", "segments")
 
@@ -68,7 +68,7 @@ class NodeOwners:
 
 
 def owners_of(log: ThreadLog, nodes: Ints) -> NodeOwners:
-    """Returns the owners of nodes in any order. A number below 0 (it accumulates a leaf's gradient) has none."""
+    """Returns the owners of nodes in any order. A number below 0 (the node accumulates a leaf's gradient) has none."""
     ascending, at = np.unique(nodes, return_inverse=True)
     segments, of_segment, index = calls_of_nodes(log, ascending[::-1])
     back = len(ascending) - 1 - at

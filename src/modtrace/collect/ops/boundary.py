@@ -1,4 +1,4 @@
-"""Notes which tensors outermost calls are given and return while ops are recorded, and at which slots."""
+"""Records the tensors that outermost calls take and return while ops are recorded, with their slots."""
 
 import sys
 import threading
@@ -31,7 +31,7 @@ _Slots = Sequence[tuple[str, torch.Tensor]]
 
 
 class AtRoot(NamedTuple):
-    """One tensor that an outermost call is given, or has returned."""
+    """A tensor that an outermost call takes or returns."""
 
     segment: Segment  # that the call began
     slot: str  # `input[0]`, `input['ids']`; `output`, `output.logits`, `output[0].hidden`
@@ -39,13 +39,13 @@ class AtRoot(NamedTuple):
 
 
 class OpBoundary(Listener):
-    """Notes these tensors for one recorder, and keeps none. What runs inside a backward is not noted.
+    """Records the tensors that outermost calls outside of backwards take and return, without keeping them alive.
 
-    Of what a call is given only tensors that are known by then, or whose memory an op has made: any other is met by the
-    op that reads it first, measured there, and has its site as an input.
+    Of the arguments, only tensors are recorded that are known already, or whose memory an op has made. Any other is
+    recorded by the op that reads it first, which also measures it and gives it a site as an input.
 
-    Measured: 3 us for a call that is given one tensor, 9 us for ten; 3 us for one that returns one, 24 us for a dict
-    with eight more in a cache. For calls inside of others nothing is looked for.
+    Measured: 3 us for a call with one tensor among its arguments, 9 us for ten; 3 us for a call that returns one
+    tensor, 24 us for a dict with eight more in a cache. Inner calls are not searched.
     """
 
     def __init__(self, tracker: ScopeTracker, mode: OpMode, leaves: OpLeaves) -> None:
@@ -57,22 +57,22 @@ class OpBoundary(Listener):
         self._named: IdentityMap[nn.Module, tuple[int, int]] = IdentityMap()  # how roots were
 
     def start(self) -> None:
-        """Receives the outermost calls of this thread, the only one whose ops are seen."""
+        """Subscribes to the outermost calls of this thread, the only one whose ops are seen."""
         keep_out_of_dynamo(OpBoundary.entering, OpBoundary.outermost_returned)
         self._thread = threading.get_ident()
         self._tracker.subscribers.add(self)
 
     def stop(self) -> None:
-        """Receives no more calls."""
+        """Unsubscribes."""
         self._tracker.subscribers.remove(self)
 
     def take(self) -> list[AtRoot]:
-        """Returns what has been noted since this was last called."""
+        """Returns the tensors recorded since the last call."""
         found, self.found = self.found, []
         return found
 
     def _is_seen(self) -> bool:
-        """Returns whether what runs now is recorded; what runs inside of an op is not seen."""
+        """Returns whether what runs now is recorded. What runs inside an op is not."""
         mode = self._mode
         return not (mode.is_off or mode.is_running or threading.get_ident() != self._thread)
 
@@ -102,10 +102,11 @@ class OpBoundary(Listener):
                     self.found.append(AtRoot(segment, f"input{slot}", number))
 
     def _name_owned(self, root: nn.Module) -> None:
-        """Names the parameters and buffers that ops have made, of a model that was made while ops are recorded.
+        """Names the parameters and buffers that ops have made, for a model that was made while ops are recorded.
 
-        When a root is met, and again when modules have been met since, or its first parameter lies elsewhere
-        (`model.double()`): 2 us for a parameter. Those that no op has made are named when one reads them.
+        It is called when a root is first seen, and again if modules have been seen since or its first parameter has
+        other memory (`model.double()`): 2 us for a parameter. Parameters that no op has made are named when an op reads
+        them.
         """
         first = next(_parameters_of(root), None)
         state = (self._tracker.names.revision, 0 if first is None else _memory_of(first))
@@ -188,7 +189,7 @@ def _parameters_of(root: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _memory_of(tensor: torch.Tensor) -> int:
-    """Returns a number that differs for different memory; 0 where there is none."""
+    """Returns a number that differs for different memory; 0 if there is none."""
     try:
         return id(tensor.untyped_storage())
     except Exception:  # not yet (lazy), not at all (sparse), or a subclass of the user's raises
@@ -200,13 +201,13 @@ def _tensors_in(value: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor that transforms have wrapped; the mode sees only that."""
+    """Returns the tensor inside the wrappers of function transforms, which is what the mode sees."""
     while is_functorch_tensor(tensor):
         tensor = wrapped_by_functorch(tensor)
     return tensor
 
 
 def _aside(slots: _Slots) -> AbstractContextManager[Any]:
-    """Returns a context for reading attributes of tensors: a subclass may answer by an op, which would be traced."""
+    """Returns a context for reading attributes of tensors, which hides the ops by which subclasses may answer."""
     answers_itself = any(has_own_dispatch(kind) for kind in {type(tensor) for _, tensor in slots})
     return unseen() if answers_itself or tracing_state() is not None else DisableTorchFunction()

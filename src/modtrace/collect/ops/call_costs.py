@@ -1,4 +1,4 @@
-"""Sums up what the ops of each module call, and of the calls inside it, cost: columns of the table `calls`."""
+"""Sums up the costs of the ops in each module call and in the calls inside it, as columns of the table `calls`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from .saved_memory import UNKNOWN
 
 
 class CallTable:
-    """Maps call ids to rows of the batches that are written together, and calls to the calls around them."""
+    """Maps call ids to rows of the batches that are written together, and calls to their enclosing calls."""
 
     def __init__(self, batches: Sequence[Columns]) -> None:
         self._batches = batches
@@ -26,13 +26,13 @@ class CallTable:
         self._parents = self.rows_of(self._column("parent_call_id"))
 
     def rows_of(self, call_id: Ints) -> Ints:
-        """Returns the row of each call; -1: it is not here."""
+        """Returns the row of each call; -1 if the call is not in these batches."""
         at = np.minimum(np.searchsorted(self._sorted, call_id), self.size - 1)
         rows: Ints = np.where(self._sorted[at] == call_id, self._order[at], -1)
         return rows
 
     def innermost_first(self) -> list[tuple[int, int]]:
-        """Returns every call with the one around it, after all that are inside of it."""
+        """Returns every call with its enclosing call. Inner calls come before outer ones."""
         depth = np.zeros(self.size, np.int64)
         above = self._parents.copy()
         while (above >= 0).any():
@@ -57,7 +57,7 @@ class CallTable:
 
 
 def add_costs(calls: CallTable, ops: OpRows) -> None:
-    """Adds the columns `flops`, `allocated_bytes`, `peak_bytes` and `saved_bytes` to calls."""
+    """Adds the columns `flops`, `allocated_bytes`, `peak_bytes` and `saved_bytes` to the calls."""
     rows = calls.rows_of(ops.calls.call_id)
     here = rows >= 0
     flops = np.ma.asarray(ops.tables["ops"]["flops"])
@@ -78,7 +78,7 @@ def add_costs(calls: CallTable, ops: OpRows) -> None:
 
 
 class _Sums:
-    """Sums by call, some of which are not known."""
+    """Sums by call, some of which are incomplete."""
 
     def __init__(self, size: int) -> None:
         names = ("flops", "allocated_bytes", "saved_bytes")
@@ -91,11 +91,11 @@ class _Sums:
             self.mark_unknown(name, rows[unknown])
 
     def mark_unknown(self, name: str, rows: Ints) -> None:
-        """Says that more is to be added than is known."""
+        """Marks sums to which an unknown number is to be added."""
         self._unknown[name][rows] = True
 
     def hand_on(self, row: int, above: int) -> None:
-        """Adds what is in a call to the call around it."""
+        """Adds the sums of a call to those of its enclosing call."""
         for name, sums in self._sums.items():
             sums[above] += sums[row]
             self._unknown[name][above] |= self._unknown[name][row]
@@ -105,7 +105,7 @@ class _Sums:
 
 
 class _Peaks:
-    """The largest number of bytes of ops that lived at once in a call, above those that lived before its first op."""
+    """The peak memory of the outputs of ops in each call, in bytes, above what lived before the call's first op."""
 
     def __init__(self, size: int, rows: Ints, live: Ints) -> None:
         self._most = np.full(size, -1, np.int64)

@@ -69,7 +69,7 @@ class OpCalls:
             self.call_id[begin:end] = [known[backward, key] for key in here]
 
     def _fill_found(self, where: Location, phase: str, run: OpRun, rows: slice) -> None:
-        """Fills in what was looked up at once, because it cannot be looked up later."""
+        """Sets what was looked up when the op ran, because it cannot be looked up later."""
         self.phase[rows] = PHASE_CODE[phase]
         if phase == OPTIMIZER:
             self.call_id[rows] = self._optimizers.at(self._events[rows, START_NS], run.thread)
@@ -91,7 +91,7 @@ class OpCalls:
 
 
 class _OptimizerCalls:
-    """The optimizer steps by thread and time."""
+    """The optimizer steps, by thread and time."""
 
     def __init__(self, steps: Sequence[Step], ids: Sequence[int]) -> None:
         rows = [each for step in steps for each in step.optimizer_steps]
@@ -100,7 +100,7 @@ class _OptimizerCalls:
             self._by_thread.setdefault(thread, []).append((start, end, call_id))
 
     def at(self, times_ns: Ints, thread: int) -> Ints:
-        """Returns the call ids of the optimizer steps that ran at some moments."""
+        """Returns the call ids of the optimizer steps that ran at the given times."""
         found = np.full(len(times_ns), NO_CALL, np.int64)
         for start, end, call_id in self._by_thread.get(thread, ()):
             found[(start <= times_ns) & (times_ns <= end)] = call_id

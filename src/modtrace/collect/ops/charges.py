@@ -1,4 +1,4 @@
-"""Charges ops and calls with what autograd nodes keep for backward."""
+"""Charges ops and calls with the memory that autograd nodes keep for backward."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ NO_OP = -1
 
 
 class Charges(NamedTuple):
-    """What ops and calls are charged with."""
+    """The bytes that ops and calls are charged with."""
 
     of_op: Ints  # by op; UNKNOWN: what it keeps is not known
     is_unseen: Bools  # by op: it has made nodes, and no backward has come to them
@@ -32,13 +32,13 @@ class Charges(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What backwards have found of the nodes of one thread, in ascending order, each once."""
+    """The findings of backwards about the nodes of one thread: each node once, in ascending order."""
 
     node: Ints
     size_bytes: Ints
     is_function: Bools
     call_id: Ints  # of the call that made it
-    ended_ns: Ints  # until when the ops of its forward may have begun
+    ended_ns: Ints  # the latest time at which an op of its forward may have begun
 
 
 def charge_ops(
@@ -46,8 +46,8 @@ def charge_ops(
 ) -> Charges:
     """Charges each node to the op that has made it.
 
-    The ops in the forward of an autograd Function of the user's make no nodes. What the Function keeps is charged to
-    the first of them. A node that no op is charged with is charged to the call that made it.
+    The ops in the forward of a user's autograd Function make no nodes. What the Function keeps is charged to the first
+    of them. A node without an op to charge is charged to the call that made it.
     """
     is_unseen = (nodes.made >= 0) | nodes.is_unclear
     of_op = np.where(is_unseen, UNKNOWN, 0)
@@ -74,10 +74,10 @@ def charge_ops(
 
 
 def _begin_functions(found: JoinedOps, nodes: NodesOfOps, calls: OpCalls) -> Bools:
-    """Returns whether each op is the first in the forward of an autograd Function, or in those of several.
+    """Returns whether each op is the first in the forward of an autograd Function, or of several nested ones.
 
-    There grad mode is off, and a node has been numbered since the last op of the thread that is no op's. It may be
-    that of an op before which has written into a view, too.
+    Grad mode is off there, and since the thread's last op a node has been numbered that no op made. That node may also
+    belong to an earlier op that has written into a view.
     """
     coming = found.events[:, SEQUENCE]
     begins: Bools = (coming > nodes.before) & ((found.events[:, FLAGS] & GRAD_MODE) == 0)
@@ -88,7 +88,7 @@ def _begin_functions(found: JoinedOps, nodes: NodesOfOps, calls: OpCalls) -> Boo
 
 
 def _may_keep(found: JoinedOps) -> Bools:
-    """Returns whether an autograd Function that begins at an op may be in a graph; its number does not tell."""
+    """Returns whether an autograd Function that begins at an op may be in a graph. Node numbers do not tell."""
     may = np.zeros(len(found.events), bool)
     for batch, first in zip(found.batches, found.firsts, strict=True):
         for begin, end, run in batch.runs():
@@ -103,10 +103,14 @@ def _may_keep(found: JoinedOps) -> Bools:
 
 
 def _find_ops(rows: Ints, kept: _Kept, events: Ints, nodes: NodesOfOps, begins_function: Bools) -> Ints:
-    """Returns the op that is charged with each node; NO_OP: none.
+    """Returns the op that is charged with each node; NO_OP if there is none.
 
     Args:
         rows: the ops of the thread.
+        kept: what backwards have found of the thread's nodes.
+        events: the events of all ops.
+        nodes: the nodes that ops have made.
+        begins_function: by op, whether it is the first in the forward of an autograd Function.
     """
     op = np.full(len(kept.node), NO_OP)
     if not len(rows):
@@ -129,7 +133,7 @@ def _find_ops(rows: Ints, kept: _Kept, events: Ints, nodes: NodesOfOps, begins_f
 
 
 def _join(saved: Sequence[SavedForBackward]) -> Iterator[tuple[int, _Kept]]:
-    """Yields what several backwards have found, by thread. For a node that several reached, the first one counts."""
+    """Yields what several backwards have found, by thread. If several reached a node, the first one counts."""
     for thread in dict.fromkeys(each.thread for each in saved):
         parts = [_kept_of(each) for each in saved if each.thread == thread]
         _, at = np.unique(np.concatenate([each.node for each in parts]), return_index=True)
@@ -145,6 +149,6 @@ def _kept_of(saved: SavedForBackward) -> _Kept:
         if segment is not None and segment.first_id is not None and len(here):
             call_id[here] = segment.first_id + owners.index[here]
             ended_ns[here] = segment.times[segment.structure().exit_event[owners.index[here]]]
-    # Of compiled code no op may be seen. In its call any next one will do; outside of calls that is anybody's.
+    # Ops of compiled code may be unseen. Inside its call any later op is charged; outside of calls none is.
     ended_ns[saved.is_compiled & (call_id < 0)] = -1
     return _Kept(saved.node, saved.size_bytes, saved.is_function, call_id, ended_ns)

@@ -1,4 +1,4 @@
-"""Counts the floating-point operations of many ops, each set of shapes once."""
+"""Counts the floating-point operations of many ops, once for each set of shapes."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,14 +21,14 @@ UNKNOWN = -1
 
 
 class OpFlops:
-    """Counts floating-point operations, once for each op and shapes."""
+    """Counts floating-point operations, once for each combination of op and shapes."""
 
     def __init__(self) -> None:
         self._counted: dict[OpSchema, bool] = {}
         self._known: dict[tuple[Any, ...], int] = {}
 
     def of(self, found: JoinedOps, schemas: Sequence[OpSchema], geometries: Sequence[Geometry]) -> Ints:
-        """Returns the operations of each op; UNKNOWN where they cannot be known."""
+        """Returns the floating-point operations of each op; UNKNOWN where they are not known."""
         flops = np.zeros(len(found.events), np.int64)
         schema = found.events[:, SCHEMA]
         used = np.zeros(len(schemas), bool)
@@ -43,7 +43,7 @@ class OpFlops:
         return flops
 
     def _is_counted(self, schema: OpSchema) -> bool:
-        """Returns whether calls of an op may count as anything but 0."""
+        """Returns whether the count of an op may differ from 0."""
         counted = self._counted.get(schema)
         if counted is None:
             counted = self._counted[schema] = is_counted(schema.func)
@@ -70,7 +70,7 @@ def _count(arguments: Arguments, uses: Sequence[Geometry], outputs: Sequence[Geo
 
 
 def _with_shapes(value: Any, shapes: Iterator[Any]) -> Any:
-    """Returns an argument with the shapes of its tensors in their places."""
+    """Returns an argument with shapes in place of its tensors."""
     if value is TENSOR:
         return next(shapes)
     if isinstance(value, tuple):

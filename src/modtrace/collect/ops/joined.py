@@ -17,7 +17,7 @@ _GEOMETRY_OF_USE = 1
 
 
 class JoinedOps:
-    """The ops of some batches."""
+    """The ops of several batches, as one table."""
 
     def __init__(self, batches: Sequence[OpBatch]) -> None:
         self.batches = batches
@@ -43,7 +43,7 @@ class JoinedOps:
         )
 
     def _join_arguments(self) -> tuple[list[Arguments], Ints]:
-        """Returns all sets of arguments, and for each op which it was given. Most batches share one list."""
+        """Returns all sets of arguments, and for each op the index of its own. Most batches share one list."""
         known: list[Arguments] = []
         firsts: dict[int, int] = {}
         for batch in self.batches:
@@ -57,7 +57,10 @@ class JoinedOps:
         return [known[at] for at in used.tolist()], position
 
     def _join_uses(self) -> Ints:
-        """Returns the uses of ops that have run to their end: one that an interrupt has broken off has left its own."""
+        """Returns the uses by ops that have run to their end.
+
+        An op that an interrupt ended has left incomplete uses.
+        """
         lengths = [len(batch.used) // 2 for batch in self.batches]
         used = _joined([batch.used for batch in self.batches]).reshape(-1, 2)
         if self.use_counts.sum() == len(used):
@@ -68,7 +71,7 @@ class JoinedOps:
         return used[rows + np.arange(len(rows))]
 
     def threads(self) -> list[tuple[int, int, OpRun]]:
-        """Returns the first and last row of ops that followed each other on one thread, or worked for nodes of one."""
+        """Returns the ranges of ops that are consecutive on one thread, or work for nodes of one thread."""
         found: list[tuple[int, int, OpRun]] = []
         for batch, first in zip(self.batches, self.firsts, strict=True):
             for begin, end, run in batch.runs():
@@ -92,7 +95,7 @@ class JoinedOps:
         return summed
 
     def geometries_of(self, op: int) -> tuple[list[int], list[int]]:
-        """Returns the geometries of what the op in a row was given, and of what it has returned."""
+        """Returns the geometries of the inputs and of the outputs of an op."""
         end = int(self.use_ends[op])
         given = self.used[end - int(self.use_counts[op]) : end, _GEOMETRY_OF_USE].tolist()
         first, last = np.searchsorted(self.op_of_tensor, [op, op + 1]).tolist()
@@ -100,12 +103,12 @@ class JoinedOps:
         return given, returned
 
     def first_use(self, op: int) -> int:
-        """Returns the first tensor that the op in a row was given; -1: none."""
+        """Returns the first input tensor of an op; -1 if it has none."""
         count = int(self.use_counts[op])
         return int(self.used[int(self.use_ends[op]) - count, 0]) if count else -1
 
     def is_view(self, tensor: int, is_view_schema: npt.NDArray[np.bool_]) -> bool:
-        """Returns whether a tensor that was met with these ops was returned by one that returns views."""
+        """Returns whether a tensor was returned by one of these ops, if that op returns views."""
         at = int(np.searchsorted(self.tensor_ids, tensor))
         if at >= len(self.tensor_ids) or self.tensor_ids[at] != tensor or not self.is_output[at]:
             return False
@@ -124,7 +127,7 @@ def _joined(parts: Sequence[Sequence[int]]) -> Ints:
 
 
 def _are_alike(one: OpRun, other: OpRun) -> bool:
-    """Returns whether two runs are on one thread, and nodes that run there are of the same."""
+    """Returns whether two runs are on the same thread, and their nodes were made on the same thread."""
     own = one.where if type(one.where) is ThreadLog else None
     others = other.where if type(other.where) is ThreadLog else None
     return one.thread == other.thread and own is others

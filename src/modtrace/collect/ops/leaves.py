@@ -29,7 +29,7 @@ class _Input(NamedTuple):
 
 
 class OpLeaves:
-    """Names leaves as they are met."""
+    """Names leaves when they are first read."""
 
     def __init__(self, tracker: ScopeTracker) -> None:
         self.found: list[Leaf] = []
@@ -38,27 +38,27 @@ class OpLeaves:
         self._has_learnt = False
 
     def take(self) -> list[Leaf]:
-        """Returns the leaves met since this was last called."""
+        """Returns the leaves named since the last call."""
         found, self.found = self.found, []
         self._has_learnt = False  # once in a while: what nobody owns is never found
         return found
 
     def note_inputs(self, given: Sequence[tuple[str, torch.Tensor]], owner: NamedModule | None) -> None:
-        """Remembers the tensors that an outermost call is given at these slots."""
+        """Remembers the tensors among the arguments of an outermost call, with their slots."""
         for slot, tensor in reversed(given):  # the first of several slots counts
             self._inputs[id(tensor)] = _Input(weakref.ref(tensor), slot, owner)
 
     def alive_inputs(self) -> list[torch.Tensor]:
-        """Returns those tensors that the last calls were given and that their user keeps."""
+        """Returns the remembered inputs that still live, because their user keeps them."""
         inputs = (each.ref() for each in self._inputs.values())
         return [tensor for tensor in inputs if tensor is not None]
 
     def forget_inputs(self) -> None:
-        """Forgets the inputs: their backward has run, or the recording has ended."""
+        """Forgets the inputs, because their backward has run or the recording has ended."""
         self._inputs = {}
 
     def name(self, tensor_id: int, tensor: torch.Tensor, log: ThreadLog) -> None:
-        """Names a tensor that is read now."""
+        """Names a tensor that an op is about to read."""
         self.found.append(Leaf(tensor_id, *self._describe(tensor, log)))
 
     def _describe(self, tensor: torch.Tensor, log: ThreadLog) -> tuple[str, str, NamedModule | None]:
@@ -79,7 +79,7 @@ class OpLeaves:
 
 
 def is_parameter(tensor: torch.Tensor) -> bool:
-    """Returns whether it is a parameter. A subclass of the user's that raises counts as none."""
+    """Returns whether a tensor is a parameter. A user's subclass that raises is not counted as one."""
     try:
         return isinstance(tensor, nn.Parameter)
     except Exception:

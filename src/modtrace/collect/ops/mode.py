@@ -1,4 +1,4 @@
-"""The dispatch mode that sees every operator: what it reads, writes and returns, when, and where."""
+"""The dispatch mode that sees every operator: its inputs, writes and outputs, its time, and where it runs."""
 
 import sys
 import time
@@ -46,7 +46,7 @@ NO_NODE = -1
 
 
 class OpRun(NamedTuple):
-    """Says where ops run that follow each other on one thread, until the next run begins."""
+    """The location of consecutive ops of one thread, until the next run begins."""
 
     first: int  # op of those since they were last taken
     where: Any  # a Segment; a ThreadLog, whose nodes are looked up later; a Location; None: outside
@@ -58,15 +58,15 @@ class OpKeeper(Protocol):
     """Receives the tensors of each op; used by `verify`."""
 
     def begins(self, op: int, schema: OpSchema, args: Any, kwargs: Any) -> None:
-        """An op is about to run, and all it reads has its number."""
+        """Receives an op that is about to run. All tensors that it reads have numbers."""
 
     def ended(self, op: int, schema: OpSchema, output: Any) -> None:
-        """An op has returned."""
+        """Receives an op that has returned."""
 
     def met(self, tensor_id: int, tensor: torch.Tensor, log: ThreadLog) -> None:
-        """A tensor is about to be read that no op has made: a parameter, a buffer, an input, a constant.
+        """Receives a tensor that no op has made (parameter, buffer, input, constant) before it is first read.
 
-        Or an outermost call has returned it: then no op runs.
+        It also receives such a tensor if an outermost call has returned it, when no op runs.
         """
 
 
@@ -104,7 +104,7 @@ class OpMode(UnwrappedMode):
 
     @property
     def is_inside(self) -> bool:
-        """Returns whether the last op ran in a module's call or in a backward."""
+        """True if the last op ran in a module call or in a backward."""
         return self._where is not None
 
     def add_keeper(self, keeper: OpKeeper) -> None:
@@ -114,21 +114,21 @@ class OpMode(UnwrappedMode):
         self.met.append(keeper.met)
 
     def take(self) -> tuple[list[int], list[OpRun]]:
-        """Returns the ops since this was last called."""
+        """Returns the ops that have run since the last call of this method."""
         events, op_runs = self.events, self.op_runs
         self.events, self.op_runs = [], []
         self._where = self  # the next one says again where it is
         return events, op_runs
 
     def tell_leaves(self, log: ThreadLog) -> None:
-        """Passes the leaves that have been met since the last time to the keepers."""
+        """Passes the leaves seen since the last call to the keepers."""
         leaves, self.ids.leaves = self.ids.leaves, []
         for tell in self.met:
             for number, tensor in leaves:
                 tell(number, tensor, log)
 
     def fail(self, error: Exception, where: str) -> None:
-        """Reports an error of ours, and records no more ops."""
+        """Reports an internal error, and stops recording ops."""
         self.is_off = self.has_failed = True
         self.is_running = False
         self._failed(error, where)
@@ -196,10 +196,10 @@ class OpMode(UnwrappedMode):
         return schema
 
     def _locate(self, log: ThreadLog) -> tuple[int, int, int]:
-        """Notes where an op runs, as far as it is known at once. The rest is looked up for many ops together.
+        """Records where an op runs, as far as this is known at once. The rest is looked up for many ops together.
 
         Returns:
-            the event of the segment that runs; the node that runs; and flags.
+            the event of the running segment, the number of the running node, and flags.
         """
         where, backward, node, flags = log.segment, None, NO_NODE, 0
         if torch.is_grad_enabled():
@@ -220,7 +220,7 @@ class OpMode(UnwrappedMode):
         return at, node, flags
 
     def _look_at_frames(self, log: ThreadLog, frame: FrameType) -> Any:
-        """Returns what runs at the first op of a function in this context: hooks do not see a KeyboardInterrupt."""
+        """Returns what runs at the first op of a function in this context, because hooks miss a KeyboardInterrupt."""
         if is_in_module_call(frame):
             log.context.codes.add(frame.f_code)
         else:
@@ -228,7 +228,7 @@ class OpMode(UnwrappedMode):
         return log.segment
 
     def _look_around(self, log: ThreadLog, task: int, flags: int) -> tuple[Any, Any, int, int]:
-        """Returns location, backward, node number and flags of an op that runs outside modules or in a backward."""
+        """Returns location, backward, node number and flags of an op that runs outside of modules or in a backward."""
         tracker = self._tracker
         if task < 0:
             return (tracker.where() if tracker.optimizers.has_begun() else None), None, NO_NODE, NOT_ADDING

@@ -18,7 +18,7 @@ _KEPT = 20_000
 
 
 class NodesOfOps(NamedTuple):
-    """Sequence numbers of autograd nodes, an entry for each op; NO_NODE where there is none or it is unknown."""
+    """The sequence numbers of autograd nodes, one entry for each op; NO_NODE if there is none or it is unknown."""
 
     node: Ints  # that a forward op has made, or that a backward op works for
     thread: npt.NDArray[np.int32]  # that numbered it
@@ -29,7 +29,7 @@ class NodesOfOps(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """The nodes that ops of one thread have made, in order, with those ops."""
+    """The nodes that ops of one thread have made, in order, with these ops."""
 
     node: Ints
     op: Ints
@@ -39,13 +39,13 @@ class _Made(NamedTuple):
 class OpNodes:
     """Follows the numbers of autograd nodes through the ops.
 
-    A node is numbered before its op reaches the dispatcher, so when it does the number that comes next has risen. One
-    more node is made after an op that writes into a view (`CopySlices`). The node of an autograd Function of the
-    user's is no op's: what runs inside runs without grad mode.
+    A node is numbered before its op reaches the dispatcher, so the next number has risen by then. One more node is made
+    after an op that writes into a view (`CopySlices`). The node of a user's autograd Function belongs to no op, because
+    the ops inside run without grad mode.
     """
 
     def __init__(self, thread: int, sequence: int) -> None:
-        """`sequence` is the number that the next node of the thread has."""
+        """Creates the follower. `sequence` is the number that the thread's next node gets."""
         self._made: dict[int, _Made] = {}  # by thread
         self._next: dict[int, int] = {thread: sequence}  # by thread: the number that came next at the last op
 
@@ -59,9 +59,10 @@ class OpNodes:
         """Returns the nodes of ops.
 
         Args:
+            found: the ops.
             writes: by number of schema, whether the op writes to an argument.
             differentiable: by op, whether it may make a node at all.
-            writes_into_view: whether the op of a row writes into a view: then a node or two come after it.
+            writes_into_view: returns whether the op of a row writes into a view, which adds one or two nodes after it.
         """
         size = len(found.events)
         none = np.full(size, NO_NODE)
@@ -132,12 +133,13 @@ class OpNodes:
 def _claim_packed(
     has_made: npt.NDArray[np.bool_], packs: npt.NDArray[np.bool_], coming: Ints, first: int
 ) -> None:
-    """Gives nodes to ops before which hooks have run ops of their own, to pack what the node saves.
+    """Assigns nodes to ops whose hooks on saved tensors have run other ops first, to pack what the node saves.
 
     Args:
-        has_made: whether each op is known to have made a node; changed in place.
-        packs: whether hooks pack what each op saves.
-        first: the number that the next node had before the first op.
+        has_made: by op, whether it is known to have made a node; changed in place.
+        packs: by op, whether hooks pack what it saves.
+        coming: by op, the number that the next node would get.
+        first: that number before the first op.
     """
     claimed = first - 1  # the last node that an op has made
     for at in range(len(coming)):

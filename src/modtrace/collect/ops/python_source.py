@@ -19,12 +19,15 @@ _NOT_THE_USERS = (
 
 
 def is_in_engine() -> bool:
-    """Returns whether the engine runs the op itself, and no recompute does."""
+    """Returns whether the engine itself runs the op, and not a recompute."""
     return graph_task_id() >= 0 and not torch.is_grad_enabled()
 
 
 class SourceLines:
-    """Finds the innermost line outside of torch, as `file:line`. 1 us an op, more below many frames of torch's."""
+    """Finds the innermost line outside of torch, as `file:line`.
+
+    It takes 1 us an op, more below many frames of torch.
+    """
 
     def __init__(self) -> None:
         self.found: dict[int, str] = {}  # by op
@@ -32,7 +35,7 @@ class SourceLines:
         self._texts: dict[tuple[CodeType, int], str] = {}
 
     def begins(self, op: int, schema: Any, args: Any, kwargs: Any) -> None:
-        """An op is about to run; below us are the mode's frame and what called the op."""
+        """Receives an op that is about to run. The frames below are that of the mode and those that called the op."""
         if is_in_engine():
             return
         frame: FrameType | None = sys._getframe(2)
@@ -46,7 +49,7 @@ class SourceLines:
             self.found[op] = text
 
     def take(self) -> dict[int, str]:
-        """Returns what was found since this was last called."""
+        """Returns the lines found since the last call."""
         found, self.found = self.found, {}
         return found
 
@@ -61,7 +64,7 @@ class SourceLines:
 
 
 class PythonNames(TorchFunctionMode):
-    """Finds the outermost function of torch that was called: `linear` above `aten.addmm`. 1 us a call."""
+    """Finds the outermost function of torch that was called: `linear` above `aten.addmm`. It takes 1 us a call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,12 +73,12 @@ class PythonNames(TorchFunctionMode):
         keep_out_of_dynamo(PythonNames.__torch_function__, with_callees=False)
 
     def begins(self, op: int, schema: Any, args: Any, kwargs: Any) -> None:
-        """An op is about to run."""
+        """Receives an op that is about to run."""
         if self._running is not None and not is_in_engine():
             self.found[op] = self._running
 
     def take(self) -> dict[int, str]:
-        """Returns what was found since this was last called."""
+        """Returns the names found since the last call."""
         found, self.found = self.found, {}
         return found
 

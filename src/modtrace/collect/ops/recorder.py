@@ -1,4 +1,4 @@
-"""Records every operator of one recording: enters the mode, hands what ran to the steps, and writes its rows."""
+"""Records every operator of one recording: enters the mode, assigns ops to steps, and writes their rows."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -41,12 +41,14 @@ class OpRecorder:
     def __init__(
         self, tracker: ScopeTracker, options: Ops, sink: Sink, sites: SiteIds, reporter: FailureReporter
     ) -> None:
-        """Sees nothing before `start()`.
+        """Creates a recorder, which sees nothing before `start()`.
 
         Args:
-            sink: takes the rows.
-            sites: of the recording; values have some, too.
-            reporter: receives what fails and what is missed.
+            tracker: the tracker of the process.
+            options: what is kept of each op.
+            sink: receives the rows.
+            sites: the site ids of the recording, which values use too.
+            reporter: receives failures and what is missed.
         """
         self.mode = OpMode(tracker, reporter.ops_failed)
         self.early: list[OpBatch] = []  # that ran while no step was open
@@ -72,7 +74,7 @@ class OpRecorder:
         self._cannot_write = False
 
     def start(self, values: ValueRecorder, *, is_wanted: bool) -> None:
-        """Records the ops of this thread from now on, and measures them where a capture asks for it."""
+        """Starts recording the ops of this thread, and measures them if a capture asks for it."""
         keep_out_of_dynamo(OpMode.__torch_dispatch__)
         self._modes_below = count_dispatch_modes()
         self._thread = threading.get_ident()
@@ -92,10 +94,10 @@ class OpRecorder:
         self._want(is_wanted)
 
     def stop(self) -> str | None:
-        """Records no more, and removes its attributes from storages.
+        """Stops recording, and removes our attributes from storages.
 
         Returns:
-            what is to be said if our mode stays on the stack of another thread.
+            a warning if our mode stays on the stack of another thread, else None.
         """
         self.mode.is_off = True
         elsewhere = None
@@ -121,19 +123,22 @@ class OpRecorder:
             leave_function_mode(self._python_names)
 
     def abandon(self) -> None:
-        """Records no more: this process is a fork, or writing has failed on another thread. The mode stays on."""
+        """Stops recording, because this process is a fork or writing has failed on another thread.
+
+        The mode stays entered.
+        """
         self.mode.is_off = self.mode.has_failed = True
 
     # What runs. Each is called with the lock over what the tracker tells.
 
     def want(self, is_wanted: bool, active: Mask) -> None:
-        """Says whether ops are recorded from now on, and which captures their outputs are measured for."""
+        """Sets whether ops are recorded from now on, and the captures for which their outputs are measured."""
         if self._values is not None:
             self._values.active = active
         self._want(is_wanted)
 
     def take(self, step: Step | None) -> None:
-        """Assigns the ops since the previous call to a step; None keeps them for the step that begins next."""
+        """Assigns the ops that have run since this was last called: to `step`, or to the next step if it is None."""
         batch = self._take_batch()
         if batch is None:
             return
@@ -155,7 +160,10 @@ class OpRecorder:
             step.saved.append(saved)
 
     def _take_batch(self) -> OpBatch | None:
-        """Returns the ops that have run since, with what was met with them; None: none has, and no call was noted."""
+        """Returns the ops since the last call, with the tensors seen.
+
+        Returns None if there are no ops and no outermost call was recorded.
+        """
         if not (self.mode.events or self._boundary.found) or (self.mode.is_running and self._is_entered):
             return None  # the op that runs is not to be parted from what it was given
         batch = OpBatch(self.mode, self._boundary.take())
@@ -169,10 +177,10 @@ class OpRecorder:
         return batch
 
     def _want(self, is_wanted: bool) -> None:
-        """Puts the mode on, or takes it off.
+        """Enters or leaves the mode.
 
-        A mode costs 3 us an op even if it only passes on, so it is taken off; unless it stands below one of the user's,
-        who takes off what is on top.
+        A mode costs 3 us an op even if it only passes ops on, so it is left when it is not needed. It stays if it is
+        below a mode of the user's, because torch leaves modes from the top.
         """
         if self.mode.has_failed or self.mode.is_running or threading.get_ident() != self._thread:
             return
@@ -202,10 +210,10 @@ class OpRecorder:
     def write(
         self, steps: list[Step], calls: list[dict[str, Any]], optimizer_ids: Sequence[int]
     ) -> Iterable[ValuePart]:
-        """Writes what ops have left in ended steps, and adds what they cost to the columns of calls.
+        """Writes the rows of the ops in ended steps, and adds their costs to the columns of calls.
 
         Returns:
-            the rows of what was measured of the ops; none where they cannot be written.
+            the rows of the ops' measurements; none if they cannot be written.
         """
         if self._cannot_write:
             return ()

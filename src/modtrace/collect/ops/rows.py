@@ -46,7 +46,7 @@ class OpRows(NamedTuple):
 
 
 class _SchemaFacts(NamedTuple):
-    """What is known of ops, by number of schema."""
+    """Properties of ops, by number of schema."""
 
     writes: npt.NDArray[np.bool_]
     is_view: npt.NDArray[np.bool_]
@@ -54,7 +54,7 @@ class _SchemaFacts(NamedTuple):
 
 
 class OpTables:
-    """Makes rows of ops, and remembers from step to step what they have in common."""
+    """Makes rows of ops, and remembers what they have in common from step to step."""
 
     def __init__(self, mode: OpMode, nodes: OpNodes) -> None:
         self._mode = mode
@@ -69,11 +69,12 @@ class OpTables:
         self._has_numbers = np.zeros(0, bool)  # ... and whether it is of floating-point or complex numbers
 
     def of(self, steps: Sequence[Step], optimizer_ids: Sequence[int], sites: SiteIds) -> "OpRows | None":
-        """Returns the rows of ended steps; None if they have none.
+        """Returns the rows of ended steps; None if they have no ops.
 
         Args:
+            steps: the ended steps.
             optimizer_ids: the call ids of the optimizer steps in these steps, in order.
-            sites: where leaves have theirs.
+            sites: the site ids of the recording, for leaves.
         """
         batches: list[OpBatch] = [batch for step in steps for batch in step.ops]
         if not batches:
@@ -108,9 +109,9 @@ class OpTables:
         return texts
 
     def _leaf_sites(self, found: JoinedOps, sites: SiteIds) -> npt.NDArray[np.int32]:
-        """Returns the site of each tensor whose memory no op has made; -1: an op has.
+        """Returns the site of each tensor whose memory no op has made; -1 for other tensors.
 
-        What an optimizer has written to is the same parameter still.
+        A parameter that an optimizer has written to keeps its site.
         """
         site = np.full(len(found.tensors), -1, np.int32)
         leaves = [leaf for batch in found.batches for leaf in batch.leaves]
@@ -151,7 +152,10 @@ class OpTables:
             self._has_numbers = np.append(self._has_numbers, numbers)
 
     def _are_differentiable(self, found: JoinedOps) -> npt.NDArray[np.bool_]:
-        """Returns whether each op may have made an autograd node: it returns numbers, or writes to what it is given."""
+        """Returns whether each op may make an autograd node.
+
+        Such an op returns floating-point numbers, or writes to an argument.
+        """
         schema = found.events[:, SCHEMA]
         has_numbers = self._has_numbers[found.tensors[:, GEOMETRY]]
         returns = np.zeros(len(schema), bool)
@@ -162,7 +166,7 @@ class OpTables:
         return are
 
     def _written_bytes(self, found: JoinedOps, sizes: Ints) -> Ints:
-        """Returns the bytes that ops write which return nothing (`_foreach_add_`)."""
+        """Returns the bytes written by ops that return nothing (`_foreach_add_`)."""
         written = np.zeros(len(found.events), np.int64)
         writes = self._schemas.writes[found.events[:, SCHEMA]]
         returns = np.zeros(len(found.events), bool)
@@ -227,7 +231,7 @@ class OpTables:
 
 
 def _origin_columns(found: JoinedOps, forward_op: Ints) -> Columns:
-    """Returns the Python source of ops, if it was asked for. A backward op has that of its forward op."""
+    """Returns the columns of the Python source of ops, if it was recorded. A backward op has that of its forward op."""
     columns: Columns = {}
     for name, column in (("sources", "source"), ("python_names", "python_name")):
         known: dict[int, str] = {}
@@ -240,7 +244,7 @@ def _origin_columns(found: JoinedOps, forward_op: Ints) -> Columns:
 
 
 def _use_columns(found: JoinedOps, slots: Sequence[tuple[str, ...]], at_roots: Sequence[AtRoot]) -> Columns:
-    """Returns what ops read, and then what outermost calls are given and return."""
+    """Returns the uses of tensors by ops, and then those by outermost calls as arguments and outputs."""
     ops = np.repeat(found.events[:, OP], found.use_counts)
     calls = np.array([each.segment.first_id for each in at_roots], np.int64)
     given = [slot for at in found.argument.tolist() for slot in slots[at]]
@@ -253,7 +257,7 @@ def _use_columns(found: JoinedOps, slots: Sequence[tuple[str, ...]], at_roots: S
 
 
 def _at_roots(steps: Sequence[Step]) -> list[AtRoot]:
-    """Returns what the outermost calls of ended steps were given and returned, of those whose rows are written."""
+    """Returns the arguments and outputs of those outermost calls of ended steps whose rows are written."""
     written = {segment for step in steps for segment in step.segments if segment.is_closed}
     found = (each for step in steps for batch in step.ops for each in batch.at_roots)
     return [each for each in found if each.segment in written]
@@ -287,14 +291,14 @@ def _tensor_columns(found: JoinedOps, ids: AnyTensorIds, site: npt.NDArray[np.in
 
 
 def _run_key(step: npt.NDArray[np.int32], calls: OpCalls) -> Ints:
-    """Returns equal keys for ops of one call, or outside of calls of one phase of one step."""
+    """Returns keys that are equal for ops of one call, or, outside of calls, of one phase of one step."""
     outside = -1 - (step.astype(np.int64) * 8 + calls.phase + 1)
     key: Ints = np.where(calls.call_id >= 0, calls.call_id, outside)
     return key
 
 
 def _accumulation(found: JoinedOps, names: Sequence[str]) -> Any:
-    """Returns whether the engine has added gradients that meet; masked: not known."""
+    """Returns whether each op is a sum of gradients by the engine; masked where this is not known."""
     flags = found.events[:, FLAGS]
     is_addition = np.array([name in ("aten.add.Tensor", "aten.add_.Tensor") for name in names], bool)
     accumulates = (flags & ACCUMULATES) != 0
@@ -305,7 +309,7 @@ def _accumulation(found: JoinedOps, names: Sequence[str]) -> Any:
 
 
 def _whole(sizes: Sequence[Any]) -> tuple[int, ...]:
-    """Returns sizes as integers; -1 for a symbol, the length that differs in a nested tensor."""
+    """Returns sizes as integers; -1 for a symbol, which is the varying length of a nested tensor."""
     return tuple(size if isinstance(size, int) else -1 for size in sizes)
 
 

@@ -57,11 +57,11 @@ class SavedMemoryFinder(Listener):
         self._seen: dict[int, Any] = {}
 
     def forget(self) -> None:
-        """Lets go of all references to storages."""
+        """Drops all references to storages."""
         self._seen = {}
 
     def take(self, backward: Backward) -> SavedForBackward | None:
-        """Returns what was found when a backward began."""
+        """Returns what was found when a backward began; None if there is nothing."""
         self._leaves.forget_inputs()
         return self._found.pop(backward, None)
 

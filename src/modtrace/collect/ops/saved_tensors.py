@@ -27,7 +27,7 @@ _MOST_ATTRIBUTES = 1_000
 
 
 class SavedTensor(NamedTuple):
-    """One storage that a node keeps."""
+    """A storage that a node keeps."""
 
     storage: Any  # tells storages apart as long as the graph lives
     size_bytes: int  # of the whole storage, however little of it the node needs
@@ -36,7 +36,7 @@ class SavedTensor(NamedTuple):
 
 
 class SavedByNode(NamedTuple):
-    """What one node keeps."""
+    """The memory that one node keeps."""
 
     sequence_nr: int  # the number of the forward op that has made the node
     name: str  # "MulBackward0"
@@ -75,11 +75,11 @@ def saved_in_graph(roots: Iterable[Any]) -> list[SavedByNode]:
 def charge(nodes: Iterable[SavedByNode], alive_anyway: Container[Any] = ()) -> dict[int, int | None]:
     """Returns the bytes that live only because a backward will need them, by sequence number of the charged node.
 
-    Each storage is charged once and whole, to the first node that keeps it. Leaves that require grad are not charged:
-    their owner keeps them. Nor is what `alive_anyway` names; autograd cannot know what else its user keeps, so give
-    it the storages of buffers, frozen parameters and inputs (`storages_of`). What remains is an upper bound where
-    the user keeps more, such as outputs. None: the node keeps, or may keep, more than is known. Nodes of two threads
-    that have the same number are summed up.
+    Each storage is charged once and whole, to the first node that keeps it. Leaves that require grad are not charged,
+    because their owner keeps them, nor is what `alive_anyway` contains. Autograd cannot know what else its user keeps,
+    so pass the storages of buffers, frozen parameters and inputs (`storages_of`). The result is an upper bound if the
+    user keeps more, such as outputs. An entry is None if the node keeps, or may keep, more than is known. Nodes of two
+    threads with the same number are summed.
     """
     charged: set[Any] = set()
     result: dict[int, int | None] = {}
@@ -95,7 +95,7 @@ def charge(nodes: Iterable[SavedByNode], alive_anyway: Container[Any] = ()) -> d
 
 
 def storages_of(tensors: Iterable[torch.Tensor]) -> set[Any]:
-    """Returns the storages of some tensors, as `charge` takes them; valid as long as those tensors live."""
+    """Returns the storages of some tensors in the form that `charge` takes; valid as long as these tensors live."""
     with unseen():
         return {part.storage for tensor in tensors for part in _describe(tensor) if part is not None}
 
@@ -105,7 +105,7 @@ def _number(node: SavedByNode) -> int:
 
 
 def _walk(roots: Iterable[Any]) -> tuple[list[tuple[int, Any]], set[Any]]:
-    """Returns every node with its number, and the storages of the leaves that gradients are accumulated in."""
+    """Returns every node with its number, and the storages of the leaves whose gradients are accumulated."""
     nodes: list[tuple[int, Any]] = []
     leaves: set[Any] = set()
     for node in nodes_below(root for root in dict.fromkeys(roots) if root is not None):
@@ -141,7 +141,7 @@ def _tensors_of(node: Any) -> Iterator[torch.Tensor | None]:
 
 
 def _tensors_in(held: list[Any]) -> Iterator[torch.Tensor | None]:
-    """Looks into saved variables, the regions of checkpoints, lists, tuples and dictionaries."""
+    """Yields the tensors in saved variables, in the regions of checkpoints, and in lists, tuples and dictionaries."""
     seen: set[int] = set()
     left = _MOST_OBJECTS
     while held and left:
@@ -180,7 +180,7 @@ def _unpacked(saved: Any, seen: set[int]) -> tuple[list[Any], bool]:
 
 
 def _members(value: Any) -> list[Any]:
-    """Returns what lies in a list, a tuple or a dictionary; a subclass's own way of listing it is not asked."""
+    """Returns the elements of a list, a tuple or a dictionary, without calling the methods of a subclass."""
     if issubclass(type(value), dict):
         return list(dict.values(value))
     if issubclass(type(value), tuple):
@@ -189,9 +189,9 @@ def _members(value: Any) -> list[Any]:
 
 
 def _may_hold(value: Any) -> bool:
-    """Returns whether an object or a function has a tensor in its attributes or its closure: others may keep it, too.
+    """Returns whether an object or a function holds a tensor in its attributes or its closure, or may hold one.
 
-    Modules, whose parameters live anyway, are not looked into.
+    Modules are not searched, because their parameters live anyway.
     """
     pending, left = attributes_of(value), _MOST_ATTRIBUTES
     while pending and left:

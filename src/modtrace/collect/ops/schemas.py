@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from ...torch_internals.ops import callable_of, is_random_op, schema_of
 
 #: Arguments that an op writes to although its schema does not say so (torch 2.13), by its name without the overload.
-#: Found by comparing all inputs before and after each op (`modtrace.verify` does it again on every model).
+#: They were found by comparing all inputs before and after each op, which `modtrace.verify` does on every model.
 _UNDECLARED_WRITES = {
     "aten.native_batch_norm": ("running_mean", "running_var"),
     "aten.cudnn_batch_norm": ("running_mean", "running_var"),
@@ -32,14 +32,14 @@ _UNINITIALIZED = {
 
 
 class WrittenArgument(NamedTuple):
-    """An argument that an op writes to: a tensor, or a list of them."""
+    """An argument that an op writes to: a tensor, or a list of tensors."""
 
     key: int | str  # position, or name if it is given by name alone
     name: str
 
 
 class OpSchema:
-    """What is known of one operator. Made once, when the operator is first seen."""
+    """The properties of one operator, read when the operator is first seen."""
 
     __slots__ = (
         "argument_names", "call", "func", "index", "is_changing_view", "is_collective", "is_differentiable",
@@ -66,7 +66,7 @@ class OpSchema:
 
 
 def name_of(func: Any) -> str:
-    """Returns the name of an op: `aten.addmm.default`; a higher-order op has no overload."""
+    """Returns the name of an op, such as `aten.addmm.default`. A higher-order op has no overload."""
     if schema_of(func) is not None:
         return str(func)
     name = getattr(func, "name", None)
@@ -74,7 +74,7 @@ def name_of(func: Any) -> str:
 
 
 def base_name(name: str) -> str:
-    """Returns the name of an op without its overload: `aten.addmm`."""
+    """Returns the name of an op without its overload, such as `aten.addmm`."""
     return name.rsplit(".", 1)[0] if name.count(".") > 1 else name
 
 

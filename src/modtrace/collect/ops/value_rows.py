@@ -1,4 +1,4 @@
-"""Reads what was measured of ops in ended steps, for the `values` table."""
+"""Makes the rows of the `values` table for the measurements of ops in ended steps."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from .values import MeasuredOps
 
 
 class OpSites(NamedTuple):
-    """Where ops ran, by op; -1 where it is not known."""
+    """The locations of ops, one entry for each op; -1 where they are not known."""
 
     op_id: Ints  # ascending
     name: Sequence[str]
@@ -33,7 +33,7 @@ class OpSites(NamedTuple):
 
 
 def read_values(steps: Iterable[Step], ops: OpSites) -> Iterator[ValuePart]:
-    """Yields the rows of what was measured of the ops of each step."""
+    """Yields the rows of the measurements of the ops in each step."""
     for step in steps:
         for batch in step.ops:
             if batch.measured is not None:
@@ -41,7 +41,7 @@ def read_values(steps: Iterable[Step], ops: OpSites) -> Iterator[ValuePart]:
 
 
 def op_sites(calls: CallTable | None, ops: OpRows) -> OpSites:
-    """Returns where ops ran, for the rows of what was measured of them."""
+    """Returns where ops ran, for the rows of their measurements."""
     op_id = np.asarray(ops.tables["ops"]["op_id"])
     order = np.argsort(op_id, kind="stable")
     schema = ops.events[order, SCHEMA].tolist()
@@ -56,7 +56,10 @@ def op_sites(calls: CallTable | None, ops: OpRows) -> OpSites:
 
 
 def _read(measured: MeasuredOps, leaves: Sequence[Leaf], step: int, ops: OpSites) -> ValuePart:
-    """Returns the rows of what ops returned, and of leaves that they read first; other leaves have no op."""
+    """Returns the rows of the outputs of ops, and of leaves.
+
+    The row of a leaf names the op that read the leaf first, if there is one.
+    """
     samples, op_ids, wheres, masks = columns_of(measured.sites, 4)
     by_number = {leaf.tensor_id: leaf for leaf in leaves}
     op_id = np.array(op_ids, np.int64)

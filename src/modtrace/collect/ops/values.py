@@ -1,4 +1,4 @@
-"""Measures what ops return, and what they read that no op has made."""
+"""Measures what ops return, and the leaves that they read."""
 
 import time
 import weakref
@@ -22,7 +22,7 @@ from .schemas import OpSchema
 
 
 class MeasuredOps:
-    """Measurements of the ops of one batch."""
+    """The measurements of the ops of one batch."""
 
     __slots__ = ("intervals", "sites", "thread")
 
@@ -36,7 +36,10 @@ class MeasuredOps:
 
 
 class _Known(NamedTuple):
-    """A tensor that was measured when an op returned it. While it is known `torch.utils.swap_tensors` refuses it."""
+    """A tensor that was measured when an op returned it.
+
+    As long as it is known, `torch.utils.swap_tensors` refuses it.
+    """
 
     ref: "weakref.ref[torch.Tensor]"
     version: int
@@ -44,7 +47,7 @@ class _Known(NamedTuple):
 
 
 class OpValues:
-    """Measures for one recorder. Inside a dispatch mode no function mode sees it."""
+    """Measures ops for one recorder. It runs inside a dispatch mode, where no function mode sees it."""
 
     def __init__(self, tracker: ScopeTracker, mode: OpMode, values: ValueRecorder) -> None:
         self.active = values.captures_for()  # the captures that may look at what runs now
@@ -63,7 +66,7 @@ class OpValues:
         self._is_off = False
 
     def take(self) -> MeasuredOps | None:
-        """Returns what has been measured since this was last called."""
+        """Returns the measurements since the last call."""
         self._latest = {}
         if not self._measured.sites:
             return None
@@ -71,14 +74,14 @@ class OpValues:
         return measured
 
     def find(self, tensor: torch.Tensor) -> Measurement | None:
-        """Returns what was measured of a tensor when an op has returned it, if nobody has written to it since."""
+        """Returns the measurement of a tensor that an op has returned, if the tensor was not written to since."""
         known = self._latest.get(id(tensor))
         if known is None or known.ref() is not tensor or known.version != self._measurer.version_of(tensor):
             return None
         return known.found
 
     def ended(self, op: int, schema: OpSchema, output: Any) -> None:
-        """Measures what an op has returned, unless it is a view."""
+        """Measures the outputs of an op, unless they are views."""
         if schema.is_view or self._is_off:
             return
         mask = self._mask(schema.name, OP_OUTPUT)
@@ -91,7 +94,7 @@ class OpValues:
                 self._measure(tensor, op, slot, mask, schema.name)
 
     def met(self, tensor_id: int, tensor: torch.Tensor, log: ThreadLog) -> None:
-        """Measures a tensor that no op has made. What an optimizer reads is measured when it begins."""
+        """Measures a tensor that no op has made. What an optimizer reads is measured when its step begins."""
         if not self._is_off and not self._is_stepping():
             mask = self._mask("", LEAF)
             if mask:
@@ -99,7 +102,7 @@ class OpValues:
                 self._measure(tensor, op, tensor_id, mask, LEAF)
 
     def _mask(self, name: str, role: str) -> Mask:
-        """Returns the captures that want what an op returns, or a leaf that is read now; 0: none does."""
+        """Returns the captures that want an output of an op, or a leaf that is read now; 0 if none does."""
         capture_masks = self._capture_masks
         if not self.active or capture_masks.is_open(role):
             return capture_masks.of_role(role) & self.active
@@ -108,7 +111,7 @@ class OpValues:
         return capture_masks.of_op(name, None if context is None else context.path, named, role) & self.active
 
     def _context(self) -> CallContext | None:
-        """Returns the module's call that runs, in forward or backward; None: none does."""
+        """Returns the context of the running module call, in forward or backward; None if there is none."""
         log = self._tracker.logs.current
         if log.segment is not None and log.task == graph_task_id():
             return log.context if log.context.named is not None else None
@@ -149,7 +152,7 @@ class OpValues:
 
 
 def _uninitialized(tensor: torch.Tensor) -> Measurement:
-    """Returns a measurement without statistics: a NaN in memory that nobody has written to means nothing."""
+    """Returns a measurement without statistics, because the contents of uninitialised memory mean nothing."""
     found = not_asked_for(tensor)
     found.note = "not measured: nothing has been written to it yet"
     return found

@@ -1,1 +1,1 @@
-"""What `record()` keeps running: the recorder, its flush timer, signals, and what is known of the run."""
+"""The recorder of `record()`, with its flush timer, its signals, and the description of the run."""

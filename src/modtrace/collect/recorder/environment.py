@@ -14,7 +14,7 @@ import torch
 
 from ...recording.meta import RunMeta
 
-#: Their versions are noted if the run has imported them.
+#: Libraries whose versions are stored if the run has imported them.
 _LIBRARIES = ("torch", "numpy", "pyarrow", "transformers", "lightning", "accelerate", "deepspeed")
 
 #: The scripts that a notebook's cells run in: of Jupyter, and of Google Colab.
@@ -22,10 +22,10 @@ _KERNELS = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
 
 
 def describe_run(options: dict[str, Any]) -> RunMeta:
-    """Returns the meta of a recording that starts now in this process.
+    """Returns the meta data of a recording that starts now in this process.
 
     Args:
-        options: what `record()` was given, as JSON values.
+        options: the arguments of `record()`, as JSON values.
     """
     versions = {"python": platform.python_version(), "modtrace": _own_version()}
     for name in _LIBRARIES:
@@ -64,14 +64,17 @@ def _own_version() -> str:
 
 
 def _device() -> str:
-    """Returns the accelerator without initializing it, in a process that has not used CUDA."""
+    """Returns the name of the accelerator. CUDA is not initialized if the process has not used it."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return torch.cuda.get_device_name()
     return f"cpu ({platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads)"
 
 
 def _git_commit() -> str | None:
-    """Returns the commit that is checked out around the working directory. Running git would take 4 ms."""
+    """Returns the commit that is checked out around the working directory.
+
+    It reads files; running git would take 4 ms.
+    """
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / ".git").exists():
@@ -83,7 +86,7 @@ def _git_commit() -> str | None:
 
 
 def _git_folder(place: Path) -> Path:
-    """Returns the folder of git's data; in a linked worktree a file there names it."""
+    """Returns the folder of git's data. In a linked worktree a file names it."""
     return place if place.is_dir() else place.parent / place.read_text().split(":", 1)[1].strip()
 
 

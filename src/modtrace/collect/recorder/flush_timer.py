@@ -1,4 +1,4 @@
-"""Says when ended steps are to be written; a thread writes them when no other step ends."""
+"""Decides when ended steps are written. A thread writes them if no other step ends."""
 
 import contextlib
 import math
@@ -9,21 +9,21 @@ from concurrent.futures import Future, TimeoutError
 
 from ...recording.failure_reporter import start_thread
 
-#: A step's end writes if nothing was written for so long. What else ends is written by the thread, so long after it.
+#: The end of a step writes if nothing was written for this long. Otherwise the thread writes, this long after it.
 _FLUSH_AFTER_S = 0.1
 
-#: ... or when so many measurements wait: with their rows in the making 1 MB.
+#: ... or when this many measurements wait; they and their unfinished rows take 1 MB.
 _FLUSH_SAMPLES = 2048
 
-#: Whoever waits for the thread looks so often whether it is still there.
+#: A caller that waits for the thread checks at this interval that it is still alive.
 _LOOK_AFTER_S = 1.0
 
 
 class FlushTimer:
-    """Runs the thread beside the training, from `start` to `stop`."""
+    """A thread that writes ended steps, from `start` to `stop`."""
 
     def __init__(self, flush: Callable[[], None]) -> None:
-        """Waits for nothing yet.
+        """Creates the timer, with nothing to write.
 
         Args:
             flush: writes what waits, and calls `taken`.
@@ -39,7 +39,7 @@ class FlushTimer:
 
     @property
     def is_due(self) -> bool:
-        """Returns whether the last writing is so long ago that the end of a step is to write."""
+        """True if nothing has been written for so long that the next step that ends has to write."""
         return time.monotonic() - self._taken_s >= _FLUSH_AFTER_S
 
     def start(self) -> None:
@@ -49,7 +49,7 @@ class FlushTimer:
         )
 
     def tell(self, samples: int) -> None:
-        """Notes that steps wait to be written, and how many measurements and ops they have."""
+        """Records that steps wait to be written, with the number of their measurements and ops."""
         if self._waiting_since_s is None:
             self._waiting_since_s = time.monotonic()
             self._wake.set()
@@ -57,15 +57,15 @@ class FlushTimer:
             self._hurry.set()
 
     def taken(self) -> None:
-        """Notes that a thread is writing all that waited."""
+        """Records that a thread is writing all that waited."""
         self._taken_s = time.monotonic()
         self._waiting_since_s = None
         self._hurry.clear()
 
     def run(self, write: Callable[[], None]) -> None:
-        """Runs a function on the thread and waits for it: Ctrl-C breaks off the waiting, and never the writing.
+        """Runs a function on the thread and waits for it. Ctrl-C interrupts the wait, never the function.
 
-        The function runs here where there is no thread. The caller may hold no lock that it takes.
+        If there is no thread, the function runs on the caller's. The caller must not hold a lock that it takes.
 
         Raises:
             Exception: what the function raises.
@@ -83,7 +83,7 @@ class FlushTimer:
                 return done.result(_LOOK_AFTER_S)
 
     def stop(self) -> None:
-        """Writes nothing more, and waits until the thread has ended."""
+        """Stops the thread, and waits until it has ended."""
         self._stopping = True
         self._wake.set()
         self._hurry.set()
@@ -102,7 +102,7 @@ class FlushTimer:
             write, done = self._asked.pop(0)
             try:
                 done.set_result(write())
-            except BaseException as error:  # is the caller's, whose stack it would have passed
+            except BaseException as error:  # the caller raises it, as if it had run the function
                 done.set_exception(error)
 
     def _flush_what_waits(self) -> None:

@@ -33,7 +33,7 @@ from .trigger_signals import SignalWatch
 
 
 class Recorder(Listener):
-    """Makes one recording. It is a listener of the process's scope tracker while it is entered."""
+    """Makes one recording. It listens to the process's scope tracker while it is entered."""
 
     def __init__(
         self,
@@ -47,7 +47,10 @@ class Recorder(Listener):
         strict: bool = False,
         flight_recorder: "StepHolder | None" = None,
     ) -> None:
-        """Records nothing before `start()`; `flight_recorder` is the sink, if that holds steps."""
+        """Creates a recorder, which records nothing before `start()`.
+
+        `flight_recorder` is the sink, if it holds steps.
+        """
         self.wants_backward_events = backward_times or ops is not None
         self.wants_additions = ops is not None
         self._sink = sink
@@ -59,10 +62,10 @@ class Recorder(Listener):
         self._running: dict[Segment, Step] = {}
         self._ready: list[Step] = []
         self._ready_samples = 0
-        self._lock = threading.RLock()  # over what the tracker tells
+        self._lock = threading.RLock()  # over the events of the tracker
         self._writing = threading.RLock()  # over the sink; taken before the other
         self._active = False
-        self._is_forked = False  # what a forked child says is not recorded, and takes no lock
+        self._is_forked = False  # a forked child records nothing, and takes no lock
         self.steps_ended = 0
         self._flight_recorder = flight_recorder
         self._reporter = FailureReporter(sink, self._writing, strict=strict, step=lambda: self.steps_ended)
@@ -89,16 +92,16 @@ class Recorder(Listener):
 
     @property
     def last_fired_step(self) -> int | None:
-        """Returns the last step in which a trigger has fired."""
+        """The last step in which a trigger has fired, or None."""
         return None if self._flight_recorder is None else self._flight_recorder.last_fired_step
 
     @property
     def held_steps(self) -> int:
-        """Returns how many steps wait for a trigger."""
+        """The number of steps that wait for a trigger."""
         return 0 if self._flight_recorder is None else self._flight_recorder.held_steps
 
     def start(self) -> None:
-        """Begins to record."""
+        """Starts recording."""
         keep_out_of_dynamo(Recorder.log, Recorder.end_step)  # called in a compiled training step
         self._timer.start()
         try:
@@ -119,10 +122,12 @@ class Recorder(Listener):
             self._ops = OpRecorder(self._tracker, self._op_options, self._sink, self._sites, self._reporter)
             self._ops.start(self._values, is_wanted=self._is_wanted())
         self._signals.start()
-        atexit.register(self.stop)  # a block never left, and no thread of ours alive when Python goes down
+        atexit.register(
+            self.stop
+        )  # for a block that is never left; no thread of ours may live when Python exits
 
     def _leave(self) -> list[str | None]:
-        """Receives no more events, and returns warnings about what could not be taken off."""
+        """Unsubscribes from all events, and returns warnings about what could not be removed."""
         self._values.leave()
         texts = [None if self._ops is None else self._ops.stop()]
         process.release(self)
@@ -136,7 +141,7 @@ class Recorder(Listener):
         """Ends recording, writes what is left and closes the sink.
 
         Args:
-            error: the exception that ended the run, if one did; it is noted in the recording.
+            error: the exception that ended the run, if one did; it is stored in the recording.
         """
         if not self._active:
             return
@@ -161,7 +166,7 @@ class Recorder(Listener):
             warnings.warn(text, ModtraceWarning, stacklevel=4)
 
     def end_step(self) -> None:
-        """Ends the step because the user says so."""
+        """Ends the step on the user's request."""
         if self._is_forked:
             return
         self._check_active("step()")
@@ -172,13 +177,15 @@ class Recorder(Listener):
         self._look_at_ended()
 
     def fire(self, kind: str, reason: str, *, with_open: bool = False) -> None:
-        """Writes the steps that are held, with a note that says why.
+        """Writes the held steps, with a note that gives the reason.
 
         Args:
-            with_open: the one that is open counts among them, and follows when it ends.
+            kind: the kind of the trigger.
+            reason: the text of the note.
+            with_open: includes the open step, which is written when it ends.
 
         Raises:
-            MisuseError: there is nothing that holds steps.
+            MisuseError: nothing holds steps.
         """
         if self._is_forked:
             return
@@ -196,7 +203,7 @@ class Recorder(Listener):
                     raise
 
     def log(self, scalars: Mapping[str, Any]) -> None:
-        """Keeps scalars with the step that is open."""
+        """Adds scalars to the open step."""
         if self._is_forked:
             return
         self._check_active("log()")
@@ -239,7 +246,7 @@ class Recorder(Listener):
             )
 
     def add_op_keeper(self, keeper: OpKeeper) -> None:
-        """Calls a keeper with every op and its tensors from now on; only where ops are recorded."""
+        """Calls a keeper with every op and its tensors from now on. Ops must be recorded."""
         assert self._ops is not None
         self._ops.mode.add_keeper(keeper)
 
@@ -269,7 +276,7 @@ class Recorder(Listener):
             self._values.close(segment)
             step = self._running.pop(segment, None)
             self._take_ops(step)
-            segment.pack()  # it waits to be written: lists take four times the memory
+            segment.pack()  # arrays, until it is written: lists take four times the memory
             if step is not None:
                 step.touch(int(segment.times[-1]))
 
@@ -304,11 +311,14 @@ class Recorder(Listener):
             self._values.take_optimizer(step, thread)
 
     def failed(self, error: Exception, where: str) -> None:
-        """Notes an internal error once, in the recording and to the user."""
+        """Reports an internal error once, in the recording and to the user."""
         self._reporter.failed(error, where)
 
     def forked(self) -> None:
-        """Lets go of the recording, which is the parent's. Takes no lock: its holder is not in this process."""
+        """Drops the recording, which belongs to the parent process.
+
+        It takes no lock, whose holder is not in this process.
+        """
         self._active = False
         self._is_forked = True
         self._values.abandon()
@@ -319,7 +329,7 @@ class Recorder(Listener):
     # Writing.
 
     def _settle(self) -> None:
-        """Takes over the steps that have ended."""
+        """Takes the steps that have ended."""
         ended = self._finder.take_ended()
         if not ended:
             return
@@ -344,12 +354,12 @@ class Recorder(Listener):
             let_go(step)
 
     def _flush_late(self) -> None:
-        """Runs beside the training, see `FlushTimer`."""
+        """Writes ended steps; called by the thread of `FlushTimer`."""
         # With a flight recorder the step's end itself has written, and only the files are still to be flushed.
         self.flush(force=self._flight_recorder is not None)
 
     def _look_at_ended(self) -> bool:
-        """Checks triggers against the steps that have ended, or writes them, before anything else runs.
+        """Checks triggers against the steps that have ended, or writes the steps, before anything else runs.
 
         Returns:
             whether that may have taken time.
@@ -361,12 +371,12 @@ class Recorder(Listener):
         return bool(self._ready) and self._write_if_due()
 
     def _write_if_due(self) -> bool:
-        """Writes the steps that have ended, or leaves them to the timer, and returns whether it has written.
+        """Writes the steps that have ended, or leaves them to the timer. Returns whether it has written.
 
-        Another thread that is writing is not waited for: it may wait for a disk. With values it takes 0.9 % of the CPU
-        time of the reference GPT's step, which the timer's thread took before. Ops are always left to the timer: what
-        has been put in the place of a parameter between two steps gets its name in the next call of its root, and the
-        op that made it is of the step before.
+        It does not wait for another thread that is writing, which may wait for a disk. With values this takes 0.9 % of
+        the CPU time of a step of the reference GPT, as the timer's thread did before. Ops are always left to the timer:
+        a tensor that replaced a parameter between two steps gets its name in the next call of its root, and the op that
+        made it belongs to the earlier step.
         """
         if self._ops is None and self._timer.is_due and self._writing.acquire(blocking=False):
             self._writing.release()
@@ -384,17 +394,20 @@ class Recorder(Listener):
     # Steps.
 
     def _take_ops(self, step: Step | None) -> None:
-        """Gives the ops that have run since the last time to a step; None: to the one that begins next."""
+        """Assigns the ops that have run since this was last called: to `step`, or to the next step if it is None."""
         if self._ops is not None:
             self._ops.take(step)
 
     def _step_around(self, segment: Segment | None) -> Step | None:
-        """Returns the step of the segment around something that begins."""
+        """Returns the step of the segment that encloses something that begins."""
         step = None if segment is None else self._running.get(segment)
         return self._finder.current if step is None else step
 
     def _numbers_of(self, step: Step | None) -> Sequence[int]:
-        """Returns the numbers to record that a step may come to have; None: the one that an optimizer belongs to."""
+        """Returns the numbers to record that a step may come to have.
+
+        None stands for the step of the running optimizer.
+        """
         with self._lock:
             numbers = self._finder.possible_numbers(step or self._finder.training)
         if self._selected == ALL_STEPS:
@@ -402,5 +415,5 @@ class Recorder(Listener):
         return [number for number in numbers if number in self._selected]
 
     def _is_wanted(self, step: Step | None = None) -> bool:
-        """Returns whether a step may be one to record; None: the step that an optimizer belongs to."""
+        """Returns whether a step may be one to record; None stands for the step of the running optimizer."""
         return self._selected == ALL_STEPS or bool(self._numbers_of(step))

@@ -16,24 +16,24 @@ from ..values.recorder import ValueRecorder, free_values
 
 
 class StepHolder(Protocol):
-    """A sink that looks at each step, and may hold steps until a trigger fires."""
+    """A sink that checks each step, and may hold steps until a trigger fires."""
 
     signals: tuple[OnSignal, ...]
     last_fired_step: int | None
 
     @property
     def held_steps(self) -> int:
-        """Returns how many steps wait for a trigger."""
+        """The number of steps that wait for a trigger."""
 
     def ask_for(self) -> None:
-        """Has the step written whose rows are coming, with those held before it."""
+        """Marks the step whose rows come next to be written, with the held steps before it."""
 
     def fire(self, kind: str, reason: str, now_ns: int, *, coming: Sequence[int] = ()) -> None:
-        """Writes what is held; `coming` are steps that count among it and have not ended."""
+        """Writes the held steps. `coming` are steps that belong to them and have not ended."""
 
 
 class RowWriter:
-    """Writes all tables of one recording into its sink. To be called with the lock over the sink."""
+    """Writes all tables of one recording into its sink. Callers hold the lock of the sink."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class RowWriter:
         *,
         with_backward: bool,
     ) -> None:
-        """Has written nothing yet; `with_backward`: calls have rows of their backwards."""
+        """Creates a writer. `with_backward` includes the rows of backward calls."""
         self._with_backward = with_backward
         self._sink = sink
         self._reporter = reporter
@@ -56,12 +56,13 @@ class RowWriter:
     def write(
         self, steps: list[Step], tracker: ScopeTracker, ops: OpRecorder | None, *, force: bool = False
     ) -> None:
-        """Writes the rows of some steps, and what has been met since the last time.
+        """Writes the rows of some steps, and of all modules that were seen since the last call.
 
         Args:
-            steps: they have ended, and are let go.
-            ops: None: no ops are recorded.
-            force: puts everything to rest, also when there are no steps.
+            steps: ended steps, whose data are freed.
+            tracker: the tracker of the process.
+            ops: the recorder of ops; None if no ops are recorded.
+            force: flushes the sink, also if there are no steps.
         """
         self._reporter.write_late()
         batches = call_columns(steps, self._memory, with_backward=self._with_backward)
@@ -96,7 +97,7 @@ class RowWriter:
 
 
 def let_go(step: Step) -> None:
-    """Frees what a step has taken when it is written, or not wanted."""
+    """Frees the data of a step that is written or not wanted."""
     free_values([step])
     step.ops, step.saved = [], []
     for segment in step.segments:

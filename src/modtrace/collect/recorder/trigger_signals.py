@@ -1,4 +1,4 @@
-"""Receives the signals of `OnSignal` triggers. A thread acts on them: a handler may not wait for a lock."""
+"""Receives the signals of `OnSignal` triggers. A thread acts on them, because a handler must not wait for a lock."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from ...errors import MisuseError
 from ...recording.failure_reporter import start_thread
 from ...recording.triggers.triggers import OnSignal
 
-#: A signal is acted on so long after it came, at most, or when a step ends.
+#: A signal is acted on at most this long after it arrived, or when a step ends.
 _LOOK_EVERY_S = 0.5
 
 
@@ -21,15 +21,15 @@ class SignalWatch:
     """The signals of one recording, from `start` to `stop`."""
 
     def __init__(self, triggers: Sequence[OnSignal], fire: Callable[[str], None]) -> None:
-        """Receives nothing before `start()`.
+        """Creates a watch, which receives nothing before `start()`.
 
         Args:
-            triggers: whose signals are handled.
-            fire: is called with a signal's name, on some thread.
+            triggers: the triggers whose signals are handled.
+            fire: called with a signal's name, on any thread.
         """
         self._triggers = triggers
         self._fire = fire
-        #: Appending to it is atomic: a handler can do nothing more than that.
+        #: Appending to it is atomic, and is all that a handler does.
         self._came: deque[str] = deque()
         self._former: dict[signal.Signals, Any] = {}
         self._ours: dict[signal.Signals, Any] = {}
@@ -41,7 +41,7 @@ class SignalWatch:
         """Installs the handlers.
 
         Raises:
-            MisuseError: this is not the main thread; Python lets no other handle signals.
+            MisuseError: this is not the main thread, the only one in which Python handles signals.
         """
         if not self._triggers:
             return
@@ -59,7 +59,7 @@ class SignalWatch:
         )
 
     def stop(self) -> str | None:
-        """Restores the former handlers unless others have replaced ours; returns a warning if it cannot."""
+        """Restores the former handlers unless others have replaced ours. Returns a warning if that is impossible."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -78,7 +78,7 @@ class SignalWatch:
         return None
 
     def act(self) -> None:
-        """Acts on the signals that have come."""
+        """Acts on the signals that have arrived."""
         while self._came:
             try:
                 name = self._came.popleft()
@@ -101,7 +101,7 @@ class SignalWatch:
 
 
 def _in_use(number: signal.Signals, handler: Any) -> Any:
-    """Returns the handler behind those of ended recordings, which may not end in the order they began in."""
+    """Returns the handler behind those of ended recordings, which may end in another order than they began."""
     while (watch := _watch_of(handler)) is not None and watch._stopping.is_set():
         handler = watch._former.get(number)
     return handler

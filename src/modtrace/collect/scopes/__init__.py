@@ -1,1 +1,1 @@
-"""The tracker of module calls: hooks around every forward, and which call runs now on which thread."""
+"""Tracks module calls by hooks around every forward, and knows which call runs now on each thread."""

@@ -1,4 +1,4 @@
-"""Finds what runs now on the current thread: in forward, backward, recompute or an optimizer."""
+"""Finds what runs now on the current thread: forward, backward, recompute or an optimizer."""
 
 import sys
 from collections.abc import Callable
@@ -23,7 +23,10 @@ from .optimizer_watch import OptimizerWatch
 
 
 class Location(NamedTuple):
-    """What runs at one moment. `call` is None outside of any module, and where it is unknown (`known` is False)."""
+    """The running call and phase at one moment.
+
+    `call` is None outside of any module, and if it is unknown (`known` is False).
+    """
 
     call: CallRef | None
     phase: str | None
@@ -100,7 +103,7 @@ def _locate_in_backward(
 
 
 def _nested_in(backwards: BackwardWatcher, log: ThreadLog, task: int) -> CallRef | None:
-    """Returns the call around a backward that a node of an outer backward runs, as in a reentrant checkpoint."""
+    """Returns the call that encloses a backward inside another one, as in a reentrant checkpoint."""
     backward = backwards.running(log, task)
     if backward is None or backward.inside is None:
         return None
@@ -109,9 +112,9 @@ def _nested_in(backwards: BackwardWatcher, log: ThreadLog, task: int) -> CallRef
 
 
 def _recomputing_call(owner: ThreadLog | None, node: Any, frame: FrameType | None) -> CallRef | None:
-    """Returns the forward call whose own ops a checkpoint runs again, with no module hook around them.
+    """Returns the forward call whose own ops a checkpoint runs again without a module hook around them.
 
-    This happens where `forward` itself is checkpointed, as transformers does it.
+    This happens if `forward` itself is checkpointed, as in transformers.
     """
     call = None if owner is None else owner.call_of(node._sequence_nr())
     if is_custom_function(node):

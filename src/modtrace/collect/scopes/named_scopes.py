@@ -1,4 +1,4 @@
-"""Logs code that the user has named, and methods that run no hook, like calls."""
+"""Logs code that the user has named, and methods for which torch runs no hook, as calls."""
 
 from types import FrameType
 from typing import Any
@@ -28,9 +28,9 @@ class OpenScope:
 class NamedScopes:
     """Opens and closes scopes in the tracker's logs.
 
-    Inside a module, or with a module of its own, a scope is a call like any other. A scope
-    outside of any module may last as long as the whole training. It is logged in pieces ("stretches"), each between two
-    outermost calls.
+    Inside a module, or with a module of its own, a scope is a call like any other. A scope outside of any module may
+    last as long as the whole training. It is logged in pieces ("stretches"), each of which lies between two outermost
+    calls.
     """
 
     def __init__(self, tracker: ScopeTracker) -> None:
@@ -39,7 +39,7 @@ class NamedScopes:
     def enter(
         self, name: str, module: nn.Module | None, frame: FrameType | None, args: Any = (), kwargs: Any = None
     ) -> OpenScope:
-        """Begins a scope, and a call of its module if it has one that does not run yet."""
+        """Begins a scope, and a call of its module unless one runs already."""
         tracker = self._tracker
         scope = OpenScope(tracker.logs.current, module, args, kwargs or {})
         try:
@@ -68,7 +68,7 @@ class NamedScopes:
     def enter_call(
         self, module: nn.Module, frame: FrameType | None, args: Any, kwargs: Any
     ) -> OpenScope | None:
-        """Begins the call of a `forward` that was not called through its module; returns None where it was."""
+        """Begins the call of a `forward` that was not called through its module. Returns None if it was."""
         tracker = self._tracker
         scope = OpenScope(tracker.logs.current, module, args, kwargs)
         if scope.log.context.outermost == id(module):
@@ -114,7 +114,7 @@ class NamedScopes:
         scope.log.pinned.append(context)
 
     def _tell_entered(self, scope: OpenScope) -> None:
-        """Reports the begin of a module's call for which torch runs no hook."""
+        """Reports the beginning of a module's call for which torch runs no hook."""
         assert scope.module is not None
         scope.log.given_kwargs = scope.kwargs
         try:
@@ -143,7 +143,7 @@ class NamedScopes:
                     tracker.leave(log, output, raised=raised)
 
     def _owner(self) -> NamedModule | None:
-        """Returns the module around a scope: that of the call which runs or is recomputed; None if there is none."""
+        """Returns the module of the running or recomputed call around a scope; None if there is none."""
         log = self._tracker.logs.current
         if log.context.named is not None:
             return None if log.is_in_stretch else log.context.named

@@ -39,7 +39,7 @@ class OptimizerWatch:
         self._handles = []
 
     def has_begun(self) -> bool:
-        """Returns whether an optimizer has begun to step on this thread and may not have ended. It takes 0.1 us."""
+        """Returns whether an optimizer has begun to step on this thread and may not have ended. This takes 0.1 us."""
         return bool(self._starts) and bool(self._starts.get(threading.get_ident()))
 
     def is_stepping(self, frame: FrameType | None) -> bool:
@@ -86,5 +86,5 @@ class OptimizerWatch:
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:
-    """Returns whether `Optimizer.step` was given a closure. Its arguments begin with the optimizer."""
+    """Returns whether `Optimizer.step` was given a closure. The first positional argument is the optimizer."""
     return (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None

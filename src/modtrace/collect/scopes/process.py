@@ -15,7 +15,7 @@ def acquire(user: Listener, *, strict: bool = False) -> ScopeTracker:
     """Returns the process's tracker, with `user` as a listener. The first user starts it.
 
     Args:
-        user: runs until `release(user)`.
+        user: the listener, for whom the tracker runs until `release(user)`.
         strict: internal errors are raised.
     """
     global _current, _fork_handler_registered
@@ -34,7 +34,7 @@ def acquire(user: Listener, *, strict: bool = False) -> ScopeTracker:
 
 
 def release(user: Listener) -> None:
-    """Removes a user. With the last one every hook is removed, and the process has no tracker any more."""
+    """Removes a user. When the last one leaves, every hook is removed and the process has no tracker."""
     global _current
     with _current_lock:
         tracker = _current = current()
@@ -49,13 +49,13 @@ def release(user: Listener) -> None:
 
 
 def current() -> ScopeTracker | None:
-    """Returns the process's tracker; None while nobody records, and after it has failed."""
+    """Returns the process's tracker; None if nothing records, or if the tracker has failed."""
     tracker = _current
     return None if tracker is None or tracker.has_failed else tracker
 
 
 def _leave_to_parent() -> None:
-    """Ends the tracking in a forked child (a DataLoader's worker): the recording is the parent's."""
+    """Ends the tracking in a forked child such as a DataLoader's worker; the recording is the parent's."""
     global _current
     tracker, _current = current(), None
     if tracker is None:

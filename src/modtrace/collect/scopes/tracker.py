@@ -1,4 +1,4 @@
-"""Tracks which module call is running on every thread, exactly, and cheaply enough to leave on."""
+"""Tracks which module call is running on every thread, at a cost that is low enough to leave it on."""
 
 import functools
 import sys
@@ -44,7 +44,7 @@ class ScopeTracker:
         self.optimizers = OptimizerWatch(self.subscribers, self.logs)
         self.backwards = BackwardWatcher(self.subscribers, self.logs, self.close_down_to)
         self.call_tensors = CallTensorRecorder(self.subscribers)
-        #: Tells what runs now on this thread. `partial` puts no Python frame between.
+        #: Returns what runs now on this thread. `partial` adds no Python frame.
         self.where = functools.partial(
             locate, self.logs, self.backwards, self.optimizers, self.close_dead_calls
         )
@@ -61,7 +61,7 @@ class ScopeTracker:
         self.backwards.start()
 
     def stop(self) -> None:
-        """Removes the hooks and closes the calls that are open: they have no end in the tables."""
+        """Removes the hooks, and closes the calls that are open; these have no end in the tables."""
         self.remove_hooks()
         log = self.logs.current
         if log.context.named is not None:
@@ -77,7 +77,7 @@ class ScopeTracker:
 
     @property
     def has_failed(self) -> bool:
-        """Whether an internal error has ended its work."""
+        """True if an internal error has ended the tracker's work."""
         return self.subscribers.has_failed
 
     def remove_hooks(self) -> None:
@@ -158,7 +158,7 @@ class ScopeTracker:
     # The slow path: outermost calls, modules not seen in this context before, exceptions.
 
     def _enter_slowly(self, log: ThreadLog, module: nn.Module) -> bool:
-        """Begins a call, and returns whether it is followed."""
+        """Begins a call. Returns whether it is followed."""
         if log.context is ASIDE:
             return False
         frame = sys._getframe(2)
@@ -177,7 +177,7 @@ class ScopeTracker:
         return any(context.compiled for context in log.context.upwards()) and self.names.get(module) is None
 
     def close_dead_calls(self, log: ThreadLog, frame: FrameType | None) -> None:
-        """Closes the calls on the stack that no longer run: no hook runs when a KeyboardInterrupt leaves a call."""
+        """Closes the calls on the stack that no longer run. No hook runs when a KeyboardInterrupt leaves a call."""
         levels = [context for context, _, _ in log.suspended] + [log.context]
         stack = [context for level in levels for context in reversed([*level.upwards()])]
         # A call that was opened without a hook ends by itself in every case. So it runs, and all calls around it.
@@ -275,7 +275,10 @@ class ScopeTracker:
             log.context = context.above
 
     def unwind_to(self, log: ThreadLog, key: int) -> bool:
-        """Closes calls whose hook never ran, down to that of the module with the `id` key; False if none is open."""
+        """Closes calls whose hook never ran, down to that of the module with the `id` `key`.
+
+        Returns False if that module has no open call.
+        """
         if log.context.outermost == key:
             return True
         levels = [log.context, *(context for context, _, _ in reversed(log.suspended))]
@@ -325,7 +328,7 @@ class ScopeTracker:
         log.times.append(time.perf_counter_ns() if now is None else now)
 
     def _graph_reached(self, segment: Segment) -> None:
-        """Notes that backward has come to a node that an outermost call returned."""
+        """Records that backward has reached a node that an outermost call returned."""
         with self.subscribers.guard(None):
             self.backwards.reached(segment, self.logs.current)
 
@@ -338,7 +341,7 @@ class ScopeTracker:
         return context
 
     def enter_context(self, log: ThreadLog, context: CallContext, frame: FrameType | None) -> None:
-        """Logs the begin of a call; opens a new segment if no call is running."""
+        """Logs the beginning of a call. Opens a new segment if no call is running."""
         if log.context.named is None:
             self._open_segment(log, context, frame)
         else:
@@ -346,7 +349,7 @@ class ScopeTracker:
             self.append(log, context.index)
 
     def pause_stretch(self, log: ThreadLog) -> None:
-        """Closes the calls of scopes outside of any module, since a module call begins; see `NamedScopes`."""
+        """Closes the calls of scopes outside of any module, because a module call begins; see `NamedScopes`."""
         for _ in log.scopes:
             self.append(log, EXIT)
         self.close_segment(log, None)
@@ -359,7 +362,9 @@ class ScopeTracker:
     def _owners(
         self, log: ThreadLog, context: CallContext, frame: FrameType | None
     ) -> tuple[NamedModule, ...]:
-        """Returns what is around an outermost call without a hook: scopes, and modules with a method that calls it."""
+        """Returns what an outermost call runs in that has no hook: named scopes, and modules with a method that calls
+        it.
+        """
         scopes = [each.named for each in log.scopes if each.named is not None]
         named = context.named
         assert named is not None
@@ -370,7 +375,7 @@ class ScopeTracker:
 def _is_leaving_by_exception(call_frame: FrameType) -> bool:
     """Returns whether the hook runs because an exception leaves the call of this frame.
 
-    An exception that is merely being handled further out has another frame at the head of its traceback.
+    If an exception is only being handled further out, its traceback begins with another frame.
     """
     error = sys.exc_info()[1]
     trace = None if error is None else error.__traceback__

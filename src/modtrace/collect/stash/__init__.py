@@ -1,1 +1,1 @@
-"""`track()`: activations and gradients at the outputs of modules, kept or transformed for the user."""
+"""`track()`: keeps or transforms the outputs of modules and their gradients for the user."""

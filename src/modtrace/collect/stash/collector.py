@@ -1,4 +1,4 @@
-"""Makes the stashes of one tracker: outputs when calls of its modules end, and gradients when they come."""
+"""Makes the stashes of one tracker: of outputs when calls end, and of gradients when they arrive."""
 
 import weakref
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class StashCollector(Listener):
 
     @property
     def registered(self) -> list[Registered]:
-        """All registered modules; one with several names occurs once for each."""
+        """All registered modules; a module with several names occurs once for each."""
         return [each for listed in self._registered.values() for each in listed]
 
     def register(self, module: nn.Module, name: str, grad: bool) -> None:
@@ -61,7 +61,7 @@ class StashCollector(Listener):
         self._registered[id(module)] = [*listed, Registered(module, name, grad)]
 
     def stop(self) -> None:
-        """Removes every hook of ours."""
+        """Removes all of our hooks."""
         self._registered = {}
         tracker, self._tracker = self._tracker, None
         if tracker is not None:

@@ -1,4 +1,4 @@
-"""Waits for the gradients of what each call returned, and passes them on once a backward has brought them all."""
+"""Waits for the gradients of what each call returned, and passes them on once a backward has brought all of them."""
 
 import itertools
 import threading
@@ -39,8 +39,8 @@ class _Run:
 class OutputGradients(Listener):
     """Holds the watches of one tracker.
 
-    Each tensor has a hook, and modules have none: a module's backward hook puts a node of its own into the graph, which
-    changes gradients where an output is used twice, and fails where the output is written to in place.
+    Hooks are on tensors and not on modules: a module's backward hook adds a node to the graph, which changes gradients
+    if an output is used twice, and fails if the output is written to in place.
     """
 
     def __init__(self, tracker: ScopeTracker, receiver: Receiver, position: Callable[[], int]) -> None:
@@ -52,7 +52,7 @@ class OutputGradients(Listener):
         self._numbers = itertools.count()
         self._watches: IdentityMap[Watch, None] = IdentityMap()
         self._runs: dict[int, _Run] = {}  # by graph task
-        self._waiting: list[Arriving] = []  # of all runs, the first to begin first
+        self._waiting: list[Arriving] = []  # in all runs, in the order in which they began to wait
         self._lock = threading.RLock()
 
     def wait_for(self, registered: Any, call: CallRef, output: Any) -> None:
@@ -87,14 +87,14 @@ class OutputGradients(Listener):
         self._runs, self._waiting = {}, []
 
     def backward_ended(self, backward: Backward) -> None:
-        """Drops calls that still wait: an exception ended the backward before their gradients came."""
+        """Drops calls that still wait, because an exception ended the backward before their gradients arrived."""
         with self._lock:
             run = self._runs.pop(backward.task, None)
             for arriving in [] if run is None else run.arriving.values():
                 self._waiting.remove(arriving)
 
     def make_room(self, arriving: Arriving) -> int:
-        """Returns the position of a call that others have overtaken; calls that began to wait later move up by one."""
+        """Returns the position of a call that others have overtaken. Calls that began to wait later move up by one."""
         with self._lock:
             at = self._waiting.index(arriving) if arriving in self._waiting else len(self._waiting)
             position = arriving.position
@@ -105,7 +105,7 @@ class OutputGradients(Listener):
     # Watching.
 
     def _watch(self, tensor: torch.Tensor) -> Watch | None:
-        """Returns the watch of a tensor; None if it has no gradient, or torch runs no hook for it."""
+        """Returns the watch of a tensor; None if it has no gradient, or if torch runs no hook for it."""
         try:
             if not tensor.requires_grad or is_batched_tensor(tensor):
                 return None
@@ -150,7 +150,7 @@ class OutputGradients(Listener):
     # Gradients.
 
     def _arrived(self, watch: Watch, gradient: Any) -> None:
-        """Passes on the gradient of a tensor, to the call that returned it last (the outermost) first."""
+        """Passes on the gradient of a tensor, first to the call that returned it last, which is the outermost one."""
         entries = tuple(watch.entries)
         watch.told = len(entries)
         for entry in reversed(entries):
@@ -208,7 +208,7 @@ class OutputGradients(Listener):
 
     @staticmethod
     def _comes(run: _Run, returned: Returned, place: int) -> bool:
-        """Returns whether a run brings a gradient."""
+        """Returns whether a run brings the gradient at `place`."""
         if run.running is None or returned.bases.get(place) in run.copied:
             return True
         return returned.watches[place] in run.running
@@ -220,7 +220,7 @@ class OutputGradients(Listener):
         return arriving
 
     def _finish(self, task: int) -> None:
-        """Passes on incomplete calls: the engine has run every node, so no further gradient comes."""
+        """Passes on incomplete calls. The engine has run every node, so no further gradient arrives."""
         with self._lock:
             run = self._runs.pop(task, None)
         for arriving in [] if run is None else list(run.arriving.values()):

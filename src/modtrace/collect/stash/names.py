@@ -26,12 +26,12 @@ MATCHES = ("search", "exact", "glob")
 
 
 def name_filter(include: NamePattern, exclude: NamePattern, match: str) -> PathFilter:
-    """Returns a filter of the names.
+    """Returns a filter of names.
 
     Raises:
-        TypeError: a pattern is something else than a text or a compiled expression.
-        ValueError: there is no such `match`, or an empty list is given, or a glob cannot be read.
-        re.error: a text is to be searched, and is no regular expression.
+        TypeError: a pattern is neither a text nor a compiled expression.
+        ValueError: `match` is unknown, a list is empty, or a glob cannot be read.
+        re.error: a text that is to be searched is not a regular expression.
     """
     if match not in MATCHES:
         raise ValueError(f"match={match!r}: give 'search', 'exact' or 'glob'")
@@ -43,7 +43,7 @@ def name_filter(include: NamePattern, exclude: NamePattern, match: str) -> PathF
 
 
 def warn_of_unmatched(chosen: PathFilter, names: Collection[str], root: str) -> None:
-    """Warns of patterns of `include` that match no module, and names close ones."""
+    """Warns about patterns of `include` that match no module, and suggests close names."""
     for each in unmatched(PathFilter(chosen.include), names):
         text = describe_unmatched([each], names, root=root).replace(_shown(each), repr(_given(each)), 1)
         warnings.warn(

@@ -1,4 +1,4 @@
-"""What is kept of a module's output or its gradient: an event, its stash, and the function between them."""
+"""A module's output or gradient as an event, the stash that is kept of it, and the functions between them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,25 +15,25 @@ from ..structures.rebuild import rmap_tensor
 
 @dataclass
 class Event:
-    """Something that a registered module has returned, or the gradient of it."""
+    """An output that a registered module has returned, or the gradients of one."""
 
-    name: str  #: that it is registered under
+    name: str  #: under which it is registered
     type: type[nn.Module]
     grad: bool  #: a gradient
     value: Any  #: the output as it is, or a tuple of gradients
-    args: tuple[Any, ...]  #: of the call; of a gradient ()
-    kwargs: dict[str, Any]  #: of the call; of a gradient {}
-    step: int | None = None  #: as in `Stash`, as far as they are known by now
+    args: tuple[Any, ...]  #: of the call; () for a gradient
+    kwargs: dict[str, Any]  #: of the call; {} for a gradient
+    step: int | None = None  #: as in `Stash`, as far as it is known; so are `phase` and `call`
     phase: str | None = None
     call: int | None = None
 
 
 @dataclass
 class Stash:
-    """What is kept of an event.
+    """The values kept of an event.
 
-    The value of a gradient is a tuple: of the gradients of a tuple or list, `(gradient,)` of a tensor, and of any other
-    structure one with the same structure in it; None is where no gradient came.
+    The value for gradients is a tuple: the gradients of a tuple or list, `(gradient,)` for a tensor, and for any other
+    structure a tuple with one entry of the same structure. An entry is None if no gradient arrived.
     """
 
     name: str
@@ -44,12 +44,12 @@ class Stash:
     step: int | None = field(default=None, compare=False)
     #: `forward`, `recompute`, or `backward`: a gradient, or a module that a custom Function's backward runs.
     phase: str | None = field(default=None, compare=False)
-    #: How many forward calls of its module came before in the step. A gradient or a recompute has its forward's.
+    #: The number of earlier forward calls of its module in the step; that of the forward for gradients and recomputes.
     call: int | None = field(default=None, compare=False)
 
     @property
     def first_value(self) -> Any:
-        """The value, or the first one in it as long as that is a tuple or a list with something in it."""
+        """The value, or its first element as long as that is a tuple or list with elements."""
         value = self.value
         while isinstance(value, (tuple, list)) and value:
             value = value[0]
@@ -61,9 +61,9 @@ StashValueFn = Callable[[torch.Tensor], Any]
 
 
 def default_stash_value(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor in CPU memory, without its graph; one on the device `meta` stays there.
+    """Returns a copy of a tensor in CPU memory, detached from its graph; a tensor on the device `meta` stays there.
 
-    No mode of yours sees the copying. Inside of `vmap` it is a copy of all examples.
+    The user's modes do not see the copying. Inside `vmap` it is a copy of all examples.
     """
     with unseen(), outside_transforms():
         while is_functorch_tensor(tensor):
@@ -74,17 +74,17 @@ def default_stash_value(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def default_stash(event: Event, stash_value: StashValueFn) -> Stash:
-    """A stash with `stash_value` of each tensor of an event."""
+    """Returns a stash with `stash_value(tensor)` in place of each tensor of an event."""
     value = rmap_tensor(event.value, stash_value)
     return Stash(event.name, event.type, event.grad, value, event.step, event.phase, event.call)
 
 
 def get_stash_fn(stash_value: StashValueFn | None = None, stash: StashFn | None = None) -> StashFn:
-    """The function that makes stashes of events.
+    """Returns the function that makes stashes of events.
 
     Args:
-        stash_value: what is kept of each tensor; None: a copy.
-        stash: what is kept of a whole event.
+        stash_value: makes what is kept of each tensor; None keeps a copy.
+        stash: makes what is kept of a whole event.
 
     Raises:
         ValueError: both are given.

@@ -24,7 +24,7 @@ class _Labelled(NamedTuple):
 
 
 class StashSteps(StepFollower):
-    """Follows the steps, and corrects labels of stashes while a backward may still join or divide steps."""
+    """Follows the steps, and corrects labels of stashes as long as a backward may join or divide steps."""
 
     def __init__(self, is_backward_running: Callable[[], bool] = lambda: False) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class StashSteps(StepFollower):
                 self._settle()
 
     def stop(self) -> None:
-        """Follows no more steps, and makes all labels final."""
+        """Stops following steps, and makes all labels final."""
         super().stop()
         with self._lock:
             self._finder.finish(time.perf_counter_ns())
@@ -67,7 +67,10 @@ class StashSteps(StepFollower):
             self._labelled = {}
 
     def _settle(self) -> None:
-        """Updates the labels, and forgets the final ones. Recomputes are labelled once their whole region has run."""
+        """Updates the labels, and forgets those that are final.
+
+        Recomputes are labelled once their whole region has run.
+        """
         for segment in self._labelled:
             self._replace(segment)
         have_run = not self._is_backward_running()
@@ -91,7 +94,7 @@ class StashSteps(StepFollower):
                 stash.step, stash.call = step, nth
 
     def _count_now(self, call: CallRef) -> tuple[int | None, int | None]:
-        """Counts the call, unless its step has forgotten the segment: then the old label stands."""
+        """Counts the call, unless its step has forgotten the segment; then the old label stays."""
         if call.segment.phase == FORWARD:
             step = self._find(call.segment)
             if step is None or call.segment not in step.segments:

@@ -1,4 +1,4 @@
-"""The public list of stashes: outputs of modules and their gradients, in the order in which they come."""
+"""The public list of stashes: outputs of modules and their gradients, in the order in which they arrive."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Tracker:
-    """Stashes what registered modules return, and the gradients of that: a context manager, and a sequence of stashes.
+    """Stashes the outputs of registered modules and their gradients: a context manager, and a sequence of stashes.
 
         tracker = Tracker()
         tracker.register(model.head, "head")
@@ -27,20 +27,22 @@ class Tracker:
         tracker.unregister()
         [(stash.name, stash.grad) for stash in tracker]  # [("head", False), ("head", True)]
 
-    Outputs come as calls end, gradients as backward reaches them: those of a module before those of its parts. A call
-    has one stash of gradients in each backward that brings any, at the place where the first of them came. The gradient
-    of an output is that of the tensor: one that a module returns as it got it has the sum of all its uses.
+    Outputs are stashed when calls end, gradients when backward reaches them: those of a module before those of its
+    parts. A call has one stash of gradients in each backward that brings any, at the position where the first of them
+    arrived. The gradient of an output is that of the tensor: if a module returns its input unchanged, it is the sum
+    over all uses of the tensor.
 
-    Stashes are the user's: they stay after `unregister()`. Modules inside compiled code (`torch.compile`) run no hooks
-    and are not stashed; the compiled module is. What a function for stashes raises is raised to whoever called the
-    module or `backward()`.
+    Stashes belong to the user and stay after `unregister()`. Modules inside compiled code (`torch.compile`) run no
+    hooks and are not stashed; the compiled module itself is. Exceptions of a stash function propagate to the caller of
+    the module or of `backward()`.
     """
 
     def __init__(self, stash: StashFn | None = None, *, strict: bool = False) -> None:
-        """
+        """Creates an empty tracker.
+
         Args:
-            stash: makes a stash of an event; None: the default, a copy of every tensor.
-            strict: internal errors are raised, not turned into a warning.
+            stash: makes a stash of an event. None: copies every tensor.
+            strict: raises internal errors instead of warning.
         """
         #: All stashes so far, in order.
         self.stashes: list[Stash] = []
@@ -63,12 +65,12 @@ class Tracker:
     def register(self, module: nn.Module, name: str = "", grad: bool = True) -> None:
         """Stashes what a module returns from now on.
 
-        A module may have several names, and has a stash under each then.
+        A module may have several names, and then has one stash under each.
 
         Args:
-            module: is not kept alive.
-            name: that its stashes have.
-            grad: the gradients too.
+            module: the module, which is not kept alive.
+            name: the name of its stashes.
+            grad: stashes the gradients too.
         """
         if not isinstance(module, nn.Module):
             raise TypeError(f"register(module={module!r}): give a torch.nn.Module")
@@ -83,19 +85,21 @@ class Tracker:
         *,
         match: str = "search",
     ) -> None:
-        """Registers a module and all in it, by the names of `named_modules()`: one that is shared has its first.
+        """Registers a module and all modules in it by their names in `named_modules()`.
+
+        A shared module has its first name.
 
         Args:
             module: the root, whose own name is `""`.
-            grad: the gradients too.
-            include: which of them: a text, a compiled regular expression, or a list of those; None: all.
-            exclude: which of those not.
-            match: what a text is. `search`: a regular expression that is searched in the name, so that `blocks.1` is
-                in `blocks.10` too. `exact`: the name itself. `glob`: as for `modtrace.record()`, `blocks.*.attn`.
-                A compiled expression is searched in any case.
+            grad: stashes the gradients too.
+            include: selects modules: a text, a compiled regular expression, or a list of those. None: all modules.
+            exclude: leaves out modules, likewise. None: none.
+            match: how texts are read. `search`: a regular expression that is searched in the name, so `blocks.1` also
+                matches `blocks.10`. `exact`: the whole name. `glob`: as for `modtrace.record()`, `blocks.*.attn`.
+                A compiled expression is always searched.
 
         Raises:
-            TypeError: `module` is none.
+            TypeError: `module` is not a module.
             TypeError, ValueError, re.error: a pattern cannot be read.
         """
         if not isinstance(module, nn.Module):
@@ -108,13 +112,13 @@ class Tracker:
                 self.register(each, name, grad)
 
     def unregister(self) -> None:
-        """Stashes nothing more; no hook stays anywhere, and the numbers of steps are final."""
+        """Stops stashing. All hooks are removed, and the numbers of steps are final."""
         self._collector.stop()
 
     # What there is.
 
     def clear(self) -> None:
-        """Forgets all stashes."""
+        """Removes all stashes."""
         self.stashes.clear()
 
     def __len__(self) -> int:
@@ -131,7 +135,7 @@ class Tracker:
         return self.stashes[index]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What is copied or saved has the stashes, and tracks nothing."""
+        """Makes a copied or pickled tracker hold the stashes and track nothing."""
         return _with_stashes, (self.stashes,)
 
     def __repr__(self) -> str:
@@ -145,16 +149,16 @@ class Tracker:
         *,
         where: bool = False,
     ) -> "pandas.DataFrame":
-        """A pandas frame with a row for each stash.
+        """Returns a pandas frame with one row for each stash.
 
-        Its columns are `name`, `type`, `grad`, what a function for stashes has added, and the statistic of the
-        stash's first value: None of what is no tensor.
+        Its columns are `name`, `type`, `grad`, what a stash function has added, and the statistic of the stash's first
+        value, which is None if that is not a tensor.
 
         Args:
-            stat: gives a number, or a tensor with one, for a tensor. The standard deviation of fewer than two numbers
-                is NaN; that of integers and booleans is taken of their values.
-            stat_name: the name of its column; None: that of the function.
-            where: with the columns `step`, `phase` and `call` too.
+            stat: returns a number, or a tensor with one element, for a tensor. The standard deviation of fewer than two
+                elements is NaN; integers and booleans are converted.
+            stat_name: the name of its column; None: the name of the function.
+            where: adds the columns `step`, `phase` and `call`.
 
         Raises:
             MissingLibraryError: pandas is not installed.
@@ -179,7 +183,7 @@ def track(
     match: str = "search",
     strict: bool = False,
 ) -> Tracker:
-    """Stashes what a module and all in it return, and the gradients of that, until `unregister()` or the block's end.
+    """Stashes the outputs and gradients of a module and of all modules in it, until `unregister()` or the block's end.
 
         with modtrace.track(model, include="attn", stash_value=lambda t: t.std()) as tracker:
             model(x).sum().backward()
@@ -187,17 +191,17 @@ def track(
 
     Args:
         module: the root, whose own name is `""`.
-        grad: the gradients too.
-        include: which modules, by a regular expression that is searched in the name; see `match`. None: all.
-        exclude: which of those not.
-        stash_value: what is kept of each tensor; None: a copy in CPU memory. It may well be one number: copies of
-            everything take much memory.
-        stash: what is kept of a whole event, instead.
-        match: what a text means: `search`, `exact` or `glob`; see `Tracker.register_all`.
-        strict: internal errors are raised, not turned into a warning.
+        grad: stashes the gradients too.
+        include: selects modules by a regular expression that is searched in the name; see `match`. None: all.
+        exclude: leaves out modules, likewise. None: none.
+        stash_value: makes what is kept of each tensor; None: a copy in CPU memory. Copies of everything take much
+            memory; it may return a single number.
+        stash: makes what is kept of a whole event, in place of `stash_value`.
+        match: how texts are read: `search`, `exact` or `glob`; see `Tracker.register_all`.
+        strict: raises internal errors instead of warning.
 
     Raises:
-        TypeError: `module` is none.
+        TypeError: `module` is not a module.
         TypeError, ValueError, re.error: a pattern cannot be read.
         ValueError: `stash_value` and `stash` are both given.
     """

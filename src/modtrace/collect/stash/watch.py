@@ -11,7 +11,7 @@ from ..structures.rebuild import GradientTree
 
 
 class Returned:
-    """What one call has returned, without its tensors."""
+    """The output of one call, without its tensors."""
 
     __slots__ = ("arrived", "bases", "call", "registered", "tree", "watches")
 
@@ -26,15 +26,15 @@ class Returned:
 
 
 class Arriving:
-    """The gradients for one call in one backward, as far as they have come."""
+    """The gradients for one call in one backward, as far as they have arrived."""
 
     __slots__ = ("gradients", "position", "returned", "waiting")
 
     def __init__(self, returned: Returned, waiting: set[int], position: int) -> None:
         self.returned = returned
         self.gradients: list[Any] = [None] * len(returned.watches)
-        self.waiting = waiting  # indices of gradients that have not come
-        self.position = position  # among the stashes: the place at which its first gradient came
+        self.waiting = waiting  # indices of gradients that have not arrived
+        self.position = position  # among the stashes, when its first gradient arrived
 
 
 class Entry(NamedTuple):

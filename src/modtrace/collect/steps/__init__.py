@@ -1,1 +1,1 @@
-"""Which training step a call belongs to, and the rows of calls and steps."""
+"""Assigns calls to training steps, and makes the rows of calls and steps."""

@@ -20,17 +20,17 @@ _PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 
 
 class NthMemory:
-    """Keeps the n-th numbers of calls until their rows are written and no later backward can run through them."""
+    """Keeps the `nth` of calls until their rows are written and no later backward can run through them."""
 
     def __init__(self) -> None:
         self._nth: dict[Segment, npt.NDArray[np.int32]] = {}
 
     def keep(self, segment: Segment, nth: npt.NDArray[np.int32]) -> None:
-        """Keeps the numbers of a segment's calls."""
+        """Stores the `nth` of a segment's calls."""
         self._nth[segment] = nth
 
     def get(self, segment: Segment) -> npt.NDArray[np.int32] | None:
-        """Returns the numbers of a segment's calls; None if they are not known any more."""
+        """Returns the `nth` of a segment's calls; None if it is not known any more."""
         return self._nth.get(segment)
 
     def prune(self) -> None:
@@ -42,9 +42,9 @@ def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -
     """Returns the rows of ended steps, in one or more batches of columns.
 
     Args:
-        steps: ended, in order, each with its number.
-        memory: n-th numbers from earlier batches, and for later ones.
-        with_backward: the rows of backward calls too, if they have been taken.
+        steps: ended steps in order, each with its number.
+        memory: the `nth` of calls of earlier batches, to which those of these steps are added.
+        with_backward: includes the rows of backward calls, if they were recorded.
     """
     numbered = [(step.number, segment) for step in steps for segment in step.segments if segment.is_closed]
     batches = []
@@ -61,7 +61,7 @@ def call_columns(steps: list[Step], memory: NthMemory, *, with_backward: bool) -
 
 
 def intervals_of(steps: list[Step]) -> Ints:
-    """Returns `[3, intervals]`: thread, begin and end of each time spent measuring in these steps."""
+    """Returns `[3, intervals]`: the thread, begin and end of each time spent measuring in these steps."""
     parts = []
     of_ops = (batch.measured for step in steps for batch in step.ops if batch.measured is not None)
     for measured in chain((each for step in steps for each in step.values), of_ops):
@@ -71,9 +71,9 @@ def intervals_of(steps: list[Step]) -> Ints:
 
 
 def _overheads(columns: Columns, intervals: Ints) -> Ints:
-    """Returns how long each call spent measuring on its thread; masked where the end of the call is not known.
+    """Returns the time that each call spent measuring on its thread; masked where the call's end is not known.
 
-    The output of a call is measured after its end, and so inside the call around it.
+    A call's output is measured after its end, and so inside the enclosing call.
     """
     ends = columns["end_ns"]
     overhead = np.zeros(len(ends), np.int64)
@@ -106,7 +106,7 @@ def optimizer_columns(steps: list[Step], first_id: int) -> Columns | None:
 
 
 def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory) -> Columns:
-    """Returns the rows of all calls that hooks saw: forward and recompute. Vectorised over all segments at once."""
+    """Returns the rows of all calls that hooks saw, forward and recompute, in one vectorised computation."""
     segments = [segment for _, segment in numbered]
     contexts = np.concatenate([segment.contexts for segment in segments])
     times = np.concatenate([segment.times for segment in segments])
@@ -144,7 +144,7 @@ def _module_calls(numbered: list[tuple[int | None, Segment]], memory: NthMemory)
 
 
 def _nth_of_forwards(step: Ints, module_id: Ints, phase: npt.NDArray[np.int8]) -> npt.NDArray[np.int32]:
-    """Returns for each forward call how many of its module came before it in its step; -1 for other phases."""
+    """Returns, for each forward call, the number of calls of its module before it in its step; -1 for other phases."""
     nth = np.full(len(step), -1, np.int32)
     forward = np.flatnonzero(phase == _PHASE_CODE[FORWARD])
     nth[forward] = count_before(step[forward], module_id[forward])
@@ -152,7 +152,7 @@ def _nth_of_forwards(step: Ints, module_id: Ints, phase: npt.NDArray[np.int8]) -
 
 
 def count_before(one: Ints, other: Ints) -> npt.NDArray[np.int32]:
-    """Returns for each row how many rows before it have the same two numbers."""
+    """Returns, for each row, the number of earlier rows with the same two numbers."""
     nth = np.zeros(len(one), np.int32)
     if len(one):
         order = np.lexsort((other, one))  # stable
@@ -164,7 +164,7 @@ def count_before(one: Ints, other: Ints) -> npt.NDArray[np.int32]:
 
 
 def _add_recomputes(columns: Columns, segments: list[Segment], starts: list[int], memory: NthMemory) -> None:
-    """Adds, for calls inside a backward, the call that each repeats and the call whose backward asked for it."""
+    """Adds, for calls inside a backward, the call that each repeats and the call whose backward requested it."""
     inside = [(segment, start) for segment, start in zip(segments, starts, strict=True) if segment.task >= 0]
     if not inside:
         return
@@ -232,7 +232,7 @@ def _calls_of_backward(number: int | None, backward: Backward, memory: NthMemory
 
 
 def _forward_calls(calls: BackwardCalls, memory: NthMemory) -> tuple[Ints, Ints, Ints]:
-    """Returns for each backward call the id of its forward, its module and its n-th number; -1 where not known."""
+    """Returns, for each backward call, the id of its forward, its module and its `nth`; -1 where it is not known."""
     index = np.array(calls.index, np.int64)
     found = np.full((3, len(index)), -1, np.int64)
     keys = np.array([id(segment) for segment in calls.segment])

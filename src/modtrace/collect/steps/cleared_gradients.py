@@ -1,4 +1,4 @@
-"""Detects that the gradients which a backward left have been cleared: a new step begins without an optimizer's."""
+"""Detects that the gradients a backward left have been cleared, which begins a new step without an optimizer."""
 
 import weakref
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ class GradientEvidence:
         self._version = version_of(grad)
 
     def is_cleared(self) -> bool:
-        """Returns whether the gradient is gone, or has been written since and is zero now."""
+        """Returns whether the gradient is gone, or has been written to since and is zero now."""
         module = self._module()
         parameter = None if module is None else parameter_of(module, self._name)
         if parameter is None:
@@ -48,15 +48,15 @@ class GradientEvidence:
 
 def _is_zero(grad: torch.Tensor) -> bool:
     if type(grad) is not torch.Tensor:
-        return False  # a fake one cannot be looked at, a distributed one would communicate
+        return False  # a fake tensor cannot be read, a distributed one would communicate
     if grad.device.type != "cpu" or grad.layout != torch.strided or grad.numel() > _MAX_ELEMENTS:
-        return False  # looking would synchronise the device, or cost too much
+        return False  # reading would synchronise the device, or cost too much
     form, extent = format_of(grad.dtype), extent_of(grad)
     return form is not None and extent is not None and not array_over(extent, form).any()
 
 
 def evidence_of(roots: Iterable["weakref.ref[Any] | None"]) -> list[GradientEvidence]:
-    """Returns the evidence of each root: its first parameter that has a gradient. Roots without any have none."""
+    """Returns, for each root, its first parameter that has a gradient. Roots without one are left out."""
     found = []
     with DisableTorchFunction():
         for root in {id(root): root for root in roots}.values():  # a dead reference has no hash

@@ -52,7 +52,7 @@ class Step:
         return "train" if self.went_backward or self.stepped else "eval"
 
     def add_root(self, segment: Segment) -> None:
-        """Notes the module of an outermost call by a weak reference without a callback."""
+        """Adds the module of an outermost call, as a weak reference without a callback."""
         module = segment.named.ref() if segment.named.ref is not None else None
         if module is not None:
             plain = weakref.ref(module)
@@ -60,7 +60,7 @@ class Step:
                 self.roots.append(plain)
 
     def fold(self) -> None:
-        """Replaces the first segments whose graphs are dead by their numbers of calls: a step may never end."""
+        """Replaces the first segments whose graphs are dead by their numbers of calls, because a step may never end."""
         last = len(self.segments) if self.restart is None else self.restart
         dead = 0
         while dead < last and self.segments[dead].is_closed and not self.segments[dead].has_graph():
@@ -71,24 +71,24 @@ class Step:
             self.restart -= dead
 
     def may_be_divided(self) -> bool:
-        """Returns whether calls that run in it now may come to belong to the next step."""
+        """Returns whether calls that run in the step now may later be assigned to the next step."""
         last = self.segments[-1].handover if self.segments else None
         return self.restart is not None or (last is not None and last.in_loader)
 
     def touch(self, now_ns: int) -> None:
-        """Notes that something in the step ended at this time."""
+        """Moves the end of the step to this time, unless it is later already."""
         self.end_ns = max(self.end_ns, now_ns)
 
     def gradients_cleared(self) -> bool:
-        """Returns whether the gradients that its backwards left are gone or zero again."""
+        """Returns whether the gradients that the step's backwards left are gone or zero again."""
         return all(each.is_cleared() for each in self.evidence)
 
     def is_running(self) -> bool:
-        """Returns whether a call in it still runs on any thread."""
+        """Returns whether a call in the step still runs on any thread."""
         return not all(segment.is_closed for segment in self.segments)
 
     def is_waiting(self) -> bool:
-        """Returns whether a graph made in it lives, so that a later backward may still reach it."""
+        """Returns whether a graph made in the step lives, so that a later backward may still reach it."""
         return not self.settled and any(segment.has_graph() for segment in self.segments)
 
 
@@ -110,7 +110,7 @@ class StepFinder:
         return self._train
 
     def drop(self, segment: Segment) -> None:
-        """Removes a call that never began: an interrupt came first."""
+        """Removes a call that an interrupt kept from beginning."""
         for step in self._pending:
             if segment in step.segments:
                 step.segments.remove(segment)
@@ -126,7 +126,9 @@ class StepFinder:
         """Returns the step of an outermost call that begins.
 
         Args:
-            in_step: the call runs inside of something that belongs to the open step.
+            segment: the segment of the call.
+            in_step: the call runs inside something that belongs to the open step.
+            now_ns: the present time.
         """
         if self._manual or in_step:
             step = self._join(segment, now_ns)
@@ -141,7 +143,10 @@ class StepFinder:
         return step
 
     def backward_began(self, backward: Backward) -> None:
-        """Notes that a backward begins. Gradients that a `backward()` finds cleared were cleared since the last one."""
+        """Takes note of a backward that begins.
+
+        If gradients are cleared at this time, they were cleared since the last backward.
+        """
         if not backward.accumulate or backward.outer is not None:
             return
         self._end_without_roots()
@@ -169,11 +174,11 @@ class StepFinder:
         return step
 
     def optimizer_began(self, start_ns: int) -> None:
-        """Notes that an optimizer's step begins. Until it ends no step closes."""
+        """Takes note of an optimizer's step that begins. No step closes until it ends."""
         self._optimizer_start = start_ns
 
     def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> Step:
-        """Returns the step of an optimizer's step that has ended."""
+        """Takes note of an optimizer's step that has ended, and returns the step that it belongs to."""
         self._optimizer_start = None
         step = self._train or self._open(True, start_ns)
         step.optimizer_steps.append((start_ns, end_ns, thread))
@@ -183,9 +188,9 @@ class StepFinder:
         return step
 
     def possible_numbers(self, step: Step | None) -> range:
-        """Returns the numbers that calls in a step may come to have; None: in a step that would begin now.
+        """Returns the numbers that a step may come to have; None stands for a step that would begin now.
 
-        There are several while steps before it may be joined to each other, or it may itself be divided.
+        There are several as long as earlier steps may be joined to each other, or the step itself may be divided.
         """
         before = self._steps_before(step)
         pending = zip(range(before), self._pending, strict=False)
@@ -202,14 +207,14 @@ class StepFinder:
         return next((before for before, each in steps if each is step), pending)
 
     def number_of(self, step: Step) -> int:
-        """Returns the number of a step, as far as it is known now."""
+        """Returns the number of a step as far as it is known now."""
         return step.number if step.number is not None else self.possible_numbers(step)[-1]
 
     def ask_for(self, selected: StepRange) -> list[int]:
-        """Marks the open step to be written when it ends; if it is not selected, the last step before it that is.
+        """Marks the open step to be written when it ends, or the last selected step before it if it is not selected.
 
         Returns:
-            The numbers, as far as they are known, of the selected steps that are yet to come out, up to that one.
+            the numbers, as far as they are known, of the selected steps up to that one that are yet to end.
         """
         begun = self._pending
         if self.current is not None:
@@ -230,7 +235,7 @@ class StepFinder:
         target.extend(scalars.items())
 
     def end_step(self) -> None:
-        """Ends the step at the user's mark. From now on only the user ends steps."""
+        """Ends the step on the user's request. From now on only the user ends steps."""
         self._manual = True
         self._close(self._eval, settled=True)
         self._close(self._train, settled=True)
@@ -247,7 +252,7 @@ class StepFinder:
             step.settled = True
 
     def take_ended(self) -> list[Step]:
-        """Returns the steps that have ended and whose numbers are final; each is returned once."""
+        """Returns the steps that have ended and whose numbers are final. Each is returned once."""
         ended: list[Step] = []
         for step in self._pending:
             crowded = len(self._pending) - len(ended) > _MAX_PENDING
@@ -314,7 +319,7 @@ class StepFinder:
         return find_data_calls(step.segments, step.worked_ns, root)
 
     def _take_data(self, last: Step, step: Step, root: Segment) -> None:
-        """Moves the calls that prepared a root's data from the end of the step before to the root's step."""
+        """Moves the calls that prepared a root's data from the end of the preceding step to the root's step."""
         at = self._find_data(last, root)
         moved, last.segments = last.segments[at:], last.segments[:at]
         if not moved:
@@ -359,7 +364,7 @@ class StepFinder:
         return [step for step in self._pending if not reached.isdisjoint(step.segments)]
 
     def _rejoin(self, reached: list[Step]) -> None:
-        """Joins steps that were closed for want of a backward, when one reaches both: a siamese model."""
+        """Joins steps that were closed before a backward that reaches both, as in a siamese model."""
         first = next((step for step in reached if not step.is_open and not step.settled), None)
         if first is None:
             return
@@ -373,7 +378,7 @@ class StepFinder:
             first.is_open = True
 
     def _split(self, step: Step, restart: int) -> None:
-        """Ends a step before one of its segments: `zero_grad()` came between forward and backward."""
+        """Ends a step before one of its segments, because `zero_grad()` came between forward and backward."""
         moved = step.segments[restart:]
         step.segments = step.segments[:restart]
         step.restart = None

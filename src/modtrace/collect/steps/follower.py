@@ -1,4 +1,4 @@
-"""Counts calls: the step that a call runs in, and its index among the calls of its module there."""
+"""Counts calls: the step in which a call runs, and its index among the calls of its module in that step."""
 
 import threading
 import time
@@ -11,10 +11,10 @@ from ..log.segments import CallRef, Segment
 from ..log.thread_log import Backward
 from .finder import Step, StepFinder
 
-#: Outermost calls of one step that are kept one by one, at most.
+#: At most this many outermost calls of one step are kept singly.
 _FOLD_AT = 16
 
-#: Outermost calls with a known step, at most, until those that are not needed any more are dropped.
+#: At this many outermost calls with a known step, those that are not needed any more are dropped.
 _PRUNE_AT = 48
 
 
@@ -30,10 +30,14 @@ class StepFollower(Listener):
         self._last: tuple[CallRef, tuple[int | None, int | None]] | None = None
 
     def start(self, subscribers: Subscribers, running: Callable[[], Iterable[Segment]]) -> None:
-        """Follows the steps from now on, and the segments that run already: another user has started the tracker.
+        """Follows the steps from now on.
+
+        Segments that run already, because another user has started the tracker, are included.
 
         Args:
-            running: called once the events arrive. Another thread may open a segment in between, which is in both.
+            subscribers: the listeners of the tracker.
+            running: returns the running segments. It is called after subscribing, so a segment that another thread
+                opens in between is reported twice.
         """
         self._subscribers = subscribers
         subscribers.add(self)
@@ -43,7 +47,7 @@ class StepFollower(Listener):
                     self.segment_opened(segment, in_step=segment.task >= 0)
 
     def stop(self) -> None:
-        """Follows no more steps."""
+        """Stops following steps."""
         if self._subscribers is not None:
             self._subscribers.remove(self)
 
@@ -88,9 +92,9 @@ class StepFollower(Listener):
             self._finder.optimizer_ended(start_ns, end_ns, thread).optimizer_steps.clear()
 
     def count(self, call: CallRef) -> tuple[int | None, int | None]:
-        """Returns the step of a call, and how many calls of its module came before it there; None: not known.
+        """Returns the step of a call, and the number of calls of its module before it in the step; None if not known.
 
-        A call that is recomputed counts as the one that it repeats.
+        A recomputed call counts as the one that it repeats.
         """
         original = call if call.segment.phase == FORWARD else original_of(call)
         if original is None:

@@ -12,7 +12,10 @@ from .finder import Step
 
 
 def step_columns(steps: Sequence[Step]) -> dict[str, Any]:
-    """Returns the columns of `steps`. Call it before the values of the steps are freed: the overhead is read there."""
+    """Returns the columns of `steps`.
+
+    Call it before the values of the steps are freed, since it reads the overhead there.
+    """
     columns = {
         "step": [step.number for step in steps],
         "kind": [step.kind for step in steps],
@@ -34,10 +37,14 @@ def scalar_columns(steps: Sequence[Step]) -> dict[str, Any] | None:
 
 
 def to_scalar(name: str, value: Any) -> float:
-    """Returns a user's scalar as a float: a number, or a tensor or array with one element.
+    """Converts a user's scalar to a float.
+
+    Args:
+        name: the name of the scalar, for the message.
+        value: a number, or a tensor or array with one element.
 
     Raises:
-        TypeError: it is something else, or no float of 64 bits holds it.
+        TypeError: the value is something else, or no float of 64 bits can hold it.
     """
     try:
         if isinstance(value, torch.Tensor):

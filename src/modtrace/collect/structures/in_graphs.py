@@ -1,6 +1,6 @@
 """Finds and replaces tensors in what modules take and return, in plain Python that Dynamo can trace.
 
-Dynamo cannot trace `find_slots` and `rmap_tensor`: they read containers past the methods of their classes.
+Dynamo cannot trace `find_slots` and `rmap_tensor`, because they bypass the methods of containers' classes.
 """
 
 import dataclasses
@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-#: Containers lie in each other no deeper than this: a list may contain itself.
+#: The greatest depth of nesting that is searched, since a list may contain itself.
 _MAX_DEPTH = 32
 
 
 def find_in_graph(
     value: Any, in_tuple: bool, found: list[torch.Tensor], in_tuples: list[bool], depth: int
 ) -> None:
-    """Adds the tensors in a value to `found`, and to `in_tuples` whether nothing but tuples is around each.
+    """Appends the tensors in a value to `found`, and to `in_tuples` whether only tuples are around each.
 
-    Looks into tuples, lists, dicts and dataclasses.
+    It searches tuples, lists, dicts and dataclasses.
     """
     if isinstance(value, torch.Tensor):
         found.append(value)
@@ -38,7 +38,10 @@ def find_in_graph(
 
 
 def with_fresh(value: Any, fresh: Iterator[torch.Tensor]) -> Any:
-    """Returns the value with fresh tensors. Lists and dicts stay the very ones: the module may change them."""
+    """Returns the value with fresh tensors.
+
+    Lists and dicts stay the same objects, because the module may change them.
+    """
     if isinstance(value, torch.Tensor):
         return next(fresh)
     if type(value) is tuple:

@@ -1,4 +1,4 @@
-"""Takes what a module returned apart, and makes the same structure again with something else for each tensor."""
+"""Takes apart what a module returned, and builds the same structure with something else for each tensor."""
 
 import dataclasses
 from collections import OrderedDict
@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-#: Deeper than this, and inside itself, a container stays as it is.
+#: A container that is nested deeper, or inside itself, stays as it is.
 _MAX_DEPTH = 100
 
 
 def rmap_tensor(value: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
-    """Returns the same structure with `fn(tensor)` in the place of each tensor.
+    """Returns the same structure with `fn(tensor)` in place of each tensor.
 
-    Tuples and named tuples, lists, dicts with their keys, and dataclasses are made anew, without running any code of
-    their classes; a dict of another class becomes a plain one, unless it is a dataclass too (a ModelOutput). All else
-    stays as it is: it is the very same object, with the tensors that it may hold.
+    Tuples and named tuples, lists, dicts with their keys, and dataclasses are built anew without running any code of
+    their classes. A dict of another class becomes a plain one, unless it is a dataclass too (a ModelOutput). Any other
+    object stays the same, together with the tensors that it may hold.
     """
     return _map(value, fn, ())
 
@@ -36,15 +36,16 @@ def _map(value: Any, fn: Callable[[torch.Tensor], Any], inside: tuple[int, ...])
 
 
 class GradientTree:
-    """The structure of an output without its tensors, into which their gradients are put."""
+    """The structure of an output without its tensors. Their gradients can be filled in."""
 
     __slots__ = ("_below",)
 
     def __init__(self, output: Any, slot_of: Callable[[torch.Tensor], int | None]) -> None:
-        """
+        """Builds the tree.
+
         Args:
             output: what a module returned.
-            slot_of: the place of a tensor's gradient among those that `fill` is given; None: it has none.
+            slot_of: returns the position of a tensor's gradient among those given to `fill`; None if it has none.
         """
         if type(output) in (tuple, list):
             self._below = [_grow_member(each, slot_of) for each in output]
@@ -52,18 +53,21 @@ class GradientTree:
             self._below = [_grow(output, slot_of, ())]
 
     def fill(self, gradients: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns the gradients as torch gives them to a backward hook: a tuple, of one part for other structures."""
+        """Returns the gradients as torch passes them to a backward hook.
+
+        They are a tuple, which has one entry if the structure is not a tuple or list.
+        """
         return tuple([_fill(each, gradients) for each in self._below])
 
 
 class _Slot(NamedTuple):
-    """Where a gradient goes."""
+    """The position of a gradient."""
 
     number: int | None
 
 
 class _Branch(NamedTuple):
-    """A container without what is in it."""
+    """A container without its contents."""
 
     make: "_Make"
     keys: list[Any]
@@ -71,7 +75,7 @@ class _Branch(NamedTuple):
 
 
 def _grow_member(value: Any, slot_of: Callable[[torch.Tensor], int | None]) -> Any:
-    """Grows a part of a plain tuple or list: what can have no gradient becomes None, as torch has it."""
+    """Adds an entry of a plain tuple or list. An entry that can have no gradient becomes None, as in torch."""
     is_part = isinstance(value, torch.Tensor) or _open(value, ()) is not None
     return _grow(value, slot_of, ()) if is_part else None
 
@@ -95,7 +99,7 @@ def _fill(tree: Any, gradients: Sequence[Any]) -> Any:
     return tree
 
 
-#: What stays in the gradients of a structure beside the tensors.
+#: Types of values that stay in the gradients of a structure besides the tensors.
 _KEPT = (bool, int, float, complex, str, bytes, Enum, torch.dtype, torch.device, type(None))
 
 
@@ -107,11 +111,11 @@ _Make = Callable[[Sequence[Any], list[Any]], Any]
 class _Parts(NamedTuple):
     keys: Sequence[Any]
     values: Sequence[Any]
-    make: _Make  # the same kind of thing from other keys and values; it knows none of these
+    make: _Make  # makes the same kind of container from other keys and values; it holds none of them
 
 
 def _open(value: Any, inside: tuple[int, ...]) -> _Parts | None:
-    """Returns what a container holds; None for what is no container or must not be entered."""
+    """Returns the contents of a container; None if the value is not a container or must not be entered."""
     kind = type(value)
     if issubclass(kind, tuple):
         found = _Parts((), tuple(tuple.__iter__(value)), partial(_make_tuple, kind))
@@ -160,10 +164,13 @@ def _make_dict(keys: Sequence[Any], values: list[Any]) -> Any:
 
 
 def _make_dataclass(kind: type[Any], items: Sequence[Any], keys: Sequence[Any], values: list[Any]) -> Any:
-    """Makes a dataclass without its `__init__`, which may check what it is given, and gets no tensors here.
+    """Creates a dataclass without calling `__init__`, which may check its arguments and gets no tensors here.
 
     Args:
+        kind: the class.
         items: the keys that it has as a dict: a ModelOutput of transformers is both.
+        keys: the names of its attributes.
+        values: the values of its attributes.
     """
     made: Any = kind.__new__(kind)  # type: ignore[call-overload]  # mypy takes it for that of `type`
     for key, value in zip(keys, values, strict=True):

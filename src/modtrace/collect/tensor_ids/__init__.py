@@ -1,1 +1,1 @@
-"""Identities of tensors and storages over their lives; in C where it is compiled."""
+"""Identifies tensors and storages over their lives; in C if it is compiled."""

@@ -1,4 +1,4 @@
-/* What is left of an op's arguments without its tensors: what argument_reader.py does, faster. */
+/* Makes a key of an op's arguments without its tensors, as argument_reader.py does, but faster. */
 
 #include "_tensor_ids.h"
 #include <stdlib.h>
@@ -8,7 +8,7 @@ typedef struct {
     PyObject_HEAD
     TensorIds *ids;
     PyTypeObject *tensor;                              /* torch.Tensor */
-    PyObject *plain;                                   /* classes of what is kept as it is */
+    PyObject *plain;                                   /* types of arguments that are kept as they are */
     PyObject *tensor_mark, *float_mark, *truth_mark;   /* all owned */
 } ArgumentReader;
 
@@ -35,7 +35,7 @@ static int grow(Items *self) {
     return 0;
 }
 
-/* Appends what it is given a reference of; NULL stands for an exception. */
+/* Appends an item and takes its reference; NULL stands for an exception. */
 static int append_owned(Items *self, PyObject *item) {
     if (item == NULL) return -1;
     if (self->count == self->capacity && grow(self) < 0) return Py_DECREF(item), -1;
@@ -53,7 +53,7 @@ static void drop_items(Items *self) {
     if (self->items != self->few) free(self->items);
 }
 
-/* A new tuple of them; they are gone from here, whatever happens. `failed`: there is to be none. */
+/* Returns a new tuple of the items, which are released in every case; NULL if `failed`. */
 static PyObject *finish_items(Items *self, int failed) {
     PyObject *tuple = failed ? NULL : PyTuple_New(self->count);
     for (Py_ssize_t at = 0; tuple != NULL && at < self->count; at++) {
@@ -68,7 +68,7 @@ static PyObject *finish_items(Items *self, int failed) {
 
 static int read_argument(ArgumentReader *self, PyObject *arg, Items *into);
 
-/* The exception that is set, which is not set any more; owned. */
+/* Returns the set exception, owned, and clears it. */
 static PyObject *take_exception(void) {
     PyObject *type, *error, *traceback;
     PyErr_Fetch(&type, &error, &traceback);
@@ -80,7 +80,7 @@ static PyObject *take_exception(void) {
 
 static int append_tensor(ArgumentReader *self, PyObject *tensor, Items *into) {
     if (read_tensor(self->ids, tensor) < 0) {
-        if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1; /* KeyboardInterrupt is none */
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1; /* not a KeyboardInterrupt */
         PyObject *error = take_exception(), *slot = PyUnicode_FromString("");
         int noted = slot == NULL ? -1 : note_unreadable(self->ids, tensor, -1, slot, error);
         Py_DECREF(error);
@@ -90,7 +90,7 @@ static int append_tensor(ArgumentReader *self, PyObject *tensor, Items *into) {
     return append(into, self->tensor_mark);
 }
 
-/* A float with a mark, for 1.0 and 1 would be one key. NaN is none, and 0.0 would be -0.0. */
+/* Appends a float with a mark, since 1.0 equals 1. NaN is not equal to itself, and 0.0 equals -0.0. */
 static int append_float(ArgumentReader *self, PyObject *arg, Items *into) {
     double value = PyFloat_AsDouble(arg);
     if (append(into, self->float_mark) < 0) return -1;
@@ -125,7 +125,7 @@ static int append_dict(ArgumentReader *self, PyObject *dict, Items *into) {
 }
 
 static int append_class(PyObject *arg, Items *into) {
-    if (PyComplex_CheckExact(arg)) return append_owned(into, PyObject_Repr(arg)); /* 1 + 0j would be 1 */
+    if (PyComplex_CheckExact(arg)) return append_owned(into, PyObject_Repr(arg)); /* 1 + 0j equals 1 */
     PyObject *name = PyObject_GetAttrString((PyObject *)Py_TYPE(arg), "__name__");
     if (name == NULL) return -1;
     PyObject *text = PyUnicode_FromFormat("<%U>", name);
@@ -150,7 +150,7 @@ static int read_argument(ArgumentReader *self, PyObject *arg, Items *into) {
     return append_other(self, arg, into);
 }
 
-/* ---- All of them. */
+/* ---- All arguments. */
 
 static int read_by_position(ArgumentReader *self, PyObject *args, Items *into) {
     for (Py_ssize_t at = 0, size = PyTuple_Size(args); at < size; at++)
@@ -230,7 +230,7 @@ static void reader_dealloc(PyObject *object) {
 
 static PyMethodDef methods[] = {
     {"read", (PyCFunction)(void (*)(void))reader_read, METH_FASTCALL,
-     "read(schema, args, kwargs): notes what an op reads; what its arguments are known by."},
+     "read(schema, args, kwargs): records what an op reads; returns a key of its arguments."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -17,7 +17,7 @@ PyObject *column_to_array(const Column *column) {
     PyObject *module = PyImport_ImportModule("array");
     PyObject *type = module == NULL ? NULL : PyObject_GetAttrString(module, "array");
     Py_ssize_t size = column->count * (Py_ssize_t)sizeof *column->items;
-    const char *bytes = size == 0 ? "" : (const char *)column->items; /* before the first there is no memory */
+    const char *bytes = size == 0 ? "" : (const char *)column->items; /* no memory before the first number */
     PyObject *array = NULL;
     if (type != NULL) array = PyObject_CallFunction(type, "sy#", "q", bytes, size);
     Py_XDECREF(type);

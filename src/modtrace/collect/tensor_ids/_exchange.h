@@ -1,4 +1,4 @@
-/* What a tensor says of itself in one call, without a Python object: DLPack's exchange of tensors (dlpack 1.3).
+/* DLPack's exchange of tensors (dlpack 1.3), which reads a tensor's properties in one call without a Python object.
 
    torch >= 2.11 offers it as `Tensor.__dlpack_c_exchange_api__`. Without it, or for a class of tensors that may answer
    otherwise in Python, attributes are asked one by one, which takes 0.3 us more.

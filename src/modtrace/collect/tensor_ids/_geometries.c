@@ -1,6 +1,6 @@
-/* Numbers for what tensors show: shape, stride, dtype, layout, and whether conjugated or negated.
+/* Numbers for the geometries of tensors: shape, stride, dtype, layout, and whether conjugated or negated.
 
-   A dictionary of `Geometry` decides. In front of it stands a table of plain numbers, for which no Python object is
+   A dictionary of `Geometry` decides. Before it, a table of plain numbers is searched, for which no Python object is
    made or hashed. */
 
 #include "_tensor_ids.h"
@@ -9,7 +9,7 @@
 
 enum { CONJ = 1, NEG = 2, SMALLEST = 64 };
 
-/* What a tensor shows, as Python objects; all owned. */
+/* A tensor's geometry as Python objects; all owned. */
 typedef struct {
     PyObject *shape, *stride, *dtype;
 } Shape;
@@ -29,7 +29,7 @@ static int read_shape(const State *state, PyObject *tensor, Shape *found) {
     return -1;
 }
 
-/* Appends a tuple of plain integers. 0: it is none (sizes of nested and of fake tensors are objects), or too long. */
+/* Appends a tuple of plain integers. Returns 0 for others (sizes of nested and fake tensors), and if it is too long. */
 static int append_numbers(GeometryKey *key, PyObject *tuple) {
     if (!PyTuple_Check(tuple)) return 0;
     Py_ssize_t size = PyTuple_Size(tuple);
@@ -52,7 +52,7 @@ static uint64_t hash_of(const GeometryKey *key) {
     return hash;
 }
 
-/* 0: it cannot be said in plain numbers. */
+/* Makes the key of a shape. Returns 0 if plain numbers cannot express it. */
 static int make_key(const Shape *shape, int flags, GeometryKey *key) {
     key->dtype = (uint64_t)(uintptr_t)shape->dtype;
     key->flags = flags;
@@ -69,7 +69,7 @@ static int are_same(const GeometryKey *one, const GeometryKey *other) {
            one->size == other->size && memcmp(one->numbers, other->numbers, one->size * sizeof *one->numbers) == 0;
 }
 
-/* Where a key stands, or would. */
+/* Returns the slot of a key, which is free if the key is not there. */
 static GeometryKey *place_of(const Geometries *self, const GeometryKey *key) {
     size_t at = (size_t)key->hash & (self->capacity - 1);
     while (self->places[at].number >= 0 && !are_same(&self->places[at], key)) at = (at + 1) & (self->capacity - 1);
@@ -98,7 +98,7 @@ static int64_t insert(Geometries *self, const GeometryKey *key, int64_t number) 
     return number;
 }
 
-/* A tensor's flags, once there may be any; -1 with an exception. */
+/* Returns a tensor's flags, if there may be any; -1 with an exception. */
 static int flags_of(const Geometries *self, const State *state, PyObject *tensor) {
     if (!self->has_complex) return 0;
     int conj = to_truth(call_method(tensor, state->names[IS_CONJ]));
@@ -113,7 +113,7 @@ static int notice_complex(Geometries *self, const State *state, PyObject *dtype)
     return is_complex;
 }
 
-/* What decides: the number of a Geometry. TypeError if an answer of the tensor is none of torch's. */
+/* Returns the number of a Geometry by the dictionary. TypeError if an answer of the tensor is not of torch's type. */
 static int64_t number_of(Geometries *self, const State *state, PyObject *tensor, const Shape *shape, int flags) {
     PyObject *layout = PyObject_GetAttr(tensor, state->names[LAYOUT]);
     if (layout == NULL) return -1;
@@ -136,7 +136,7 @@ static int64_t add_geometry(Geometries *self, const State *state, PyObject *tens
     return make_key(shape, flags, &key) ? insert(self, &key, number) : number;
 }
 
-/* Whether a tensor is of a class whose attributes say what torch itself knows. */
+/* Returns whether a tensor's class has the attributes of torch itself. */
 static int may_exchange(const Geometries *self, PyObject *tensor) {
     if (self->exchange == NULL) return 0;
     for (Py_ssize_t at = 0; at < PyTuple_Size(self->exchanging); at++)
@@ -144,13 +144,13 @@ static int may_exchange(const Geometries *self, PyObject *tensor) {
     return 0;
 }
 
-/* The key of a tensor in one call. 0: attributes have to be asked. */
+/* Makes the key of a tensor in one call. Returns 0 if its attributes must be read. */
 static int exchange_key(Geometries *self, PyObject *tensor, int flags, GeometryKey *key, const void **data) {
     Exchanged found;
     if (!may_exchange(self, tensor)) return 0;
     if (self->exchange(tensor, &found) < 0) {
         PyErr_Clear();
-        self->exchange = NULL; /* an exception in torch takes long: not every time */
+        self->exchange = NULL; /* not again, because an exception in torch takes long */
         return 0;
     }
     if (found.dimensions > MOST_DIMENSIONS) return 0;
@@ -189,5 +189,5 @@ int64_t find_geometry(Geometries *self, const State *state, PyObject *tensor, co
     int64_t number = find_by_key(self, &key);
     if (number >= 0) return number;
     number = find_by_attributes(self, state, tensor, flags);
-    return self->has_complex == had_complex ? insert(self, &key, number) : number; /* else `flags` are not known yet */
+    return self->has_complex == had_complex ? insert(self, &key, number) : number; /* otherwise `flags` are not known */
 }

@@ -1,4 +1,4 @@
-/* Storages while they live, and the tensors that are known to show them.
+/* Living storages, and the tensors that are known to show them.
 
    No weak reference here has a callback. If an object has two that do, and the tuple that `PyObject_ClearWeakRefs`
    makes for them starts a collection that frees one, CPython calls a freed callback (Objects/weakrefobject.c, 3.11).
@@ -12,7 +12,7 @@
 #include "_tensor_ids.h"
 #include <stdlib.h>
 
-/* Tensors that are remembered for one version of a storage beside the first. */
+/* The number of tensors that are remembered for one version of a storage besides the first. */
 enum { OBJECTS_KEPT = 64, SMALLEST = 64 };
 
 static size_t home_of(const Storages *self, const void *key) {
@@ -20,14 +20,14 @@ static size_t home_of(const Storages *self, const void *key) {
     return (size_t)(mixed >> 32) & (self->capacity - 1);
 }
 
-/* Where a key stands, or would. */
+/* Returns the slot of a key, which is free if the key is not there. */
 static size_t place_of(const Storages *self, const void *key) {
     size_t at = home_of(self, key);
     while (self->places[at].key != NULL && self->places[at].key != key) at = (at + 1) & (self->capacity - 1);
     return at;
 }
 
-/* Lets go of what is known of a storage, wherever its attribute is, and keeps the memory for the next one. */
+/* Forgets a storage, wherever its attribute is, and keeps the memory for the next one. */
 static void drop(Storages *self, Storage *storage) {
     if (storage->life != NULL) storage->life->storage = NULL;
     Py_XDECREF(storage->ref);
@@ -38,7 +38,7 @@ static void drop(Storages *self, Storage *storage) {
 
 static int is_dead(const Storage *storage) { return PyWeakref_GetObject(storage->ref) == Py_None; }
 
-/* The capacity that leaves half of the places free once the dead storages are gone and one is added. */
+/* Returns the capacity that leaves half of the slots free once the dead storages are gone and one is added. */
 static size_t wanted_capacity(const Storages *self) {
     size_t alive = 0;
     for (size_t at = 0; at < self->capacity; at++) alive += self->places[at].key && !is_dead(self->places[at].storage);
@@ -46,7 +46,7 @@ static size_t wanted_capacity(const Storages *self) {
     return 2 * alive >= self->capacity ? 2 * self->capacity : self->capacity;
 }
 
-/* Makes room for one more, and drops the storages whose end nobody has told. */
+/* Reserves a slot for one more, and drops the storages whose death was not seen. */
 static int grow(Storages *self) {
     Storages grown = *self;
     grown.capacity = wanted_capacity(self);
@@ -68,12 +68,12 @@ static int grow(Storages *self) {
     return 0;
 }
 
-/* Frees a place, and moves up what stands behind it only because that was taken. */
+/* Frees a slot, and moves up the entries that are behind it only because it was occupied. */
 static void vacate(Storages *self, size_t hole) {
     size_t mask = self->capacity - 1;
     for (size_t at = (hole + 1) & mask; self->places[at].key != NULL; at = (at + 1) & mask) {
         size_t home = home_of(self, self->places[at].key);
-        if (((at - home) & mask) < ((at - hole) & mask)) continue; /* its home lies behind the hole */
+        if (((at - home) & mask) < ((at - hole) & mask)) continue; /* its own slot is behind the hole */
         self->places[hole] = self->places[at];
         hole = at;
     }
@@ -92,11 +92,11 @@ Storage *find_storage(Storages *self, const void *key) {
     const StoragePlace *place = &self->places[place_of(self, key)];
     if (place->key == NULL) return NULL;
     if (PyWeakref_GetObject(place->storage->ref) == key) return place->storage;
-    remove_storage(self, place->storage); /* somebody holds on to its attribute, and another storage lies here now */
+    remove_storage(self, place->storage); /* its attribute is kept alive, and another storage has this address now */
     return NULL;
 }
 
-/* Removes our attribute from a storage, if that lives and still has it. */
+/* Removes our attribute from a storage, if the storage lives and still has it. */
 static void take_off(const Storages *self, const Storage *storage) {
     PyObject *stored = PyWeakref_GetObject(storage->ref);
     if (stored == NULL || stored == Py_None) return;
@@ -113,7 +113,7 @@ void forget_storages(Storages *self) {
     self->places = NULL;
     self->capacity = self->count = 0;
     self->live_bytes = 0;
-    /* Removing attributes may free other storages: by then nobody must look for them here. */
+    /* Removing attributes may free other storages, which must not be found here any more. */
     for (size_t at = 0; at < capacity; at++)
         if (places[at].key != NULL && places[at].storage->life != NULL) places[at].storage->life->storage = NULL;
     PyErr_Fetch(&type, &value, &traceback);
@@ -128,7 +128,7 @@ void forget_storages(Storages *self) {
     for (Storage *spare; (spare = self->spare) != NULL; free(spare)) self->spare = spare->next_spare;
 }
 
-/* Says of an object that it can have no weak reference or no attribute: its tensor is treated as one without storage. */
+/* Raises for an object without weak references or attributes, so that its tensor counts as one without storage. */
 static int refuse(PyObject *stored) {
     if (PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_AttributeError)) {
         PyErr_Clear();
@@ -137,7 +137,7 @@ static int refuse(PyObject *stored) {
     return -1;
 }
 
-/* Refers to a storage, and gives it the attribute that ends with it. -1 with an exception. */
+/* Refers to a storage, and adds the attribute that dies with it. Returns -1 with an exception. */
 static int attach(Storages *self, Storage *storage, PyObject *stored) {
     storage->ref = PyWeakref_NewRef(stored, NULL);
     if (storage->ref == NULL) return refuse(stored);
@@ -148,7 +148,7 @@ static int attach(Storages *self, Storage *storage, PyObject *stored) {
     storage->life = life;
     /* Not `PyObject_SetAttr`: a subclass may have a `__setattr__` of its own. */
     int failed = PyObject_GenericSetAttr(stored, self->attribute, (PyObject *)life);
-    Py_DECREF(life); /* the storage holds it from now on */
+    Py_DECREF(life); /* the storage now holds it */
     return failed ? refuse(stored) : 0;
 }
 
@@ -162,7 +162,7 @@ static Storage *new_storage(Storages *self, PyObject *stored) {
     return NULL;
 }
 
-/* The one that another thread has added meanwhile; ours has taken the place of its attribute. */
+/* Returns the storage that another thread has added meanwhile, whose attribute ours has replaced. */
 static Storage *hand_over(Storages *self, Storage *storage, Storage *known) {
     known->life = storage->life;
     if (known->life != NULL) known->life->storage = known;
@@ -200,7 +200,7 @@ Shown *find_shown(const Storage *self, const void *object, int64_t offset, int64
     return NULL;
 }
 
-/* The place of one more object; that of the object itself, if it is there. */
+/* Returns the slot for one more object; that of the object itself, if it is there. */
 static Shown *place_among_others(Storage *self, const void *object) {
     for (int at = 0; at < self->other_count; at++)
         if (self->others[at].object == object) return &self->others[at];
@@ -220,14 +220,14 @@ int remember_shown(Storage *self, Shown shown) {
 }
 
 void note_write(Storage *self, int64_t op) {
-    if (self->writer == op) return; /* one op writes once, through however many tensors */
+    if (self->writer == op) return; /* an op counts once, however many tensors it writes through */
     self->version++;
     self->writer = op;
     self->first.object = NULL;
     self->other_count = 0;
 }
 
-/* A storage has died, or somebody has taken its attribute away: then it stays known. */
+/* Runs when a storage has died, or when its attribute was removed; it stays known then. */
 static void life_dealloc(PyObject *object) {
     StorageLife *self = (StorageLife *)object;
     PyTypeObject *type = Py_TYPE(object);
@@ -239,7 +239,7 @@ static void life_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-/* What copies or saves the attributes of a storage gets None. */
+/* Makes copies and pickles of a storage's attributes None. */
 static PyObject *life_reduce(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none)) {
     return Py_BuildValue("O()", Py_TYPE(Py_None));
 }
@@ -250,7 +250,7 @@ static PyMethodDef life_methods[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "An attribute of a storage, which ends with it."},
+    {Py_tp_doc, "An attribute of a storage, which dies with it."},
     {Py_tp_methods, life_methods},
     {Py_tp_dealloc, life_dealloc},
     {0, NULL},

@@ -1,4 +1,4 @@
-/* Numbers for tensors: what the class in tensor_ids.py does, faster. That class is the specification.
+/* Numbers for tensors, as the class in tensor_ids.py gives them, but faster. That class is the specification.
 
    Whatever may run Python code comes first in each function, and only then anything changes: an exception leaves
    everything as it was, and a storage that dies meanwhile takes nothing away that is in use. */
@@ -9,18 +9,18 @@
 
 enum { NO_STORAGE = -1, NO_OP = -1 };
 
-/* Numbers of a tensor's row, and its bits. */
+/* The numbers in a tensor's row, and their bits. */
 enum { ROW_STORAGE, ROW_VERSION, ROW_OFFSET, ROW_GEOMETRY, ROW_DEVICE, ROW_PRODUCER, ROW_SLOT, ROW_BITS, ROW_WIDTH };
-enum { BIT_REQUIRES_GRAD = 1, BIT_FRESH = 2, BIT_UNREAD = 4 }; /* UNREAD: not asked yet; it is not handed over */
+enum { BIT_REQUIRES_GRAD = 1, BIT_FRESH = 2, BIT_UNREAD = 4 }; /* UNREAD: not asked yet; it is not returned to Python */
 
-/* What a tensor shows. */
+/* The storage and geometry that a tensor shows. */
 typedef struct {
-    PyObject *stored; /* owned: while it is held, its storage stays where it is */
+    PyObject *stored; /* owned: while it is held, its storage keeps its address */
     const void *data; /* NULL: not known */
     int64_t geometry, offset;
 } Sight;
 
-/* All of it but the offset. */
+/* Reads all fields except the offset. */
 static int read_sight(TensorIds *self, PyObject *tensor, Sight *sight) {
     sight->stored = call_method(tensor, self->state->names[UNTYPED_STORAGE]);
     if (sight->stored == NULL) return -1;
@@ -78,7 +78,7 @@ static void append_row(TensorIds *self, const int64_t row[ROW_WIDTH]) {
     self->next++;
 }
 
-/* Adds a tensor, for which there is room: its number, or -1 with MemoryError. */
+/* Adds a tensor, for which memory is reserved. Returns its number, or -1 with MemoryError. */
 static int64_t add_tensor(TensorIds *self, Storage *storage, PyObject *tensor, const Sight *sight, int64_t producer,
                           int64_t slot, int64_t bits) {
     Shown shown = {tensor, sight->data, sight->offset, sight->geometry, self->next};
@@ -94,7 +94,7 @@ static int64_t *bits_of(TensorIds *self, int64_t tensor) {
     return tensor < self->first ? NULL : &self->rows.items[(tensor - self->first) * ROW_WIDTH + ROW_BITS];
 }
 
-/* An op's output gets its gradient's node only after the op: it is asked when it is first read. */
+/* Asks an op's output whether it requires a gradient when it is first read, because it gets its node after the op. */
 static int ask_if_unread(TensorIds *self, PyObject *tensor, int64_t number) {
     int64_t *bits = bits_of(self, number);
     if (bits == NULL || !(*bits & BIT_UNREAD)) return 0;
@@ -112,7 +112,7 @@ static int append_leaf(TensorIds *self, PyObject *tensor, int64_t number) {
     return failed ? -1 : 0;
 }
 
-/* A tensor that nothing known shows the same as: its number, or -1 with an exception. */
+/* Adds a tensor that shows something new. Returns its number, or -1 with an exception. */
 static int64_t meet_new(TensorIds *self, PyObject *tensor, const Sight *sight) {
     int requires_grad = to_truth(PyObject_GetAttr(tensor, self->state->names[REQUIRES_GRAD]));
     if (requires_grad < 0) return -1;
@@ -125,7 +125,7 @@ static int64_t meet_new(TensorIds *self, PyObject *tensor, const Sight *sight) {
     return number;
 }
 
-/* A tensor that is not quickly found. */
+/* Returns the number of a tensor that the quick look-up did not find. */
 static int64_t meet(TensorIds *self, PyObject *tensor, Sight *sight) {
     if (look_for_offset(self, tensor, sight) < 0) return -1;
     Storage *storage = find_storage(&self->storages, sight->stored);
@@ -135,12 +135,12 @@ static int64_t meet(TensorIds *self, PyObject *tensor, Sight *sight) {
         known->data = sight->data; /* the storage has moved */
         return known->tensor;
     }
-    /* autograd has saved that, and made a tensor of it again */
+    /* autograd had saved it, and has made a new tensor of it */
     Shown shown = {tensor, sight->data, sight->offset, sight->geometry, known->tensor};
     return remember_shown(storage, shown) < 0 ? -1 : shown.tensor;
 }
 
-/* Of one storage, the same geometry at the same address has the same offset. */
+/* Returns the number of a tensor. In one storage, the same geometry at the same address has the same offset. */
 static int64_t number_of(TensorIds *self, PyObject *tensor, Sight *sight) {
     const Storage *storage = find_storage(&self->storages, sight->stored);
     if (storage != NULL && storage->first.object == tensor && storage->first.geometry == sight->geometry &&
@@ -149,7 +149,7 @@ static int64_t number_of(TensorIds *self, PyObject *tensor, Sight *sight) {
     return meet(self, tensor, sight);
 }
 
-/* The number of a tensor, with room for a use of it; -1 with an exception. */
+/* Returns the number of a tensor, and reserves memory for a use of it; -1 with an exception. */
 static int64_t identify(TensorIds *self, PyObject *tensor, int64_t *geometry) {
     Sight sight;
     if (read_sight(self, tensor, &sight) < 0) return -1;
@@ -177,7 +177,7 @@ static PyObject *ids_identify(PyObject *self, PyObject *tensor) {
     return number < 0 ? NULL : PyLong_FromLongLong(number);
 }
 
-/* The number of a tensor, unless meeting it would make it a leaf: -1. It is -1 with an exception, too. */
+/* Returns the number of a tensor; -1 if it is new and would become a leaf, and with an exception. */
 static int64_t find_tensor(TensorIds *self, PyObject *tensor) {
     Sight sight;
     int64_t number = -1;
@@ -229,7 +229,7 @@ static int is_among(PyObject *tensor, PyObject *given) {
     return PyErr_Occurred() ? -1 : is_found;
 }
 
-/* Whether an op that has not written returns a tensor that it was given; -1 with an exception. */
+/* Returns whether an op that has not written returns a tensor that it was given; -1 with an exception. */
 static int is_passed_on(TensorIds *self, PyObject *tensor, PyObject *stored, int64_t op, PyObject *given) {
     Storage *storage = find_storage(&self->storages, stored);
     return storage == NULL || storage->writer == op ? 0 : is_among(tensor, given);
@@ -263,7 +263,7 @@ static PyObject *ids_make(PyObject *object, PyObject *const *args, Py_ssize_t co
     Py_RETURN_NONE;
 }
 
-/* What Python says of such a tensor: its Geometry, its device or None, and whether it requires a gradient; owned. */
+/* Returns Python's description of an unreadable tensor: Geometry, device or None, requires_grad; owned. */
 static PyObject *describe_unreadable(const TensorIds *self, PyObject *tensor, PyObject *error) {
     PyObject *found = PyObject_CallMethod(self->geometries.make, "of_unreadable", "OO", tensor, error);
     if (found == NULL || (PyTuple_Check(found) && PyTuple_Size(found) == 3)) return found;
@@ -327,7 +327,7 @@ static PyObject *shared(PyObject *object) {
     return object;
 }
 
-/* None, or a capsule: what it holds of use is in `into`. -1 with TypeError. */
+/* Reads the function in a capsule, or None, into `into`. Returns -1 with TypeError. */
 static int use_exchange(PyObject *capsule, ExchangeFunction *into) {
     if (capsule == Py_None) return 0;
     const ExchangeTable *table = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
@@ -366,8 +366,8 @@ static PyObject *ids_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     return NULL;
 }
 
-/* References of storages are not visited: they lead to nothing that could lead back here. No circle goes through this
-   without going through a list or a dictionary, which Python clears. */
+/* References to storages are not visited, because they do not lead back here. Every cycle through this object
+   also goes through a list or a dictionary, which Python clears. */
 static int ids_traverse(PyObject *object, visitproc visit, void *arg) {
     TensorIds *self = (TensorIds *)object;
     Py_VISIT(Py_TYPE(object));
@@ -434,8 +434,8 @@ static int set_leaves(PyObject *object, PyObject *value, void *Py_UNUSED(closure
 }
 
 static PyGetSetDef attributes[] = {
-    {"used_count", get_used_count, NULL, "How many numbers there are of uses since they were last taken.", NULL},
-    {"live_bytes", get_live_bytes, NULL, "Of the storages that ops have made and that live.", NULL},
+    {"used_count", get_used_count, NULL, "The number of entries for uses since they were last taken.", NULL},
+    {"live_bytes", get_live_bytes, NULL, "The bytes of the living storages that ops have made.", NULL},
     {"next", get_next, NULL, "The number of the next tensor.", NULL},
     {"leaves", get_leaves, set_leaves, "Tensors whose storages no op has made, with their numbers.", NULL},
     {"geometries", get_geometries, NULL, "By number.", NULL},
@@ -447,21 +447,21 @@ static PyGetSetDef attributes[] = {
 #define FAST(function) (PyCFunction)(void (*)(void))function
 
 static PyMethodDef methods[] = {
-    {"take", ids_take, METH_NOARGS, "Rows and uses since this was last called, and the tensor of the first row."},
-    {"forget", ids_forget, METH_NOARGS, "Whatever comes now is met for the first time."},
-    {"read", ids_read, METH_O, "read(tensor): an op reads a tensor."},
-    {"identify", ids_identify, METH_O, "identify(tensor): the number of a tensor that no op reads now."},
-    {"find", ids_find, METH_O, "find(tensor): its number; -1 if meeting it would make it a leaf."},
-    {"write", FAST(ids_write), METH_FASTCALL, "write(tensor, op): an op has written to a tensor that it was given."},
-    {"make", FAST(ids_make), METH_FASTCALL, "make(tensor, op, slot, given): an op returns a tensor."},
+    {"take", ids_take, METH_NOARGS, "Returns the rows and uses since the last call, and the tensor of the first row."},
+    {"forget", ids_forget, METH_NOARGS, "Forgets every storage, so that each tensor from now on is new."},
+    {"read", ids_read, METH_O, "read(tensor): records that an op reads a tensor."},
+    {"identify", ids_identify, METH_O, "identify(tensor): returns the number of a tensor that no op reads."},
+    {"find", ids_find, METH_O, "find(tensor): returns its number; -1 if it is new and would become a leaf."},
+    {"write", FAST(ids_write), METH_FASTCALL, "write(tensor, op): records that an op has written to a tensor."},
+    {"make", FAST(ids_make), METH_FASTCALL, "make(tensor, op, slot, given): records that an op returns a tensor."},
     {"note_unreadable", FAST(ids_note_unreadable), METH_FASTCALL,
-     "note_unreadable(tensor, op, slot, error): a tensor that has raised an error when it was read."},
+     "note_unreadable(tensor, op, slot, error): adds a tensor that raised an error when it was read."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot slots[] = {
     {Py_tp_doc, "TensorIds(geometry, exchange, exchanging): numbers for tensors; the class Geometry, torch's capsule for DLPack's "
-                "exchange or None, and the classes of tensors that it may be asked of."},
+                "exchange or None, and the classes of tensors for which it may be called."},
     {Py_tp_new, ids_new},
     {Py_tp_dealloc, ids_dealloc},
     {Py_tp_traverse, ids_traverse},

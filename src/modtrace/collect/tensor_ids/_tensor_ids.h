@@ -1,4 +1,4 @@
-/* What the parts of the extension `_tensor_ids` know of each other. */
+/* The declarations that the parts of the extension `_tensor_ids` share. */
 
 #ifndef MODTRACE_TENSOR_IDS_H
 #define MODTRACE_TENSOR_IDS_H
@@ -14,36 +14,36 @@
 enum { DEVICE, DTYPE, IS_COMPLEX, IS_CONJ, IS_NEG, LAYOUT, NBYTES, REQUIRES_GRAD, SHAPE, STORAGE_OFFSET, STRIDE,
        UNTYPED_STORAGE, NAMES };
 
-/* What the module holds. Types of the module hold the module, and their instances hold them: it lives long enough. */
+/* The state of the module. Instances hold their types and types hold the module, so it lives long enough. */
 typedef struct {
     PyObject *names[NAMES];
     PyTypeObject *life_type, *ids_type, *reader_type;
 } State;
 
-/* ---- Numbers one behind the other. */
+/* ---- Columns of numbers. */
 
 typedef struct {
     int64_t *items;
     Py_ssize_t count, capacity;
 } Column;
 
-/* Makes room for some more numbers. -1 with MemoryError. */
+/* Reserves memory for more numbers. Returns -1 with MemoryError. */
 int column_reserve(Column *column, Py_ssize_t more);
 
-/* A new `array.array("q")` of the numbers. */
+/* Returns a new `array.array("q")` of the numbers. */
 PyObject *column_to_array(const Column *column);
 
-/* The number of a value in a list without repeats, where it is added if it is new. -1 with an exception. */
+/* Returns the index of a value in a list without repeats, to which new values are added; -1 with an exception. */
 int64_t number_in(PyObject *numbers, PyObject *list, PyObject *value);
 
 /* ---- Storages. */
 
 typedef struct Storages Storages;
 
-/* What one tensor object shows of its storage. Its address alone is kept: nothing here keeps a tensor alive. */
+/* The part of a storage that a tensor object shows. Only the object's address is kept, so the tensor may die. */
 typedef struct {
     const void *object; /* NULL: none */
-    const void *data;   /* where its first element lies; NULL: not known */
+    const void *data;   /* the address of its first element; NULL: not known */
     int64_t offset, geometry, tensor;
 } Shown;
 
@@ -55,20 +55,20 @@ typedef struct Storage Storage;
 struct Storage {
     const void *key;   /* the address of the storage's Python object */
     PyObject *ref;     /* owned: a weak reference to that, without a callback */
-    StorageLife *life; /* borrowed; NULL: somebody has taken the attribute away, and its death is seen late */
+    StorageLife *life; /* borrowed; NULL: the attribute was removed, and the storage's death is seen late */
     int64_t number, device, version, writer;
     int64_t size_bytes; /* if an op has made it */
-    int is_made;        /* an op has */
-    Shown first;        /* the first tensor, which is the only one most often */
+    int is_made;        /* an op has made it */
+    Shown first;        /* the first tensor, which is mostly the only one */
     Shown *others;      /* OBJECTS_KEPT of them; NULL: none yet */
     int other_count;
-    Storage *next_spare; /* of those that are not in use */
+    Storage *next_spare; /* the list of unused ones */
 };
 
 /* The attribute of a storage's Python object. */
 struct StorageLife {
     PyObject_HEAD
-    Storages *owner;  /* borrowed; there as long as `storage` is not NULL */
+    Storages *owner;  /* borrowed; valid as long as `storage` is not NULL */
     Storage *storage; /* borrowed; NULL: forgotten */
 };
 
@@ -79,8 +79,8 @@ typedef struct {
 
 /* Storages by the address of their Python object: open addressing, at most half full. */
 struct Storages {
-    PyTypeObject *type;  /* owned by whoever has this: StorageLife */
-    PyObject *attribute; /* owned by whoever has this: its name, which no other living TensorIds has */
+    PyTypeObject *type;  /* owned by the holder of this: StorageLife */
+    PyObject *attribute; /* owned by the holder of this: the attribute's name, unique to the TensorIds */
     StoragePlace *places;
     size_t capacity, count; /* capacity: a power of two */
     Storage *spare;
@@ -89,20 +89,20 @@ struct Storages {
 
 extern PyType_Spec life_spec;
 
-/* What is known of a storage while its Python object lives; NULL: nothing. */
+/* Returns what is known of a storage while its Python object lives; NULL if nothing is. */
 Storage *find_storage(Storages *self, const void *key);
 
-/* The storage of a Python object that is not known yet; borrowed. Runs Python code. NULL with an exception, which is
-   RuntimeError where the object can have no attribute. */
+/* Adds the storage of a Python object that is not known, and returns it borrowed. Runs Python code. NULL with an
+   exception, which is RuntimeError if the object can have no attribute. */
 Storage *add_storage(Storages *self, PyObject *stored, int64_t device, int is_made, int64_t size_bytes);
 
-/* Forgets all of them, and takes our attribute off those that live. Runs Python code; leaves exceptions alone. */
+/* Forgets all storages, and removes our attribute from those that live. Runs Python code; keeps exceptions set. */
 void forget_storages(Storages *self);
 
-/* The first tensor of a storage that shows just this, if need be one that is another object; NULL: none. */
+/* Returns the tensor of a storage with this geometry, preferably the object itself; NULL if there is none. */
 Shown *find_shown(const Storage *self, const void *object, int64_t offset, int64_t geometry);
 
-/* Remembers a tensor for this version of its storage. -1 with MemoryError, and nothing has changed. */
+/* Remembers a tensor for this version of its storage. Returns -1 with MemoryError if nothing has changed. */
 int remember_shown(Storage *self, Shown shown);
 
 void note_write(Storage *self, int64_t op);
@@ -113,10 +113,10 @@ enum { MOST_DIMENSIONS = 12 };
 
 /* Shape, stride and dtype as plain numbers. */
 typedef struct {
-    uint64_t dtype;      /* the address of the dtype, or what it is in DLPack: two names for the same */
+    uint64_t dtype;      /* the address of the dtype, or its value in DLPack */
     uint64_t hash;
-    int64_t number;      /* -1: this place is free */
-    int32_t flags, size; /* conj and neg; how many numbers */
+    int64_t number;      /* -1: this slot is free */
+    int32_t flags, size; /* conj and neg; the number of `numbers` */
     int64_t numbers[2 * MOST_DIMENSIONS];
 } GeometryKey;
 
@@ -124,14 +124,14 @@ typedef struct {
     PyObject *make;    /* owned: the class Geometry */
     PyObject *all;     /* owned list: Geometry by number */
     PyObject *numbers; /* owned dict: their numbers */
-    ExchangeFunction exchange; /* NULL: there is none, or it has refused a tensor (of the device `meta`) */
-    PyObject *exchanging;      /* owned tuple: the classes whose instances it may be asked of */
+    ExchangeFunction exchange; /* NULL: there is none, or it refused a tensor (on the device `meta`) */
+    PyObject *exchanging;      /* owned tuple: the classes for whose instances it may be called */
     GeometryKey *places;
     size_t capacity, count;
     int has_complex; /* only then may a tensor be a conjugated or negated view */
 } Geometries;
 
-/* The number of what a tensor shows; -1 with an exception. `data` is where its first element lies; NULL: not known. */
+/* Returns the number of a tensor's geometry; -1 with an exception. Sets `data` to its first element, or to NULL. */
 int64_t find_geometry(Geometries *self, const State *state, PyObject *tensor, const void **data);
 
 /* ---- Tensors. */
@@ -149,10 +149,10 @@ typedef struct {
 
 extern PyType_Spec ids_spec;
 
-/* Notes that an op reads a tensor. -1 with an exception, and nothing has changed. */
+/* Records that an op reads a tensor. Returns -1 with an exception if nothing has changed. */
 int read_tensor(TensorIds *self, PyObject *tensor);
 
-/* Adds a row for a tensor that has raised an error when it was read. */
+/* Adds a row for a tensor that raised an error when it was read. */
 int note_unreadable(TensorIds *self, PyObject *tensor, int64_t op, PyObject *slot, PyObject *error);
 
 /* ---- Arguments of ops. */
@@ -161,7 +161,7 @@ extern PyType_Spec reader_spec;
 
 /* ---- Small helpers. */
 
-/* tensor.name(), and tensor.name() or tensor.name as a number: -1 with an exception. */
+/* Calls tensor.name(). The functions below convert a result to a number; -1 with an exception. */
 static inline PyObject *call_method(PyObject *object, PyObject *name) {
     return PyObject_CallMethodObjArgs(object, name, NULL);
 }

@@ -1,4 +1,4 @@
-"""Reads the arguments of ops: notes each tensor among them, and makes a key of the rest."""
+"""Reads the arguments of ops: records each tensor among them, and makes a key of the rest."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -18,12 +18,12 @@ try:
 except ImportError:
     compiled = None
 
-#: What is kept as it is. Exactly these: an enum that is an int is none.
+#: Types of arguments that are kept as they are. Subclasses, such as an enum that is an int, are not.
 _PLAIN = frozenset((int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
 
 
 class _Mark:
-    """Stands among arguments for a tensor, or says of which type the next argument is."""
+    """Marks the position of a tensor among the arguments, or the type of the next argument."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -44,11 +44,11 @@ class ArgumentReader:
         self._ids = ids
 
     def read(self, schema: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, ...]:
-        """Notes what an op reads.
+        """Records the tensors that an op reads, and returns a key of its other arguments.
 
         Returns:
-            the number of the op's schema; how many arguments are given by position; those; and behind them names and
-            values. Equal for equal arguments, whatever tensors are among them.
+            the number of the op's schema, the number of positional arguments, these, and the names and values of the
+            keyword arguments. The keys of two ops are equal if all arguments except the tensors are equal.
         """
         given: list[Any] = [schema, len(args)]
         self._read_all(args, given)
@@ -91,7 +91,7 @@ class ArgumentReader:
 
 
 def new_reader(ids: AnyTensorIds) -> "ArgumentReader | CompiledReader":
-    """Returns a reader that notes what it reads there."""
+    """Returns a reader that records tensors in `ids`."""
     if isinstance(ids, TensorIds):
         return ArgumentReader(ids)
     assert compiled is not None, "compiled ids come with a compiled reader"

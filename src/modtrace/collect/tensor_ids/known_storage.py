@@ -3,7 +3,7 @@
 import weakref
 from typing import Any
 
-#: No op has written to it, or made it.
+#: The number for "no op has written to it".
 NO_OP = -1
 
 #: Python objects of tensors that are remembered for one version of a storage.
@@ -13,7 +13,7 @@ _NONE = -1
 
 
 class KnownStorage:
-    """A storage, and for each tensor object that shows it: what that shows, and its number."""
+    """A storage with the tensor objects that show it, each with its offset, its geometry and its number."""
 
     __slots__ = (
         "device", "geometry", "is_made", "key", "number", "object", "offset", "others", "ref", "size_bytes",
@@ -35,7 +35,7 @@ class KnownStorage:
         self.others: dict[int, tuple[int, int, int]] | None = None  # by `id`: offset, geometry, number
 
     def find(self, key: int, offset: int, geometry: int) -> int | None:
-        """Returns the tensor object's number, or that of the first object that shows just the same."""
+        """Returns the number of a tensor object, or of the first object with the same offset and geometry."""
         others = self.others or {}
         known = others.get(key)
         if known is not None and known[0] == offset and known[1] == geometry:
@@ -48,7 +48,7 @@ class KnownStorage:
         return None
 
     def remember(self, key: int, offset: int, geometry: int, number: int) -> None:
-        """Remembers that the tensor object of that `id` shows this."""
+        """Remembers the offset, the geometry and the number of the tensor object whose `id` is `key`."""
         if self.object in (_NONE, key):
             self.object, self.offset, self.geometry, self.tensor = key, offset, geometry, number
             return
@@ -57,7 +57,7 @@ class KnownStorage:
         self.others[key] = (offset, geometry, number)
 
     def note_write(self, op: int) -> None:
-        """Notes that an op writes to it. An op counts once, through however many tensors it writes."""
+        """Counts a write by an op. An op counts once, however many tensors it writes through."""
         if self.writer != op:
             self.version += 1
             self.writer = op
@@ -66,7 +66,7 @@ class KnownStorage:
 
 
 class StorageLife:
-    """An attribute of a storage, which ends with it: `_storages.c` says why it is no weak reference."""
+    """An attribute of a storage, which dies with it; `_storages.c` says why it is not a weak reference."""
 
     __slots__ = ("_owner", "_storage")
 
@@ -79,5 +79,5 @@ class StorageLife:
 
     def __del__(self) -> None:
         owner = self._owner()
-        if owner is not None and self._storage.ref() is None:  # else somebody has taken the attribute away
+        if owner is not None and self._storage.ref() is None:  # otherwise the attribute was removed
             owner.remove(self._storage)

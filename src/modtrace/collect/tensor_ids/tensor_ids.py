@@ -1,4 +1,4 @@
-"""Tells tensors apart: by storage, by how often that was written to, and by what each tensor shows of it."""
+"""Identifies tensors by their storage, by how often that was written to, and by their geometry."""
 
 import math
 import re
@@ -29,10 +29,10 @@ __all__ = ["NO_OP", "NO_TENSOR", "RETURNED", "AnyTensorIds", "Geometry", "Tensor
 
 NO_STORAGE = -1
 
-#: In place of the number of a tensor that is not known, and would be a leaf.
+#: Used as the number of a tensor that is not known and would be a leaf.
 NO_TENSOR = -1
 
-#: In place of the op that makes a tensor without storage: a call returns it, and no op reads it.
+#: Used as the op that makes a tensor without storage which a call returns and no op reads.
 RETURNED = -2
 
 #: Numbers that a tensor's row has in the rows of `TensorIds.take`, one behind the other.
@@ -49,7 +49,7 @@ _COMPLEX = frozenset(
 
 
 class Geometry(NamedTuple):
-    """How a tensor shows its storage."""
+    """The geometry of a tensor on its storage: shape, strides, dtype and layout."""
 
     shape: tuple[int, ...]  # (): also if it is not known
     stride: tuple[int, ...] | None  # None: it has none
@@ -64,7 +64,7 @@ class Geometry(NamedTuple):
         """Returns the geometry of a tensor that has a storage, from what the tensor has answered.
 
         Raises:
-            TypeError: an answer is of another type than torch's own, so the tensor is a subclass that has made it up.
+            TypeError: an answer has another type than torch's own, so it was made up by a subclass.
         """
         kinds = {"shape": tuple, "stride()": tuple, "dtype": torch.dtype, "layout": torch.layout}
         for (name, kind), answer in zip(kinds.items(), (shape, stride, dtype, layout), strict=True):
@@ -76,7 +76,9 @@ class Geometry(NamedTuple):
     def of_unreadable(
         cls, tensor: torch.Tensor, error: Exception
     ) -> "tuple[Geometry, torch.device | None, bool]":
-        """Returns what a tensor that has raised still tells, its device, and whether it requires a gradient."""
+        """Returns the geometry of a tensor that has raised, as far as it can be read; its device; and whether it
+        requires a gradient.
+        """
         shape, dtype = _answer(tensor, "shape", tuple), _answer(tensor, "dtype", torch.dtype)
         layout, device = _answer(tensor, "layout", torch.layout), _answer(tensor, "device", torch.device)
         geometry = cls(shape or (), None, dtype, layout, False, False, _reason(error))
@@ -84,7 +86,7 @@ class Geometry(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Returns what its elements take; 0 if that is not known."""
+        """The memory of the elements in bytes; 0 if it is not known."""
         if self.dtype is None:
             return 0
         sizes = [size for size in self.shape if isinstance(size, int)]  # of a nested tensor one is a symbol
@@ -107,19 +109,19 @@ def _reason(error: Exception) -> str | None:
 
 
 class TensorIds:
-    """Gives numbers to tensors, and keeps none of them alive.
+    """Gives numbers to tensors, without keeping any of them alive.
 
-    A storage is known by its Python object, which torch keeps as long as the storage lives; addresses and `id`s are
-    used again within microseconds. An attribute of ours ends with that object. A tensor object alone does not do:
-    autograd hands out new ones for what it saved. Which object it is tells apart tensors that show the same of one
-    storage (`x` and `x.detach()`).
+    A storage is known by its Python object, which torch keeps as long as the storage lives, because addresses and `id`s
+    are used again within microseconds. An attribute of ours ends with that object. Tensor objects are compared, too,
+    since several of them may show the same part of one storage (`x` and `x.detach()`), but they do not suffice, because
+    autograd creates new ones for tensors that it saved.
 
-    What is found goes into flat lists of integers: Python's garbage collector would visit anything else again and
-    again until it is written.
+    Results go into flat lists of integers, because Python's garbage collector would visit anything else again and again
+    until it is written.
     """
 
     def __init__(self) -> None:
-        #: Tensors that no op has made, with their numbers; whoever reads takes them at once.
+        #: Tensors that no op has made, with their numbers. The reader of the list empties it at once.
         self.leaves: list[tuple[int, torch.Tensor]] = []
         self.live_bytes = 0  # of the storages that ops have made and that live
         self.geometries: list[Geometry] = []  # by number
@@ -144,23 +146,23 @@ class TensorIds:
 
     @property
     def next(self) -> int:
-        """Returns the number of the next tensor."""
+        """The number of the next tensor."""
         return self._first + len(self._rows) // ROW_WIDTH
 
     @property
     def used_count(self) -> int:
-        """Returns how many numbers there are of uses since they were last taken."""
+        """The number of entries for uses since the last call of `take`; each use has two."""
         return len(self._used)
 
     def take(self) -> "tuple[array[int], array[int], int]":
-        """Returns rows and uses since this was last called, and the tensor of the first row."""
+        """Returns the rows and uses since the last call, and the number of the first row's tensor."""
         rows, used, first, following = array("q", self._rows), array("q", self._used), self._first, self.next
         self._unread.clear()
         self._rows, self._used, self._first = [], [], following
         return rows, used, first
 
     def forget(self) -> None:
-        """Forgets every storage, because ops have run unseen: each tensor that comes now is new."""
+        """Forgets every storage, because ops have run unseen: each tensor that is seen from now on is new."""
         storages, self._storages, self.live_bytes = self._storages, {}, 0
         for storage in storages.values():
             stored = storage.ref()
@@ -168,17 +170,17 @@ class TensorIds:
                 vars(stored).pop(self._attribute, None)
 
     def read(self, tensor: torch.Tensor) -> None:
-        """Notes that an op reads a tensor. 0.6 us for a known one."""
+        """Records that an op reads a tensor. A known tensor takes 0.6 us."""
         self._used += self._identify(tensor)
 
     def identify(self, tensor: torch.Tensor) -> int:
-        """Returns the number of a tensor that a call returns, and no op reads now."""
+        """Returns the number of a tensor that a call returns and no op reads."""
         return self._identify(tensor)[0]
 
     def find(self, tensor: torch.Tensor) -> int:
-        """Returns the number of a tensor that a call is given; NO_TENSOR if meeting it would make it a leaf.
+        """Returns the number of a tensor that a call is given; NO_TENSOR if it is new and would become a leaf.
 
-        Whether what an op has returned requires a gradient, the op that reads it first is left to ask.
+        For the output of an op, whether it requires a gradient is left to the op that reads it first.
         """
         stored = tensor.untyped_storage()
         geometry = self._numbers.get((tensor.shape, tensor.stride(), tensor.dtype))
@@ -214,7 +216,7 @@ class TensorIds:
         return number, geometry
 
     def write(self, tensor: torch.Tensor, op: int) -> None:
-        """Notes that an op has written to a tensor that it was given."""
+        """Records that an op has written to a tensor that it was given."""
         stored = tensor.untyped_storage()
         storage = self._known(stored)
         if storage is None:
@@ -222,7 +224,10 @@ class TensorIds:
         storage.note_write(op)
 
     def make(self, tensor: torch.Tensor, op: int, slot: str, given: Iterable[Any]) -> None:
-        """Notes that an op returns a tensor: a new one, unless the op was given it and has not written."""
+        """Records that an op returns a tensor.
+
+        The tensor is new unless the op was given it and has not written to it.
+        """
         stored = tensor.untyped_storage()
         geometry = self._numbers.get((tensor.shape, tensor.stride(), tensor.dtype))
         if geometry is None:
@@ -237,7 +242,7 @@ class TensorIds:
         self._unread.add(self._add(tensor, storage, geometry, op, slot, bits))
 
     def note_unreadable(self, tensor: torch.Tensor, op: int, slot: str, error: Exception) -> None:
-        """Adds a row for a tensor that raised an error when it was read: a new tensor each time.
+        """Adds a row for a tensor that raised an error when it was read; it is a new tensor each time.
 
         A tensor without storage (sparse, mkldnn) raises one, and a subclass of the user's may raise any.
         """
@@ -249,7 +254,7 @@ class TensorIds:
         self._rows += row
 
     def _meet(self, tensor: torch.Tensor, stored: Any, geometry: int) -> int:
-        """Returns the number of a tensor object that was not the first one seen of its storage."""
+        """Returns the number of a tensor object that is not the first one seen of its storage."""
         storage = self._known(stored)
         if storage is None:
             storage = self._add_storage(tensor, stored, made=False)
@@ -277,7 +282,7 @@ class TensorIds:
         storage = self._storages.get(id(stored))
         if storage is None or storage.ref() is stored:
             return storage
-        self.remove(storage)  # somebody holds on to its attribute, and another storage lies here now
+        self.remove(storage)  # its attribute is kept alive, and another storage has this address now
         return None
 
     def _add_storage(self, tensor: torch.Tensor, stored: Any, *, made: bool) -> KnownStorage:
@@ -305,7 +310,7 @@ class TensorIds:
             del self._storages[storage.key]
 
     def _find_geometry(self, tensor: torch.Tensor) -> int:
-        """Returns the number of what a tensor shows; the quick way finds only plain ones."""
+        """Returns the number of a tensor's geometry. The quick look-up finds only plain tensors."""
         dtype = tensor.dtype
         if dtype in _COMPLEX and not self._has_complex:
             self._has_complex = True
@@ -345,7 +350,7 @@ AnyTensorIds: TypeAlias = "TensorIds | CompiledTensorIds"
 
 
 def new_tensor_ids() -> AnyTensorIds:
-    """Returns compiled ids where they exist: setup.py builds them if it finds a C compiler."""
+    """Returns compiled ids if they are available; setup.py builds them if it finds a C compiler."""
     if compiled is None:
         return TensorIds()
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)

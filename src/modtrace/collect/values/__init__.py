@@ -1,1 +1,1 @@
-"""Has tensors measured as the captures ask, and makes the rows of `values`."""
+"""Measures tensors as the captures ask, and makes the rows of `values`."""

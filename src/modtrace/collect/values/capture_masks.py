@@ -1,4 +1,4 @@
-"""Says which captures want a tensor, by its role, path, module and step: one bit for each capture."""
+"""Finds the captures that want a tensor, by its role, path, module and step; each capture is one bit."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,18 +22,18 @@ Mask = int
 #: The number of each role.
 ROLE_CODE = {role: code for code, role in enumerate(ROLES)}
 
-#: A site's role and the captures that want it in one number.
+#: The number of bits for a role, in a number that combines it with the captures that want it.
 ROLE_BITS = (len(ROLES) - 1).bit_length()
 ROLE_CODES = (1 << ROLE_BITS) - 1
 
 
 def mark_of(mask: Mask, code: int) -> int:
-    """Returns one number for a role, given by its code, and the captures that want it."""
+    """Returns a number that combines the code of a role and the captures that want it."""
     return mask << ROLE_BITS | code
 
 
 class CaptureMasks:
-    """Says which captures of one recorder want which tensors."""
+    """Finds which captures of one recorder want which tensors."""
 
     def __init__(
         self,
@@ -46,8 +46,10 @@ class CaptureMasks:
         """Reads the captures.
 
         Args:
-            fired: the last step that a trigger fired in.
-            raised: receives the name and the error of a function of the user's that has raised.
+            captures: the captures; their positions are their bits.
+            names: the names of modules.
+            fired: returns the last step in which a trigger has fired.
+            raised: receives the name and the error of a user's function that has raised.
         """
         self.captures = tuple(captures)
         self._names = names
@@ -74,7 +76,7 @@ class CaptureMasks:
     # What is wanted at all.
 
     def of_role(self, role: str) -> Mask:
-        """Returns the captures that look at tensors of a role."""
+        """Returns the captures of a role."""
         return self._of_role[ROLE_CODE[role]]
 
     def is_open(self, role: str) -> bool:
@@ -83,11 +85,11 @@ class CaptureMasks:
 
     @property
     def in_micro_batches(self) -> Mask:
-        """Returns the captures that want what each backward adds to a gradient."""
+        """The captures that want what each backward adds to a gradient."""
         return self._having(lambda each: each.micro_batches)
 
     def want(self, mask: Mask) -> Want:
-        """Returns what captures want of a tensor together."""
+        """Returns the sum of what the captures of a mask want of a tensor."""
         found = self._wants.get(mask)
         if found is None:
             found = Want(stats=0)
@@ -99,13 +101,13 @@ class CaptureMasks:
         return found
 
     def chosen(self, mask: Mask) -> list[Capture]:
-        """Returns the captures of a mask."""
+        """Returns the captures of a mask as objects."""
         return [each for at, each in enumerate(self.captures) if mask >> at & 1]
 
     # When.
 
     def in_steps(self, numbers: Sequence[int]) -> Mask:
-        """Returns the captures that look at any of these steps: a step that runs may get one of several numbers."""
+        """Returns the captures that want any of these steps. A running step may come to have one of several numbers."""
         if self._is_always:
             return self._all if numbers else 0
         mask = 0
@@ -116,7 +118,7 @@ class CaptureMasks:
         return mask
 
     def in_step(self, number: int) -> Mask:
-        """Returns the captures that look at a step."""
+        """Returns the captures that want a step."""
         if self._is_always:
             return self._all
         fired = self._fired()
@@ -132,7 +134,7 @@ class CaptureMasks:
     # Which.
 
     def of_context(self, context: CallContext, code: int) -> Mask:
-        """Returns the captures that mean a module's tensors of a role, which is given by its code. 0.1 us."""
+        """Returns the captures that want a module's tensors of a role, given by its code. This takes 0.1 us."""
         if self._open_roles[code]:
             return self._of_role[code]
         if self._contexts_at != self._names.revision:  # a name learnt late may select what was not selected
@@ -147,7 +149,7 @@ class CaptureMasks:
         return mask
 
     def of_owner(self, owner: ParameterOwner) -> Mask:
-        """Returns the captures that mean a parameter or a buffer, whatever its role."""
+        """Returns the captures that want a parameter or a buffer, in any role."""
         if self._is_open:
             return self._all
         modules = (owner.module.path, *owner.module.aliases)
@@ -156,12 +158,12 @@ class CaptureMasks:
         return self._select(paths[0], (*modules, *paths), _module_of(owner.module))
 
     def of_unowned(self, name: str) -> Mask:
-        """Returns the captures that mean a parameter which no module owns, whatever its role."""
+        """Returns the captures that want a parameter which no module owns, in any role."""
         self.parameter_paths[name] = None
         return self._all if self._is_open else self._select(name, (name,), None)
 
     def of_op(self, name: str, path: str | None, named: NamedModule | None, role: str) -> Mask:
-        """Returns the captures that mean what an op of a module returns or reads; path None: it ran in none."""
+        """Returns the captures that want what an op returns or reads; `path` is None if it ran in no module."""
         mask = self._of_role[ROLE_CODE[role]]
         if not mask or self.is_open(role):
             return mask
@@ -214,12 +216,12 @@ def _want_of(capture: Capture) -> Want:
 
 
 def _of_one_recording(schedule: Schedule) -> Schedule:
-    """Returns a schedule that asks its function anew: its answers for another recording may be wrong here."""
+    """Returns a schedule that calls its function anew, because its answers for another recording may be wrong here."""
     return schedule.afresh() if isinstance(schedule, StepPredicate) else schedule
 
 
 def _paths_of(context: CallContext) -> tuple[str, ...]:
-    """Returns all paths of a shared module that are as near to its caller as the one that is shown."""
+    """Returns all paths of a shared module that are as near to its caller as the path that is shown."""
     shown, named, above = context.path, context.named, context.above
     if named is None or context.seen_as is not None:
         return (shown,)

@@ -1,4 +1,4 @@
-"""Turns what was kept beyond the usual statistics into columns of the `values` table."""
+"""Turns results beyond the usual statistics into columns of the `values` table."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,14 +16,14 @@ _Rows = list[tuple[int, Extra]]
 
 
 def extra_columns(extras: Sequence[Extra | None], wants: Sequence[Want | None]) -> dict[str, Any]:
-    """Returns the columns that hold anything, None where a row's captures want nothing or it could not be had.
+    """Returns the columns that hold anything. An entry is None if the row's captures do not want it or it failed.
 
-    Reads what lies on other devices, and waits for them. 0.05 us for a row that has nothing, 2.5 us for one with
-    tier 2, hash and sketch, and 4.5 us more to become Arrow.
+    Results on other devices are read, which waits for the devices. A row without extra results takes 0.05 us; one with
+    tier 2, hash and sketch takes 2.5 us, and 4.5 us more for the conversion to Arrow.
 
     Args:
-        extras: what was kept of each row's tensor; rows may share it.
-        wants: what the captures want of that row in its step; of what was kept beyond it nothing is written.
+        extras: the extra results of each row's tensor; rows may share them.
+        wants: what the captures want of each row in its step. Other results are not written.
     """
     groups = _rows_by_want(extras, wants)
     _read_results(extra for _, rows in groups for _, extra in rows)
@@ -44,9 +44,9 @@ def extra_columns(extras: Sequence[Extra | None], wants: Sequence[Want | None]) 
 def extra_notes(
     notes: Sequence[str | None], extras: Sequence[Extra | None], wants: Sequence[Want | None]
 ) -> list[str | None]:
-    """Returns the notes of the rows with those of what their captures want, "; " between them, nothing twice.
+    """Returns the notes of the rows joined by "; " with those of the extra results, each note once.
 
-    Reads what lies on other devices: it may fail.
+    Results on other devices are read, which may fail.
     """
     joined = list(notes)
     _read_results(each for each in extras if each is not None)
@@ -94,7 +94,10 @@ def _hash(extra: Extra, want: Want) -> bytes | None:
 
 
 def _user(extra: Extra, want: Want) -> str | None:
-    """Returns the result of the only function; of several functions a list, with null for one that has raised."""
+    """Returns the result of the user's function.
+
+    For several functions it is a list, with null for one that has raised.
+    """
     found = {id(function): value for function, value in extra.user}
     if len(want.functions) > 1:
         return json.dumps([found.get(id(each)) for each in want.functions]) if found else None
@@ -117,7 +120,7 @@ _COLUMNS: dict[str, tuple[Callable[[Want], Any], Callable[[Extra, Want], Any]]] 
 }
 
 
-# Results that lie on other devices are read in one transfer for all of a kind.
+# Results on other devices are read in one transfer for all of a kind.
 
 _NUMBERS = ("sumabs", "zero_count", "sum4", "argmax", "hash")
 _ARRAYS = ("histogram", "sketch")
@@ -125,9 +128,9 @@ _OF_ARRAYS = {torch.float64, torch.float32, torch.int64}  # of what is measured;
 
 
 def _read_results(extras: Iterable[Extra]) -> None:
-    """Replaces tensors that hold results by numbers, arrays and lists. 1.5 us each if there are none.
+    """Replaces tensors that hold results by numbers, arrays and lists. An extra without any takes 1.5 us.
 
-    What cannot be read is None then, and a note says why. Waits for the devices.
+    A result that cannot be read becomes None, and a note says why. This waits for the devices.
     """
     unique = list({id(each): each for each in extras}.values())
     waiting: dict[int, torch.Tensor] = {}
@@ -182,7 +185,7 @@ def _changed(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def _fetch(waiting: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | Exception]:
-    """Returns the tensors on the CPU, by the same numbers; an error where one cannot be had."""
+    """Returns the tensors on the CPU, under the same numbers; an error for each that cannot be read."""
     alike: dict[Any, list[tuple[int, torch.Tensor]]] = {}
     for number, tensor in waiting.items():
         key = (tensor.device, tensor.dtype, tuple(tensor.shape))

@@ -1,4 +1,4 @@
-"""Hooks on the tensors of calls, which stay known to the graph when a step has ended."""
+"""Hooks on the tensors of calls, which can be removed when a step ends and registered again for a later backward."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,9 +16,9 @@ from .capture_masks import ROLE_BITS, Mask
 
 
 class GradientTap:
-    """A hook on a tensor, with the sites that its gradient is stored under.
+    """A hook on a tensor, with the sites under which its gradient is stored.
 
-    While the segment runs, the tap also tells whether a tensor is the one that was measured. When the step has ended,
+    While the segment runs, the tap also shows whether a tensor is the one that was measured. When the step has ended,
     the hook is removed. The graph still refers to the tap, and a later backward registers the hook again.
     """
 
@@ -48,7 +48,7 @@ class GradientTap:
         self._measure = measure
 
     def is_of(self, tensor: torch.Tensor, version: int | None) -> bool:
-        """Returns whether this is the tensor that was measured, and nobody has written to it since."""
+        """Returns whether this is the tensor that was measured, with no write to it since."""
         return (
             version is not None and self.version == version and self.ref is not None and self.ref() is tensor
         )
@@ -58,13 +58,13 @@ class GradientTap:
         return self._measure is measure
 
     def add_site(self, event: int, slot: str, mark: int) -> None:
-        """Another call returned the same tensor, or was given it."""
+        """Adds the site of another call that returned the same tensor, or was given it."""
         if self.more is None:
             self.more = []
         self.more.append((event, slot, mark))
 
     def sites(self) -> Iterator[tuple[int, str, int]]:
-        """Yields events, slots and marks, the outermost call first."""
+        """Yields event, slot and mark of each site, outermost call first."""
         yield from reversed(self.more or ())
         yield self.event, self.slot, self.mark
 
@@ -97,12 +97,12 @@ class GradientTap:
             self._measure(self, gradient)
 
     def call_with_all(self, gradients: Any) -> None:
-        """Serves as a hook of the node, which gets the gradients of all its outputs."""
+        """Serves as a hook of the node, which receives the gradients of all its outputs."""
         self(gradients[self.output_nr])
 
 
 class BaseTap(GradientTap):
-    """A hook on the base of a view: when the view was written to, its gradient comes to the base alone."""
+    """A hook on the base of a view. If the view was written to, its gradient arrives at the base alone."""
 
     __slots__ = ("shape", "view")
 
@@ -119,7 +119,7 @@ class BaseTap(GradientTap):
 
 
 def _metadata_of(node: Any) -> dict[str, Any]:
-    """Returns the dictionary of a node in which others may keep what they need."""
+    """Returns the dictionary in which users of a node may store data."""
     metadata: dict[str, Any] = node.metadata
     return metadata
 
@@ -129,10 +129,11 @@ _register_hook: Callable[[torch.Tensor, Any], Any] = torch.Tensor.register_hook
 
 
 def rehook_taps(outputs: Any, measure: "Callable[[GradientTap, Any], None]") -> list[Any]:
-    """Registers again the taps without a hook in the graphs below the outputs of a backward, and returns the handles.
+    """Registers again the hooks of taps below the outputs of a backward, and returns the handles.
 
     Args:
-        measure: what the taps of the recorder call; the taps of other recorders are left alone.
+        outputs: the outputs of the backward.
+        measure: the function that the recorder's taps call; the taps of other recorders are ignored.
     """
     return [
         node.register_prehook(tap.call_with_all)
@@ -143,7 +144,7 @@ def rehook_taps(outputs: Any, measure: "Callable[[GradientTap, Any], None]") -> 
 
 
 def written_bases(outputs: Any) -> "set[GradientTap]":
-    """Returns the taps at tensors that were written to through a view, in the graphs below a backward's outputs."""
+    """Returns the taps on tensors that were written to through a view, in the graphs below a backward's outputs."""
     edges = (edge for node in nodes_below(root_nodes(outputs)) for edge in edges_to_written_bases(node))
     return {tap for node, output_nr in edges for tap in _taps_at(node) if tap.output_nr == output_nr}
 

@@ -1,4 +1,4 @@
-"""Holds what was measured until its step is written, in few objects: the garbage collector visits each."""
+"""Holds measurements until their step is written, in few objects, because the garbage collector visits each."""
 
 import time
 import weakref
@@ -20,7 +20,7 @@ from .gradient_taps import GradientTap
 
 
 class MeasuredOutputs:
-    """Measurements of what the calls of one segment returned and were given."""
+    """The measurements of the arguments and outputs of one segment's calls."""
 
     __slots__ = ("active", "intervals", "known", "segment", "sites", "taps", "thread")
 
@@ -34,7 +34,7 @@ class MeasuredOutputs:
         self.taps: list[GradientTap] = []  # with a hook
 
     def close(self) -> None:
-        """Forgets which tensors were measured: the segment has ended."""
+        """Drops the references to tensors, since the segment has ended."""
         for tap in self.known.values():
             tap.ref = None
         self.known = {}
@@ -55,7 +55,7 @@ class SeenCall:
         self.grad_mark = grad_mark
 
     def name(self, slot: str) -> str:
-        """Returns the name of a whole tensor."""
+        """Returns the name under which a whole tensor is stored."""
         return name_of_tensor(self.context.path, self.mark, slot)
 
     def base_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -67,12 +67,12 @@ class SeenCall:
 
 
 def name_of_tensor(path: str, mark: int, slot: str) -> str:
-    """Returns the name of a whole tensor of the module at this path."""
+    """Returns the name under which a whole tensor of the module at this path is stored."""
     return join(path, ROLES[mark & ROLE_CODES] + slot)
 
 
 class MeasuredGradients:
-    """Measurements of the gradients that one backward computed."""
+    """The measurements of the gradients that one backward computed."""
 
     __slots__ = ("handles", "intervals", "last", "last_version", "sites", "thread", "written")
 
@@ -83,7 +83,7 @@ class MeasuredGradients:
         self.handles: list[Any] = []  # of taps that were hooked in again for this backward
         self.last: weakref.ref[torch.Tensor] | None = None
         self.last_version: int | None = None
-        self.written: set[GradientTap] | None = None  # see `written_bases`; None: nobody has asked
+        self.written: set[GradientTap] | None = None  # see `written_bases`; None: not computed yet
 
     def close(self) -> None:
         """Drops references and removes hooks, since the backward has ended."""
@@ -93,13 +93,13 @@ class MeasuredGradients:
         self.handles = []
 
     def is_last(self, gradient: torch.Tensor, version: int | None) -> bool:
-        """Returns whether this is the tensor that was measured last, and nobody has written to it since."""
+        """Returns whether this is the tensor that was measured last, with no write to it since."""
         known = version is not None and version == self.last_version and self.last is not None
         return known and self.last is not None and self.last() is gradient
 
 
 class MeasuredParameters:
-    """Measurements of parameters and what belongs to them, or of buffers, at one moment."""
+    """The measurements of parameters and what belongs to them, or of buffers, at one moment."""
 
     __slots__ = ("active", "intervals", "phase", "sites", "thread")
 
@@ -113,7 +113,7 @@ class MeasuredParameters:
 
 
 def not_measured(note: str | None) -> Measurement:
-    """Returns what stands for a tensor that could not be read; the note says why."""
+    """Returns the measurement of a tensor that could not be read; the note says why."""
     nothing = Measurement(None, -1, (), None, note)
     nothing.start_ns = time.perf_counter_ns()
     return nothing
@@ -123,14 +123,14 @@ Measured = MeasuredOutputs | MeasuredGradients | MeasuredParameters
 
 
 class HasSites(Protocol):
-    """Has measurements, each with what it was taken of."""
+    """Holds measurements, each with its site."""
 
     sites: list[Any]
     intervals: list[int]
 
 
 def free_rows(measured: Iterable[HasSites]) -> None:
-    """Frees the rows of measurements that are written, or not wanted."""
+    """Frees the rows of measurements that have been written or are not wanted."""
     taken: dict[Rows, dict[int, None]] = {}
     for each in measured:
         for sample, *_ in each.sites:

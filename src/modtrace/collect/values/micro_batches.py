@@ -26,7 +26,7 @@ from .source import Measuring, ValueSource
 
 
 class MicroBatchTaps(ValueSource):
-    """Hooks on the parameters of the roots that run, from the call that begins until the step ends."""
+    """Hooks on the parameters of the running roots, from the beginning of a call until the step ends."""
 
     def __init__(self, measuring: Measuring) -> None:
         super().__init__(measuring)
@@ -43,14 +43,14 @@ class MicroBatchTaps(ValueSource):
         keep_out_of_dynamo(_GradientHook.__call__, MicroBatchTaps._measure_gradient)
 
     def opened(self, segment: Segment, active: Mask) -> None:
-        """Hooks the parameters of a module whose call begins, once a step."""
+        """Registers hooks on the parameters of a module whose call begins, once a step."""
         active &= self._wanted
         if not active or segment.phase != FORWARD or not segment.with_grad or self._is_abandoned:
             return
         self._needed[segment] = self._hook_those_of(segment, active), active
 
     def take_segment(self, segment: Segment) -> None:
-        """Lets the segment go: it needs its hooks no more, unless a later backward runs its graph."""
+        """Releases the hooks of a segment, unless a later backward may run its graph."""
         needed = self._needed.pop(segment)
         if needed is not None and needed[0]:
             self._left[segment] = needed[1]
@@ -71,7 +71,7 @@ class MicroBatchTaps(ValueSource):
         self._resumed[backward] = set().union(*resumed)
 
     def step_ended(self) -> None:
-        """Takes off the hooks that no open step needs, unless a backward runs."""
+        """Removes the hooks that no open step needs, unless a backward runs."""
         self._is_leaving = bool(self._hooks)
         self._unhook()
 
@@ -94,7 +94,7 @@ class MicroBatchTaps(ValueSource):
     # and `torch.utils.swap_tensors` (`Module.to`) refuses a parameter whose node lives.
 
     def _hook_those_of(self, segment: Segment, active: Mask) -> set[int]:
-        """Hooks the parameters of the module that was called, and returns their ids."""
+        """Registers hooks on the parameters of the called module, and returns their ids."""
         module = segment.named.ref() if segment.named.ref is not None else None
         if module is not None:
             try:
@@ -105,7 +105,7 @@ class MicroBatchTaps(ValueSource):
         return set()
 
     def _hook_below(self, top: nn.Module, active: Mask) -> set[int]:
-        """Hooks the parameters that are not hooked yet, and returns the ids of all hooked ones."""
+        """Registers hooks on the parameters that have none yet, and returns the ids of all parameters with a hook."""
         hooked: set[int] = set()
         has_learnt = False
         for module in (top, *descendants(top)):
@@ -171,7 +171,7 @@ _register_hook: Callable[[torch.Tensor, Any], Any] = torch.Tensor.register_hook
 
 
 def _can_be_hooked(parameter: torch.Tensor) -> bool:
-    """Returns whether a hook can receive its gradient. A subclass of the user's that raises is not hooked."""
+    """Returns whether a hook can receive the parameter's gradient. A user's subclass that raises gets no hook."""
     try:
         insides_of(parameter)
         return requires_grad_of(parameter) and is_leaf(parameter) and not is_uninitialized(parameter)
@@ -198,7 +198,7 @@ class _GradientHook:
         self._on_gradient = on_gradient
 
     def is_on(self, parameter: torch.Tensor) -> bool:
-        """Returns whether the hook is on this parameter: one that lived before may have had the same `id`."""
+        """Returns whether the hook is on this parameter. An earlier parameter may have had the same `id`."""
         return self.handle.hooks_dict_ref() is not None and self.insides == insides_of(parameter)
 
     def stands_behind_ours(self) -> bool:

@@ -1,4 +1,4 @@
-"""Names the sites of parameters and buffers, and the captures that want them."""
+"""Finds the sites of parameters and buffers, and the captures that want them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -16,16 +16,16 @@ Measure = Callable[[torch.Tensor, Mask, str], Measurement]
 
 
 class ParameterSite(NamedTuple):
-    """One of the attributes of modules that hold a parameter or a buffer."""
+    """One attribute of a module that holds a parameter or a buffer."""
 
     slot: str
     owner: NamedModule | None  # None: no module that is known
     path: str
-    mask: Mask  # the captures that mean it, whatever its role
+    mask: Mask  # the captures that select it, in any role
 
 
 class ParameterSites:
-    """The sites of all parameters and buffers met. Finding a known one takes 1 us."""
+    """The sites of all parameters and buffers seen so far. Finding a known one takes 1 us."""
 
     def __init__(self, names: ModuleNames, capture_masks: CaptureMasks) -> None:
         self._names = names
@@ -35,7 +35,7 @@ class ParameterSites:
         self._known_at = -1
 
     def of_owners(self, owners: Iterable[ParameterOwner]) -> list[ParameterSite]:
-        """Returns the sites of a tensor that these modules hold, as far as a capture wants them."""
+        """Returns the sites of a tensor that these modules hold, of those that a capture wants."""
         if self._known_at != self._names.revision:  # a name learnt late may select what was not selected
             self._owned, self._unowned, self._known_at = {}, {}, self._names.revision
         return [site for site in map(self._of_owner, owners) if site.mask]
@@ -56,7 +56,7 @@ class ParameterSites:
 
 
 def wanted_by(sites: Iterable[ParameterSite], wanted: Mask) -> Mask:
-    """Returns which of the wanted captures want one of the sites."""
+    """Returns those of the `wanted` captures that want one of the sites."""
     mask = 0
     for site in sites:
         mask |= site.mask
@@ -74,7 +74,12 @@ def store(
     """Stores one measurement under each of its sites.
 
     Args:
-        below: what is added to the slots, for something that belongs to a parameter.
+        measured: where it is stored.
+        found: the measurement.
+        role: the role of the sites.
+        sites: the sites of the parameter.
+        wanted: the captures that want it.
+        below: appended to the slots, for something that belongs to a parameter.
     """
     for site in sites:
         mask = site.mask & wanted
@@ -83,5 +88,5 @@ def store(
 
 
 def name_of(sites: Sequence[ParameterSite], role: str, below: str = "") -> str:
-    """Returns the name of a whole tensor."""
+    """Returns the name under which a whole tensor is stored."""
     return f"{sites[0].path}{below}.{role}"

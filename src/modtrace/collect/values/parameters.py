@@ -1,4 +1,4 @@
-"""Measures what optimizers change, and what belongs to it: gradients, updates, and the states of optimizers."""
+"""Measures what optimizers change: parameters, with their gradients, updates and optimizer states."""
 
 import functools
 import re
@@ -58,7 +58,7 @@ class ParameterTaps(ValueSource):
         self._optimizers.sweep()  # their copies take as much as the parameters
 
     def stop(self) -> None:
-        """Lets go of all copies."""
+        """Drops all copies."""
         free_rows([stepping.measured for stepping in self._stepping.values()])
         self._stepping = {}
         self._optimizers.clear()
@@ -109,7 +109,7 @@ class ParameterTaps(ValueSource):
         measured.intervals += (start_ns, time.perf_counter_ns())
 
     def _parameters_of(self, optimizer: Any, active: Mask) -> Iterator["_Parameter"]:
-        """Yields the parameters that a capture means, with their sites."""
+        """Yields the parameters that a capture wants, with their sites."""
         prefix = self._known(optimizer).prefix
         has_learnt = False
         for at, group in enumerate(optimizer.param_groups):
@@ -217,7 +217,7 @@ class _Parameter(NamedTuple):
 
 
 class _Optimizer(NamedTuple):
-    """What is remembered of an optimizer from step to step."""
+    """The properties of an optimizer that are remembered from step to step."""
 
     prefix: str  # tells its unowned parameters from those of others
     copies: dict[_Position, Before]
@@ -231,7 +231,7 @@ class _Stepping(NamedTuple):
 
 
 def _state_of(optimizer: Any, parameter: torch.Tensor) -> list[Slot]:
-    """Returns the tensors that an optimizer keeps for a parameter; none where a wrapper keeps them elsewhere."""
+    """Returns the tensors that an optimizer keeps for a parameter; none if a wrapper keeps them elsewhere."""
     try:
         state = getattr(optimizer, "state", None)
         kept = state.get(parameter) if isinstance(state, Mapping) else None

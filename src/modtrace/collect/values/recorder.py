@@ -38,16 +38,16 @@ class ValueRecorder:
         numbers: Callable[[Step | None], Sequence[int]],
         fired: Callable[[], int | None],
     ) -> None:
-        """Measures nothing before `start()`.
+        """Creates a recorder, which measures nothing before `start()`.
 
         Args:
             captures: what is wanted.
-            sink: where rows and whole tensors go.
-            sites: of the recording; ops have some, too.
-            reporter: receives what fails.
-            numbers: those that a step may come to have and that are recorded; of None: of the step that an
-                optimizer belongs to.
-            fired: the last step that a trigger fired in.
+            sink: receives the rows and whole tensors.
+            sites: the site ids of the recording, which ops use too.
+            reporter: receives failures.
+            numbers: returns the numbers to record that a step may come to have; None stands for the step of the
+                running optimizer.
+            fired: returns the last step in which a trigger has fired.
         """
         self.measurer: CaptureMeasurer | None = None
         self._sources: tuple[ValueSource, ...] = ()  # while they work
@@ -64,7 +64,7 @@ class ValueRecorder:
         self._tracker: ScopeTracker | None = None
 
     def start(self, tracker: ScopeTracker) -> None:
-        """Measures from now on what runs in the segments that are opened, if anything is wanted."""
+        """Measures what runs in segments that open from now on, if any capture is given."""
         if not self._captures:
             return
         self._tracker = tracker
@@ -92,22 +92,22 @@ class ValueRecorder:
 
     @property
     def is_measuring(self) -> bool:
-        """Returns whether anything is wanted, and nothing has failed."""
+        """True if there are captures, and measuring has not failed."""
         return bool(self._sources)
 
     @property
     def wants_ops(self) -> bool:
-        """Returns whether a capture looks at what ops return."""
+        """True if a capture wants the outputs of ops."""
         return self.is_measuring and any(each.wants_ops for each in self._captures)
 
     @property
     def capture_masks(self) -> CaptureMasks:
-        """Returns what the captures want; only while values are recorded."""
+        """The masks of the captures. They exist only while values are recorded."""
         assert self._capture_masks is not None
         return self._capture_masks
 
     def captures_for(self, step: Step | None = None) -> Mask:
-        """Returns the captures that may look at what runs in a step; None: in the one that an optimizer belongs to."""
+        """Returns the captures that may want a step; None stands for the step of the running optimizer."""
         return 0 if self._capture_masks is None else self._capture_masks.in_steps(self._numbers(step))
 
     def leave(self) -> None:
@@ -117,7 +117,7 @@ class ValueRecorder:
                 self._tracker.subscribers.remove(source)
 
     def stop(self) -> None:
-        """Takes every hook off every tensor."""
+        """Removes every hook from every tensor."""
         self._stop(self._sources)
 
     def _stop(self, sources: tuple[ValueSource, ...]) -> None:
@@ -130,12 +130,12 @@ class ValueRecorder:
             self.measurer.stop()
 
     def abandon(self) -> None:
-        """Measures nothing any more: this process is a fork. Takes no lock."""
+        """Stops measuring, because this process is a fork. It takes no lock."""
         for source in self._sources:
             source.abandon()
 
     def failed(self, error: Exception, where: str) -> None:
-        """Notes once that measuring has failed, and measures no more; calls are recorded on."""
+        """Reports once that measuring has failed, and stops it. Calls are still recorded."""
         if self._reporter.strict:
             raise error
         sources, self._sources = self._sources, ()
@@ -148,14 +148,14 @@ class ValueRecorder:
     # on a thread that does not have the lock.
 
     def open(self, segment: Segment, active: Mask) -> None:
-        """Measures what runs in a segment for these captures."""
+        """Starts measuring what runs in a segment, for the captures in `active`."""
         if self._sources and active:
             self._active[segment] = active
             for source in self._sources:
                 source.opened(segment, active)
 
     def close(self, segment: Segment) -> None:
-        """Measures no more in a segment that has ended."""
+        """Stops measuring in a segment that has ended."""
         active = self._active.pop(segment, None)
         if active is not None:
             for source in self._sources:
@@ -168,18 +168,18 @@ class ValueRecorder:
             source.dropped(segment)
 
     def take_backward(self, step: Step, backward: Backward | None) -> None:
-        """Gives what was measured in a backward that has ended to its step.
+        """Assigns the measurements in a backward that has ended to its step.
 
-        None: in the backwards that did not pass the wrapped entry.
+        None stands for the backwards that did not pass the wrapped engine entry.
         """
         _add(step, (source.take_backward(backward) for source in self._sources))
 
     def take_optimizer(self, step: Step, thread: int) -> None:
-        """Gives what was measured around the optimizer step of a thread to its step."""
+        """Assigns the measurements around the optimizer step of a thread to its step."""
         _add(step, (source.take_optimizer(thread) for source in self._sources))
 
     def take_segments(self, step: Step) -> None:
-        """Gives what was measured in the segments of a step that has ended to it; no hook stays on their tensors."""
+        """Assigns the measurements in the segments of an ended step to it, and releases the hooks on their tensors."""
         for segment in step.segments:
             self.close(segment)  # another thread may be about to say so
         sources = self._sources
@@ -188,7 +188,7 @@ class ValueRecorder:
             source.step_ended()
 
     def settle_kept(self) -> None:
-        """Copies the tensors that were to be copied later: a step has ended."""
+        """Copies the tensors whose copying was deferred, because a step has ended."""
         try:
             if self.measurer is not None and self._sources:
                 self.measurer.settle()
@@ -198,7 +198,7 @@ class ValueRecorder:
     # Writing.
 
     def write(self, steps: list[Step], memory: NthMemory, of_ops: Iterable[ValuePart]) -> None:
-        """Writes what was measured in ended steps, and new sites. The calls of the steps must have their ids."""
+        """Writes the measurements of ended steps, and new sites. The calls of the steps must have their ids."""
         try:
             masks = self._capture_masks
             columns = None if masks is None else value_columns(steps, self._sites, memory, masks, of_ops)
@@ -213,7 +213,10 @@ class ValueRecorder:
             self.failed(error, "while writing values")
 
     def mark_unmatched(self) -> str | None:
-        """Marks which patterns have selected nothing, and returns that text. Modules are met until the end."""
+        """Marks the patterns that have selected nothing, and returns the mark.
+
+        Call it when all modules have been seen.
+        """
         filters = [each.paths for each in self._captures if not each.paths.is_all]
         if not filters or self._tracker is None or self._capture_masks is None or not self._sources:
             return None

@@ -1,4 +1,4 @@
-"""Turns what was measured in ended steps into the columns of the `values` table."""
+"""Turns the measurements of ended steps into the columns of the `values` table."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -42,8 +42,12 @@ def value_columns(
     """Returns the rows of ended steps; None if there are none. The calls of the steps must have their ids.
 
     Args:
-        capture_masks: what is wanted in which step: more may have been measured while a step's number was not known.
-        more_parts: rows that others have read, of what their ops returned.
+        steps: the ended steps.
+        sites: the site ids of the recording.
+        memory: the `nth` of earlier calls.
+        capture_masks: finds what is wanted in which step. More may have been measured while the number of a step was
+            not known.
+        more_parts: the rows of what ops returned.
     """
     calls = _CallsOfSegments(memory)
     parts = [_read(measured, step.number or 0, calls) for step in steps for measured in step.values]
@@ -87,9 +91,9 @@ def value_columns(
 
 
 def _without_repeats(parts: "list[ValuePart]") -> "list[ValuePart]":
-    """Drops the gradients of what a recompute was given where the forward that it repeats was given that too.
+    """Drops the gradients of a recompute's arguments if the repeated forward has rows for the same arguments.
 
-    A checkpoint gives both the same tensor or, reentrant, a detached one: the gradient would count twice.
+    A checkpoint gives both the same tensor or, if it is reentrant, a detached one, so the gradient would count twice.
     """
     if not any(any(part.recomputed) for part in parts):
         return parts
@@ -103,21 +107,21 @@ def _only_new(part: "ValuePart", known: set[tuple[Any, ...]]) -> "ValuePart":
 
 
 def _call_sites(part: "ValuePart") -> Iterable[tuple[tuple[Any, ...], bool]]:
-    """Yields step, module_id, nth, role and slot of each gradient, and whether its call was a recompute."""
+    """Yields (step, module_id, nth, role, slot) of each gradient, and whether its call was a recompute."""
     sites = zip(part.module_id.tolist(), part.nth.tolist(), part.named, part.recomputed, strict=False)
     for module_id, nth, (role, slot, *_), again in sites:
         yield (part.step, module_id, nth, role, slot), again and nth >= 0
 
 
 def _wanted(part: "ValuePart", active: Mask) -> "ValuePart":
-    """Returns the rows that the captures of this step want."""
+    """Returns the rows that a capture in `active` wants."""
     if all(mask & active for mask in part.masks):
         return part
     return _only(part, [at for at, mask in enumerate(part.masks) if mask & active])
 
 
 def _only(part: "ValuePart", here: list[int]) -> "ValuePart":
-    """Returns some rows of a part."""
+    """Returns the rows at the positions in `here`."""
     columns = (each[here] for each in (part.phase, part.module_id, part.nth, part.call_id, part.op_id))
     lists = ([each[at] for at in here] for each in (part.samples, part.named, part.masks))
     return ValuePart(part.step, *lists, *columns)  # type: ignore[arg-type]
@@ -126,7 +130,7 @@ def _only(part: "ValuePart", here: list[int]) -> "ValuePart":
 def _wants(
     extras: Sequence[Any], masks: Sequence[Mask], steps: Sequence[int], capture_masks: CaptureMasks
 ) -> list[Want | None]:
-    """Returns what the captures want in its step of each row that has more than the usual statistics."""
+    """Returns, for each row with extra results, what the captures want in its step; None for others."""
     active: dict[int, Mask] = {}
     wants: list[Want | None] = [None] * len(extras)
     for at, extra in enumerate(extras):
@@ -139,7 +143,7 @@ def _wants(
 
 
 class ValuePart(NamedTuple):
-    """The rows of one `Measured`, in columns; -1 stands for null."""
+    """The rows of one `Measured`, as columns; -1 stands for null."""
 
     step: int
     samples: Sequence[Measurement]
@@ -220,7 +224,7 @@ class _CallsOfSegments:
         self._known: dict[Segment, tuple[Ints, Ints, Ints]] = {}
 
     def find(self, segment: Segment, events: Sequence[int]) -> tuple[Ints, Ints, Ints]:
-        """Returns module_id, nth and call_id of each event; -1 where it is not known."""
+        """Returns module_id, nth and call_id of each event; -1 where they are not known."""
         known = self._known.get(segment)
         if known is None:
             known = self._known[segment] = self._read(segment)
@@ -242,7 +246,7 @@ class _CallsOfSegments:
 
 
 def _orders(step: npt.NDArray[np.int32], samples: Ints) -> Ints:
-    """Numbers the measurements of each step. The rows of one measurement follow each other."""
+    """Numbers the measurements of each step. The rows of one measurement are adjacent."""
     new, first = np.ones(len(step), bool), np.ones(len(step), bool)
     first[1:] = step[1:] != step[:-1]
     new[1:] = (samples[1:] != samples[:-1]) | first[1:]

@@ -1,4 +1,4 @@
-"""Gives ids to sites: what the rows of `values` and the leaves of ops are stored under."""
+"""Gives ids to sites, which are referred to by the rows of `values` and by the leaves of ops."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ _Site = tuple[int, int, SiteName]  # module_id, nth; -1 for null
 
 
 class SiteIds:
-    """The ids of all sites met; a site is the same in every step."""
+    """The ids of all sites seen so far. A site has the same id in every step."""
 
     def __init__(self) -> None:
         self._ids: dict[_Site, int] = {}
@@ -20,13 +20,13 @@ class SiteIds:
     def get(
         self, module_ids: Iterable[int], nths: Iterable[int], named: Iterable[SiteName]
     ) -> npt.NDArray[np.int32]:
-        """Returns the ids of sites; a site that was not met before gets a new one."""
+        """Returns the ids of sites. A site that was not seen before gets a new one."""
         ids = self._ids
         sites = zip(module_ids, nths, named, strict=True)
         return np.array([ids.setdefault(site, len(ids)) for site in sites], np.int32)
 
     def take_new(self) -> dict[str, Any] | None:
-        """Returns the rows of the sites that are new since the last time; None if there are none."""
+        """Returns the rows of the sites that are new since the last call; None if there are none."""
         first, self._written = self._written, len(self._ids)
         if first == self._written:
             return None

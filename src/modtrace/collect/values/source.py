@@ -1,4 +1,4 @@
-"""The base of what measures tensors of one kind: of calls, optimizers, backwards, buffers."""
+"""The base class of what measures tensors of one kind: of calls, optimizers, backwards or buffers."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -26,8 +26,8 @@ class Measuring(NamedTuple):
 class ValueSource(Listener):
     """One source of values in a recording, which `ValueRecorder` drives. A method that is not overridden does nothing.
 
-    As a listener it also receives events of the tracker. The lock over what the tracker tells is held in `opened`,
-    `closed`, `dropped`, `step_ended` and all methods whose names begin with `take_`.
+    As a listener it also receives events of the tracker. The lock over these events is held in `opened`, `closed`,
+    `dropped`, `step_ended` and all methods whose names begin with `take_`.
     """
 
     def __init__(self, measuring: Measuring) -> None:
@@ -37,31 +37,31 @@ class ValueSource(Listener):
         self._is_abandoned = False
 
     def opened(self, segment: Segment, active: Mask) -> None:
-        """An outermost call begins, and `active` are the captures that may look at its step."""
+        """Receives an outermost call that begins. `active` are the captures that may want its step."""
 
     def closed(self, segment: Segment, active: Mask) -> None:
-        """The call has ended."""
+        """Receives an outermost call that has ended."""
 
     def dropped(self, segment: Segment) -> None:
-        """The call has not begun after all."""
+        """Receives an outermost call that has not begun after all."""
 
     def take_backward(self, backward: Backward | None) -> Measured | None:
-        """Returns what was measured in a backward that has ended.
+        """Returns the measurements in a backward that has ended.
 
-        None: in the backwards that did not pass the wrapped entry.
+        None stands for the backwards that did not pass the wrapped engine entry.
         """
 
     def take_optimizer(self, thread: int) -> Measured | None:
-        """Returns what was measured around the optimizer step of a thread."""
+        """Returns the measurements around the optimizer step of a thread."""
 
     def take_segment(self, segment: Segment) -> Measured | None:
-        """Returns what was measured in a segment whose step has ended."""
+        """Returns the measurements in a segment whose step has ended."""
 
     def step_ended(self) -> None:
-        """Takes off the hooks that no open step needs. Called after `take_segment` of all segments of the step."""
+        """Removes the hooks that no open step needs. It is called after `take_segment` for all segments of the step."""
 
     def abandon(self) -> None:
-        """Measures nothing any more: this process is a fork, or something has failed. Takes no lock."""
+        """Stops measuring, because this process is a fork or something has failed. It takes no lock."""
         self._is_abandoned = True
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Measures what modules are given and return, and the gradients of that, while they run."""
+"""Measures the arguments and outputs of modules, and their gradients, while the modules run."""
 
 import sys
 import time
@@ -38,7 +38,7 @@ _GRAD_INPUT, _GRAD_OUTPUT = ROLE_CODE[GRAD_INPUT], ROLE_CODE[GRAD_OUTPUT]
 
 
 class CallTaps(ValueSource):
-    """Measures what modules are given and return, and the gradients of that."""
+    """Measures the arguments and outputs of modules, and their gradients."""
 
     def __init__(self, measuring: Measuring, measurer: "CaptureMeasurer") -> None:
         super().__init__(measuring)
@@ -94,7 +94,7 @@ class CallTaps(ValueSource):
         self._leaving, self._suspended = [], []
 
     def _suspend(self) -> None:
-        """Takes off the hooks of steps that have ended, but never in the middle of a backward, on any thread."""
+        """Removes the hooks of steps that have ended, unless a backward runs on any thread."""
         if self._leaving and not self._tracker.backwards.is_running():
             for _, taps in self._leaving:
                 for tap in taps:
@@ -140,7 +140,7 @@ class CallTaps(ValueSource):
         measured.intervals += (start_ns, time.perf_counter_ns())
 
     def entering(self, log: ThreadLog, module: nn.Module, args: Any) -> None:
-        """Measures what a call is given."""
+        """Measures the arguments of a call."""
         segment, context = log.segment, log.context
         measured = None if segment is None else self._running.get(segment)
         if measured is None or context.outermost != id(module):  # a compiler's own module in the running call
@@ -157,13 +157,13 @@ class CallTaps(ValueSource):
     def _marks(
         self, measured: MeasuredOutputs, context: CallContext, code: int, grad_code: int
     ) -> tuple[int, int]:
-        """Returns the marks of a call's tensors and of their gradients; 0: no capture wants them."""
+        """Returns the marks of a call's tensors and of their gradients; 0 if no capture wants them."""
         of_context, active = self._capture_masks.of_context, measured.active
         mask, grad_mask = of_context(context, code) & active, of_context(context, grad_code) & active
         return mask and mark_of(mask, code), grad_mask and mark_of(grad_mask, grad_code)
 
     def _look_at(self, seen: SeenCall, *values: Any) -> None:
-        """Measures all tensors in what a call is given or has returned, and hooks those whose gradient is wanted."""
+        """Measures all tensors in the arguments or outputs of a call, and registers hooks for the wanted gradients."""
         sites = seen.measured.sites
         try:
             want = self._capture_masks.want(seen.mark >> ROLE_BITS)
@@ -185,7 +185,10 @@ class CallTaps(ValueSource):
             self._failed(error, seen.context.path)
 
     def _tap_of(self, tensor: torch.Tensor, measured: MeasuredOutputs) -> GradientTap:
-        """Returns the tap of a tensor: a new one unless this segment knows it and nobody has written to it since."""
+        """Returns the tap of a tensor.
+
+        It is new unless this segment has one and the tensor has not been written to since.
+        """
         version = self._measurer.version_of(tensor)
         tap = measured.known.get(id(tensor))
         if tap is None or not tap.is_of(tensor, version):
@@ -241,9 +244,9 @@ class CallTaps(ValueSource):
             self._failed(error, tap.segment.context.path)
 
     def _is_of_view(self, measured: MeasuredGradients, backward: Backward | None, tap: BaseTap) -> bool:
-        """Returns whether the gradient of a base is that of its view, which somebody wrote to.
+        """Returns whether the gradient of a base is that of its view, because the view was written to.
 
-        Walks the graph once a backward: 1 us for each node.
+        The graph is walked once a backward, at 1 us for each node.
         """
         if measured.written is None:
             outputs = None if backward is None else backward.outputs
@@ -253,7 +256,10 @@ class CallTaps(ValueSource):
     def _gradient_of(
         self, measured: MeasuredGradients, gradient: torch.Tensor, tap: GradientTap
     ) -> Measurement:
-        """Measures a gradient, unless it is the last one again: an addition passes its own to both summands."""
+        """Measures a gradient, unless it is the same tensor as the last one.
+
+        An addition passes its own gradient to both summands.
+        """
         version = self._measurer.version_of(gradient)
         known = measured.sites[-1][0] if measured.is_last(gradient, version) else None
         want = self._capture_masks.want(tap.mask)
@@ -290,11 +296,13 @@ class CaptureMeasurer:
         put: Callable[..., str | None],
         raised: Callable[[str, Exception], None],
     ) -> None:
-        """Has measured nothing yet.
+        """Creates a measurer.
 
         Args:
+            tracker: the tracker of the process.
+            capture_masks: finds what captures want.
             put: `Sink.put_tensor`.
-            raised: receives the name and the error of a function of the user's that has raised.
+            raised: receives the name and the error of a user's function that has raised.
         """
         self.find_measured: Callable[[torch.Tensor], Measurement | None] | None = None
         self._measurer = Measurer()
@@ -304,13 +312,13 @@ class CaptureMeasurer:
         self._kept = KeptTensors(put)
 
     def measure(self, tensor: torch.Tensor, mask: Mask, name: str) -> Measurement:
-        """Measures what captures want of a tensor; the name is for whole tensors."""
+        """Measures what captures want of a tensor; `name` is the name of the whole tensor."""
         return self.measure_wanted(tensor, self._capture_masks.want(mask), name)
 
     def measure_wanted(
         self, tensor: torch.Tensor, want: Want, name: str, known: Measurement | None = None
     ) -> Measurement:
-        """Measures what is wanted of a tensor, unless that is known; the op that made it may have measured it."""
+        """Measures what is wanted of a tensor, unless `known`, a measurement by the op that made it, has it."""
         if known is not None and want is USUAL and known.note is not NOT_ASKED_FOR:
             return known
         start_ns = time.perf_counter_ns()
@@ -328,11 +336,14 @@ class CaptureMeasurer:
         return found
 
     def settle(self) -> None:
-        """Copies the tensors that were to be copied later: a step has ended, or an optimizer writes to them."""
+        """Copies the tensors whose copying was deferred.
+
+        It is called when a step has ended, and before an optimizer writes to them.
+        """
         self._kept.settle()
 
     def stop(self) -> None:
-        """Forgets the tensors that were to be copied later."""
+        """Forgets the tensors whose copying was deferred."""
         self._kept.stop()
 
     def _add_extras(self, found: Measurement, tensor: torch.Tensor, want: Want, name: str) -> None:

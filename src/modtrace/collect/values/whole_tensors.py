@@ -1,4 +1,4 @@
-"""Passes whole tensors to the sink: at once, or as late as they are sure to be unchanged."""
+"""Passes whole tensors to the sink, at once or as late as they are sure to be unchanged."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -27,38 +27,40 @@ _NO_MEMORY = "not kept: there was no memory for a copy"
 class KeptTensors:
     """The whole tensors of one recorder, until the sink has them.
 
-    A tensor that is kept lazily is held, with its memory, until `settle`, and put only if torch has not counted a write
+    A tensor that is kept lazily is held, with its memory, until `settle`. It is put only if torch has counted no write
     to it or to any view of it by then. Torch does not count writes through `.data`, through numpy or DLPack, by fused
-    optimizers (2.13), by NCCL, or of FSDP2 to its parameters: what is put after one of those is what was written.
-    `settle` before optimizers step leaves few of them to happen.
+    optimizers (2.13), by NCCL, or by FSDP2 to its parameters: after one of those, what was written is put. Calling
+    `settle` before optimizers step leaves few such cases.
     """
 
     def __init__(self, put: Callable[..., str | None] | None) -> None:
-        """Holds nothing.
+        """Creates the store.
 
         Args:
-            put: `Sink.put_tensor`: is given name, array, dtype and shape, and has a copy when it returns. It is
-                called on the thread that keeps or settles, and what it raises is raised there, but for a
-                `MemoryError`, which is noted. None: there is nowhere to put them.
+            put: `Sink.put_tensor`, which takes name, array, dtype and shape, and has a copy when it returns. It is
+                called on the thread that keeps or settles. What it raises is raised there, except for a
+                `MemoryError`, which becomes a note. None if tensors cannot be put anywhere.
         """
         self._put = put
         self._plain = plain_kinds() or ()
         self._held: dict[int, _Held] = {}  # by `id` of the extra, which is held too
         self._lock = threading.Lock()  # for a moment, around what is held
-        self._settling = threading.RLock()  # whoever waits for it may go on when all is copied
+        self._settling = threading.RLock()  # a thread that waits for it goes on when all is copied
         self._is_stopped = False
 
     def keep(self, extra: Extra, tensor: torch.Tensor, name: str, *, lazy: bool) -> None:
-        """Passes a tensor to the sink, or remembers it for later; never passes it twice. Called within `quiet()`.
+        """Passes a tensor to the sink, or remembers it for later; a tensor is never passed twice.
 
-        A tensor of another device is cloned there, without waiting, and put by `settle`. Holding a plain tensor lazily
-        takes a `detach`, which a profiler sees and no mode: 17 us, half of
-        them to be unseen.
+        Call it inside `quiet()`.
+
+        A tensor on another device is cloned there, without waiting, and put by `settle`. Holding a plain tensor lazily
+        takes a `detach`, which a profiler sees but no mode: 17 us, half of them to hide it.
 
         Args:
-            extra: where its reference is put, or a note why there is none.
+            extra: receives the tensor's reference, or a note why there is none.
+            tensor: the tensor.
             name: such as `blocks.0.attn.output[0]`.
-            lazy: hold it until `settle`, if torch counts the writes to it; else it is copied at once.
+            lazy: holds the tensor until `settle` if torch counts the writes to it; otherwise it is copied at once.
         """
         if self._is_stopped or extra.blob is not None or (lazy and id(extra) in self._held):
             return
@@ -71,29 +73,29 @@ class KeptTensors:
             self._put_array(extra, ready, name)
 
     def settle(self) -> None:
-        """Passes all that is held and unchanged to the sink. Returns when no other thread does so either.
+        """Passes all held tensors that are unchanged to the sink. Returns when no other thread does so either.
 
-        Waits for the devices that tensors lie on.
+        It waits for the devices of the tensors.
         """
         with self._settling:
             while (held := self._take()) is not None:
                 self._settle(held)
 
     def drop(self, extras: Iterable[Extra]) -> None:
-        """Forgets what is held for these extras, whose steps are not wanted."""
+        """Forgets the held tensors of these extras, whose steps are not wanted."""
         with self._lock:
             for extra in extras:
                 self._held.pop(id(extra), None)
 
     def stop(self) -> None:
-        """Forgets all that is held, and keeps nothing any more. Takes no lock: this may be a fork."""
+        """Forgets all held tensors, and keeps none from now on. It takes no lock, because this may be a fork."""
         self._is_stopped = True
         self._held = {}
 
     # On the way in.
 
     def _look_at(self, extra: Extra, tensor: torch.Tensor, name: str, *, lazy: bool) -> torch.Tensor | None:
-        """Returns the tensor to pass to the sink now; None if it is held, or there is nothing."""
+        """Returns the tensor to pass to the sink now; None if it is held, or if there is nothing to pass."""
         if is_plain(tensor, self._plain):
             return self._now_or_later(extra, tensor, name, lazy=lazy)
         with unseen(), outside_transforms(), torch.no_grad():
@@ -169,11 +171,11 @@ class _Held(NamedTuple):
     extra: Extra
     tensor: torch.Tensor
     name: str
-    version: int | None  # None: it is a copy, which nobody can write to
+    version: int | None  # None: it is a copy, which no code can write to
     size_bytes: int  # of its storage
 
     def why_not(self) -> str | None:
-        """Returns why the tensor has changed; None if it has not, as far as torch knows."""
+        """Returns the reason why the tensor has changed; None if it has not, as far as torch knows."""
         if self.version is None:
             return None
         if version_of(self.tensor) != self.version:

@@ -1,1 +1,1 @@
-"""Arrow tables and batches: to and from numpy, dictionary codes, and the rules that rows keep."""
+"""Arrow tables and batches: conversion from and to numpy, dictionary codes, and the rules that rows follow."""

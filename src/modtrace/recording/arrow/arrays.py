@@ -17,7 +17,7 @@ _zeros = pa.py_buffer(b"")  # grows; it is never written to, so the system backs
 
 
 def absent_column(field: pa.Field, rows: int) -> pa.Array:
-    """Returns what stands for a column that was not given: null, or "", [], 0, False where it may not be null."""
+    """Returns a column that was not given: null, or "", [], 0 or False if the column may not be null."""
     kind, missing = field.type, rows if field.nullable else 0
     zeros = _shared_zeros(8 * (rows + 1))
     buffers = [zeros if field.nullable else None, zeros]
@@ -49,7 +49,7 @@ _MOST = 2**31 - 1  # the offsets are int32
 
 
 def from_numpy(values: npt.NDArray[Any], wanted: pa.DataType) -> pa.Array:
-    """Returns a copy of a 1-D array as numbers or truth values; null where a masked array is masked.
+    """Returns a copy of a 1-D array of numbers or bools; null where a masked array is masked.
 
     Raises:
         ArrowInvalid: a value does not fit the type.
@@ -110,7 +110,7 @@ def from_rows(values: npt.NDArray[Any], wanted: pa.ListType) -> pa.Array:
 
 
 def to_numpy(column: pa.Array | pa.ChunkedArray, *, null: Any = -1) -> npt.NDArray[Any]:
-    """Numbers or truth values, with `null` where there are none; where nothing changes they are not copied."""
+    """Returns numbers or bools, with `null` in place of nulls. They are not copied unless that is necessary."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     parts = [_view(each, null) for each in chunks]
     if len(parts) == 1:
@@ -159,7 +159,7 @@ def _valid(values: Sequence[Any]) -> pa.Buffer | None:
 
 
 def _offsets(parts: Sequence[Sequence[Any]]) -> pa.Buffer:
-    """Returns where each part begins when they lie one behind the other, and where the last ends."""
+    """Returns the offset of each part in the concatenation of all parts, and the end of the last one."""
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(each) for each in parts], out=offsets[1:])
     if offsets[-1] > _MOST:

@@ -15,7 +15,7 @@ _PHASE_TYPE = pa.dictionary(pa.int8(), pa.string())
 
 
 def to_batch(table: str, columns: Mapping[str, Any]) -> pa.RecordBatch:
-    """Returns one batch of `table` from its columns; see `Sink.write` for what may be given, and `to_columns`.
+    """Returns one batch of `table` from its columns; see `Sink.write` and `to_columns` for what may be given.
 
     Raises:
         ValueError: the columns do not fit the table.
@@ -28,15 +28,15 @@ def to_batch(table: str, columns: Mapping[str, Any]) -> pa.RecordBatch:
 
 
 def to_columns(table: str, columns: Mapping[str, Any]) -> dict[str, pa.Array]:
-    """Returns the columns that are given, in the order and of the types of the schema.
+    """Returns the given columns, in the order and with the types of the schema.
 
-    A masked array means null where it is masked; integers given for a phase are codes of `PHASES`;
-    a 2-D array given for a list column is one list a row. NaN stays NaN, and is not null. Numpy arrays
-    are copied: the caller may use them again.
+    A masked array is null where it is masked. Integers given for a phase are codes of `PHASES`. A 2-D array given for a
+    list column is one list a row. NaN stays NaN, and is not null. Numpy arrays are copied, so the caller may reuse
+    them.
 
     Raises:
-        ValueError: a column is not in the schema, none is given, lengths differ, a value is not of the
-            column's type, or a null is in a column that may have none; the text names the column.
+        ValueError: a column is not in the schema, none is given, lengths differ, a value is not of the column's type,
+            or there is a null in a column that may have none. The message names the column.
     """
     wanted = _wanted_columns(table)
     if not columns or not columns.keys() <= wanted.keys():
@@ -55,7 +55,7 @@ def to_columns(table: str, columns: Mapping[str, Any]) -> dict[str, pa.Array]:
 
 
 class _Wanted(NamedTuple):
-    """A column of a schema, with what would take long to ask Arrow for in every batch."""
+    """A column of a schema, with properties that Arrow would take long to return for every batch."""
 
     title: str
     type: pa.DataType

@@ -1,4 +1,4 @@
-"""Collects small batches of one table until they are taken as one large one."""
+"""Collects small batches of one table until they are taken as one large batch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ _JOINED_AT_ONCE = 64
 
 
 class TableBuffer:
-    """The rows of one table that have not gone anywhere yet."""
+    """The rows of one table that have not been taken yet."""
 
     def __init__(self, table: str) -> None:
         self._table = table
@@ -25,19 +25,19 @@ class TableBuffer:
 
     @property
     def entries(self) -> int:
-        """Returns how many strings the dictionaries hold; they stay when rows are taken."""
+        """The number of strings in the dictionaries, which stay when rows are taken."""
         return len(self._dictionaries)
 
     @property
     def dictionaries_size_bytes(self) -> int:
-        """Returns what the dictionaries take of the batch that was last peeked at or taken."""
+        """The bytes of the dictionaries in the batch that was last peeked at or taken."""
         return self._dictionaries.size_bytes
 
     def append(self, columns: Mapping[str, Any]) -> pa.RecordBatch:
-        """Adds rows; returns them as a batch of the columns that were given, with codes in place of strings.
+        """Adds rows. Returns them as a batch of the given columns, with codes in place of strings.
 
         Raises:
-            ValueError: the columns do not fit the table (`to_columns`); nothing has been added.
+            ValueError: the columns do not fit the table (`to_columns`). Nothing has been added.
         """
         coded = self._dictionaries.encode(to_columns(self._table, columns))
         if coded.num_rows:
@@ -47,20 +47,20 @@ class TableBuffer:
         return coded
 
     def take(self) -> pa.RecordBatch:
-        """Returns all rows, of which there are some, as one batch in the order they came; none are left."""
+        """Removes all rows and returns them as one batch, in order. There must be rows."""
         batch = self.peek()
         self._levels = []
         self.rows = self.size_bytes = 0
         return batch
 
     def peek(self) -> pa.RecordBatch:
-        """Returns all rows, of which there are some, as one batch in the order they came; they stay."""
+        """Returns all rows as one batch, in order, and keeps them. There must be rows."""
         joined = self._join([batch for level in reversed(self._levels) for batch in level])
         self._levels = [[joined]]
         return self._dictionaries.decode(joined)
 
     def forget_dictionaries(self) -> None:
-        """Starts the dictionaries anew; only while there are no rows."""
+        """Empties the dictionaries. Call it only while there are no rows."""
         self._dictionaries = TableDictionaries(self._table)
 
     def _add(self, coded: pa.RecordBatch, level: int) -> None:
@@ -72,7 +72,7 @@ class TableBuffer:
             self._add(joined, level + 1)
 
     def _join(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        """Returns one batch of all rows; of a column that some of the batches have not, it has the absent values."""
+        """Returns one batch of all rows. A column that some batches lack has the values of an absent column there."""
         if len(batches) == 1:
             return batches[0]
         [joined] = pa.Table.from_batches(self._dictionaries.align(batches)).combine_chunks().to_batches()

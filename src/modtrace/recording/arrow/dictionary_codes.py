@@ -1,7 +1,7 @@
 """Gives the strings of a table's dictionary columns codes that stay the same from batch to batch.
 
-Arrow makes a new dictionary for every batch. With codes that stay, small batches join by copying integers,
-and a stream needs to carry each string only once.
+Arrow makes a new dictionary for every batch. With stable codes, small batches are joined by copying integers, and a
+stream contains each string only once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from .arrays import absent_column, from_numpy, from_strings
 
 
 class TableDictionaries:
-    """The dictionaries of one table's columns: each string with its code."""
+    """The dictionaries of one table's columns, from strings to codes."""
 
     def __init__(self, table: str) -> None:
         self._schema = schema(table)
@@ -28,11 +28,11 @@ class TableDictionaries:
 
     @property
     def size_bytes(self) -> int:
-        """Returns what the dictionaries take of the batch that was last decoded."""
+        """The bytes of the dictionaries in the batch that was last decoded."""
         return sum(each.size_bytes for each in self._columns.values())
 
     def encode(self, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
-        """Returns the columns, of which there are some, as a batch with codes in place of strings."""
+        """Returns the columns, at least one, as a batch with codes in place of strings."""
         coded = dict(columns)
         for name, dictionary in self._columns.items():
             if name in columns:
@@ -42,7 +42,7 @@ class TableDictionaries:
         return pa.RecordBatch.from_arrays(list(coded.values()), names=list(coded))
 
     def align(self, coded: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
-        """Returns the coded batches, all with the columns that any of them has."""
+        """Returns the coded batches, all with the union of their columns."""
         first = coded[0].schema
         if all(each.schema.equals(first) for each in coded):
             return coded
@@ -52,7 +52,7 @@ class TableDictionaries:
         return [pa.RecordBatch.from_arrays(_fill(each, fields), names=names) for each in coded]
 
     def decode(self, coded: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the batch in the table's schema; its dictionaries hold every string seen so far, in order of code."""
+        """Returns the batch in the table's schema. Its dictionaries hold every string seen so far, in order of code."""
         arrays = _fill(coded, self._schema)
         for name, dictionary in self._columns.items():
             at = self._schema.get_field_index(name)
@@ -94,7 +94,7 @@ class _Dictionary:
 
 
 def _fill(coded: pa.RecordBatch, fields: Sequence[pa.Field]) -> list[pa.Array]:
-    """Returns the columns of a coded batch that are asked for; those it has not are absent ones."""
+    """Returns the columns of a coded batch in the given fields; those that it lacks are absent columns."""
     present = dict(zip(coded.schema.names, coded.columns, strict=True))
     return [
         present[each.name] if each.name in present else _absent_codes(each, coded.num_rows) for each in fields
@@ -107,7 +107,10 @@ def _absent_codes(field: pa.Field, rows: int) -> pa.Array:
 
 
 def share_dictionaries(table: pa.Table) -> pa.Table:
-    """Returns the table with one dictionary a column, without copying where each chunk's begins the last one's."""
+    """Returns the table with one dictionary a column.
+
+    Nothing is copied if each chunk's dictionary is a prefix of the last chunk's.
+    """
     for at, each in enumerate(table.schema):
         if pa.types.is_dictionary(each.type) and table.column(at).num_chunks > 1:
             table = table.set_column(at, each, _share(table.column(at)))
@@ -127,7 +130,7 @@ def _share(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _all_begin(chunks: list[pa.DictionaryArray], last: pa.Array) -> bool:
-    """Returns whether every chunk's dictionary is the start of `last`; one that follows itself is compared once."""
+    """Returns whether every chunk's dictionary is a prefix of `last`. Equal neighbours are compared once."""
     before = None
     for chunk in chunks:
         dictionary = chunk.dictionary

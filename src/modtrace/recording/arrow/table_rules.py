@@ -1,4 +1,4 @@
-"""What the rows of a table keep to beyond their types, so that an analysis can rely on it."""
+"""Rules that the rows of a table follow beyond their types, so that analyses can rely on them."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -11,13 +11,13 @@ from ..phase import PHASES
 from ..role import ROLES
 from .arrays import to_numpy
 
-#: Sums and differences of two numbers below it fit into 64 bits.
+#: Sums and differences of two numbers below this limit fit into 64 bits.
 _INTEGERS_END = 2**62
 _ALLOWED = {"phase": PHASES, "role": ("", *ROLES)}  # "": the column was not given
 _MAGNITUDES = 256  # of a histogram
 
-#: Tables whose rows lie inside each other: their ids, what refers to the row around, and which of several rows of one
-#: id counts: the first, or, of modules, the last.
+#: Tables with nested rows: the id column, the column that refers to the enclosing row, and which of several rows with
+#: one id counts: the first or, for modules, the last.
 _TREES = {"calls": ("call_id", "parent_call_id", 0), "modules": ("module_id", "parent_id", -1)}
 
 
@@ -30,12 +30,12 @@ class Fault(NamedTuple):
 
 
 def find_fault(name: str, table: pa.Table) -> Fault | None:
-    """Returns a row that breaks a rule; None if all keep to them.
+    """Returns a row that breaks a rule; None if there is none.
 
-    Ids that no row has are no fault: of a killed run the last rows of some tables are missing.
+    An id that no row has breaks no rule, because a killed run lacks the last rows of some tables.
 
     Args:
-        name: of the table.
+        name: the name of the table.
         table: the rows, in the schema and valid for Arrow.
     """
     return next(_find_faults(name, table), None)
@@ -76,7 +76,7 @@ def _find_unknown_text(name: str, column: pa.ChunkedArray) -> Iterator[Fault]:
 
 
 def _find_bad_list(name: str, column: pa.ChunkedArray) -> Iterator[Fault]:
-    """Lists hold no null; sizes and counts are not negative; a histogram has all of its magnitudes."""
+    """Finds lists that contain null or negative sizes and counts, and histograms without all of their magnitudes."""
     inside = pc.list_flatten(column)
     if inside.null_count:
         yield Fault(name, _row_of(column, pc.index(pc.is_null(inside), True)), "holds a null")
@@ -89,12 +89,12 @@ def _find_bad_list(name: str, column: pa.ChunkedArray) -> Iterator[Fault]:
 
 
 def _row_of(lists: pa.ChunkedArray, inside: pa.Scalar) -> int:
-    """Returns the row in whose list an element lies, given by its number among all of them."""
+    """Returns the row whose list contains an element, given by its index among all elements."""
     return int(pc.list_parent_indices(lists)[inside.as_py()].as_py())
 
 
 def _find_circle(table: pa.Table, id_column: str, around: str, counts: int) -> Iterator[Fault]:
-    """Finds a chain of rows inside each other that comes back to where it began."""
+    """Finds a chain of nested rows that comes back to where it began."""
     ids, outer = to_numpy(table[id_column]), to_numpy(table[around])
     if not (outer >= ids).any():  # ids become smaller along every chain, as those of most calls do
         return
@@ -110,5 +110,5 @@ def _find_circle(table: pa.Table, id_column: str, around: str, counts: int) -> I
 
 
 def _first(is_fault: pa.ChunkedArray) -> int:
-    """Returns the first row for which it is true."""
+    """Returns the first row for which the column is true."""
     return int(pc.index(is_fault, True).as_py())

@@ -1,1 +1,1 @@
-"""A recording that is kept in memory: its rows and its whole tensors."""
+"""Keeps a recording in memory: its rows and its whole tensors."""

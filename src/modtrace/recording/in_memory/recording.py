@@ -1,4 +1,4 @@
-"""Keeps a recording in memory, the newest rows of it when there are too many."""
+"""Keeps a recording in memory. If there are too many rows, the oldest are dropped."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from ..raw_tensor import RawTensor
 from ..schema import schema, schemas
 from .tensors import TensorMemory
 
-#: Small, and nothing else can be understood without them.
+#: Small tables that are needed to understand all others.
 NEVER_DROPPED = frozenset({"modules", "sites", "scalars", "steps"})
 
 _SEALED_ROWS = 8192
@@ -26,11 +26,11 @@ _SEALED_PART_OF_MAX = 64  # a sealed batch is about this part of max_bytes at mo
 
 
 class MemoryRecording:
-    """A recording without files: a `Sink` and the `RecordingData` of what it was given.
+    """A recording without files: a `Sink`, and the `RecordingData` of what was written to it.
 
-    When the rows take more than `max_bytes`, whole batches are dropped, those of the oldest steps first, and
-    a mark says so. What is needed to understand the rest (`NEVER_DROPPED`) is kept. Whole tensors have a
-    bound of their own, that of `tensors`: the oldest are dropped.
+    If the rows take more than `max_bytes`, whole batches are dropped, those of the oldest steps first, and a mark says
+    so. What is needed to understand the rest (`NEVER_DROPPED`) is kept. Whole tensors have a bound of their own, that
+    of `tensors`; the oldest are dropped.
     """
 
     def __init__(
@@ -53,18 +53,18 @@ class MemoryRecording:
 
     @property
     def meta(self) -> RunMeta:
-        """Returns what is known about the run; its `marks` say what is missing."""
+        """The description of the run; its `marks` say what is missing."""
         marks = (*self._marks, *self._dropped_mark(), *self._tensors.marks)
         return replace(self._meta, marks=marks, complete=self._closed and not marks)
 
     @property
     def rows(self) -> int:
-        """Returns how many rows are kept."""
+        """The number of rows that are kept."""
         return sum(each.rows for each in self._tables.values())
 
     @property
     def size_bytes(self) -> int:
-        """Returns what the rows and the whole tensors take."""
+        """The bytes of the rows and the whole tensors."""
         return self._rows_bytes + self._tensors.size_bytes
 
     @property
@@ -72,7 +72,7 @@ class MemoryRecording:
         return sum(each.size_bytes for each in self._tables.values())
 
     def table(self, name: str) -> pa.Table:
-        """Returns all rows that are kept of a table, in its schema.
+        """Returns the rows of a table that are kept, in its schema.
 
         Raises:
             ValueError: there is no such table.
@@ -81,10 +81,10 @@ class MemoryRecording:
         return self._tables[name].read()
 
     def tensor(self, blob: str) -> RawTensor:
-        """Returns the whole tensor of a reference that `put_tensor` gave.
+        """Returns the whole tensor with a reference that `put_tensor` returned.
 
         Raises:
-            RecordingError: it is not here, or not any more.
+            RecordingError: it was never kept, or has been dropped.
         """
         return self._tensors.get(blob)
 
@@ -121,30 +121,30 @@ class MemoryRecording:
             pass
 
     def end_step(self, now_ns: int, *, force: bool = False) -> None:
-        """Notes that rows are of the next step from here on; they are at rest where they are."""
+        """Assigns later rows to the next step. Rows in memory need no flush."""
         self._step = self._last_step + 1
 
     def mark(self, text: str) -> None:
-        """Notes that something is missing or went wrong; once for each text."""
+        """Stores a sentence that says what is missing or went wrong, once for each text."""
         if text not in self._marks:
             self._marks.append(text)
 
     def note(self, note: Note) -> None:
-        """Notes what has happened and is no damage."""
+        """Stores a note on an event that is not damage."""
         self._meta = replace(self._meta, notes=(*self._meta.notes, note))
 
     def close(self) -> None:
-        """Ends the recording; what it holds can still be read."""
+        """Ends the recording. What it holds can still be read."""
         self._closed = True
 
     def abandon(self) -> None:
-        """Drops all rows: this process is a fork, and the recording is its parent's."""
+        """Drops all rows, because this process is a fork and the recording is its parent's."""
         self._abandoned = True
         self._tensors.clear()
         self._tables = {name: _MemoryTable(name, 0) for name in schemas()}
 
     def _drop_oldest(self) -> bool:
-        """Drops the batch whose rows are of the oldest steps; returns False when there is none to drop."""
+        """Drops the batch whose rows are of the oldest steps. Returns False if there is none to drop."""
         droppable = [name for name, each in self._tables.items() if name not in NEVER_DROPPED and each.rows]
         if not droppable:
             return False
@@ -161,7 +161,7 @@ class MemoryRecording:
 
 
 class _Sealed(NamedTuple):
-    """A batch that no more rows are added to."""
+    """A batch to which no more rows are added."""
 
     batch: pa.RecordBatch
     size_bytes: int
@@ -169,7 +169,7 @@ class _Sealed(NamedTuple):
 
 
 class _MemoryTable:
-    """The rows of one table: sealed batches, and behind them the rows of the next one."""
+    """The rows of one table: sealed batches, followed by the rows of the next one."""
 
     def __init__(self, name: str, sealed_bytes: int) -> None:
         self._name = name
@@ -191,7 +191,7 @@ class _MemoryTable:
         return self._sealed[0].last_step if self._sealed else self._open_last_step
 
     def append(self, columns: Mapping[str, Any], step: int) -> int:
-        """Adds rows, of `step` where they name none; returns the last step that they name, or -1."""
+        """Adds rows, and returns the last step in them, or -1. A row without a step counts as one of `step`."""
         batch = self._open.append(columns)
         self._read = None
         self.rows += batch.num_rows
@@ -202,7 +202,7 @@ class _MemoryTable:
         return named
 
     def drop_oldest(self) -> int:
-        """Drops the oldest batch; returns the last step that it had rows of."""
+        """Drops the oldest batch. Returns the last step of its rows."""
         if not self._sealed:
             self._seal()
         dropped = self._sealed.popleft()

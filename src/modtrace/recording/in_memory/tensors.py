@@ -1,4 +1,4 @@
-"""Keeps whole tensors in memory, the newest of them when they are too many, and replaces references to them."""
+"""Keeps whole tensors in memory, and replaces references to them. If they are too large, the oldest are dropped."""
 
 import re
 import threading
@@ -14,23 +14,23 @@ from ..raw_tensor import RawTensor, check_raw, copy_raw, read_only
 
 BLOB = "blob"
 
-#: Stands in the place of the file where a recording in memory has the tensor.
+#: Used in place of the file's name in references to tensors in memory.
 IN_MEMORY = "memory"
 
 _REFERENCE = re.compile(rf"({IN_MEMORY}|tensors-\d{{5,}}\.safetensors):\d{{6,}}\..*", re.DOTALL)
 
 
 def is_reference(blob: str) -> bool:
-    """Returns whether it is what a sink gave for a tensor: `FILE:NUMBER.NAME`."""
+    """Returns whether a text is a reference that a sink returned for a tensor: `FILE:NUMBER.NAME`."""
     return _REFERENCE.fullmatch(blob) is not None
 
 
 def with_blobs(values: pa.Table, replace: Callable[[str, int], str | None]) -> pa.Table:
-    """Returns the rows with other references, in order; a reference that several rows share is replaced once.
+    """Returns the rows with other references, in order. A reference that several rows share is replaced once.
 
     Args:
-        values: rows of `values`; those of the same tensor come in one table.
-        replace: gives the new reference for an old one and the step of its row; None for none.
+        values: rows of `values`. All rows of one tensor are in one table.
+        replace: returns the new reference, or None, for an old one and the step of its row.
     """
     at = values.schema.get_field_index(BLOB)
     if at < 0 or values.column(at).null_count == values.num_rows:
@@ -48,7 +48,7 @@ _LEAST_BYTES = 512  # what a tensor takes beside its elements, about
 
 
 class TensorMemory:
-    """The whole tensors of a recording in memory. Any thread may call it."""
+    """The whole tensors of a recording in memory. Any thread may use it."""
 
     def __init__(self, max_bytes: int) -> None:
         self.size_bytes = 0
@@ -60,7 +60,7 @@ class TensorMemory:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Returns what was dropped, as a sentence; empty if nothing was."""
+        """A sentence on what was dropped; empty if nothing was."""
         if self._last_dropped_step is None:
             return ()
         return (
@@ -71,7 +71,7 @@ class TensorMemory:
     def put(
         self, name: str, array: npt.NDArray[Any], dtype: str, shape: Sequence[int], step: int
     ) -> str | None:
-        """Keeps a copy; see `Sink.put_tensor`."""
+        """Keeps a copy of a tensor; see `Sink.put_tensor`."""
         check_raw(name, array, dtype, shape)
         size_bytes = max(array.nbytes, _LEAST_BYTES)
         if size_bytes > self._max_bytes:
@@ -89,10 +89,10 @@ class TensorMemory:
         return blob
 
     def get(self, blob: str) -> RawTensor:
-        """Returns the tensor of a reference that `put` gave.
+        """Returns the tensor with a reference that `put` returned.
 
         Raises:
-            RecordingError: it was dropped, or never here.
+            RecordingError: it was dropped, or never kept.
         """
         kept = self._kept.get(blob)
         if kept is None:
@@ -101,7 +101,7 @@ class TensorMemory:
         return kept.raw
 
     def clear(self) -> None:
-        """Drops all."""
+        """Drops all tensors."""
         self._kept = {}
         self.size_bytes = 0
 

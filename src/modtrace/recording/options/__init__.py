@@ -1,1 +1,1 @@
-"""What users choose: captures, schedules, filters of paths, ranges of steps."""
+"""The options that users set: captures, schedules, filters of paths, ranges of steps."""

@@ -1,4 +1,4 @@
-"""What `record(values=...)` keeps of which tensors, in which steps."""
+"""The options of `record(values=...)`: which tensors are measured in which steps, and what is kept of them."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -15,57 +15,57 @@ from .schedule import NoSteps, Schedule, to_schedule
 #: What `record(values="stats")` measures.
 STATS = "stats"
 
-#: What `Capture()` looks at.
+#: The roles that `Capture()` selects.
 DEFAULT_ROLES = (OUTPUT, GRAD_OUTPUT, PARAMETER, PARAMETER_GRAD)
 
-#: More values of one tensor are no sample.
+#: The largest sample of one tensor.
 _MOST_SAMPLES = 65_536
 
 _MOST_CAPTURES = 40  # each is a bit
 
-#: Which modules and parameters are meant: see `Capture`.
+#: Selects modules and parameters: see `Capture`.
 Patterns = str | re.Pattern[str] | Sequence[str | re.Pattern[str]] | None
 
-#: Which steps are meant: see `Capture`.
+#: Selects steps: see `Capture`.
 Steps = str | range | slice | Sequence[int] | Callable[[int], bool] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capture:
-    """Which tensors are looked at, in which steps, and what is kept of them.
+    """Selects tensors and steps, and what is kept of these tensors.
 
-    `record(values=[Capture(...), Capture(...)])` takes several; what two of them want of one tensor is kept once.
+    `record(values=[Capture(...), Capture(...)])` takes several. What two of them want of one tensor is kept once.
 
     Args:
         roles: one or several of `input`, `output`, `grad_output`, `grad_input` (of module calls), `parameter`,
             `parameter_grad`, `buffer`, `optimizer_state`, `update` (of an optimizer's step), `op_output`, `leaf`
-            (with `record(ops=True)`); `"all"` for all that can be had.
-        include: which modules and parameters, by path: a glob over the whole path (`*` stays within one part,
+            (with `record(ops=True)`); `"all"` for all roles that are recorded.
+        include: selects modules and parameters by path: a glob over the whole path (`*` stays within one part,
             `**` crosses dots), a compiled regular expression or a text `re:...`, which are searched, or a list of
-            those; None for all. A parameter is meant by its own path and by its module's, an op by its module's.
-        exclude: the same for what is left out although it is included.
-        types: only modules of these classes (or of those that inherit from them), given as classes or as names of
-            classes (`"Linear"`); parameters and ops by the module that they belong to.
-        where: a function of path and module (None where there is none) that says whether it is meant. It is asked
-            once for each module and parameter.
-        ops: of op outputs, only those of ops with these names, globs such as `"aten.*softmax*"`.
-        steps: `"START:STOP[:EVERY]"`, a range or a slice, a list of numbers, a function of the step's number; None for
-            all steps.
-        on_trigger: look at as many steps behind each step that a trigger of `record(triggers=...)` has fired in, and
-            at no others unless `steps` says so.
-        stats: 1 for count, minimum, maximum, sum, sum of squares, NaN and infinite elements; 2 for the histogram of
-            exponents, sums of magnitudes and of fourth powers, zeros, the place of the largest magnitude and the
-            largest one of each channel as well; 0 for none.
+            those; None for all. A parameter is selected by its own path or by its module's, an op by its module's.
+        exclude: leaves out modules and parameters that `include` selects.
+        types: selects modules of these classes and their subclasses, given as classes or as names of classes
+            (`"Linear"`), with their parameters and ops.
+        where: a function that takes path and module (None if there is none) and returns whether it is selected. It
+            is called once for each module and parameter.
+        ops: selects outputs of ops by the names of the ops, with globs such as `"aten.*softmax*"`.
+        steps: `"START:STOP[:EVERY]"`, a range or a slice, a list of numbers, a function of the step's number; None
+            for all steps.
+        on_trigger: the number of steps to measure after each step in which a trigger of `record(triggers=...)` has
+            fired. No other steps are measured unless `steps` selects them.
+        stats: 1 for count, minimum, maximum, sum, sum of squares, NaN and infinite elements; 2 for these and the
+            histogram of exponents, sums of magnitudes and of fourth powers, zeros, the index of the largest
+            magnitude and the largest magnitude of each channel; 0 for none.
         channel_dim: the dimension of the channels, for `stats=2`.
-        hash: whether to keep a hash of 64 bits, which tells whether two tensors are equal.
-        sketch: whether to keep 64 numbers that tell how far two tensors are apart.
-        sample: how many values to keep, at places that depend on the number of elements alone.
-        tensors: keep the whole tensor. `True` copies it when it is seen; `"lazy"` keeps a reference, and copies it
-            before the optimizer steps, or when the step ends, unless it has been written to until then (the row
+        hash: keeps a hash of 64 bits, which shows whether two tensors are equal.
+        sketch: keeps 64 numbers, which show how far two tensors are apart.
+        sample: the number of elements to keep, at positions that depend only on the number of elements.
+        tensors: keeps the whole tensor. `True` copies it when it is seen; `"lazy"` keeps a reference, and copies it
+            before the optimizer steps or when the step ends, unless it was written to before (a note in the row
             says so then).
-        function: a function of your own, called with each tensor (detached, outside of your modes); what it returns
-            (a number, text, list, dict, or a tensor that becomes one of these) is kept as JSON.
-        micro_batches: whether `parameter_grad` also means what each backward adds to a gradient.
+        function: a function that is called with each tensor, detached and outside of your modes. What it returns (a
+            number, text, list, dict, or a tensor that becomes one of these) is kept as JSON.
+        micro_batches: measures, for `parameter_grad`, also what each backward adds to a gradient.
 
     Raises:
         TypeError, ValueError: an argument is something else, or cannot be read.
@@ -149,11 +149,11 @@ class Capture:
 
     @property
     def wants_ops(self) -> bool:
-        """Returns whether it looks at what ops return or read."""
+        """True if the capture selects what ops return or read."""
         return not OP_ROLES.isdisjoint(self.roles)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what it says, for meta.json; functions by their names."""
+        """Returns the capture's arguments as JSON values for meta.json; functions are given by their names."""
         said: dict[str, Any] = {"roles": list(self.roles), "stats": self.stats}
         said |= {name: given for name, given in self.paths.to_json().items() if given is not None}
         if self.steps is not None:
@@ -173,13 +173,16 @@ class Capture:
 def to_captures(
     values: object, include: object = None, exclude: object = None, *, ops: bool
 ) -> tuple[Capture, ...]:
-    """Returns what `record(values=..., include=..., exclude=...)` means; none for `values=None`.
+    """Returns the captures that `record(values=..., include=..., exclude=...)` means; none for `values=None`.
 
     Args:
+        values: `"stats"`, a capture, or several captures.
+        include: selects modules and parameters, as for `Capture`.
+        exclude: leaves out modules and parameters, as for `Capture`.
         ops: whether ops are recorded.
 
     Raises:
-        TypeError, ValueError: `values` is something else, or asks for what cannot be had.
+        TypeError, ValueError: `values` is something else, or asks for what is not recorded.
     """
     if values is None:
         if include is not None or exclude is not None:
@@ -212,7 +215,7 @@ def to_captures(
 
 
 def to_json(captures: Sequence[Capture]) -> dict[str, Any]:
-    """Returns what meta.json says of them: as `record()` was told, for `"stats"`."""
+    """Returns the description of captures for meta.json, which for `"stats"` is as `record()` was given."""
     if not captures:
         return {"values": None}
     first, *others = captures
@@ -235,7 +238,7 @@ def _one(given: object, ops: bool) -> Capture:
         )
     if ops or not given.wants_ops:
         return given
-    if set(given.roles) == set(ROLES):  # "all": all that can be had
+    if set(given.roles) == set(ROLES):  # "all": the roles that are recorded
         return replace(given, roles=[role for role in ROLES if role not in OP_ROLES])
     role = next(role for role in given.roles if role in OP_ROLES)
     capture = choose_words(python=f"Capture(roles={role!r})", command_line=f"--capture 'roles={role}'")

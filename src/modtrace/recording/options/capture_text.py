@@ -1,4 +1,4 @@
-"""Reads a capture from a text, as the command line has it: `roles=output stats=2 hash steps=::10`."""
+"""Reads a capture from a text, as the command line takes it: `roles=output stats=2 hash steps=::10`."""
 
 import shlex
 from typing import Any
@@ -16,10 +16,10 @@ _NAMES = tuple(dict.fromkeys((*_LISTS, "steps", *_NUMBERS, *_FLAGS)))
 
 
 def parse_capture(text: str) -> "Capture | str":
-    """Returns the capture that a text means; `"stats"` for that word.
+    """Returns the capture that a text describes, or `"stats"` for that word.
 
-    Words are parted by spaces: `name=value`, where lists are parted by commas, and the bare names of what is on or off.
-    What holds spaces or commas of its own can be quoted, and `include` said again.
+    Words are separated by spaces. They are `name=value`, where the items of lists are separated by commas, or the bare
+    names of flags. Values that contain spaces or commas can be quoted, and `include` may occur several times.
 
     Raises:
         ValueError: a word cannot be read, or the capture makes no sense.
@@ -76,7 +76,7 @@ def _read(word: str) -> tuple[str, Any]:
         return name, [value] if value.startswith("re:") else value.split(",")
     if name in _TEXTS:
         return name, value
-    raise ValueError(f"{name!r} is on where it stands, and takes no value")
+    raise ValueError(f"{name!r} takes no value, because its name alone turns it on")
 
 
 def _number(name: str, value: str) -> int:

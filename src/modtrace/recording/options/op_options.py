@@ -1,16 +1,16 @@
-"""What is recorded of ops beyond that they ran."""
+"""The options of `record(ops=...)`: what is recorded of ops besides that they ran."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ops:
-    """What `record(ops=...)` keeps of every op; `True` is `Ops()`.
+    """The options of `record(ops=...)`; `True` means `Ops()`.
 
     Args:
-        saved: at each backward, how many bytes the graph keeps for it, by op and by module (7 us a node).
-        source: the line of the user's code that ran the op, of forward ops (1 us an op).
-        python_names: what was called in Python: `linear` over `aten.addmm` (1 us a call, forward only).
+        saved: records at each backward how many bytes the graph keeps for it, by op and by module (7 us a node).
+        source: records the line of the user's code that ran each forward op (1 us an op).
+        python_names: records what was called in Python: `linear` above `aten.addmm` (1 us a call, forward only).
     """
 
     saved: bool = True
@@ -19,10 +19,10 @@ class Ops:
 
 
 def to_ops(given: object) -> Ops | None:
-    """Returns what `ops=` means; None: no ops are recorded.
+    """Returns what `ops=` means; None if no ops are recorded.
 
     Raises:
-        ValueError: it is neither a truth value nor `Ops`.
+        ValueError: `given` is neither a bool nor `Ops`.
     """
     if given is None or given is False:
         return None

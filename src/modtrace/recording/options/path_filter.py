@@ -1,4 +1,4 @@
-"""Which modules and parameters are meant by a pattern: globs over dotted paths, and regular expressions."""
+"""Selects modules and parameters by patterns: globs over dotted paths, and regular expressions."""
 
 import re
 from collections.abc import Callable, Collection, Iterable
@@ -20,42 +20,44 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class PathPattern:
-    """One pattern: `text` as it is stored and shown, `expression` as it is searched in a path."""
+    """A pattern: `text` is stored and shown, `expression` is searched in paths."""
 
     text: str
     expression: re.Pattern[str]
 
     def matches(self, path: str) -> bool:
-        """Returns whether a path is meant."""
+        """Returns whether the pattern matches a path."""
         return self.expression.search(path) is not None
 
 
 @dataclass(frozen=True)
 class PathFilter:
-    """What is included, but for what is excluded; `include` None is everything."""
+    """Selects what `include` matches (everything, if that is None) and `exclude` does not."""
 
     include: tuple[PathPattern, ...] | None = None
     exclude: tuple[PathPattern, ...] = ()
 
     @property
     def is_all(self) -> bool:
-        """Returns whether there is nothing to check."""
+        """True if the filter selects everything."""
         return self.include is None and not self.exclude
 
     def selects(self, *paths: str) -> bool:
-        """Returns whether a thing that has these names is meant: a parameter has its own path and its module's."""
+        """Returns whether the filter selects a thing with these paths; a parameter has its own path and its
+        module's.
+        """
         if self.include is not None and not _any_matches(self.include, paths):
             return False
         return not _any_matches(self.exclude, paths)
 
     def to_json(self) -> dict[str, list[str] | None]:
-        """Returns the patterns as texts; `to_path_filter(**texts)` makes the filter again."""
+        """Returns the patterns as texts, from which `to_path_filter(**texts)` makes the filter again."""
         include = None if self.include is None else [each.text for each in self.include]
         return {"include": include, "exclude": [each.text for each in self.exclude] or None}
 
 
 class Unmatched(NamedTuple):
-    """A pattern that matches nothing, and the argument it was given in."""
+    """A pattern that matches nothing, and the name of its argument."""
 
     argument: str
     pattern: PathPattern
@@ -94,12 +96,12 @@ def unmatched(path_filter: PathFilter, paths: Collection[str]) -> list[Unmatched
 def describe_unmatched(
     found: Iterable[Unmatched], paths: Collection[str], *, what: str = "module", root: str | None = None
 ) -> str:
-    """Returns the text of an error about patterns that match nothing, with the paths that are nearest.
+    """Returns the message for patterns that match nothing, with the nearest paths.
 
     Args:
         found: what `unmatched` returned.
-        paths: the paths that there are.
-        what: what has those paths, such as "module or parameter".
+        paths: the existing paths.
+        what: the kind of thing that has those paths, such as "module or parameter".
         root: the name of the root, shown beside its empty path.
     """
     return ". ".join(_describe(each, paths, what, root) for each in found)
@@ -108,12 +110,12 @@ def describe_unmatched(
 def to_patterns(
     argument: str, given: object, read: Callable[[str, Any], PathPattern] | None = None
 ) -> tuple[PathPattern, ...]:
-    """Returns one pattern or several.
+    """Returns one pattern or several as a tuple.
 
     Args:
-        argument: what it was given in, for an error.
-        given: what is read, or a list or tuple of those.
-        read: makes a pattern, told where it stands; None: as `to_path_filter` does.
+        argument: the name of the argument, for an error.
+        given: a single pattern, or a list or tuple of patterns.
+        read: makes a pattern of the name of its argument and its value; None: as in `to_path_filter`.
 
     Raises:
         ValueError: the list is empty.
@@ -179,7 +181,7 @@ def _short(text: str, most: int = 80) -> str:
 
 
 class _BadGlob(Exception):
-    """Says what is wrong with a glob, and where."""
+    """Raised for a glob that cannot be read; says what is wrong, and where."""
 
 
 def _read_glob(where: str, glob: str) -> re.Pattern[str]:
@@ -193,7 +195,7 @@ def _read_glob(where: str, glob: str) -> re.Pattern[str]:
 
 
 def _translate(glob: str) -> str:
-    """Returns the regular expression that means the same. No part of it can be matched in more than polynomial time."""
+    """Returns the regular expression for a glob. It always matches in polynomial time."""
     found: list[str] = []
     at = 0
     while at < len(glob):
@@ -250,7 +252,7 @@ def _members(glob: str, start: int, end: int) -> str:
 
 
 def _escaped(character: str) -> str:
-    """Returns a member of a class: `re.escape` leaves some that a class of two of them gives a warning for."""
+    """Escapes a member of a character class. `re.escape` leaves some members, two of which in a row make `re` warn."""
     return character if character.isalnum() else "\\" + character
 
 
@@ -293,12 +295,15 @@ def _nearest(text: str, paths: Collection[str]) -> list[str]:
 
 
 def _outline(path: str) -> list[str]:
-    """Returns the parts of a path in small letters, with `*` for numbers: layers of a list are equally near."""
+    """Returns the parts of a path in lower case, with `*` for numbers.
+
+    So all layers of a list are equally near.
+    """
     return ["*" if part.isdigit() or part == "?" else part for part in path.casefold().split(".")]
 
 
 def _outline_of_pattern(text: str) -> tuple[str, bool]:
-    """Returns the outline of what follows the last `**` of a pattern, and whether a path may have more in front."""
+    """Returns the outline of what follows the last `**` of a pattern, and whether paths may have more before it."""
     if text.startswith(REGEX_PREFIX):
         text = re.sub(r"\\[dw][+*]?|(?<!\\)\.[+*]\??", "*", text.removeprefix(REGEX_PREFIX))
         text = re.sub(r"\(\?\w+\)|[^\w.*[\]-]", "", text)

@@ -1,4 +1,4 @@
-"""Which steps something is done in: a range, a list, or what a function of the user's says."""
+"""Selects steps by a range, a list, or a function of the user's."""
 
 from collections.abc import Callable, Collection
 from numbers import Integral  # numpy's too
@@ -9,14 +9,14 @@ from .step_range import StepRange, to_step_range
 
 
 class Schedule(Protocol):
-    """Steps, by number; `str()` of it is what the recording says about it."""
+    """A set of step numbers; its `str()` is stored in the recording."""
 
     def __contains__(self, number: object, /) -> bool:
-        """Returns whether the step of this number is among them."""
+        """Returns whether the schedule contains the step with this number."""
 
 
 class StepList:
-    """The steps of a list."""
+    """The steps in a list."""
 
     def __init__(self, numbers: Collection[int]) -> None:
         self._numbers = frozenset(numbers)
@@ -29,7 +29,7 @@ class StepList:
 
 
 class NoSteps:
-    """None at all: what waits for a trigger."""
+    """No steps, for captures that wait for a trigger."""
 
     def __contains__(self, number: object, /) -> bool:
         return False
@@ -39,16 +39,16 @@ class NoSteps:
 
 
 class StepPredicate:
-    """The steps that a function chooses. It is asked once for each; where it raises, the step is not among them."""
+    """The steps that a function chooses. It is called once for each step; a step for which it raises is not chosen."""
 
     def __init__(self, choose: Callable[[int], Any]) -> None:
         self._choose = choose
         self._known: dict[int, bool] = {}
-        self.error: Exception | None = None  # the first that it has raised
-        self.raised_at = -1  # the step that it was asked for then
+        self.error: Exception | None = None  # the first error that it has raised
+        self.raised_at = -1  # the step for which it was raised
 
     def afresh(self) -> "StepPredicate":
-        """Returns the same function, which has not been asked."""
+        """Returns a schedule with the same function and without cached answers."""
         return StepPredicate(self._choose)
 
     def __contains__(self, number: object, /) -> bool:
@@ -73,21 +73,21 @@ class StepPredicate:
         return f"function {getattr(self._choose, '__qualname__', repr(self._choose))}"
 
 
-#: Answers that are kept: a step is asked for again until its rows are written.
+#: How many answers are cached. A step is looked up repeatedly until its rows are written.
 _REMEMBERED = 4096
 
 
 def to_schedule(steps: object, argument: str = "steps") -> Schedule:
-    """Returns the steps that a user means.
+    """Returns the schedule for what a user gave.
 
     Args:
         steps: None for all; `"START:STOP[:EVERY]"`, a range or a slice; a list, tuple or set of numbers; a function
-            that is given the number of a step.
-        argument: what it is called in an error.
+            that takes the number of a step and returns whether it is chosen.
+        argument: the name of the argument, for an error.
 
     Raises:
-        TypeError: it is something else.
-        ValueError: it holds no step.
+        TypeError: `steps` is something else.
+        ValueError: it contains no step.
     """
     if isinstance(steps, (list, tuple, set, frozenset)) and not isinstance(steps, StepRange):
         return StepList([int(each) for each in _checked_numbers(steps, argument)])

@@ -1,4 +1,4 @@
-"""Which steps of a run are recorded: START:STOP[:EVERY]."""
+"""The range of steps that is recorded: START:STOP[:EVERY]."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from ...surface import name_argument
 
 
 class StepRange(NamedTuple):
-    """Steps from `start` up to but not including `stop` (None: no end), every `every`-th of them."""
+    """Every `every`-th step from `start` up to but not including `stop`, which is None if there is no end."""
 
     start: int = 0
     stop: int | None = None
@@ -29,15 +29,15 @@ ALL_STEPS = StepRange()
 
 
 def to_step_range(steps: object) -> StepRange:
-    """Returns the steps that a user means.
+    """Returns the range of steps for what a user gave.
 
     Args:
-        steps: None for all; `"START:STOP"` or `"START:STOP:EVERY"`, where each part may be empty; a `range`
-            or a `slice`.
+        steps: None for all; `"START:STOP"` or `"START:STOP:EVERY"`, where each part may be empty; a `range` or a
+            `slice`.
 
     Raises:
-        TypeError: it is something else.
-        ValueError: it is not such a text, or a number in it makes no sense.
+        TypeError: `steps` is something else.
+        ValueError: the text cannot be read, or a number in it makes no sense.
     """
     if steps is None or isinstance(steps, StepRange):
         return steps or ALL_STEPS

@@ -1,4 +1,4 @@
-"""How much of whole tensors may wait in memory, and what happens when it is too much."""
+"""Limits for whole tensors that wait in memory, and what happens beyond them."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -10,11 +10,11 @@ _LEAST_BYTES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class TensorOptions:
-    """How whole tensors are kept.
+    """Options for whole tensors.
 
-    In a folder they wait in a buffer of `max_bytes` until a thread has written them; when it is full, the
-    training waits ("block"), or the tensor is left out and counted ("drop"). A tensor larger than the buffer
-    goes through it in parts ("block"), or is always left out ("drop"). In memory, `max_bytes` of the newest are kept.
+    For a folder they wait in a buffer of `max_bytes` until a thread has written them. If it is full, the training waits
+    ("block"), or the tensor is left out and counted ("drop"). A tensor larger than the buffer goes through it in parts
+    ("block"), or is always left out ("drop"). In memory, `max_bytes` of the newest are kept.
     """
 
     max_bytes: int = 256 * 2**20

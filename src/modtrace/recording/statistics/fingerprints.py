@@ -1,12 +1,13 @@
-"""What a tensor's hash and sketch are: two sums over its elements, fixed for ever, and what can be told from them.
+"""Defines the hash and the sketch of a tensor, and what can be computed from them.
 
-Both are linear in what they sum and depend on an element's place in the flat tensor alone, so those of parts add up.
+Both are sums over the elements, with definitions that never change. They are linear, and depend only on an element's
+value and its position in the flat tensor, so the values of parts add up.
 
-The hash is a sum of little-endian 32-bit words, each times the weight of its place, modulo 2^64: equal bytes at equal
-places give equal hashes, and unequal ones unequal hashes, but for a chance of 2^-32 at the worst.
+The hash is a sum of little-endian 32-bit words, each times the weight of its position, modulo 2^64. Equal bytes at
+equal positions give equal hashes; other bytes give other hashes, except with a probability of 2^-32 at the worst.
 
-The sketch adds each number, with the sign of its place, to one of 64 buckets (M. Charikar, K. Chen, M. Farach-Colton,
-Finding Frequent Items in Data Streams, 2002). How far two sketches are apart is about how far the tensors are.
+The sketch adds each number, with the sign of its position, to one of 64 buckets (M. Charikar, K. Chen, M.
+Farach-Colton, Finding Frequent Items in Data Streams, 2002). The distance of two sketches is about that of the tensors.
 """
 
 import math
@@ -34,15 +35,16 @@ Bits = npt.NDArray[np.uint64]
 Integers = npt.NDArray[np.int64]
 Sketch = npt.NDArray[np.float64]
 
-#: Tags of `mix`: what its bits decide.
+#: Tags of `mix`, named by what its bits decide.
 BLOCK_ORDER, BLOCK_SIGN, LANE_SIGNS, CHUNK_SIGNS, CHUNK_SWAP, WORD_WEIGHT, ROW_WEIGHT = range(1, 8)
 MIX_FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def mix(tag: int, numbers: npt.ArrayLike) -> Bits:
-    """Returns 64 pseudo-random bits for each number; those of different tags are independent.
+    """Returns 64 pseudo-random bits for each number; those for different tags are independent.
 
-    The finaliser of SplitMix64 (G. Steele, D. Lea, C. Flood, Fast Splittable Pseudorandom Number Generators, 2014).
+    It is the finaliser of SplitMix64 (G. Steele, D. Lea, C. Flood, Fast Splittable Pseudorandom Number Generators,
+    2014).
     """
     first, second, third = map(np.uint64, MIX_FACTORS)
     with np.errstate(over="ignore"):  # it is modulo 2^64; numpy warns of that for single numbers
@@ -53,14 +55,14 @@ def mix(tag: int, numbers: npt.ArrayLike) -> Bits:
 
 
 def mix_start(tag: int) -> int:
-    """Returns what `mix` begins with for a tag."""
+    """Returns the start value of `mix` for a tag."""
     return (tag * 0xD1342543DE82EF95 + 0x2545F4914F6CDD1D) % 2**64
 
 
 def bucket_and_sign(places: npt.ArrayLike) -> tuple[Integers, Integers]:
-    """Returns to which of the 64 buckets of a sketch an element is added, and with which sign.
+    """Returns the bucket (of 64) to which each element is added in a sketch, and the sign of the element.
 
-    This is the definition. Everything else is a faster way to it.
+    This is the definition; all other functions are faster ways to compute it.
 
     Args:
         places: indices into the flat tensor, in row-major order.
@@ -74,9 +76,10 @@ def bucket_and_sign(places: npt.ArrayLike) -> tuple[Integers, Integers]:
 
 
 def hash_weight(places: npt.ArrayLike) -> Bits:
-    """Returns what a word is multiplied with in the sum that is the hash. This is the definition.
+    """Returns the factors of the words in the sum that is the hash. This is the definition.
 
-    Words are signed 32-bit integers, little-endian: two to an element of 8 bytes, and one to 2 of 2 or 4 of 1.
+    Words are signed 32-bit integers, little-endian: two for an element of 8 bytes, one for 2 elements of 2 bytes or 4
+    of 1.
 
     Args:
         places: indices of words in the flat tensor.
@@ -87,12 +90,12 @@ def hash_weight(places: npt.ArrayLike) -> Bits:
 
 
 def merge_hashes(hashes: Iterable[int]) -> int:
-    """Returns the hash of a tensor from those of its parts, each taken at its offset, in any order."""
+    """Returns the hash of a tensor from those of its parts in any order, each computed at the part's offset."""
     return sum(hashes) % 2**64
 
 
 def merge_sketches(sketches: Iterable[npt.ArrayLike]) -> Sketch:
-    """Returns the sketch of a tensor from those of its parts, each taken at its offset."""
+    """Returns the sketch of a tensor from those of its parts, each computed at the part's offset."""
     total = np.zeros(SKETCH_SIZE)
     for sketch in sketches:
         total += np.asarray(sketch, np.float64)
@@ -100,12 +103,12 @@ def merge_sketches(sketches: Iterable[npt.ArrayLike]) -> Sketch:
 
 
 def hash_to_bytes(value: int) -> bytes:
-    """Returns a hash as the `values` table holds it."""
+    """Returns a hash as bytes, as the `values` table holds it."""
     return value.to_bytes(HASH_SIZE, "little")
 
 
 def hash_from_bytes(content: bytes) -> int:
-    """Returns a hash from what the `values` table holds."""
+    """Returns a hash from its bytes in the `values` table."""
     return int.from_bytes(content, "little")
 
 
@@ -119,15 +122,15 @@ def sketch_distance(
 ) -> float:
     """Estimates the L2 distance of two tensors of one shape, mostly within a factor of 1.2 (docs/fingerprints.md).
 
-    Finite means make it better, and exact where the tensors differ by a constant. NaN where a sketch has no finite
-    numbers. What is below `SKETCH_FLOOR` times the norm of the tensors is noise.
+    The means, if given, improve the estimate, and make it exact if the tensors differ by a constant. The distance is
+    NaN if a sketch has NaN or infinities. A distance below `SKETCH_FLOOR` times the norm of the tensors is noise.
 
     Args:
-        a: the sketch of one tensor, from its place 0 on.
-        b: that of the other one.
-        count: how many numbers each has; a complex one is two.
-        mean_a: the mean of those numbers, where all are finite.
-        mean_b: the same of the other tensor.
+        a: the sketch of one tensor, computed at offset 0.
+        b: the sketch of the other tensor.
+        count: how many numbers each tensor has; a complex element is two.
+        mean_a: the mean of the first tensor's numbers; None if it is not finite.
+        mean_b: the mean of the second tensor's numbers, likewise.
     """
     with np.errstate(invalid="ignore"):
         difference = np.asarray(b, np.float64) - np.asarray(a, np.float64)
@@ -140,7 +143,7 @@ def sketch_distance(
 
 @lru_cache(1024)
 def sketch_of_ones(count: int) -> Sketch:
-    """Returns the sketch of `count` ones, which is the same for every tensor of that size; read-only."""
+    """Returns the sketch of `count` ones, which is the same for every tensor of that size. The array is read-only."""
     whole, rest = divmod(count, CHUNK)
     total = np.zeros(SKETCH_SIZE)
     sums = _sums_of_ones(BLOCKS * LANES)
@@ -166,7 +169,7 @@ def _sums_of_ones(count: int) -> Sketch:
 
 @cache
 def block_groups() -> Integers:
-    """Returns the group of each block of a chunk: 16 blocks to each of 256, in a pseudo-random order."""
+    """Returns the group of each block of a chunk. 16 blocks belong to each of 256 groups, in a pseudo-random order."""
     keys = mix(BLOCK_ORDER, np.arange(BLOCKS)) >> np.uint64(1) & np.uint64(2**62 - 1)
     groups = np.empty(BLOCKS, np.int64)
     groups[np.argsort(keys, stable=True)] = np.arange(BLOCKS) // _BLOCKS_PER_GROUP
@@ -175,25 +178,25 @@ def block_groups() -> Integers:
 
 @cache
 def block_swaps() -> npt.NDArray[np.uint8]:
-    """Returns the number that swaps the lanes of each block of a chunk: lane l is for bucket `l ^ swap`."""
+    """Returns the number that swaps the lanes of each block of a chunk: lane l is added to bucket `l ^ swap`."""
     return (block_groups() % LANES).astype(np.uint8)
 
 
 @cache
 def block_signs() -> Bits:
-    """Returns the signs of the lanes of each block of a chunk: bit l is 1 where lane l is negative."""
+    """Returns the signs of the lanes of each block of a chunk: bit l is 1 if lane l is negative."""
     flipped = mix(BLOCK_SIGN, np.arange(BLOCKS)) & np.uint64(1)
     signs: Bits = mix(LANE_SIGNS, block_groups()) ^ flipped * np.uint64(2**64 - 1)
     return signs
 
 
 def signs_of_lanes() -> Integers:
-    """Returns the same as +1 and -1: `[4096, 64]`."""
+    """Returns the signs of the lanes of each block as +1 and -1: `[4096, 64]`."""
     return 1 - 2 * _bit(block_signs()[:, None], np.arange(LANES)).astype(np.int64)
 
 
 def chunk_signs(chunks: npt.ArrayLike) -> Bits:
-    """Returns the signs of the buckets in each chunk: bit b is 1 where bucket b is negative."""
+    """Returns the signs of the buckets in each chunk: bit b is 1 if bucket b is negative."""
     return mix(CHUNK_SIGNS, chunks)
 
 
@@ -204,14 +207,14 @@ def chunk_swap(chunks: npt.ArrayLike) -> Integers:
 
 
 def fold_rows(rows: npt.NDArray[np.floating]) -> Sketch:
-    """Returns the 64 sums of a chunk from its 64 rows: place l of row h counts for `l ^ h`."""
+    """Returns the 64 sums of a chunk from its 64 rows: element l of row h is added to sum `l ^ h`."""
     lanes = np.arange(LANES)
     sums: Sketch = rows[lanes[:, None], lanes ^ lanes[:, None]].sum(axis=0, dtype=np.float64)
     return sums
 
 
 def place_chunks(sums: Sketch, chunks: Integers) -> Sketch:
-    """Returns what the 64 sums of a chunk are in the sketch, for each of several chunks: `[len(chunks), 64]`."""
+    """Returns the contribution of a chunk's 64 sums to the sketch, for each of several chunks: `[len(chunks), 64]`."""
     lanes = np.arange(LANES)
     negative = _bit(chunk_signs(chunks)[:, None], lanes).astype(bool)
     placed: Sketch = sums[lanes ^ chunk_swap(chunks)[:, None]]
@@ -221,7 +224,7 @@ def place_chunks(sums: Sketch, chunks: Integers) -> Sketch:
 
 @cache
 def word_weights() -> Bits:
-    """Returns the weights of the places in a row of words."""
+    """Returns the weights of the positions in a row of words."""
     weights: Bits = mix(WORD_WEIGHT, np.arange(WORDS)) | np.uint64(1)
     return weights
 

@@ -1,16 +1,16 @@
-"""The statistics that are known by name: what each needs to be computed, and its title in pictures."""
+"""The statistics that are known by name: what each is computed from, and its title in pictures."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-#: What a statistic is computed of.
+#: What a statistic is computed from.
 TIER_1 = "tier 1"
 SUMS = "the sums and counts of tier 2"
 HISTOGRAM = "the histogram or the largest element of tier 2"
 
 
 class Statistic(NamedTuple):
-    """What a statistic needs, and what it is called where a picture shows it."""
+    """The values that a statistic is computed from, and its title in pictures."""
 
     needs: str
     title: str
@@ -45,17 +45,17 @@ STATISTICS: Mapping[str, Statistic] = {
     "dynamic_range": Statistic(HISTOGRAM, "dynamic_range"),
 }
 
-#: Statistics of histograms that are asked for with an argument: `underflow:fp16`, `quantile:0.99`.
+#: Statistics of histograms that take an argument: `underflow:fp16`, `quantile:0.99`.
 OF_FORMATS = ("underflow", "flushed", "overflow")
 QUANTILE = "quantile"
 
 
 def names_of(*needs: str) -> tuple[str, ...]:
-    """Returns the statistics that need one of these."""
+    """Returns the statistics that need one of `needs`."""
     return tuple(name for name, each in STATISTICS.items() if each.needs in needs)
 
 
 def title_of(stat: str) -> str:
-    """Returns the title of a statistic; one without is titled by its name."""
+    """Returns the title of a statistic; by default its name."""
     known = STATISTICS.get(stat)
     return known.title if known else stat

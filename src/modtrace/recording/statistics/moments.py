@@ -1,4 +1,4 @@
-"""What the raw statistics of stat rows mean, without torch."""
+"""Reads the raw statistics of the `values` table, derives others from them and merges them, without torch."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,18 +16,18 @@ from ..arrow.arrays import to_numpy
 Numbers = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
-#: The columns of the `values` table that are read here.
+#: The columns of the `values` table with raw statistics.
 RAW = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count")
 
-#: What is derived from them.
+#: The statistics that are derived from them.
 DERIVED = ("mean", "std", "rms", "l2", "abs_max", "nonfinite")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
-    """The raw statistics of one tensor, or of several merged, with what is derived from them.
+    """The raw statistics of one tensor, or of several merged, and statistics that are derived from them.
 
-    What is derived is NaN where it is not defined: the mean of no numbers, the standard deviation of one.
+    A derived statistic is NaN if it is not defined, such as the mean of no numbers or the standard deviation of one.
     """
 
     count: int = 0
@@ -65,7 +65,7 @@ class Stats:
 
     @property
     def nonfinite(self) -> int:
-        """Returns how many numbers are NaN or infinite."""
+        """The number of elements that are NaN or infinite."""
         return self.nan_count + self.inf_count
 
     @cached_property
@@ -75,7 +75,7 @@ class Stats:
 
 @dataclass(frozen=True, kw_only=True)
 class StatColumns:
-    """The raw statistics of many tensors, one a row, with what is derived from them as columns."""
+    """The raw statistics of many tensors, one a row, with derived statistics as columns."""
 
     count: Counts  # 0 also where nothing was measured
     min: Numbers  # NaN where null
@@ -97,12 +97,12 @@ class StatColumns:
 
     @property
     def std(self) -> Numbers:
-        """The standard deviation with Bessel's correction, NaN for less than two numbers, as `torch.std`.
+        """The standard deviation with Bessel's correction, as in `torch.std`; NaN for fewer than two numbers.
 
-        `sumsq / n - mean**2` cancels where the numbers are nearly constant. So the variance is kept between
-        the bounds that minimum and maximum set: at least `(max - min)**2 / (2 * n)` (J. von Szokefalvi Nagy,
-        Jahresbericht der Deutschen Mathematiker-Vereinigung 27, 1918), at most `(max - mean) * (mean - min)`
-        (R. Bhatia and C. Davis, American Mathematical Monthly 107, 2000). NaN where a sum is not finite.
+        `sumsq / n - mean**2` cancels if the numbers are nearly constant. So the variance is kept between the bounds
+        that minimum and maximum set: at least `(max - min)**2 / (2 * n)` (J. von Szokefalvi Nagy, Jahresbericht der
+        Deutschen Mathematiker-Vereinigung 27, 1918), at most `(max - mean) * (mean - min)` (R. Bhatia and C. Davis,
+        American Mathematical Monthly 107, 2000). It is NaN if a sum is not finite.
         """
         n = self.count.astype(np.float64)
         with np.errstate(all="ignore"):
@@ -110,7 +110,7 @@ class StatColumns:
             mean = np.clip(self.mean, self.min, self.max)  # a sum has the rounding errors of its kernel
             lower = extent / n * (extent / 2)
             upper = (self.max - mean) * (mean - self.min)
-            # The lower bound has the last word: the upper one has the error of the mean.
+            # The lower bound is applied last, because the upper one has the error of the mean.
             variance = np.maximum(np.minimum(self.sumsq / n - mean * mean, upper), lower)
             std = np.where(extent == 0, 0, np.sqrt(variance * (n / (n - 1))))
         is_known = (np.isfinite(self.sum) & np.isfinite(self.sumsq)) | (extent == 0)
@@ -129,11 +129,11 @@ class StatColumns:
 
     @cached_property
     def nonfinite(self) -> Counts:
-        """Returns how many numbers are NaN or infinite."""
+        """The number of elements that are NaN or infinite."""
         return self.nan_count + self.inf_count
 
     def merge(self, rows: npt.NDArray[np.int64] | slice = slice(None)) -> Stats:
-        """Returns the statistics of all numbers of these rows together.
+        """Returns the statistics of all numbers in these rows together.
 
         Counts, minimum and maximum are exact. Sums are rounded once, so the order of the rows does not matter.
         """
@@ -151,7 +151,7 @@ class StatColumns:
 
 
 def merge(many: Iterable[Stats]) -> Stats:
-    """Returns the statistics of all numbers together, whatever the order; of none, a count of 0."""
+    """Returns the statistics of all numbers together. The order does not matter; without any, the count is 0."""
     return columns_of(list(many)).merge()
 
 
@@ -171,9 +171,9 @@ def read_statistics(values: pa.Table) -> StatColumns:
 
 
 def first_nonfinite_row(values: pa.Table) -> int | None:
-    """Returns the index of the first row, by step and order, of a module's tensor that is not finite; None without.
+    """Returns the index of the first row, by step and order, of a module's tensor that is not finite; None if all are.
 
-    Reads four columns of the `values` table a batch at a time: of a memory-mapped one, only their pages.
+    It reads four columns of the `values` table a batch at a time. Of a memory-mapped table, only their pages are read.
     """
     first: tuple[int, int, int] | None = None  # step, order, row
     for offset, rows, step, order in _scan_nonfinite(values):
@@ -198,9 +198,9 @@ def nonfinite_steps(values: pa.Table) -> list[int]:
 
 
 def _scan_nonfinite(values: pa.Table) -> Iterator[tuple[int, npt.NDArray[np.int64], Any, Any]]:
-    """Yields for each batch its first row's index, its non-finite rows, and its columns step and order.
+    """Yields, for each batch, the index of its first row, its non-finite rows, and its columns step and order.
 
-    Rows of single ops are left out: what is not finite there may be meant so, the `-inf` of a mask.
+    Rows of single ops are left out, because infinities there may be intended, such as the `-inf` of a mask.
     """
     offset = 0
     for batch in values.select(["step", "order", "nan_count", "inf_count", "op_id"]).to_batches():
@@ -213,7 +213,7 @@ def _scan_nonfinite(values: pa.Table) -> Iterator[tuple[int, npt.NDArray[np.int6
 
 
 def columns_of(many: Sequence[Stats]) -> StatColumns:
-    """Returns the same as columns, one tensor a row."""
+    """Returns the statistics as columns, one tensor a row."""
     columns: dict[str, Any] = {}
     for field in fields(Stats):
         kind = np.int64 if field.name in {"count", "nan_count", "inf_count"} else np.float64
@@ -223,20 +223,20 @@ def columns_of(many: Sequence[Stats]) -> StatColumns:
 
 
 def divide(numbers: npt.NDArray[Any], count: Counts) -> Numbers:
-    """Returns the quotient, infinite or NaN where the count is 0, without a warning of numpy's."""
+    """Returns the quotient without numpy's warnings; it is infinite or NaN where the count is 0."""
     with np.errstate(all="ignore"):
         quotient: Numbers = numbers / count
     return quotient
 
 
 def add_up(numbers: Sequence[float]) -> float:
-    """Returns the sum, rounded once; NaN for an infinity of each sign, infinite only where no float can hold it."""
+    """Returns the sum, rounded once. It is NaN for infinities of both signs, and infinite if no float can hold it."""
     special = [each for each in numbers if not math.isfinite(each)]
     if special:
         return sum(special)
     try:
         return math.fsum(numbers)
-    except OverflowError:  # perhaps on the way only: whether fsum meets it depends on the order
+    except OverflowError:  # maybe only of a partial sum, which depends on the order
         return _add_up_fractions(numbers)
 
 

@@ -1,4 +1,4 @@
-"""The ends of the number formats that a recording is asked about: what would become of these numbers in fp16?"""
+"""Number formats, with the limits below and above which their numbers underflow and overflow."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from ..suggestions import did_you_mean
 
 @dataclass(frozen=True, kw_only=True)
 class NumberFormat:
-    """One format, by its magnitudes."""
+    """The limits of one format, as magnitudes."""
 
     name: str
     smallest_subnormal: float  # what is smaller becomes zero, or this
@@ -40,10 +40,10 @@ FORMATS = {
 
 
 def to_format(name: str) -> NumberFormat:
-    """Returns the format of this name.
+    """Returns the format with a name.
 
     Raises:
-        ValueError: there is none; the text lists those there are.
+        ValueError: there is none; the message lists the known names.
     """
     if name in FORMATS:
         return FORMATS[name]

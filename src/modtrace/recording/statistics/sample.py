@@ -1,4 +1,4 @@
-"""Which elements of a tensor a sample of its values holds: the same ones in every step and every run."""
+"""Chooses the elements of a tensor that a sample holds, which are the same in every step and every run."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 def sample_positions(numel: int, k: int) -> npt.NDArray[np.int64]:
     """Returns flat row-major indices of `k` elements, ascending and distinct: one in each of `k` equal parts.
 
-    They depend on nothing but `numel` and `k`. All elements if there are no more than `k`.
+    They depend only on `numel` and `k`. If there are no more than `k` elements, all of them are returned.
     """
     if numel <= k:
         return np.arange(numel)
@@ -18,12 +18,14 @@ def sample_positions(numel: int, k: int) -> npt.NDArray[np.int64]:
 
 
 def place_in_parts(part: Any, numel: int, k: int) -> Any:
-    """Returns an element of each part; `numel` > `k`.
+    """Returns the index of one element of each part; `numel` must be larger than `k`.
 
-    Made of operators alone, so that a tensor on a device can be given and gives the same.
+    It uses operators only, so that it also works for a tensor on a device, with the same result.
 
     Args:
-        part: integers of 64 bits, which wrap around where they overflow.
+        part: 64-bit integers, which wrap around if they overflow.
+        numel: the number of elements.
+        k: the number of parts.
     """
     size, rest = divmod(numel, k)
     start, end = (each * size + each * rest // k for each in (part, part + 1))
@@ -33,7 +35,7 @@ def place_in_parts(part: Any, numel: int, k: int) -> Any:
 def _scramble(numbers: Any) -> Any:
     """Returns a pseudo-random integer below 2^62 for each number.
 
-    Odd factors and shifts, as in S. Vigna's SplitMix64, whose constants these are, as signed numbers.
+    It multiplies by odd factors and shifts, as S. Vigna's SplitMix64, whose constants it uses as signed numbers.
     """
     bits = (numbers + 1) * -0x61C8864680B583EB
     bits = (bits ^ (bits >> 30 & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47

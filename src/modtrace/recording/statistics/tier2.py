@@ -1,4 +1,4 @@
-"""What the columns of tier 2 mean: what is derived from sums of magnitudes, zeros and histograms of exponents."""
+"""Reads the columns of tier 2, and derives statistics from sums of magnitudes, zeros and histograms of exponents."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,26 +15,26 @@ from .number_formats import NumberFormat, to_format
 
 BINS = 256
 
-#: What is derived here of tier 1 alone, and of the sums of tier 2.
+#: The statistics that are derived here from tier 1 alone, and from the sums of tier 2.
 OF_TIER_1 = ("nan_fraction", "inf_fraction", "crest")
 OF_TIER_2 = ("mean_abs", "zero_fraction", "kurtosis")
 
-#: The smallest magnitude that belongs into each bin, and that from which on they belong into the next.
+#: The smallest magnitude of each bin, and behind the last bin the end of its magnitudes.
 LOWER_EDGES: Numbers = np.array([0.0, *(2.0**exponent for exponent in range(-126, 129))])
 UPPER_EDGES: Numbers = np.array([*LOWER_EDGES[1:], np.inf])
 
-#: The exponents of the smallest and of the largest float64, as numbers of bins, were there any.
+#: The bins that the smallest and the largest float64 would have.
 _FIRST_OF_FLOAT64, _LAST_OF_FLOAT64 = 127 - 1074, 127 + 1023
 
-#: Below, part of a sum of squares or of fourth powers may have been too small for a float64.
+#: Below this, part of a sum of squares or of fourth powers may have been too small for a float64.
 _SMALLEST_SUM = 1e-290
 
-#: Rows of histograms that are looked at in one go: 8 MB.
+#: How many rows of histograms are read at a time (8 MB).
 _ROWS = 4096
 
 
 class Bounds(NamedTuple):
-    """What a number is at least and at most; the same where it is known exactly."""
+    """Bounds on a number, which are equal if it is known exactly."""
 
     low: Numbers
     high: Numbers
@@ -42,10 +42,10 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Tier2Columns:
-    """The columns of tier 2 of many tensors, one a row, with what is derived from them as columns.
+    """The columns of tier 2 of many tensors, one a row, with derived statistics as columns.
 
-    What is derived is NaN where it was not measured, is not defined or cannot be told. Fractions are of all numbers,
-    those that are not finite among them.
+    A derived statistic is NaN if it was not measured, is not defined or is not known. Fractions are of all numbers,
+    including those that are not finite.
     """
 
     stats: StatColumns  # of the same rows
@@ -54,12 +54,12 @@ class Tier2Columns:
     sum4: Numbers
     argmax: Counts  # flat, row-major; -1 where not measured, where there are no elements, and of merged rows
     histogram: Counts  # [measured rows, 256]
-    histogram_row: Counts  # where each row's histogram stands there; -1: not measured
+    histogram_row: Counts  # the index of each row's histogram in `histogram`; -1: not measured
     channel_max: pa.Array  # list<float>, null where not measured
 
     @property
     def is_measured(self) -> npt.NDArray[np.bool_]:
-        """Returns which rows have anything of tier 2."""
+        """True for each row in which anything of tier 2 was measured."""
         measured: npt.NDArray[np.bool_] = self.zero_count >= 0
         return measured
 
@@ -70,26 +70,26 @@ class Tier2Columns:
 
     @property
     def zero_fraction(self) -> Numbers:
-        """The part that is zero, of either sign."""
+        """The fraction that is zero, of either sign."""
         return divide(np.where(self.is_measured, self.zero_count, np.nan), self.stats.count)
 
     @property
     def nan_fraction(self) -> Numbers:
-        """The part that is NaN; known without tier 2."""
+        """The fraction that is NaN, which is known without tier 2."""
         return divide(self.stats.nan_count, self.stats.count)
 
     @property
     def inf_fraction(self) -> Numbers:
-        """The part that is infinite; known without tier 2."""
+        """The fraction that is infinite, which is known without tier 2."""
         return divide(self.stats.inf_count, self.stats.count)
 
     @property
     def kurtosis(self) -> Numbers:
-        """The mean fourth power over the square of the mean square: about zero, not about the mean.
+        """The mean fourth power over the square of the mean square, about zero and not about the mean.
 
-        1 where all magnitudes are the same, 3 of normal numbers around zero, the count where but one is not zero. So
-        outliers are told in activations whose mean is far from zero, too (B. He et al., Understanding and Minimising
-        Outlier Features in Neural Network Training, 2024, take it of the norms of neurons).
+        It is 1 if all magnitudes are equal, 3 for normal numbers around zero, and the count if only one number is not
+        zero. So it also shows outliers in activations whose mean is far from zero (B. He et al., Understanding and
+        Minimising Outlier Features in Neural Network Training, 2024, apply it to the norms of neurons).
         """
         n, squares = self.stats.count.astype(np.float64), self.stats.sumsq
         with np.errstate(all="ignore"):
@@ -100,7 +100,7 @@ class Tier2Columns:
 
     @property
     def crest(self) -> Numbers:
-        """The crest factor: the largest magnitude over the root of the mean square; known without tier 2."""
+        """The crest factor: the largest magnitude over the root of the mean square. It is known without tier 2."""
         n, squares = self.stats.count.astype(np.float64), self.stats.sumsq
         with np.errstate(all="ignore"):
             found = np.clip(self.stats.abs_max / self.stats.rms, 1, np.sqrt(n))
@@ -109,9 +109,9 @@ class Tier2Columns:
 
     @property
     def dynamic_range(self) -> Bounds:
-        """How many bins the largest magnitude is above the smallest that is not zero: powers of two between them.
+        """The number of bins, that is powers of two, between the smallest nonzero magnitude and the largest.
 
-        Exact, but for numbers below 2^-126 or from 2^128 on, whose bins are of more than one power.
+        It is exact except for numbers below 2^-126 or from 2^128 on, whose bins cover more than one power.
         """
 
         def measure(counts: Counts, rows: Counts) -> Numbers:
@@ -125,10 +125,10 @@ class Tier2Columns:
         return Bounds(*self._of_histograms(measure, 2))
 
     def quantile(self, p: float) -> Bounds:
-        """Returns bounds, two powers of two, on the magnitude that a part `p` of the numbers does not exceed.
+        """Returns bounds, two powers of two, on the magnitude that a fraction `p` of the numbers does not exceed.
 
-        Zeros are the smallest magnitudes and infinite ones the largest; NaN are left out. `sqrt(low * high)` is off by
-        a factor of 1.41 at most, where `low` is not zero.
+        Zeros are the smallest magnitudes and infinities the largest; NaN are left out. `sqrt(low * high)` is off by a
+        factor of at most 1.41 if `low` is not zero.
 
         Raises:
             ValueError: `p` is not between 0 and 1.
@@ -149,16 +149,15 @@ class Tier2Columns:
         return Bounds(*self._of_histograms(measure, 2))
 
     def underflow_fraction(self, format: str) -> Numbers:
-        """Returns the part that is not zero and below the smallest normal number of a format of `FORMATS`. Exact."""
+        """Returns the exact fraction that is not zero and below the smallest normal number of a format of `FORMATS`."""
         below = _first_bin_from(to_format(format).smallest_normal)
         return self._fraction(lambda counts, rows: counts[:, :below].sum(axis=1))
 
     def flushed_fraction(self, format: str) -> Numbers:
-        """Returns the part that is not zero and below the smallest subnormal number of a format.
+        """Returns the fraction that is not zero and below the smallest subnormal number of a format.
 
-        Rounding to nearest makes zero of those up to half of it, and keeps the others as the smallest subnormal.
-
-        NaN where that of float32 or bf16 is asked for, and some are below 2^-126: there is one bin for all of them.
+        Rounding to nearest turns numbers up to half of that into zero, and larger ones into the smallest subnormal. The
+        fraction is NaN for float32 and bf16 if there are numbers below 2^-126, all of which share one bin.
         """
         smallest = to_format(format).smallest_subnormal
         below = _first_bin_from(smallest)
@@ -167,21 +166,21 @@ class Tier2Columns:
         return self._fraction(lambda counts, rows: np.where(counts[:, 0] > 0, np.nan, 0))
 
     def overflow_fraction(self, format: str) -> Bounds:
-        """Returns the part that is above the largest finite number of a format, infinite ones among them.
+        """Returns bounds on the fraction that is above the largest finite number of a format, including infinities.
 
-        Exact where minimum and maximum say that none is, or where none lies between the largest number of the format
-        and the powers of two around it.
+        They are equal if minimum and maximum show that there is none, or if no number is between the largest number of
+        the format and the powers of two around it.
         """
         of = to_format(format)
         found = self._of_histograms(lambda counts, rows: self._above(of, counts, rows), 2)
         return Bounds(*divide(found, self.stats.count))
 
     def _above(self, of: NumberFormat, counts: Counts, rows: Counts) -> tuple[Counts, Counts]:
-        """Returns bounds on how many numbers are above the largest one of a format: at least, at most."""
+        """Returns lower and upper bounds on how many numbers are above the largest one of a format."""
         end = _first_bin_from(of.largest)
         surely = counts[:, end:].sum(axis=1) + self.stats.inf_count[rows]
         near = counts[:, end - 1]
-        ends = np.stack([self.stats.max[rows], -self.stats.min[rows]])  # of no use beside a NaN
+        ends = np.stack([self.stats.max[rows], -self.stats.min[rows]])  # meaningless if there is a NaN
         seen = ((ends > of.largest) & (ends < LOWER_EDGES[end])).sum(axis=0)
         perhaps = np.where((ends <= of.largest).all(axis=0), 0, near)
         return surely + np.minimum(seen, near), surely + perhaps
@@ -192,7 +191,7 @@ class Tier2Columns:
         )
 
     def _of_histograms(self, measure: Callable[[Counts, Counts], Any], width: int) -> Numbers:
-        """Asks for some rows at a time, whose counts and whose places it gives; NaN for rows without counts."""
+        """Calls `measure` with the histograms and indices of some rows at a time; rows without histograms are NaN."""
         found = np.full((width, len(self.histogram_row)), np.nan)
         rows = np.flatnonzero(self.histogram_row >= 0)
         for start in range(0, len(rows), _ROWS):
@@ -218,7 +217,7 @@ def read_tier2(values: pa.Table) -> Tier2Columns:
 
 
 def read_sums(stats: StatColumns, sums: Mapping[str, Any]) -> Tier2Columns:
-    """Returns the columns of tier 2 of `sumabs`, `zero_count` and `sum4` alone, without histograms and places."""
+    """Returns the columns of tier 2 from `sumabs`, `zero_count` and `sum4` alone, without histograms and indices."""
     count = len(stats.count)
     return Tier2Columns(
         stats=stats,
@@ -233,11 +232,11 @@ def read_sums(stats: StatColumns, sums: Mapping[str, Any]) -> Tier2Columns:
 
 
 def _read_histograms(column: pa.ChunkedArray | pa.Array) -> tuple[Counts, Counts]:
-    """Returns the histograms, without a copy where they lie one behind the other; and which one each row has."""
+    """Returns the histograms, without a copy if they are adjacent, and the index of each row's histogram."""
     column = _in_one(column)
     is_whole = np.asarray(pc.equal(pc.list_value_length(column), BINS).fill_null(False))
     start = to_numpy(column.offsets)[:-1]
-    if (start[is_whole] % BINS).any():  # something else stands between them
+    if (start[is_whole] % BINS).any():  # other rows are between them
         column = column.filter(pa.array(is_whole))
         start = (np.cumsum(is_whole) - 1) * BINS + column.offset
     counts = to_numpy(column.values, null=0)

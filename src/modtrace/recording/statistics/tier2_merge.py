@@ -1,4 +1,4 @@
-"""How the columns of tier 2 merge: of parts of a tensor, of micro-batches, of ranks."""
+"""Merges the columns of tier 2 of parts of a tensor, of micro-batches or of ranks."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -18,15 +18,17 @@ def merge_tier2(
     *,
     offsets: Sequence[int] | Counts | None = None,
 ) -> Tier2Columns:
-    """Returns all numbers of these rows together, as columns of one row.
+    """Returns the statistics of all numbers in these rows together, as columns of one row.
 
-    Counts, histogram and channel maxima are exact; sums are rounded once, so the order does not matter. What one of the
-    rows does not have, of those with numbers, the whole does not have. Channel maxima are those of all rows, where they
-    are equally many.
+    Counts, histogram and channel maxima are exact. Sums are rounded once, so the order does not matter. A statistic
+    that one of the rows with numbers lacks is missing in the result. Channel maxima need equally many channels in all
+    rows.
 
     Args:
-        offsets: where each row's elements begin in the flat whole, if it consists of such parts; without, there is no
-            `argmax`.
+        columns: the columns.
+        rows: the rows to merge.
+        offsets: the offset of each row's elements in the flat tensor, if the rows are its parts. Without it there is
+            no `argmax`.
     """
     if isinstance(rows, slice):
         rows = np.arange(len(columns.zero_count))[rows]
@@ -49,7 +51,10 @@ def merge_tier2(
 
 
 def merge_groups(columns: Tier2Columns, groups: Sequence[Counts]) -> Tier2Columns:
-    """Returns one row for each group of rows, merged as by `merge_tier2`; a row that is alone stays as it is."""
+    """Returns one row for each group of rows, merged as by `merge_tier2`.
+
+    A group of a single row is returned unchanged.
+    """
     alone = [at for at, group in enumerate(groups) if len(group) == 1]
     single = take(columns, np.array([groups[at][0] for at in alone], np.int64))
     if len(alone) == len(groups):
@@ -60,7 +65,7 @@ def merge_groups(columns: Tier2Columns, groups: Sequence[Counts]) -> Tier2Column
 
 
 def take(columns: Tier2Columns, rows: Counts) -> Tier2Columns:
-    """Returns some rows, in the order in which they are given."""
+    """Returns some rows, in the given order."""
     stats = {each.name: getattr(columns.stats, each.name)[rows] for each in fields(columns.stats)}
     return Tier2Columns(
         stats=StatColumns(**stats),
@@ -74,7 +79,7 @@ _NUMBERS = ("sumabs", "zero_count", "sum4", "argmax")
 
 
 def _compact(columns: Tier2Columns) -> Tier2Columns:
-    """Drops the histograms of other rows."""
+    """Drops the histograms to which no row refers."""
     has_one = columns.histogram_row >= 0
     return replace(
         columns,

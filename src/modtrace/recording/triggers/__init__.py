@@ -1,1 +1,1 @@
-"""Triggers: conditions on values that users give, and the watch that decides whether one fires."""
+"""Triggers: conditions on values that users give, and the watch that decides which of them fire."""

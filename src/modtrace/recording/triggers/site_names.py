@@ -1,4 +1,4 @@
-"""Names sites while a run goes on, from the rows of `modules` and `sites` as they come."""
+"""Names sites while a run goes on, from the rows of `modules` and `sites` that have been written."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,20 +11,20 @@ from ..module_path import join
 from ..options.capture import Capture
 from ..role import BUFFER, OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
 
-#: Roles of what has a path of its own.
+#: Roles of parameters and buffers, which have a path of their own.
 _OF_PARAMETERS = frozenset({PARAMETER, PARAMETER_GRAD, BUFFER, OPTIMIZER_STATE, UPDATE})
 
 
 class SiteNames:
-    """The sites that have come, by id, and which of them a selection means."""
+    """The sites seen so far, by id, and which of them a capture selects."""
 
     def __init__(self) -> None:
-        self.revision = 0  # counts what may change a selection
+        self.revision = 0  # increases when a selection may change
         self._modules: dict[int, Mapping[str, Any]] = {}
         self._sites: list[Mapping[str, Any]] = []
 
     def add_modules(self, columns: Mapping[str, pa.Array]) -> None:
-        """Rows of `modules`; the last one of a module counts, for names are learnt late."""
+        """Adds rows of `modules`. The last row of a module counts, because names may be learnt late."""
         names = [name for name in ("module_id", "path", "name", "type") if name in columns]
         for values in zip(*(columns[name].to_pylist() for name in names), strict=True):
             row = dict(zip(names, values, strict=True))
@@ -32,17 +32,17 @@ class SiteNames:
         self.revision += 1
 
     def add_sites(self, columns: Mapping[str, pa.Array]) -> None:
-        """Rows of `sites`; their ids count up from 0."""
+        """Adds rows of `sites`, whose ids count up from 0."""
         names = [name for name in ("module_id", "nth", "role", "slot", "op", "op_nth") if name in columns]
         for values in zip(*(columns[name].to_pylist() for name in names), strict=True):
             self._sites.append(dict(zip(names, values, strict=True)))
 
     def select(self, selection: Capture, first: int = 0) -> npt.NDArray[np.bool_]:
-        """Returns which of the sites from `first` on a selection means, by role and path."""
+        """Returns, for each site from `first` on, whether a capture selects it, by role and path."""
         return np.array([self._is_meant(site, selection) for site in self._sites[first:]], bool)
 
     def describe(self, site_id: int) -> str:
-        """Describes a site: `blocks.3.mlp output`, `blocks.3.mlp@1 output[0]`, `head.weight parameter_grad`."""
+        """Returns a description of a site: `blocks.3.mlp output`, `blocks.3.mlp@1 output[0]`, `head.weight update`."""
         if not 0 <= site_id < len(self._sites):
             return f"site {site_id}"
         site = self._sites[site_id]

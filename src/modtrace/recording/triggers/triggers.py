@@ -1,4 +1,4 @@
-"""What has the steps that `record(keep_last=...)` holds written: conditions on a step's numbers, and signals."""
+"""Conditions that cause the steps held by `record(keep_last=...)` to be written: on numbers of a step, and signals."""
 
 import signal
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _HARMLESS = frozenset({"SIGUSR1", "SIGUSR2", "SIGCHLD", "SIGCONT", "SIGURG", "SI
 
 
 class _Condition:
-    """Says what differs from what is usual, so that it can be read where the recording is shown."""
+    """Base of the triggers. Its `repr`, which recordings show, lists only arguments that differ from the defaults."""
 
     def __repr__(self) -> str:
         told = (f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if _is_told(self, each))  # type: ignore[arg-type]
@@ -35,15 +35,15 @@ class _Condition:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class NonFinite(_Condition):
-    """Fires when a tensor that is measured, or a number that is logged, is NaN or infinite.
+    """Fires when a measured tensor, or a logged number, is NaN or infinite.
 
     Args:
-        include: which modules and parameters, as for `record()`; None for all. What is logged belongs to no
-            module: it is looked at only where neither this nor `roles` is given.
-        exclude: what is left out although it is included: a module that returns a mask with `-inf` in it. It
-            leaves out nothing that is logged.
-        roles: as in `Capture`; None for all but inputs, buffers and what single ops return or read, where
-            infinities are often meant.
+        include: selects modules and parameters, as for `record()`; None for all. Logged numbers belong to no module
+            and are checked only if neither this nor `roles` is given.
+        exclude: leaves out modules and parameters, such as a module that returns a mask with `-inf`. It does not
+            leave out logged numbers.
+        roles: as in `Capture`; None for all except inputs, buffers and what single ops return or read, where
+            infinities are often intended.
     """
 
     include: Patterns = None
@@ -56,16 +56,16 @@ class NonFinite(_Condition):
 
 @dataclass(frozen=True, repr=False)
 class Above(_Condition):
-    """Fires when a statistic of a tensor, or a number that is logged, is larger than a limit.
+    """Fires when a statistic of a tensor, or a logged number, is larger than a limit.
 
-    NaN is not larger than anything: `NonFinite` finds it.
+    NaN is not larger than any limit; `NonFinite` finds it.
 
     Args:
         stat: `mean`, `std`, `rms`, `l2`, `abs_max`, `min`, `max`, `crest`, ...; with `Capture(stats=2)` also
-            `mean_abs`, `zero_fraction` and `kurtosis`; `"log.loss"` for what `rec.log(loss=...)` is given.
-        limit: the largest value that is no reason.
-        include: which modules and parameters, as for `record()`.
-        exclude: the same for what is left out although it is included.
+            `mean_abs`, `zero_fraction` and `kurtosis`; `"log.loss"` for numbers logged by `rec.log(loss=...)`.
+        limit: the largest value for which it does not fire.
+        include: selects modules and parameters, as for `record()`.
+        exclude: leaves out modules and parameters that `include` selects.
         roles: as in `Capture`.
     """
 
@@ -87,19 +87,18 @@ class Above(_Condition):
 
 @dataclass(frozen=True, repr=False)
 class OutOfBand(_Condition):
-    """Fires when a statistic leaves the band in which it was in the last steps.
+    """Fires when a statistic leaves the band of its values in the last steps.
 
-    The band is the median of those steps, plus and minus `factor` times what would be the standard deviation of
-    normally distributed numbers with their median absolute deviation; each tensor has its own. Numbers that are
-    not finite are outside.
+    Each tensor has its own band: the median of its values, plus and minus `factor` times the standard deviation that
+    normally distributed numbers with the same median absolute deviation have. Numbers that are not finite are outside.
 
     Args:
         stat: as for `Above`.
-        factor: half the width of the band.
-        window: how many of the last steps count.
-        at_least: how many there must be before anything is outside; None: 10, or `window` if that is fewer.
-        include: which modules and parameters, as for `record()`.
-        exclude: the same for what is left out although it is included.
+        factor: half the width of the band, in standard deviations.
+        window: the number of last steps that count.
+        at_least: the number of steps before anything is outside; None: 10, or `window` if that is smaller.
+        include: selects modules and parameters, as for `record()`.
+        exclude: leaves out modules and parameters that `include` selects.
         roles: as in `Capture`.
     """
 
@@ -125,19 +124,19 @@ class OutOfBand(_Condition):
 
     @property
     def needs(self) -> int:
-        """Returns how many steps there must be before anything is outside."""
+        """The number of earlier steps that are needed before a number can be outside."""
         return min(_USUALLY_NEEDED, self.window) if self.at_least is None else self.at_least
 
 
 @dataclass(frozen=True, repr=False)
 class OnSignal(_Condition):
-    """Fires when the process gets a signal, within half a second, whether or not a step ends.
+    """Fires when the process receives a signal, within half a second, whether or not a step ends.
 
-    What the signal did before it does as well. One that would end the process ends it by `SystemExit`, so that what
-    the open step has left is written too; `SIGUSR1` and `SIGUSR2` do nothing else.
+    The former effect of the signal remains. A signal that would end the process ends it by `SystemExit`, so that the
+    rows of the open step are written too. `SIGUSR1` and `SIGUSR2` have no other effect.
 
     Args:
-        name: of the signal.
+        name: the name of the signal.
     """
 
     name: str = "SIGUSR1"
@@ -152,12 +151,12 @@ class OnSignal(_Condition):
 
     @property
     def number(self) -> signal.Signals:
-        """The signal."""
+        """The signal as a member of `signal.Signals`."""
         return signal.Signals[self.name]
 
     @property
     def is_harmless(self) -> bool:
-        """Returns whether the process goes on behind it."""
+        """True if the process continues after the signal."""
         return self.name in _HARMLESS
 
 
@@ -168,14 +167,16 @@ TRIGGERS: tuple[type[Trigger], ...] = get_args(Trigger)
 
 
 def to_triggers(given: object, *, keep_last: int | None, captures: Sequence[Capture]) -> tuple[Trigger, ...]:
-    """Returns what `record(triggers=...)` means: one or several; None is `NonFinite()` where steps are held.
+    """Returns the triggers of `record(triggers=...)`, as a tuple. None means `NonFinite()` if steps are held.
 
     Args:
+        given: a trigger, or several.
+        keep_last: the number of steps that are held.
         captures: what is measured.
 
     Raises:
-        TypeError: something in it is no trigger.
-        ValueError: it can never fire, for nothing that it looks at is measured.
+        TypeError: an entry is not a trigger.
+        ValueError: a trigger can never fire, because nothing that it checks is measured.
     """
     if given is None:
         return () if keep_last is None else (NonFinite(),)
@@ -189,7 +190,7 @@ def to_triggers(given: object, *, keep_last: int | None, captures: Sequence[Capt
 
 
 def _check_measured(trigger: Trigger, captures: Sequence[Capture]) -> None:
-    """Refuses what looks at roles none of which is measured, or not as its statistic needs it."""
+    """Refuses a trigger whose roles are not measured, or not as its statistic requires."""
     if isinstance(trigger, OnSignal) or trigger.roles is None:
         return
     stat = "nonfinite" if isinstance(trigger, NonFinite) else trigger.stat
@@ -209,10 +210,10 @@ def _check_measured(trigger: Trigger, captures: Sequence[Capture]) -> None:
 
 
 def check_keep_last(keep_last: object) -> None:
-    """Refuses what is no number of steps.
+    """Checks that `keep_last` is a number of steps or None.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is something else.
     """
     if keep_last is not None and (
         isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1
@@ -221,18 +222,18 @@ def check_keep_last(keep_last: object) -> None:
 
 
 def is_logged(stat: str) -> bool:
-    """Returns whether a trigger is about numbers that a user logs."""
+    """Returns whether a statistic is a number that a user logs."""
     return stat.startswith(LOGGED)
 
 
 def selection_of(trigger: NonFinite | Above | OutOfBand) -> Capture:
-    """Returns which tensors a trigger is about: the `roles` and `paths` of the capture that says the same."""
+    """Returns a capture whose `roles` and `paths` select the tensors that a trigger checks."""
     roles = FINITE_ROLES if trigger.roles is None else trigger.roles
     return Capture(roles=roles, include=trigger.include, exclude=trigger.exclude)
 
 
 def paths_of(triggers: Sequence[Trigger]) -> list[PathFilter]:
-    """Returns which modules and parameters each is about, of those that look at tensors."""
+    """Returns the filter of modules and parameters of each trigger that checks tensors."""
     return [selection_of(each).paths for each in triggers if not isinstance(each, OnSignal)]
 
 

@@ -1,4 +1,4 @@
-"""Looks at the rows of each step as they come, and says which triggers fire."""
+"""Checks the rows of each step as they are written, and decides which triggers fire."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -23,15 +23,15 @@ _Rows = npt.NDArray[np.int64]
 #: The raw statistics of rows, by name.
 _Columns = Mapping[str, npt.NDArray[Any]]
 
-#: Of tier 2; the value where it was not measured.
+#: The sums of tier 2, each with its value if it was not measured.
 _SUMS = {"sumabs": np.nan, "zero_count": -1, "sum4": np.nan}
 
 
 class TriggerWatch:
     """The triggers of one recording. Each fires in the step in which its condition becomes true.
 
-    It can fire again when there was a step in which the condition was not true. A step in which nothing was measured
-    that it is about changes nothing.
+    It can fire again after a step in which the condition was false. A step in which nothing was measured that a trigger
+    checks does not change its state.
     """
 
     def __init__(self, triggers: Sequence[Trigger]) -> None:
@@ -41,7 +41,7 @@ class TriggerWatch:
         self._scalars: dict[str, list[float]] = {}
 
     def see(self, table: str, columns: Mapping[str, pa.Array]) -> None:
-        """Takes rows of the step that is being written, as Arrow columns."""
+        """Receives rows of the step that is being written, as Arrow columns."""
         if not self._armed:
             return
         if table == "modules":
@@ -55,7 +55,7 @@ class TriggerWatch:
                 self._scalars.setdefault(name, []).append(value)
 
     def end_step(self, step: int) -> list[Note]:
-        """Returns what fires in the step whose rows have come since this was last called."""
+        """Returns a note for each trigger that fires in the step whose rows were received since the last call."""
         if not self._armed:
             return []
         values, scalars = self._values, self._scalars
@@ -81,7 +81,7 @@ class MeasuredRows(NamedTuple):
 
 
 class StepRows(NamedTuple):
-    """What conditions see of a step."""
+    """The rows of a step that conditions check."""
 
     measured: MeasuredRows | None
     scalars: Mapping[str, Sequence[float]]
@@ -90,7 +90,10 @@ class StepRows(NamedTuple):
 
 class _Condition(Protocol):
     def __call__(self, seen: StepRows, /) -> str | None:
-        """Returns why the condition is true in a step; "" if it is not, None if nothing it looks at was measured."""
+        """Returns the reason why the condition is true in a step.
+
+        Returns "" if it is false, and None if nothing that it checks was measured.
+        """
 
 
 class _Armed:
@@ -124,7 +127,7 @@ def _take(columns: _Columns, rows: _Rows) -> _Columns:
 
 
 def _statistic(stat: str, columns: _Columns) -> npt.NDArray[np.float64]:
-    """Returns a statistic by its name, for each row."""
+    """Returns a statistic for each row, by name."""
     if stat in columns:
         return np.asarray(columns[stat], np.float64)
     stats = StatColumns(**{name: columns[name] for name in RAW})
@@ -134,7 +137,7 @@ def _statistic(stat: str, columns: _Columns) -> npt.NDArray[np.float64]:
 
 
 class _Selected:
-    """The rows of the sites that a trigger is about."""
+    """The rows of the sites that a trigger checks."""
 
     def __init__(self, selection: Capture) -> None:
         self._selection = selection
@@ -199,18 +202,21 @@ class _IsNonFinite:
 
 class _Judge(Protocol):
     def __call__(self, keys: Sequence[object], values: npt.NDArray[np.float64], /) -> "Judged":
-        """Returns which numbers are a reason to fire; there is at least one, each with the key of its site or name."""
+        """Returns which numbers are a reason to fire.
+
+        There is at least one number, each with the key of its site or name.
+        """
 
 
 class Judged(NamedTuple):
-    """Which numbers are a reason, and what is said of the first of them."""
+    """The numbers that are a reason to fire, as a mask, and a description of the first of them."""
 
     is_wrong: npt.NDArray[np.bool_]
     why: str
 
 
 class _Beyond:
-    """What is above a limit."""
+    """Finds numbers that are above a limit."""
 
     def __init__(self, trigger: Above) -> None:
         self._limit = float(trigger.limit)
@@ -220,7 +226,7 @@ class _Beyond:
 
 
 class _OutOfBand:
-    """What is not where it was in the last steps."""
+    """Finds numbers that are outside of their band in the last steps."""
 
     def __init__(self, trigger: OutOfBand) -> None:
         self._band = StepBand(trigger.factor, trigger.window, trigger.needs)
@@ -235,7 +241,7 @@ class _OutOfBand:
 
 
 class _OfSites:
-    """A judge's word on a statistic of tensors, one number a site and step."""
+    """A condition on a statistic of tensors, with one number for each site and step."""
 
     def __init__(self, stat: str, selected: _Selected, judge: _Judge) -> None:
         self._stat = stat
@@ -260,7 +266,7 @@ class _OfSites:
 
 
 class _OfScalar:
-    """A judge's word on a number that is logged: on the last one of the step."""
+    """A condition on a logged number, of which the last one in the step counts."""
 
     def __init__(self, stat: str, judge: _Judge) -> None:
         self._stat = stat
@@ -275,7 +281,10 @@ class _OfScalar:
 
 
 def merge_sites(site_id: _Rows, columns: _Columns) -> tuple[_Rows, _Columns]:
-    """Returns one row a site, in the order in which they come first: micro-batches are one tensor, cut in parts."""
+    """Merges the rows of each site into one, in the order in which sites first occur.
+
+    Several rows of a site are micro-batches, which are parts of one tensor.
+    """
     sites, first, place = np.unique(site_id, return_index=True, return_inverse=True)
     if len(sites) == len(site_id):
         return site_id, columns

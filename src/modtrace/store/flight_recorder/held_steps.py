@@ -1,4 +1,4 @@
-"""Holds the rows of the last steps in memory, until they are wanted or too old."""
+"""Holds the rows of the last steps in memory, until they are written or too old."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -15,14 +15,14 @@ Batch = tuple[str, Columns]
 
 
 class HeldSteps:
-    """The steps that have ended last, at most `keep` of them, and the one whose rows are coming."""
+    """The last steps that have ended, at most `keep` of them, and the step whose rows are being received."""
 
     def __init__(self, keep: int, max_bytes: int) -> None:
-        """Holds nothing yet.
+        """Creates an empty store.
 
         Args:
-            keep: how many steps.
-            max_bytes: when their rows take more, the oldest go; the last step stays, however large it is.
+            keep: the number of steps to hold.
+            max_bytes: the limit of their rows, above which the oldest are dropped. The last step always stays.
         """
         self._keep = keep
         self._max_bytes = max_bytes
@@ -31,13 +31,13 @@ class HeldSteps:
         self._tensor_rows = TensorRows()
         self.size_bytes = 0
         self.seen = 0  # steps that have ended since they were last taken
-        self.cut = 0  # of those that `keep` would have held, gone for `max_bytes`
+        self.cut = 0  # steps that `keep` would have held, dropped because of `max_bytes`
 
     def __len__(self) -> int:
         return len(self._ended)
 
     def add(self, table: str, columns: Columns, tensors: Mapping[str, HeldTensor]) -> None:
-        """Takes rows of the step that is being written, with the whole tensors that they name."""
+        """Adds rows of the step that is being written, with the whole tensors that they refer to."""
         size_bytes = sum(each.get_total_buffer_size() for each in columns.values())
         size_bytes += sum(each.array.nbytes for each in tensors.values())
         self._open.batches.append((table, columns))
@@ -46,7 +46,7 @@ class HeldSteps:
         self.size_bytes += size_bytes
 
     def end_step(self, number: int) -> None:
-        """Closes the step whose rows have all come."""
+        """Closes the open step, whose rows have all been received."""
         ended, self._open = self._open, HeldStep()
         ended.number = number
         self._tensor_rows.see(number, ended.batches)
@@ -60,14 +60,14 @@ class HeldSteps:
             self.cut = self._keep - len(self._ended)
 
     def make_room(self, count: int) -> None:
-        """Drops the oldest steps until `count` coming ones can be held beside the others."""
+        """Drops the oldest steps until `count` further ones can be held beside the others."""
         while self._ended and len(self._ended) + count > self._keep:
             self._drop_oldest(is_replaced=False)
 
     def take(self) -> "Iterator[HeldStep]":
-        """Yields the steps from the oldest on, and last a step with only some of its rows.
+        """Yields the steps from the oldest on, and at last a step with only some of its rows.
 
-        Each is let go when the next one is asked for: take what was written out of it.
+        Each step is dropped when the next one is requested. Remove the batches from it that you have written.
         """
         carried = self._tensor_rows.take()
         self.seen = self.cut = 0
@@ -78,13 +78,13 @@ class HeldSteps:
             self._ended[0].batches[:0] = [("tensors", columns) for columns in carried]
         while self._ended:
             step = self._ended[0]
-            yield step  # what an interrupt leaves of it is there the next time
+            yield step  # after an interrupt, the rest of it is yielded the next time
             if self._ended and self._ended[0] is step:  # a signal handler may have taken all meanwhile
                 self._ended.popleft()
                 self.size_bytes -= step.size_bytes
 
     def clear(self) -> None:
-        """Holds nothing any more."""
+        """Drops all steps."""
         self._ended.clear()
         self._open = HeldStep()
         self._tensor_rows = TensorRows()

@@ -1,4 +1,4 @@
-"""Holds rows of `tensors` longer than their step, because later steps refer to them, or may do so."""
+"""Holds rows of `tensors` longer than their step, because later steps may refer to them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -15,14 +15,14 @@ _NO_SITE = -1
 
 
 class TensorRows:
-    """Rows of steps that were dropped.
+    """Rows of `tensors` from steps that were dropped.
 
-    A tensor has one row, in the step that met it first; a frozen parameter, a cached mask or a state that is carried
-    on is read in every step after that. Two kinds of rows are kept: those that a step refers to which is still held,
-    and of each site (a parameter, a buffer, an input) the last one, which a step may yet refer to. So there are never
-    more of them than uses in the steps held, and sites. A tensor that an op has made, and that no step refers to for as
-    long as steps are held, has no row when a later one reads it: its maker is not known then, as of what ran before the
-    recording.
+    A tensor has one row, in the step in which it was first seen. A frozen parameter, a cached mask or a state that is
+    carried on is read in every step after that. Two kinds of rows are kept: those to which a held step refers, and the
+    last one of each site (a parameter, a buffer, an input), to which a step may yet refer. So there are never more of
+    them than uses in the held steps, and sites. A tensor that an op has made, and to which no step has referred for as
+    long as steps are held, has no row if a later step reads it. Its producer is then unknown, as for what ran before
+    the recording.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class TensorRows:
         self._last_use: dict[int, int] = {}  # of tensors of earlier steps: the last step that refers to it
 
     def see(self, step: int, batches: Iterable[tuple[str, Mapping[str, pa.Array]]]) -> None:
-        """Notes to which tensors of earlier steps a step refers."""
+        """Records the tensors of earlier steps to which a step refers."""
         used = [columns["tensor_id"] for table, columns in batches if table == "uses"]
         own = [columns["tensor_id"] for table, columns in batches if table == "tensors"]
         if used:
@@ -41,10 +41,13 @@ class TensorRows:
     def drop(
         self, step: int, batches: Iterable[tuple[str, Mapping[str, pa.Array]]], *, is_replaced: bool = True
     ) -> None:
-        """Drops the oldest step, and keeps those of its rows that a later step may refer to.
+        """Drops the oldest step, but keeps those of its rows to which a later step may refer.
 
         Args:
-            is_replaced: the step that takes its place has come; else that may refer to any of the rows.
+            step: the number of the step.
+            batches: its rows.
+            is_replaced: all rows of the step that replaces it have been received. If False, that step may refer to any
+                of the rows.
         """
         self._chunks += [_chunk(columns) for table, columns in batches if table == "tensors"]
         self._last_use = {tensor: last for tensor, last in self._last_use.items() if last > step}
@@ -54,9 +57,9 @@ class TensorRows:
             self._count()
 
     def take(self) -> list[Mapping[str, pa.Array]]:
-        """Returns the rows that the held steps refer to, and keeps them no longer: they are written now.
+        """Returns the rows to which the held steps refer, and drops them, because they are written now.
 
-        What those steps have met themselves is written with them.
+        The rows of tensors that these steps saw first themselves are written with the steps.
         """
         wanted = self._used()
         written = [each.only(np.isin(each.tensor_id, wanted)) for each in self._chunks]
@@ -95,7 +98,7 @@ class _Chunk(NamedTuple):
     size_bytes: int
 
     def only(self, wanted: npt.NDArray[np.bool_]) -> "_Chunk":
-        """Returns some of the rows; a copy, unless it is all of them."""
+        """Returns some of the rows. They are copied unless they are all rows."""
         if wanted.all():
             return self
         rows = from_numpy(np.flatnonzero(wanted), pa.int64())

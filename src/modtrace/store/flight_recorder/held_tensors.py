@@ -13,7 +13,7 @@ _PREFIX = "held:"
 
 
 class HeldTensor(NamedTuple):
-    """A whole tensor, with what `Sink.put_tensor` needs to know of it."""
+    """A whole tensor, with the arguments for `Sink.put_tensor`."""
 
     name: str
     array: npt.NDArray[Any]
@@ -23,7 +23,7 @@ class HeldTensor(NamedTuple):
 
 
 class HeldTensors:
-    """The tensors that no row has named yet: rows come when their step ends. Any thread may put one."""
+    """The tensors to which no row refers yet, because rows are written when their step ends. Any thread may put one."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -38,7 +38,7 @@ class HeldTensors:
     def put(
         self, name: str, array: npt.NDArray[Any], dtype: str, shape: Sequence[int], step: int | None
     ) -> str | None:
-        """Keeps a copy; see `Sink.put_tensor`. None: those of the steps that have not ended fill `max_bytes`."""
+        """Keeps a copy; see `Sink.put_tensor`. Returns None if those of the open steps fill `max_bytes`."""
         with self._lock:
             if self._size_bytes + array.nbytes > self._max_bytes:
                 self.left_out += 1
@@ -58,19 +58,19 @@ class HeldTensors:
         return reference
 
     def claim(self, references: Iterable[str | None]) -> dict[str, HeldTensor]:
-        """Hands over the tensors that rows have named."""
+        """Removes and returns the tensors to which rows refer."""
         with self._lock:
             found = {each: self._waiting.pop(each) for each in references if each and each in self._waiting}
             self._size_bytes -= sum(each.array.nbytes for each in found.values())
         return found
 
     def end_step(self, number: int) -> None:
-        """A step has ended: tensors of earlier ones that no row has named are those of steps that are not kept."""
+        """Ends a step. Tensors of earlier steps to which no row refers are dropped, since their steps are not kept."""
         with self._lock:
             self._ended = number
-            # A step may still be divided in two: what came in it may be the next one's.
+            # A step may still be divided: what was put during it may belong to the next one.
             self.claim([each for each, tensor in list(self._waiting.items()) if tensor.step + 1 < number])
 
     def clear(self) -> None:
-        """Keeps none any more."""
+        """Drops all tensors."""
         self._waiting, self._size_bytes = {}, 0

@@ -1,4 +1,4 @@
-"""The flight recorder: a sink in front of another that holds the last steps until a trigger fires."""
+"""The flight recorder: a sink in front of another one, which holds the last steps until a trigger fires."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,10 +16,10 @@ from ...recording.triggers.watch import TriggerWatch
 from .held_steps import HeldSteps
 from .held_tensors import HeldTensor, HeldTensors
 
-#: Small, and what is written later cannot be understood without them.
+#: Small tables that are needed to understand what is written later.
 _NEVER_HELD = frozenset({"modules", "sites"})
 
-#: At most this many firings are noted: `meta.json` is rewritten for each.
+#: At most this many firings are noted, because `meta.json` is rewritten for each.
 _MOST_NOTES = 1000
 
 #: At most this many notes say what did not fit: a trigger that fires repeatedly would fill `meta.json` with them.
@@ -29,16 +29,16 @@ _MOST_MISSING = 20
 def in_front_of(
     sink: Sink, keep: int | None, triggers: Sequence[Trigger], *, max_bytes: int, behind: int = 0
 ) -> Sink:
-    """Returns a flight recorder in front of `sink`, or `sink` where nothing is to be looked for or held."""
+    """Returns a flight recorder in front of `sink`, or `sink` itself if there are no triggers and nothing is held."""
     if keep is None and not triggers:
         return sink
     return FlightRecorder(sink, keep, triggers, max_bytes=max_bytes, behind=behind)
 
 
 class FlightRecorder:
-    """A `Sink` that passes on what it is given, or, with `keep`, only the steps before and in which a trigger fires.
+    """A `Sink` that passes on all it receives or, with `keep`, only the steps up to one in which a trigger fires.
 
-    It has to be given one step at a time, and `end_step` behind each. Calls of `put_tensor` may come at any time.
+    It must receive one step at a time, followed by `end_step`. `put_tensor` may be called at any time.
     """
 
     def __init__(
@@ -50,14 +50,15 @@ class FlightRecorder:
         max_bytes: int,
         behind: int = 0,
     ) -> None:
-        """Stands in front of a sink.
+        """Creates a flight recorder.
 
         Args:
-            sink: where steps are written.
-            keep: how many steps are held; None: each is passed on, and triggers leave a note alone.
-            triggers: are checked against each step.
-            max_bytes: of the rows that are held; the oldest steps go first.
-            behind: how many steps behind one in which a trigger fires are written, too: captures wait for them.
+            sink: the sink to which steps are written.
+            keep: the number of steps to hold. None: each step is passed on, and triggers only leave a note.
+            triggers: checked against each step.
+            max_bytes: the limit of the held rows; the oldest steps are dropped first.
+            behind: the number of steps that are written after one in which a trigger fires, because captures wait for
+                them.
         """
         self.signals = tuple(each for each in triggers if isinstance(each, OnSignal))
         self.last_fired_step: int | None = None  # the last one in which a trigger has fired
@@ -76,7 +77,7 @@ class FlightRecorder:
 
     @property
     def held_steps(self) -> int:
-        """Returns how many steps wait."""
+        """The number of steps that wait for a trigger."""
         return 0 if self._held is None else len(self._held)
 
     def write(self, table: str, columns: Mapping[str, Any]) -> None:
@@ -92,7 +93,9 @@ class FlightRecorder:
         else:
             tensors = self._held_tensors.claim(given["blob"].to_pylist()) if "blob" in given else {}
             self._held.add(table, given, tensors)
-        if table == "steps" and len(given["step"]):  # behind it: an interrupt leaves no step without its row
+        if table == "steps" and len(
+            given["step"]
+        ):  # last, so that an interrupt leaves no step without its row
             self._ending = int(to_numpy(given["step"])[-1])
 
     def put_tensor(
@@ -104,19 +107,19 @@ class FlightRecorder:
         *,
         step: int | None = None,
     ) -> str | None:
-        """Takes a copy of a whole tensor; see `Sink.put_tensor`. It is written with its step."""
+        """Takes a copy of a whole tensor, which is written with its step; see `Sink.put_tensor`."""
         if self._held is None:
             return self._sink.put_tensor(name, array, dtype, shape, step=step)
         return self._held_tensors.put(name, array, dtype, shape, step)
 
     def ask_for(self) -> None:
-        """Has the step written whose rows are coming, with those held before it."""
+        """Marks the step whose rows come next to be written, with the held steps before it."""
         self._is_asked_for = True
 
     def end_step(self, now_ns: int, *, force: bool = False) -> None:
         """Checks the triggers against a step that has ended, and writes it if one fires.
 
-        Otherwise it is not put to rest at once, whatever `force` says: this runs on the user's thread.
+        Otherwise nothing is flushed, whatever `force` says, because this runs on the user's thread.
         """
         step, self._ending = self._ending, None
         if step is None:
@@ -138,12 +141,14 @@ class FlightRecorder:
         self._sink.end_step(now_ns, force=is_wanted)
 
     def fire(self, kind: str, reason: str, now_ns: int, *, coming: Sequence[int] = ()) -> None:
-        """Writes what is held, for a reason outside of the steps; also a step with only some of its rows.
+        """Writes the held steps for a reason outside of the steps, including a step with only some of its rows.
 
         Args:
-            coming: steps that count among those to be written, and have not ended: the last of them, for which
-                `ask_for` will be called, is the one that the reason is about. They reduce how many steps are written
-                now.
+            kind: the kind of the trigger.
+            reason: the text of the note.
+            now_ns: the present time.
+            coming: steps that belong to those to be written and have not ended. The reason is about the last of them,
+                for which `ask_for` will be called. They reduce how many steps are written now.
         """
         self._note(Note(step=coming[-1] if coming else self._last_step, kind=kind, reason=reason))
         if self._last_step is not None and not coming:
@@ -152,15 +157,15 @@ class FlightRecorder:
         self._sink.end_step(now_ns, force=True)
 
     def mark(self, text: str) -> None:
-        """Notes that something is missing or went wrong."""
+        """Stores a mark: what is missing or went wrong."""
         self._sink.mark(text)
 
     def note(self, note: Note) -> None:
-        """Notes what has happened and is no damage."""
+        """Stores a note on an event that is not damage."""
         self._sink.note(note)
 
     def close(self) -> None:
-        """Drops what is held, and says so; then closes the sink."""
+        """Drops the held steps and notes that, then closes the sink."""
         if self._held is not None and self._held.seen:
             since = "after the last trigger, " if self._notes else "no trigger fired; "
             were = "was" if self._held.seen == 1 else "were"
@@ -171,7 +176,7 @@ class FlightRecorder:
         self._sink.close()
 
     def abandon(self) -> None:
-        """Drops everything: this process is a fork, and the recording is its parent's."""
+        """Drops everything, because this process is a fork and the recording is its parent's."""
         if self._held is not None:
             self._held.clear()
         self._held_tensors.clear()

@@ -1,1 +1,1 @@
-"""What several kinds of view share: numbers, columns of text, headlines, files that are written whole."""
+"""The parts that several kinds of views share: numbers, columns of text, headlines, atomic writing of files."""

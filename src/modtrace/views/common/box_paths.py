@@ -1,4 +1,4 @@
-"""Names for the boxes of a graph view that tell how they nest: `forward/GPT/blocks/0/attn`."""
+"""Makes names for the boxes of a graph view that show their nesting: `forward/GPT/blocks/0/attn`."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -7,9 +7,9 @@ from ...analysis.graph_view.records import ViewBox, ViewNode
 
 
 def name_boxes(boxes: Sequence[ViewBox]) -> list[str]:
-    """Returns for each box the labels of the boxes around it and its own, joined by `/`; no two are the same.
+    """Returns, for each box, the labels of its parents and its own, joined by `/`. The names are unique.
 
-    In a label itself a slash is written `\\/`, which is how Model Explorer tells it from the one between labels.
+    A slash in a label is written `\\/`, by which Model Explorer distinguishes it from the separator.
     """
     found: list[str] = []
     taken: set[str] = set()
@@ -25,19 +25,19 @@ def name_boxes(boxes: Sequence[ViewBox]) -> list[str]:
 
 
 def label_layer(layer: ViewBox | ViewNode) -> str:
-    """Returns what a layer is called inside the one around it: `attn`, in its second call `attn@1`, folded `0 x32`."""
+    """Returns the label of a layer inside its parent: `attn`, `attn@1` for its second call, `0 x32` if it is folded."""
     call = f"@{layer.call}" if layer.call else ""
     folded = f" x{layer.repeats}" if layer.repeats > 1 else ""
     return f"{layer.label or layer.type or layer.kind}{call}{folded}"
 
 
 def _escape(label: str) -> str:
-    # Model Explorer takes what stands in front of a semicolon for another namespace.
+    # Model Explorer takes the text before a semicolon for another namespace.
     return label.replace("\\", "_").replace(";", ",").replace("/", "\\/")
 
 
 def _number_on(name: str, counts: defaultdict[str, int]) -> Iterator[str]:
-    """Yields the name, then with `~2` behind it, `~3` and so on; what was given before is not given again."""
+    """Yields the name, then `name~2`, `name~3` and so on, without those that were yielded before."""
     while True:
         counts[name] += 1
         yield name if counts[name] == 1 else f"{name}~{counts[name]}"

@@ -1,4 +1,4 @@
-"""Text in columns, plain or styled; nothing is cut off and no markup is read."""
+"""Text in columns, plain or styled. Nothing is truncated, and markup is not interpreted."""
 
 import re
 import unicodedata
@@ -17,9 +17,10 @@ _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", 
 
 
 class Text:
-    """The text of a line, in one style or in pieces with a style each.
+    """The text of a line, with one style or in pieces with a style each.
 
-    A library for this would be imported in the middle of a user's program: rich 15.0 draws from Python's `random` then.
+    No library is used, because it would be imported in the middle of a user's program: rich 15.0 then draws from
+    Python's `random`.
     """
 
     __slots__ = ("_pieces",)
@@ -29,7 +30,7 @@ class Text:
 
     @classmethod
     def join(cls, texts: Iterable["Text"], between: str = "") -> "Text":
-        """Returns the texts as one, with `between` between each two of them."""
+        """Returns the texts joined by `between`."""
         joined = cls()
         for text in texts:
             joined._pieces += cls(between if joined else "")._pieces + text._pieces
@@ -45,7 +46,7 @@ class Text:
 
     @property
     def width(self) -> int:
-        """The number of columns that it takes in a terminal."""
+        """The width of the text in a terminal, in columns."""
         return sum(_width_of(text) for text, _ in self._pieces)
 
     def wrap(self, width: int) -> list["Text"]:
@@ -72,7 +73,7 @@ class Text:
         yield word
 
     def render(self, *, color: bool) -> str:
-        """Returns the text, with its styles where there is colour."""
+        """Returns the text, with its styles if `color`."""
         return "".join(_in_style(*piece) if color else piece[0] for piece in self._pieces)
 
 
@@ -86,7 +87,7 @@ def _width_of(text: str) -> int:
 
 
 def _width_of_one(character: str) -> int:
-    """Letters of East Asia are two columns wide; accents stand above the letter in front of them."""
+    """Returns the width of a character: 2 for East Asian letters, 0 for combining accents, else 1."""
     if unicodedata.east_asian_width(character) in "WF":
         return 2
     return 0 if unicodedata.category(character) in ("Mn", "Me", "Cf") else 1
@@ -102,11 +103,11 @@ class Column:
 
     @property
     def width(self) -> int:
-        """The number of columns that it takes in a terminal."""
+        """The width of the column in a terminal."""
         return max(Text(self.title).width, *(cell.width for cell in self.cells), 0)
 
     def render(self, *, titled: bool, color: bool) -> list[str]:
-        """Returns the title, if wanted, and the cells, all as wide as the widest."""
+        """Returns the title, if `titled`, and the cells, all with the width of the widest."""
         width = self.width
         cells = [Text(self.title, "bold"), *self.cells] if titled else self.cells
         padded = [(cell.render(color=color), " " * (width - cell.width)) for cell in cells]
@@ -114,7 +115,7 @@ class Column:
 
 
 def printable(text: str) -> str:
-    """Returns the text with control characters written out, so that a name cannot steer the terminal."""
+    """Returns the text with control characters escaped, so that a name cannot control the terminal."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 

@@ -1,4 +1,4 @@
-"""A graph in a few lines of text: which step it is of, and how much is visible."""
+"""Describes a graph in a few lines of text: its step, and its visible part."""
 
 import json
 from collections import Counter
@@ -38,7 +38,7 @@ def render_graph(view: GraphView, *, width: int | None = None) -> str:
 
 
 def describe_counts(view: GraphView) -> str:
-    """Returns how much is visible: `12 layers, 30 ops, 8 parameters; 61 edges`."""
+    """Returns the size of the visible part: `12 layers, 30 ops, 8 parameters; 61 edges`."""
     if not view.nodes:
         return "nothing ran in this part of the step" if view.step else "nothing was recorded"
     counts = Counter(each.kind for each in view.nodes)
@@ -52,7 +52,7 @@ def _count(kind: str, count: int) -> str:
 
 
 def render_graph_json(view: GraphView) -> str:
-    """Writes the visible nodes, edges and boxes with their fields; they refer to each other by number."""
+    """Returns the visible nodes, edges and boxes with their fields as JSON. They refer to each other by number."""
     head = {
         "step": None if view.step is None else view.step.step,
         "has_ops": view.has_ops,

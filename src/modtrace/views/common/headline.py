@@ -1,4 +1,4 @@
-"""What is said around a table of one step: its first lines, and what the table leaves out."""
+"""The text around a table of one step: its first lines, and how much it leaves out."""
 
 import shlex
 from collections.abc import Sequence
@@ -13,10 +13,13 @@ from .numbers import format_time
 def describe_head(
     command: Sequence[str], step: ShownStep | None, marks: Sequence[str], *, missing: str = ""
 ) -> list[Text]:
-    """Returns the command line of the run, which step of how many is shown, and the marks of the recording.
+    """Returns the command line of the run, the number of the step, and the marks of the recording.
 
     Args:
-        missing: what is to be said of a step that is there.
+        command: the command line.
+        step: the step that is shown.
+        marks: the marks of the recording.
+        missing: a remark to append if there is a step.
     """
     lines = [Text(printable(shlex.join(command)), "bold")] if command else []
     return [
@@ -38,7 +41,7 @@ def _describe_step(step: ShownStep | None, missing: str) -> str:
 
 
 def _describe_known(step: ShownStep) -> str:
-    """Returns how many steps the recording has."""
+    """Returns a sentence on the number of steps in the recording."""
     of = f", {step.first} to {step.last}" if step.count > 1 else ""
     whole = f"{count_of(step.count, 'step')} recorded{of}"
     if not step.partial:
@@ -53,7 +56,7 @@ _SHOWN_NOTES = 5
 
 
 def describe_notes(notes: Sequence[Note]) -> list[Text]:
-    """Returns why steps of the recording were written, or were not; the last few of it."""
+    """Returns the reasons why steps of the recording were written or were not; the last few of them."""
     hidden = len(notes) - _SHOWN_NOTES
     lines = [f"{hidden} more notes before these"] if hidden > 0 else []
     lines += [describe_note(note) for note in notes[-_SHOWN_NOTES:]]
@@ -61,7 +64,7 @@ def describe_notes(notes: Sequence[Note]) -> list[Text]:
 
 
 def describe_note(note: Note) -> str:
-    """Returns why steps were written, or were not."""
+    """Returns the reason why steps were written or were not."""
     if note.kind == HELD:
         return note.reason
     step = "" if note.step is None else f"step {note.step}: "

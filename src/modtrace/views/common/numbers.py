@@ -1,4 +1,4 @@
-"""How numbers are written in every view."""
+"""Formats numbers for all views."""
 
 import math
 from typing import Any
@@ -24,12 +24,12 @@ def format_count(count: int) -> str:
 
 
 def format_share(share: float) -> str:
-    """Returns a part of a whole: `12.3%`."""
+    """Returns a fraction as a percentage: `12.3%`."""
     return f"{100 * share:.1f}%"
 
 
 def format_number(value: float) -> str:
-    """Writes a number with three digits, or two and an exponent: `0.0123`, `1.20`, `3.4e-07`, `NaN`."""
+    """Returns a number with three digits, or two and an exponent: `0.0123`, `1.20`, `3.4e-07`, `NaN`."""
     magnitude = abs(value)
     if math.isnan(value):
         return "NaN"
@@ -48,7 +48,7 @@ def _three_digits(value: float) -> str:
 
 
 def to_json_number(value: Any) -> Any:
-    """Returns a number as JSON can hold it: "NaN", "Infinity" or "-Infinity" for one that is not finite."""
+    """Returns a number as JSON can hold it; "NaN", "Infinity" or "-Infinity" if it is not finite."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
@@ -63,17 +63,17 @@ def format_bytes(size_bytes: int) -> str:
 
 
 def format_flops(flops: int) -> str:
-    """Returns a number of floating point operations with three digits: `1.23G`, `45.6M`, `789`."""
+    """Returns a number of floating-point operations with three digits: `1.23G`, `45.6M`, `789`."""
     return _with_prefix(flops)
 
 
 def format_gflops_rate(flops: int, time_ns: int) -> str:
-    """Billions of floating point operations per second, `12.3`; empty where there are none, or no time."""
+    """Returns billions of floating-point operations per second, `12.3`; "" if there are none, or no time."""
     return format_number(flops / time_ns) if flops and time_ns else ""
 
 
 def mark_unknown(text: str, unknown: int) -> str:
-    """Returns the text of a sum that leaves out `unknown` of its parts: `1.23G+`, or `?` where it would be empty."""
+    """Returns the text of a sum without `unknown` of its parts: `1.23G+`, or `?` if it would be empty."""
     return f"{text}+" if unknown and text else "?" if unknown else text
 
 

@@ -1,4 +1,4 @@
-"""Writes a file wholly or not at all."""
+"""Writes files atomically."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -9,18 +9,18 @@ from ...errors import ModtraceError
 
 
 def write_pieces(pieces: Iterable[str], path: str | os.PathLike[str]) -> None:
-    """Writes pieces of text one after the other; a file that is there is replaced when all are written.
+    """Writes pieces of text to a file, which replaces an existing one when all are written.
 
-    What is no regular file (`/dev/stdout`, a named pipe) is written to as it is.
+    A path that is not a regular file (`/dev/stdout`, a named pipe) is written to directly.
 
     Raises:
-        ModtraceError: it cannot be written; what was there before is there still.
+        ModtraceError: it cannot be written. An existing file is unchanged.
     """
     _write_whole(path, lambda file: file.writelines(pieces), mode="w", encoding="utf-8", newline="\n")
 
 
 def write_content(content: bytes, path: str | os.PathLike[str]) -> None:
-    """Writes bytes; else as `write_pieces`."""
+    """Writes bytes to a file, as `write_pieces` writes text."""
     _write_whole(path, lambda file: file.write(content), mode="wb")
 
 

@@ -1,1 +1,1 @@
-"""Pictures of graphs in the language of graphviz, and the program that draws them."""
+"""Draws graphs with the DOT language and the program of Graphviz."""

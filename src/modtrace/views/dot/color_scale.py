@@ -1,4 +1,4 @@
-"""Colours the nodes of a picture by a number."""
+"""Colours the nodes of a picture by a quantity, such as their time."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ _PLAIN = {"fillcolor": "#ffffff", "color": "#94a3b8", "fontcolor": "#475569"}
 
 @dataclass(frozen=True, kw_only=True)
 class _Column:
-    """A number of nodes and boxes: how it is got and written; None where it is not known."""
+    """A quantity of nodes and boxes: how it is computed and formatted; None if it is not known."""
 
     name: str
     value: Callable[[_Item], Number | None]
@@ -70,7 +70,7 @@ _COLUMNS = (
 
 
 class Overlay:
-    """A column of numbers as colours, with a legend."""
+    """Shows one quantity of all nodes as colours, with a legend."""
 
     def __init__(self, column: _Column, view: GraphView) -> None:
         self._column = column
@@ -78,7 +78,7 @@ class Overlay:
         self._scale = Scale.of(known)
 
     def node(self, node: ViewNode) -> dict[str, str]:
-        """Returns the colours of a node; white where its number is not known."""
+        """Returns the colours of a node; white if its number is not known."""
         value = self._value(node)
         if value is None:
             return _PLAIN
@@ -86,12 +86,12 @@ class Overlay:
         return {"fillcolor": fill, "fontcolor": readable_on(fill)}
 
     def text(self, item: _Item) -> str:
-        """Returns the number of a node or box as it is written; empty where it is not known."""
+        """Returns the formatted number of a node or box; "" if it is not known."""
         value = self._value(item)
         return "" if value is None else self._column.write(value)
 
     def legend(self) -> Html:
-        """Returns the ramp between the smallest and the largest number."""
+        """Returns the colour ramp between the smallest and the largest number."""
         scale, write = self._scale, self._column.write
         if scale.low is None or scale.high is None:
             return Html(f"{self._column.name}: not known of any node")
@@ -112,7 +112,7 @@ class Overlay:
 
 
 def choose_overlay(view: GraphView, name: str | None) -> Overlay | None:
-    """Returns the overlay of that name; None for None.
+    """Returns the overlay with a name; None for None.
 
     Raises:
         ValueError: there is no such number.
@@ -129,7 +129,7 @@ def choose_overlay(view: GraphView, name: str | None) -> Overlay | None:
 
 @dataclass(frozen=True)
 class Scale:
-    """Where numbers stand between the smallest and the largest; by their logarithms where the ratio is large."""
+    """Positions of numbers between the smallest and the largest, by logarithms if their ratio is large."""
 
     low: Number | None  # None: there is no number at all
     high: Number | None
@@ -138,7 +138,7 @@ class Scale:
 
     @classmethod
     def of(cls, values: Sequence[Number]) -> "Scale":
-        """Returns the scale on which all of these have their place."""
+        """Returns the scale for these values."""
         if not values:
             return cls(None, None, False, 1.0)
         low, high = min(values), max(values)
@@ -170,7 +170,7 @@ def ramp_color(position: float) -> str:
 
 
 def readable_on(fill: str) -> str:
-    """Returns the colour of text, dark or white, that stands out more from a ground."""
+    """Returns the text colour, dark or white, that has more contrast with a background."""
     ground = luminance(fill)
     return _DARK if contrast(luminance(_DARK), ground) >= contrast(1.0, ground) else _LIGHT
 

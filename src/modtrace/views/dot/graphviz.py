@@ -36,16 +36,17 @@ def render_svg(
     overlay: str | None = None,
     patience_s: float = _PATIENCE_S,
 ) -> str:
-    """Returns the picture as SVG that needs no other file.
+    """Returns the picture as a self-contained SVG.
 
     Args:
-        style: how it looks; None for `GraphStyle()`.
+        view: the visible part of a graph.
+        style: the look; None for `GraphStyle()`.
         overlay: the number by which nodes are coloured; see `render_dot`.
-        patience_s: seconds after which drawing is given up.
+        patience_s: the seconds after which drawing is abandoned.
 
     Raises:
         ValueError: there is no such number.
-        MissingLibraryError: the program `dot` is not there; the text says how to install it.
+        MissingLibraryError: the program `dot` is missing; the message says how to install it.
         ModtraceError: it fails, or takes too long.
     """
     labels = FixedLabels()
@@ -57,7 +58,7 @@ def render_svg(
 def write_dot(
     view: GraphView, path: _Path, *, style: GraphStyle | None = None, overlay: str | None = None
 ) -> None:
-    """Writes the text of the picture, which needs no program.
+    """Writes the text of the picture, for which no program is needed.
 
     Raises:
         ValueError: there is no such number to colour by.
@@ -69,7 +70,7 @@ def write_dot(
 def write_svg(
     view: GraphView, path: _Path, *, style: GraphStyle | None = None, overlay: str | None = None
 ) -> None:
-    """Draws the picture and writes it as SVG; errors are those of `render_svg` and `write_dot`."""
+    """Writes the picture as SVG. Errors are those of `render_svg` and `write_dot`."""
     write_pieces([render_svg(view, style=style, overlay=overlay)], path)
 
 
@@ -81,7 +82,7 @@ def write_png(
     overlay: str | None = None,
     dpi: int = 96,
 ) -> None:
-    """Draws the picture and writes it as PNG with `dpi` pixels an inch; errors are those of `write_svg`.
+    """Writes the picture as PNG, with `dpi` pixels an inch. Errors are also those of `write_svg`.
 
     Raises:
         ValueError: `dpi` is not above 0.
@@ -104,7 +105,7 @@ def _draw(text: str, nodes: int, form: str, *options: str, patience_s: float) ->
 
 
 class _DotFailed(ModtraceError):
-    """The program ran and gave no picture."""
+    """Raised if the program ran and produced no picture."""
 
 
 def _run_dot(text: str, options: list[str], nodes: int, patience_s: float) -> bytes:
@@ -156,14 +157,14 @@ _RAISED = (
 
 
 def tidy_svg(svg: str) -> str:
-    """Returns the picture as it is meant to be seen."""
+    """Returns the SVG without comments, with one font and with box labels on top."""
     # A colour of CSS that not every program knows.
     plain = _COMMENT.sub("", svg).replace('stroke="transparent"', 'stroke="none"')
     return raise_box_labels(_say_font_once(plain))
 
 
 def _say_font_once(svg: str) -> str:
-    """Returns the picture with the font named once if all texts share it: a tenth smaller."""
+    """Returns the picture with the font named once if all texts share it, which makes it a tenth smaller."""
     fonts = set(_FONT.findall(svg))
     if len(fonts) != 1:
         return svg
@@ -171,9 +172,9 @@ def _say_font_once(svg: str) -> str:
 
 
 def raise_box_labels(svg: str) -> str:
-    """Returns the picture with the labels of all boxes above everything else: `dot` draws edges over them.
+    """Returns the picture with the labels of all boxes above everything else, because `dot` draws edges over them.
 
-    What does not look as expected is given back as it is.
+    A picture of an unexpected form is returned unchanged.
     """
     boxes, others, end = _FIRST_BOX.search(svg), _FIRST_OTHER.search(svg), svg.rfind(_END)
     if boxes is None or end < 0:

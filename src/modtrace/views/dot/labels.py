@@ -1,4 +1,4 @@
-"""Writes the labels of nodes, boxes and edges of a picture, and their tooltips."""
+"""Writes the labels and tooltips of a picture's nodes, boxes and edges."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -14,20 +14,23 @@ _write_bytes, _write_flops, _write_number = map(lru_cache(4096), (format_bytes, 
 #: The arguments of an op are shown up to this many characters.
 _ARGS_SHOWN = 300
 
-#: Of what raised, and of what is not finite.
+#: The colour of nodes that raised or are not finite.
 RED = "#b91c1c"
 
 
 @lru_cache(4096)
 def format_shape(shape: tuple[int, ...] | None) -> str:
-    """Returns the sizes of a tensor: `1×64×32×32`, `scalar`; empty where they are not known."""
+    """Returns the sizes of a tensor: `1×64×32×32`, `scalar`; "" if they are not known."""
     if shape is None:
         return ""
     return "×".join(map(str, shape)) or "scalar"
 
 
 def title_of(item: ViewNode | ViewBox) -> str:
-    """Returns what something is called: `blocks.0`, of its second call `blocks.0@1`; an input with its kind before."""
+    """Returns the title of an item: `blocks.0`, or `blocks.0@1` for its second call.
+
+    The title of an input begins with its kind.
+    """
     name = item.name if item.kind in (LAYER, CALL) or isinstance(item, ViewBox) else item.label
     if item.call and item.kind != OP:
         return f"{name}@{item.call}"
@@ -35,7 +38,7 @@ def title_of(item: ViewNode | ViewBox) -> str:
 
 
 def render_label(node: ViewNode) -> Html:
-    """Returns path and class of a layer, or name and shape of any other node, each on a line."""
+    """Returns path and class of a layer, or name and shape of another node, on two lines."""
     if node.kind in (LAYER, CALL):
         text = _render_path(title_of(node), _suffix(node))
     else:
@@ -45,7 +48,7 @@ def render_label(node: ViewNode) -> Html:
 
 
 def _render_path(path: str, suffix: str) -> Html:
-    """Writes the path in bold with the blank behind it: SVG would drop one at the beginning of the suffix."""
+    """Returns the path in bold, with the following space, which SVG would drop at the beginning of the suffix."""
     return Html(f"<b>{escape_html(path)}{' ' if suffix else ''}</b>{escape_html(suffix)}")
 
 
@@ -56,7 +59,7 @@ def _render_text(line: str, small: str) -> Html:
 
 
 def render_box_label(box: ViewBox) -> Html:
-    """Returns the path and class of an open layer; the name of a phase."""
+    """Returns the path and class of an open layer; the name for a phase."""
     return _render_path(box.phase if box.kind == PHASE else title_of(box), _suffix(box))
 
 
@@ -83,12 +86,12 @@ def with_line(label: object, line: str) -> Html:
 
 
 def with_number(label: object, number: str) -> Html:
-    """Returns a label, plain or `Html`, with a number behind it."""
+    """Returns a label, plain or `Html`, followed by a number."""
     return Html(f"{to_html(label)} · {escape_html(number)}")
 
 
 def describe_node(node: ViewNode) -> str:
-    """Returns all that is known of a node, a line for each thing."""
+    """Returns all that is known of a node, one line for each property."""
     lines = [node.key]
     if node.type:
         lines.append(f"class: {node.type}")
@@ -102,12 +105,12 @@ def describe_node(node: ViewNode) -> str:
 
 
 def describe_box(box: ViewBox) -> str:
-    """Returns all that is known of an open layer, a line for each thing."""
+    """Returns all that is known of an open layer, one line for each property."""
     return "\n".join([box.key, *([f"class: {box.type}"] if box.type else []), *_numbers(box)])
 
 
 def describe_edge(edge: ViewEdge) -> str:
-    """Returns what is read: its shape and dtype, as which argument, and how often."""
+    """Returns shape and dtype of the tensor that is read, the argument that reads it, and how often."""
     return _describe_read(edge.shape, edge.dtype or "", edge.slot, edge.reads) or edge.kind
 
 

@@ -1,4 +1,4 @@
-"""Places the phases of a step beside each other: backward runs upward, each layer beside its forward."""
+"""Places the phases of a step side by side: backward runs upward, each layer beside its forward."""
 
 from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
@@ -7,10 +7,10 @@ from ...analysis.graph.columns import CALL, LEAF_KINDS, NEXT, OP
 from ...analysis.graph_view.records import LAYER, GraphView, ViewEdge, ViewNode
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, RECOMPUTE
 
-#: What runs upward in a picture that has a forward.
+#: The phases that run upward in a picture with a forward.
 _UPWARD = frozenset({BACKWARD, OPTIMIZER})
 
-#: What stands beside the forward, from left to right.
+#: The phases beside the forward, from left to right.
 _BESIDE = (RECOMPUTE, BACKWARD)
 
 #: At most this many ops of a loss stay in place.
@@ -23,7 +23,7 @@ _Call = tuple[str | None, str | None, int]  # root, path, n-th call
 
 
 class Sides:
-    """On which side of the picture each node of a view stands, and which way edges go there."""
+    """The side of the picture of each node in a view, and the directions of its edges."""
 
     def __init__(self, view: GraphView) -> None:
         self.of_node = _find_sides(view)
@@ -35,27 +35,27 @@ class Sides:
         self._holds = self._hold_loose(view, ranked) if self._mirrors else {}
 
     def is_ranked(self, edge: ViewEdge) -> bool:
-        """Returns whether the edge decides which node is above: edges between sides and back in loops do not."""
+        """Returns whether the edge determines which node is above. Edges between sides and back in loops do not."""
         is_last = (self.of_node[edge.source], self.of_node[edge.target]) == (BACKWARD, OPTIMIZER)
         return self._is_inside(edge) or is_last or self._holds.get(edge.target) == edge.source
 
     def rows_between(self, edge: ViewEdge) -> int:
-        """Returns how many rows lie from the source to the target: one more into a box where a parameter stands above.
+        """Returns the number of rows from source to target: one more into a box with a parameter above the target.
 
-        Then the box begins below the source, not beside it.
+        The box then begins below the source, not beside it.
         """
         is_into_box = self._box[edge.source] != self._box[edge.target] and edge.target in self._has_start
         return 2 if is_into_box else 1
 
     def is_upward(self, edge: ViewEdge) -> bool:
-        """Returns whether the target is to stand above the source."""
+        """Returns whether the target is above the source."""
         return self._mirrors and self.of_node[edge.target] in _UPWARD
 
     def _is_inside(self, edge: ViewEdge) -> bool:
         return self.of_node[edge.source] == self.of_node[edge.target] and not edge.is_loop
 
     def _find_below_starts(self, ranked: Sequence[ViewEdge]) -> set[int]:
-        """Nodes that read what stands in their own box and reads nothing itself: a parameter, most often."""
+        """Returns the nodes that read a node of their own box which reads nothing itself, most often a parameter."""
         reading = {each.target for each in ranked}
         return {
             each.target
@@ -64,9 +64,9 @@ class Sides:
         }
 
     def _hold_loose(self, view: GraphView, ranked: Sequence[ViewEdge]) -> dict[int, int]:
-        """Returns what an upward node without edges on its side reads (a gradient that only the optimizer reads).
+        """Returns, for each upward node without edges on its side, a node that it reads.
 
-        Nothing else would keep it from the top of the picture.
+        Without that, the node (a gradient that only the optimizer reads) would be at the top of the picture.
         """
         tied = {each.source for each in ranked} | {each.target for each in ranked}
         tied.update(at for row in self.rows for at in row)
@@ -78,7 +78,10 @@ class Sides:
 
 
 def _find_sides(view: GraphView) -> list[str]:
-    """Returns the phase of each node: outside of all, that of the last node it reads; of a leaf, its reader's."""
+    """Returns the side of each node, which is a phase.
+
+    A node without a phase is on the side of the last node that it reads, and a leaf on that of its reader.
+    """
     known = [each.phase for each in view.nodes]
     is_free = [each.phase is None and each.kind not in LEAF_KINDS for each in view.nodes]
     readers: dict[int, int] = {}
@@ -93,9 +96,9 @@ def _find_sides(view: GraphView) -> list[str]:
 
 
 def find_rows(view: GraphView, sides: Sequence[str]) -> Iterator[tuple[int, ...]]:
-    """Nodes in one row: a forward, what recomputes it, and its backward.
+    """Yields nodes that are drawn in one row: a forward, what recomputes it, and its backward.
 
-    Only such that all edges can stay as they are: backward in the reverse order of the forward.
+    Only nodes are chosen for which all edges keep their direction: the backward has the reverse order of the forward.
     """
     forwards = _layers_by_call(view, FORWARD)
     rows: dict[int, dict[str, int]] = {}
@@ -115,7 +118,7 @@ def find_rows(view: GraphView, sides: Sequence[str]) -> Iterator[tuple[int, ...]
 
 
 def _find_rows_without_forward(view: GraphView, placed: Set[int]) -> Iterator[tuple[int, int]]:
-    """Yields what recomputes, and the backward that needs it, where the forward is folded or stands elsewhere."""
+    """Yields a recompute and the backward that needs it, if the forward is folded or elsewhere."""
     backwards = _layers_by_call(view, BACKWARD)
     for call, at in _layers_by_call(view, RECOMPUTE).items():
         if call in backwards and placed.isdisjoint((at, backwards[call])):
@@ -135,11 +138,11 @@ def _call_of(node: ViewNode) -> _Call:
 
 
 def find_columns(view: GraphView, sides: Sequence[str]) -> list[list[int]]:
-    """Nodes of each phase, from left to right, where there are several to stand beside each other.
+    """Returns the nodes of each phase, from left to right, if there are several phases.
 
-    Graphviz orders boxes so that edges cross least, whatever order is asked for. Invisible edges from points in
-    order make the order asked for the one with fewest crossings: one edge to each box, and one to each op of the
-    loss, which has no box and stands between.
+    Graphviz orders boxes so that the fewest edges cross, whatever order is requested. Invisible edges from ordered
+    points make the requested order the one with the fewest crossings: one edge to each box, and one to each op of the
+    loss, which has no box and is in between.
     """
     seen: dict[str | None, list[int]] = {}
     for at, node in enumerate(view.nodes):
@@ -160,7 +163,10 @@ class DrawnEdge(NamedTuple):
 
 
 def choose_edges(view: GraphView, sides: Sequence[str]) -> Iterator[DrawnEdge]:
-    """Yields all edges, but into the optimizer, which reads every parameter and gradient, one from each side."""
+    """Yields all edges to draw.
+
+    The optimizer, which reads every parameter and gradient, gets only one edge from each side.
+    """
     bundles: dict[str, ViewEdge] = {}
     for edge in view.edges:
         side = sides[edge.source]
@@ -172,15 +178,15 @@ def choose_edges(view: GraphView, sides: Sequence[str]) -> Iterator[DrawnEdge]:
 
 
 def _bundle(side: str, before: ViewEdge, edge: ViewEdge) -> ViewEdge:
-    """Returns two edges as one, of the source that stands further up."""
+    """Merges two edges into one, from the source that is further up."""
     choose = max if side in _UPWARD else min
     return choose(before, edge, key=lambda each: each.source)._replace(reads=before.reads + edge.reads)
 
 
 def place_idle(view: GraphView) -> Iterator[ViewEdge]:
-    """Edges that are not drawn: calls that ran no op have none, and would stand at the top of the picture.
+    """Yields invisible edges for calls that ran no op, which would otherwise be at the top of the picture.
 
-    Each leads from what ran before such a call in its phase, or to what ran after it.
+    Each edge leads from the node before such a call in its phase, or to the node after it.
     """
     tied = {end for edge in view.edges for end in (edge.source, edge.target)}
     is_idle = [
@@ -196,7 +202,7 @@ def place_idle(view: GraphView) -> Iterator[ViewEdge]:
 
 
 def outermost_boxes(view: GraphView) -> list[int]:
-    """Returns for each box the outermost box around it, or the box itself."""
+    """Returns, for each box, the outermost box around it, or the box itself."""
     found: list[int] = []
     for at, box in enumerate(view.boxes):
         found.append(found[box.box] if box.box >= 0 else at)

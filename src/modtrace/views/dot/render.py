@@ -1,4 +1,4 @@
-"""Writes a view of a graph in graphviz' language."""
+"""Writes a graph view in the DOT language of Graphviz."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -55,7 +55,7 @@ def render_dot(
 
 
 class _Writer:
-    """Goes through a view once; what is around comes first, so that nothing calls itself."""
+    """Writes a view in one pass, outer boxes first, without recursion."""
 
     def __init__(
         self, view: GraphView, style: GraphStyle, overlay: Overlay | None, labels: FixedLabels | None
@@ -100,7 +100,7 @@ class _Writer:
         return {"compound": True, "newrank": True if has_rows else None, **found}
 
     def _boxes(self) -> Iterator[str]:
-        """Yields every node in its box, and every box in the one around it."""
+        """Yields every node in its box, and every box in its parent."""
         view = self._view
         nodes: list[list[int]] = [[] for _ in range(len(view.boxes) + 1)]  # the last: in no box
         inside: list[list[int]] = [[] for _ in range(len(view.boxes) + 1)]
@@ -164,7 +164,7 @@ class _Writer:
         return "  n{} -> n{} [style=invis]\n".format(*ends)
 
     def _between_boxes(self, edge: ViewEdge) -> dict[str, Any]:
-        """Lets an edge end at the borders of the outermost boxes."""
+        """Returns attributes that make an edge end at the borders of the outermost boxes."""
         boxes = (self._view.nodes[each].box for each in (edge.source, edge.target))
         ends = zip(("ltail", "lhead"), boxes, strict=True)
         return {name: f"cluster_b{self._outermost[box]}" for name, box in ends if box >= 0}
@@ -181,7 +181,7 @@ def _columns(columns: Sequence[Sequence[int]]) -> Iterator[str]:
 
 
 def _swap_ends(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Returns the attributes of an edge that is written from its target to its source, and looks as if it were not."""
+    """Returns the attributes of an edge that is written from target to source, so that it looks the same."""
     direction = attributes.get("dir", "forward")
     swapped = {**attributes, "dir": _DIRECTIONS.get(direction, direction)}
     for head, tail in _ENDS:

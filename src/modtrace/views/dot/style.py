@@ -1,4 +1,4 @@
-"""How the nodes, boxes and edges of a picture look: made to be subclassed."""
+"""The look of a picture's nodes, boxes and edges, which can be changed by subclassing."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -68,7 +68,7 @@ _LEAVES: dict[str, Attributes] = {
 
 
 class GraphStyle:
-    """The look of a picture; subclass it and override the methods for what is to look different.
+    """The look of a picture. Subclass it, and override the methods for what is to look different.
 
         class Mine(modtrace.GraphStyle):
             def node(self, node):
@@ -76,18 +76,18 @@ class GraphStyle:
 
         graph.write_svg("model.svg", style=Mine(fontname="Fira Sans"))
 
-    Each method returns attributes of graphviz, by name. Values are taken as plain text, line breaks too; for bold
-    words and the like there is `modtrace.views.dot.text.Html`. An attribute that is None is left out.
+    Each method returns attributes of Graphviz, by name. Values are plain text, which may contain line breaks; use
+    `modtrace.views.dot.text.Html` for bold words and the like. An attribute that is None is left out.
     """
 
     def __init__(self, **attributes: Any) -> None:
-        """`attributes` hold for every node, over what `node` chooses; `fontname` for boxes and edges too."""
+        """Sets attributes of every node, which override those of `node`; `fontname` also applies to boxes and edges."""
         self.attributes = attributes
         self._has_phases = False
         self._tells_all = True
 
     def look_at(self, view: GraphView) -> None:
-        """What is drawn next; called before all else."""
+        """Receives the view that is drawn next, before all other methods are called."""
         self._has_phases = len(view.phases) > 1
         self._tells_all = len(view.nodes) <= _MANY
 
@@ -153,9 +153,11 @@ class GraphStyle:
         }
 
     def edge(self, edge: ViewEdge, source: ViewNode, target: ViewNode) -> Attributes:
-        """Returns the label of one edge: a shape where it comes from a closed layer, because other nodes show theirs.
+        """Returns the attributes of one edge. Only an edge from a closed layer has a label, which is the tensor's
+        shape.
 
-        Not where phases stand beside each other: labels would push aside what is to be in line.
+        Other nodes show their shapes themselves. Edges between phases have no labels, which would push aside aligned
+        nodes.
         """
         is_across = self._has_phases and _is_across(source, target)
         found = dict(_line(edge, source, target, is_across))
@@ -166,7 +168,7 @@ class GraphStyle:
         return found
 
     def tooltip(self, item: ViewNode | ViewBox) -> str:
-        """Returns what a tooltip of a node or box says: its key, shapes, arguments and costs."""
+        """Returns the tooltip of a node or box: its key, shapes, arguments and costs."""
         if not self._tells_all:
             return item.key
         return describe_node(item) if isinstance(item, ViewNode) else describe_box(item)
@@ -205,7 +207,7 @@ def _line(edge: ViewEdge, source: ViewNode, target: ViewNode, is_across: bool) -
 
 
 def _is_across(source: ViewNode, target: ViewNode) -> bool:
-    """Returns whether an edge crosses phases; leaves count as forward, and the optimizer as the end of backward."""
+    """Returns whether an edge crosses phases. Leaves count as forward, and the optimizer as the end of backward."""
     if source.kind in LEAF_KINDS:
         return target.phase not in (None, FORWARD)
     has_left = source.phase is not None and target.phase is not None and source.phase != target.phase

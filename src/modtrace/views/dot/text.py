@@ -1,4 +1,4 @@
-"""Writes texts and attributes in graphviz' language, so that every name comes out as it is."""
+"""Writes texts and attributes in the DOT language, so that every name is shown as it is."""
 
 import html
 import re
@@ -15,13 +15,13 @@ _WORD = re.compile(r"[A-Za-z_]\w*\Z", re.ASCII)
 
 
 class Html(str):
-    """A text in graphviz' HTML-like language, given as it is; `escape_html` escapes the names in it."""
+    """A text in Graphviz' HTML-like language, which is written unchanged; `escape_html` escapes the names in it."""
 
     __slots__ = ()
 
 
 def quote(value: Any) -> str:
-    """Returns a value as graphviz reads it: `"conv1"`, `"0.5"`, `"true"`; an `Html` stays what it is."""
+    """Returns a value in the DOT language: `"conv1"`, `"0.5"`, `"true"`. An `Html` stays unchanged."""
     if isinstance(value, Html):
         return f"<{value}>"
     if isinstance(value, bool):
@@ -37,14 +37,14 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def escape_html(text: str) -> str:
-    """Returns a text as part of an `Html`; a line break is one there too."""
+    """Returns a text escaped for an `Html`, with line breaks kept."""
     if not text.isprintable():
         text = _NOT_XML.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\t", " "))
     return html.escape(text).replace("\n", "<br/>")
 
 
 def to_html(label: object) -> Html:
-    """Returns a label as `Html`, whether it is one already or plain text."""
+    """Returns a label, plain or `Html`, as `Html`."""
     return label if isinstance(label, Html) else Html(escape_html(str(label)))
 
 
@@ -60,7 +60,7 @@ def _cell(line: str, ground: str | None) -> str:
 
 
 def render_attributes(attributes: Mapping[str, Any]) -> str:
-    """Attributes in brackets, behind a blank: ` [label="conv1" shape="box"]`; those that are None are left out."""
+    """Returns attributes in brackets, after a space: ` [label="conv1" shape="box"]`, without those that are None."""
     listed = [
         # A tooltip is hardly ever there twice.
         f"tooltip={quote(value)}" if name == "tooltip" else _attribute(name, value)

@@ -1,1 +1,1 @@
-"""Files that other viewers open: Perfetto, GraphML and Model Explorer."""
+"""Writes files for other viewers: Perfetto, GraphML and Model Explorer."""

@@ -1,6 +1,6 @@
-"""A graph as GraphML, which networkx, igraph, Gephi and yEd read.
+"""Writes a graph as GraphML, which networkx, igraph, Gephi and yEd read.
 
-Few of them read graphs that lie in nodes, so boxes are the attribute `box` of the nodes in them.
+Few of them read nested graphs, so boxes are an attribute `box` of the nodes in them.
 """
 
 import os
@@ -70,7 +70,7 @@ _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def write_graphml(view: GraphView, path: str | os.PathLike[str]) -> None:
-    """Writes the graph to a file, a node at a time; a write that fails leaves what was there before.
+    """Writes the graph to a file, one node at a time. If writing fails, an existing file is unchanged.
 
     Raises:
         ModtraceError: the file cannot be written.
@@ -79,7 +79,7 @@ def write_graphml(view: GraphView, path: str | os.PathLike[str]) -> None:
 
 
 def iterate_graphml(view: GraphView) -> Iterator[str]:
-    """Yields the text of the graph in pieces. What is not known, or empty, is left out."""
+    """Yields the text of the graph in pieces. Unknown and empty values are left out."""
     yield _HEAD
     for owner, keys in (("graph", GRAPH_KEYS), ("node", NODE_KEYS), ("edge", EDGE_KEYS)):
         yield from (_declare(owner, name, type) for name, type in keys.items())
@@ -138,5 +138,5 @@ def _quote(text: str) -> str:
 
 
 def _make_valid(text: str) -> str:
-    """Returns the text with what XML cannot hold written out: `\\x00`."""
+    """Returns the text with characters that XML cannot hold escaped: `\\x00`."""
     return _NO_XML.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -1,8 +1,8 @@
-"""A graph as JSON for Google's Model Explorer: layers are groups that open and close there.
+"""Writes a graph as JSON for Google's Model Explorer, in which layers are groups that open and close.
 
-All phases are in one graph: they are its outermost groups, so that forward and backward can be seen side by side.
-Model Explorer lays a group out when it is opened, so it is no slower for that. The format is the class
-`GraphCollection` of the package `ai-edge-model-explorer`, in its file `graph_builder.py`.
+All phases are in one graph, as its outermost groups, so that forward and backward are seen side by side. Model Explorer
+lays a group out when it is opened, so this is not slower. The format is the class `GraphCollection` of the package
+`ai-edge-model-explorer`, in its file `graph_builder.py`.
 """
 
 import json
@@ -35,20 +35,21 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True)
 class Wires:
-    """The edges, by node."""
+    """The edges of a view, by node."""
 
     incoming: list[list[Input]]  # of each node, in the order of time
     outputs: list[dict[tuple[_Shape, str | None], int]]  # of each node: the number of each shape and dtype
 
     def describe_outputs(self, number: int) -> list[dict[str, str]]:
-        """Returns shape and dtype of each output of a node; nothing where they are not known."""
+        """Returns shape and dtype of each output of a node; entries are empty if they are not known."""
         return [_describe_tensor(*each) for each in self.outputs[number]]
 
 
 def connect(view: GraphView) -> Wires:
     """Returns the edges of a view.
 
-    Which output of a node an edge comes from is not in a view: what has the same shape and dtype is one output.
+    A view does not tell which output of a node an edge comes from, so tensors with the same shape and dtype count as
+    one output.
     """
     outputs: list[dict[tuple[_Shape, str | None], int]] = [
         {} if each.shape is None else {(each.shape, each.dtype): 0} for each in view.nodes
@@ -62,7 +63,7 @@ def connect(view: GraphView) -> Wires:
 
 
 def _describe_edge(view: GraphView, edge: ViewEdge) -> dict[str, str]:
-    """Describes an edge: the argument that reads, how often, and whether it is of another folded layer."""
+    """Returns a description of an edge: argument, number of reads, and whether it leads to another folded layer."""
     described = {}
     if edge.slot and view.nodes[edge.target].kind not in (LAYER, TENSOR):
         described[_TAG] = edge.slot
@@ -86,9 +87,9 @@ _SEPARATOR = ",\n"
 
 
 def write_model_explorer(view: GraphView, path: str | os.PathLike[str]) -> None:
-    """Writes the graph to a file, a node at a time; a write that fails leaves what was there before.
+    """Writes the graph to a file, one node at a time. If writing fails, an existing file is unchanged.
 
-    The graph is called as the file, without its suffix.
+    The name of the graph is that of the file without its suffix.
 
     Raises:
         ModtraceError: the file cannot be written.
@@ -97,13 +98,14 @@ def write_model_explorer(view: GraphView, path: str | os.PathLike[str]) -> None:
 
 
 def write_node_data(view: GraphView, path: str | os.PathLike[str]) -> list[Path]:
-    """Writes what the nodes of a graph cost and hold beside it, a file for each number: `gpt.time_us.json`.
+    """Writes the costs and contents of the nodes beside the graph, one file for each number: `gpt.time_us.json`.
 
     Args:
-        path: the file of the graph; Model Explorer matches the numbers with it by its name.
+        view: the visible part of a graph.
+        path: the file of the graph. Model Explorer matches the numbers with it by its name.
 
     Returns:
-        The files, in the order of `NODE_DATA`.
+        the files, in the order of `NODE_DATA`.
 
     Raises:
         ModtraceError: one of them cannot be written.
@@ -116,7 +118,7 @@ def write_node_data(view: GraphView, path: str | os.PathLike[str]) -> list[Path]
 
 
 def iterate_model_explorer(view: GraphView, name: str) -> Iterator[str]:
-    """Yields the text of a graph of this name in pieces."""
+    """Yields the text of a graph with this name in pieces."""
     boxes = name_boxes(view.boxes)
     yield f'{{"label":{_to_json(name)},"graphs":[{{"id":{_to_json(name)},"nodes":['
     separator = "\n"

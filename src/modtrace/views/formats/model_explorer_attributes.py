@@ -1,4 +1,4 @@
-"""What Model Explorer shows of nodes, boxes and the graph: labels, borders, and the attributes of the side panel."""
+"""The properties of nodes, boxes and the graph in Model Explorer: labels, borders, and attributes of the side panel."""
 
 import math
 import shlex
@@ -20,7 +20,7 @@ _TWINS = {BACKWARD: "backward of", RECOMPUTE: "recompute of"}
 
 
 def describe_view(view: GraphView) -> dict[str, str]:
-    """Returns what the side panel shows while no node is selected."""
+    """Returns the attributes that the side panel shows while no node is selected."""
     step = describe_head((), view.step, ())[0].render(color=False)
     described = {"command": shlex.join(view.command), "step": step, "marks": "; ".join(view.marks)}
     if view.step is not None and not view.has_ops:
@@ -31,7 +31,7 @@ def describe_view(view: GraphView) -> dict[str, str]:
 
 
 def describe_node(view: GraphView, number: int) -> dict[str, Any]:
-    """Returns the attributes of a node; that which it goes back to, or repeats, is a link."""
+    """Returns the attributes of a node, with a link to the node that it goes back to or repeats."""
     node = view.nodes[number]
     described: dict[str, Any] = {"kind": node.kind, "name": node.name, **_describe_place(node)}
     described["sequence"] = str(number)
@@ -94,7 +94,7 @@ def _describe_values(item: ViewNode | ViewBox) -> dict[str, str]:
 
 
 def _count_parameters(view: GraphView) -> list[int | None]:
-    """Returns the elements of the parameters that stand in each box; None where closed layers may hide some."""
+    """Returns the elements of the parameters in each box; None if closed layers may contain more."""
     counts: list[int | None] = [0] * len(view.boxes)
     for node in view.nodes:
         if node.box < 0:
@@ -103,7 +103,7 @@ def _count_parameters(view: GraphView) -> list[int | None]:
             counts[node.box] = None
         elif node.kind == PARAMETER and node.shape is not None:
             counts[node.box] = _add(counts[node.box], math.prod(node.shape) * node.repeats)
-    for number in range(len(counts) - 1, -1, -1):  # a box stands behind those around it
+    for number in range(len(counts) - 1, -1, -1):  # a box follows the boxes around it
         around = view.boxes[number].box
         if around >= 0:
             counts[around] = _add(counts[around], counts[number])
@@ -127,12 +127,12 @@ _BAD = "#d93025"
 
 
 def label_node(node: ViewNode) -> str:
-    """Returns the short name, of a layer as that of a box."""
+    """Returns the short name of a node; for a layer, its label as a box."""
     if node.kind == LAYER:
         return label_layer(node)
     return f"{node.label or node.kind}{f' x{node.repeats}' if node.repeats > 1 else ''}"
 
 
 def color_border(node: ViewNode) -> str | None:
-    """Returns red for what raised or is not finite, else the colour of a kind of leaf, else None."""
+    """Returns red for a node that raised or is not finite, else the colour of its kind for a leaf, else None."""
     return _BAD if node.raised or node.nonfinite else _BORDERS.get(node.kind)

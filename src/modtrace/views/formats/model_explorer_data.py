@@ -1,4 +1,4 @@
-"""Numbers that colour the nodes of a graph in Model Explorer, which calls them node data.
+"""Writes numbers that colour the nodes of a graph in Model Explorer, which calls them node data.
 
 The format is the class `ModelNodeData` of the package `ai-edge-model-explorer`, in its file `node_data_builder.py`.
 """
@@ -15,7 +15,7 @@ _WHITE, _RED = "#ffffff", "#d93025"
 
 
 class NodeData(NamedTuple):
-    """One number of nodes, and how they are coloured by it."""
+    """A quantity of nodes, and the colours for its values."""
 
     title: str
     value: Callable[[ViewNode], float | None]  # None: not known, or none of its kind
@@ -37,7 +37,7 @@ def _finite_rms(node: ViewNode) -> float | None:
     return node.rms if node.rms is not None and math.isfinite(node.rms) else None
 
 
-#: By the word that stands in the name of the file.
+#: By the word in the name of the file.
 NODE_DATA = {
     "time_us": NodeData("time (us)", _of_work(lambda node: node.duration_ns / 1000), "#f9ab00"),
     "flops": NodeData("flops", _of_work(lambda node: node.flops), "#1a73e8"),
@@ -49,10 +49,11 @@ NODE_DATA = {
 
 
 def iterate_node_data(view: GraphView, graph: str, name: str) -> Iterator[str]:
-    """Yields the text of one number of the nodes in pieces.
+    """Yields the text for one kind of node data in pieces.
 
     Args:
-        graph: the name that the graph was written with.
+        view: the visible part of a graph.
+        graph: the name with which the graph was written.
         name: a key of `NODE_DATA`.
     """
     data = NODE_DATA[name]

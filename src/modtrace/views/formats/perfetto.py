@@ -1,4 +1,4 @@
-"""A timeline as a trace in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open."""
+"""Writes a timeline in Chrome's trace event format, which ui.perfetto.dev and chrome://tracing open."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def describe_missing(timeline: Timeline) -> str | None:
 
 
 def write_perfetto(timeline: Timeline, path: str | os.PathLike[str]) -> None:
-    """Writes the trace to a file, a part at a time; a write that fails leaves what was there before.
+    """Writes the trace to a file, one part at a time. If writing fails, an existing file is unchanged.
 
     Raises:
         ModtraceError: the file cannot be written.
@@ -41,7 +41,7 @@ def write_perfetto(timeline: Timeline, path: str | os.PathLike[str]) -> None:
 
 
 def count_events(timeline: Timeline) -> int:
-    """Returns how many events the trace has."""
+    """Returns the number of events in the trace."""
     return len(_metadata(timeline)) + len(timeline.spans) + 2 * len(timeline.flows)
 
 
@@ -75,13 +75,13 @@ def _other_data(timeline: Timeline) -> dict[str, Any]:
 
 
 def _to_wall_clock(unix_ns: int) -> str:
-    """Writes a time as ISO 8601 in UTC, to the nanosecond."""
+    """Returns a time as ISO 8601 in UTC, to the nanosecond."""
     seconds = datetime.fromtimestamp(unix_ns // 10**9, timezone.utc)
     return f"{seconds:%Y-%m-%dT%H:%M:%S}.{unix_ns % 10**9:09d}Z"
 
 
 def _metadata(timeline: Timeline) -> list[dict[str, Any]]:
-    """Returns the names of the process and the lanes, and in which order the lanes stand."""
+    """Returns the events with the names of the process and the lanes, and with the order of the lanes."""
     events = [_name_process(timeline), _tell("process_sort_index", timeline.rank, sort_index=timeline.rank)]
     for tid, name in enumerate(_name_lanes(timeline.lanes), _FIRST_TID):
         events.append(_tell("thread_name", timeline.rank, tid, name=name))
@@ -101,7 +101,7 @@ def _tell(what: str, pid: int, tid: int | None = None, **args: Any) -> dict[str,
 
 
 def _name_lanes(lanes: Sequence[Lane]) -> list[str]:
-    """Names the lanes, with the thread where there are several."""
+    """Returns the names of the lanes, with the thread if there are several."""
     several = len({lane.thread for lane in lanes if lane.thread is not None}) > 1
     return [
         f"{lane.kind} (thread {lane.thread})" if several and lane.thread is not None else lane.kind
@@ -110,7 +110,7 @@ def _name_lanes(lanes: Sequence[Lane]) -> list[str]:
 
 
 class _SpanWriter:
-    """Writes spans, each with the ends of its arrows behind it: viewers bind them to the last span begun."""
+    """Writes spans, each followed by the ends of its arrows, because viewers bind them to the last span that began."""
 
     def __init__(self, timeline: Timeline) -> None:
         self._spans = timeline.spans
@@ -124,7 +124,7 @@ class _SpanWriter:
         self._flow_kinds = flows.kind.tolist()
 
     def write(self, first: int, end: int) -> Iterator[str]:
-        """Yields the events of some spans."""
+        """Yields the events of the spans from `first` to `end - 1`."""
         spans = self._spans
         columns = (spans.kind, spans.lane, spans.start_ns, spans.duration_ns, spans.name)
         rows = zip(*(each[first:end].tolist() for each in columns), strict=True)
@@ -142,7 +142,10 @@ class _SpanWriter:
                 yield self._write_flow(flow, place)
 
     def _find_flows(self, first: int, end: int) -> Iterator[tuple[int, list[int]]]:
-        """Yields each row with the ends of its arrows: end n is the source of arrow n; targets have higher numbers."""
+        """Yields each row at which arrows begin or end, with the numbers of these ends.
+
+        Arrow n begins at end n; the numbers of all targets are higher.
+        """
         begin, stop = np.searchsorted(self._rows, [first, end]).tolist()
         ends = zip(self._rows[begin:stop].tolist(), self._order[begin:stop].tolist(), strict=True)
         for row, group in groupby(ends, key=lambda each: each[0]):
@@ -155,7 +158,7 @@ class _SpanWriter:
 
 
 class _ArgWriter:
-    """Writes one detail of spans, with a comma behind; an empty text where there is nothing to tell."""
+    """Writes one detail of spans, followed by a comma; "" for a span that has none."""
 
     def __init__(self, detail: Detail) -> None:
         self._values = detail.values
@@ -165,7 +168,7 @@ class _ArgWriter:
             self._texts = [*(f"{self._key}:{json.dumps(each)}," for each in detail.dictionary), ""]
 
     def write(self, first: int, end: int) -> list[str]:
-        """Returns the texts for some rows."""
+        """Returns the texts for the rows from `first` to `end - 1`."""
         values, key = self._values[first:end], self._key
         if self._texts is not None:
             texts = self._texts
@@ -176,5 +179,5 @@ class _ArgWriter:
 
 
 def _to_us(time_ns: int) -> str:
-    """Microseconds as the format counts, to the nanosecond."""
+    """Returns a time in microseconds, the unit of the format, to the nanosecond."""
     return f"{time_ns // 1000}.{time_ns % 1000:03d}"

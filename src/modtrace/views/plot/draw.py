@@ -1,4 +1,4 @@
-"""Pictures of values over steps, with matplotlib, which is loaded when one is drawn."""
+"""Draws values over steps with matplotlib, which is loaded when it is needed."""
 
 import io
 import os
@@ -33,10 +33,10 @@ _FORMATS = (".png", ".svg", ".pdf")
 def find_plotted(
     data: RecordingData, selection: Selection, *, stat: str, kind: Kind, step: int | None
 ) -> History | Exponents:
-    """Returns the numbers of a picture; see `Recording.plot`.
+    """Returns the numbers of a plot; see `Recording.plot`.
 
     Raises:
-        TypeError, ValueError: nothing is meant, there is no such statistic or kind, or it was not measured.
+        TypeError, ValueError: nothing is selected, there is no such statistic or kind, or it was not measured.
     """
     if kind not in KINDS:
         raise ValueError(f"{name_argument('kind', kind)}: give one of {', '.join(KINDS)}")
@@ -70,7 +70,7 @@ def draw(found: History | Exponents, kind: Kind, ax: "Axes | None" = None) -> "A
 
 
 def write_axes(ax: "Axes", path: str | os.PathLike[str], *, dpi: int = 110) -> None:
-    """Writes the figure of the axes; the name of the file says how.
+    """Writes the figure of the axes, in the format of the file's suffix.
 
     Raises:
         ModtraceError: the file cannot be written.
@@ -93,10 +93,10 @@ def _render(ax: "Axes", suffix: str, *, dpi: int = 110) -> bytes:
 
 
 def check_picture_name(path: str | os.PathLike[str]) -> None:
-    """Refuses a name that does not say which kind of picture it is.
+    """Refuses a file name whose suffix is not a known format of pictures.
 
     Raises:
-        ValueError: its end is of no format.
+        ValueError: the suffix is unknown.
     """
     if PurePath(path).suffix.lower() not in _FORMATS:
         raise ValueError(f"{os.fspath(path)}: a plot's name ends in {', '.join(_FORMATS)}")

@@ -1,4 +1,4 @@
-"""A statistic as colour: a row for each site, a column for each step."""
+"""Draws a statistic as colours: a row for each site, a column for each step."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ _HATCH = "xxxxx"
 def plot_heatmap(history: History, ax: "Axes | None" = None) -> "Axes":
     """Draws the map, the first layer on top. Cells with NaN or infinite numbers are hatched, unmeasured ones grey.
 
-    States of optimizers stand state by state.
+    The rows of optimizer states are grouped by state.
     """
     history = _by_state(history) if history.role == OPTIMIZER_STATE else history
     count = len(history.sites)
@@ -72,9 +72,9 @@ def _by_state(history: History) -> History:
 
 
 def cells_of(steps: npt.NDArray[np.int64]) -> tuple[Numbers, npt.NDArray[np.int64]]:
-    """Returns the columns of a map over steps: where each begins, with the last one's end, and its step as an index.
+    """Returns the columns of a map over steps: their edges, and the index of each column's step.
 
-    A column is as wide as the nearest two steps are apart; -1 are columns between steps that are further apart.
+    A column is as wide as the smallest distance of two steps; wider gaps are filled by columns with the index -1.
     """
     distinct = np.unique(steps)
     half = float(np.diff(distinct).min()) / 2 if len(distinct) > 1 else 0.5
@@ -87,7 +87,7 @@ def cells_of(steps: npt.NDArray[np.int64]) -> tuple[Numbers, npt.NDArray[np.int6
 
 
 def hatch_cells(ax: "Axes", bad: npt.NDArray[np.bool_], edges: Numbers) -> None:
-    """Crosses out cells; those that touch in a row are one piece."""
+    """Hatches cells. Adjacent cells in a row are one piece."""
     for row in np.flatnonzero(bad.any(axis=1)).tolist():
         change = np.flatnonzero(np.diff(np.pad(bad[row].astype(np.int8), 1)))
         pieces = [
@@ -105,7 +105,7 @@ def hatch_cells(ax: "Axes", bad: npt.NDArray[np.bool_], edges: Numbers) -> None:
 
 
 def name_rows(ax: "Axes", names: tuple[str, ...]) -> None:
-    """Names the rows, or as many as can be read."""
+    """Labels the rows, or as many as are legible."""
     shown = few_of(names, _MOST_NAMES)
     ax.set_yticks(
         shown,
@@ -118,7 +118,7 @@ def name_rows(ax: "Axes", names: tuple[str, ...]) -> None:
 
 
 def explain_cells(ax: "Axes", *, bad: bool, unmeasured: bool) -> None:
-    """Says above the axes what cells without a colour mean."""
+    """Explains above the axes what cells without a colour mean."""
     from matplotlib.patches import Patch
 
     handles = []

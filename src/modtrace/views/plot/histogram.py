@@ -1,4 +1,4 @@
-"""Magnitudes in powers of two, with their share as colour: over the steps of one site, or over the sites of a step."""
+"""Draws magnitudes in powers of two, with fractions as colours, over the steps of one site or the sites of a step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ _LEAST = 1e-7
 
 @dataclass(frozen=True, kw_only=True)
 class _Powers:
-    """The powers of two that are shown, and strips for what has none."""
+    """The powers of two that are shown, with strips for numbers that have none."""
 
     low: int  # the first power
     shares: Numbers  # [row, power], with the strips
@@ -50,19 +50,19 @@ class _Powers:
 
     @property
     def names(self) -> dict[float, str]:
-        """Returns what the ends of the axis are called, by their places."""
+        """The labels of the axis' ends, by position."""
         middle = (self.edges[1:] + self.edges[:-1]) / 2
         ends = {middle[0]: "zero"} if self.zero else {}
         return ends | ({middle[-1]: "NaN, inf"} if self.nonfinite else {})
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Returns where the powers begin and end, without the strips."""
+        """The beginning and end of the powers, without the strips."""
         return float(self.edges[1 if self.zero else 0]), float(self.edges[-2 if self.nonfinite else -1])
 
 
 class _End(NamedTuple):
-    """Where the normal numbers of a format begin or end."""
+    """The beginning or end of a format's normal numbers."""
 
     power: int
     name: str
@@ -71,7 +71,7 @@ class _End(NamedTuple):
 
 
 def plot_histogram(found: Exponents, ax: "Axes | None" = None) -> "Axes":
-    """Draws the map. Strips at the ends are the shares of zeros and of NaN and infinite numbers."""
+    """Draws the map. Strips at the ends are the fractions of zeros and of NaN and infinite numbers."""
     powers = _powers_of(found)
     if len(set(found.sites)) > 1:
         return _plot_sites(found, powers, ax)
@@ -153,7 +153,7 @@ def _draw(ax: "Axes", x: Numbers, y: Numbers, shares: Numbers) -> None:
 
 
 def _ticks(powers: _Powers) -> dict[float, str]:
-    """Returns where the axis of magnitudes has marks, and what they say."""
+    """Returns the ticks of the axis of magnitudes, as labels by position."""
     first, last = map(int, powers.bounds)
     every = next(each for each in (1, 2, 4, 8, 16, 32) if (last - first) / each <= 10)
     inside = range(first + powers.zero, last + 1 - powers.nonfinite)
@@ -179,7 +179,7 @@ def _draw_strips(draw_line: Callable[..., Any], powers: _Powers) -> None:
 
 
 def _ends_of(powers: _Powers) -> list[_End]:
-    """Returns the ends that are in sight."""
+    """Returns the ends of formats that are visible."""
     first, last = powers.bounds
     room = _ROOM * (last - first)
     seen: list[_End] = []
@@ -199,7 +199,7 @@ def _draw_ends(draw_line: Callable[..., Any], powers: _Powers) -> None:
 
 
 def _name_ends_inside(ax: "Axes", powers: _Powers) -> None:
-    """Names lines that lie across: the first format's on the left, the other's on the right."""
+    """Labels horizontal lines: the first format's on the left, the other's on the right."""
     for each in _ends_of(powers):
         ax.annotate(
             each.name,
@@ -215,7 +215,7 @@ def _name_ends_inside(ax: "Axes", powers: _Powers) -> None:
 
 
 def _name_ends_above(ax: "Axes", powers: _Powers) -> int:
-    """Names lines that stand upright above the axes, where no row is; how much height that takes, in points.
+    """Labels vertical lines above the axes, and returns the height that this takes, in points.
 
     Each format has a line of text.
     """

@@ -1,4 +1,4 @@
-"""A statistic over steps: one line for each site."""
+"""Draws a statistic over steps, one line for each site."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ _NAMED_ON_BAR = 8
 
 
 def plot_lines(history: History, ax: "Axes | None" = None) -> "Axes":
-    """Draws the lines. Steps whose tensors hold NaN or infinite numbers are crossed at the upper edge."""
+    """Draws the lines. Steps whose tensors hold NaN or infinite numbers are marked at the upper edge."""
     ax = new_axes(history.sites, 4.2) if ax is None else ax
     is_first = not ax.has_data()
     count = len(history.sites)
@@ -72,7 +72,7 @@ def _plot_one(ax: "Axes", history: History, column: int, color: Any) -> None:
 
 
 def _with_gaps(steps: npt.NDArray[np.int64], values: Numbers) -> tuple[Numbers, Numbers]:
-    """Returns the points of a line, with NaN where it breaks: at non-finite values and where steps were left out."""
+    """Returns the points of a line, with NaN at gaps: non-finite values, and steps that were left out."""
     values = np.where(np.isfinite(values), values, np.nan)
     apart = np.diff(steps)
     gaps = np.flatnonzero(apart > 1.5 * np.median(apart)) + 1 if len(apart) else np.empty(0, np.int64)
@@ -80,7 +80,7 @@ def _with_gaps(steps: npt.NDArray[np.int64], values: Numbers) -> tuple[Numbers, 
 
 
 def _has_lonely(values: Numbers) -> bool:
-    """Returns whether a value has no neighbour that a line could lead to."""
+    """Returns whether a value has no neighbour to which a line could be drawn."""
     known = np.pad(np.isfinite(values), 1)
     return bool((known[1:-1] & ~known[:-2] & ~known[2:]).any())
 
@@ -120,7 +120,7 @@ def _cross(ax: "Axes", history: History, colors: Any) -> None:
 
 
 def _label(ax: "Axes", history: History, colors: Any) -> None:
-    """Writes each name behind the end of its line, or as near as other names leave room."""
+    """Writes each name behind the end of its line, or as near as other names allow."""
     ends = [_end_of(ax, history.values[:, column]) for column in range(len(history.sites))]
     for column, height in enumerate(_move_apart(ends, _label_gap(ax))):
         ax.annotate(
@@ -138,14 +138,14 @@ def _label(ax: "Axes", history: History, colors: Any) -> None:
 
 
 def _label_gap(ax: "Axes") -> float:
-    """Returns how far apart labels are, as a part of the height of the axes."""
+    """Returns the distance of labels, as a fraction of the height of the axes."""
     figure = ax.get_figure(root=True)
     dpi = 72.0 if figure is None else figure.dpi
     return float(_LABEL_POINTS * dpi / 72 / max(ax.get_window_extent().height, 1))
 
 
 def _end_of(ax: "Axes", values: Numbers) -> float:
-    """Returns how high the line ends, as a part of the height of the axes; at the top where it has no finite value."""
+    """Returns the height of a line's end, as a fraction of the height of the axes; 1 if it has no finite value."""
     finite = values[np.isfinite(values)]
     if not len(finite):
         return 1.0
@@ -154,7 +154,7 @@ def _end_of(ax: "Axes", values: Numbers) -> float:
 
 
 def _move_apart(heights: list[float], gap: float) -> list[float]:
-    """Moves heights apart as little as needed: names that would overlap surround their common middle."""
+    """Moves heights apart as little as needed. Names that would overlap are centred around their common middle."""
     order = np.argsort(heights, kind="stable").tolist()
     piles: list[list[int]] = []
     middles: list[float] = []
@@ -174,13 +174,13 @@ def _move_apart(heights: list[float], gap: float) -> list[float]:
 
 
 def _middle_of(pile: list[int], heights: list[float], gap: float) -> float:
-    """Returns where a pile of names stands: within the axes."""
+    """Returns the middle of a pile of names, so that it is inside the axes."""
     half = gap * (len(pile) - 1) / 2
     return float(np.clip(np.mean([heights[each] for each in pile]), half, max(half, 1 - half)))
 
 
 def _name_on_bar(ax: "Axes", history: History) -> None:
-    """A colour bar that names some of the lines, from the first layer to the last."""
+    """Adds a colour bar that names some of the lines, from the first layer to the last."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 

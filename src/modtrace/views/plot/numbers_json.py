@@ -1,4 +1,4 @@
-"""The numbers of a picture of values as JSON."""
+"""Renders the numbers of a plot as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from ..common.numbers import to_json_number
 
 
 def render_plotted_json(found: History | Exponents, *, marks: Sequence[str] = ()) -> str:
-    """Returns the fields of what was found, arrays as nested lists, a row a step; numbers as in `modtrace show --json`.
+    """Returns the fields of what was found, with arrays as nested lists; numbers are as in `modtrace show --json`.
 
     What was not measured is null; `marks` say what is missing from the recording.
     """

@@ -1,4 +1,4 @@
-"""What pictures of values have in common: words, colours, scales, and a figure outside of pyplot."""
+"""The parts that plots of values share: titles, colours, scales, and a figure outside of pyplot."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,7 +40,7 @@ Scale = Literal["linear", "log", "symlog"]
 
 
 def title_of(stat: str, role: str) -> str:
-    """Returns what is shown: "root mean square of outputs"."""
+    """Returns the title of a plot: "root mean square of outputs"."""
     return f"{label_of(stat)} of {describe_role(role)}"
 
 
@@ -50,7 +50,7 @@ def label_of(stat: str) -> str:
 
 
 def describe_role(role: str) -> str:
-    """Names a role as that of many tensors."""
+    """Returns the name of a role for many tensors."""
     known = BY_NAME.get(role)
     return known.of_many if known else role
 
@@ -77,7 +77,7 @@ def new_axes(names: Sequence[str], height: float) -> "Axes":
 
 
 def add_bar(ax: "Axes", shown: "ScalarMappable", label: str = "") -> "Colorbar":
-    """Returns a colour bar beside the axes."""
+    """Adds a colour bar beside the axes, and returns it."""
     figure = ax.get_figure(root=False)
     assert figure is not None  # axes without a figure cannot be made
     bar = figure.colorbar(shown, ax=ax, pad=0.02, aspect=30, label=label)
@@ -96,18 +96,18 @@ def count_steps(ax: "Axes") -> None:
 
 
 def strip_frame(ax: "Axes") -> None:
-    """Leaves only the left and the lower line of the frame."""
+    """Removes the frame except for the left and the lower line."""
     ax.spines[["top", "right"]].set_visible(False)
 
 
 def drawable(values: Numbers) -> Numbers:
-    """Returns the values with those as 0 or infinite at which matplotlib's log axes overflow (3.11)."""
+    """Returns the values, with 0 or infinity in place of those at which matplotlib's log axes overflow (3.11)."""
     magnitudes = np.abs(values)
     return np.where(magnitudes > _LARGEST, np.inf, np.where(magnitudes < 1 / _LARGEST, 0, values))
 
 
 def choose_scale(values: Numbers) -> Scale:
-    """Returns `log` where magnitudes differ widely, `symlog` if some are zero or negative, else `linear`."""
+    """Returns `log` if magnitudes differ widely, `symlog` if some of them are zero or negative, else `linear`."""
     finite = values[np.isfinite(values)]
     magnitudes = np.abs(finite[finite != 0])
     if not len(magnitudes) or float(magnitudes.max()) < _WIDE * float(magnitudes.min()):
@@ -120,7 +120,7 @@ def choose_scale(values: Numbers) -> Scale:
 
 
 def linear_part(values: Numbers) -> float:
-    """Returns up to which magnitude a `symlog` scale is linear."""
+    """Returns the magnitude up to which a `symlog` scale is linear."""
     finite = values[np.isfinite(values)]
     magnitudes = np.abs(finite[finite != 0])
     return float(np.median(magnitudes) if finite.min() < 0 else magnitudes.min())
@@ -145,7 +145,7 @@ def color_scale(values: Numbers) -> "tuple[str, Normalize]":
 
 
 def many_colors(count: int) -> Any:
-    """Returns a colour map of `count` colours, from the first layer to the last; without its palest ones."""
+    """Returns a colour map of `count` colours, from the first layer to the last, without its palest ones."""
     from matplotlib import colormaps, colors
 
     shades = colormaps[_SEQUENTIAL](np.linspace(0, 0.92, count))

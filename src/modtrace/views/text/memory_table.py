@@ -1,4 +1,4 @@
-"""What modules save for backward and allocate, as text for a terminal, or as JSON."""
+"""Renders the memory that modules save and allocate, as text for a terminal or as JSON."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -73,7 +73,7 @@ def render_memory_table(
 
 
 def render_memory_table_json(table: MemoryTable, *, top: int | None = None) -> str:
-    """Returns the fields of the table and its rows; sizes are bytes."""
+    """Returns the fields of the table and its rows as JSON; sizes are bytes."""
     return json.dumps(asdict(replace(table, rows=table.rows[:top]))) + "\n"
 
 
@@ -87,7 +87,7 @@ class _Line:
 
     @property
     def is_module(self) -> bool:
-        """Returns whether it has what only a module has."""
+        """True if it is a line of a module or of what ran outside of modules."""
         return self.row is not None and self.op is None
 
 
@@ -139,7 +139,7 @@ def _phase_columns(phase: str, lines: Sequence[_Line]) -> list[Column]:
 
 
 def _format_inside(row: MemoryRow) -> str:
-    """Returns an empty text where nothing inside saves anything."""
+    """Returns the memory saved inside a module; "" if nothing inside saves anything."""
     inside = row.saved_inside
     return _format_bytes(inside.saved_bytes, inside.unknown) if inside != row.saved else ""
 

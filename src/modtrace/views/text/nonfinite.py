@@ -1,4 +1,4 @@
-"""The first non-finite values of a recording as lines for a terminal, or as JSON."""
+"""Renders the first non-finite values of a recording, as lines for a terminal or as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def render_nonfinite(
 
 
 def render_nonfinite_json(found: NonFinite | None, measured: Measured, *, marks: Sequence[str] = ()) -> str:
-    """Writes the fields of both; `first` is null where nothing was found, and `marks` say what is missing."""
+    """Returns the fields of both as JSON. `first` is null if nothing was found; `marks` say what is missing."""
     told = {"first": asdict(found) if found else None, "measured": asdict(measured), "marks": list(marks)}
     return json.dumps(told) + "\n"
 
@@ -54,7 +54,7 @@ def _describe(found: NonFinite) -> list[Text]:
 
 
 def _describe_tensor(found: NonFinite) -> str:
-    """Describes slot, module, call and root: `output ['logits'] of blocks.1@1 in GPT`."""
+    """Returns slot, module, call and root of a tensor: `output ['logits'] of blocks.1@1 in GPT`."""
     known = BY_NAME.get(found.role or "")
     role = known.of_one if known else found.role or "a tensor of an unknown site"
     what = f"{role} {found.slot}".rstrip()

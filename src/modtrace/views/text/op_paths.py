@@ -1,4 +1,4 @@
-"""Ops with the modules in which they ran, as text for a terminal, or as JSON."""
+"""Renders ops with the modules in which they ran, as text for a terminal or as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -44,14 +44,14 @@ def render_op_paths(
 
 
 def render_modules(paths: OpPaths) -> str:
-    """Returns the path of each module in which ops ran, of a root its name; a line for several ops in a row."""
+    """Returns the path of each module in which ops ran, the name for a root, with one line for consecutive ops."""
     has_several = _has_several_roots(paths)
     names = collapse(_module_name(row, has_several) for row in paths.rows if row.path is not None)
     return "".join(f"{printable(name)}\n" for name in names)
 
 
 def render_op_paths_json(paths: OpPaths, *, top: int | None = None) -> str:
-    """Returns the fields of the paths and their rows, and the paths of the modules, repeats in a row once."""
+    """Returns the fields of the paths and their rows, and the paths of the modules without consecutive repeats."""
     rows = [row._asdict() for row in paths.rows[:top]]
     return json.dumps(asdict(replace(paths, rows=())) | {"rows": rows, "modules": paths.modules()}) + "\n"
 

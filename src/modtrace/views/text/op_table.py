@@ -1,4 +1,4 @@
-"""What ops cost, as text for a terminal, or as JSON."""
+"""Renders the costs of ops, as text for a terminal or as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -69,12 +69,12 @@ def render_op_table(
 
 
 def render_op_table_json(table: OpTable, *, top: int | None = None) -> str:
-    """Returns the fields of the table and its rows; times are nanoseconds."""
+    """Returns the fields of the table and its rows as JSON; times are nanoseconds."""
     return json.dumps(asdict(replace(table, rows=table.rows[:top]))) + "\n"
 
 
 def _columns(table: OpTable, rows: Sequence[OpRow]) -> list[Column]:
-    """Returns the rows, and below them the sum of all."""
+    """Returns the columns of the rows, with the sum of all as the last cell."""
     sums = [*(row.sums.together for row in rows), table.sums.together]
     by_phase = [*(row.sums for row in rows), table.sums]
     columns = [

@@ -1,4 +1,4 @@
-"""The module tree as text for a terminal."""
+"""Renders the module tree as text for a terminal."""
 
 import math
 import shlex

@@ -1,4 +1,4 @@
-"""The module tree as JSON; times are nanoseconds."""
+"""Renders the module tree as JSON, with times in nanoseconds."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from ...analysis.modules.value_summary import ValueSummary
 from ...recording.statistics.moments import Stats
 from ..common.numbers import to_json_number
 
-#: What is given beside the fields of a class.
+#: Properties that are written besides the fields of a class.
 _DERIVED: Mapping[type, Sequence[str]] = {
     Stats: ("mean", "std", "rms", "l2", "abs_max"),
     ValueSummary: ("gradient_to_parameter",),
@@ -21,7 +21,7 @@ _DERIVED: Mapping[type, Sequence[str]] = {
 def render_module_tree_json(tree: ModuleTree) -> str:
     """Returns the fields of the tree, its nodes nested in `roots` and `children`, and the table of `types`.
 
-    JSON has no numbers for what is not finite: "NaN", "Infinity" and "-Infinity" are given, which Python's
+    JSON has no numbers that are not finite; they are written "NaN", "Infinity" and "-Infinity", which Python's
     `float()` and JavaScript's `Number()` read.
     """
     head = {each.name: _to_json(getattr(tree, each.name)) for each in fields(tree) if each.name != "roots"}
@@ -39,7 +39,10 @@ def _to_json(value: Any) -> Any:
 
 
 def _render_nodes(roots: Sequence[ModuleNode]) -> str:
-    """Returns the nodes as a JSON list, written from left to right: `json.dumps` would recurse into deep models."""
+    """Returns the nodes as a JSON list.
+
+    It is written without recursion, because `json.dumps` would recurse into deep models.
+    """
     parts: list[str] = []
     waiting: list[ModuleNode | str] = ["]", *_with_commas(roots), "["]
     while waiting:

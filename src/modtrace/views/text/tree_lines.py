@@ -11,7 +11,7 @@ _GUIDE_WIDTH = 3
 
 
 class TreeLine(NamedTuple):
-    """A node and the guides in front of it."""
+    """A node, and the guides before it."""
 
     guides: str
     below_guides: str  # in front of further lines about the same node
@@ -19,7 +19,7 @@ class TreeLine(NamedTuple):
 
 
 def draw_lines(roots: Sequence[ModuleNode], depth: int | None) -> Iterator[TreeLine]:
-    """Yields the nodes down to `depth` levels below the roots, in the order of reading."""
+    """Yields the nodes down to `depth` levels below the roots, in reading order."""
     waiting = [(node, 0, "", "") for node in reversed(roots)]
     while waiting:
         node, level, around, corner = waiting.pop()

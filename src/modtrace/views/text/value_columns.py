@@ -1,4 +1,4 @@
-"""The columns of the module tree that show values, and the notes on those that are not finite."""
+"""The columns of the module tree with values, and notes on those that are not finite."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ _NONFINITE_STYLE = "bold red"
 
 
 def value_columns(rows: Sequence[ValueSummary | SlotValues | None]) -> list[Column]:
-    """Returns one cell a row in each; empty where nothing was measured."""
+    """Returns the columns, with one cell a row; a cell is empty if nothing was measured."""
     columns = [
         Column("out rms", [_format_rms(row.output if row else None) for row in rows]),
         Column("out max", [_format_max(row.output if row else None) for row in rows]),
@@ -39,7 +39,7 @@ def value_columns(rows: Sequence[ValueSummary | SlotValues | None]) -> list[Colu
 
 
 def describe_nonfinite(values: ValueSummary | None) -> Iterator[Text]:
-    """Notes on a module: which of its tensors are not finite, and whether some inside it are not."""
+    """Yields notes on a module: which of its tensors are not finite, and whether some inside it are not."""
     if values is None:
         return
     for each in values.nonfinite:
@@ -49,7 +49,7 @@ def describe_nonfinite(values: ValueSummary | None) -> Iterator[Text]:
 
 
 def shown_slots(values: ValueSummary | None) -> Sequence[SlotValues]:
-    """Returns the slots that have something to say beside the module: not the only one of a plain tensor."""
+    """Returns the slots that are worth a line: all but the only slot of a plain tensor."""
     return [each for each in values.slots if each.slot or len(values.slots) > 1] if values else ()
 
 

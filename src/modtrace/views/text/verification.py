@@ -1,4 +1,4 @@
-"""What a proof of a recording has found, as text for a terminal or as JSON."""
+"""Renders the result of proving a recording, as text for a terminal or as JSON."""
 
 import json
 from dataclasses import asdict
@@ -10,7 +10,7 @@ _STYLES = {"ok": "green", "FAILED": "bold red", "exempt": "dim", "unchecked": "y
 
 
 def render_verification(verification: Verification, *, color: bool = False) -> str:
-    """Returns the result in one line, then a line for each check, each rule of exemption, and what is unchecked."""
+    """Returns the result in one line, then a line for each check, each rule of exemption, and each unchecked item."""
     rows = verification.rows()
     head = render_lines([Text(printable(verification.headline), "bold")], color=color)
     states = Column("", [Text(state, _STYLES[state]) for state, _, _ in rows], right=False)
@@ -20,5 +20,5 @@ def render_verification(verification: Verification, *, color: bool = False) -> s
 
 
 def render_verification_json(verification: Verification) -> str:
-    """Returns the fields, with `ok` and the number of parents that are exempt by each rule."""
+    """Returns the fields as JSON, with `ok` and the number of parents that are exempt by each rule."""
     return json.dumps({"ok": verification.ok, **asdict(verification)}) + "\n"
