@@ -11,9 +11,10 @@ from .analysis.ops.groups import GroupedBy
 from .analysis.ops.memory_table import MemoryTable, build_memory_table
 from .analysis.ops.op_paths import OpPaths, build_op_paths
 from .analysis.ops.op_table import OpTable, build_op_table
+from .analysis.provenance.answer import find_first
 from .analysis.timeline.timeline import build_timeline
 from .analysis.values.history import History, build_history
-from .analysis.values.nonfinite import NonFinite, find_first_nonfinite
+from .analysis.values.nonfinite import NonFinite
 from .analysis.values.selection import Selection
 from .analysis.values.stack import Stack, build_stack
 from .analysis.values.tensor_lookup import find_tensor, find_tensors
@@ -265,7 +266,7 @@ class Recording(Displayed):
         Raises:
             NothingRecordedError: no tensor was measured; the message says why.
         """
-        found = find_first_nonfinite(self.data)
+        found = find_first(self.data)
         return None if found is None else shown(ShownNonFinite, found)
 
     def module_tree(self, step: int | None = None) -> ModuleTree:

@@ -2,7 +2,8 @@
 
 import click
 
-from ..analysis.values.nonfinite import count_measured, find_first_nonfinite
+from ..analysis.provenance.answer import find_first
+from ..analysis.values.nonfinite import count_measured
 from ..views.text.nonfinite import render_nonfinite, render_nonfinite_json
 from .output import find_terminal, print_text
 from .with_ops import ask, open_with_rows
@@ -20,7 +21,7 @@ def nonfinite(run: str, as_json: bool) -> int:
     not, and 2 if nothing was measured.
     """
     data = open_with_rows(run)
-    found = ask(run, data, lambda: find_first_nonfinite(data))
+    found = ask(run, data, lambda: find_first(data))
     measured, meta = count_measured(data), data.meta
     if as_json:
         print_text(render_nonfinite_json(found, measured, marks=meta.marks))

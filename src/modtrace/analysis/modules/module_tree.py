@@ -104,7 +104,7 @@ def build_module_tree(data: RecordingData, *, step: int | None = None) -> Module
         optimizer=times.of_phase(OPTIMIZER),
         outside_ns=times.outside_ns(),
         backward_recorded=_has_backward(data),
-        nonfinite_steps=tuple(nonfinite_steps(measured)),
+        nonfinite_steps=tuple(nonfinite_steps(measured, data.table("sites"))),
     )
 
 

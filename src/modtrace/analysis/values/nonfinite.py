@@ -1,6 +1,6 @@
 """Finds the first NaN and infinite values."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,10 @@ from ..step.placement import NOWHERE, Module, Placer, merge_wrappers, name_roots
 #: A hint names at most this many parameters.
 _NAMED = 3
 
+#: What `NonFinite.kind` says: an op made the values, or a tensor that no op of the step had made held them.
+PRODUCER = "producer"
+SOURCE = "source"
+
 _COLUMNS = ["step", "phase", "site_id", "call_id", "numel", "nan_count", "inf_count"]
 
 
@@ -30,20 +34,29 @@ class NonFinite:
     root: str | None  # the name of the root; None if no module owns the parameter
     path: str | None  # of the module, at the place where it was called
     call: int | None  # n-th of its module in the step, from 0; None for a parameter
-    op: str | None = None  # None where only modules were recorded
+    op: str | None = None  # that made the values, or read them first; None where only modules were recorded
+    op_nth: int | None = None  # of its name within the call, from 0
+    forward_op: str | None = None  # of an op in backward, whose derivative it computes
     phase: str | None
     step: int
     role: str | None  # output, grad_output, parameter, parameter_grad
     slot: str
-    kind: str | None = None  # producer, source; None where only modules were recorded
-    source: str | None = None  # of a parameter its full path
+    kind: str | None = (
+        None  # producer: an op; source: what no op had made. None where only modules were recorded
+    )
+    source: str | None = None  # of a parameter its full path; of a source what holds the values
+    source_line: str | None = (
+        None  # FILE:LINE, where it was recorded; of an op in backward that of its forward op
+    )
+    cause: str | None = None  # overflow, fully masked row, ...; None where the numbers do not show one
     count: int  # NaN and infinite together
     nan_count: int
     inf_count: int
     numel: int
-    inputs: tuple[str, ...] = ()
-    chain: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()  # what the op read, with ranges
+    chain: tuple[str, ...] = ()  # the ops that carried the values on, by module
     hint: str | None = None  # what else is known about where the values came from
+    remedy: str | None = None  # what helps against the cause
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +82,19 @@ def count_measured(data: RecordingData) -> Measured:
     )
 
 
-def find_first_nonfinite(data: RecordingData) -> NonFinite | None:
+def find_first_nonfinite(data: RecordingData, *, left_out: Collection[int] = ()) -> NonFinite | None:
     """Returns the first row of `values`, by step and order, with NaN or infinite values; None if there is none.
+
+    Infinities in inputs and buffers are often meant, those of masks, and are left out.
+
+    Args:
+        left_out: steps that are not looked at.
 
     Raises:
         NothingRecordedError: no tensor was measured.
     """
     values = data.table("values")
-    at = first_nonfinite_row(values)
+    at = first_nonfinite_row(values, data.table("sites"), left_out=left_out)
     if at is None:
         _require_measured(data)
         return None

@@ -1,7 +1,7 @@
 """Reads the raw statistics of the `values` table, derives others from them and merges them, without torch."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property
@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..arrow.arrays import to_numpy
+from ..role import BY_NAME
 
 Numbers = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -170,13 +171,20 @@ def read_statistics(values: pa.Table) -> StatColumns:
     )
 
 
-def first_nonfinite_row(values: pa.Table) -> int | None:
+def first_nonfinite_row(
+    values: pa.Table, sites: pa.Table | None = None, *, left_out: Collection[int] = ()
+) -> int | None:
     """Returns the index of the first row, by step and order, of a module's tensor that is not finite; None if all are.
 
-    It reads four columns of the `values` table a batch at a time. Of a memory-mapped table, only their pages are read.
+    It reads six columns of the `values` table a batch at a time. Of a memory-mapped table, only their pages are read.
+
+    Args:
+        sites: the table that says at which sites infinities are often intended, where only NaN count then.
+        left_out: the steps that are not looked at.
     """
     first: tuple[int, int, int] | None = None  # step, order, row
-    for offset, rows, step, order in _scan_nonfinite(values):
+    for offset, rows, step, order in _scan_nonfinite(values, sites):
+        rows = rows[~np.isin(step[rows], list(left_out))]
         if len(rows):
             row = rows[np.lexsort((order[rows], step[rows]))[0]]
             found = (int(step[row]), int(order[row]), offset + int(row))
@@ -190,26 +198,39 @@ def nonfinite_rows(values: pa.Table, step: int) -> npt.NDArray[np.int64]:
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
-def nonfinite_steps(values: pa.Table) -> list[int]:
+def nonfinite_steps(values: pa.Table, sites: pa.Table | None = None) -> list[int]:
     """Returns the steps in which a tensor of a module has NaN or infinite elements, in order."""
-    return sorted(
-        {int(step) for _, rows, steps, _ in _scan_nonfinite(values) for step in np.unique(steps[rows])}
-    )
+    scanned = _scan_nonfinite(values, sites)
+    return sorted({int(step) for _, rows, steps, _ in scanned for step in np.unique(steps[rows])})
 
 
-def _scan_nonfinite(values: pa.Table) -> Iterator[tuple[int, npt.NDArray[np.int64], Any, Any]]:
+def _scan_nonfinite(
+    values: pa.Table, sites: pa.Table | None = None
+) -> Iterator[tuple[int, npt.NDArray[np.int64], Any, Any]]:
     """Yields, for each batch, the index of its first row, its non-finite rows, and its columns step and order.
 
     Rows of single ops are left out, because infinities there may be intended, such as the `-inf` of a mask.
     """
-    offset = 0
-    for batch in values.select(["step", "order", "nan_count", "inf_count", "op_id"]).to_batches():
+    offset, of_masks = 0, _sites_of_masks(sites)
+    for batch in values.select(["step", "order", "nan_count", "inf_count", "op_id", "site_id"]).to_batches():
         step, order, nan_count, inf_count = (to_numpy(column) for column in batch.columns[:4])
         rows = np.flatnonzero((nan_count | inf_count) > 0)
         if len(rows):
             rows = rows[to_numpy(batch.column("op_id"), null=-1)[rows] < 0]
+            is_meant = np.isin(to_numpy(batch.column("site_id"))[rows], of_masks)
+            rows = rows[~is_meant | (nan_count[rows] > 0)]
         yield offset, rows, step, order
         offset += batch.num_rows
+
+
+def _sites_of_masks(sites: pa.Table | None) -> list[int]:
+    """Returns the sites at which infinities are often intended, as those of inputs and buffers."""
+    if sites is None:
+        return []
+    rows = sites.select(["site_id", "role"]).to_pylist()
+    return [
+        row["site_id"] for row in rows if row["role"] in BY_NAME and not BY_NAME[row["role"]].must_be_finite
+    ]
 
 
 def columns_of(many: Sequence[Stats]) -> StatColumns:

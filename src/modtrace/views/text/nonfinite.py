@@ -1,10 +1,11 @@
 """Renders the first non-finite values of a recording, as lines for a terminal or as JSON."""
 
 import json
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from ...analysis.values.nonfinite import Measured, NonFinite, describe_counts
+from ...analysis.values.nonfinite import SOURCE, Measured, NonFinite, describe_counts
 from ...recording.meta import Note
 from ...recording.role import BY_NAME
 from ...recording.suggestions import count_of
@@ -44,13 +45,51 @@ def render_nonfinite_json(found: NonFinite | None, measured: Measured, *, marks:
 def _describe(found: NonFinite) -> list[Text]:
     counts = describe_counts(found.nan_count, found.inf_count)
     where = f"step {found.step}" + (f", {found.phase}" if found.phase else "")
-    lines = [
-        Text.join(
-            [Text("first non-finite values: ", "bold"), Text(counts, "bold red"), Text(f" in {where}")]
-        ),
-        Text(f"  {printable(_describe_tensor(found))}, {_describe_size(found.numel)}"),
-    ]
-    return [*lines, Text(f"  {printable(found.hint)}")] if found.hint else lines
+    first = Text.join(
+        [Text("first non-finite values: ", "bold"), Text(counts, "bold red"), Text(f" in {where}")]
+    )
+    if found.op is None:
+        lines = [f"{_describe_tensor(found)}, {_describe_size(found.numel)}", *filter(None, [found.hint])]
+        return [first, *(Text(f"  {printable(line)}") for line in lines)]
+    return [first, *(Text(line) for text in _describe_op(found, found.op) for line in _wrap(printable(text)))]
+
+
+def _describe_op(found: NonFinite, op: str) -> Iterator[str]:
+    """Yields who made the values and why, what it read, and where the values went."""
+    size = _describe_size(found.numel)
+    where = _describe_module(found) + (f" at {found.source_line}" if found.source_line else "")
+    if found.kind == SOURCE:
+        known = BY_NAME.get(found.role or "")
+        yield f"held by {known.of_one if known else 'a tensor'} {found.source}, {size}; first read by {op}{where}"
+    else:
+        backward = f", in the backward of {found.forward_op}," if found.forward_op else ""
+        yield f"made by {op}{backward}{where}, {size}"
+    if found.hint:
+        yield f"{found.cause}: {found.hint}" if found.cause else found.hint
+    if found.remedy:
+        yield f"try: {found.remedy}"
+    yield from (f"read {each}" for each in found.inputs)
+    if found.chain:
+        yield f"went on to {', '.join(found.chain)}"
+
+
+def _describe_module(found: NonFinite) -> str:
+    if found.path is None:
+        return " outside of modules"
+    call = f"@{found.call}" if found.call else ""
+    return f" in {found.path or found.root}{call}" + (f" of {found.root}" if found.path else "")
+
+
+def _wrap(text: str) -> list[str]:
+    """Returns lines of 80 columns at most, but for words that are longer."""
+    return textwrap.wrap(
+        text,
+        80,
+        initial_indent="  ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _describe_tensor(found: NonFinite) -> str:

@@ -1,0 +1,224 @@
+"""Names who made the first NaN or infinite values: the op where ops were measured, else the module."""
+
+from collections.abc import Iterator
+from itertools import groupby
+
+import numpy as np
+
+from ...recording.module_path import join
+from ...recording.phase import BACKWARD, PHASES
+from ...recording.protocols import RecordingData
+from ...recording.role import OP_OUTPUT
+from ..step.calls import RowFinder, column_of
+from ..step.ops import PlaceName
+from ..values.nonfinite import PRODUCER, NonFinite, find_first_nonfinite
+from .causes import Cause, Input, find_cause
+from .step_flow import Counts, read_step_flow
+from .trace import Event, Trace, trace_step
+
+#: At most so many links of the chain from the op to the loss are told.
+_LINKS = 6
+
+
+def find_first(data: RecordingData) -> NonFinite | None:
+    """Returns who made the first NaN or infinite values; None if there are none but those that are meant.
+
+    Raises:
+        NothingRecordedError: no tensor was measured.
+    """
+    made = next(find_made(data), None)
+    measured = find_first_nonfinite(data, left_out=_measured_steps(data))
+    return min(
+        (each for each in (made, measured) if each is not None), key=lambda each: each.step, default=None
+    )
+
+
+def find_made(data: RecordingData) -> Iterator[NonFinite]:
+    """Yields who made NaN or infinite values in the order in which they came up, as far as ops were measured.
+
+    Values that are meant are left out, as the `-inf` of masks, and so are those that the model itself looks for and
+    replaces, and gradients that overflow before a GradScaler skips the step.
+    """
+    for step in _suspicious_steps(data):
+        trace = trace_step(read_step_flow(data, step))
+        for event in trace.events:
+            if not event.is_guarded(trace.names) and not _is_expected(trace, event):
+                yield _Answer(data, trace, event).build(step)
+
+
+def _suspicious_steps(data: RecordingData) -> list[int]:
+    """Returns the steps in which an op returned values that are not finite, or a leaf held some."""
+    values = data.table("values").select(["step", "op_id", "nan_count", "inf_count", "site_id"])
+    is_found = (column_of(values, "nan_count") > 0) | (column_of(values, "inf_count") > 0)
+    is_found &= np.isin(column_of(values, "step"), _measured_steps(data))
+    steps: list[int] = np.unique(column_of(values, "step")[is_found]).tolist()
+    return steps
+
+
+def _measured_steps(data: RecordingData) -> list[int]:
+    """Returns the steps of which outputs of ops were measured."""
+    sites = data.table("sites")
+    of_ops = column_of(sites, "site_id")[
+        np.array([role == OP_OUTPUT for role in sites["role"].to_pylist()], bool)
+    ]
+    values = data.table("values").select(["step", "site_id"])
+    steps: list[int] = np.unique(
+        column_of(values, "step")[np.isin(column_of(values, "site_id"), of_ops)]
+    ).tolist()
+    return steps
+
+
+def _is_expected(trace: Trace, event: Event) -> bool:
+    """Returns whether a gradient overflowed that a GradScaler looks at: it skips the step, and lowers its scale."""
+    return (
+        trace.unscales and trace.flow.ops.phase[event.op] == PHASES.index(BACKWARD) and not event.meant_inputs
+    )
+
+
+class _Answer:
+    """Tells one event."""
+
+    def __init__(self, data: RecordingData, trace: Trace, event: Event) -> None:
+        self._data = data
+        self._trace = trace
+        self._flow = trace.flow
+        self._event = event
+
+    def build(self, step: int) -> NonFinite:
+        """Returns what is known of the event."""
+        flow, event, place = self._flow, self._event, self._place(self._event.op)
+        phase, forward = int(flow.ops.phase[event.op]), self._forward_op()
+        inputs = [Input(slot, tensor, self._counts(tensor)) for slot, tensor in flow.reads.get(event.op, ())]
+        cause = self._cause(inputs, forward)
+        is_made = event.kind == PRODUCER
+        return NonFinite(
+            root=place.root,
+            path=place.path,
+            call=self._call(),
+            op=self._op_name(event.op),
+            op_nth=int(flow.ops.nth[event.op]),
+            forward_op=forward,
+            phase=PHASES[phase] if phase >= 0 else None,
+            step=step,
+            role=OP_OUTPUT if is_made else flow.roles.get(self._site()),
+            slot=event.slot,
+            kind=event.kind,
+            source=None if is_made else self._name_source(),
+            source_line=self._source_line(),
+            cause=cause.name if cause else None,
+            count=event.counts.nan + event.counts.inf,
+            nan_count=event.counts.nan,
+            inf_count=event.counts.inf,
+            numel=event.counts.numel,
+            inputs=tuple(self._describe(each) for each in inputs),
+            chain=tuple(self._chain()),
+            hint=cause.text if cause else self._hint(),
+            remedy=cause.remedy if cause else None,
+        )
+
+    def _cause(self, inputs: list[Input], forward: str | None) -> Cause | None:
+        if self._event.kind == PRODUCER:
+            return find_cause(self._trace, self._event, inputs, forward)
+        return None
+
+    def _op_name(self, op: int) -> str:
+        return self._flow.ops.names[int(self._flow.ops.name[op])]
+
+    def _place(self, op: int) -> PlaceName:
+        return self._flow.ops.placed.name(int(self._flow.ops.where[op]))
+
+    def _call(self) -> int | None:
+        placed, call = self._flow.ops.placed, int(self._flow.ops.call[self._event.op])
+        if call < 0:
+            return None
+        nth = int(placed.column("nth")[placed.origin[call]])
+        return nth if nth >= 0 else None
+
+    def _forward_op(self) -> str | None:
+        row = self._forward_row()
+        name: str | None = None if row < 0 else self._data.table("ops")["name"][row].as_py()
+        return name
+
+    def _forward_row(self) -> int:
+        forward = self._flow.forward_op[self._event.op]
+        if forward is None:
+            return -1
+        return int(RowFinder(column_of(self._data.table("ops"), "op_id"))(np.array([forward]))[0])
+
+    def _source_line(self) -> str | None:
+        row = self._forward_row()
+        if row < 0:
+            op = self._flow.ops.op_id[self._event.op]
+            row = int(RowFinder(column_of(self._data.table("ops"), "op_id"))(np.array([op]))[0])
+        line: str | None = self._data.table("ops")["source"][row].as_py()
+        return line
+
+    def _site(self) -> int:
+        site: int | None = self._flow.tensors.table["site_id"][self._event.tensor].as_py()
+        return -1 if site is None else site
+
+    def _name_source(self) -> str:
+        """Returns the path of a parameter or buffer, or what else held the values."""
+        sites, modules = self._data.table("sites"), self._data.table("modules")
+        site = sites.filter(column_of(sites, "site_id") == self._site()).to_pylist()
+        if not site:
+            return "a tensor"
+        paths = {row["module_id"]: row["path"] for row in modules.select(["module_id", "path"]).to_pylist()}
+        path = paths.get(site[0]["module_id"])
+        return join(path or "", site[0]["slot"]) or "a tensor that no op had made"
+
+    def _hint(self) -> str | None:
+        if self._event.kind == PRODUCER:
+            return None
+        producer = self._data.table("tensors").filter(
+            column_of(self._data.table("tensors"), "tensor_id")
+            == self._flow.tensors.tensor_id[self._event.tensor]
+        )
+        written_by = column_of(producer, "producer_op")
+        ops = self._data.table("ops")
+        row = int(RowFinder(column_of(ops, "op_id"))(written_by)[0]) if len(written_by) else -1
+        if row < 0:
+            return "it held them before the recording, or an op wrote them that was not seen"
+        writer = ops.slice(row, 1).to_pylist()[0]
+        return f"{writer['name']} wrote it in step {writer['step']}" + (
+            f", {writer['phase']}" if writer["phase"] else ""
+        )
+
+    def _counts(self, tensor: int) -> Counts | None:
+        """Returns what was measured of a tensor, or of what it is a view of."""
+        flow = self._flow
+        for _ in range(len(flow.tensors)):
+            op = int(flow.tensors.producer[tensor])
+            if op < 0:
+                site = flow.tensors.table["site_id"][tensor].as_py()
+                readers = (key for key in flow.leaves if key[0] == site)
+                return flow.leaves.get(next(readers, (-1, None)))
+            counts = flow.measured.get((op, flow.tensors.slots[flow.tensors.slot[tensor]]))
+            reads = flow.reads.get(op, ())
+            if counts is not None or not reads:
+                return counts
+            tensor = reads[0][1]
+        return None
+
+    def _describe(self, read: Input) -> str:
+        flow = self._flow
+        shape = ", ".join(map(str, flow.tensors.shapes[read.tensor]))
+        text = f"{read.slot}: {flow.tensors.dtypes[read.tensor]}[{shape}]"
+        if read.counts is not None and read.counts.min is not None and read.counts.max is not None:
+            text += f", {read.counts.min:.4g} .. {read.counts.max:.4g}"
+        op = int(flow.tensors.producer[read.tensor])
+        return text if op < 0 else f"{text}, from {self._link(op)}"
+
+    def _link(self, op: int) -> str:
+        name, place = self._op_name(op), self._place(op)
+        return f"{name} in {place.name}" if place.path is not None else f"{name} {place.name}"
+
+    def _chain(self) -> Iterator[str]:
+        """Yields the modules through which the values went in this phase, with the first op of each."""
+        flow = self._flow
+        phase, written = flow.ops.phase[self._event.op], {op for op, _ in flow.measured}
+        carried = [op for op in self._event.carried_by if op in written and flow.ops.phase[op] in (phase, -1)]
+        links = [self._link(next(ops)) for _, ops in groupby(carried, key=lambda op: int(flow.ops.where[op]))]
+        yield from links[:_LINKS]
+        if len(links) > _LINKS:
+            yield f"{len(links) - _LINKS} more"

@@ -1,0 +1,169 @@
+"""Why an op returned NaN or infinite values, told from the numbers that it read, and what helps."""
+
+import math
+from typing import NamedTuple
+
+from ...recording.phase import BACKWARD, PHASES
+from .op_rules import (
+    DIVISIONS,
+    EXPONENTIALS,
+    LOGARITHMS,
+    MEANS,
+    ROOTS,
+    SOFTMAX,
+    VARIANCES,
+    WRITES,
+    base_name,
+    is_attention,
+)  # fmt: skip
+from .step_flow import Counts
+from .trace import Event, Trace
+
+#: The largest finite number of each format (IEEE 754 binary16, bfloat16, binary32, binary64).
+LARGEST = {
+    "float16": 65504.0,
+    "bfloat16": 3.3895313892515355e38,
+    "float32": 3.4028234663852886e38,
+    "float64": 1.7976931348623157e308,
+}
+
+
+class Cause(NamedTuple):
+    """Why values came up that are not finite."""
+
+    name: str  # overflow, log of 0, ...
+    text: str  # what the numbers show
+    remedy: str
+
+
+class Input(NamedTuple):
+    """What an op read, with what was measured of it; None: nothing was."""
+
+    slot: str
+    tensor: int
+    counts: Counts | None
+
+
+def find_cause(trace: Trace, event: Event, inputs: list[Input], forward_op: str | None) -> Cause | None:
+    """Returns the cause of what a producer made; None where the numbers do not show one.
+
+    Args:
+        inputs: what it read, views led back to what was measured.
+        forward_op: of an op in backward, the name of the op whose derivative it computes.
+    """
+    name = trace.names[event.op]
+    is_backward = trace.flow.ops.phase[event.op] == PHASES.index(BACKWARD) and forward_op is not None
+    if is_backward and forward_op is not None:
+        found = _in_backward(base_name(forward_op), inputs)
+        if found is not None:
+            return found
+    return (
+        _in_forward(name, event, inputs)
+        or _written(name, event, trace.flow.args[event.op])
+        or _overflow(name, event, inputs)
+    )
+
+
+def _in_forward(name: str, event: Event, inputs: list[Input]) -> Cause | None:
+    if (name in SOFTMAX or is_attention(name)) and event.counts.nan and event.meant_inputs:
+        return Cause(
+            "fully masked row",
+            "a row of the scores is masked in full, and softmax over nothing but -inf is 0 / 0",
+            "leave one position of each row unmasked, or set the rows of padding to 0 after the softmax",
+        )
+    if name in LOGARITHMS and _reaches(inputs, 0.0):
+        what = "a negative number" if event.counts.nan else "0"
+        return Cause(
+            f"log of {what}",
+            f"its input reaches down to {_lowest(inputs)}",
+            "add an epsilon to it, or clamp it",
+        )
+    if name in VARIANCES and event.counts.nan:
+        return Cause(
+            "variance of one element",
+            "the unbiased variance divides by the number of elements less one",
+            "give it more than one element, or correction=0",
+        )
+    if name in MEANS and event.counts.nan:
+        return Cause(
+            "mean of nothing",
+            "there was no element to average: every label is ignored, or the tensor is empty",
+            "skip such batches, or reduction='sum' and a division by max(count, 1)",
+        )
+    if name in ROOTS and event.counts.nan and _reaches(inputs, -math.ulp(0.0)):
+        return Cause(
+            "root of a negative number", f"its input reaches down to {_lowest(inputs)}", "clamp it at 0"
+        )
+    if name in DIVISIONS and _divides_by_zero(name, inputs):
+        return Cause("division by 0", "its divisor holds 0", "add an epsilon to the divisor")
+    return None
+
+
+def _written(name: str, event: Event, args: str) -> Cause | None:
+    if name in WRITES and event.counts.nan and (event.meant_inputs or '"nan"' in args):
+        return Cause("constant NaN", "the program writes a NaN of its own", "look at the line that writes it")
+    return None
+
+
+def _in_backward(forward: str, inputs: list[Input]) -> Cause | None:
+    if forward in ROOTS:
+        return Cause(
+            "derivative of a root at 0",
+            f"the derivative of {forward} at 0 is infinite",
+            "add an epsilon inside of it",
+        )
+    if forward in LOGARITHMS | DIVISIONS and _divides_by_zero("div", inputs):
+        return Cause(
+            f"derivative of {forward} at 0",
+            f"the derivative of {forward} divides by its input, which holds 0; a where() behind it hides the values, "
+            "and not their gradients",
+            f"keep 0 out of what {forward} is given: torch.where(x > 0, x, 1) before it",
+        )
+    return None
+
+
+def _overflow(name: str, event: Event, inputs: list[Input]) -> Cause | None:
+    limit = LARGEST.get(event.counts.dtype)
+    top = max((_abs_max(each.counts) for each in inputs if each.counts), default=0.0)
+    if limit is None or not math.isfinite(top):
+        return None
+    if name in EXPONENTIALS:
+        most = math.log(limit)
+        text = f"exp of {top:.4g}: {event.counts.dtype} ends at exp({most:.1f})"
+        return (
+            Cause("exp overflow", text, "subtract the maximum first, as softmax and logsumexp do")
+            if top > most
+            else None
+        )
+    if not event.counts.inf:
+        return None
+    text = f"beyond {limit:.4g}, the largest {event.counts.dtype}; its inputs reach {top:.4g}, {top / limit:.0%} of it"
+    return Cause("overflow", text, _remedy_of_overflow(event.counts.dtype))
+
+
+def _remedy_of_overflow(dtype: str) -> str:
+    if dtype == "float16":
+        return "run this module in float32 or bfloat16, or scale its input or weights down"
+    return "look at what makes the inputs that large"
+
+
+def _abs_max(counts: Counts) -> float:
+    ends = [abs(each) for each in (counts.min, counts.max) if each is not None and math.isfinite(each)]
+    return max(ends, default=0.0)
+
+
+def _reaches(inputs: list[Input], bound: float) -> bool:
+    return any(each.counts and each.counts.min is not None and each.counts.min <= bound for each in inputs)
+
+
+def _lowest(inputs: list[Input]) -> str:
+    return f"{min(each.counts.min for each in inputs if each.counts and each.counts.min is not None):.4g}"
+
+
+def _divides_by_zero(name: str, inputs: list[Input]) -> bool:
+    divisors = [each for each in inputs if each.slot in ("other", "exponent")] if len(inputs) > 1 else inputs
+    return any(
+        each.counts and each.counts.min is not None and each.counts.max is not None
+        and each.counts.min <= 0 <= each.counts.max
+        for each in divisors
+    )  # fmt: skip

@@ -1,0 +1,59 @@
+"""What is known of single operators: which carry infinities that are meant, and which take them away."""
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+#: They put a constant of the caller's into a tensor: an infinity in it is meant.
+FILLS = _names(
+    "full full_like new_full fill masked_fill where scatter index_fill constant_pad_nd scalar_tensor clamp clamp_min "
+    "clamp_max index_put select_scatter slice_scatter masked_scatter nan_to_num fill_diagonal"
+)
+
+#: They write what they are given as it is.
+WRITES = FILLS | _names("copy lift_fresh clone to_copy cat stack")
+
+#: They return elements of what they read, sums of two of them, or their extremes: a mask that they read is still one.
+CARRIERS = WRITES | _names(
+    "add sub rsub mul div neg abs minimum maximum max min amax amin cummax cummin logsumexp logcumsumexp log_softmax "
+    "logaddexp logaddexp2 cumsum tril triu expand repeat index index_select gather take embedding sort topk flip roll "
+    "view unsafe_view index_copy index_add scatter_add baddbmm"
+)
+
+#: They read a value in order to replace it: `where(x > 0, log(x), 0)`.
+GUARDS = _names(
+    "where masked_fill nan_to_num clamp clamp_min clamp_max masked_scatter masked_select index_put index index_select "
+    "minimum maximum"
+)
+
+#: They return memory that nobody has written to.
+UNINITIALIZED = _names("empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize")
+
+#: They read the shape of a tensor, and not its values.
+SHAPES_ONLY = UNINITIALIZED | _names(
+    "ones_like zeros_like full_like rand_like randn_like randint_like new_ones new_zeros new_full zero"
+)
+
+#: A softmax over scores that are all masked divides 0 by 0.
+SOFTMAX = _names("softmax safe_softmax masked_softmax")
+LOGARITHMS = _names("log log2 log10 log1p logit xlogy")
+DIVISIONS = _names("div reciprocal rsqrt fmod remainder")
+EXPONENTIALS = _names("exp exp2 expm1 cosh sinh")
+ROOTS = _names("sqrt rsqrt linalg_vector_norm norm pow hypot cdist_forward euclidean_dist")
+VARIANCES = _names("var std var_mean std_mean")
+MEANS = _names("mean nll_loss_forward nll_loss2d_forward")
+
+#: GradScaler's look at the gradients: an overflow before it is expected.
+UNSCALES = "amp_foreach_non_finite_check_and_unscale"
+
+
+def base_name(op: str) -> str:
+    """Returns the bare name of an operator: `softmax` of `aten._softmax.default`, `add` of `aten.add_.Tensor`."""
+    parts = op.split(".")
+    return (parts[1] if len(parts) > 1 else parts[0]).strip("_")
+
+
+def is_attention(name: str) -> bool:
+    """Returns whether it is one of the fused kernels of attention, by its `base_name`."""
+    return "scaled_dot_product" in name or "efficient_attention" in name or "flash_attention" in name

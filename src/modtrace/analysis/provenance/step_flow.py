@@ -1,0 +1,129 @@
+"""The ops of one step with the tensors that they read and return, and what was measured of these."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...recording.protocols import RecordingData
+from ...recording.role import OP_OUTPUT
+from ..graph.columns import Tensors
+from ..graph.reads import read_uses
+from ..step.calls import column_of
+from ..step.ops import StepOps, read_step_ops
+
+
+class Counts(NamedTuple):
+    """What was measured of one tensor."""
+
+    nan: int
+    inf: int
+    numel: int
+    min: float | None
+    max: float | None
+    dtype: str
+
+
+class Region(NamedTuple):
+    """The memory of a tensor, in elements: those from `start` up to `stop`, all of them if it is dense."""
+
+    storage: int | None
+    start: int
+    stop: int
+    is_dense: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFlow:
+    """Numbers of ops are rows of `ops`, numbers of tensors rows of `tensors`."""
+
+    ops: StepOps
+    tensors: Tensors
+    regions: list[Region]
+    args: list[str]  # the template of each op's arguments
+    forward_op: list[
+        int | None
+    ]  # ids, not numbers: of a backward op the forward op, which may be of an earlier step
+    order: list[int]  # the ops in the order in which they began
+    reads: Mapping[int, list[tuple[str, int]]]  # of each op: slot and tensor
+    returns: Mapping[int, list[tuple[str, int]]]
+    measured: Mapping[tuple[int, str], Counts]  # by op and slot of its output
+    unwritten: frozenset[tuple[int, str]]  # outputs that hold memory nobody has written to
+    #: Of what no op of the step had made, by its site and the op that read it first; None for a site of one tensor.
+    leaves: Mapping[tuple[int, int | None], Counts]
+    roles: Mapping[int, str]  # of each site
+
+
+def read_step_flow(data: RecordingData, step: int) -> StepFlow:
+    """Returns the ops of a step, which has some, and all that is known of what they read and return."""
+    ops = read_step_ops(data, step=step)
+    reads, tensors = read_uses(data, ops.op_id, np.empty(0, np.int64))
+    rows = data.table("ops")
+    rows = rows.take(np.flatnonzero(column_of(rows, "step") == step))
+    read_by: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    for op, tensor, slot in zip(reads.op.tolist(), reads.tensor.tolist(), reads.slot.tolist(), strict=True):
+        read_by[op].append((reads.slots[slot], tensor))
+    returned_by: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    for tensor, (op, slot) in enumerate(zip(tensors.producer.tolist(), tensors.slot.tolist(), strict=True)):
+        if op >= 0:
+            returned_by[op].append((tensors.slots[slot], tensor))
+    measured, unwritten, leaves = _read_values(data, step, ops)
+    return StepFlow(
+        ops=ops,
+        tensors=tensors,
+        regions=_find_regions(tensors),
+        args=rows["args"].to_pylist(),
+        forward_op=rows["forward_op_id"].to_pylist(),
+        order=np.lexsort((ops.op_id, ops.start_ns)).tolist(),
+        reads=read_by,
+        returns=returned_by,
+        measured=measured,
+        unwritten=unwritten,
+        leaves=leaves,
+        roles={
+            row["site_id"]: row["role"] for row in data.table("sites").select(["site_id", "role"]).to_pylist()
+        },
+    )
+
+
+def _read_values(
+    data: RecordingData, step: int, ops: StepOps
+) -> tuple[dict[tuple[int, str], Counts], frozenset[tuple[int, str]], dict[tuple[int, int | None], Counts]]:
+    values = data.table("values")
+    values = values.take(np.flatnonzero(column_of(values, "step") == step))
+    sites = {row["site_id"]: row for row in data.table("sites").to_pylist()}
+    row_of = {op: row for row, op in enumerate(ops.op_id.tolist())}
+    measured: dict[tuple[int, str], Counts] = {}
+    unwritten: set[tuple[int, str]] = set()
+    leaves: dict[tuple[int, int | None], Counts] = {}
+    columns = ["site_id", "op_id", "nan_count", "inf_count", "numel", "min", "max", "dtype", "count", "note"]
+    for row in values.select(columns).to_pylist():
+        site: Mapping[str, Any] = sites.get(row["site_id"], {})
+        if site.get("role") == OP_OUTPUT:
+            key = (row_of.get(row["op_id"], -1), site["slot"])
+            if row["count"] is None:
+                unwritten.add(key)
+            else:
+                measured[key] = _to_counts(row)
+        elif row["count"] is not None:
+            leaves.setdefault((row["site_id"], row_of.get(row["op_id"])), _to_counts(row))
+    return measured, frozenset(unwritten), leaves
+
+
+def _to_counts(row: Mapping[str, Any]) -> Counts:
+    return Counts(row["nan_count"], row["inf_count"], row["numel"], row["min"], row["max"], row["dtype"])
+
+
+def _find_regions(tensors: Tensors) -> list[Region]:
+    table = tensors.table.select(["storage", "offset", "shape", "stride"]).to_pylist()
+    return [_to_region(row["storage"], row["offset"], row["shape"], row["stride"]) for row in table]
+
+
+def _to_region(storage: int | None, offset: int, shape: list[int], stride: list[int]) -> Region:
+    numel = int(np.prod(shape, dtype=np.int64))
+    if not numel:
+        return Region(storage, offset, offset, True)
+    extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return Region(storage, offset, offset + extent, extent == numel)

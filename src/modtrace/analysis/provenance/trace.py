@@ -1,0 +1,199 @@
+"""Follows NaN and infinite values through the ops of one step, from what made them to what reads them."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ...recording.role import LEAF, PARAMETER
+from ..values.nonfinite import PRODUCER, SOURCE
+from .op_rules import CARRIERS, FILLS, GUARDS, SHAPES_ONLY, UNINITIALIZED, UNSCALES, base_name, is_attention
+from .step_flow import Counts, Region, StepFlow
+
+#: What the values of a tensor are, from the best to the worst.
+CLEAN, MEANT, BAD = range(3)
+
+
+class State(NamedTuple):
+    """The values of a tensor, or of a part of memory; `event`: what made the infinities or NaN, -1 for none."""
+
+    kind: int = CLEAN
+    event: int = -1
+
+
+class Write(NamedTuple):
+    """What an op has left in a part of memory."""
+
+    region: Region
+    state: State
+
+
+@dataclass
+class Event:
+    """Where values that are not finite, and not meant, came up."""
+
+    kind: str
+    op: int  # that made them, or read them first
+    slot: str  # of its output, or of its input
+    tensor: int
+    counts: Counts
+    carried_by: list[int] = field(default_factory=list)  # further ops that returned such values, in order
+    absorbed_by: list[int] = field(default_factory=list)  # ops that read them and returned finite values
+    is_tested: bool = (
+        False  # an op read them that returns no numbers of this kind: `isnan`, a cast to integers
+    )
+    unread: set[int] = field(default_factory=set)  # tensors that hold them, and that no op has read
+    meant_inputs: tuple[int, ...] = ()  # what the op read that held infinities on purpose
+
+    def is_guarded(self, names: list[str]) -> bool:
+        """Returns whether every op at which the values end is one that looks for such values and replaces them."""
+        ends = self.is_tested or bool(self.absorbed_by)
+        return ends and not self.unread and all(names[op] in GUARDS for op in self.absorbed_by)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What came up in a step, in the order of the ops."""
+
+    flow: StepFlow
+    events: list[Event]
+    names: list[str]  # of each op, without namespace and overload
+    unscales: bool  # a GradScaler looks at the gradients of this step
+
+
+def trace_step(flow: StepFlow) -> Trace:
+    """Returns where the step's NaN and infinite values came up, those that are meant left out."""
+    names = [base_name(flow.ops.names[code]) for code in flow.ops.name.tolist()]
+    tracer = _Tracer(flow, names)
+    for op in flow.order:
+        tracer.visit(op)
+    return Trace(flow, tracer.events, names, unscales=UNSCALES in names)
+
+
+class _Tracer:
+    """Knows at every op what the memory of the step holds."""
+
+    def __init__(self, flow: StepFlow, names: list[str]) -> None:
+        self.events: list[Event] = []
+        self._flow = flow
+        self._names = names
+        self._memory: dict[int, list[Write]] = defaultdict(list)  # by storage
+        self._states: dict[int, State] = {}  # of tensors without storage, and of leaves
+        self._sites = flow.tensors.table["site_id"].to_pylist()
+
+    def visit(self, op: int) -> None:
+        """Follows what one op reads into what it returns."""
+        reads = () if self._names[op] in SHAPES_ONLY else self._flow.reads.get(op, ())
+        inputs = [(slot, tensor, self._read(tensor, op, slot)) for slot, tensor in reads]
+        worst = max((state for _, _, state in inputs), default=State())
+        is_bad = self._visit_outputs(op, inputs, worst)
+        if worst.kind == BAD:
+            event = self.events[worst.event]
+            event.unread -= {tensor for _, tensor, state in inputs if state.kind == BAD}
+            if is_bad:
+                event.carried_by.append(op)
+            elif self._is_test(op):
+                event.is_tested = True
+            else:
+                event.absorbed_by.append(op)
+
+    def _is_test(self, op: int) -> bool:
+        """Returns whether what an op returns cannot be NaN: `isnan`, a comparison, a cast to integers."""
+        dtypes = [self._flow.tensors.dtypes[tensor] for _, tensor in self._flow.returns.get(op, ())]
+        return bool(dtypes) and not any(each.startswith(("float", "bfloat", "complex")) for each in dtypes)
+
+    def _visit_outputs(self, op: int, inputs: list[tuple[str, int, State]], worst: State) -> bool:
+        if self._flow.ops.names[self._flow.ops.name[op]].startswith("profiler."):
+            return False
+        is_bad = False
+        for slot, tensor in self._flow.returns.get(op, ()):
+            state = self._judge(op, slot, tensor, inputs, worst)
+            if state is None:  # a view: what it shows is in memory already
+                is_bad |= self._look(tensor).kind == BAD
+                continue
+            self._write(tensor, state)
+            is_bad |= state.kind == BAD
+            if state.kind == BAD:
+                self.events[state.event].unread.add(tensor)
+        return is_bad
+
+    def _judge(
+        self, op: int, slot: str, tensor: int, inputs: list[tuple[str, int, State]], worst: State
+    ) -> State | None:
+        """Returns what an op has left in what it returned; None if it has written nothing."""
+        name, counts = self._names[op], self._flow.measured.get((op, slot))
+        if name in UNINITIALIZED or (op, slot) in self._flow.unwritten:
+            return State()
+        if counts is None:
+            return None if self._shares_memory(tensor, inputs) else worst
+        if not counts.nan and not counts.inf:
+            return State()
+        if worst.kind == BAD:
+            return worst
+        if is_attention(name) and slot != "[0]":  # its logsumexp is -inf where a row is masked in full
+            return State(MEANT)
+        if not counts.nan and self._is_meant(op, name, worst):
+            return State(MEANT, worst.event)
+        meant = tuple(other for _, other, state in inputs if state.kind == MEANT)
+        self.events.append(Event(PRODUCER, op, slot, tensor, counts, meant_inputs=meant))
+        return State(BAD, len(self.events) - 1)
+
+    def _is_meant(self, op: int, name: str, worst: State) -> bool:
+        if name in FILLS and _has_infinity(self._flow.args[op]):
+            return True
+        return worst.kind == MEANT and name in CARRIERS
+
+    def _shares_memory(self, tensor: int, inputs: list[tuple[str, int, State]]) -> bool:
+        storage = self._flow.regions[tensor].storage
+        return any(
+            storage is not None and self._flow.regions[other].storage == storage for _, other, _ in inputs
+        )
+
+    def _read(self, tensor: int, op: int, slot: str) -> State:
+        """Returns what a tensor holds when an op reads it."""
+        if self._flow.tensors.producer[tensor] >= 0:
+            return self._look(tensor)
+        if tensor not in self._states:
+            self._states[tensor] = state = self._judge_leaf(tensor, op, slot)
+            if state.kind != CLEAN:
+                self._write(tensor, state)
+        return self._look(tensor)
+
+    def _judge_leaf(self, tensor: int, op: int, slot: str) -> State:
+        site = self._sites[tensor]
+        counts = self._flow.leaves.get((site, op)) or self._flow.leaves.get((site, None))
+        if counts is None or not (counts.nan or counts.inf):
+            return State()
+        role = self._flow.roles.get(site)
+        if role != PARAMETER and (not counts.nan or (role == LEAF and counts.numel == 1)):
+            return State(MEANT)  # a mask, or a constant: who writes NaN into a tensor is the one to name
+        self.events.append(Event(SOURCE, op, slot, tensor, counts))
+        return State(BAD, len(self.events) - 1)
+
+    def _look(self, tensor: int) -> State:
+        region = self._flow.regions[tensor]
+        if region.storage is None:
+            return self._states.get(tensor, State())
+        found = (each.state for each in self._memory[region.storage] if _overlap(each.region, region))
+        return max(found, default=State())
+
+    def _write(self, tensor: int, state: State) -> None:
+        region = self._flow.regions[tensor]
+        if region.storage is None:
+            self._states[tensor] = state
+            return
+        kept = [each for each in self._memory[region.storage] if not _covers(region, each.region)]
+        self._memory[region.storage] = [*kept, Write(region, state)]
+
+
+def _overlap(one: Region, other: Region) -> bool:
+    return one.start < other.stop and other.start < one.stop
+
+
+def _covers(one: Region, other: Region) -> bool:
+    if one == other:
+        return True
+    return one.is_dense and one.start <= other.start and other.stop <= one.stop
+
+
+def _has_infinity(args: str) -> bool:
+    return '"-inf"' in args or '"inf"' in args

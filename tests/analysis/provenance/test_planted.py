@@ -1,0 +1,201 @@
+"""The op that made the first NaN or infinity is named, wherever it is planted."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import modtrace
+from helpers.nonfinite_models import BY_OP, Applied, record_planted, record_training
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def first_in(rec: modtrace.Recording) -> modtrace.NonFinite:
+    found = rec.first_nonfinite()
+    assert found is not None
+    return found
+
+
+def write_through_view(x: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x.view(-1)[3] = math.nan
+    return x
+
+
+def write_by_index(x: torch.Tensor) -> torch.Tensor:
+    return x.clone().index_put_((torch.tensor([1]),), torch.tensor(math.nan))
+
+
+def masked_softmax(x: torch.Tensor) -> torch.Tensor:
+    mask = torch.zeros(4, 8)
+    mask[:, 2:] = -math.inf
+    mask[3] = -math.inf
+    return (x + mask).softmax(-1)
+
+
+def two_masks(x: torch.Tensor) -> torch.Tensor:
+    lowest = torch.full((8,), torch.finfo(x.dtype).min)
+    return (x + lowest + lowest).softmax(-1)
+
+
+FORWARD: list[tuple[str, Function, str, str]] = [
+    ("fully masked row", masked_softmax, "aten._softmax.default", "fully masked row"),
+    ("two masks of finite minima", two_masks, "aten.add.Tensor", "overflow"),
+    ("exp of what is large", lambda x: (x * 200).exp(), "aten.exp.default", "exp overflow"),
+    ("log of 0, absorbed by exp", lambda x: x.relu().log().exp(), "aten.log.default", "log of 0"),
+    ("log of a negative number", lambda x: x.log(), "aten.log.default", "log of a negative number"),
+    ("root of a negative number", lambda x: x.sqrt(), "aten.sqrt.default", "root of a negative number"),
+    (
+        "division by a norm of 0",
+        lambda x: x / (x * 0).norm(dim=-1, keepdim=True),
+        "aten.div.Tensor",
+        "division by 0",
+    ),
+    (
+        "standard deviation of one element",
+        lambda x: x / x[:, :1].std(dim=-1, keepdim=True),
+        "aten.std.correction",
+        "variance of one element",
+    ),
+    ("write through a view", write_through_view, "aten.copy_.default", "constant NaN"),
+    ("write by index", write_by_index, "aten.index_put_.default", "constant NaN"),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "op", "cause"), [each[1:] for each in FORWARD], ids=[each[0] for each in FORWARD]
+)
+def test_op_in_forward_is_named_with_its_cause(function: Function, op: str, cause: str) -> None:
+    found = first_in(record_planted(function))
+    assert (found.step, found.phase, found.path, found.call, found.op) == (0, "forward", "1", 0, op)
+    assert (found.kind, found.cause, found.source, found.forward_op) == ("producer", cause, None, None)
+
+
+@pytest.mark.parametrize(
+    ("function", "forward_op", "cause"),
+    [
+        (
+            lambda x: x + (x * 0).pow(2).sum(-1, keepdim=True).sqrt(),
+            "aten.sqrt.default",
+            "derivative of a root at 0",
+        ),
+        (lambda x: x.relu().sqrt(), "aten.sqrt.default", "derivative of a root at 0"),
+        (
+            lambda x: torch.where(x > 0, (x * (x > 0)).log(), 0.0),
+            "aten.log.default",
+            "derivative of log at 0",
+        ),
+    ],
+    ids=["norm written out", "root of relu", "where around log"],
+)
+def test_op_in_backward_is_named_with_the_op_whose_derivative_it_is(
+    function: Function, forward_op: str, cause: str
+) -> None:
+    found = first_in(record_planted(function))
+    assert (found.step, found.phase, found.path, found.op) == (0, "backward", "1", "aten.div.Tensor")
+    assert (found.forward_op, found.cause, found.kind) == (forward_op, cause, "producer")
+
+
+def test_what_a_where_takes_away_in_forward_and_backward_is_nobodys_fault() -> None:
+    rec = record_planted(lambda x: torch.where(x > 0, x.clamp(min=0).log(), torch.zeros(())))
+    assert rec.first_nonfinite() is None
+    assert (rec.table("values")["inf_count"].to_numpy() > 0).any()
+
+
+def test_loss_over_no_label_is_named_outside_of_modules() -> None:
+    torch.manual_seed(0)
+    labels = torch.full((4,), -100)
+    rec = record_training(
+        nn.Linear(8, 4), lambda step: torch.randn(4, 8), loss=lambda y: F.cross_entropy(y, labels)
+    )
+    found = first_in(rec)
+    assert (found.op, found.path, found.cause) == ("aten.nll_loss_forward.default", None, "mean of nothing")
+
+
+def test_overflow_of_float16_is_named_with_how_near_its_inputs_were() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 8)).half()
+    with torch.no_grad():
+        model[1].weight.mul_(3e4)
+    with modtrace.record(model, ops=True, values=BY_OP) as rec:
+        model(torch.randn(4, 8).half() * 100).float().mean().backward()
+    found = first_in(rec)
+    assert (found.path, found.op, found.cause) == ("1", "aten.addmm.default", "overflow")
+    assert found.hint == "beyond 6.55e+04, the largest float16; its inputs reach 3750, 6% of it"
+
+
+def test_gated_product_is_named_and_not_the_layer_that_reads_it() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up, self.down = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(F.silu(self.gate(x)) * self.up(x))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Gated(), Gated()).half()
+    with torch.no_grad():
+        model[1].gate.bias.fill_(500.0)
+        model[1].up.bias.fill_(500.0)
+    with modtrace.record(model, ops=True, values=BY_OP) as rec:
+        model(torch.randn(4, 8).half())
+    found = first_in(rec)
+    assert (found.path, found.op, found.cause) == ("1", "aten.mul.Tensor", "overflow")
+
+
+def test_weight_that_holds_nan_from_the_start_is_the_source() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+    with torch.no_grad():
+        model[1].weight[2, 3] = math.nan
+    found = first_in(record_training(model, lambda step: torch.randn(4, 8), loss=lambda y: y.square().mean()))
+    assert (found.kind, found.source, found.step, found.role) == ("source", "1.weight", 0, "parameter")
+    assert (found.path, found.nan_count, found.numel) == ("1", 1, 64)
+    assert found.hint == "it held them before the recording, or an op wrote them that was not seen"
+
+
+def test_optimizer_that_made_a_parameter_infinite_is_named_with_its_step() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=math.inf, foreach=True)
+    with modtrace.record(model, ops=True, values=BY_OP) as rec:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+    found = first_in(rec)
+    assert (found.kind, found.source, found.step) == ("source", "weight", 1)
+    assert found.hint == "aten._foreach_add_.List wrote it in step 0, optimizer"
+
+
+def test_answer_says_what_was_read_and_where_the_values_went() -> None:
+    found = first_in(record_planted(masked_softmax))
+    assert found.inputs == ("self: float32[4, 8], -inf .. 0.6147, from aten.add.Tensor in 1",)
+    assert found.chain == ("aten.addmm.default in 2", "aten.pow.Tensor_Scalar (outside of modules)")
+    assert (found.nan_count, found.inf_count, found.numel, found.slot) == (8, 0, 32, "")
+
+
+def test_module_is_named_where_only_modules_were_measured() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), Applied(lambda x: (x * 200).exp()), nn.Linear(8, 2))
+    with modtrace.record(model, ops=True) as rec:
+        model(torch.randn(4, 8))
+    found = first_in(rec)
+    assert (found.path, found.op, found.kind, found.cause) == ("1", None, None, None)
+
+
+def test_line_of_the_program_is_told_where_it_was_recorded() -> None:
+    torch.manual_seed(0)
+    model = Applied(lambda x: x.relu().log())
+    with modtrace.record(model, ops=modtrace.Ops(source=True), values=BY_OP) as rec:
+        model(torch.randn(4, 8))
+    found = first_in(rec)
+    assert found.source_line is not None
+    assert "test_planted.py:" in found.source_line
+    assert replace(found, source_line=None).op == "aten.log.default"
