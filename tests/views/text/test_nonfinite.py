@@ -120,4 +120,9 @@ def test_json_has_every_field() -> None:
         "inputs": [],
         "chain": [],
         "hint": None,
+        "op_nth": None,
+        "forward_op": None,
+        "source_line": None,
+        "cause": None,
+        "remedy": None,
     }

@@ -1,6 +1,7 @@
 """Names who made the first NaN or infinite values: the op where ops were measured, else the module."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
@@ -9,6 +10,7 @@ from ...recording.module_path import join
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT
+from ...surface import choose_words
 from ..step.calls import RowFinder, column_of
 from ..step.ops import PlaceName
 from ..values.nonfinite import PRODUCER, NonFinite, find_first_nonfinite
@@ -28,8 +30,17 @@ def find_first(data: RecordingData) -> NonFinite | None:
     """
     made = next(find_made(data), None)
     measured = find_first_nonfinite(data, left_out=_measured_steps(data))
+    if measured is not None and not data.table("ops").num_rows:
+        measured = replace(measured, remedy=_name_ops())
     return min(
         (each for each in (made, measured) if each is not None), key=lambda each: each.step, default=None
+    )
+
+
+def _name_ops() -> str:
+    return choose_words(
+        python="record(ops=True), on a long run with keep_last=20, names the op that made them",
+        command_line="modtrace record --ops, on a long run with --keep-last 20, names the op that made them",
     )
 
 

@@ -1,7 +1,6 @@
 """Renders the first non-finite values of a recording, as lines for a terminal or as JSON."""
 
 import json
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
@@ -49,9 +48,10 @@ def _describe(found: NonFinite) -> list[Text]:
         [Text("first non-finite values: ", "bold"), Text(counts, "bold red"), Text(f" in {where}")]
     )
     if found.op is None:
-        lines = [f"{_describe_tensor(found)}, {_describe_size(found.numel)}", *filter(None, [found.hint])]
-        return [first, *(Text(f"  {printable(line)}") for line in lines)]
-    return [first, *(Text(line) for text in _describe_op(found, found.op) for line in _wrap(printable(text)))]
+        lines = [f"{_describe_tensor(found)}, {_describe_size(found.numel)}", *_explain(found)]
+    else:
+        lines = list(_describe_op(found, found.op))
+    return [first, *(Text(f"  {printable(line)}") for line in lines)]
 
 
 def _describe_op(found: NonFinite, op: str) -> Iterator[str]:
@@ -64,13 +64,17 @@ def _describe_op(found: NonFinite, op: str) -> Iterator[str]:
     else:
         backward = f", in the backward of {found.forward_op}," if found.forward_op else ""
         yield f"made by {op}{backward}{where}, {size}"
+    yield from _explain(found)
+    yield from (f"read {each}" for each in found.inputs)
+    if found.chain:
+        yield f"went on to {', '.join(found.chain)}"
+
+
+def _explain(found: NonFinite) -> Iterator[str]:
     if found.hint:
         yield f"{found.cause}: {found.hint}" if found.cause else found.hint
     if found.remedy:
         yield f"try: {found.remedy}"
-    yield from (f"read {each}" for each in found.inputs)
-    if found.chain:
-        yield f"went on to {', '.join(found.chain)}"
 
 
 def _describe_module(found: NonFinite) -> str:
@@ -78,18 +82,6 @@ def _describe_module(found: NonFinite) -> str:
         return " outside of modules"
     call = f"@{found.call}" if found.call else ""
     return f" in {found.path or found.root}{call}" + (f" of {found.root}" if found.path else "")
-
-
-def _wrap(text: str) -> list[str]:
-    """Returns lines of 80 columns at most, but for words that are longer."""
-    return textwrap.wrap(
-        text,
-        80,
-        initial_indent="  ",
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def _describe_tensor(found: NonFinite) -> str:
