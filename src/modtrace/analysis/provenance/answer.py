@@ -15,6 +15,7 @@ from ..step.calls import RowFinder, column_of
 from ..step.ops import PlaceName
 from ..values.nonfinite import PRODUCER, NonFinite, find_first_nonfinite
 from .causes import Cause, Input, find_cause
+from .scan import Scanned, scan_steps
 from .step_flow import Counts, read_step_flow
 from .trace import Event, Trace, trace_step
 
@@ -28,8 +29,9 @@ def find_first(data: RecordingData) -> NonFinite | None:
     Raises:
         NothingRecordedError: no tensor was measured.
     """
-    made = next(find_made(data), None)
-    measured = find_first_nonfinite(data, left_out=_measured_steps(data))
+    scanned = scan_steps(data)
+    made = next(_find_made(data, scanned), None)
+    measured = find_first_nonfinite(data, left_out=scanned.of_ops)
     if measured is not None and not data.table("ops").num_rows:
         measured = replace(measured, remedy=_name_ops())
     return min(
@@ -50,33 +52,23 @@ def find_made(data: RecordingData) -> Iterator[NonFinite]:
     Values that are meant are left out, as the `-inf` of masks, and so are those that the model itself looks for and
     replaces, and gradients that overflow before a GradScaler skips the step.
     """
-    for step in _suspicious_steps(data):
+    return _find_made(data, scan_steps(data))
+
+
+def _find_made(data: RecordingData, scanned: Scanned) -> Iterator[NonFinite]:
+    innocent: set[bytes] = set()
+    for step, sites in scanned.suspicious:
+        if sites in innocent:
+            continue
         trace = trace_step(read_step_flow(data, step))
-        for event in trace.events:
-            if not event.is_guarded(trace.names) and not _is_expected(trace, event):
-                yield _Answer(data, trace, event).build(step)
-
-
-def _suspicious_steps(data: RecordingData) -> list[int]:
-    """Returns the steps in which an op returned values that are not finite, or a leaf held some."""
-    values = data.table("values").select(["step", "op_id", "nan_count", "inf_count", "site_id"])
-    is_found = (column_of(values, "nan_count") > 0) | (column_of(values, "inf_count") > 0)
-    is_found &= np.isin(column_of(values, "step"), _measured_steps(data))
-    steps: list[int] = np.unique(column_of(values, "step")[is_found]).tolist()
-    return steps
-
-
-def _measured_steps(data: RecordingData) -> list[int]:
-    """Returns the steps of which outputs of ops were measured."""
-    sites = data.table("sites")
-    of_ops = column_of(sites, "site_id")[
-        np.array([role == OP_OUTPUT for role in sites["role"].to_pylist()], bool)
-    ]
-    values = data.table("values").select(["step", "site_id"])
-    steps: list[int] = np.unique(
-        column_of(values, "step")[np.isin(column_of(values, "site_id"), of_ops)]
-    ).tolist()
-    return steps
+        guilty = [
+            event
+            for event in trace.events
+            if not event.is_guarded(trace.names) and not _is_expected(trace, event)
+        ]
+        if not guilty:
+            innocent.add(sites)
+        yield from (_Answer(data, trace, event).build(step) for event in guilty)
 
 
 def _is_expected(trace: Trace, event: Event) -> bool:
