@@ -11,6 +11,9 @@ import golden
 # On a busy machine the threads of OpenMP wait for each other: tests took up to ten times as long with two.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# pytest imports readline, which sets COLUMNS for all processes that are started later, those of `-n` among them.
+os.environ.pop("COLUMNS", None)
+
 
 def pytest_addoption(parser):
     parser.addoption(

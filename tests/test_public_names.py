@@ -210,7 +210,7 @@ def test_recording_a_script_where_there_is_no_torch_is_misuse(tmp_path: Path) ->
     done = run_without_torch("record", "x.py", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == f"modtrace: error: modtrace.record() {HOW_TO_GET_TORCH}\n"
+    assert done.stderr == f"modtrace: error: modtrace record {HOW_TO_GET_TORCH}\n"
     assert [each.name for each in tmp_path.iterdir()] == ["x.py"]
 
 

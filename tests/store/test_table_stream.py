@@ -15,7 +15,7 @@ from modtrace.errors import DamagedRecordingError
 from modtrace.recording.arrow.buffer import TableBuffer
 from modtrace.recording.schema import schema
 from modtrace.store.compact import compact
-from modtrace.store.read_stream import is_ended, read_stream
+from modtrace.store.read_stream import read_messages, read_stream
 from modtrace.store.stream import TableStream
 
 
@@ -52,7 +52,7 @@ def test_every_prefix_is_read_to_its_last_whole_batch(tmp_path: Path) -> None:
         cut.write_bytes(content[:length])
         rows = [0, 2, 3, 5][sum(end <= length for end in ends)]
         assert read_stream(cut, schema("scalars")).to_pylist() == ROWS[:rows]
-        assert is_ended(cut) == (length == len(content))
+        assert read_messages(cut).is_ended == (length == len(content))
 
 
 @settings(max_examples=60, deadline=None)
@@ -176,7 +176,7 @@ def test_compacted_stream_has_large_batches_and_the_same_rows(
     after = read_stream(path, schema("scalars"))
     assert [len(each) for each in after.column("step").chunks] == [100, 100, 50]
     assert after.to_pylist() == before
-    assert is_ended(path)
+    assert read_messages(path).is_ended
 
 
 def test_compaction_that_fails_leaves_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

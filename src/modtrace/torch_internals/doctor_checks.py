@@ -39,7 +39,7 @@ def is_found(name: str) -> bool:
     torch 2.14 has moved the code of `_checkpoint_without_reentrant_generator` into a function named `..._impl`.
     """
     path, _, attribute = name.rpartition(".")
-    holders = (_resolve(path), _resolve(f"{path}_impl"))
+    holders = (_resolve(path), _resolve("_".join((path, "impl"))))
     return any(hasattr(each, attribute) or attribute in _names_in(each) for each in holders)
 
 

@@ -35,9 +35,9 @@ def texts_outside_of_lists(file: str) -> set[str]:
 def test_the_lists_are_found() -> None:
     assert [file for file, _ in LISTS] == [
         "memory_table",
-        "module_tree",
         "op_paths",
         "op_table",
+        "show_module_tree",
         "value_columns",
     ]
 
