@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.autograd.graph
 
-from .frames import frame_local, frames
+from .call_frames import frame_local, frames
 
 PRIVATE_NAMES = {
     "torch.autograd._get_sequence_nr": "attribution of backward: nothing can be recorded",

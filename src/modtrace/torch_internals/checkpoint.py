@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.utils.checkpoint
 
-from .frames import frame_local, frames_in_backward, has_self, module_of_method
+from .call_frames import frame_local, frames_in_backward, has_self, module_of_method
 from .modes import tree_leaves
 
 _MEMORY = "the memory that a checkpoint keeps"

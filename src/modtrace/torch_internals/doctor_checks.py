@@ -7,9 +7,9 @@ from typing import Any
 
 from . import (
     autograd,
+    call_frames,
     checkpoint,
     dynamo,
-    frames,
     modes,
     modules,
     ops,
@@ -19,7 +19,19 @@ from . import (
     transforms,
 )
 
-_FILES = (autograd, checkpoint, dynamo, frames, modes, modules, ops, saved, subclasses, tensors, transforms)
+_FILES = (
+    autograd,
+    call_frames,
+    checkpoint,
+    dynamo,
+    modes,
+    modules,
+    ops,
+    saved,
+    subclasses,
+    tensors,
+    transforms,
+)
 
 #: What is lost without each name: of a module, a class or a function of torch, an attribute, or a name that the code of
 #: the function uses. Checked on torch 2.13.0 and 2.14.1 (CPU), where all are found.

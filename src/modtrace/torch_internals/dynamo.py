@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .frames import TORCH_FOLDER, file_that_calls
+from .call_frames import TORCH_FOLDER, file_that_calls
 
 _EDGES = "module calls at a compiled block's edge"
 _TRACED = "what torch.compile traces would be shown as if it ran"

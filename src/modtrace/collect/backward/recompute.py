@@ -5,8 +5,8 @@ from types import FrameType
 
 from ...recording.phase import BACKWARD, RECOMPUTE
 from ...torch_internals.autograd import ACCUMULATE_SEQUENCE_NR, current_node, is_custom_function
+from ...torch_internals.call_frames import caller_of_module, running_module
 from ...torch_internals.checkpoint import checkpoint_being_recomputed, is_repeating_forward
-from ...torch_internals.frames import caller_of_module, running_module
 from ..log.segments import CallRef, Segment
 from ..log.thread_log import ThreadLog
 from .region import Region, calls_in_function, find_repeated

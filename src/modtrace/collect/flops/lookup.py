@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.utils import flop_counter
 
-from .convolutions import CONVOLUTIONS
-from .layers import LAYERS
-from .products import PRODUCTS, Formula
+from .convolution_formulas import CONVOLUTIONS
+from .layer_formulas import LAYERS
+from .product_formulas import PRODUCTS, Formula
 from .replay import REPLAYED, replay
 from .uncounted import is_unknown
 

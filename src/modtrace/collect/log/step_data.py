@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from ...torch_internals.frames import call_arguments, is_in_data_loader
+from ...torch_internals.call_frames import call_arguments, is_in_data_loader
 from ...torch_internals.modes import DisableTorchFunction
 from ..structures.find import find_slots
 from .segments import Segment

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any
 
 from ...torch_internals.autograd import current_node, sequence_nr
-from ...torch_internals.frames import call_kwargs
+from ...torch_internals.call_frames import call_kwargs
 from .backward_calls import BackwardCalls
 from .call_context import CallContext, ContextTree
 from .segments import BackwardSpan, CallRef, Segment

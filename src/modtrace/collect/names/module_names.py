@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ...recording.module_path import join
-from ...torch_internals.frames import frames, module_given_first, module_of_method
+from ...torch_internals.call_frames import frames, module_given_first, module_of_method
 from ...torch_internals.modules import id_of_hooks, is_replica
 from ..identity_map import IdentityMap
 from .element_counts import count_elements

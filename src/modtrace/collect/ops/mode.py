@@ -16,7 +16,7 @@ from ...torch_internals.autograd import (
     is_custom_function,
     sequence_nr,
 )
-from ...torch_internals.frames import is_in_module_call
+from ...torch_internals.call_frames import is_in_module_call
 from ...torch_internals.modes import UnwrappedMode
 from ...torch_internals.saved import saved_tensors_hooks
 from ..log.thread_log import ThreadLog

@@ -14,8 +14,8 @@ from ...torch_internals.autograd import (
     graph_task_id,
     is_custom_function,
 )
+from ...torch_internals.call_frames import is_in_module_call, running_module
 from ...torch_internals.checkpoint import checkpoint_being_recomputed
-from ...torch_internals.frames import is_in_module_call, running_module
 from ..backward.watcher import BackwardWatcher
 from ..log.segments import CallRef
 from ..log.thread_log import ThreadLog, ThreadLogs

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ...torch_internals.call_frames import is_in_optimizer_step
 from ...torch_internals.dynamo import is_dynamo_compiling, keep_out_of_dynamo
-from ...torch_internals.frames import is_in_optimizer_step
 from ..log.listeners import Subscribers
 from ..log.thread_log import ThreadLogs
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from ...torch_internals.autograd import graph_task_id, is_in_custom_function, sequence_nr
+from ...torch_internals.call_frames import around_call, running_modules
 from ...torch_internals.checkpoint import StopRecomputation
 from ...torch_internals.dynamo import is_compilers_own, is_dynamo_compiling, keep_out_of_dynamo
-from ...torch_internals.frames import around_call, running_modules
 from ...torch_internals.modules import GlobalHooks
 from ..backward.call_tensors import CallTensorRecorder
 from ..backward.graph_watch import watch_graph

@@ -7,7 +7,7 @@ Only matrix products are counted, not softmax and gates. Masks and `is_causal` d
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .products import Formula, elements, named
+from .product_formulas import Formula, elements, named
 
 
 def _attention(args: Sequence[Any], outputs: Sequence[Any]) -> int:

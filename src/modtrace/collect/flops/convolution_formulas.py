@@ -12,7 +12,7 @@ formulas. This one has those that it lacks or gets wrong:
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .products import Formula, elements, named
+from .product_formulas import Formula, elements, named
 
 
 def _direct(weight: int) -> Formula:
