@@ -7,6 +7,7 @@ from .analysis.modules.module_tree import ModuleTree
 from .analysis.ops.memory_table import MemoryTable
 from .analysis.ops.op_paths import OpPaths
 from .analysis.ops.op_table import OpTable
+from .analysis.provenance.recompute import RecomputeCheck
 from .analysis.values.nonfinite import Measured, NonFinite
 from .views.common.columns import Color, Text, render_lines
 from .views.html.tables import HtmlMarkup, render_page
@@ -14,6 +15,7 @@ from .views.text.memory_table import render_memory_table
 from .views.text.nonfinite import render_nonfinite
 from .views.text.op_paths import render_op_paths
 from .views.text.op_table import render_op_table
+from .views.text.recompute import render_recompute
 from .views.text.show_module_tree import render_module_tree
 
 #: So many ops and modules a notebook shows of a table that is sorted by cost, or of all ops in their order.
@@ -96,6 +98,13 @@ class ShownNonFinite(Displayed, NonFinite):
 
     def _render(self, color: Color, top: int | None) -> str:
         return render_nonfinite(self, Measured(tensors=0, unmeasured=0, steps=0, last_step=None), color=color)
+
+
+class ShownRecomputeCheck(Displayed, RecomputeCheck):
+    """Whether forwards and recomputes agree, which can be printed and displayed."""
+
+    def _render(self, color: Color, top: int | None) -> str:
+        return render_recompute(self, color=color)
 
 
 _Kind = TypeVar("_Kind", bound=Displayed)

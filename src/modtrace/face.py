@@ -12,6 +12,7 @@ from .analysis.ops.memory_table import MemoryTable, build_memory_table
 from .analysis.ops.op_paths import OpPaths, build_op_paths
 from .analysis.ops.op_table import OpTable, build_op_table
 from .analysis.provenance.answer import find_first
+from .analysis.provenance.recompute import RecomputeCheck, check_recomputes
 from .analysis.timeline.timeline import build_timeline
 from .analysis.values.history import History, build_history
 from .analysis.values.nonfinite import NonFinite
@@ -27,6 +28,7 @@ from .answers import (
     ShownNonFinite,
     ShownOpPaths,
     ShownOpTable,
+    ShownRecomputeCheck,
     shown,
 )
 from .model_graph import ModelGraph, graph_of
@@ -268,6 +270,17 @@ class Recording(Displayed):
         """
         found = find_first(self.data)
         return None if found is None else shown(ShownNonFinite, found)
+
+    def recompute_check(self) -> RecomputeCheck:
+        """Returns whether the recomputes of activation checkpointing agree with their forwards, or which ops differ.
+
+        Ops are compared where their outputs were measured, else outputs of modules; by hashes where both have one,
+        else by statistics.
+
+        Raises:
+            NothingRecordedError: no call was recomputed, or nothing was measured of one.
+        """
+        return shown(ShownRecomputeCheck, check_recomputes(self.data))
 
     def module_tree(self, step: int | None = None) -> ModuleTree:
         """Returns the calls and times of one step by module.

@@ -24,6 +24,7 @@ COMMANDS = {
     "plot": "Draws how values went over the steps, with matplotlib.",
     "export": "Writes a recording in a format that other programs read.",
     "nonfinite": "Finds where NaN and infinite values came up first.",
+    "recompute": "Tells whether checkpointing computed the same again.",
     "verify": "Proves a recording of a model: runs all of it again, bit by bit.",
     "doctor": "Tells what works on this installation.",
 }

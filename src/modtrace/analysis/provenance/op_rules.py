@@ -44,6 +44,13 @@ ROOTS = _names("sqrt rsqrt linalg_vector_norm norm pow hypot cdist_forward eucli
 VARIANCES = _names("var std var_mean std_mean")
 MEANS = _names("mean nll_loss_forward nll_loss2d_forward")
 
+#: They draw random numbers.
+RANDOM = _names(
+    "native_dropout dropout alpha_dropout feature_dropout fused_dropout bernoulli rand rand_like randn randn_like "
+    "randint randint_like randperm normal uniform exponential geometric log_normal cauchy random multinomial poisson "
+    "binomial rrelu_with_noise"
+)
+
 #: GradScaler's look at the gradients: an overflow before it is expected.
 UNSCALES = "amp_foreach_non_finite_check_and_unscale"
 

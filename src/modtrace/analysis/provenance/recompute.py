@@ -1,0 +1,266 @@
+"""Tells whether forwards and their recomputes agree, and which op, or else which module, differs first."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...errors import NothingRecordedError
+from ...recording.phase import FORWARD, PHASES, RECOMPUTE
+from ...recording.protocols import RecordingData
+from ...recording.role import OP_OUTPUT, OUTPUT
+from ..step.calls import column_of, phase_codes
+from ..step.missing_rows import require_rows, say_missing
+from ..step.ops import PlacedCalls, read_step_ops
+from .causes import Cause
+from .recompute_causes import UPDATED_TWICE, find_cause_of_module, find_cause_of_op
+from .recompute_pairs import pair_ops
+from .step_flow import StepFlow, read_step_flow
+
+Row = Mapping[str, Any]
+
+#: Told from hashes where both have one, else from what was measured of both.
+_STATISTICS = (
+    "count", "min", "max", "sum", "sumsq", "nan_count", "inf_count",
+    "sumabs", "zero_count", "sum4", "argmax", "histogram", "channel_max", "sample", "sketch",
+)  # fmt: skip
+_COLUMNS = ["step", "phase", "site_id", "call_id", "op_id", "order", "shape", "dtype", "hash", *_STATISTICS]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecomputeDifference:
+    """An op, or else a module, whose recompute returned something else than its forward, of inputs that agreed."""
+
+    step: int
+    root: str | None  # the name of the root; None outside of modules
+    path: str | None
+    call: int | None  # n-th of its module in the step, from 0
+    op: str | None  # None where only modules were measured
+    op_nth: int | None  # of its name within the recompute, from 0
+    slot: str  # of its output
+    source_line: str | None
+    by_hash: bool  # the hashes differ; else the statistics do
+    forward: str  # what was measured of it: `float32[4, 8], -1 .. 1`
+    recompute: str
+    cause: str | None  # random numbers, autocast, ...; None where the recording does not show one
+    hint: str | None
+    remedy: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecomputeCheck:
+    """How far forwards and recomputes agree."""
+
+    differences: tuple[RecomputeDifference, ...]  # step by step as they ran; buffers updated twice last
+    calls: int  # recomputed calls
+    steps: int  # that have some
+    by_hash: int  # tensors that were compared by their hashes
+    by_statistics: int  # that were compared by statistics, which cannot tell every difference
+    by_ops: bool  # outputs of ops were compared; else those of modules
+
+
+@dataclass
+class _Compared:
+    """What was compared so far."""
+
+    by_hash: int = 0
+    by_statistics: int = 0
+
+    def differ(self, forward: Row, recompute: Row) -> bool:
+        """Returns whether two measured tensors differ, and counts them."""
+        if forward["hash"] is not None and recompute["hash"] is not None:
+            self.by_hash += 1
+            return bool(_of_tensor(forward) != _of_tensor(recompute) or forward["hash"] != recompute["hash"])
+        self.by_statistics += 1
+        pairs = ((forward[name], recompute[name]) for name in _STATISTICS)
+        differ = any(a is not None and b is not None and not _are_equal(a, b) for a, b in pairs)
+        return differ or _of_tensor(forward) != _of_tensor(recompute)
+
+
+def check_recomputes(data: RecordingData) -> RecomputeCheck:
+    """Returns where the recompute of a call differs from its forward.
+
+    Raises:
+        NothingRecordedError: no call was recomputed, or nothing was measured of one.
+    """
+    steps, calls = _find_recomputed(data)
+    require_rows(data, "values")
+    by_ops, compared = _Compared(), _Compared()
+    differences = [each for step in steps for each in _compare_ops(data, step, by_ops)]
+    is_by_ops = by_ops.by_hash + by_ops.by_statistics > 0
+    if not is_by_ops:
+        differences = [each for step in steps for each in _compare_modules(data, step, compared)]
+    found = by_ops if is_by_ops else compared
+    if not found.by_hash + found.by_statistics:
+        raise NothingRecordedError(
+            f"{calls} calls were recomputed, and no tensor was measured in both their forward and their recompute."
+            + say_missing(data.meta.marks)
+        )
+    return RecomputeCheck(
+        differences=tuple(sorted(differences, key=lambda each: (each.step, each.cause == UPDATED_TWICE))),
+        calls=calls,
+        steps=len(steps),
+        by_hash=found.by_hash,
+        by_statistics=found.by_statistics,
+        by_ops=is_by_ops,
+    )
+
+
+def _find_recomputed(data: RecordingData) -> tuple[list[int], int]:
+    """Returns the steps in which something was recomputed, and how many calls were."""
+    require_rows(data, "calls")
+    calls, ops = data.table("calls"), data.table("ops")
+    is_call, is_op = (phase_codes(each["phase"]) == PHASES.index(RECOMPUTE) for each in (calls, ops))
+    if not is_call.any() and not is_op.any():
+        raise NothingRecordedError(
+            "no call was recomputed: no activation checkpointing ran in a backward of this recording."
+            + say_missing(data.meta.marks)
+        )
+    steps = [column_of(calls, "step")[is_call], column_of(ops, "step")[is_op]]
+    return np.unique(np.concatenate(steps)).tolist(), int(is_call.sum())
+
+
+def _compare_ops(data: RecordingData, step: int, compared: _Compared) -> Iterator[RecomputeDifference]:
+    """Yields the ops whose recompute differs, and whose inputs do not."""
+    rows = _read_rows(data, step, role=OP_OUTPUT)
+    if not any(row["phase"] == RECOMPUTE for row in rows):
+        return
+    flow = read_step_flow(data, step)
+    row_of = {op: row for row, op in enumerate(flow.ops.op_id.tolist())}
+    measured = {(row_of.get(row["op_id"], -1), row["slot"]): row for row in rows}
+    pairs = pair_ops(flow)
+    carriers: set[int] = set()  # ops of recomputes that returned something else than in forward
+    for op in flow.order:
+        if flow.ops.phase[op] != PHASES.index(RECOMPUTE):
+            continue
+        was_given = any(
+            int(flow.tensors.producer[tensor]) in carriers for _, tensor in flow.reads.get(op, ())
+        )
+        both = _find_both(op, pairs.get(op), measured, flow)
+        differing = [each for each in both if compared.differ(each[1], each[2])]
+        if differing or (was_given and not both):
+            carriers.add(op)
+        if differing and not was_given:
+            yield _tell_op(data, flow, op, pairs, *differing[0])
+
+
+def _find_both(
+    op: int, forward: int | None, measured: Mapping[tuple[int, str], Row], flow: StepFlow
+) -> list[tuple[str, Row, Row]]:
+    """Returns the outputs that were measured in both phases: slot, forward, recompute."""
+    if forward is None:
+        return []
+    slots = [slot for slot, _ in flow.returns.get(op, ())]
+    found = ((slot, measured.get((forward, slot)), measured.get((op, slot))) for slot in slots)
+    return [(slot, a, b) for slot, a, b in found if a is not None and b is not None]
+
+
+def _tell_op(
+    data: RecordingData,
+    flow: StepFlow,
+    op: int,
+    pairs: Mapping[int, int],
+    slot: str,
+    forward: Row,
+    recompute: Row,
+) -> RecomputeDifference:
+    ops, table = flow.ops, data.table("ops")
+    source = table.filter(column_of(table, "op_id") == ops.op_id[op])["source"]
+    return RecomputeDifference(
+        **_tell_place(ops.placed, int(ops.call[op]), int(ops.where[op])),
+        op=ops.names[int(ops.name[op])],
+        op_nth=int(ops.nth[op]),
+        slot=slot,
+        source_line=source[0].as_py(),
+        **_tell_numbers(forward, recompute, find_cause_of_op(data, flow, op, pairs, forward, recompute)),
+    )
+
+
+def _tell_place(placed: PlacedCalls, call: int, where: int) -> dict[str, Any]:
+    place = placed.name(where)
+    nth = int(placed.column("nth")[placed.origin[call]]) if call >= 0 else -1
+    return {"root": place.root, "path": place.path, "call": nth if nth >= 0 else None}
+
+
+def _compare_modules(data: RecordingData, step: int, compared: _Compared) -> Iterator[RecomputeDifference]:
+    """Yields, of each part of the model that was recomputed, the first module whose output differs."""
+    rows = _read_rows(data, step, role=OUTPUT)
+    forwards = {(row["call_id"], row["site_id"]): row for row in rows if row["phase"] == FORWARD}
+    placed = read_step_ops(data, step=step).placed
+    row_of = {call: row for row, call in enumerate(placed.calls.call_id.tolist())}
+    told: set[int] = set()
+    for row in sorted((row for row in rows if row["phase"] == RECOMPUTE), key=lambda row: row["order"]):
+        call = row_of.get(row["call_id"], -1)
+        if call < 0:
+            continue
+        of_forward = int(placed.calls.call_id[placed.origin[call]])
+        forward = forwards.get((of_forward, row["site_id"]))
+        if forward is None or not compared.differ(forward, row):
+            continue
+        part = _find_part(placed, call)
+        if part not in told:
+            told.add(part)
+            yield _tell_module(placed, call, forward, row)
+
+
+def _find_part(placed: PlacedCalls, call: int) -> int:
+    """Returns the call whose backward asked for the recompute, or else the outermost recomputed call."""
+    while placed.calls.parent[call] >= 0:
+        call = int(placed.calls.parent[call])
+    asked = int(placed.column("triggered_by")[call])
+    return asked if asked >= 0 else -1 - call
+
+
+def _tell_module(placed: PlacedCalls, call: int, forward: Row, recompute: Row) -> RecomputeDifference:
+    where = int(placed.where[call])
+    cause = find_cause_of_module(placed.name(where).type, forward, recompute)
+    return RecomputeDifference(
+        **_tell_place(placed, call, where),
+        op=None,
+        op_nth=None,
+        slot=forward["slot"],
+        source_line=None,
+        **_tell_numbers(forward, recompute, cause),
+    )
+
+
+def _tell_numbers(forward: Row, recompute: Row, cause: Cause | None) -> dict[str, Any]:
+    return {
+        "step": recompute["step"],
+        "by_hash": forward["hash"] is not None and recompute["hash"] is not None,
+        "forward": _describe(forward),
+        "recompute": _describe(recompute),
+        "cause": cause.name if cause else None,
+        "hint": cause.text if cause else None,
+        "remedy": cause.remedy if cause else None,
+    }
+
+
+def _read_rows(data: RecordingData, step: int, *, role: str) -> list[dict[str, Any]]:
+    """Returns what was measured of the outputs of a step, with their slots."""
+    sites = {row["site_id"]: row for row in data.table("sites").to_pylist() if row["role"] == role}
+    values = data.table("values").select(_COLUMNS)
+    kept = (column_of(values, "step") == step) & np.isin(column_of(values, "site_id"), list(sites))
+    rows = values.take(np.flatnonzero(kept)).to_pylist()
+    known = (row for row in rows if row["count"] is not None or row["hash"] is not None)
+    return [{**row, "slot": sites[row["site_id"]]["slot"]} for row in known]
+
+
+def _of_tensor(row: Row) -> tuple[str, list[int]]:
+    return row["dtype"], row["shape"]
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_are_equal, one, other))
+    return bool(one == other or (one != one and other != other))
+
+
+def _describe(row: Row) -> str:
+    text = f"{row['dtype']}[{', '.join(map(str, row['shape']))}]"
+    if row["min"] is not None and row["max"] is not None:
+        text += f", {row['min']:.6g} .. {row['max']:.6g}"
+    if row["sum"] is not None and row["count"]:
+        text += f", mean {row['sum'] / row['count']:.6g}"
+    return text

@@ -1,0 +1,182 @@
+"""Why an op of a recompute returned something else than in forward."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...recording.module_path import join
+from ...recording.protocols import RecordingData
+from ...recording.role import BUFFER, PARAMETER
+from ..graph.parts import forms_of_op
+from ..step.calls import column_of
+from .causes import Cause
+from .op_rules import RANDOM, base_name, is_attention
+from .recompute_pairs import UNPAIRED
+from .step_flow import StepFlow
+
+Row = Mapping[str, Any]
+
+#: Statistics that agree up to this, relative to the values, differ by rounding (a float32 has 24 bits).
+_ROUNDING = 1e-5
+
+#: The cause of what differs in a buffer alone, in none of the numbers that a gradient is computed from.
+UPDATED_TWICE = "buffer updated twice"
+
+_RANDOM = Cause(
+    "random numbers",
+    "the recompute drew other random numbers than the forward",
+    "checkpoint(..., preserve_rng_state=True), which is the default",
+)
+_AUTOCAST = Cause(
+    "autocast",
+    "the dtypes differ: an autocast that was on in one of them was off in the other",
+    "enter the autocast inside of what is recomputed, or keep it on during the recompute",
+)
+
+
+def find_cause_of_op(
+    data: RecordingData, flow: StepFlow, op: int, pairs: Mapping[int, int], forward: Row, recompute: Row
+) -> Cause | None:
+    """Returns the cause; None where the recording does not show one.
+
+    Args:
+        op: of the recompute.
+        pairs: the forward op of each op of a recompute.
+        forward: what was measured of its output.
+        recompute: the same.
+    """
+    if _is_random(flow, op):
+        return _RANDOM
+    if forward["dtype"] != recompute["dtype"]:
+        return _AUTOCAST
+    return (
+        _changed(data, flow, op, pairs[op])
+        or _unpaired(flow, op, pairs)
+        or find_cause_of_numbers(forward, recompute)
+    )
+
+
+def find_cause_of_module(type_: str | None, forward: Row, recompute: Row) -> Cause | None:
+    """Returns the cause of what a module of this class returned; None where nothing shows one."""
+    if type_ is not None and "Dropout" in type_:
+        return _RANDOM
+    if forward["dtype"] != recompute["dtype"]:
+        return _AUTOCAST
+    return find_cause_of_numbers(forward, recompute)
+
+
+def find_cause_of_numbers(forward: Row, recompute: Row) -> Cause | None:
+    """Returns that the numbers were rounded otherwise, where they differ by no more than that."""
+    names = [name for name in ("min", "max", "sumsq") if None not in (forward[name], recompute[name])]
+    scale = max((abs(forward[name]) for name in ("min", "max") if forward[name] is not None), default=0.0)
+    near = all(
+        abs(forward[name] - recompute[name]) <= _ROUNDING * (abs(forward[name]) if name == "sumsq" else scale)
+        for name in names
+    )
+    if not names or not near or forward["shape"] != recompute["shape"]:
+        return None
+    return Cause(
+        "rounding",
+        "they agree up to rounding: a kernel that adds in another order each time, or another kernel",
+        "torch.use_deterministic_algorithms(True)",
+    )
+
+
+def _is_random(flow: StepFlow, op: int) -> bool:
+    name = base_name(flow.ops.names[int(flow.ops.name[op])])
+    return name in RANDOM or (is_attention(name) and bool(_read_dropout(flow.args[op])))
+
+
+def _read_dropout(args: str | None) -> float:
+    """Returns the share that an attention drops; 0 where its arguments do not say."""
+    try:
+        given = json.loads(args or "{}")
+    except ValueError:
+        return 0.0
+    share = given.get("dropout_p", 0.0) if isinstance(given, dict) else 0.0
+    return float(share) if isinstance(share, int | float) else 0.0
+
+
+def _changed(data: RecordingData, flow: StepFlow, op: int, forward: int) -> Cause | None:
+    """Returns which of its inputs was written to since the forward read it."""
+    before = dict(flow.reads.get(forward, ()))
+    versions = flow.tensors.table["version"]
+    for slot, tensor in flow.reads.get(op, ()):
+        old = before.get(slot)
+        if old is None or flow.regions[old].storage is None:
+            continue
+        is_same_memory = flow.regions[old].storage == flow.regions[tensor].storage
+        if is_same_memory and versions[old].as_py() != versions[tensor].as_py():
+            return _tell_changed(data, flow, slot, tensor, forward)
+    return None
+
+
+def _tell_changed(data: RecordingData, flow: StepFlow, slot: str, tensor: int, forward: int) -> Cause:
+    site = _find_site(flow, tensor)
+    role = flow.roles.get(site) if site is not None else None
+    what, name = "input", f"`{slot}`"
+    if site is not None and role in (BUFFER, PARAMETER):
+        what, name = role, _name_site(data, site)
+    writer = int(flow.tensors.producer[tensor])
+    if writer == forward and what == BUFFER:
+        return Cause(
+            UPDATED_TWICE,
+            f"the forward updates the buffer {name}, and the recompute updates it once more",
+            "keep this module out of what is recomputed, if its running statistics matter",
+        )
+    by = f" by {_name_op(flow, writer)}" if writer >= 0 else ""
+    return Cause(
+        f"changed {what}",
+        f"the {what} {name} was written to{by} after the forward had read it",
+        "keep a copy of it, or write to it after backward, or keep what writes to it out of the checkpoint",
+    )
+
+
+def _find_site(flow: StepFlow, tensor: int) -> int | None:
+    """Returns the site of a tensor, or of what it is a view of."""
+    storage = flow.regions[tensor].storage
+    sites = zip(flow.regions, flow.tensors.table["site_id"].to_pylist(), strict=True)
+    return next((site for region, site in sites if site is not None and region.storage == storage), None)
+
+
+def _name_site(data: RecordingData, site_id: int) -> str:
+    sites, modules = data.table("sites"), data.table("modules")
+    [site] = sites.filter(column_of(sites, "site_id") == site_id).slice(0, 1).to_pylist()
+    paths = {row["module_id"]: row["path"] for row in modules.select(["module_id", "path"]).to_pylist()}
+    return join(paths.get(site["module_id"]) or "", site["slot"])
+
+
+def _name_op(flow: StepFlow, op: int) -> str:
+    place = flow.ops.placed.name(int(flow.ops.where[op]))
+    inside = f"in {place.name}" if place.path is not None else place.name
+    return f"{forms_of_op(flow.ops.names[int(flow.ops.name[op])])[-1]} {inside}"
+
+
+def _unpaired(flow: StepFlow, op: int, pairs: Mapping[int, int]) -> Cause | None:
+    """Returns which op, that its inputs come from, ran in one of the two alone."""
+    repeated = set(pairs.values())
+    in_recompute = next(_find_unpaired(flow, op, set(pairs)), None)
+    in_forward = next(_find_unpaired(flow, pairs[op], repeated), None)
+    if in_recompute is not None and _is_random(flow, in_recompute):
+        return _RANDOM
+    if in_recompute is None and in_forward is None:
+        return None
+    told = [("recompute", in_recompute), ("forward", in_forward)]
+    ran = " and ".join(f"{_name_op(flow, each)} in the {phase}" for phase, each in told if each is not None)
+    return Cause(
+        "another op",
+        f"its input comes from what ran in one of the two alone: {ran}",
+        "let what is recomputed take the same way each time: no choice by chance, by a counter, or by a global state",
+    )
+
+
+def _find_unpaired(flow: StepFlow, op: int, paired: set[int]) -> Iterator[int]:
+    """Yields the ops of the same phase without a pair from which an op reads, through those that never have one."""
+    for _, tensor in flow.reads.get(op, ()):
+        before = int(flow.tensors.producer[tensor])
+        if before < 0 or before in paired or flow.ops.phase[before] != flow.ops.phase[op]:
+            continue
+        if base_name(flow.ops.names[int(flow.ops.name[before])]) in UNPAIRED:
+            yield from _find_unpaired(flow, before, paired)
+        else:
+            yield before
