@@ -22,6 +22,11 @@ def train():
         run()
         optimizer.step()
 """
+CHECKPOINTED = """
+from torch.utils.checkpoint import checkpoint
+def run():
+    checkpoint(model, torch.randn(3, 4, requires_grad=True), use_reentrant=False).sum().backward()
+"""
 ALL_VALUES = "modtrace.Capture(roles='all', stats=2, hash=True, sketch=True, sample=4, tensors=True)"
 ALL_OPS = "modtrace.Ops(saved=True, source=True, python_names=True)"
 
@@ -66,6 +71,7 @@ ARGUMENTS = {
     "plot": "run.modtrace -o run.png",
     "export": "run.modtrace -o run.parquet",
     "nonfinite": "run.modtrace",
+    "recompute": "run.modtrace",
     "verify": "factory:make",
     "doctor": "",
 }
@@ -94,7 +100,7 @@ def test_first_recording_leaves_the_process_as_the_unrecorded_run_does(tmp_path:
 def test_first_use_of_a_command_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(f"{MODEL}train()")
     (tmp_path / "factory.py").write_text(MODEL)
-    recording = f"{MODEL}with modtrace.record(model, to='run.modtrace', ops=True): train()"
+    recording = f"{MODEL}{CHECKPOINTED}with modtrace.record(model, to='run.modtrace', ops=True): train()"
     changes = changes_of(
         {"recording": recording} | {name: _command(name) for name in COMMANDS}, tmp_path, before=OF_TORCH
     )

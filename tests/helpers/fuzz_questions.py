@@ -38,6 +38,7 @@ ANSWERS: dict[str, Ask] = {
     "tree": _of_recording(lambda rec: rec.module_tree(step=_last_step(rec))),
     "frame": _of_recording(lambda rec: [rec._named_table(name) for name in schemas()]),
     "nonfinite": _of_recording(lambda rec: rec.first_nonfinite()),
+    "recompute": _of_recording(lambda rec: rec.recompute_check()),
     "triggers": _of_recording(lambda rec: rec.triggers),
     **{f"history {role}": _of_recording(lambda rec, role=role: rec.history(role=role)) for role in ROLES},
     **{
@@ -115,6 +116,8 @@ COMMANDS: dict[str, Ask] = {
         ("timeline", "RUN", "-o", _TO + ".json", "--op-flows"),
         ("nonfinite", "RUN"),
         ("nonfinite", "RUN", "--json"),
+        ("recompute", "RUN"),
+        ("recompute", "RUN", "--json"),
         ("plot", "RUN", "--json"),
         ("plot", "RUN", "--json", "--role", "parameter_grad", "--stat", "std"),
         ("plot", "RUN", "--json", "--kind", "histogram", "--step", "1"),

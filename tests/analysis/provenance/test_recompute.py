@@ -86,7 +86,7 @@ def test_dropout_with_its_random_state_preserved_agrees(use_reentrant: bool) -> 
     model = Checkpointed(Block(nn.Dropout()), Block(nn.Dropout()), use_reentrant=use_reentrant)
     check = record_checkpointed(model).recompute_check()
     assert (check.differences, check.calls, check.steps, check.by_ops) == ((), 10, 1, True)
-    # Of each block addmm, bernoulli_, div_ and mul; `last` and the sum only where the recompute does not end before them.
+    # Of each block addmm, bernoulli_, div_ and mul; `last` and the sum only where the recompute does not end before.
     assert (check.by_statistics, check.by_hash) == (12 if use_reentrant else 8, 0)
 
 
