@@ -72,6 +72,9 @@ $(BENCH_STAMP): $(STAMP)
 demo: env  ## train a small GPT under the recorder and show what ran inside (ARGS=--checkpoint)
 	$(BIN)/modtrace record --backward-times --to demo.modtrace --overwrite examples/train_gpt.py --steps 30 $(ARGS)
 	$(BIN)/modtrace show demo.modtrace
+	@echo; echo 'and with a mistake in its third step:'
+	$(BIN)/modtrace record --quiet --ops --to overflow.modtrace --overwrite examples/train_gpt.py --steps 4 --plant overflow
+	$(BIN)/modtrace nonfinite overflow.modtrace || test $$? -eq 1
 
 test: check $(if $(TESTS),,test-base)  ## run the checks, then the tests (TESTS=tests/store)
 	$(BIN)/python -m pytest -m '$(USUAL)' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
@@ -124,5 +127,5 @@ sanitize: env  ## run the tests of the C code under AddressSanitizer and Undefin
 		$(or $(TESTS),$(TESTS_OF_C)); tests=$$?; cat $(SANITIZED)/report.* 2> /dev/null && exit 1; exit $$tests
 
 clean:  ## delete what the other targets made, but for .venv
-	rm -rf build dist demo.modtrace .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist demo.modtrace overflow.modtrace .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -2,6 +2,7 @@
 
     python examples/train_gpt.py
     python examples/train_gpt.py --checkpoint --dtype bfloat16
+    python examples/train_gpt.py --plant overflow
 
 Nothing in it knows of modtrace. What runs inside it is shown by running it under the recorder:
 
@@ -47,6 +48,13 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.proj(self.gelu(self.fc(x)))
+
+
+class Overflow(nn.Module):
+    """The mistake that `--plant overflow` puts in place of an activation: an exponential of large numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.exp(200 * x)
 
 
 class Block(nn.Module):
@@ -134,6 +142,8 @@ def train(model: GPT, text: Text, args: argparse.Namespace) -> None:
     """Takes `args.steps` steps and prints the loss from time to time."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95))
     for step in range(1, args.steps + 1):
+        if args.plant and step == 3:
+            model.blocks[-1].mlp.gelu = Overflow()
         tokens, targets = text.batch(args.batch, args.context)
         logits = model(tokens)
         loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
@@ -171,6 +181,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         const="non-reentrant",
         choices=["non-reentrant", "reentrant"],
         help="recompute every block in backward instead of keeping its activations",
+    )
+    parser.add_argument(
+        "--plant",
+        choices=["overflow"],
+        help="make a mistake in the third step, for tools that look for mistakes",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--print-every", type=_positive, default=5, metavar="STEPS")

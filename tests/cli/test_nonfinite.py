@@ -1,9 +1,15 @@
 """`modtrace nonfinite`."""
 
 import json
+import math
+import re
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+
+import modtrace
 
 from builders import RecordingBuilder, TypedRecording
 from helpers.command_line import run_command
@@ -47,6 +53,38 @@ def test_finite_values_are_exit_code_0(
     assert capsys.readouterr().out == "no non-finite values in 1 measured tensors of 1 step\n"
 
 
+def test_infinities_that_were_meant_are_said_to_be_what_the_module_tree_has_marked(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Mask(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.full_like(x, -math.inf).triu(1)
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask = Mask()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x + self.mask(x)).softmax(-1)
+
+    model = Masked()
+    with modtrace.record(model, to=folder, ops=True):
+        model(torch.ones(4, 4))
+
+    assert run_command(monkeypatch, "show", folder) == 0
+    assert "NaN or infinite values in step 0; where they came up: modtrace nonfinite" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert run_command(monkeypatch, "nonfinite", folder) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert re.fullmatch(
+        r"no non-finite values that were not meant, in \d+ measured tensors of 1 step: those in \d+ tensors are masks, or "
+        "were replaced, or are gradients that a GradScaler looks at before the step",
+        told,
+    )
+
+
 def test_recording_without_values_is_exit_code_2_and_says_so(
     folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,7 +105,7 @@ def test_json_has_what_was_found_and_how_much_was_measured(
     assert run_command(monkeypatch, "nonfinite", folder, "--json") == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["first"]["path"], found["first"]["step"], found["first"]["inf_count"]) == ("head", 4, 1)
-    assert found["measured"] == {"tensors": 1, "unmeasured": 0, "steps": 1, "last_step": 4}
+    assert found["measured"] == {"tensors": 1, "unmeasured": 0, "steps": 1, "last_step": 4, "nonfinite": 1}
     assert found["marks"] == []
 
 

@@ -11,6 +11,7 @@ from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT
 from ...surface import choose_words
+from ..graph.parts import forms_of_op
 from ..step.calls import RowFinder, column_of
 from ..step.ops import PlaceName
 from ..values.nonfinite import PRODUCER, NonFinite, find_first_nonfinite
@@ -213,7 +214,7 @@ class _Answer:
         return text if op < 0 else f"{text}, from {self._link(op)}"
 
     def _link(self, op: int) -> str:
-        name, place = self._op_name(op), self._place(op)
+        name, place = forms_of_op(self._op_name(op))[-1], self._place(op)
         return f"{name} in {place.name}" if place.path is not None else f"{name} {place.name}"
 
     def _chain(self) -> Iterator[str]:

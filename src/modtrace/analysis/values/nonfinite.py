@@ -67,6 +67,7 @@ class Measured:
     unmeasured: int  # rows whose note says why they have none
     steps: int  # that have rows
     last_step: int | None  # of them; None: there are none
+    nonfinite: int = 0  # rows with NaN or infinite values, meant or not
 
 
 def count_measured(data: RecordingData) -> Measured:
@@ -79,6 +80,7 @@ def count_measured(data: RecordingData) -> Measured:
         unmeasured=unmeasured,
         steps=len(steps),
         last_step=steps[-1] if steps else None,
+        nonfinite=int(((column_of(values, "nan_count") > 0) | (column_of(values, "inf_count") > 0)).sum()),
     )
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+from ...analysis.graph.parts import forms_of_op
 from ...analysis.values.nonfinite import SOURCE, Measured, NonFinite, describe_counts
 from ...recording.meta import Note
 from ...recording.role import BY_NAME
@@ -60,10 +61,10 @@ def _describe_op(found: NonFinite, op: str) -> Iterator[str]:
     where = _describe_module(found) + (f" at {found.source_line}" if found.source_line else "")
     if found.kind == SOURCE:
         known = BY_NAME.get(found.role or "")
-        yield f"held by {known.of_one if known else 'a tensor'} {found.source}, {size}; first read by {op}{where}"
+        yield f"held by {known.of_one if known else 'a tensor'} {found.source}, {size}; first read by {forms_of_op(op)[-1]}{where}"
     else:
-        backward = f", in the backward of {found.forward_op}," if found.forward_op else ""
-        yield f"made by {op}{backward}{where}, {size}"
+        backward = f", in the backward of {forms_of_op(found.forward_op)[-1]}," if found.forward_op else ""
+        yield f"made by {forms_of_op(op)[-1]}{backward}{where}, {size}"
     yield from _explain(found)
     yield from (f"read {each}" for each in found.inputs)
     if found.chain:
@@ -102,9 +103,13 @@ def _describe_size(numel: int) -> str:
 
 def _describe_none(measured: Measured, marks: Sequence[str]) -> str:
     where = "in what is there of the recording: " if marks else "in "
-    text = f"no non-finite values {where}{format_count(measured.tensors)} measured tensors of "
+    meant = "that were not meant, " if measured.nonfinite else ""
+    text = f"no non-finite values {meant}{where}{format_count(measured.tensors)} measured tensors of "
     text += count_of(measured.steps, "step")
     text += f", the last of them step {measured.last_step}" if marks else ""
+    if measured.nonfinite:
+        text += f": those in {count_of(measured.nonfinite, 'tensor', format_count)} are masks, or were replaced, or"
+        text += " are gradients that a GradScaler looks at before the step"
     if measured.unmeasured:
         text += (
             f"; {format_count(measured.unmeasured)} more could not be measured (column `note` of `values`)"
