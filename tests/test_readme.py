@@ -30,10 +30,10 @@ def table_rows(title: str) -> list[tuple[str, str]]:
     return re.findall(r"^\| `([^`]+)` \| (.+) \|$", section, re.MULTILINE)
 
 
-def run_modtrace(*arguments: str, cwd: Path | None = None) -> str:
+def run_modtrace(*arguments: str, cwd: Path | None = None, code: int = 0) -> str:
     command = [sys.executable, "-c", "from modtrace.cli.main import main; main()", *arguments]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done.stdout
 
 
@@ -61,14 +61,29 @@ def test_python_leaves_a_recording_that_the_command_shows(tmp_path: Path) -> Non
     assert "3 steps recorded, 0 to 2" in shown
 
 
-def test_first_commands_give_such_a_tree(tmp_path: Path) -> None:
+def test_first_commands_name_the_op_that_the_readme_names(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text((PROJECT / "examples" / "train_gpt.py").read_text())
-    record, show = [line.split()[1:] for line in console_lines() if line.startswith("modtrace ")][:2]
+    record, nonfinite = [line.split()[1:] for line in console_lines() if line.startswith("modtrace ")][:2]
+    run_modtrace(*record, "--width", "64", "--context", "16", "--batch", "2", cwd=tmp_path)
+    answer = run_modtrace(*nonfinite, cwd=tmp_path, code=1)
+    [printed] = blocks("")
+    assert max(map(len, printed.splitlines())) <= 80
+    # Sizes and numbers are those of a larger model; the op, its place and its cause are the same.
+    for line in printed.splitlines()[:4]:
+        words = re.sub(r"first non-finite values: \d+|, [\d.]+[KM]? elements|[\d.]+: float32", "|", line).split(
+            "|"
+        )
+        assert [each for each in words if each not in answer] == []
+
+
+def test_commands_of_the_module_tree_give_such_a_tree(tmp_path: Path) -> None:
+    page = (PROJECT / "docs" / "module-tree.md").read_text(encoding="utf-8")
+    (tmp_path / "train.py").write_text((PROJECT / "examples" / "train_gpt.py").read_text())
+    record, show = [line.split()[2:] for line in page.splitlines() if line.startswith("$ modtrace ")]
     small = ["--steps", "2", "--layers", "4", "--width", "16", "--context", "8", "--batch", "2"]
     run_modtrace(*record, *small, cwd=tmp_path)
     shown = run_modtrace(*show, cwd=tmp_path)
-    [printed] = blocks("")
-    tree = [line[:39].rstrip() for line in printed.splitlines() if re.match(r"[│├└ ]*[├└]─", line)]
+    tree = [line[:39].rstrip() for line in page.splitlines() if re.match(r"[│├└ ]*[├└]─", line)]
     assert len(tree) > 15
     assert [line for line in tree if line not in shown] == []
 
@@ -87,7 +102,7 @@ def test_commands_that_answer_questions_and_their_options_are_in_the_table() -> 
     described = {command.split()[1]: f"`{command}` {about}" for command, about in table_rows("Commands")}
     section = README.split("## What else it answers\n")[1].split("\n## ")[0]
     asked = re.findall(r"^\| .+\? \| `modtrace (\w+) ([^`]+)` \|", section, re.MULTILINE)
-    assert len(asked) == 10
+    assert len(asked) == 11
     for command, rest in asked:
         options = re.findall(r"(?<!\S)--?[\w-]+", rest)
         assert [

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import modtrace
-
 from builders import RecordingBuilder, TypedRecording
 from helpers.command_line import run_command
 from modtrace.store.copy import write_recording
@@ -79,8 +78,8 @@ def test_infinities_that_were_meant_are_said_to_be_what_the_module_tree_has_mark
     assert run_command(monkeypatch, "nonfinite", folder) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert re.fullmatch(
-        r"no non-finite values that were not meant, in \d+ measured tensors of 1 step: those in \d+ tensors are masks, or "
-        "were replaced, or are gradients that a GradScaler looks at before the step",
+        r"no non-finite values that were not meant, in \d+ measured tensors of 1 step: those in \d+ tensors are "
+        "masks, or were replaced, or are gradients that a GradScaler looks at before the step",
         told,
     )
 

@@ -46,6 +46,10 @@ def test_bfloat16_trains_too_and_a_sample_is_written() -> None:
     assert len(done.stdout) == len("\n".join(steps)) + 1 + 20 + 1
 
 
+def test_planted_overflow_makes_the_loss_nan_from_its_third_step_on(plain: list[str]) -> None:
+    assert _losses("--plant", "overflow") == [*plain[:2], *["nan"] * 6]
+
+
 def test_script_names_nothing_of_modtrace_in_its_code() -> None:
     code = SCRIPT.read_text().split('"""', 2)[2]
     assert "modtrace" not in code

@@ -99,7 +99,7 @@ def test_finite_values_of_a_part_are_said_to_be_of_a_part() -> None:
 def test_json_has_every_field() -> None:
     assert json.loads(render_nonfinite_json(None, MEASURED)) == {
         "first": None,
-        "measured": {"tensors": 12345, "unmeasured": 0, "steps": 30, "last_step": 29},
+        "measured": {"tensors": 12345, "unmeasured": 0, "steps": 30, "last_step": 29, "nonfinite": 0},
         "marks": [],
     }
     assert json.loads(render_nonfinite_json(FOUND, MEASURED))["first"] == {

@@ -61,7 +61,8 @@ def _describe_op(found: NonFinite, op: str) -> Iterator[str]:
     where = _describe_module(found) + (f" at {found.source_line}" if found.source_line else "")
     if found.kind == SOURCE:
         known = BY_NAME.get(found.role or "")
-        yield f"held by {known.of_one if known else 'a tensor'} {found.source}, {size}; first read by {forms_of_op(op)[-1]}{where}"
+        held = f"held by {known.of_one if known else 'a tensor'} {found.source}, {size}"
+        yield f"{held}; first read by {forms_of_op(op)[-1]}{where}"
     else:
         backward = f", in the backward of {forms_of_op(found.forward_op)[-1]}," if found.forward_op else ""
         yield f"made by {forms_of_op(op)[-1]}{backward}{where}, {size}"
