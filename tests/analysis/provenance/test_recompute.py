@@ -363,6 +363,21 @@ def test_command_ends_with_1_where_something_differs(
     assert (answer["calls"], answer["marks"]) == (5, [])
 
 
+def test_command_breaks_its_lines_at_the_width_of_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    folder = str(tmp_path / "run.modtrace")
+    record_checkpointed(Checkpointed(Block(nn.BatchNorm1d(8), nn.Dropout()), preserve_rng_state=False)).write(
+        folder
+    )
+    monkeypatch.setenv("COLUMNS", "60")
+    assert run_command(monkeypatch, "recompute", folder) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert "and add_ in blocks.0.between.0: buffer updated twice" in lines
+
+
 def test_command_ends_with_2_where_nothing_was_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -184,7 +184,7 @@ class _Answer:
         if row < 0:
             return "it held them before the recording, or an op wrote them that was not seen"
         writer = ops.slice(row, 1).to_pylist()[0]
-        return f"{writer['name']} wrote it in step {writer['step']}" + (
+        return f"{forms_of_op(writer['name'])[-1]} wrote it in step {writer['step']}" + (
             f", {writer['phase']}" if writer["phase"] else ""
         )
 
