@@ -201,7 +201,7 @@ def test_finite_values_of_a_recording_in_parts_say_where_they_end(run: Runner) -
     assert run("nonfinite", "--json") == 0
     assert json.loads(run.out) == {
         "first": None,
-        "measured": {"tensors": 2, "unmeasured": 0, "steps": 2, "last_step": 1},
+        "measured": {"tensors": 2, "unmeasured": 0, "steps": 2, "last_step": 1, "nonfinite": 0},
         "marks": ["not closed: the process ended or is still running; complete to step 1"],
     }
 
