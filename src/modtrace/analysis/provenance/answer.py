@@ -14,7 +14,7 @@ from ...surface import choose_words
 from ..graph.parts import forms_of_op
 from ..step.calls import RowFinder, column_of
 from ..step.ops import PlaceName
-from ..values.nonfinite import PRODUCER, NonFinite, find_first_nonfinite
+from ..values.nonfinite import PRODUCER, SOURCE, NonFinite, find_first_nonfinite
 from .causes import Cause, Input, find_cause
 from .scan import Scanned, scan_steps
 from .step_flow import Counts, read_step_flow
@@ -94,7 +94,7 @@ class _Answer:
         phase, forward = int(flow.ops.phase[event.op]), self._forward_op()
         inputs = [Input(slot, tensor, self._counts(tensor)) for slot, tensor in flow.reads.get(event.op, ())]
         cause = self._cause(inputs, forward)
-        is_made = event.kind == PRODUCER
+        is_made = event.kind != SOURCE
         return NonFinite(
             root=place.root,
             path=place.path,
@@ -172,21 +172,32 @@ class _Answer:
         return join(path or "", site[0]["slot"]) or "a tensor that no op had made"
 
     def _hint(self) -> str | None:
-        if self._event.kind == PRODUCER:
+        event = self._event
+        if event.kind == PRODUCER:
             return None
-        producer = self._data.table("tensors").filter(
-            column_of(self._data.table("tensors"), "tensor_id")
-            == self._flow.tensors.tensor_id[self._event.tensor]
+        if event.kind == SOURCE:
+            written = self._tell_writer(event.tensor)
+            return written or "it held them before the recording, or an op wrote them that was not seen"
+        if event.unseen < 0:
+            return (
+                "it makes no NaN of finite numbers: they were written from outside of torch, as through NumPy"
+            )
+        written = self._tell_writer(event.unseen)
+        return "it read a tensor that was not measured, and may have held them" + (
+            f": {written}" if written else ""
         )
-        written_by = column_of(producer, "producer_op")
-        ops = self._data.table("ops")
+
+    def _tell_writer(self, tensor: int) -> str | None:
+        """Returns which op wrote a tensor, and when; None if none did that was seen."""
+        tensors, ops = self._data.table("tensors"), self._data.table("ops")
+        is_it = column_of(tensors, "tensor_id") == self._flow.tensors.tensor_id[tensor]
+        written_by = column_of(tensors.filter(is_it), "producer_op")
         row = int(RowFinder(column_of(ops, "op_id"))(written_by)[0]) if len(written_by) else -1
         if row < 0:
-            return "it held them before the recording, or an op wrote them that was not seen"
+            return None
         writer = ops.slice(row, 1).to_pylist()[0]
-        return f"{forms_of_op(writer['name'])[-1]} wrote it in step {writer['step']}" + (
-            f", {writer['phase']}" if writer["phase"] else ""
-        )
+        phase = f", {writer['phase']}" if writer["phase"] else ""
+        return f"{forms_of_op(writer['name'])[-1]} wrote it in step {writer['step']}{phase}"
 
     def _counts(self, tensor: int) -> Counts | None:
         """Returns what was measured of a tensor, or of what it is a view of."""
@@ -198,10 +209,10 @@ class _Answer:
                 readers = (key for key in flow.leaves if key[0] == site)
                 return flow.leaves.get(next(readers, (-1, None)))
             counts = flow.measured.get((op, flow.tensors.slots[flow.tensors.slot[tensor]]))
-            reads = flow.reads.get(op, ())
-            if counts is not None or not reads:
+            shown = flow.shown_by(tensor)
+            if counts is not None or shown is None:
                 return counts
-            tensor = reads[0][1]
+            tensor = shown
         return None
 
     def _describe(self, read: Input) -> str:

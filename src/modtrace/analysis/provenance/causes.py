@@ -60,6 +60,7 @@ def find_cause(trace: Trace, event: Event, inputs: list[Input], forward_op: str 
     return (
         _in_forward(name, event, inputs)
         or _written(name, event, trace.flow.args[event.op])
+        or _by_infinity(event, trace.flow.args[event.op])
         or _overflow(name, event, inputs)
     )
 
@@ -103,6 +104,17 @@ def _written(name: str, event: Event, args: str) -> Cause | None:
     if name in WRITES and event.counts.nan and (event.meant_inputs or '"nan"' in args):
         return Cause("constant NaN", "the program writes a NaN of its own", "look at the line that writes it")
     return None
+
+
+def _by_infinity(event: Event, args: str) -> Cause | None:
+    reads_infinity = event.counts.nan and event.meant_inputs
+    if not reads_infinity and '"inf"' not in args and '"-inf"' not in args:
+        return None
+    return Cause(
+        "arithmetic with infinity",
+        "it calculates with an infinite constant: inf - inf and 0 * inf are NaN",
+        "put infinities into masks by masked_fill or where, not by a sum or a product",
+    )
 
 
 def _in_backward(forward: str, inputs: list[Input]) -> Cause | None:

@@ -27,6 +27,12 @@ GUARDS = _names(
     "minimum maximum"
 )
 
+#: They make no NaN of finite numbers: one that they return was in what they read.
+NEVER_NAN = _names(
+    "clone copy to_copy cat stack contiguous repeat index index_select gather embedding flip roll tril triu "
+    "add sub rsub mul neg abs relu threshold where masked_fill maximum minimum clamp clamp_min clamp_max"
+)
+
 #: They return memory that nobody has written to.
 UNINITIALIZED = _names("empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize")
 
@@ -56,9 +62,9 @@ UNSCALES = "amp_foreach_non_finite_check_and_unscale"
 
 
 def base_name(op: str) -> str:
-    """Returns the bare name of an operator: `softmax` of `aten._softmax.default`, `add` of `aten.add_.Tensor`."""
+    """Returns the bare name of an operator: `softmax` of `aten._softmax.default`, `add` of `_foreach_add_`."""
     parts = op.split(".")
-    return (parts[1] if len(parts) > 1 else parts[0]).strip("_")
+    return (parts[1] if len(parts) > 1 else parts[0]).strip("_").removeprefix("foreach_")
 
 
 def is_attention(name: str) -> bool:

@@ -42,6 +42,7 @@ class StepFlow:
     ops: StepOps
     tensors: Tensors
     regions: list[Region]
+    versions: list[int]  # 0 where none is known
     args: list[str]  # the template of each op's arguments
     forward_op: list[
         int | None
@@ -54,6 +55,15 @@ class StepFlow:
     #: Of what no op of the step had made, by its site and the op that read it first; None for a site of one tensor.
     leaves: Mapping[tuple[int, int | None], Counts]
     roles: Mapping[int, str]  # of each site
+
+    def shown_by(self, tensor: int) -> int | None:
+        """Returns what a view shows, a tensor that its op read; None if the op wrote to it, or made it anew."""
+        storage = self.regions[tensor].storage
+        for _, other in self.reads.get(int(self.tensors.producer[tensor]), ()):
+            is_shared = storage is not None and self.regions[other].storage == storage
+            if is_shared and self.versions[tensor] <= self.versions[other]:
+                return other
+        return None
 
 
 def read_step_flow(data: RecordingData, step: int) -> StepFlow:
@@ -74,6 +84,7 @@ def read_step_flow(data: RecordingData, step: int) -> StepFlow:
         ops=ops,
         tensors=tensors,
         regions=_find_regions(tensors),
+        versions=[version or 0 for version in tensors.table["version"].to_pylist()],
         args=rows["args"].to_pylist(),
         forward_op=rows["forward_op_id"].to_pylist(),
         order=np.lexsort((ops.op_id, ops.start_ns)).tolist(),

@@ -1,23 +1,35 @@
 """Follows NaN and infinite values through the ops of one step, from what made them to what reads them."""
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ...recording.role import LEAF, PARAMETER
-from ..values.nonfinite import PRODUCER, SOURCE
-from .op_rules import CARRIERS, FILLS, GUARDS, SHAPES_ONLY, UNINITIALIZED, UNSCALES, base_name, is_attention
+from ..values.nonfinite import FIRST_SEEN, PRODUCER, SOURCE
+from .op_rules import (
+    CARRIERS,
+    FILLS,
+    GUARDS,
+    NEVER_NAN,
+    SHAPES_ONLY,
+    SOFTMAX,
+    UNINITIALIZED,
+    UNSCALES,
+    base_name,
+    is_attention,
+)  # fmt: skip
 from .step_flow import Counts, Region, StepFlow
 
-#: What the values of a tensor are, from the best to the worst.
-CLEAN, MEANT, BAD = range(3)
+#: What the values of a tensor are, from the best to the worst; UNSEEN: they were not measured.
+CLEAN, MEANT, UNSEEN, BAD = range(4)
 
 
 class State(NamedTuple):
-    """The values of a tensor, or of a part of memory; `event`: what made the infinities or NaN, -1 for none."""
+    """The values of a tensor, or of a part of memory."""
 
     kind: int = CLEAN
-    event: int = -1
+    #: Of BAD the number of the event, of UNSEEN the tensor written, of MEANT the leaf that held them; else -1.
+    origin: int = -1
 
 
 class Write(NamedTuple):
@@ -43,6 +55,7 @@ class Event:
     )
     unread: set[int] = field(default_factory=set)  # tensors that hold them, and that no op has read
     meant_inputs: tuple[int, ...] = ()  # what the op read that held infinities on purpose
+    unseen: int = -1  # of what was first seen: the tensor that the op read and nobody had measured
 
     def is_guarded(self, names: list[str]) -> bool:
         """Returns whether every op at which the values end is one that looks for such values and replaces them."""
@@ -78,6 +91,7 @@ class _Tracer:
         self._names = names
         self._memory: dict[int, list[Write]] = defaultdict(list)  # by storage
         self._states: dict[int, State] = {}  # of tensors without storage, and of leaves
+        self._meant_leaves: dict[int, Counts] = {}
         self._sites = flow.tensors.table["site_id"].to_pylist()
 
     def visit(self, op: int) -> None:
@@ -87,8 +101,8 @@ class _Tracer:
         worst = max((state for _, _, state in inputs), default=State())
         is_bad = self._visit_outputs(op, inputs, worst)
         if worst.kind == BAD:
-            event = self.events[worst.event]
-            event.unread -= {tensor for _, tensor, state in inputs if state.kind == BAD}
+            event = self.events[worst.origin]
+            self._mark_read(event, [tensor for _, tensor, state in inputs if state.kind == BAD])
             if is_bad:
                 event.carried_by.append(op)
             elif self._is_test(op):
@@ -99,22 +113,33 @@ class _Tracer:
     def _is_test(self, op: int) -> bool:
         """Returns whether what an op returns cannot be NaN: `isnan`, a comparison, a cast to integers."""
         dtypes = [self._flow.tensors.dtypes[tensor] for _, tensor in self._flow.returns.get(op, ())]
-        return bool(dtypes) and not any(each.startswith(("float", "bfloat", "complex")) for each in dtypes)
+        return bool(dtypes) and not any(map(_can_be_nan, dtypes))
 
     def _visit_outputs(self, op: int, inputs: list[tuple[str, int, State]], worst: State) -> bool:
         if self._flow.ops.names[self._flow.ops.name[op]].startswith("profiler."):
             return False
-        is_bad = False
+        is_bad, measured = False, set()
         for slot, tensor in self._flow.returns.get(op, ()):
-            state = self._judge(op, slot, tensor, inputs, worst)
+            # What an op in place returns comes first. What follows is the base of that view, as later ops read it.
+            state = None if slot in measured else self._judge(op, slot, tensor, inputs, worst)
+            if (op, slot) in self._flow.measured:
+                measured.add(slot)
             if state is None:  # a view: what it shows is in memory already
                 is_bad |= self._look(tensor).kind == BAD
                 continue
             self._write(tensor, state)
             is_bad |= state.kind == BAD
             if state.kind == BAD:
-                self.events[state.event].unread.add(tensor)
+                self.events[state.origin].unread.add(tensor)
         return is_bad
+
+    def _mark_read(self, event: Event, read: list[int]) -> None:
+        regions = self._flow.regions
+        event.unread -= {
+            tensor
+            for tensor in event.unread
+            if any(tensor == other or _share(regions[tensor], regions[other]) for other in read)
+        }
 
     def _judge(
         self, op: int, slot: str, tensor: int, inputs: list[tuple[str, int, State]], worst: State
@@ -124,7 +149,7 @@ class _Tracer:
         if name in UNINITIALIZED or (op, slot) in self._flow.unwritten:
             return State()
         if counts is None:
-            return None if self._shares_memory(tensor, inputs) else worst
+            return self._judge_unmeasured(op, tensor, worst)
         if not counts.nan and not counts.inf:
             return State()
         if worst.kind == BAD:
@@ -132,21 +157,44 @@ class _Tracer:
         if is_attention(name) and slot != "[0]":  # its logsumexp is -inf where a row is masked in full
             return State(MEANT)
         if not counts.nan and self._is_meant(op, name, worst):
-            return State(MEANT, worst.event)
-        meant = tuple(other for _, other, state in inputs if state.kind == MEANT)
-        self.events.append(Event(PRODUCER, op, slot, tensor, counts, meant_inputs=meant))
+            return State(MEANT, worst.origin)
+        self.events.append(self._blame(Event(PRODUCER, op, slot, tensor, counts), inputs, worst))
         return State(BAD, len(self.events) - 1)
+
+    def _judge_unmeasured(self, op: int, tensor: int, worst: State) -> State | None:
+        if self._flow.shown_by(tensor) is not None:
+            return None
+        if worst.kind == BAD and self._holds_numbers(tensor):
+            return worst
+        if self._is_meant(op, self._names[op], worst):
+            return State(MEANT, worst.origin)
+        is_known = self._names[op] in SHAPES_ONLY or not self._holds_numbers(tensor)
+        return State() if is_known else State(UNSEEN, tensor)
+
+    def _holds_numbers(self, tensor: int) -> bool:
+        """Returns whether a tensor can hold NaN: it has elements, and no integers."""
+        return _can_be_nan(self._flow.tensors.dtypes[tensor]) and 0 not in self._flow.tensors.shapes[tensor]
+
+    def _blame(self, made: Event, inputs: list[tuple[str, int, State]], worst: State) -> Event:
+        """Returns the event of an op that returned bad values and read none that are known to be bad."""
+        name = self._names[made.op]
+        if worst.kind == UNSEEN:
+            self._write(worst.origin, State(BAD, len(self.events)))
+            return replace(made, kind=FIRST_SEEN, unseen=worst.origin)
+        args = self._flow.args[made.op]
+        is_constant = _has_nan(args) or _has_infinity(args)
+        if worst.kind == CLEAN and made.counts.nan and name in NEVER_NAN and not is_constant:
+            return replace(made, kind=FIRST_SEEN)
+        if worst.origin in self._meant_leaves and name not in CARRIERS | SOFTMAX and not is_attention(name):
+            slot = next(slot for slot, _, state in inputs if state == worst)
+            self._write(worst.origin, State(BAD, len(self.events)))
+            return Event(SOURCE, made.op, slot, worst.origin, self._meant_leaves[worst.origin])
+        return replace(made, meant_inputs=tuple(other for _, other, state in inputs if state.kind == MEANT))
 
     def _is_meant(self, op: int, name: str, worst: State) -> bool:
         if name in FILLS and _has_infinity(self._flow.args[op]):
             return True
         return worst.kind == MEANT and name in CARRIERS
-
-    def _shares_memory(self, tensor: int, inputs: list[tuple[str, int, State]]) -> bool:
-        storage = self._flow.regions[tensor].storage
-        return any(
-            storage is not None and self._flow.regions[other].storage == storage for _, other, _ in inputs
-        )
 
     def _read(self, tensor: int, op: int, slot: str) -> State:
         """Returns what a tensor holds when an op reads it."""
@@ -161,11 +209,16 @@ class _Tracer:
     def _judge_leaf(self, tensor: int, op: int, slot: str) -> State:
         site = self._sites[tensor]
         counts = self._flow.leaves.get((site, op)) or self._flow.leaves.get((site, None))
-        if counts is None or not (counts.nan or counts.inf):
+        if counts is None:
+            return State(UNSEEN, tensor) if self._holds_numbers(tensor) else State()
+        if not (counts.nan or counts.inf):
             return State()
         role = self._flow.roles.get(site)
         if role != PARAMETER and (not counts.nan or (role == LEAF and counts.numel == 1)):
-            return State(MEANT)  # a mask, or a constant: who writes NaN into a tensor is the one to name
+            self._meant_leaves[tensor] = counts
+            return State(
+                MEANT, tensor
+            )  # a mask, or a constant: who writes NaN into a tensor is the one to name
         self.events.append(Event(SOURCE, op, slot, tensor, counts))
         return State(BAD, len(self.events) - 1)
 
@@ -185,6 +238,14 @@ class _Tracer:
         self._memory[region.storage] = [*kept, Write(region, state)]
 
 
+def _can_be_nan(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat", "complex"))
+
+
+def _share(one: Region, other: Region) -> bool:
+    return one.storage is not None and one.storage == other.storage and _overlap(one, other)
+
+
 def _overlap(one: Region, other: Region) -> bool:
     return one.start < other.stop and other.start < one.stop
 
@@ -193,6 +254,10 @@ def _covers(one: Region, other: Region) -> bool:
     if one == other:
         return True
     return one.is_dense and one.start <= other.start and other.stop <= one.stop
+
+
+def _has_nan(args: str) -> bool:
+    return '"nan"' in args
 
 
 def _has_infinity(args: str) -> bool:

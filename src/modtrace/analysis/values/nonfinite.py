@@ -20,9 +20,11 @@ from ..step.placement import NOWHERE, Module, Placer, merge_wrappers, name_roots
 #: A hint names at most this many parameters.
 _NAMED = 3
 
-#: What `NonFinite.kind` says: an op made the values, or a tensor that no op of the step had made held them.
+#: What `NonFinite.kind` says: an op made the values, or a tensor that no op of the step had made held them, or
+#: an op returned them that read what was not measured.
 PRODUCER = "producer"
 SOURCE = "source"
+FIRST_SEEN = "first seen"
 
 _COLUMNS = ["step", "phase", "site_id", "call_id", "numel", "nan_count", "inf_count"]
 
@@ -42,7 +44,8 @@ class NonFinite:
     role: str | None  # output, grad_output, parameter, parameter_grad
     slot: str
     kind: str | None = (
-        None  # producer: an op; source: what no op had made. None where only modules were recorded
+        None  # producer: an op; source: what no op had made; first seen: an op returned them, who made them is not
+        # known. None where only modules were recorded
     )
     source: str | None = None  # of a parameter its full path; of a source what holds the values
     source_line: str | None = (

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from ...analysis.graph.parts import forms_of_op
-from ...analysis.values.nonfinite import SOURCE, Measured, NonFinite, describe_counts
+from ...analysis.values.nonfinite import FIRST_SEEN, SOURCE, Measured, NonFinite, describe_counts
 from ...recording.meta import Note
 from ...recording.role import BY_NAME
 from ...recording.suggestions import count_of
@@ -65,7 +65,8 @@ def _describe_op(found: NonFinite, op: str) -> Iterator[str]:
         yield f"{held}; first read by {forms_of_op(op)[-1]}{where}"
     else:
         backward = f", in the backward of {forms_of_op(found.forward_op)[-1]}," if found.forward_op else ""
-        yield f"made by {forms_of_op(op)[-1]}{backward}{where}, {size}"
+        verb = "first seen at" if found.kind == FIRST_SEEN else "made by"
+        yield f"{verb} {forms_of_op(op)[-1]}{backward}{where}, {size}"
     yield from _explain(found)
     yield from (f"read {each}" for each in found.inputs)
     if found.chain:
