@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import modtrace
 from helpers.nonfinite_models import BY_OP, record_training
@@ -91,6 +92,49 @@ class Convolutions(nn.Module):
         return self.up(torch.cat([skip, inner], 1))
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.LSTM(8, 8, 2, batch_first=True, dropout=0.1, bidirectional=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([6, 3]), batch_first=True)
+        found, _ = self.inner(packed)
+        return nn.utils.rnn.pad_packed_sequence(found, batch_first=True)[0]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.inner, self.use_reentrant = nn.Linear(8, 8), use_reentrant
+        self.blocks = nn.ModuleList(Attention(written_out(MASKS["where"])) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.dropout(self.inner(x), 0.1)
+        for block in self.blocks:
+            x = x + checkpoint(block, x, use_reentrant=self.use_reentrant)
+        return x
+
+
+class Experts(nn.Module):
+    """Sends each token to the two best of four experts; the scores of the others are -inf."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(8, 4)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.router(x)
+        best, chosen = scores.topk(2, dim=-1)
+        shares = torch.full_like(scores, -math.inf).scatter(-1, chosen, best).softmax(-1)
+        found = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            is_sent = (chosen == number).any(-1)
+            found[is_sent] += shares[is_sent][:, number, None] * expert(x[is_sent])
+        return found
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     **{f"mask by {name}": lambda mask=mask: Attention(written_out(mask)) for name, mask in MASKS.items()},
     "mask in a buffer": lambda: Attention(lambda q, k, v, mask: (q @ k.mT + mask).softmax(-1) @ v),
@@ -99,6 +143,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "nn.Transformer": Translation,
     "uninitialized memory": Uninitialized,
     "convolutions": Convolutions,
+    "recurrent": Recurrent,
+    "checkpointed, reentrant": lambda: Checkpointed(use_reentrant=True),
+    "checkpointed, non-reentrant": lambda: Checkpointed(use_reentrant=False),
+    "experts": Experts,
 }
 
 
