@@ -24,6 +24,7 @@ PARTS = {
     "ops": ("recording every op, beside other tracers", 8),
     "graph": ("the graph of 200,000 ops: building, drawing, exporting", 3),
     "layout": ("the layout of many nodes", 1),
+    "planted": ("whom each tool names for planted NaN and infinities", 1),
     "open_large": ("opening a recording of 10 million rows", 2),
 }
 
