@@ -56,6 +56,19 @@ FORWARD: list[tuple[str, Function, str, str]] = [
         "aten.div.Tensor",
         "division by 0",
     ),
+    ("division by the number 0", lambda x: x.abs() / 0, "aten.div.Tensor", "division by 0"),
+    (
+        "product with infinity",
+        lambda x: x + torch.ones(4, 8).triu(1) * -math.inf,
+        "aten.mul.Tensor",
+        "arithmetic with infinity",
+    ),
+    (
+        "difference of two masks",
+        lambda x: x + (torch.full((4, 8), -math.inf) - torch.full((4, 8), -math.inf)),
+        "aten.sub.Tensor",
+        "arithmetic with infinity",
+    ),
     (
         "standard deviation of one element",
         lambda x: x / x[:, :1].std(dim=-1, keepdim=True),

@@ -1,6 +1,7 @@
 """Why an op returned NaN or infinite values, told from the numbers that it read, and what helps."""
 
 import math
+import re
 from typing import NamedTuple
 
 from ...recording.phase import BACKWARD, PHASES
@@ -51,21 +52,21 @@ def find_cause(trace: Trace, event: Event, inputs: list[Input], forward_op: str 
         inputs: what it read, views led back to what was measured.
         forward_op: of an op in backward, the name of the op whose derivative it computes.
     """
-    name = trace.names[event.op]
+    name, args = trace.names[event.op], trace.flow.args[event.op]
     is_backward = trace.flow.ops.phase[event.op] == PHASES.index(BACKWARD) and forward_op is not None
     if is_backward and forward_op is not None:
-        found = _in_backward(base_name(forward_op), inputs)
+        found = _in_backward(base_name(forward_op), inputs, args)
         if found is not None:
             return found
     return (
-        _in_forward(name, event, inputs)
-        or _written(name, event, trace.flow.args[event.op])
-        or _by_infinity(event, trace.flow.args[event.op])
+        _in_forward(name, event, inputs, args)
+        or _written(name, event, args)
+        or _by_infinity(event, args)
         or _overflow(name, event, inputs)
     )
 
 
-def _in_forward(name: str, event: Event, inputs: list[Input]) -> Cause | None:
+def _in_forward(name: str, event: Event, inputs: list[Input], args: str) -> Cause | None:
     if (name in SOFTMAX or is_attention(name)) and event.counts.nan and event.meant_inputs:
         return Cause(
             "fully masked row",
@@ -95,7 +96,7 @@ def _in_forward(name: str, event: Event, inputs: list[Input]) -> Cause | None:
         return Cause(
             "root of a negative number", f"its input reaches down to {_lowest(inputs)}", "clamp it at 0"
         )
-    if name in DIVISIONS and _divides_by_zero(name, inputs):
+    if name in DIVISIONS and _divides_by_zero(inputs, args):
         return Cause("division by 0", "its divisor holds 0", "add an epsilon to the divisor")
     return None
 
@@ -117,14 +118,14 @@ def _by_infinity(event: Event, args: str) -> Cause | None:
     )
 
 
-def _in_backward(forward: str, inputs: list[Input]) -> Cause | None:
+def _in_backward(forward: str, inputs: list[Input], args: str) -> Cause | None:
     if forward in ROOTS:
         return Cause(
             "derivative of a root at 0",
             f"the derivative of {forward} at 0 is infinite",
             "add an epsilon inside of it",
         )
-    if forward in LOGARITHMS | DIVISIONS and _divides_by_zero("div", inputs):
+    if forward in LOGARITHMS | DIVISIONS and _divides_by_zero(inputs, args):
         return Cause(
             f"derivative of {forward} at 0",
             f"the derivative of {forward} divides by its input, which holds 0; a where() behind it hides the values, "
@@ -172,7 +173,10 @@ def _lowest(inputs: list[Input]) -> str:
     return f"{min(each.counts.min for each in inputs if each.counts and each.counts.min is not None):.4g}"
 
 
-def _divides_by_zero(name: str, inputs: list[Input]) -> bool:
+def _divides_by_zero(inputs: list[Input], args: str) -> bool:
+    constant = re.search(r'"other":(-?[\d.]+)', args)
+    if constant:
+        return float(constant[1]) == 0
     divisors = [each for each in inputs if each.slot in ("other", "exponent")] if len(inputs) > 1 else inputs
     return any(
         each.counts and each.counts.min is not None and each.counts.max is not None
