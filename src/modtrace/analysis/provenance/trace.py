@@ -215,10 +215,9 @@ class _Tracer:
             return State()
         role = self._flow.roles.get(site)
         if role != PARAMETER and (not counts.nan or (role == LEAF and counts.numel == 1)):
+            # A mask, or a constant: who writes NaN into a tensor is the one to name.
             self._meant_leaves[tensor] = counts
-            return State(
-                MEANT, tensor
-            )  # a mask, or a constant: who writes NaN into a tensor is the one to name
+            return State(MEANT, tensor)
         self.events.append(Event(SOURCE, op, slot, tensor, counts))
         return State(BAD, len(self.events) - 1)
 

@@ -43,10 +43,9 @@ class NonFinite:
     step: int
     role: str | None  # output, grad_output, parameter, parameter_grad
     slot: str
-    kind: str | None = (
-        None  # producer: an op; source: what no op had made; first seen: an op returned them, who made them is not
-        # known. None where only modules were recorded
-    )
+    #: producer: an op made them; source: what no op had made held them; first seen: an op returned them, and who made
+    #: them is not known. None where only modules were recorded.
+    kind: str | None = None
     source: str | None = None  # of a parameter its full path; of a source what holds the values
     source_line: str | None = (
         None  # FILE:LINE, where it was recorded; of an op in backward that of its forward op
