@@ -140,7 +140,7 @@ def write_by_numpy(x: torch.Tensor) -> torch.Tensor:
         (
             divide_by_foreach,
             "it read a tensor that was not measured, and may have held them: "
-            "aten._foreach_div_.ScalarList wrote it in step 0, forward",
+            "_foreach_div_ wrote it in step 0, forward",
         ),
         (
             write_by_numpy,
@@ -169,7 +169,7 @@ def test_reader_of_an_op_that_was_left_out_of_the_capture_is_not_called_its_make
     assert (found.kind, found.path, found.op) == ("first seen", "2", "aten.addmm.default")
     assert found.hint == (
         "it read a tensor that was not measured, and may have held them: "
-        "aten.log.default wrote it in step 0, forward"
+        "log wrote it in step 0, forward"
     )
 
 

@@ -69,11 +69,11 @@ def test_it_is_red_on_a_terminal() -> None:
         ({"role": None, "path": None}, "  a tensor of an unknown site, 4.10K elements"),
         (
             {"kind": "first seen", "op": "aten.add.Tensor"},
-            "  first seen at aten.add.Tensor in blocks.1.attn of GPT, 4.10K elements",
+            "  first seen at add in blocks.1.attn of GPT, 4.10K elements",
         ),
         (
             {"kind": "producer", "op": "aten.add.Tensor"},
-            "  made by aten.add.Tensor in blocks.1.attn of GPT, 4.10K elements",
+            "  made by add in blocks.1.attn of GPT, 4.10K elements",
         ),
         ({"path": "a\x1b"}, "  output of a\\x1b in GPT, 4.10K elements"),
     ],
