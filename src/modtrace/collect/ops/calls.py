@@ -9,7 +9,7 @@ from ..log.nesting import Ints
 from ..log.segments import Segment
 from ..log.thread_log import Backward, ThreadLog
 from ..scopes.locate import Location
-from ..steps.finder import Step
+from ..steps.step import Step
 from .batches import NodeOwners
 from .joined import JoinedOps
 from .mode import AT, START_NS, OpRun

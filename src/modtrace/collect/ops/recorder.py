@@ -17,7 +17,7 @@ from ...torch_internals.modes import (
 )
 from ..log.thread_log import Backward
 from ..scopes.tracker import ScopeTracker
-from ..steps.finder import Step
+from ..steps.step import Step
 from ..values.capture_masks import Mask
 from ..values.recorder import ValueRecorder
 from ..values.rows import ValuePart

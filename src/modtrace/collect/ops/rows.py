@@ -12,7 +12,7 @@ from ...recording.arrow.arrays import from_numpy, from_strings
 from ...recording.role import BUFFER, LEAF, PARAMETER
 from ..log.nesting import Ints
 from ..steps.call_rows import count_before
-from ..steps.finder import Step
+from ..steps.step import Step
 from ..tensor_ids.tensor_ids import GEOMETRY, OFFSET, REQUIRES_GRAD, STORAGE, VERSION, AnyTensorIds
 from ..values.sites import SiteIds
 from .arguments import Arguments

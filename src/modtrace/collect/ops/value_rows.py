@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ...recording.phase import FORWARD
 from ...recording.role import OP_OUTPUT
 from ..log.nesting import Ints
-from ..steps.finder import Step
+from ..steps.step import Step
 from ..tensor_ids.tensor_ids import NO_OP
 from ..values.rows import PHASE_CODE, ValuePart, columns_of
 from ..values.sites import SiteName

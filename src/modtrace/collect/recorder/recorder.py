@@ -23,7 +23,8 @@ from ..ops.mode import OpKeeper
 from ..ops.recorder import OpRecorder
 from ..scopes import process
 from ..scopes.tracker import ScopeTracker
-from ..steps.finder import Step, StepFinder
+from ..steps.finder import StepFinder
+from ..steps.step import Step
 from ..steps.step_rows import to_scalar
 from ..values.recorder import ValueRecorder
 from ..values.sites import SiteIds

@@ -10,7 +10,7 @@ from ...recording.triggers.triggers import OnSignal
 from ..ops.recorder import OpRecorder
 from ..scopes.tracker import ScopeTracker
 from ..steps.call_rows import NthMemory, call_columns, optimizer_columns
-from ..steps.finder import Step
+from ..steps.step import Step
 from ..steps.step_rows import scalar_columns, step_columns
 from ..values.recorder import ValueRecorder, free_values
 

@@ -12,7 +12,7 @@ from ..log.backward_calls import BackwardCalls
 from ..log.nesting import Ints, structure_of
 from ..log.segments import EXIT_RAISED, EXIT_UNSEEN, Segment
 from ..log.thread_log import Backward
-from .finder import Step
+from .step import Step
 
 Columns = dict[str, Any]
 

@@ -1,95 +1,17 @@
 """Finds the steps of a training or inference loop from what runs in it."""
 
-import weakref
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from ...recording.options.step_range import StepRange
 from ..log.segments import Segment
 from ..log.step_data import find_data_calls
 from ..log.thread_log import Backward
-from .cleared_gradients import GradientEvidence, evidence_of
+from .cleared_gradients import evidence_of
+from .step import Step
 
 #: Steps that may wait for a later backward to join them, at most: one for each move of an episode.
 _MAX_PENDING = 10_000
-
-
-@dataclass(eq=False)
-class Step:
-    """One iteration, with all that ran in it."""
-
-    start_ns: int
-    end_ns: int = 0  # the end of the last thing that ran in it
-    number: int | None = None  # known once nothing before it can change any more
-    segments: list[Segment] = field(default_factory=list)
-    backwards: list[Backward] = field(default_factory=list)
-    optimizer_steps: list[tuple[int, int, int]] = field(default_factory=list)  # start_ns, end_ns, thread
-    scalars: list[tuple[str, float]] = field(default_factory=list)
-    #: module_ids of the outermost modules that began it or joined.
-    entered: set[int] = field(default_factory=set)
-    roots: list["weakref.ref[Any]"] = field(default_factory=list)
-    is_open: bool = True
-    settled: bool = False  # no later backward can join it to the next step
-    went_backward: bool = False
-    goes_on: bool = False  # a gradient was taken with a graph of its own (a penalty): more is to come
-    accumulated: bool = False  # a backward() has added to gradients
-    stepped: bool = False  # an optimizer has stepped
-    evidence: list[GradientEvidence] = field(default_factory=list)
-    values: list[Any] = field(default_factory=list)  # measured in it, outside of segments
-    ops: list[Any] = field(default_factory=list)  # batches of the ops that ran in it
-    saved: list[Any] = field(default_factory=list)  # what its backwards found kept for them
-    #: Forward calls by module_id, of segments that were dropped.
-    folded: Counter[int] = field(default_factory=Counter)
-    worked_ns: int = 0  # when its last backward or optimizer's step ended
-    restart: int | None = None  # segments from here on may be the next step's
-    asked_for: int = 0  # 1: written when it ends; 2: so is the step that it may be divided into
-
-    @property
-    def kind(self) -> str:
-        """`train` if gradients were computed or an optimizer stepped, else `eval`."""
-        return "train" if self.went_backward or self.stepped else "eval"
-
-    def add_root(self, segment: Segment) -> None:
-        """Adds the module of an outermost call, as a weak reference without a callback."""
-        module = segment.named.ref() if segment.named.ref is not None else None
-        if module is not None:
-            plain = weakref.ref(module)
-            if not any(root is plain for root in self.roots):
-                self.roots.append(plain)
-
-    def fold(self) -> None:
-        """Replaces the first segments whose graphs are dead by their numbers of calls, because a step may never end."""
-        last = len(self.segments) if self.restart is None else self.restart
-        dead = 0
-        while dead < last and self.segments[dead].is_closed and not self.segments[dead].has_graph():
-            self.folded.update(self.segments[dead].forward_counts())
-            dead += 1
-        self.segments = self.segments[dead:]
-        if self.restart is not None:
-            self.restart -= dead
-
-    def may_be_divided(self) -> bool:
-        """Returns whether calls that run in the step now may later be assigned to the next step."""
-        last = self.segments[-1].handover if self.segments else None
-        return self.restart is not None or (last is not None and last.in_loader)
-
-    def touch(self, now_ns: int) -> None:
-        """Moves the end of the step to this time, unless it is later already."""
-        self.end_ns = max(self.end_ns, now_ns)
-
-    def gradients_cleared(self) -> bool:
-        """Returns whether the gradients that the step's backwards left are gone or zero again."""
-        return all(each.is_cleared() for each in self.evidence)
-
-    def is_running(self) -> bool:
-        """Returns whether a call in the step still runs on any thread."""
-        return not all(segment.is_closed for segment in self.segments)
-
-    def is_waiting(self) -> bool:
-        """Returns whether a graph made in the step lives, so that a later backward may still reach it."""
-        return not self.settled and any(segment.has_graph() for segment in self.segments)
 
 
 class StepFinder:
@@ -326,12 +248,12 @@ class StepFinder:
             return
         step.segments += moved
         step.start_ns = int(moved[0].times[0])
-        _move_ops(last, step)
+        last.move_ops(step)
         last.end_ns = min(last.end_ns, step.start_ns)
         if not last.segments and not last.entered and self._pending[-2:] == [last, step]:
             self._close(last, settled=True)
             self._pending.remove(last)  # these calls had opened it: the root's step takes over its number
-            _append(step, last)
+            step.append(last)
 
     def _slot(self, with_grad: bool) -> Step | None:
         return self._train if with_grad else self._eval
@@ -372,7 +294,7 @@ class StepFinder:
         later = [step for step in later[later.index(first) + 1 :] if step is not self._eval]
         for step in later:
             self._pending.remove(step)
-            _append(first, step)
+            first.append(step)
         if self._train is None or self._train in later:
             self._train = first
             first.is_open = True
@@ -387,37 +309,9 @@ class StepFinder:
         new = self._open(True, start_ns)
         new.segments = moved
         new.asked_for = max(step.asked_for - 1, 0)
-        _move_ops(step, new)
+        step.move_ops(new)
         for segment in moved:
             new.entered.add(segment.named.module_id)
             new.add_root(segment)
             if segment.last_seq is not None:
                 new.touch(int(segment.times[-1]))
-
-
-def _move_ops(step: Step, new: Step) -> None:
-    """Moves the ops that ran since a new step began."""
-    new.ops += [batch for batch in step.ops if batch.start_ns >= new.start_ns]
-    step.ops = [batch for batch in step.ops if batch.start_ns < new.start_ns]
-
-
-def _append(first: Step, step: Step) -> None:
-    first.segments += step.segments
-    step.segments = []  # `StepFollower` looks for the step of such a segment again
-    first.backwards += step.backwards
-    first.optimizer_steps += step.optimizer_steps
-    first.scalars += step.scalars
-    first.folded.update(step.folded)
-    first.entered |= step.entered
-    first.roots += step.roots
-    first.went_backward |= step.went_backward
-    first.goes_on |= step.goes_on
-    first.accumulated |= step.accumulated
-    first.stepped |= step.stepped
-    first.asked_for = max(first.asked_for, step.asked_for)
-    first.worked_ns = max(first.worked_ns, step.worked_ns)
-    first.evidence += step.evidence
-    first.values += step.values
-    first.ops += step.ops
-    first.saved += step.saved
-    first.touch(step.end_ns)

@@ -8,7 +8,7 @@ import torch
 
 from ...torch_internals.modes import unseen
 from .call_rows import intervals_of
-from .finder import Step
+from .step import Step
 
 
 def step_columns(steps: Sequence[Step]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ..log.segments import Segment
 from ..log.thread_log import Backward
 from ..scopes.tracker import ScopeTracker
 from ..steps.call_rows import NthMemory
-from ..steps.finder import Step
+from ..steps.step import Step
 from .buffers import BufferTaps
 from .capture_masks import CaptureMasks, Mask
 from .measured import Measured, free_rows

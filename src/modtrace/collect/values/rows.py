@@ -16,7 +16,7 @@ from ...recording.role import ROLES
 from ..log.nesting import Ints
 from ..log.segments import Segment
 from ..steps.call_rows import NthMemory
-from ..steps.finder import Step
+from ..steps.step import Step
 from .capture_masks import ROLE_BITS, ROLE_CODES, CaptureMasks, Mask
 from .extra_columns import extra_columns, extra_notes
 from .measured import Measured, MeasuredGradients, MeasuredOutputs, MeasuredParameters

@@ -1,0 +1,113 @@
+"""One iteration of a training or inference loop, as far as it is known."""
+
+import weakref
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..log.segments import Segment
+from ..log.thread_log import Backward
+from .cleared_gradients import GradientEvidence
+
+
+@dataclass(eq=False)
+class Step:
+    """One iteration, with all that ran in it."""
+
+    start_ns: int
+    end_ns: int = 0  # the end of the last thing that ran in it
+    number: int | None = None  # known once nothing before it can change any more
+    segments: list[Segment] = field(default_factory=list)
+    backwards: list[Backward] = field(default_factory=list)
+    optimizer_steps: list[tuple[int, int, int]] = field(default_factory=list)  # start_ns, end_ns, thread
+    scalars: list[tuple[str, float]] = field(default_factory=list)
+    #: module_ids of the outermost modules that began it or joined.
+    entered: set[int] = field(default_factory=set)
+    roots: list["weakref.ref[Any]"] = field(default_factory=list)
+    is_open: bool = True
+    settled: bool = False  # no later backward can join it to the next step
+    went_backward: bool = False
+    goes_on: bool = False  # a gradient was taken with a graph of its own (a penalty): more is to come
+    accumulated: bool = False  # a backward() has added to gradients
+    stepped: bool = False  # an optimizer has stepped
+    evidence: list[GradientEvidence] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)  # measured in it, outside of segments
+    ops: list[Any] = field(default_factory=list)  # batches of the ops that ran in it
+    saved: list[Any] = field(default_factory=list)  # what its backwards found kept for them
+    #: Forward calls by module_id, of segments that were dropped.
+    folded: Counter[int] = field(default_factory=Counter)
+    worked_ns: int = 0  # when its last backward or optimizer's step ended
+    restart: int | None = None  # segments from here on may be the next step's
+    asked_for: int = 0  # 1: written when it ends; 2: so is the step that it may be divided into
+
+    @property
+    def kind(self) -> str:
+        """`train` if gradients were computed or an optimizer stepped, else `eval`."""
+        return "train" if self.went_backward or self.stepped else "eval"
+
+    def add_root(self, segment: Segment) -> None:
+        """Adds the module of an outermost call, as a weak reference without a callback."""
+        module = segment.named.ref() if segment.named.ref is not None else None
+        if module is not None:
+            plain = weakref.ref(module)
+            if not any(root is plain for root in self.roots):
+                self.roots.append(plain)
+
+    def fold(self) -> None:
+        """Replaces the first segments whose graphs are dead by their numbers of calls, because a step may never end."""
+        last = len(self.segments) if self.restart is None else self.restart
+        dead = 0
+        while dead < last and self.segments[dead].is_closed and not self.segments[dead].has_graph():
+            self.folded.update(self.segments[dead].forward_counts())
+            dead += 1
+        self.segments = self.segments[dead:]
+        if self.restart is not None:
+            self.restart -= dead
+
+    def may_be_divided(self) -> bool:
+        """Returns whether calls that run in the step now may later be assigned to the next step."""
+        last = self.segments[-1].handover if self.segments else None
+        return self.restart is not None or (last is not None and last.in_loader)
+
+    def touch(self, now_ns: int) -> None:
+        """Moves the end of the step to this time, unless it is later already."""
+        self.end_ns = max(self.end_ns, now_ns)
+
+    def gradients_cleared(self) -> bool:
+        """Returns whether the gradients that the step's backwards left are gone or zero again."""
+        return all(each.is_cleared() for each in self.evidence)
+
+    def is_running(self) -> bool:
+        """Returns whether a call in the step still runs on any thread."""
+        return not all(segment.is_closed for segment in self.segments)
+
+    def is_waiting(self) -> bool:
+        """Returns whether a graph made in the step lives, so that a later backward may still reach it."""
+        return not self.settled and any(segment.has_graph() for segment in self.segments)
+
+    def move_ops(self, new: "Step") -> None:
+        """Moves the ops that ran since a new step began to that step."""
+        new.ops += [batch for batch in self.ops if batch.start_ns >= new.start_ns]
+        self.ops = [batch for batch in self.ops if batch.start_ns < new.start_ns]
+
+    def append(self, step: "Step") -> None:
+        """Takes over all that ran in a later step."""
+        self.segments += step.segments
+        step.segments = []  # `StepFollower` looks for the step of such a segment again
+        self.backwards += step.backwards
+        self.optimizer_steps += step.optimizer_steps
+        self.scalars += step.scalars
+        self.folded.update(step.folded)
+        self.entered |= step.entered
+        self.roots += step.roots
+        self.went_backward |= step.went_backward
+        self.goes_on |= step.goes_on
+        self.accumulated |= step.accumulated
+        self.stepped |= step.stepped
+        self.asked_for = max(self.asked_for, step.asked_for)
+        self.worked_ns = max(self.worked_ns, step.worked_ns)
+        self.evidence += step.evidence
+        self.values += step.values
+        self.ops += step.ops
+        self.saved += step.saved
+        self.touch(step.end_ns)
