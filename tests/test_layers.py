@@ -41,15 +41,16 @@ MAY_IMPORT = {
     "analysis": _GROUND | {"recording"},
     "replay": _GROUND | {"recording", "measure", "collect", "store", "torch_internals"},
     "views": _GROUND | {"recording", "analysis"},
-    "model_graph": _ENGINE,
+    "model_graph": _GROUND | {"recording", "analysis", "views"},
+    "make_graph": _GROUND | {"recording", "analysis", "store", "replay", "model_graph"},
     "answers": _GROUND | {"analysis", "views"},
-    "face": _ENGINE | {"model_graph", "answers"},
+    "face": _ENGINE | {"model_graph", "make_graph", "answers"},
     "live": _ENGINE | {"face"},
     "tensor_tracker": _ENGINE | {"face"},
-    "cli": _ENGINE | {"face", "live", "model_graph", "__init__"},
-    "integrations": _ENGINE | {"face", "live", "model_graph", "__init__"},
+    "cli": _ENGINE | {"face", "live", "model_graph", "make_graph", "__init__"},
+    "integrations": _ENGINE | {"face", "live", "model_graph", "make_graph", "__init__"},
     "__main__": {"cli"},
-    "__init__": _ENGINE | {"face", "live", "model_graph", "tensor_tracker"},
+    "__init__": _ENGINE | {"face", "live", "model_graph", "make_graph", "tensor_tracker"},
 }
 
 #: What each package inside a layer may import of that layer besides itself and the files that lie in the layer's own

@@ -11,7 +11,8 @@ from builders import RecordingBuilder
 from helpers.programs import needs_program
 from helpers.typed_steps import begin_net, given_to, record_training, run_op
 from modtrace import ModtraceError
-from modtrace.model_graph import ModelGraph, graph_of
+from modtrace.make_graph import graph_of
+from modtrace.model_graph import ModelGraph
 from modtrace.views.dot.style import GraphStyle
 
 

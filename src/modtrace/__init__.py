@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from .errors import ModtraceError, ModtraceWarning
     from .face import Recording, open_recording
     from .live import LiveRecording, record
-    from .model_graph import ModelGraph, graph
+    from .make_graph import graph
+    from .model_graph import ModelGraph
     from .recording.options.capture import Capture
     from .recording.options.op_options import Ops
     from .recording.options.tensor_options import TensorOptions
@@ -39,7 +40,7 @@ _HOMES = {
     "OutOfBand": "recording.triggers.triggers",
     "Recording": "face",
     "TensorOptions": "recording.options.tensor_options",
-    "graph": "model_graph",
+    "graph": "make_graph",
     "open_recording": "face",
     "record": "live",
     "track": "collect.stash.tracker",

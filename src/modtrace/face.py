@@ -31,7 +31,8 @@ from .answers import (
     ShownRecomputeCheck,
     shown,
 )
-from .model_graph import ModelGraph, graph_of
+from .make_graph import graph_of
+from .model_graph import ModelGraph
 from .optional import require
 from .recording.meta import HELD, Note, RunMeta
 from .recording.options.capture import Patterns

@@ -8,7 +8,8 @@ import torch
 
 import modtrace
 from helpers.architectures import ARCHITECTURES
-from modtrace.model_graph import ModelGraph, graph_of
+from modtrace.make_graph import graph_of
+from modtrace.model_graph import ModelGraph
 
 pytest.importorskip("transformers")
 

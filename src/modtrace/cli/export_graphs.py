@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from ..analysis.graph_view.records import GraphView
-from ..model_graph import ModelGraph, graph_of
+from ..make_graph import graph_of
+from ..model_graph import ModelGraph
 from ..recording.protocols import RecordingData
 from ..views.formats import graphml, model_explorer
 from .export_formats import ExportOptions

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from ..model_graph import ModelGraph, graph_of
+from ..make_graph import graph_of
+from ..model_graph import ModelGraph
 from ..recording.phase import PHASES
 from ..recording.protocols import RecordingData
 from ..views.common.columns import printable

@@ -1,0 +1,84 @@
+"""The function that makes a graph: of one call of a model, or of a step of a recording."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from .analysis.graph.build import build_graph
+from .analysis.step.missing_rows import require_ops
+from .model_graph import Choice, ModelGraph
+from .optional import require
+from .recording.protocols import RecordingData
+from .store.reader import FolderReader
+
+#: Characters of what is no model that an error shows.
+_SHOWN_OF_SUBJECT = 60
+
+
+def graph_of(data: RecordingData, step: int | None = None) -> ModelGraph:
+    """Returns the graph of one step of a recording.
+
+    Raises:
+        ValueError: there is no such step.
+        NothingRecordedError: ops were to be recorded, and those of the step are missing.
+    """
+    graph = build_graph(data, step=step)
+    if graph.step is not None and data.meta.marks and data.meta.options.get("ops"):
+        require_ops(data, graph.step.step)
+    # The step is kept by its number: the last step of a live recording is another one soon.
+    return ModelGraph(data, Choice(step=graph.step.step if graph.step else step), graph)
+
+
+def graph(
+    subject: Any, /, *args: Any, input_shapes: Sequence[Any] | None = None, **kwargs: Any
+) -> ModelGraph:
+    """Returns the execution graph of one call of a model, or of a step of a recording.
+
+        modtrace.graph(model, images).collapse(depth=2).write_svg("model.svg")
+        modtrace.graph(model, input_shapes=[(1, 3, 224, 224)])
+        modtrace.graph("run.modtrace", step=3)
+
+    The model is left unchanged: its parameters, buffers, gradients, mode, device and hooks, the random generators, and
+    the arguments. Other objects that it holds may change, such as a cache in an attribute. It runs in the caller's grad
+    mode, and a recording that is running sees the call too.
+
+    Args:
+        subject: a `torch.nn.Module`, a `Recording`, or the path of one.
+        args: the positional arguments of the model.
+        input_shapes: in place of `args`, a shape, or `(shape, dtype)`, for each argument, which is filled with random
+            numbers.
+        kwargs: the keyword arguments of the model; for a recording `step=`.
+
+    Raises:
+        TypeError: `subject` is something else, or both arguments and `input_shapes` are given.
+        ValueError: a shape cannot be read, or the recording has no such step.
+        MissingLibraryError: torch is not installed, and `subject` is a model.
+    """
+    is_recording = hasattr(getattr(subject, "data", None), "table")
+    if isinstance(subject, (str, os.PathLike)) or (is_recording and not callable(subject)):
+        return _graph_of_recording(subject, args, input_shapes, kwargs)
+    if not callable(subject):
+        raise TypeError(f"graph({_short(subject)}): give a torch.nn.Module, a recording, or the path of one")
+    require("torch", "modtrace.graph() of a model")
+    from .replay.one_call import make_inputs, record_call
+
+    if input_shapes is not None:
+        if args:
+            raise TypeError("graph(): give the arguments of the model or input_shapes, not both")
+        args = make_inputs(subject, input_shapes)
+    return graph_of(record_call(subject, args, kwargs))
+
+
+def _graph_of_recording(
+    subject: Any, args: Sequence[Any], input_shapes: object, options: dict[str, Any]
+) -> ModelGraph:
+    step = options.pop("step", None)
+    if args or options or input_shapes is not None:
+        raise TypeError("graph(): a recording is not called; only step= can be given with it")
+    data = FolderReader(subject) if isinstance(subject, (str, os.PathLike)) else subject.data
+    return graph_of(data, step)
+
+
+def _short(subject: object) -> str:
+    text = repr(subject)
+    return text if len(text) <= _SHOWN_OF_SUBJECT else f"{text[:_SHOWN_OF_SUBJECT]}..."
