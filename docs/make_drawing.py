@@ -19,6 +19,7 @@ DRAWING = PROJECT / "docs" / "packages.svg"
 ABOUT = {
     "cli": "the command line",
     "live": "record()",
+    "record_options": "what record() was asked for",
     "face": "what is asked of a recording",
     "answers": "print and notebooks",
     "tensor_tracker": "tensor_tracker's names",

@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,17 +13,17 @@ from .analysis.values.nonfinite import NonFinite
 from .errors import MisuseError, ModtraceError, ModtraceWarning, NothingRecordedError
 from .face import Recording
 from .optional import require
+from .record_options import RecordOptions, check_choices, checked_tensors
 from .recording.failure_reporter import describe
 from .recording.in_memory.recording import MemoryRecording
 from .recording.meta import HELD, Note, RunMeta
 from .recording.options.capture import STATS, Capture, Patterns, to_captures
-from .recording.options.capture import to_json as captures_to_json
 from .recording.options.op_options import Ops, to_ops
-from .recording.options.step_range import StepRange, to_step_range
+from .recording.options.step_range import to_step_range
 from .recording.options.tensor_options import TensorOptions
 from .recording.protocols import RecordingData, Sink
 from .recording.suggestions import count_of
-from .recording.triggers.triggers import Trigger, check_keep_last, paths_of, to_triggers
+from .recording.triggers.triggers import Trigger, check_keep_last, to_triggers
 from .store.reader import FolderReader
 from .store.writer import FolderWriter
 from .surface import choose_words
@@ -297,33 +297,6 @@ class LiveRecording(Recording):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordOptions:
-    """The checked arguments of `record()`."""
-
-    steps: StepRange
-    backward_times: bool
-    values: tuple[Capture, ...]  # empty: no values
-    ops: Ops | None  # None: no ops
-    overwrite: bool
-    strict: bool
-    max_bytes: int
-    keep_last: int | None
-    tensors: TensorOptions
-    triggers: tuple[Trigger, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the options that determine the contents of the recording."""
-        return {
-            "steps": str(self.steps),
-            "backward_times": self.backward_times,
-            "ops": None if self.ops is None else asdict(self.ops),
-            **captures_to_json(self.values),
-            **({} if self.keep_last is None else {"keep_last": self.keep_last}),
-            **({"triggers": [repr(each) for each in self.triggers]} if self.triggers else {}),
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
 class Progress:
     """The extent of a recording so far."""
 
@@ -393,22 +366,14 @@ def record(
         RecordingExistsError: on entering, if `to` exists already.
     """
     require("torch", choose_words(python="modtrace.record()", command_line="modtrace record"))
-    from .collect.names.given_models import check_patterns, check_types, roots_of
+    from .collect.names.given_models import roots_of
 
     roots_of(model)
     wanted_ops = to_ops(ops)
     captures = to_captures(values, include, exclude, ops=wanted_ops is not None)
     check_keep_last(keep_last)
     watched = to_triggers(triggers, keep_last=keep_last, captures=captures)
-    for paths in (*(each.paths for each in captures), *paths_of(watched)):
-        check_patterns(paths, model)
-    for capture in captures:
-        check_types(capture.types, model)
-        if capture.on_trigger and not watched:
-            waits, how = f"on_trigger={capture.on_trigger}", "give record(triggers=...) or keep_last="
-            waits = choose_words(python=f"Capture({waits})", command_line=f"--capture {waits}")
-            how = choose_words(python=how, command_line="give --keep-last")
-            raise ValueError(f"{waits} waits for a trigger: {how}")
+    check_choices(captures, watched, model)
     if max_bytes <= 0:
         raise ValueError(f"max_bytes={max_bytes!r}: give a positive number of bytes")
     options = RecordOptions(
@@ -421,12 +386,6 @@ def record(
         max_bytes=max_bytes,
         keep_last=keep_last,
         triggers=watched,
-        tensors=_checked(tensors),
+        tensors=checked_tensors(tensors),
     )
     return LiveRecording(model, to, options)
-
-
-def _checked(tensors: TensorOptions | None) -> TensorOptions:
-    if tensors is not None and not isinstance(tensors, TensorOptions):
-        raise TypeError(f"tensors={tensors!r}: give modtrace.TensorOptions(...)")
-    return tensors or TensorOptions()

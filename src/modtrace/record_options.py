@@ -1,0 +1,62 @@
+"""What `record()` was asked for, and the checks of it that take several arguments."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .recording.options.capture import Capture
+from .recording.options.capture import to_json as captures_to_json
+from .recording.options.op_options import Ops
+from .recording.options.step_range import StepRange
+from .recording.options.tensor_options import TensorOptions
+from .recording.triggers.triggers import Trigger, paths_of
+from .surface import choose_words
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions:
+    """The checked arguments of `record()`."""
+
+    steps: StepRange
+    backward_times: bool
+    values: tuple[Capture, ...]  # empty: no values
+    ops: Ops | None  # None: no ops
+    overwrite: bool
+    strict: bool
+    max_bytes: int
+    keep_last: int | None
+    tensors: TensorOptions
+    triggers: tuple[Trigger, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the options that determine the contents of the recording."""
+        return {
+            "steps": str(self.steps),
+            "backward_times": self.backward_times,
+            "ops": None if self.ops is None else asdict(self.ops),
+            **captures_to_json(self.values),
+            **({} if self.keep_last is None else {"keep_last": self.keep_last}),
+            **({"triggers": [repr(each) for each in self.triggers]} if self.triggers else {}),
+        }
+
+
+def check_choices(captures: Sequence[Capture], watched: Sequence[Trigger], model: object) -> None:
+    """Raises ValueError if a pattern matches nothing in the model, or a capture waits for no trigger."""
+    from .collect.names.given_models import check_patterns, check_types
+
+    for paths in (*(each.paths for each in captures), *paths_of(watched)):
+        check_patterns(paths, model)
+    for capture in captures:
+        check_types(capture.types, model)
+        if capture.on_trigger and not watched:
+            waits, how = f"on_trigger={capture.on_trigger}", "give record(triggers=...) or keep_last="
+            waits = choose_words(python=f"Capture({waits})", command_line=f"--capture {waits}")
+            how = choose_words(python=how, command_line="give --keep-last")
+            raise ValueError(f"{waits} waits for a trigger: {how}")
+
+
+def checked_tensors(tensors: TensorOptions | None) -> TensorOptions:
+    """Returns the options of whole tensors, or the default ones; raises TypeError for something else."""
+    if tensors is not None and not isinstance(tensors, TensorOptions):
+        raise TypeError(f"tensors={tensors!r}: give modtrace.TensorOptions(...)")
+    return tensors or TensorOptions()
