@@ -8,7 +8,7 @@ from torch import nn
 
 import modtrace
 from helpers.stat_rows import names, rows
-from modtrace.collect.recorder.recorder import Recorder
+from modtrace.collect.recorder.ready_steps import ReadySteps
 
 
 def record(model: object = None, **options: object) -> modtrace.LiveRecording:
@@ -24,7 +24,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def test_interrupt_while_an_outermost_call_begins_costs_that_call_alone(monkeypatch):
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    opened, original = itertools.count(), Recorder._settle
+    opened, original = itertools.count(), ReadySteps.settle
 
     def settle(self):
         if next(opened) == 20:
@@ -32,7 +32,7 @@ def test_interrupt_while_an_outermost_call_begins_costs_that_call_alone(monkeypa
         original(self)
 
     with modtrace.record(model) as rec:
-        monkeypatch.setattr(Recorder, "_settle", settle)
+        monkeypatch.setattr(ReadySteps, "settle", settle)
         interrupted = 0
         for _ in range(30):
             try:

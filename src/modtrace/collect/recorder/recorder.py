@@ -29,7 +29,8 @@ from ..steps.step_rows import to_scalar
 from ..values.recorder import ValueRecorder
 from ..values.sites import SiteIds
 from .flush_timer import FlushTimer
-from .row_writer import RowWriter, StepHolder, let_go
+from .ready_steps import ReadySteps
+from .row_writer import RowWriter, StepHolder
 from .trigger_signals import SignalWatch
 
 
@@ -61,13 +62,10 @@ class Recorder(Listener):
         self._tracker: ScopeTracker | None = None
         self._finder = StepFinder()
         self._running: dict[Segment, Step] = {}
-        self._ready: list[Step] = []
-        self._ready_samples = 0
         self._lock = threading.RLock()  # over the events of the tracker
         self._writing = threading.RLock()  # over the sink; taken before the other
         self._active = False
         self._is_forked = False  # a forked child records nothing, and takes no lock
-        self.steps_ended = 0
         self._flight_recorder = flight_recorder
         self._reporter = FailureReporter(sink, self._writing, strict=strict, step=lambda: self.steps_ended)
         self._sites = SiteIds()
@@ -79,6 +77,7 @@ class Recorder(Listener):
             numbers=self._numbers_of,
             fired=lambda: self.last_fired_step,
         )
+        self._ready = ReadySteps(self._finder, self._values, self._reporter, steps)
         self._writer = RowWriter(
             sink, self._reporter, self._values, flight_recorder, with_backward=self.wants_backward_events
         )
@@ -90,6 +89,11 @@ class Recorder(Listener):
         )
 
     # The user's side.
+
+    @property
+    def steps_ended(self) -> int:
+        """The number of steps that have ended, whether they are recorded or not."""
+        return self._ready.ended
 
     @property
     def last_fired_step(self) -> int | None:
@@ -174,7 +178,7 @@ class Recorder(Listener):
         with self._lock:
             self._take_ops(self._finder.current)
             self._finder.end_step()
-            self._settle()
+            self._ready.settle()
         self._look_at_ended()
 
     def fire(self, kind: str, reason: str, *, with_open: bool = False) -> None:
@@ -221,8 +225,8 @@ class Recorder(Listener):
             first = self.steps_ended
             try:
                 with self._lock:
-                    self._settle()
-                    ready, self._ready, self._ready_samples = self._ready, [], 0
+                    self._ready.settle()
+                    ready = self._ready.take()
                     first = next((step.number for step in ready if step.number is not None), first)
                     if self._flight_recorder is None or force:
                         self._timer.taken()
@@ -261,7 +265,7 @@ class Recorder(Listener):
             step = self._running[segment] = self._finder.enter(segment, in_step, now_ns)
             if self._ops is not None:
                 self._ops.join_early(step)
-            self._settle()
+            self._ready.settle()
         if self._look_at_ended() and step.start_ns == now_ns:
             step.start_ns = time.perf_counter_ns()  # looking at the one before is not its time
         if not self._values.is_measuring and self._ops is None:
@@ -329,31 +333,6 @@ class Recorder(Listener):
 
     # Writing.
 
-    def _settle(self) -> None:
-        """Takes the steps that have ended."""
-        ended = self._finder.take_ended()
-        if not ended:
-            return
-        first = self.steps_ended
-        try:
-            self._values.take_backward(ended[-1], None)
-            self._values.settle_kept()
-            for step in ended:
-                self._settle_step(step)
-        except (KeyboardInterrupt, SystemExit) as error:  # raised by the handler of a signal
-            self._reporter.interrupted(error, first)
-            raise
-
-    def _settle_step(self, step: Step) -> None:
-        self.steps_ended += 1
-        self._values.take_segments(step)
-        if step.number in self._selected:
-            self._ready.append(step)
-            self._ready_samples += sum(len(measured.sites) for measured in step.values)
-            self._ready_samples += sum(len(batch) for batch in step.ops)
-        else:
-            let_go(step)
-
     def _flush_late(self) -> None:
         """Writes ended steps; called by the thread of `FlushTimer`."""
         # With a flight recorder the step's end itself has written, and only the files are still to be flushed.
@@ -369,7 +348,7 @@ class Recorder(Listener):
             self._timer.run(self.flush)
             self._signals.act()
             return True
-        return bool(self._ready) and self._write_if_due()
+        return bool(self._ready.steps) and self._write_if_due()
 
     def _write_if_due(self) -> bool:
         """Writes the steps that have ended, or leaves them to the timer. Returns whether it has written.
@@ -384,8 +363,8 @@ class Recorder(Listener):
             self._timer.run(self.flush)
             return True
         with self._lock:
-            if self._ready:
-                self._timer.tell(self._ready_samples)
+            if self._ready.steps:
+                self._timer.tell(self._ready.samples)
         return False
 
     def _write(self, steps: list[Step], *, force: bool = False) -> None:

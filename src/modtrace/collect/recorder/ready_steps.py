@@ -1,0 +1,53 @@
+"""Collects the steps that have ended until they are written."""
+
+from ...recording.failure_reporter import FailureReporter
+from ...recording.options.step_range import StepRange
+from ..steps.finder import StepFinder
+from ..steps.step import Step
+from ..values.recorder import ValueRecorder
+from .row_writer import let_go
+
+
+class ReadySteps:
+    """The steps to record that have ended and are not written yet. Callers hold the lock of the tracker's events."""
+
+    def __init__(
+        self, finder: StepFinder, values: ValueRecorder, reporter: FailureReporter, selected: StepRange
+    ) -> None:
+        self.steps: list[Step] = []
+        self.samples = 0  # their measurements and ops
+        self.ended = 0  # steps so far, those that are not selected included
+        self._finder = finder
+        self._values = values
+        self._reporter = reporter
+        self._selected = selected
+
+    def settle(self) -> None:
+        """Takes the steps that have ended since this was last called."""
+        ended = self._finder.take_ended()
+        if not ended:
+            return
+        first = self.ended
+        try:
+            self._values.take_backward(ended[-1], None)
+            self._values.settle_kept()
+            for step in ended:
+                self._settle_step(step)
+        except (KeyboardInterrupt, SystemExit) as error:  # raised by the handler of a signal
+            self._reporter.interrupted(error, first)
+            raise
+
+    def _settle_step(self, step: Step) -> None:
+        self.ended += 1
+        self._values.take_segments(step)
+        if step.number in self._selected:
+            self.steps.append(step)
+            self.samples += sum(len(measured.sites) for measured in step.values)
+            self.samples += sum(len(batch) for batch in step.ops)
+        else:
+            let_go(step)
+
+    def take(self) -> list[Step]:
+        """Returns the steps, of which none is kept."""
+        steps, self.steps, self.samples = self.steps, [], 0
+        return steps
