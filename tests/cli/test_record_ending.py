@@ -151,7 +151,7 @@ def test_processes_that_may_have_trained_are_counted_and_others_are_not(tmp_path
     done = run(tmp_path, "record", "train.py", script=script)
     assert closing_line(done) == (
         "modtrace: recorded nothing; no module was called in this process; "
-        "not recorded: 4 Python processes that it started."
+        "not recorded: 4 Python processes that it started. train.modtrace is empty and can be deleted."
     )
 
 

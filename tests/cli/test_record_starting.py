@@ -109,3 +109,16 @@ def test_program_runs_unrecorded_where_modtrace_fails(tmp_path: Path, what: str,
         "modtrace: recorded nothing; modtrace failed when it began to record: ZeroDivisionError: no luck."
     ]
     assert [each.name for each in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_error_in_the_middle_names_no_argument_of_python_on_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    code = (
+        "from unittest import mock\nfrom modtrace.cli.main import main\n"
+        "what = 'modtrace.collect.recorder.row_writer.call_columns'\n"
+        "with mock.patch(what, side_effect=ZeroDivisionError('no luck')): main()"
+    )
+    command = [sys.executable, "-c", code, "record", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    [warned] = [line for line in done.stderr.splitlines() if "modtrace met an internal error" in line]
+    assert warned.endswith("the run goes on (ZeroDivisionError: no luck). Please report it.")

@@ -206,7 +206,7 @@ def test_launcher_that_is_recorded_itself_says_that_its_ranks_are_not(tmp_path: 
     done = run((*RECORD, "-m", *TORCHRUN[2:]), tmp_path, "ddp.py", "recorded")
     assert said_at_the_end(done) == [
         "modtrace: recorded nothing; no module was called in this process; "
-        "not recorded: 2 Python processes that it started."
+        "not recorded: 2 Python processes that it started. recorded is empty and can be deleted."
     ]
 
 

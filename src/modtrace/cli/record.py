@@ -271,9 +271,13 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded) -> Iterator
     if started:
         missing.append(f"not recorded: {count_of(started, 'Python process', plural='es')} that it started")
     said = "; ".join([_describe_kept(recording.progress, kept, "keep_last" in meta.options), *missing])
-    yield (
-        f"{said}. Look at it with: modtrace show {shlex.quote(str(recording.path))}" if calls else f"{said}."
-    )
+    place = shlex.quote(str(recording.path))
+    if calls:
+        yield f"{said}. Look at it with: modtrace show {place}"
+    elif not recording.progress.rows and os.path.exists(recording.path):
+        yield f"{said}. {place} is empty and can be deleted."
+    else:
+        yield f"{said}."
 
 
 def _say_why_nothing(ran: int, chosen: str | None) -> str:

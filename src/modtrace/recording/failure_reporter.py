@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..errors import ModtraceWarning
+from ..surface import choose_words
 from .protocols import Sink
 
 
@@ -31,6 +32,8 @@ class FailureReporter:
             step: returns the number of the running step.
         """
         self.strict = strict
+        # Chosen now: while `modtrace record` runs a program, messages are in the words of Python.
+        self._how_to_raise = choose_words(python="record(strict=True)", command_line="")
         self._sink = sink
         self._writing = writing
         self._step = step
@@ -50,7 +53,7 @@ class FailureReporter:
         self._mark(f"incomplete from step {self._step()}: modtrace failed at {where}: {describe(error)}")
         if not self.strict:
             text = f"{where}: modtrace met an internal error and stopped recording; the run goes on"
-            warn_of_error(text, error, strict="record(strict=True)")
+            warn_of_error(text, error, strict=self._how_to_raise)
 
     def ops_failed(self, error: Exception, where: str) -> None:
         """Reports that ops cannot be recorded. Calls are still recorded."""
@@ -63,7 +66,7 @@ class FailureReporter:
             f"{where}: modtrace met an internal error and records no more ops; "
             "the run and the recording of calls go on"
         )
-        warn_of_error(text, error, strict="record(strict=True)")
+        warn_of_error(text, error, strict=self._how_to_raise)
 
     def ops_missed(self) -> None:
         """Reports that ops run unseen, because torch has removed our mode or it cannot be below the user's.
@@ -83,7 +86,7 @@ class FailureReporter:
             f"{where}: modtrace met an internal error and measures no more values; "
             "the run and the recording of calls go on"
         )
-        warn_of_error(text, error, strict="record(strict=True)")
+        warn_of_error(text, error, strict=self._how_to_raise)
 
     def user_raised(self, what: str, error: Exception) -> None:
         """Reports that a function of the user's has raised. The lock over the tracker's events may be held."""
@@ -129,8 +132,11 @@ class FailureReporter:
 
 
 def warn_of_error(text: str, error: Exception, *, strict: str) -> None:
-    """Warns of an internal error: what has stopped, and what goes on; `strict` is what raises the error instead."""
-    advice = f"({describe(error)}). Please report it; {strict} raises it."
+    """Warns of an internal error: what has stopped, and what goes on.
+
+    `strict` is what raises the error instead; "" if nothing does on this surface.
+    """
+    advice = f"({describe(error)}). Please report it{f'; {strict} raises it' if strict else ''}."
     warnings.warn(" ".join((text, advice)), ModtraceWarning, stacklevel=4)
 
 

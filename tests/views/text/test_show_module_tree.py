@@ -438,3 +438,9 @@ def test_chain_of_5000_modules_is_rendered_without_overflow() -> None:
     assert len(lines) == 5002
     assert lines[31].startswith(" " * 87 + "└─ m31")
     assert lines[-1].startswith("(5000) " + " " * 90 + "└─ deepest")
+
+
+def test_table_of_types_keeps_its_types_on_a_narrow_terminal() -> None:
+    table = render_module_tree(gpt(6), width=30).split("\n\n")[2]
+    titles = table.splitlines()[0].split()
+    assert titles == ["type", "modules", "forward"]

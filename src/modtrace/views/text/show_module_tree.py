@@ -76,13 +76,18 @@ def render_module_tree(
         tables.append(_tree_columns(roots, tree, depth, slots))
     if tree.roots and types:
         tables.append(_type_columns(build_type_table(tree), tree))
-    fitted = [fit_columns(each, width, _DISPENSABLE) for each in tables]
+    fitted = [_fit(each, width) for each in tables]
     parts = [
         render_lines(_headline(tree, run), color=color, width=width),
         *(render_fitted(each, width=width, color=color) for each in fitted),
         render_lines(_rest(tree, fitted), color=color, width=width),
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _fit(columns: Sequence[Column], width: int | None) -> FittedColumns:
+    """Returns the columns that fit. The first one stays: it says what a row is about."""
+    return fit_columns(columns, width, [title for title in _DISPENSABLE if title != columns[0].title])
 
 
 def _headline(tree: ModuleTree, run: str | None) -> list[Text]:
