@@ -291,10 +291,12 @@ def test_nan_in_any_step_is_said_in_front_with_what_tells_more(
 def test_columns_that_are_left_out_are_named_and_not_explained() -> None:
     text = render_module_tree(gpt_with_values(), types=False, width=80)
     assert text.split("\n\n")[1].endswith(
-        "left out at a width of 80: self, %, params, out rms, out max, grad rms, grad\n"
-        "  max, grad/param (a width of 146 shows all, and so does | less -S)"
+        "left out at a width of 80: self, %, out max, grad rms, grad max, grad/param (a\n"
+        "  width of 134 shows all, and so does | less -S)"
     )
-    assert text.split("\n\n")[2] == ("optimizer         6.50ms    3.3%\noutside modules   4.00ms    2.0%\n")
+    assert text.split("\n\n")[2] == (
+        "optimizer         6.50ms    3.3%\noutside modules   4.00ms    2.0%\nout: outputs, all calls and slots merged\n"
+    )
     whole = render_module_tree(gpt_with_values(), types=False, width=146)
     assert whole == render_module_tree(gpt_with_values(), types=False)
     assert max(map(len, whole.splitlines())) == 146
@@ -413,8 +415,8 @@ def test_columns_are_left_out_where_the_width_does_not_suffice() -> None:
     everything = ["module", "type", "calls", "forward", "self", "%", "backward", "self", "%", "params"]
     assert titles(None) == everything
     assert titles(130) == everything
-    assert titles(110) == ["module", "type", "calls", "forward", "%", "backward", "%", "params"]
-    assert titles(85) == ["module", "calls", "forward", "backward"]
+    assert titles(100) == ["module", "type", "calls", "forward", "%", "backward", "%", "params"]
+    assert titles(70) == ["module", "calls", "forward", "backward"]
     assert titles(10) == ["module", "forward"]
 
 
@@ -425,7 +427,7 @@ def test_values_are_left_out_after_shares_and_before_everything_else() -> None:
 
     assert titles(160) == "  out rms  out max  grad rms  grad max  grad/param"
     assert titles(121) == "  out rms  out max  grad rms  grad max  grad/param"
-    assert titles(105) == "  out rms  grad rms  grad/param"
+    assert titles(100) == "  out rms  grad rms  grad/param"
     assert titles(80) == "  out rms"
 
 
@@ -444,3 +446,25 @@ def test_table_of_types_keeps_its_types_on_a_narrow_terminal() -> None:
     table = render_module_tree(gpt(6), width=30).split("\n\n")[2]
     titles = table.splitlines()[0].split()
     assert titles == ["type", "modules", "forward"]
+
+
+def test_notes_stand_below_their_modules_where_columns_would_be_left_out_for_them() -> None:
+    counts = (
+        NonFiniteCount(kind="output", nan_count=1, inf_count=0),
+        NonFiniteCount(kind="gradient", nan_count=2, inf_count=0),
+    )
+    values = ValueSummary(nonfinite=counts)
+    of_net = tree(node("Net", "Net", times(2, 14_000), path="", values=values))
+    beside = render_module_tree(of_net, types=False).split("\n\n")[1]
+    assert beside == (
+        "module  type  calls  forward    self     %\n"
+        "Net     Net       2   14.0ms  14.0ms  7.0%  output: 1 NaN\n"
+        "                                            gradient: 2 NaN"
+    )
+    below = render_module_tree(of_net, types=False, width=55).split("\n\n")[1]
+    assert below == (
+        "module              type  calls  forward    self     %\n"
+        "Net                 Net       2   14.0ms  14.0ms  7.0%\n"
+        "   output: 1 NaN\n"
+        "   gradient: 2 NaN"
+    )

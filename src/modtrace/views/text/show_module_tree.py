@@ -70,13 +70,16 @@ def render_module_tree(
             if that does not suffice, lines are longer. None: as wide as it gets.
         color: whether the text is styled for a terminal, or in which markup it is written.
     """
-    tables: list[Sequence[Column]] = []
+    fitted: list[FittedColumns] = []
     if tree.roots:
         roots = _sort((fold_tree(tree) if fold else tree).roots, sort)
-        tables.append(_tree_columns(roots, tree, depth, slots))
+        lines = list(draw_lines(roots, depth))
+        places = [_fit(_tree_columns(lines, tree, slots, below), width) for below in (False, True)]
+        fitted.append(
+            min(places, key=lambda each: len(each.left_out))
+        )  # notes stand beside a module if they can
     if tree.roots and types:
-        tables.append(_type_columns(build_type_table(tree), tree))
-    fitted = [_fit(each, width) for each in tables]
+        fitted.append(_fit(_type_columns(build_type_table(tree), tree), width))
     parts = [
         render_lines(_headline(tree, run), color=color, width=width),
         *(render_fitted(each, width=width, color=color) for each in fitted),
@@ -149,22 +152,22 @@ _NO_NOTE = Text()
 
 @dataclass(frozen=True)
 class _Row:
-    """A line of the table: a node, a further note on it, the shortest or longest of what it stands for, or a slot.
+    """A line of the table: a node, a note on it, the shortest or longest of what it stands for, or a slot.
+
+    A note stands in the last column, or below its node in the first, where it takes no width from the numbers.
 
     Behind listed siblings comes a heading over what is inside them; its numbers would say theirs again.
     """
 
     guides: str
     node: ModuleNode
-    shows: Literal["node", "note", "heading", "shortest", "longest", "slot"]
+    shows: Literal["node", "note", "note below", "heading", "shortest", "longest", "slot"]
     slot: SlotValues | None = None
     note: Text = _NO_NOTE
 
 
-def _tree_columns(
-    roots: Sequence[ModuleNode], tree: ModuleTree, depth: int | None, slots: bool
-) -> list[Column]:
-    rows = [row for line in draw_lines(roots, depth) for row in _rows_of(line, slots)]
+def _tree_columns(lines: Sequence[TreeLine], tree: ModuleTree, slots: bool, below: bool) -> list[Column]:
+    rows = [row for line in lines for row in _rows_of(line, slots, below)]
     columns = [
         Column("module", [_label_cell(row) for row in rows], right=False),
         Column("type", [_cell(row, printable(row.node.type)) for row in rows], right=False),
@@ -175,7 +178,7 @@ def _tree_columns(
     columns += [
         Column("params", [_cell(row, _format_parameters(row.node)) for row in rows]),
         *value_columns([_values_of(row) for row in rows]),
-        Column("", [row.note for row in rows], right=False),
+        Column("", [_NO_NOTE if row.shows == "note below" else row.note for row in rows], right=False),
     ]
     return [column for column in columns if any(column.cells)]
 
@@ -185,14 +188,15 @@ def _phases(tree: ModuleTree) -> list[str]:
     return [phase for phase in MODULE_PHASES if tree.phase(phase).calls]
 
 
-def _rows_of(line: TreeLine, slots: bool) -> Iterator[_Row]:
+def _rows_of(line: TreeLine, slots: bool, below: bool) -> Iterator[_Row]:
     if line.node.role == "inside":
         yield _Row(line.guides, line.node, "heading")
         return
-    first, *more = _notes(line.node) or [_NO_NOTE]
-    yield _Row(line.guides, line.node, "node", note=first)
-    for note in more:
-        yield _Row(line.below_guides, line.node, "note", note=note)
+    notes = _notes(line.node)
+    beside = _NO_NOTE if below or not notes else notes.pop(0)
+    yield _Row(line.guides, line.node, "node", note=beside)
+    for note in notes:
+        yield _Row(line.below_guides, line.node, "note below" if below else "note", note=note)
     if line.node.role == "folded":
         yield _Row(line.below_guides, line.node, "shortest")
         yield _Row(line.below_guides, line.node, "longest")
@@ -206,6 +210,8 @@ def _label_cell(row: _Row) -> Text:
         return Text(f"{row.guides}inside {label}, summed", "dim")
     if row.slot is not None:
         return Text(f"{row.guides}{printable(row.slot.slot)}", "dim")
+    if row.shows == "note below":
+        return Text.join([Text(row.guides, "dim"), row.note])
     if row.shows != "node":
         return Text(row.guides + ("" if row.shows == "note" else row.shows), "dim")
     times = f" x{row.node.count}" if row.node.count > 1 else ""
