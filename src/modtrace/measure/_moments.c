@@ -186,6 +186,20 @@ static void measure_halves(const uint16_t *source, Py_ssize_t count, int kind, S
     }
 }
 
+/* Returns the index of the first NaN or infinite number, which there is. Its exponent has all bits set. */
+NEVER_INLINED static Py_ssize_t find_nonfinite(const void *source, int kind) {
+    Py_ssize_t at = 0;
+    if (kind == FLOAT64)
+        while ((((const uint64_t *)source)[at] & 0x7FF0000000000000) != 0x7FF0000000000000) at++;
+    else if (kind == FLOAT32)
+        while ((((const uint32_t *)source)[at] & 0x7F800000) != 0x7F800000) at++;
+    else {
+        uint16_t exponent = kind == BFLOAT16 ? 0x7F80 : 0x7C00;
+        while ((((const uint16_t *)source)[at] & exponent) != exponent) at++;
+    }
+    return at;
+}
+
 static void finish(Statistics *found, double count, double repeats) {
     if (count == 0 || found->nans > 0) found->low = found->high = NAN;
     if (found->nans > 0) found->sum = found->sumsq = NAN;
@@ -232,13 +246,15 @@ static PyObject *measure_into(PyObject *Py_UNUSED(module), PyObject *const *args
         measure_undisturbed(source, count, (int)kind, &found);
     finish(&found, (double)count, repeats);
     memcpy(row, &found, sizeof found);
-    Py_RETURN_NONE;
+    if (found.nans == 0 && found.infs == 0) Py_RETURN_FALSE;
+    row[sizeof found / sizeof *row] = (double)find_nonfinite(source, (int)kind);
+    Py_RETURN_TRUE;
 }
 
 static PyMethodDef methods[] = {
     {"measure_into", (PyCFunction)(void (*)(void))measure_into, METH_FASTCALL,
-     "measure_into(address, count, repeats, kind, row_address): writes 7 doubles; kind: 0 float32, 1 bfloat16, "
-     "2 float16, 3 float64."},
+     "measure_into(address, count, repeats, kind, row_address): writes 7 doubles and returns False; if a number is not "
+     "finite, also the index of the first one, and returns True; kind: 0 float32, 1 bfloat16, 2 float16, 3 float64."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -44,3 +44,18 @@ def without_repeats(array: Raw) -> tuple[Raw, int]:
     kept = tuple(slice(0, 1) if each else slice(None) for each in is_repeated)
     repeats = prod(size for size, each in zip(array.shape, is_repeated, strict=True) if each)
     return array[kept], repeats
+
+
+def index_in_whole(array: Raw, once: Raw, index: int, parts: int) -> int:
+    """Returns the row-major index in `array` of an element of `once = without_repeats(array)`, that of its first copy.
+
+    Args:
+        parts: 2 if the last axis has the parts of complex numbers, else 1; an index is of an element.
+    """
+    if once is array:
+        return index
+    dims = array.ndim - (parts == 2)
+    found = 0
+    for size, at in zip(array.shape[:dims], np.unravel_index(index, once.shape[:dims]), strict=True):
+        found = found * size + int(at)
+    return found

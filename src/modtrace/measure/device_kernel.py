@@ -12,26 +12,34 @@ _CHUNK = 2**24
 def measure_on_device(tensor: torch.Tensor, row: torch.Tensor) -> None:
     """Writes the statistics of a strided tensor into a row on the same device.
 
+    The index of the first non-finite number is -1 if the elements are in another order than row-major.
+
     Sums are accumulated in float64. It is not yet optimised for speed: a dozen kernels a chunk. Call it without modes,
     gradients or transforms.
 
     Args:
         tensor: any floating, complex, integer or boolean dtype that the device can convert.
-        row: `[7]`, float64: count, min, max, sum, sum of squares, NaN and infinite elements.
+        row: `[8]`, float64: count, min, max, sum, sum of squares, NaN and infinite elements, index of the first of
+            those.
     """
     flat, repeats = _numbers(tensor)
     if not flat.numel():
         row.zero_()
         row[1:3].fill_(torch.nan)
         return
-    parts = torch.stack([_measure(chunk) for chunk in torch.split(flat, _CHUNK)])
+    parts = torch.stack([_measure(chunk, at * _CHUNK) for at, chunk in enumerate(torch.split(flat, _CHUNK))])
     row[0].fill_(flat.numel())
     torch.amin(parts[:, 0], dim=0, out=row[1])
     torch.amax(parts[:, 1], dim=0, out=row[2])
-    torch.sum(parts[:, 2:], dim=0, out=row[3:])
+    torch.sum(parts[:, 2:6], dim=0, out=row[3:7])
     if repeats != 1:
         row[0].mul_(repeats)
-        row[3:].mul_(repeats)
+        row[3:7].mul_(repeats)
+    if tensor.is_contiguous():
+        torch.amin(parts[:, 6], dim=0, out=row[7])
+        row[7].div_(2 if tensor.is_complex() else 1, rounding_mode="floor")
+    else:
+        row[7].fill_(-1)
 
 
 def _numbers(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -50,10 +58,14 @@ def _numbers(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     return tensor.reshape(-1), repeats
 
 
-def _measure(chunk: torch.Tensor) -> torch.Tensor:
+def _measure(chunk: torch.Tensor, start: int) -> torch.Tensor:
+    """Returns the statistics of a chunk; `start` is the index of its first number."""
     if not chunk.is_floating_point() or chunk.element_size() == 1:  # float8: few ops know it
         chunk = chunk.to(torch.float64 if chunk.element_size() > 2 else torch.float32)
     low, high = torch.aminmax(chunk)
     wide = chunk.to(torch.float64)
-    numbers = (low, high, wide.sum(), torch.dot(wide, wide), wide.isnan().sum(), wide.isinf().sum())
+    nans, infs = wide.isnan(), wide.isinf()
+    is_any = (nans | infs).view(torch.uint8)
+    first = torch.where(is_any.amax() > 0, is_any.argmax() + start, torch.inf)  # argmax: of the first one
+    numbers = (low, high, wide.sum(), torch.dot(wide, wide), nans.sum(), infs.sum(), first)
     return torch.stack([number.to(torch.float64) for number in numbers])

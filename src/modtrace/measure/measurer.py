@@ -13,8 +13,9 @@ from ..torch_internals.tensors import kind_of, plain_kinds
 from ..torch_internals.transforms import outside_transforms
 from .cpu_kernel import measure_array, repeat
 from .device_kernel import measure_on_device
-from .dtypes import format_of
-from .memory import array_over, extent_of, is_held, too_many, why_unread
+from .dtypes import Format, format_of
+from .first_index import first_nonfinite
+from .memory import array_over, extent_of, is_held, logical_array, too_many, why_unread
 from .native_moments import KINDS, measure_into
 from .rows import DeviceRows, HostRows, Rows
 from .special import Plain, find_plain, is_uninitialized
@@ -101,11 +102,17 @@ class Measurer:
             kind = KINDS.get(dtype)  # numpy knows how to read what is not aligned
         if measure_into is not None and kind is not None:
             row = host.take()
-            measure_into(extent.address, extent.numel * form.parts, extent.repeats, kind, host.address(row))
+            address = host.address(row)
+            is_known = not measure_into(
+                extent.address, extent.numel * form.parts, extent.repeats, kind, address
+            ) or (extent.is_row_major and form.parts == 1 and tensor.shape == shape)
         else:
             with np.errstate(all="ignore"):  # the user's error handler does not receive ours; 0.8 us
                 statistics = measure_array(array_over(extent, form), form)
             row = host.put(repeat(statistics, extent.repeats))
+            is_known = not (statistics.nan_count or statistics.inf_count)
+        if not is_known:  # where the first non-finite element is
+            host.put_first_index(row, _first_nonfinite(tensor, shape, form))
         return Measurement(host, row, shape, dtype, _both(note, form.note))
 
     def _measure_special(self, tensor: torch.Tensor) -> Measurement:
@@ -154,6 +161,15 @@ def why_not(tensor: torch.Tensor) -> str:
     if format_of(tensor.dtype) is None:
         return f"not measured: dtype {str(tensor.dtype).removeprefix('torch.')}"
     return f"not measured: {why_unread(tensor)}"
+
+
+def _first_nonfinite(tensor: torch.Tensor, shape: tuple[int, ...], form: Format) -> int:
+    """Returns the index of the first non-finite element; -1 if it is not one in `shape`, as of a sparse tensor."""
+    if tensor.shape != shape:
+        return -1
+    array = logical_array(tensor)
+    with np.errstate(all="ignore"):
+        return -1 if array is None else first_nonfinite(array, form)
 
 
 def _unmeasured(tensor: torch.Tensor, error: Exception) -> Measurement:

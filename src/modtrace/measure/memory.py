@@ -23,6 +23,7 @@ class Extent(NamedTuple):
     repeats: int  # how often each counts, which is more than once if the tensor is expanded
     shape: tuple[int, ...] | None = None  # None: contiguous, in any order of the dimensions
     strides: tuple[int, ...] = ()  # in elements
+    is_row_major: bool = False  # the elements lie in memory as they are counted
 
 
 def extent_of(tensor: torch.Tensor) -> Extent | None:
@@ -32,7 +33,7 @@ def extent_of(tensor: torch.Tensor) -> Extent | None:
     (see `too_many`). The memory is not kept alive: read it before the tensor is gone.
     """
     if tensor.is_contiguous():
-        return _dense(tensor, tensor.numel(), 1)
+        return _dense(tensor, tensor.numel(), 1, is_row_major=True)
     shape, strides, repeats = [], [], 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         if stride == 0:
@@ -125,10 +126,12 @@ def _reaches(tensor: torch.Tensor, extent: int) -> bool:
     return tensor.untyped_storage().nbytes() >= end  # 0.1 us
 
 
-def _dense(tensor: torch.Tensor, numel: int, repeats: int) -> Extent | None:
+def _dense(tensor: torch.Tensor, numel: int, repeats: int, *, is_row_major: bool = False) -> Extent | None:
     if not numel:
         return Extent(0, 0, repeats)
-    return Extent(tensor.data_ptr(), numel, repeats) if _reaches(tensor, numel) else None
+    if not _reaches(tensor, numel):
+        return None
+    return Extent(tensor.data_ptr(), numel, repeats, is_row_major=is_row_major)
 
 
 def _is_dense(shape: list[int], strides: list[int]) -> bool:

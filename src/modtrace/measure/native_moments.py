@@ -5,8 +5,9 @@ from collections.abc import Callable
 import torch
 
 #: `(address, count, repeats, kind, row_address)`: writes the statistics of `count` contiguous numbers into
-#: a row of 7 doubles. None: not compiled, numpy measures (three times slower for large tensors, six for small ones).
-measure_into: Callable[[int, int, int, int, int], None] | None
+#: a row, and returns whether one of them is not finite; the row has the index of the first one only then.
+#: None: not compiled, numpy measures (three times slower for large tensors, six for small ones).
+measure_into: Callable[[int, int, int, int, int], bool] | None
 
 try:
     from ._moments import measure_into

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ..recording.statistics.sample import sample_positions
 from ..recording.statistics.tier2 import BINS
-from .blocks import blocks, in_row, without_repeats
+from .blocks import blocks, in_row, index_in_whole, without_repeats
 from .dtypes import CHUNK, Floats, Format, Raw
 from .elements import address_of, kind_of, to_floats
 from .native_tier2 import largest_into
@@ -51,9 +51,7 @@ def tier2_array(array: Raw, form: Format) -> RawTier2:
         return RawTier2(0.0, 0, 0.0, None, np.zeros(BINS, np.int64))
     once, repeats = without_repeats(array)
     found = _measure(once, form)
-    argmax = found.argmax // form.parts
-    if repeats > 1:
-        argmax = _index_in(array, once, argmax, form)
+    argmax = index_in_whole(array, once, found.argmax // form.parts, form.parts)
     return RawTier2(
         found.sumabs * repeats, found.zeros * repeats, found.sum4 * repeats, argmax, found.histogram * repeats
     )
@@ -115,15 +113,6 @@ def _measure(array: Raw, form: Format) -> Tier2:
         return measure_piece(array, form)
     with np.errstate(all="ignore"):  # the user's error handler does not receive ours
         return join(measure_piece(in_row(array[block]), form) for block in blocks(array.shape, CHUNK))
-
-
-def _index_in(array: Raw, once: Raw, index: int, form: Format) -> int:
-    """Returns the index of an element of `once` in the expanded array; that of its first copy."""
-    dims = array.ndim - (form.parts == 2)
-    found = 0
-    for size, at in zip(array.shape[:dims], np.unravel_index(index, once.shape[:dims]), strict=True):
-        found = found * size + int(at)
-    return found
 
 
 # Channels. Bits of magnitudes are compared: the larger the magnitude, the larger they are, and the largest are NaN.

@@ -9,7 +9,7 @@ from functools import cache
 import pyarrow as pa
 
 #: Increased whenever a reader of the older version could misread new files. Files of older versions stay readable.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # One line a column: name, type, what it says. A `?` behind the type: null where unknown or not applicable.
 # Types: Arrow's; `dictionary` is a dictionary-encoded string (for strings that repeat).
@@ -35,8 +35,8 @@ table sites                       a place where a tensor is seen
     role            dictionary    input, output, grad_output, grad_input, parameter, parameter_grad, buffer,
                                   optimizer_state, update, op_output, leaf
     slot            string        pytree key path: `[0].hidden_states`; of a parameter its name in the module
-    op              dictionary?
-    op_nth          int32?
+    op              dictionary?   of op_output: the op's name
+    op_nth          int32?        of that name within the call, from 0
 
 table calls                       one execution of one module in one phase
     call_id         int64         unique in the rank
@@ -63,6 +63,9 @@ table calls                       one execution of one module in one phase
     peak_bytes      int64?        most that lived of those at once, above what lived when its first op began;
                                   null if it ran no op
     saved_bytes     int64?        kept for its backward; null if it is unknown of an op, or no backward came
+    compilation_id  int32?        later: row of `compilations` from which the region comes that it ran as
+    micro_batch     int32?        later: of a pipeline: which micro-batch it works on, from 0
+    stage           int32?        later: of a pipeline: which stage it belongs to, from 0, counted over all ranks
 
 table ops                         one operator as the dispatcher saw it
     op_id           int64
@@ -87,8 +90,13 @@ table ops                         one operator as the dispatcher saw it
                                   in an autograd Function's forward has what the Function keeps
     raised          bool
     accumulation    bool?         an addition made by the engine where gradients meet
-    source          dictionary?   file:line, on request
+    source          dictionary?   file:line of the user's code, on request; null in backward: see forward_op_id
     python_name     dictionary?   `linear` over `addmm`, on request
+    compilation_id  int32?        later: row of `compilations` from which the region comes that it ran in
+    kernel          dictionary?   later: what ran on the device, of several kernels the longest
+    stream          int32?        later: of the device, on which it was queued
+    device_start_ns int64?        later: when the first of its kernels began
+    device_end_ns   int64?        later: when the last of them ended
 
 table tensors                     one tensor as an op or a call produced or first read it
     tensor_id       int64
@@ -110,6 +118,45 @@ table tensors                     one tensor as an op or a call produced or firs
     slot            string        of the op's output; "" if it returns one tensor
     note            dictionary?   why its storage is not known: it has none, or a subclass of yours raised when asked;
                                   null columns and an empty shape are then not known either
+
+table collectives                 later: one collective, or one message between two ranks, on this rank's side
+    step            int32
+    op_id           int64?        the op that issued it; null if none was seen, as of DDP's gradient buckets
+    call_id         int64?        the call that issued it; null outside of calls
+    phase           phase?
+    name            dictionary    all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv, ...
+    group           dictionary    name of the process group, the same on all ranks
+    ranks           dictionary?   global ranks of the group: `0-3,8`
+    seq_id          int64?        number of the collective, or of the message, within its group: rows of several
+                                  ranks with the same group and number are one collective
+    peer            int32?        global rank: of send and recv the other one, of broadcast, reduce, scatter and gather
+                                  the root
+    reduce_op       dictionary?   sum, avg, max, ...
+    dtype           dictionary?
+    bytes_read      int64?        of the tensors it was given
+    bytes_written   int64?        of the tensors it filled
+    thread          int32
+    start_ns        int64         when it was issued
+    end_ns          int64?        when it was seen to be complete: its results may be read from then on
+    device_start_ns int64?
+    device_end_ns   int64?
+
+table compilations                later: one compilation of a function into a region, the first or a further one
+    compilation_id  int32
+    step            int32
+    call_id         int64?        the call that it held up
+    module_id       int32?        whose forward it is
+    phase           phase?        forward, backward
+    compile_id      dictionary    as torch prints it: `2/1` is the second compilation of the third function
+    function        dictionary?   name and file:line
+    backend         dictionary?
+    ops             int32?        in its graph
+    guards          int32?
+    failed_guards   list<string>? why those compiled before could not be used, one a guard
+    graph_breaks    list<string>? why its graph ends before the function does, with file:line
+    error           string?       why it was not compiled: it runs as if it never had been
+    start_ns        int64
+    end_ns          int64?
 
 table uses                        who read which tensor
     consumer_op     int64?
@@ -137,6 +184,8 @@ table values                      the statistics of one tensor at one site, step
     sumsq           float64?      sum of squares
     nan_count       int64         0 unless min or max shows one
     inf_count       int64
+    first_index     int64?        row-major index of the first element that is NaN or infinite; null if none is, or it
+                                  is not known
     sumabs          float64?      sum of magnitudes; infinite or NaN where one is
     zero_count      int64?        zeros of either sign
     sum4            float64?      sum of fourth powers
@@ -153,6 +202,12 @@ table values                      the statistics of one tensor at one site, step
     user            string?       JSON of the user's own function
     blob            string?       the whole tensor: `FILE:NAME`, the file in the rank's folder
     note            dictionary?   why it was not measured, or which part of it was
+    placements      dictionary?   later: of a DTensor: one a dimension of its mesh, as torch prints them: `S(0)R`
+    mesh            dictionary?   later: names and sizes of the dimensions of its mesh: `dp=2,tp=4`
+    global_shape    list<int64>?  later: of the tensor of which `shape` is a shard
+    global_offset   list<int64>?  later: where the shard begins in it
+    micro_batch     int32?        later: of a pipeline, as in `calls`
+    stage           int32?        later: of a pipeline, as in `calls`
 
 table scalars                     what the user logged
     step            int32

@@ -27,8 +27,8 @@ Columns = dict[str, Any]
 PHASE_CODE = {phase: code for code, phase in enumerate(PHASES)}
 
 #: The statistics in a row of `measure.rows`, in its order, and as what they are written.
-_STATISTICS = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count")
-_WHOLE = {"count", "nan_count", "inf_count"}
+_STATISTICS = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count", "first_index")
+_WHOLE = {"count", "nan_count", "inf_count", "first_index"}
 _NULL_IF_EMPTY = {"min", "max"}
 
 
@@ -266,12 +266,16 @@ def _statistics(samples: Sequence[Measurement]) -> Columns:
     for rows, here in by_rows.items():
         table[here] = rows.read([samples[at].row for at in here])
     columns: Columns = {}
-    empty = measured & (table[:, 0] == 0)
+    missing = {name: ~measured for name in _STATISTICS}
+    for name in _NULL_IF_EMPTY:
+        missing[name] = ~measured | (table[:, 0] == 0)
+    finite = table[:, 5] + table[:, 6] == 0  # nobody has written the index of the first then
+    missing["first_index"] = ~measured | finite | (table[:, 7] < 0)
     for column, name in enumerate(_STATISTICS):
-        values, missing = table[:, column], ~measured | (empty if name in _NULL_IF_EMPTY else False)
+        values = table[:, column]
         if name in _WHOLE:
-            values = np.where(measured, values, 0).astype(np.int64)
-        columns[name] = np.ma.masked_array(values, missing)
+            values = np.where(missing[name], 0, values).astype(np.int64)
+        columns[name] = np.ma.masked_array(values, missing[name])
     for name in ("nan_count", "inf_count"):  # never null: 0 where nothing was measured
         columns[name] = np.ma.getdata(columns[name])
     return columns
