@@ -20,7 +20,20 @@ from modtrace.store.export_tables import export_names
 from modtrace.store.writer import FolderWriter
 from modtrace.views.common.numbers import format_bytes
 
-TABLES = ["calls", "modules", "ops", "runs", "scalars", "sites", "steps", "tensors", "uses", "values"]
+TABLES = [
+    "calls",
+    "collectives",
+    "compilations",
+    "modules",
+    "ops",
+    "runs",
+    "scalars",
+    "sites",
+    "steps",
+    "tensors",
+    "uses",
+    "values",
+]
 
 
 class Printed(NamedTuple):

@@ -7,6 +7,7 @@ import torch
 
 from modtrace.measure.cpu_kernel import RawStatistics
 from modtrace.measure.measurer import Measurement, Measurer, quiet
+from modtrace.measure.rows import FIRST_INDEX
 
 SUM_TOLERANCE, SQUARES_TOLERANCE = 1e-6, 2e-6
 
@@ -26,7 +27,7 @@ def read(measurement: Measurement) -> RawStatistics:
     """What the row holds; it is free afterwards."""
     row = measurement.rows.read([measurement.row])[0].tolist()
     measurement.rows.free([measurement.row])
-    return RawStatistics(*row)
+    return RawStatistics(*row[:FIRST_INDEX])
 
 
 def statistics(tensor) -> RawStatistics:

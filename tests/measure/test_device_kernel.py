@@ -15,7 +15,7 @@ from helpers.float64_reference import assert_near_reference, statistics, to_numb
 from modtrace.measure import device_kernel
 from modtrace.measure.cpu_kernel import RawStatistics
 from modtrace.measure.device_kernel import measure_on_device
-from modtrace.measure.rows import DeviceRows
+from modtrace.measure.rows import FIRST_INDEX, WIDTH, DeviceRows
 
 
 @pytest.fixture(scope="module", params=[2**24, 100], ids=["one chunk", "chunks of 100"])
@@ -26,10 +26,10 @@ def chunk(request):
 
 
 def measured(tensor: torch.Tensor) -> RawStatistics:
-    row = torch.full((7,), 99.0, dtype=torch.float64)  # what the row's last tensor has left
+    row = torch.full((WIDTH,), 99.0, dtype=torch.float64)  # what the row's last tensor has left
     with torch.no_grad():
         measure_on_device(tensor, row)
-    return RawStatistics(*row.tolist())
+    return RawStatistics(*row[:FIRST_INDEX].tolist())
 
 
 def check(tensor: torch.Tensor) -> None:
@@ -103,7 +103,7 @@ def test_device_rows_keep_what_the_kernel_wrote():
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_nothing_waits_for_the_device(dtype):
     tensors = [torch.ones(5, dtype=dtype), torch.empty(0, dtype=dtype), torch.ones(1, dtype=dtype).expand(4)]
-    rows = [torch.zeros(7, dtype=torch.float64) for _ in tensors]
+    rows = [torch.zeros(WIDTH, dtype=torch.float64) for _ in tensors]
     with no_waiting():
         for tensor, row in zip(tensors, rows, strict=True):
             measure_on_device(tensor, row)
@@ -115,7 +115,7 @@ def test_no_tensor_of_another_device_takes_part(chunk, dtype):
     """A copy from the host would wait, too; and what would have to be read fails on meta."""
     ones = torch.ones(250, dtype=dtype, device="meta")
     for tensor in (ones, ones[:0], ones[:1].expand(4), ones.view(10, 25)[:, ::2]):
-        row = torch.zeros(7, dtype=torch.float64, device="meta")
+        row = torch.zeros(WIDTH, dtype=torch.float64, device="meta")
         with Devices() as devices:
             measure_on_device(tensor, row)
         assert devices.types == {"meta"}

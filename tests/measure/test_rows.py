@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from modtrace.measure.cpu_kernel import RawStatistics
-from modtrace.measure.rows import WIDTH, DeviceRows, HostRows
+from modtrace.measure.rows import FIRST_INDEX, WIDTH, DeviceRows, HostRows
 
 
 class Numbered:
@@ -21,13 +21,15 @@ class Numbered:
         if isinstance(self.rows, HostRows):
             return self.rows.put(statistics)
         row = self.rows.take()
-        self.rows.row(row).copy_(torch.tensor(statistics, dtype=torch.float64))
+        self.rows.row(row)[:FIRST_INDEX].copy_(torch.tensor(statistics, dtype=torch.float64))
         return row
 
     def read(self, rows) -> list[float]:
         table = self.rows.read(rows)
         assert table.shape == (len(rows), WIDTH)
-        np.testing.assert_array_equal(table[:, 1:], np.tile([-1.5, 2.5, 1e300, 5e-324, 3, 4], (len(rows), 1)))
+        np.testing.assert_array_equal(
+            table[:, 1:FIRST_INDEX], np.tile([-1.5, 2.5, 1e300, 5e-324, 3, 4], (len(rows), 1))
+        )
         return table[:, 0].tolist()
 
 

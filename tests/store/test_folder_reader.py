@@ -190,7 +190,7 @@ def test_damaged_header_is_told(path: Path, content: str, why: str) -> None:
         FolderReader(path)
     assert str(caught.value) == (
         f"{path}/recording.json: cannot be understood ({why}). "
-        'Put {"schema_version": 1} into it to read the tables beside it.'
+        'Put {"schema_version": 2} into it to read the tables beside it.'
     )
     (path / "recording.json").write_text('{"schema_version": 1}')
     assert rows(FolderReader(path)) == expected(5)
@@ -223,11 +223,11 @@ def test_table_that_may_not_be_read_is_told(path: Path, monkeypatch: pytest.Monk
 
 
 def test_newer_schema_is_told(path: Path) -> None:
-    change(path / "recording.json", schema_version=2, modtrace_version="9.1")
+    change(path / "recording.json", schema_version=3, modtrace_version="9.1")
     with pytest.raises(NewerSchemaError) as caught:
         FolderReader(path)
     assert str(caught.value) == (
-        f"{path} was written by modtrace 9.1 with schema 2; this modtrace reads up to 1. "
+        f"{path} was written by modtrace 9.1 with schema 3; this modtrace reads up to 2. "
         "Upgrade: pip install -U modtrace"
     )
 

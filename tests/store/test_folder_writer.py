@@ -41,7 +41,7 @@ def test_files_are_made_when_their_first_rows_rest(tmp_path: Path) -> None:
         "recording.json",
     ]
     assert json.loads((tmp_path / "run.modtrace/recording.json").read_text()) == {
-        "schema_version": 1,
+        "schema_version": 2,
         "run_id": "r1",
         "created": "2026-11-20T10:00:00Z",
         "modtrace_version": "0.1.0",

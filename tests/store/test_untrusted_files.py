@@ -153,7 +153,7 @@ def test_command_says_so_and_exits_with_2(
     assert run_command(monkeypatch, "show", str(path)) == 2
     assert capsys.readouterr().err == (
         f"modtrace: error: {file}: cannot be understood (100000 bytes; ValueError('it is nested more than 200 levels "
-        'deep\')). Put {"schema_version": 1} into it to read the tables beside it.\n'
+        'deep\')). Put {"schema_version": 2} into it to read the tables beside it.\n'
     )
 
 

@@ -38,14 +38,13 @@ class RawStatistics(NamedTuple):
     sumsq: float
     nan_count: int = 0
     inf_count: int = 0
-    first_index: int = -1  # of the first of those in row-major order; has no meaning where there are none
 
 
 EMPTY = RawStatistics(0, math.nan, math.nan, 0.0, 0.0)
 
 
 def measure_array(array: Raw, form: Format) -> RawStatistics:
-    """Returns the statistics of all elements of an array of any strides, without the index of the first non-finite one.
+    """Returns the statistics of all elements of an array of any strides.
 
     Sums are off by at most 1e-6 of the sum of magnitudes, sums of squares by 2e-6 of themselves. The caller must ignore
     floating-point errors (`np.errstate`), so that no handler of the user's receives them.
@@ -72,10 +71,8 @@ def repeat(statistics: RawStatistics, times: int) -> RawStatistics:
     """Returns the statistics of this many copies of the same numbers."""
     if times == 1:
         return statistics
-    count, low, high, total, squares, nans, infs, first = statistics
-    return RawStatistics(
-        count * times, low, high, total * times, squares * times, nans * times, infs * times, first
-    )
+    count, low, high, total, squares, nans, infs = statistics
+    return RawStatistics(count * times, low, high, total * times, squares * times, nans * times, infs * times)
 
 
 class _OfThread(threading.local):
@@ -146,7 +143,7 @@ def _measure_nonfinite(floats: Floats, low: float, high: float) -> RawStatistics
 
 
 def _join(chunks: Iterable[RawStatistics]) -> RawStatistics:
-    counts, lows, highs, sums, squares, nans, infs, _ = zip(*chunks, strict=True)
+    counts, lows, highs, sums, squares, nans, infs = zip(*chunks, strict=True)
     nan = sum(nans)
     return RawStatistics(
         sum(counts),

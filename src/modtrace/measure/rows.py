@@ -14,8 +14,12 @@ from .cpu_kernel import RawStatistics
 
 Table = npt.NDArray[np.float64]
 
-#: Columns of a row: the fields of `RawStatistics`. Where all numbers are finite, nothing writes the last one.
-WIDTH = len(RawStatistics._fields)
+#: The column with the index of the first element that is not finite, -1 where it is not known. It has no meaning where
+#: all are finite, because nothing writes it then.
+FIRST_INDEX = len(RawStatistics._fields)
+
+#: Columns of a row: the fields of `RawStatistics`, and that index.
+WIDTH = FIRST_INDEX + 1
 
 #: Rows allocated at a time: 66 kB.
 _BLOCK_ROWS = 1024
@@ -72,9 +76,9 @@ class HostRows(_Blocks):
         return row
 
     def put_first_index(self, row: int, index: int) -> None:
-        """Writes `first_index` into a row whose other numbers are written."""
+        """Writes the index of the first element that is not finite into a row."""
         block, place = divmod(row, _BLOCK_ROWS)
-        self.blocks[block][place, WIDTH - 1] = index
+        self.blocks[block][place, FIRST_INDEX] = index
 
     def address(self, row: int) -> int:
         """Returns the address of a row in memory."""
@@ -127,6 +131,5 @@ def _gather(blocks: Sequence[Table], rows: Sequence[int]) -> Table:
     return table
 
 
-_ROW = struct.Struct(f"{WIDTH}d")
-_ROW_BYTES = _ROW.size
-_pack_into = _ROW.pack_into
+_ROW_BYTES = 8 * WIDTH
+_pack_into = struct.Struct(f"{FIRST_INDEX}d").pack_into

@@ -114,6 +114,7 @@ class _Answer:
             nan_count=event.counts.nan,
             inf_count=event.counts.inf,
             numel=event.counts.numel,
+            first_index=event.counts.first_index,
             inputs=tuple(self._describe(each) for each in inputs),
             chain=tuple(self._chain()),
             hint=cause.text if cause else self._hint(),

@@ -13,6 +13,7 @@ from ..graph.columns import Tensors
 from ..graph.reads import read_uses
 from ..step.calls import column_of
 from ..step.ops import StepOps, read_step_ops
+from ..values.nonfinite import read_first_index
 
 
 class Counts(NamedTuple):
@@ -24,6 +25,7 @@ class Counts(NamedTuple):
     min: float | None
     max: float | None
     dtype: str
+    first_index: tuple[int, ...] | None = None  # of the first NaN or infinite element
 
 
 class Region(NamedTuple):
@@ -110,6 +112,7 @@ def _read_values(
     unwritten: set[tuple[int, str]] = set()
     leaves: dict[tuple[int, int | None], Counts] = {}
     columns = ["site_id", "op_id", "nan_count", "inf_count", "numel", "min", "max", "dtype", "count", "note"]
+    columns += ["first_index", "shape"]
     for row in values.select(columns).to_pylist():
         site: Mapping[str, Any] = sites.get(row["site_id"], {})
         if site.get("role") == OP_OUTPUT:
@@ -124,7 +127,15 @@ def _read_values(
 
 
 def _to_counts(row: Mapping[str, Any]) -> Counts:
-    return Counts(row["nan_count"], row["inf_count"], row["numel"], row["min"], row["max"], row["dtype"])
+    return Counts(
+        row["nan_count"],
+        row["inf_count"],
+        row["numel"],
+        row["min"],
+        row["max"],
+        row["dtype"],
+        read_first_index(row),
+    )
 
 
 def _find_regions(tensors: Tensors) -> list[Region]:

@@ -1,5 +1,6 @@
 """Finds the first NaN and infinite values."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ PRODUCER = "producer"
 SOURCE = "source"
 FIRST_SEEN = "first seen"
 
-_COLUMNS = ["step", "phase", "site_id", "call_id", "numel", "nan_count", "inf_count"]
+_COLUMNS = ["step", "phase", "site_id", "call_id", "numel", "nan_count", "inf_count", "first_index", "shape"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,7 @@ class NonFinite:
     nan_count: int
     inf_count: int
     numel: int
+    first_index: tuple[int, ...] | None = None  # of the first of those elements; None where it is not known
     inputs: tuple[str, ...] = ()  # what the op read, with ranges
     chain: tuple[str, ...] = ()  # the ops that carried the values on, by module
     hint: str | None = None  # what else is known about where the values came from
@@ -121,6 +123,7 @@ def find_first_nonfinite(data: RecordingData, *, left_out: Collection[int] = ())
         nan_count=row["nan_count"],
         inf_count=row["inf_count"],
         numel=row["numel"],
+        first_index=read_first_index(row),
         hint=None if is_parameter else _describe_weights(site.get("module_id"), row["step"], data, modules),
     )
 
@@ -139,6 +142,18 @@ def _require_measured(data: RecordingData) -> None:
             f"none of the {values.num_rows} tensors in this recording could be measured: {first_few(notes, 3)}."
             + say_missing(data.meta.marks)
         )
+
+
+def read_first_index(row: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Returns where the first NaN or infinite element is, by dimension, from a row of `values`."""
+    index, shape = row["first_index"], row["shape"]
+    if index is None or index >= math.prod(shape):
+        return None
+    found: list[int] = []
+    for size in reversed(shape):
+        index, at = divmod(index, size)
+        found.insert(0, at)
+    return tuple(found)
 
 
 def describe_counts(nan_count: int, inf_count: int) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...measure.measurer import Measurement
-from ...measure.rows import Rows
+from ...measure.rows import FIRST_INDEX, Rows
 from ...measure.want import Want
 from ...recording.phase import BACKWARD, PHASES, RECOMPUTE
 from ...recording.role import ROLES
@@ -266,11 +266,11 @@ def _statistics(samples: Sequence[Measurement]) -> Columns:
     for rows, here in by_rows.items():
         table[here] = rows.read([samples[at].row for at in here])
     columns: Columns = {}
-    missing = {name: ~measured for name in _STATISTICS}
+    missing = dict.fromkeys(_STATISTICS, ~measured)
     for name in _NULL_IF_EMPTY:
         missing[name] = ~measured | (table[:, 0] == 0)
     finite = table[:, 5] + table[:, 6] == 0  # nobody has written the index of the first then
-    missing["first_index"] = ~measured | finite | (table[:, 7] < 0)
+    missing["first_index"] = ~measured | finite | (table[:, FIRST_INDEX] < 0)
     for column, name in enumerate(_STATISTICS):
         values = table[:, column]
         if name in _WHOLE:

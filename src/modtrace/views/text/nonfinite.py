@@ -49,7 +49,7 @@ def _describe(found: NonFinite) -> list[Text]:
         [Text("first non-finite values: ", "bold"), Text(counts, "bold red"), Text(f" in {where}")]
     )
     if found.op is None:
-        lines = [f"{_describe_tensor(found)}, {_describe_size(found.numel)}", *_explain(found)]
+        lines = [f"{_describe_tensor(found)}, {_describe_size(found)}", *_explain(found)]
     else:
         lines = list(_describe_op(found, found.op))
     return [first, *(Text(f"  {printable(line)}") for line in lines)]
@@ -57,7 +57,7 @@ def _describe(found: NonFinite) -> list[Text]:
 
 def _describe_op(found: NonFinite, op: str) -> Iterator[str]:
     """Yields who made the values and why, what it read, and where the values went."""
-    size = _describe_size(found.numel)
+    size = _describe_size(found)
     where = _describe_module(found) + (f" at {found.source_line}" if found.source_line else "")
     if found.kind == SOURCE:
         known = BY_NAME.get(found.role or "")
@@ -99,8 +99,10 @@ def _describe_tensor(found: NonFinite) -> str:
     return f"{what} of {found.path or found.root}{call}{inside}"
 
 
-def _describe_size(numel: int) -> str:
-    return count_of(numel, "element", format_count)
+def _describe_size(found: NonFinite) -> str:
+    """Returns how many elements the tensor has, and which is the first that is not finite."""
+    size = count_of(found.numel, "element", format_count)
+    return f"{size}, the first at {list(found.first_index)}" if found.first_index else size
 
 
 def _describe_none(measured: Measured, marks: Sequence[str]) -> str:
