@@ -43,6 +43,11 @@ def two_masks(x: torch.Tensor) -> torch.Tensor:
     return (x + lowest + lowest).softmax(-1)
 
 
+def test_first_bad_element_is_told() -> None:
+    rec = record_planted(write_through_view)
+    assert first_in(rec).first_index == (0, 3)
+
+
 FORWARD: list[tuple[str, Function, str, str]] = [
     ("fully masked row", masked_softmax, "aten._softmax.default", "fully masked row"),
     ("two masks of finite minima", two_masks, "aten.add.Tensor", "overflow"),

@@ -82,6 +82,13 @@ def test_tensor_is_named_by_role_slot_module_and_call(changes: dict[str, object]
     assert second_line(replace(FOUND, **changes)) == expected  # type: ignore[arg-type]
 
 
+def test_first_of_the_elements_is_told() -> None:
+    line = second_line(replace(FOUND, first_index=(0, 3, 17)))
+    assert line == "  output of blocks.1.attn in GPT, 4.10K elements, the first at [0, 3, 17]"
+    made = second_line(replace(FOUND, op="aten.log.default", kind="producer", first_index=(5,)))
+    assert made == "  made by aten.log.default in blocks.1.attn of GPT, 4.10K elements, the first at [5]"
+
+
 def test_phase_that_is_not_known_is_left_out() -> None:
     text = render_nonfinite(replace(FOUND, phase=None, nan_count=0), MEASURED)
     assert text.splitlines()[0] == "first non-finite values: 3 inf in step 7"
@@ -125,6 +132,7 @@ def test_json_has_every_field() -> None:
         "nan_count": 12,
         "inf_count": 3,
         "numel": 4096,
+        "first_index": None,
         "inputs": [],
         "chain": [],
         "hint": None,
