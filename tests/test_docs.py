@@ -94,7 +94,7 @@ def _words_of_python(call: ast.Call, texts: dict[str, ast.expr]) -> str:
     name = getattr(call.func, "id", "")
     if name == "name_argument":
         return f"{_text(call.args[0], {})}={VARIABLE}"
-    if name == "choose_words":
+    if name == "choose_phrase":
         return _text(next(each.value for each in call.keywords if each.arg == "python"), texts)
     return VARIABLE
 

@@ -8,7 +8,7 @@ import pytest
 from cli.test_record import TRAIN
 from helpers.command_line import run_command
 from modtrace.recording.options.step_range import to_step_range
-from modtrace.surface import choose_words, name_argument, speak
+from modtrace.surface import choose_phrase, name_argument, speak
 
 
 def test_argument_has_the_name_of_python_unless_another_surface_is_spoken_to() -> None:
@@ -16,9 +16,9 @@ def test_argument_has_the_name_of_python_unless_another_surface_is_spoken_to() -
     with speak(lambda name, value: f"--{name} {value}"):
         assert name_argument("steps", "5:5") == "--steps 5:5"
         with speak(None):
-            assert choose_words(python="values=None", command_line="--values none") == "values=None"
-        assert choose_words(python="values=None", command_line="--values none") == "--values none"
-    assert choose_words(python="values=None", command_line="--values none") == "values=None"
+            assert choose_phrase(python="values=None", command_line="--values none") == "values=None"
+        assert choose_phrase(python="values=None", command_line="--values none") == "--values none"
+    assert choose_phrase(python="values=None", command_line="--values none") == "values=None"
 
 
 def test_surface_is_python_again_after_an_exception() -> None:

@@ -26,7 +26,7 @@ from .recording.suggestions import count_of
 from .recording.triggers.triggers import Trigger, check_keep_last, to_triggers
 from .store.reader import FolderReader
 from .store.writer import FolderWriter
-from .surface import choose_words
+from .surface import choose_phrase
 
 if TYPE_CHECKING:
     from .collect.recorder.recorder import Recorder
@@ -365,7 +365,7 @@ def record(
         MisuseError: on entering, if a recording to the same path is running in this process.
         RecordingExistsError: on entering, if `to` exists already.
     """
-    require("torch", choose_words(python="modtrace.record()", command_line="modtrace record"))
+    require("torch", choose_phrase(python="modtrace.record()", command_line="modtrace record"))
     from .collect.names.given_models import roots_of
 
     roots_of(model)

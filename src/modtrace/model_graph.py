@@ -22,7 +22,7 @@ from .analysis.graph_view.records import GraphView, ViewBox, ViewEdge, ViewNode
 from .errors import ModtraceError
 from .recording.options.path_filter import PathFilter, to_path_filter
 from .recording.protocols import RecordingData
-from .surface import choose_words, name_argument
+from .surface import choose_phrase, name_argument
 
 if TYPE_CHECKING:
     from .analysis.layout.layout import Layout
@@ -214,7 +214,7 @@ class ModelGraph:
             chosen = _read_filter(path, what)
             found = [at for at, own in enumerate(paths_of) if own and chosen.selects(*own)]
             if not found:
-                given = choose_words(python=f"{what}({path!r})", command_line=name_argument(what, path))
+                given = choose_phrase(python=f"{what}({path!r})", command_line=name_argument(what, path))
                 near = near_paths(self._graph, chosen)
                 raise ValueError(f"{given}: no module of this graph has such a path{near}")
             yield from found
@@ -334,10 +334,10 @@ def _read_filter(path: Any, what: str) -> PathFilter:
         return to_path_filter(path, argument=argument)
     except ValueError as error:
         in_python = f"{what}(): {str(error).removeprefix(f'{argument}=')}"
-        raise ValueError(choose_words(python=in_python, command_line=str(error))) from error
+        raise ValueError(choose_phrase(python=in_python, command_line=str(error))) from error
 
 
 def _name_filter(**given: Any) -> str:
     """Returns what `filter` was given, without what is None."""
     named = [name_argument(name, each) for name, each in given.items() if each is not None]
-    return choose_words(python=f"filter({', '.join(named)})", command_line=" ".join(named))
+    return choose_phrase(python=f"filter({', '.join(named)})", command_line=" ".join(named))

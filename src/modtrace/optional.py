@@ -4,7 +4,7 @@ import importlib
 from types import ModuleType
 
 from .errors import MissingLibraryError
-from .surface import choose_words
+from .surface import choose_phrase
 
 _HOW_TO_GET = {
     "torch": "Recording runs inside PyTorch. Install the build for your machine (https://pytorch.org), "
@@ -31,7 +31,7 @@ def require(name: str, what_for: str) -> ModuleType:
         if error.name is not None and error.name.split(".")[0] != name:
             raise
         how_to_get = _HOW_TO_GET[name].format(
-            numbers=choose_words(python=".history(...)", command_line="--json")
+            numbers=choose_phrase(python=".history(...)", command_line="--json")
         )
         raise MissingLibraryError(
             f"{what_for} needs {name}, which is not installed here. {how_to_get}", name=name

@@ -10,7 +10,7 @@ from .recording.options.op_options import Ops
 from .recording.options.step_range import StepRange
 from .recording.options.tensor_options import TensorOptions
 from .recording.triggers.triggers import Trigger, paths_of
-from .surface import choose_words
+from .surface import choose_phrase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +50,8 @@ def check_choices(captures: Sequence[Capture], watched: Sequence[Trigger], model
         check_types(capture.types, model)
         if capture.on_trigger and not watched:
             waits, how = f"on_trigger={capture.on_trigger}", "give record(triggers=...) or keep_last="
-            waits = choose_words(python=f"Capture({waits})", command_line=f"--capture {waits}")
-            how = choose_words(python=how, command_line="give --keep-last")
+            waits = choose_phrase(python=f"Capture({waits})", command_line=f"--capture {waits}")
+            how = choose_phrase(python=how, command_line="give --keep-last")
             raise ValueError(f"{waits} waits for a trigger: {how}")
 
 

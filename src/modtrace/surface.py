@@ -32,6 +32,6 @@ def name_argument(name: str, value: object) -> str:
     return f"{name}={value!r}" if _namer is None else _namer(name, value)
 
 
-def choose_words(*, python: str, command_line: str) -> str:
+def choose_phrase(*, python: str, command_line: str) -> str:
     """Returns the words of the surface, where they differ in more than the name of an argument."""
     return python if _namer is None else command_line

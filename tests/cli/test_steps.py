@@ -7,7 +7,7 @@ import pytest
 
 from builders import RecordingBuilder
 from helpers.command_line import run_command
-from modtrace.analysis.step.chosen_step import STEP_WORDS, find_step
+from modtrace.analysis.step.chosen_step import STEP_NAMES, find_step
 from modtrace.cli.steps import AskedStep
 from modtrace.store.copy import write_recording
 
@@ -50,7 +50,7 @@ def test_step_is_found_by_number_from_the_end_or_by_word(asked: AskedStep, step:
 
 
 def test_every_word_is_tested() -> None:
-    assert len(STEP_WORDS) == 6
+    assert len(STEP_NAMES) == 6
 
 
 @pytest.mark.parametrize(

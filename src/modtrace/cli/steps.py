@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import click
 
-from ..analysis.step.chosen_step import STEP_WORDS, find_step
+from ..analysis.step.chosen_step import STEP_NAMES, find_step
 from ..recording.protocols import RecordingData
 from ..recording.suggestions import did_you_mean
 from .with_ops import ask
@@ -12,7 +12,7 @@ from .with_ops import ask
 #: What `--step` holds until the recording is open.
 AskedStep = int | str | None
 
-_HOW = f"a number, -1 for the last, or {', '.join(STEP_WORDS)}"
+_HOW = f"a number, -1 for the last, or {', '.join(STEP_NAMES)}"
 SHOWN_STEP = "The step to show. Default: the last complete training step."
 
 
@@ -23,12 +23,12 @@ def step_option(about: str) -> Callable[[click.decorators.FC], click.decorators.
 
 
 def _to_asked(text: str) -> int | str:
-    if text in STEP_WORDS:
+    if text in STEP_NAMES:
         return text
     try:
         return int(text)
     except ValueError:
-        near = did_you_mean(text, STEP_WORDS)
+        near = did_you_mean(text, STEP_NAMES)
         raise click.BadParameter(f"{text!r} is no step: give {_HOW}.{near}") from None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..errors import ModtraceWarning
-from ..surface import choose_words
+from ..surface import choose_phrase
 from .protocols import Sink
 
 
@@ -33,7 +33,7 @@ class FailureReporter:
         """
         self.strict = strict
         # Chosen now: while `modtrace record` runs a program, messages are in the words of Python.
-        self._how_to_raise = choose_words(python="record(strict=True)", command_line="")
+        self._how_to_raise = choose_phrase(python="record(strict=True)", command_line="")
         self._sink = sink
         self._writing = writing
         self._step = step

@@ -168,8 +168,7 @@ def test_reader_of_an_op_that_was_left_out_of_the_capture_is_not_called_its_make
     assert found is not None
     assert (found.kind, found.path, found.op) == ("first seen", "2", "aten.addmm.default")
     assert found.hint == (
-        "it read a tensor that was not measured, and may have held them: "
-        "log wrote it in step 0, forward"
+        "it read a tensor that was not measured, and may have held them: log wrote it in step 0, forward"
     )
 
 

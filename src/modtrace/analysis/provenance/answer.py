@@ -10,15 +10,15 @@ from ...recording.module_path import join
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT
-from ...surface import choose_words
+from ...surface import choose_phrase
 from ..graph.parts import forms_of_op
 from ..step.calls import RowFinder, column_of
 from ..step.ops import PlaceName
 from ..values.nonfinite import PRODUCER, SOURCE, NonFinite, find_first_nonfinite
-from .causes import Cause, Input, find_cause
+from .causes import Cause, ReadTensor, find_cause
 from .scan import Scanned, scan_steps
 from .step_flow import Counts, read_step_flow
-from .trace import Event, Trace, trace_step
+from .trace import Origin, Trace, trace_step
 
 #: At most so many links of the chain from the op to the loss are told.
 _LINKS = 6
@@ -41,7 +41,7 @@ def find_first(data: RecordingData) -> NonFinite | None:
 
 
 def _name_ops() -> str:
-    return choose_words(
+    return choose_phrase(
         python="record(ops=True), on a long run with keep_last=20, names the op that made them",
         command_line="modtrace record --ops, on a long run with --keep-last 20, names the op that made them",
     )
@@ -72,7 +72,7 @@ def _find_made(data: RecordingData, scanned: Scanned) -> Iterator[NonFinite]:
         yield from (_Answer(data, trace, event).build(step) for event in guilty)
 
 
-def _is_expected(trace: Trace, event: Event) -> bool:
+def _is_expected(trace: Trace, event: Origin) -> bool:
     """Returns whether a gradient overflowed that a GradScaler looks at: it skips the step, and lowers its scale."""
     return (
         trace.unscales and trace.flow.ops.phase[event.op] == PHASES.index(BACKWARD) and not event.meant_inputs
@@ -82,7 +82,7 @@ def _is_expected(trace: Trace, event: Event) -> bool:
 class _Answer:
     """Tells one event."""
 
-    def __init__(self, data: RecordingData, trace: Trace, event: Event) -> None:
+    def __init__(self, data: RecordingData, trace: Trace, event: Origin) -> None:
         self._data = data
         self._trace = trace
         self._flow = trace.flow
@@ -92,7 +92,9 @@ class _Answer:
         """Returns what is known of the event."""
         flow, event, place = self._flow, self._event, self._place(self._event.op)
         phase, forward = int(flow.ops.phase[event.op]), self._forward_op()
-        inputs = [Input(slot, tensor, self._counts(tensor)) for slot, tensor in flow.reads.get(event.op, ())]
+        inputs = [
+            ReadTensor(slot, tensor, self._counts(tensor)) for slot, tensor in flow.reads.get(event.op, ())
+        ]
         cause = self._cause(inputs, forward)
         is_made = event.kind != SOURCE
         return NonFinite(
@@ -121,7 +123,7 @@ class _Answer:
             remedy=cause.remedy if cause else None,
         )
 
-    def _cause(self, inputs: list[Input], forward: str | None) -> Cause | None:
+    def _cause(self, inputs: list[ReadTensor], forward: str | None) -> Cause | None:
         if self._event.kind == PRODUCER:
             return find_cause(self._trace, self._event, inputs, forward)
         return None
@@ -216,7 +218,7 @@ class _Answer:
             tensor = shown
         return None
 
-    def _describe(self, read: Input) -> str:
+    def _describe(self, read: ReadTensor) -> str:
         flow = self._flow
         shape = ", ".join(map(str, flow.tensors.shapes[read.tensor]))
         text = f"{read.slot}: {flow.tensors.dtypes[read.tensor]}[{shape}]"

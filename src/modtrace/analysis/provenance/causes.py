@@ -18,7 +18,7 @@ from .op_rules import (
     is_attention,
 )  # fmt: skip
 from .step_flow import Counts
-from .trace import Event, Trace
+from .trace import Origin, Trace
 
 #: The largest finite number of each format (IEEE 754 binary16, bfloat16, binary32, binary64).
 LARGEST = {
@@ -37,7 +37,7 @@ class Cause(NamedTuple):
     remedy: str
 
 
-class Input(NamedTuple):
+class ReadTensor(NamedTuple):
     """What an op read, with what was measured of it; None: nothing was."""
 
     slot: str
@@ -45,7 +45,7 @@ class Input(NamedTuple):
     counts: Counts | None
 
 
-def find_cause(trace: Trace, event: Event, inputs: list[Input], forward_op: str | None) -> Cause | None:
+def find_cause(trace: Trace, event: Origin, inputs: list[ReadTensor], forward_op: str | None) -> Cause | None:
     """Returns the cause of what a producer made; None where the numbers do not show one.
 
     Args:
@@ -66,7 +66,7 @@ def find_cause(trace: Trace, event: Event, inputs: list[Input], forward_op: str 
     )
 
 
-def _in_forward(name: str, event: Event, inputs: list[Input], args: str) -> Cause | None:
+def _in_forward(name: str, event: Origin, inputs: list[ReadTensor], args: str) -> Cause | None:
     if (name in SOFTMAX or is_attention(name)) and event.counts.nan and event.meant_inputs:
         return Cause(
             "fully masked row",
@@ -101,13 +101,13 @@ def _in_forward(name: str, event: Event, inputs: list[Input], args: str) -> Caus
     return None
 
 
-def _written(name: str, event: Event, args: str) -> Cause | None:
+def _written(name: str, event: Origin, args: str) -> Cause | None:
     if name in WRITES and event.counts.nan and (event.meant_inputs or '"nan"' in args):
         return Cause("constant NaN", "the program writes a NaN of its own", "look at the line that writes it")
     return None
 
 
-def _by_infinity(event: Event, args: str) -> Cause | None:
+def _by_infinity(event: Origin, args: str) -> Cause | None:
     reads_infinity = event.counts.nan and event.meant_inputs
     if not reads_infinity and '"inf"' not in args and '"-inf"' not in args:
         return None
@@ -118,7 +118,7 @@ def _by_infinity(event: Event, args: str) -> Cause | None:
     )
 
 
-def _in_backward(forward: str, inputs: list[Input], args: str) -> Cause | None:
+def _in_backward(forward: str, inputs: list[ReadTensor], args: str) -> Cause | None:
     if forward in ROOTS:
         return Cause(
             "derivative of a root at 0",
@@ -135,7 +135,7 @@ def _in_backward(forward: str, inputs: list[Input], args: str) -> Cause | None:
     return None
 
 
-def _overflow(name: str, event: Event, inputs: list[Input]) -> Cause | None:
+def _overflow(name: str, event: Origin, inputs: list[ReadTensor]) -> Cause | None:
     limit = LARGEST.get(event.counts.dtype)
     top = max((_abs_max(each.counts) for each in inputs if each.counts), default=0.0)
     if limit is None or not math.isfinite(top):
@@ -165,15 +165,15 @@ def _abs_max(counts: Counts) -> float:
     return max(ends, default=0.0)
 
 
-def _reaches(inputs: list[Input], bound: float) -> bool:
+def _reaches(inputs: list[ReadTensor], bound: float) -> bool:
     return any(each.counts and each.counts.min is not None and each.counts.min <= bound for each in inputs)
 
 
-def _lowest(inputs: list[Input]) -> str:
+def _lowest(inputs: list[ReadTensor]) -> str:
     return f"{min(each.counts.min for each in inputs if each.counts and each.counts.min is not None):.4g}"
 
 
-def _divides_by_zero(inputs: list[Input], args: str) -> bool:
+def _divides_by_zero(inputs: list[ReadTensor], args: str) -> bool:
     constant = re.search(r'"other":(-?[\d.]+)', args)
     if constant:
         return float(constant[1]) == 0

@@ -28,7 +28,7 @@ class Counts(NamedTuple):
     first_index: tuple[int, ...] | None = None  # of the first NaN or infinite element
 
 
-class Region(NamedTuple):
+class MemoryRegion(NamedTuple):
     """The memory of a tensor, in elements: those from `start` up to `stop`, all of them if it is dense."""
 
     storage: int | None
@@ -43,7 +43,7 @@ class StepFlow:
 
     ops: StepOps
     tensors: Tensors
-    regions: list[Region]
+    regions: list[MemoryRegion]
     versions: list[int]  # 0 where none is known
     args: list[str]  # the template of each op's arguments
     forward_op: list[
@@ -138,14 +138,14 @@ def _to_counts(row: Mapping[str, Any]) -> Counts:
     )
 
 
-def _find_regions(tensors: Tensors) -> list[Region]:
+def _find_regions(tensors: Tensors) -> list[MemoryRegion]:
     table = tensors.table.select(["storage", "offset", "shape", "stride"]).to_pylist()
     return [_to_region(row["storage"], row["offset"], row["shape"], row["stride"]) for row in table]
 
 
-def _to_region(storage: int | None, offset: int, shape: list[int], stride: list[int]) -> Region:
+def _to_region(storage: int | None, offset: int, shape: list[int], stride: list[int]) -> MemoryRegion:
     numel = int(np.prod(shape, dtype=np.int64))
     if not numel:
-        return Region(storage, offset, offset, True)
+        return MemoryRegion(storage, offset, offset, True)
     extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    return Region(storage, offset, offset + extent, extent == numel)
+    return MemoryRegion(storage, offset, offset + extent, extent == numel)

@@ -18,13 +18,13 @@ from .op_rules import (
     base_name,
     is_attention,
 )  # fmt: skip
-from .step_flow import Counts, Region, StepFlow
+from .step_flow import Counts, MemoryRegion, StepFlow
 
 #: What the values of a tensor are, from the best to the worst; UNSEEN: they were not measured.
 CLEAN, MEANT, UNSEEN, BAD = range(4)
 
 
-class State(NamedTuple):
+class Finiteness(NamedTuple):
     """The values of a tensor, or of a part of memory."""
 
     kind: int = CLEAN
@@ -35,12 +35,12 @@ class State(NamedTuple):
 class Write(NamedTuple):
     """What an op has left in a part of memory."""
 
-    region: Region
-    state: State
+    region: MemoryRegion
+    state: Finiteness
 
 
 @dataclass
-class Event:
+class Origin:
     """Where values that are not finite, and not meant, came up."""
 
     kind: str
@@ -68,7 +68,7 @@ class Trace:
     """What came up in a step, in the order of the ops."""
 
     flow: StepFlow
-    events: list[Event]
+    events: list[Origin]
     names: list[str]  # of each op, without namespace and overload
     unscales: bool  # a GradScaler looks at the gradients of this step
 
@@ -86,11 +86,11 @@ class _Tracer:
     """Knows at every op what the memory of the step holds."""
 
     def __init__(self, flow: StepFlow, names: list[str]) -> None:
-        self.events: list[Event] = []
+        self.events: list[Origin] = []
         self._flow = flow
         self._names = names
         self._memory: dict[int, list[Write]] = defaultdict(list)  # by storage
-        self._states: dict[int, State] = {}  # of tensors without storage, and of leaves
+        self._states: dict[int, Finiteness] = {}  # of tensors without storage, and of leaves
         self._meant_leaves: dict[int, Counts] = {}
         self._sites = flow.tensors.table["site_id"].to_pylist()
 
@@ -98,7 +98,7 @@ class _Tracer:
         """Follows what one op reads into what it returns."""
         reads = () if self._names[op] in SHAPES_ONLY else self._flow.reads.get(op, ())
         inputs = [(slot, tensor, self._read(tensor, op, slot)) for slot, tensor in reads]
-        worst = max((state for _, _, state in inputs), default=State())
+        worst = max((state for _, _, state in inputs), default=Finiteness())
         is_bad = self._visit_outputs(op, inputs, worst)
         if worst.kind == BAD:
             event = self.events[worst.origin]
@@ -115,7 +115,7 @@ class _Tracer:
         dtypes = [self._flow.tensors.dtypes[tensor] for _, tensor in self._flow.returns.get(op, ())]
         return bool(dtypes) and not any(map(_can_be_nan, dtypes))
 
-    def _visit_outputs(self, op: int, inputs: list[tuple[str, int, State]], worst: State) -> bool:
+    def _visit_outputs(self, op: int, inputs: list[tuple[str, int, Finiteness]], worst: Finiteness) -> bool:
         if self._flow.ops.names[self._flow.ops.name[op]].startswith("profiler."):
             return False
         is_bad, measured = False, set()
@@ -133,7 +133,7 @@ class _Tracer:
                 self.events[state.origin].unread.add(tensor)
         return is_bad
 
-    def _mark_read(self, event: Event, read: list[int]) -> None:
+    def _mark_read(self, event: Origin, read: list[int]) -> None:
         regions = self._flow.regions
         event.unread -= {
             tensor
@@ -142,44 +142,44 @@ class _Tracer:
         }
 
     def _judge(
-        self, op: int, slot: str, tensor: int, inputs: list[tuple[str, int, State]], worst: State
-    ) -> State | None:
+        self, op: int, slot: str, tensor: int, inputs: list[tuple[str, int, Finiteness]], worst: Finiteness
+    ) -> Finiteness | None:
         """Returns what an op has left in what it returned; None if it has written nothing."""
         name, counts = self._names[op], self._flow.measured.get((op, slot))
         if name in UNINITIALIZED or (op, slot) in self._flow.unwritten:
-            return State()
+            return Finiteness()
         if counts is None:
             return self._judge_unmeasured(op, tensor, worst)
         if not counts.nan and not counts.inf:
-            return State()
+            return Finiteness()
         if worst.kind == BAD:
             return worst
         if is_attention(name) and slot != "[0]":  # its logsumexp is -inf where a row is masked in full
-            return State(MEANT)
+            return Finiteness(MEANT)
         if not counts.nan and self._is_meant(op, name, worst):
-            return State(MEANT, worst.origin)
-        self.events.append(self._blame(Event(PRODUCER, op, slot, tensor, counts), inputs, worst))
-        return State(BAD, len(self.events) - 1)
+            return Finiteness(MEANT, worst.origin)
+        self.events.append(self._blame(Origin(PRODUCER, op, slot, tensor, counts), inputs, worst))
+        return Finiteness(BAD, len(self.events) - 1)
 
-    def _judge_unmeasured(self, op: int, tensor: int, worst: State) -> State | None:
+    def _judge_unmeasured(self, op: int, tensor: int, worst: Finiteness) -> Finiteness | None:
         if self._flow.shown_by(tensor) is not None:
             return None
         if worst.kind == BAD and self._holds_numbers(tensor):
             return worst
         if self._is_meant(op, self._names[op], worst):
-            return State(MEANT, worst.origin)
+            return Finiteness(MEANT, worst.origin)
         is_known = self._names[op] in SHAPES_ONLY or not self._holds_numbers(tensor)
-        return State() if is_known else State(UNSEEN, tensor)
+        return Finiteness() if is_known else Finiteness(UNSEEN, tensor)
 
     def _holds_numbers(self, tensor: int) -> bool:
         """Returns whether a tensor can hold NaN: it has elements, and no integers."""
         return _can_be_nan(self._flow.tensors.dtypes[tensor]) and 0 not in self._flow.tensors.shapes[tensor]
 
-    def _blame(self, made: Event, inputs: list[tuple[str, int, State]], worst: State) -> Event:
+    def _blame(self, made: Origin, inputs: list[tuple[str, int, Finiteness]], worst: Finiteness) -> Origin:
         """Returns the event of an op that returned bad values and read none that are known to be bad."""
         name = self._names[made.op]
         if worst.kind == UNSEEN:
-            self._write(worst.origin, State(BAD, len(self.events)))
+            self._write(worst.origin, Finiteness(BAD, len(self.events)))
             return replace(made, kind=FIRST_SEEN, unseen=worst.origin)
         args = self._flow.args[made.op]
         is_constant = _has_nan(args) or _has_infinity(args)
@@ -187,16 +187,16 @@ class _Tracer:
             return replace(made, kind=FIRST_SEEN)
         if worst.origin in self._meant_leaves and name not in CARRIERS | SOFTMAX and not is_attention(name):
             slot = next(slot for slot, _, state in inputs if state == worst)
-            self._write(worst.origin, State(BAD, len(self.events)))
-            return Event(SOURCE, made.op, slot, worst.origin, self._meant_leaves[worst.origin])
+            self._write(worst.origin, Finiteness(BAD, len(self.events)))
+            return Origin(SOURCE, made.op, slot, worst.origin, self._meant_leaves[worst.origin])
         return replace(made, meant_inputs=tuple(other for _, other, state in inputs if state.kind == MEANT))
 
-    def _is_meant(self, op: int, name: str, worst: State) -> bool:
+    def _is_meant(self, op: int, name: str, worst: Finiteness) -> bool:
         if name in FILLS and _has_infinity(self._flow.args[op]):
             return True
         return worst.kind == MEANT and name in CARRIERS
 
-    def _read(self, tensor: int, op: int, slot: str) -> State:
+    def _read(self, tensor: int, op: int, slot: str) -> Finiteness:
         """Returns what a tensor holds when an op reads it."""
         if self._flow.tensors.producer[tensor] >= 0:
             return self._look(tensor)
@@ -206,29 +206,29 @@ class _Tracer:
                 self._write(tensor, state)
         return self._look(tensor)
 
-    def _judge_leaf(self, tensor: int, op: int, slot: str) -> State:
+    def _judge_leaf(self, tensor: int, op: int, slot: str) -> Finiteness:
         site = self._sites[tensor]
         counts = self._flow.leaves.get((site, op)) or self._flow.leaves.get((site, None))
         if counts is None:
-            return State(UNSEEN, tensor) if self._holds_numbers(tensor) else State()
+            return Finiteness(UNSEEN, tensor) if self._holds_numbers(tensor) else Finiteness()
         if not (counts.nan or counts.inf):
-            return State()
+            return Finiteness()
         role = self._flow.roles.get(site)
         if role != PARAMETER and (not counts.nan or (role == LEAF and counts.numel == 1)):
             # A mask, or a constant: who writes NaN into a tensor is the one to name.
             self._meant_leaves[tensor] = counts
-            return State(MEANT, tensor)
-        self.events.append(Event(SOURCE, op, slot, tensor, counts))
-        return State(BAD, len(self.events) - 1)
+            return Finiteness(MEANT, tensor)
+        self.events.append(Origin(SOURCE, op, slot, tensor, counts))
+        return Finiteness(BAD, len(self.events) - 1)
 
-    def _look(self, tensor: int) -> State:
+    def _look(self, tensor: int) -> Finiteness:
         region = self._flow.regions[tensor]
         if region.storage is None:
-            return self._states.get(tensor, State())
+            return self._states.get(tensor, Finiteness())
         found = (each.state for each in self._memory[region.storage] if _overlap(each.region, region))
-        return max(found, default=State())
+        return max(found, default=Finiteness())
 
-    def _write(self, tensor: int, state: State) -> None:
+    def _write(self, tensor: int, state: Finiteness) -> None:
         region = self._flow.regions[tensor]
         if region.storage is None:
             self._states[tensor] = state
@@ -241,15 +241,15 @@ def _can_be_nan(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat", "complex"))
 
 
-def _share(one: Region, other: Region) -> bool:
+def _share(one: MemoryRegion, other: MemoryRegion) -> bool:
     return one.storage is not None and one.storage == other.storage and _overlap(one, other)
 
 
-def _overlap(one: Region, other: Region) -> bool:
+def _overlap(one: MemoryRegion, other: MemoryRegion) -> bool:
     return one.start < other.stop and other.start < one.stop
 
 
-def _covers(one: Region, other: Region) -> bool:
+def _covers(one: MemoryRegion, other: MemoryRegion) -> bool:
     if one == other:
         return True
     return one.is_dense and one.start <= other.start and other.stop <= one.stop

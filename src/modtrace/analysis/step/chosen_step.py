@@ -40,7 +40,7 @@ class ShownStep:
 
 
 #: Words that mean a step: which one, as an index, and of which kind; None: of any.
-STEP_WORDS: Mapping[str, tuple[int, str | None]] = {
+STEP_NAMES: Mapping[str, tuple[int, str | None]] = {
     "first": (0, None),
     "last": (-1, None),
     "first-train": (0, "train"),
@@ -51,7 +51,7 @@ STEP_WORDS: Mapping[str, tuple[int, str | None]] = {
 
 
 def find_step(data: RecordingData, asked: int | str | None) -> int | None:
-    """Returns the number of a step that is meant by its number, by one from the end (-1), or by one of STEP_WORDS.
+    """Returns the number of a step that is meant by its number, by one from the end (-1), or by one of STEP_NAMES.
 
     Raises:
         ValueError: there is no such step; a number that is not negative is not looked for.
@@ -61,7 +61,7 @@ def find_step(data: RecordingData, asked: int | str | None) -> int | None:
     steps = data.table("steps")
     kinds: dict[int, str] = dict(zip(steps["step"].to_pylist(), steps["kind"].to_pylist(), strict=True))
     known = sorted(kinds.keys() | set(np.unique(column_of(data.table("calls"), "step")).tolist()))
-    at, kind = STEP_WORDS[asked] if isinstance(asked, str) else (asked, None)
+    at, kind = STEP_NAMES[asked] if isinstance(asked, str) else (asked, None)
     meant = [step for step in known if kind in (None, kinds.get(step))]
     if not -len(meant) <= at < len(meant):
         raise _no_step(asked, known, "" if kind is None else f" ({', '.join(sorted(set(kinds.values())))})")

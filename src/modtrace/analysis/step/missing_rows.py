@@ -9,7 +9,7 @@ from ...recording.meta import HELD, RunMeta
 from ...recording.options.step_range import ALL_STEPS
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
-from ...surface import choose_words
+from ...surface import choose_phrase
 from .calls import column_of, phase_codes
 from .chosen_step import name_steps
 
@@ -79,13 +79,13 @@ def _why_no_calls(data: RecordingData) -> str:
 def _name_option(what: str) -> str:
     """Returns what records them; calls always are."""
     if what == "ops":
-        return choose_words(python="ops=True", command_line="modtrace record --ops")
+        return choose_phrase(python="ops=True", command_line="modtrace record --ops")
     if what == "values":
-        return choose_words(
+        return choose_phrase(
             python="values='stats' or modtrace.Capture(...)",
             command_line="modtrace record --values stats or --capture",
         )
-    return choose_words(
+    return choose_phrase(
         python="values=modtrace.Capture(tensors=True)", command_line="modtrace record --capture tensors"
     )
 

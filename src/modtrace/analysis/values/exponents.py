@@ -10,7 +10,7 @@ from ...recording.protocols import RecordingData
 from ...recording.statistics.moments import Numbers
 from ...recording.statistics.tier2 import read_tier2
 from ...recording.suggestions import first_few
-from ...surface import choose_words, name_argument
+from ...surface import choose_phrase, name_argument
 from ..step.calls import column_of
 from .history_statistics import Cells, group_rows, merge_tier2_cells
 from .selection import SelectedValues, Selection, select_values
@@ -50,7 +50,7 @@ def build_exponents(data: RecordingData, selection: Selection, step: int | None 
     sites = np.unique(cells.site)
     if step is None and len(sites) > 1:
         names = first_few([found.names[site] for site in sites], 5)
-        one_step = choose_words(python="step=", command_line="--step")
+        one_step = choose_phrase(python="step=", command_line="--step")
         raise ValueError(
             f"{name_argument('path', selection.path)} means {len(sites)} sites ({names}), "
             "and a histogram over steps is of one. "
@@ -73,7 +73,7 @@ def _describe_none(data: RecordingData, selection: Selection, argument: str) -> 
     found = select_values(data, replace(selection, steps=None))
     steps = np.unique(column_of(found.table, "step")[_is_measured(found)]).tolist()
     if not steps:
-        capture = choose_words(python="Capture(stats=2)", command_line="modtrace record --capture stats=2")
+        capture = choose_phrase(python="Capture(stats=2)", command_line="modtrace record --capture stats=2")
         return f"no histograms were recorded of these tensors. Record them with {capture}."
     named = first_few(steps, 8)
     given = name_argument(argument, selection.steps)

@@ -17,7 +17,7 @@ from ...recording.statistics.number_formats import FORMATS
 from ...recording.statistics.tier2 import Tier2Columns, read_tier2
 from ...recording.statistics.tier2_merge import merge_groups
 from ...recording.suggestions import did_you_mean
-from ...surface import choose_words, name_argument
+from ...surface import choose_phrase, name_argument
 from ..step.calls import Rows, column_of
 from .selection import SelectedValues
 
@@ -89,10 +89,10 @@ def to_stat(name: str) -> Stat:
     Raises:
         ValueError: there is none; the message lists the known names.
     """
-    tier_1 = choose_words(
+    tier_1 = choose_phrase(
         python="values='stats' or Capture(stats=1)", command_line="modtrace record --values stats"
     )
-    tier_2 = choose_words(
+    tier_2 = choose_phrase(
         python="values=modtrace.Capture(stats=2)", command_line="modtrace record --capture stats=2"
     )
     if name in (*RAW, *DERIVED):
@@ -102,7 +102,7 @@ def to_stat(name: str) -> Stat:
     if name in STATISTICS or _is_asked_of_histogram(name):
         return Stat(name, "zero_count", lambda found, cells: _tier2(name, found, cells), tier_2)
     if name == _USER or name.startswith(f"{_USER}:"):
-        in_python = choose_words(
+        in_python = choose_phrase(
             python="Capture(function=...)", command_line="Capture(function=...) in Python"
         )
         return Stat(name, _USER, lambda found, cells: _of_user(name, found, cells), in_python)
@@ -198,7 +198,7 @@ def _of_user(name: str, found: SelectedValues, cells: Cells) -> Numbers:
     several = cells.several()
     if several:
         cell, rows = several[0]
-        choice = choose_words(
+        choice = choose_phrase(
             python="Choose one with call=, slot= or phase=",
             command_line="Recording.plot() in Python chooses one, by its arguments call, slot and phase",
         )

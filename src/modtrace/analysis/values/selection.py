@@ -16,7 +16,7 @@ from ...recording.options.schedule import to_schedule
 from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES, RECOMPUTE
 from ...recording.protocols import RecordingData
 from ...recording.role import GRAD_INPUT, GRAD_OUTPUT, INPUT, OP_OUTPUT, OUTPUT, ROLES
-from ...surface import choose_words, name_argument
+from ...surface import choose_phrase, name_argument
 from ..step.calls import Calls, RowFinder, Rows, column_of, iterate_levels, phase_codes, read_all_calls
 from ..step.missing_rows import explain_none, require_rows, say_missing
 from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_by_calls, place_calls
@@ -137,7 +137,7 @@ def kept_values(data: RecordingData) -> pa.Table:
 
 def _describe_no_role(selection: Selection, there: Sequence[str]) -> str:
     what, more = ("kept whole", ", tensors=True") if selection.kept else ("measured", "")
-    capture = choose_words(
+    capture = choose_phrase(
         python=f"values=modtrace.Capture(roles={selection.role!r}{more})",
         command_line=f"modtrace record --capture roles={selection.role}",
     )

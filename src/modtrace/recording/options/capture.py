@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any
 
-from ...surface import choose_words, name_argument
+from ...surface import choose_phrase, name_argument
 from ..role import GRAD_OUTPUT, LEAF, OP_OUTPUT, OP_ROLES, OUTPUT, PARAMETER, PARAMETER_GRAD, ROLES
 from ..suggestions import did_you_mean
 from .path_filter import PathFilter, to_path_filter
@@ -124,7 +124,7 @@ class Capture:
 
     def _check_switches(self) -> None:
         if not (isinstance(self.tensors, (bool, str)) and self.tensors in (True, False, "lazy")):
-            wanted = choose_words(
+            wanted = choose_phrase(
                 python="give True, False or 'lazy'", command_line="give 'lazy', or no value"
             )
             raise ValueError(f"{name_argument('tensors', self.tensors)}: {wanted}")
@@ -187,7 +187,7 @@ def to_captures(
     if values is None:
         if include is not None or exclude is not None:
             raise ValueError(
-                choose_words(
+                choose_phrase(
                     python="include and exclude choose what is measured, and values=None measures nothing",
                     command_line="--include and --exclude choose what is measured, and --values none measures nothing",
                 )
@@ -197,7 +197,7 @@ def to_captures(
         return _usual(include, exclude, ops)
     if include is not None or exclude is not None:
         raise ValueError(
-            choose_words(
+            choose_phrase(
                 python="with values=Capture(...) say include and exclude there: Capture(include=...)",
                 command_line="with --capture say include and exclude there: --capture 'include=...'",
             )
@@ -206,7 +206,7 @@ def to_captures(
     if not given:
         raise ValueError(f"values={values!r}: give at least one Capture, or None to measure nothing")
     if len(given) > _MOST_CAPTURES:
-        there = choose_words(python="values holds", command_line="there are")
+        there = choose_phrase(python="values holds", command_line="there are")
         raise ValueError(f"{there} {len(given)} captures, and {_MOST_CAPTURES} are the most")
     captures: list[Capture] = []
     for each in given:
@@ -241,8 +241,8 @@ def _one(given: object, ops: bool) -> Capture:
     if set(given.roles) == set(ROLES):  # "all": the roles that are recorded
         return replace(given, roles=[role for role in ROLES if role not in OP_ROLES])
     role = next(role for role in given.roles if role in OP_ROLES)
-    capture = choose_words(python=f"Capture(roles={role!r})", command_line=f"--capture 'roles={role}'")
-    ops_too = choose_words(python="record(ops=True)", command_line="--ops")
+    capture = choose_phrase(python=f"Capture(roles={role!r})", command_line=f"--capture 'roles={role}'")
+    ops_too = choose_phrase(python="record(ops=True)", command_line="--ops")
     raise ValueError(f"{capture} looks at what ops return: it takes {ops_too}")
 
 

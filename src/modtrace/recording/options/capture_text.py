@@ -31,7 +31,7 @@ def parse_capture(text: str) -> "Capture | str":
         raise ValueError(f"{given} says nothing: give words such as 'roles=output stats=2', or 'stats'")
     try:
         with speak(_name_word):
-            return Capture(**_read_words(text))
+            return Capture(**_read_options(text))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name_argument('capture', text)} cannot be read: {error}") from error
 
@@ -44,7 +44,7 @@ def _name_word(name: str, value: object) -> str:
     return f"{name}={','.join(map(str, value)) if isinstance(value, (list, tuple)) else value}"
 
 
-def _read_words(text: str) -> dict[str, Any]:
+def _read_options(text: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for word in _split(text):
         name, value = _read(word)

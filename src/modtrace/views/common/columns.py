@@ -52,7 +52,7 @@ class Text:
     def wrap(self, width: int) -> list["Text"]:
         """Returns lines of at most `width` columns, broken at blanks; a word that is longer has its own."""
         lines, line = [], Text()
-        for word in self._words():
+        for word in self._split():
             if (
                 line.width > len(_INDENT)
                 and line.width + _width_of(word.render(color=False).rstrip()) > width
@@ -62,7 +62,7 @@ class Text:
             line = Text.join([line, word])
         return [*lines, line]
 
-    def _words(self) -> Iterator["Text"]:
+    def _split(self) -> Iterator["Text"]:
         word = Text()
         for text, style in self._pieces:
             for part in _WORD.findall(text):

@@ -5,7 +5,7 @@ from collections import Counter
 
 from ...analysis.graph_view.records import LAYER, GraphView
 from ...recording.suggestions import count_of
-from ...surface import choose_words
+from ...surface import choose_phrase
 from .columns import Text, render_lines
 from .headline import describe_head
 from .numbers import to_json_number
@@ -16,7 +16,7 @@ _PLURALS = {"earlier": "tensors from outside"}
 
 def explain_no_ops() -> str:
     """Returns what a graph of a step without ops shows."""
-    ops_too = choose_words(python="ops=True", command_line="modtrace record --ops")
+    ops_too = choose_phrase(python="ops=True", command_line="modtrace record --ops")
     return (
         "no ops were recorded: the nodes are calls, and the arrows say which began next. "
         f"For what flows between them record with {ops_too}."

@@ -8,7 +8,7 @@ import warnings
 
 from ...analysis.graph_view.records import GraphView
 from ...errors import MissingLibraryError, ModtraceError, ModtraceWarning
-from ...surface import choose_words
+from ...surface import choose_phrase
 from ..common.whole_file import write_content, write_pieces
 from .fixed_labels import FixedLabels
 from .render import render_dot
@@ -187,7 +187,7 @@ def raise_box_labels(svg: str) -> str:
 
 
 def _say_how_to_shrink() -> str:
-    less = choose_words(
+    less = choose_phrase(
         python="collapse(depth=...), fold(), filter(...)", command_line="--depth, --fold, --phase, --path"
     )
     return f"Show less: {less}; or write a .dot file and draw it with another program."

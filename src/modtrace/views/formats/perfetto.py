@@ -13,7 +13,7 @@ import numpy as np
 from ...analysis.timeline.arrange import SPAN_KINDS, Lane
 from ...analysis.timeline.spans import Detail
 from ...analysis.timeline.timeline import FLOW_KINDS, Timeline
-from ...surface import choose_words
+from ...surface import choose_phrase
 from ..common.whole_file import write_pieces
 
 _FIRST_TID = 1  # viewers take 0 for the idle thread of the system
@@ -25,7 +25,7 @@ def describe_missing(timeline: Timeline) -> str | None:
     """Returns why the backward has no calls; None where it has some, or nothing ran backward."""
     if not timeline.lacks_backward:
         return None
-    options = choose_words(
+    options = choose_phrase(
         python="backward_times=True or ops=True", command_line="modtrace record --backward-times or --ops"
     )
     return f"no backward calls are shown: when they began and ended was not recorded. Record with {options}."

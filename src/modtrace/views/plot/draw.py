@@ -12,7 +12,7 @@ from ...analysis.values.history import History, build_history
 from ...analysis.values.selection import Selection
 from ...recording.protocols import RecordingData
 from ...recording.role import OPTIMIZER_STATE
-from ...surface import choose_words, name_argument
+from ...surface import choose_phrase, name_argument
 from ..common.whole_file import write_content
 from .heatmap import plot_heatmap
 from .histogram import plot_histogram
@@ -43,7 +43,7 @@ def find_plotted(
     if kind == "histogram":
         return build_exponents(data, selection, step)
     if step is not None:
-        of_steps = choose_words(python="steps=", command_line="--steps")
+        of_steps = choose_phrase(python="steps=", command_line="--steps")
         raise ValueError(
             f"{name_argument('step', step)} is for {name_argument('kind', 'histogram')}. "
             f"Give {of_steps} to choose the steps of {kind}."

@@ -9,7 +9,7 @@ from ...optional import require
 from ...recording.role import BY_NAME
 from ...recording.statistics.known import title_of as title_of_stat
 from ...recording.statistics.moments import Numbers
-from ...surface import choose_words
+from ...surface import choose_phrase
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +65,7 @@ def new_axes(names: Sequence[str], height: float) -> "Axes":
     Raises:
         MissingLibraryError: matplotlib is not installed.
     """
-    require("matplotlib", choose_words(python="Recording.plot()", command_line="modtrace plot"))
+    require("matplotlib", choose_phrase(python="Recording.plot()", command_line="modtrace plot"))
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
