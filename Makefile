@@ -41,9 +41,9 @@ UNDER_SANITIZERS = PYTHONPATH=$(CURDIR)/$(SANITIZED)/lib MODTRACE_SANITIZED=$(CU
 
 define PYTHON_IS_NEW_ENOUGH
 import sys
-if sys.version_info < (3, 10):
+if sys.version_info < (3, 11):
     found = sys.executable + " is Python " + sys.version.split()[0]
-    sys.exit("modtrace needs Python 3.10 or newer, and " + found + ". Name another one: make env PYTHON=python3.12")
+    sys.exit("make needs Python 3.11 or newer for its tools, and " + found + ". Name another one: make env PYTHON=python3.12")
 endef
 export PYTHON_IS_NEW_ENOUGH
 

@@ -207,3 +207,25 @@ def test_left_padded_llama_has_no_nonfinite_values_to_report(attention: str) -> 
         transformers.LlamaForCausalLM(config), lambda step: batch, loss=lambda found: found.loss
     )
     assert rec.first_nonfinite() is None
+
+
+@pytest.mark.parametrize("view", [False, True], ids=["the mask itself", "a view of it"])
+def test_mask_that_is_made_in_the_first_step_and_kept_is_no_fault(view: bool) -> None:
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+            self.kept: torch.Tensor | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.kept is None:
+                mask = torch.full((6, 6), -math.inf).triu(1)
+                self.kept = mask[None] if view else mask
+            scores = self.inner(x)
+            return (scores @ scores.mT + self.kept).softmax(-1) @ scores
+
+    torch.manual_seed(0)
+    rec = record_training(
+        Keeping(), lambda step: torch.randn(2, 6, 8), loss=lambda y: y.square().mean(), steps=3
+    )
+    assert rec.first_nonfinite() is None

@@ -1,7 +1,7 @@
 """The ops of one step with the tensors that they read and return, and what was measured of these."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +14,9 @@ from ..graph.reads import read_uses
 from ..step.calls import column_of
 from ..step.ops import StepOps, read_step_ops
 from ..values.nonfinite import read_first_index
+
+#: The columns of `values` that `Counts` are made of.
+_COUNTED = ("nan_count", "inf_count", "numel", "min", "max", "dtype", "count", "first_index", "shape")
 
 
 class Counts(NamedTuple):
@@ -56,6 +59,8 @@ class StepFlow:
     unwritten: frozenset[tuple[int, str]]  # outputs that hold memory nobody has written to
     #: Of what no op of the step had made, by its site and the op that read it first; None for a site of one tensor.
     leaves: Mapping[tuple[int, int | None], Counts]
+    #: Of tensors that an op of an earlier step made, as a mask that is kept: what was measured of them then.
+    earlier: Mapping[int, Counts]
     roles: Mapping[int, str]  # of each site
 
     def shown_by(self, tensor: int) -> int | None:
@@ -95,6 +100,7 @@ def read_step_flow(data: RecordingData, step: int) -> StepFlow:
         measured=measured,
         unwritten=unwritten,
         leaves=leaves,
+        earlier=_read_earlier(data, tensors, before=min(ops.op_id.tolist(), default=0)),
         roles={
             row["site_id"]: row["role"] for row in data.table("sites").select(["site_id", "role"]).to_pylist()
         },
@@ -111,9 +117,7 @@ def _read_values(
     measured: dict[tuple[int, str], Counts] = {}
     unwritten: set[tuple[int, str]] = set()
     leaves: dict[tuple[int, int | None], Counts] = {}
-    columns = ["site_id", "op_id", "nan_count", "inf_count", "numel", "min", "max", "dtype", "count", "note"]
-    columns += ["first_index", "shape"]
-    for row in values.select(columns).to_pylist():
+    for row in values.select(["site_id", "op_id", *_COUNTED]).to_pylist():
         site: Mapping[str, Any] = sites.get(row["site_id"], {})
         if site.get("role") == OP_OUTPUT:
             key = (row_of.get(row["op_id"], -1), site["slot"])
@@ -124,6 +128,37 @@ def _read_values(
         elif row["count"] is not None:
             leaves.setdefault((row["site_id"], row_of.get(row["op_id"])), _to_counts(row))
     return measured, frozenset(unwritten), leaves
+
+
+def _read_earlier(data: RecordingData, tensors: Tensors, *, before: int) -> dict[int, Counts]:
+    """Returns what was last measured of the memory of tensors that no op of the step made, by ops before `before`."""
+    of_tensor = {
+        tensor: storage
+        for tensor, storage in enumerate(tensors.table["storage"].to_pylist())
+        if storage is not None and tensors.producer[tensor] < 0
+    }
+    every = data.table("tensors").select(["producer_op", "slot", "storage"])
+    every = every.take(np.flatnonzero(np.isin(column_of(every, "storage"), [*set(of_tensor.values())])))
+    rows = (
+        row for row in every.to_pylist() if row["producer_op"] is not None and row["producer_op"] < before
+    )
+    made = {(row["producer_op"], row["slot"]): row["storage"] for row in rows}
+    of_storage = {
+        made[key]: counts for key, counts in _read_outputs(data, [op for op, _ in made]) if key in made
+    }
+    return {tensor: of_storage[storage] for tensor, storage in of_tensor.items() if storage in of_storage}
+
+
+def _read_outputs(data: RecordingData, op_ids: list[int]) -> Iterator[tuple[tuple[int, str], Counts]]:
+    """Yields the ids of ops and the slots of their outputs with what was measured of these, in the order of ops."""
+    values = data.table("values")
+    values = values.take(np.flatnonzero(np.isin(column_of(values, "op_id"), op_ids)))
+    sites = data.table("sites").select(["site_id", "role", "slot"]).to_pylist()
+    slots = {row["site_id"]: row["slot"] for row in sites if row["role"] == OP_OUTPUT}
+    rows = values.select(["site_id", "op_id", *_COUNTED]).to_pylist()
+    for row in sorted(rows, key=lambda each: int(each["op_id"])):
+        if row["site_id"] in slots and row["count"] is not None:
+            yield (row["op_id"], slots[row["site_id"]]), _to_counts(row)
 
 
 def _to_counts(row: Mapping[str, Any]) -> Counts:

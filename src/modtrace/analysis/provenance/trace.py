@@ -209,6 +209,8 @@ class _Tracer:
     def _judge_leaf(self, tensor: int, op: int, slot: str) -> Finiteness:
         site = self._sites[tensor]
         counts = self._flow.leaves.get((site, op)) or self._flow.leaves.get((site, None))
+        if counts is None and tensor in self._flow.earlier:
+            counts = self._flow.earlier[tensor]
         if counts is None:
             return Finiteness(UNSEEN, tensor) if self._holds_numbers(tensor) else Finiteness()
         if not (counts.nan or counts.inf):
