@@ -84,9 +84,9 @@ def test_tensor_is_named_by_role_slot_module_and_call(changes: dict[str, object]
 
 def test_first_of_the_elements_is_told() -> None:
     line = second_line(replace(FOUND, first_index=(0, 3, 17)))
-    assert line == "  output of blocks.1.attn in GPT, 4.10K elements, the first at [0, 3, 17]"
+    assert line == "  output of blocks.1.attn in GPT, 4.10K elements, the first at [0,3,17]"
     made = second_line(replace(FOUND, op="aten.log.default", kind="producer", first_index=(5,)))
-    assert made == "  made by aten.log.default in blocks.1.attn of GPT, 4.10K elements, the first at [5]"
+    assert made == "  made by log in blocks.1.attn of GPT, 4.10K elements, the first at [5]"
 
 
 def test_phase_that_is_not_known_is_left_out() -> None:

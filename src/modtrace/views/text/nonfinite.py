@@ -102,7 +102,8 @@ def _describe_tensor(found: NonFinite) -> str:
 def _describe_size(found: NonFinite) -> str:
     """Returns how many elements the tensor has, and which is the first that is not finite."""
     size = count_of(found.numel, "element", format_count)
-    return f"{size}, the first at {list(found.first_index)}" if found.first_index else size
+    index = ",".join(map(str, found.first_index or ()))
+    return f"{size}, the first at [{index}]" if index else size
 
 
 def _describe_none(measured: Measured, marks: Sequence[str]) -> str:
