@@ -11,8 +11,8 @@ def lines(script: str, *arguments: str) -> list[str]:
 
 def test_large_recording_is_measured_twice() -> None:
     first, again = lines("open_large.py", "--rows", "100000")
-    assert first.startswith("first: 100,000 value rows, 19 MB on disk: ")
-    assert again.startswith("again: 100,000 value rows, 19 MB on disk: ")
+    assert first.startswith("first: 100,000 value rows, 22 MB on disk: ")
+    assert again.startswith("again: 100,000 value rows, 22 MB on disk: ")
 
 
 def test_small_steps_are_measured_open_and_closed() -> None:

@@ -97,7 +97,9 @@ def test_device_rows_keep_what_the_kernel_wrote():
     for number in numbers:
         measure_on_device(torch.full((2,), float(number)), rows.row(number))
     table = rows.read(list(reversed(numbers)))
-    assert table.tolist() == [[2.0, n, n, 2 * n, 2 * n * n, 0, 0] for n in map(float, reversed(numbers))]
+    assert table[:, :FIRST_INDEX].tolist() == [
+        [2.0, n, n, 2 * n, 2 * n * n, 0, 0] for n in map(float, reversed(numbers))
+    ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

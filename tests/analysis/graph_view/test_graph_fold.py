@@ -7,7 +7,8 @@ import pytest
 
 from builders import RecordingBuilder
 from helpers.typed_graphs import box_lines, edge_lines, node_lines
-from modtrace.model_graph import ModelGraph, graph_of
+from modtrace.make_graph import graph_of
+from modtrace.model_graph import ModelGraph
 
 
 class Blocks:

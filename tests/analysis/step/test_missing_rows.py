@@ -9,7 +9,7 @@ from modtrace.analysis.step.missing_rows import explain_none, require_ops
 from modtrace.analysis.values.nonfinite import find_first_nonfinite
 from modtrace.analysis.values.selection import Selection, kept_values, select_values
 from modtrace.errors import NothingRecordedError
-from modtrace.model_graph import graph_of
+from modtrace.make_graph import graph_of
 from modtrace.recording.meta import HELD, Note, RunMeta
 
 NOT_CLOSED = "not closed: the process ended or is still running; no step is complete"

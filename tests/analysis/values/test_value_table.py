@@ -13,8 +13,20 @@ COLUMNS = [
     *("step", "phase", *NAMES, "op", "op_nth", "shape", "dtype", "numel"),
     *("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count", *DERIVED),
     *("nan_fraction", "inf_fraction", "crest", "mean_abs", "zero_fraction", "kurtosis", "argmax", "relative"),
-    *("site_id", "call_id", "op_id", "order", "sumabs", "zero_count", "sum4", "channel_max", "sample"),
+    *(
+        "site_id",
+        "call_id",
+        "op_id",
+        "order",
+        "first_index",
+        "sumabs",
+        "zero_count",
+        "sum4",
+        "channel_max",
+        "sample",
+    ),
     *("hash", "sketch", "histogram", "user", "blob", "note"),
+    *("placements", "mesh", "global_shape", "global_offset", "micro_batch", "stage"),
 ]
 
 
