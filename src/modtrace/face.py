@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from . import answers
 from .analysis.modules.module_tree import ModuleTree, build_module_tree
 from .analysis.ops.groups import GroupedBy
 from .analysis.ops.memory_table import MemoryTable, build_memory_table
@@ -20,17 +21,6 @@ from .analysis.values.selection import Selection
 from .analysis.values.stack import Stack, build_stack
 from .analysis.values.tensor_lookup import find_tensor, find_tensors
 from .analysis.values.value_table import build_value_table
-from .answers import (
-    TREE_WITHOUT,
-    Displayed,
-    ShownMemoryTable,
-    ShownModuleTree,
-    ShownNonFinite,
-    ShownOpPaths,
-    ShownOpTable,
-    ShownRecomputeCheck,
-    shown,
-)
 from .make_graph import graph_of
 from .model_graph import ModelGraph
 from .optional import require
@@ -51,10 +41,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-class Recording(Displayed):
+class Recording(answers.Displayed):
     """A recording: its tables, and the answers they hold. `print` and notebooks show the module tree."""
 
-    _without = TREE_WITHOUT
+    _without = answers.TREE_WITHOUT
 
     def __init__(self, data: RecordingData) -> None:
         self._data = data
@@ -270,7 +260,7 @@ class Recording(Displayed):
             NothingRecordedError: no tensor was measured; the message says why.
         """
         found = find_first(self.data)
-        return None if found is None else shown(ShownNonFinite, found)
+        return None if found is None else answers.shown(answers.ShownNonFinite, found)
 
     def recompute_check(self) -> RecomputeCheck:
         """Returns whether the recomputes of activation checkpointing agree with their forwards, or which ops differ.
@@ -281,7 +271,7 @@ class Recording(Displayed):
         Raises:
             NothingRecordedError: no call was recomputed, or nothing was measured of one.
         """
-        return shown(ShownRecomputeCheck, check_recomputes(self.data))
+        return answers.shown(answers.ShownRecomputeCheck, check_recomputes(self.data))
 
     def module_tree(self, step: int | None = None) -> ModuleTree:
         """Returns the calls and times of one step by module.
@@ -292,7 +282,7 @@ class Recording(Displayed):
         Raises:
             ValueError: there is no such step.
         """
-        return shown(ShownModuleTree, build_module_tree(self.data, step=step))
+        return answers.shown(answers.ShownModuleTree, build_module_tree(self.data, step=step))
 
     def op_table(
         self, step: int | None = None, *, by: GroupedBy = "module", phase: str | None = None
@@ -307,7 +297,7 @@ class Recording(Displayed):
         Raises:
             ValueError: there is no such step, or `by` or `phase` is something else.
         """
-        return shown(ShownOpTable, build_op_table(self.data, step=step, by=by, phase=phase))
+        return answers.shown(answers.ShownOpTable, build_op_table(self.data, step=step, by=by, phase=phase))
 
     def memory_table(self, step: int | None = None, *, ops: bool = False) -> MemoryTable:
         """Returns what the modules save for backward and their calls allocate. Its `recorded` is False without ops.
@@ -319,7 +309,7 @@ class Recording(Displayed):
         Raises:
             ValueError: there is no such step.
         """
-        return shown(ShownMemoryTable, build_memory_table(self.data, step=step, ops=ops))
+        return answers.shown(answers.ShownMemoryTable, build_memory_table(self.data, step=step, ops=ops))
 
     def paths(self, step: int | None = None, *, phase: str | None = None) -> OpPaths:
         """Returns the ops in the order in which they ran, each with its module. Its `recorded` is False without ops.
@@ -331,7 +321,7 @@ class Recording(Displayed):
         Raises:
             ValueError: there is no such step, or no such phase.
         """
-        return shown(ShownOpPaths, build_op_paths(self.data, step=step, phase=phase))
+        return answers.shown(answers.ShownOpPaths, build_op_paths(self.data, step=step, phase=phase))
 
     def graph(self, step: int | None = None) -> ModelGraph:
         """Returns the execution graph of one step. Without ops its nodes are calls, in the order in which they began.
