@@ -13,6 +13,7 @@ from torch import nn
 
 import modtrace
 from helpers.user_modes import SeesFunctions, SeesOps
+from modtrace.collect.recorder.flush_timer import FlushTimer
 from modtrace.collect.recorder.row_writer import RowWriter
 from modtrace.errors import ModtraceWarning
 
@@ -143,3 +144,18 @@ def test_signal_that_raises_in_the_only_thread_while_it_writes_leaves_a_mark(tmp
         "the run ended by Stopped; step 0 was the last to end",
         "rows may be missing from step 0 on: Stopped while they were written",
     )
+
+
+@pytest.mark.parametrize("error", [TimeoutError("a disk of the network"), KeyError("x")])
+def test_what_the_thread_raises_is_raised_where_it_was_asked_for(error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    timer = FlushTimer(lambda: None)
+    timer.start()
+    try:
+        with pytest.raises(type(error)) as raised:
+            timer.run(fail)
+    finally:
+        timer.stop()
+    assert raised.value is error

@@ -1,11 +1,10 @@
 """Decides when ended steps are written. A thread writes them if no other step ends."""
 
-import contextlib
 import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, TimeoutError
+from concurrent.futures import Future, wait
 
 from ...recording.failure_reporter import start_thread
 
@@ -78,9 +77,10 @@ class FlushTimer:
         self._asked.append((write, done))
         self._wake.set()
         self._hurry.set()
-        while thread.is_alive() or done.done():
-            with contextlib.suppress(TimeoutError):
-                return done.result(_LOOK_AFTER_S)
+        while thread.is_alive() and not done.done():
+            wait([done], timeout=_LOOK_AFTER_S)
+        if done.done():
+            done.result()
 
     def stop(self) -> None:
         """Stops the thread, and waits until it has ended."""
