@@ -206,6 +206,12 @@ class LiveRecording(Recording):
                 raise
             self._go_on_without(error)
         self._model = None
+        if self._writer is not None:
+            try:
+                self._writer.delete_replaced()
+            except BaseException as error:  # Ctrl-C, which may come while a large folder is deleted
+                self._end(error)
+                raise
 
     def _start(self) -> "Recorder":
         from .collect.recorder.environment import describe_run
@@ -232,8 +238,6 @@ class LiveRecording(Recording):
             flight_recorder=sink if isinstance(sink, FlightRecorder) else None,
         )
         recorder.start()
-        if self._writer is not None:
-            self._writer.delete_replaced()
         return recorder
 
     def _undo(self) -> None:
@@ -250,7 +254,7 @@ class LiveRecording(Recording):
             RunMeta(marks=(f"modtrace failed when it began to record: {describe(error)}",))
         )
         text = "modtrace met an internal error when it began to record; the run goes on, unrecorded"
-        warnings.warn(f"{text} ({describe(error)}). Please report it.", ModtraceWarning, stacklevel=3)
+        warnings.warn(f"{text} ({describe(error)}). Please report it.", ModtraceWarning, stacklevel=4)
 
     def _end(self, error: BaseException | None) -> None:
         recorder, self._recorder = self._recorder, None

@@ -1,4 +1,4 @@
-"""Which parts of modtrace were compiled at installation, and what it costs where one was not."""
+"""Finds which compiled parts of modtrace are missing, and warns of what that costs."""
 
 import importlib
 import warnings
@@ -50,14 +50,16 @@ def _problem_of(module: str) -> str | None:
 def warn_of_missing_parts(*, values: bool, ops: bool) -> None:
     """Says once in a process that what is recorded takes longer than it has to."""
     global _is_told
+    if _is_told:
+        return
     wanted = {KERNEL: values, TENSOR_IDS: ops}
     costs = [each.cost for each in find_missing_parts() if wanted[each.part]]
-    if _is_told or not costs:
+    if not costs:
         return
     _is_told = True
     warnings.warn(
         f"modtrace runs without all of its compiled parts: {costs[0]}. Install a C compiler, then modtrace again; "
         "`modtrace doctor` says what is missing.",
         ModtraceWarning,
-        stacklevel=3,
+        stacklevel=4,
     )

@@ -92,13 +92,14 @@ class FolderWriter:
     @property
     def rows(self) -> int:
         """The number of rows in the files, including those of the next flush."""
-        written = sum(each.rows for each in self._streams.values())
-        return written + sum(each.rows for each in self._buffers.values())
+        # Others may ask while a thread adds a table.
+        written = sum(each.rows for each in list(self._streams.values()))
+        return written + sum(each.rows for each in list(self._buffers.values()))
 
     @property
     def size_bytes(self) -> int:
         """The bytes of the tables and the whole tensors on disk."""
-        return sum(each.size_bytes for each in self._streams.values()) + self._tensors.size_bytes
+        return sum(each.size_bytes for each in list(self._streams.values())) + self._tensors.size_bytes
 
     def write(self, table: str, columns: Mapping[str, Any]) -> None:
         """Takes a batch of rows of one table; see `Sink.write`.

@@ -14,6 +14,8 @@ from torch import nn
 import modtrace
 from helpers.user_modes import SeesFunctions, SeesOps
 from modtrace.collect.recorder.flush_timer import FlushTimer
+from modtrace.collect.recorder.ready_steps import ReadySteps
+from modtrace.collect.recorder.recorder import Recorder
 from modtrace.collect.recorder.row_writer import RowWriter
 from modtrace.errors import ModtraceWarning
 
@@ -159,3 +161,31 @@ def test_what_the_thread_raises_is_raised_where_it_was_asked_for(error: Exceptio
     finally:
         timer.stop()
     assert raised.value is error
+
+
+def test_handler_that_dumps_in_the_middle_of_our_own_work_does_not_wait_for_ever(monkeypatch):
+    def settle(ready: ReadySteps) -> None:
+        original(ready)
+        if len(fired) < 3:
+            fired.append(ready.ended)
+            signal.raise_signal(signal.SIGALRM)
+
+    fired: list[int] = []
+    original = ReadySteps.settle
+    monkeypatch.setattr(ReadySteps, "settle", settle)
+    before = signal.signal(signal.SIGALRM, lambda *_: rec.dump("asked"))
+    try:
+        with modtrace.record(keep_last=2) as rec:
+            train(5)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert [each.reason for each in rec.triggers] == ["asked"] * 3
+
+
+def test_steps_that_a_flight_recorder_looks_at_are_not_forced_into_files_at_each(tmp_path, monkeypatch):
+    late = []
+    monkeypatch.setattr("modtrace.collect.recorder.flush_timer._FLUSH_AFTER_S", 60.0)
+    monkeypatch.setattr(Recorder, "_flush_late", lambda recorder: late.append(recorder.steps_ended))
+    with modtrace.record(to=tmp_path / "run.modtrace", keep_last=2):
+        train(20)
+    assert late == []

@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 
 from ...recording.failure_reporter import start_thread
@@ -21,12 +21,14 @@ _LOOK_AFTER_S = 1.0
 class FlushTimer:
     """A thread that writes ended steps, from `start` to `stop`."""
 
-    def __init__(self, flush: Callable[[], None]) -> None:
-        """Creates the timer, with nothing to write.
+    def __init__(self, flush: Callable[[], None], *, locks: Sequence[threading.RLock] = ()) -> None:
+        """Creates a timer, which does not run yet.
 
         Args:
             flush: writes what waits, and calls `taken`.
+            locks: the locks that what `run` is given takes.
         """
+        self._locks = locks
         self._flush = flush
         self._wake = threading.Event()
         self._hurry = threading.Event()
@@ -64,23 +66,32 @@ class FlushTimer:
     def run(self, write: Callable[[], None]) -> None:
         """Runs a function on the thread and waits for it. Ctrl-C interrupts the wait, never the function.
 
-        If there is no thread, the function runs on the caller's. The caller must not hold a lock that it takes.
+        It runs on the caller's thread if the timer has none, or if no signal can interrupt that one.
 
         Raises:
             Exception: what the function raises.
         """
         thread = self._thread
-        if self._stopping or thread is None or thread is threading.current_thread() or not thread.is_alive():
+        if self._stopping or thread is None or self._must_run_here():
             write()
             return
         done = Future[None]()
         self._asked.append((write, done))
-        self._wake.set()
         self._hurry.set()
+        self._wake.set()
         while thread.is_alive() and not done.done():
             wait([done], timeout=_LOOK_AFTER_S)
         if done.done():
             done.result()
+        else:
+            write()
+
+    def _must_run_here(self) -> bool:
+        if threading.current_thread() is not threading.main_thread():
+            return True  # Python runs the handlers of signals on the main thread alone
+        # A handler may call `rec.dump()` while we hold a lock, for which the thread would wait for ever. Only RLock knows
+        # who holds it, by a method that threading.Condition calls too (CPython 3.10 to 3.14).
+        return any(lock._is_owned() for lock in self._locks)  # type: ignore[attr-defined]
 
     def stop(self) -> None:
         """Stops the thread, and waits until it has ended."""
@@ -98,6 +109,8 @@ class FlushTimer:
             self._flush_what_waits()
 
     def _run_what_was_asked(self) -> None:
+        if self._asked:
+            self._hurry.clear()
         while self._asked:
             write, done = self._asked.pop(0)
             try:

@@ -33,8 +33,9 @@ class ReadySteps:
             self._values.settle_kept()
             for step in ended:
                 self._settle_step(step)
-        except (KeyboardInterrupt, SystemExit) as error:  # raised by the handler of a signal
-            self._reporter.interrupted(error, first)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # raised by the handler of a signal
+                self._reporter.interrupted(error, first)
             raise
 
     def _settle_step(self, step: Step) -> None:
@@ -48,6 +49,6 @@ class ReadySteps:
             let_go(step)
 
     def take(self) -> list[Step]:
-        """Returns the steps, of which none is kept."""
+        """Removes and returns the steps."""
         steps, self.steps, self.samples = self.steps, [], 0
         return steps

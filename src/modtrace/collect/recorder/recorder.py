@@ -83,7 +83,7 @@ class Recorder(Listener):
         )
         self._op_options = ops
         self._ops: OpRecorder | None = None
-        self._timer = FlushTimer(self._flush_late)
+        self._timer = FlushTimer(self._flush_late, locks=(self._writing, self._lock))
         self._signals = SignalWatch(
             flight_recorder.signals if flight_recorder else (), partial(self.fire, "OnSignal")
         )
@@ -127,9 +127,7 @@ class Recorder(Listener):
             self._ops = OpRecorder(self._tracker, self._op_options, self._sink, self._sites, self._reporter)
             self._ops.start(self._values, is_wanted=self._is_wanted())
         self._signals.start()
-        atexit.register(
-            self.stop
-        )  # for a block that is never left; no thread of ours may live when Python exits
+        atexit.register(self.stop)  # for a block that is never left: no thread of ours may outlive Python
 
     def _leave(self) -> list[str | None]:
         """Unsubscribes from all events, and returns warnings about what could not be removed."""
@@ -345,9 +343,11 @@ class Recorder(Listener):
             whether that may have taken time.
         """
         if self._flight_recorder is not None:
-            self._timer.run(self.flush)
+            has_ended = bool(self._ready.steps)
+            if has_ended:
+                self._timer.run(self.flush)
             self._signals.act()
-            return True
+            return has_ended
         return bool(self._ready.steps) and self._write_if_due()
 
     def _write_if_due(self) -> bool:

@@ -1,4 +1,4 @@
-"""The recordings that run in this process: each has a place of its own; those that nobody can stop are ended."""
+"""The recordings that run in this process: each has a path of its own; those that nobody can stop are ended."""
 
 import os
 import threading
@@ -15,8 +15,8 @@ from .recorder import Recorder
 class Running:
     """A recording that runs, or is about to."""
 
-    held: weakref.ref[object]  # what the user has of it
-    place: str | None  # where it is written; None: in memory
+    owner: weakref.ref[object]  # the user's `LiveRecording`
+    real_path: str | None  # where it is written; None: in memory
     recorder: Recorder | None = None  # None: it has not begun
 
 
@@ -24,16 +24,27 @@ _running: list[Running] = []
 _changing = threading.Lock()
 
 
-def claim(holder: object, path: Path | None) -> Running:
-    """Adds the recording that `holder` stands for, until `release`.
+def _forget_in_fork() -> None:
+    """Forgets the recordings, which belong to the parent process, and a lock that one of its threads may hold."""
+    global _changing
+    _running.clear()
+    _changing = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_forget_in_fork)
+
+
+def claim(owner: object, path: Path | None) -> Running:
+    """Adds the recording of `owner`, until `release`.
 
     Raises:
         MisuseError: another one writes to the path.
     """
     _end_forgotten()
-    running = Running(weakref.ref(holder), None if path is None else os.path.realpath(path))
+    running = Running(weakref.ref(owner), None if path is None else os.path.realpath(path))
     with _changing:
-        if path is not None and any(each.place == running.place for each in _running):
+        if path is not None and any(each.real_path == running.real_path for each in _running):
             raise MisuseError(
                 f"{path}: record() is writing there already in this process. "
                 "Give the inner one another path, or remove it; one that was started is ended by its stop()."
@@ -51,7 +62,7 @@ def release(running: Running) -> None:
 
 def is_any_held() -> bool:
     """Returns whether a recording runs that the user can stop."""
-    return any(each.held() is not None for each in _running)
+    return any(each.owner() is not None for each in _running)
 
 
 def _end_forgotten() -> None:
@@ -59,10 +70,13 @@ def _end_forgotten() -> None:
 
     The object's death itself does not end them: Python's garbage collector may run in the middle of our hooks.
     """
-    for each in [each for each in _running if each.held() is None]:
+    for each in [each for each in _running if each.owner() is None]:
         release(each)
         if each.recorder is not None:
-            each.recorder.stop()
+            try:
+                each.recorder.stop()
+            except Exception as error:  # the recording that is about to begin is another
+                each.recorder.failed(error, "when recording ended")
             warnings.warn(
                 "a recording was still running that nothing refers to any more: it has been ended",
                 ModtraceWarning,
