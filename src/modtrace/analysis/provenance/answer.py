@@ -15,7 +15,7 @@ from ..graph.parts import forms_of_op
 from ..step.calls import RowFinder, column_of
 from ..step.ops import PlaceName
 from ..values.nonfinite import PRODUCER, SOURCE, NonFinite, find_first_nonfinite
-from .causes import Cause, ReadTensor, find_cause
+from .causes import OVERFLOW, Cause, ReadTensor, find_cause
 from .scan import Scanned, scan_steps
 from .step_flow import Counts, read_step_flow
 from .trace import Origin, Trace, trace_step
@@ -42,8 +42,10 @@ def find_first(data: RecordingData) -> NonFinite | None:
 
 def _name_ops() -> str:
     return choose_phrase(
-        python="record(ops=True), on a long run with keep_last=20, names the op that made them",
-        command_line="modtrace record --ops, on a long run with --keep-last 20, names the op that made them",
+        python="record(ops=True), on a long run with keep_last=20, names the op that made them; this module may only "
+        "have been given them",
+        command_line="modtrace record --ops, on a long run with --keep-last 20, names the op that made them; this "
+        "module may only have been given them",
     )
 
 
@@ -62,21 +64,19 @@ def _find_made(data: RecordingData, scanned: Scanned) -> Iterator[NonFinite]:
         if sites in innocent:
             continue
         trace = trace_step(read_step_flow(data, step))
-        guilty = [
-            event
-            for event in trace.events
-            if not event.is_guarded(trace.names) and not _is_expected(trace, event)
-        ]
+        guilty = [event for event in trace.events if not event.is_guarded(trace.names)]
         if not guilty:
             innocent.add(sites)
-        yield from (_Answer(data, trace, event).build(step) for event in guilty)
+        found = (_Answer(data, trace, event).build(step) for event in guilty)
+        yield from (each for each in found if not (trace.unscales and _is_expected(each)))
 
 
-def _is_expected(trace: Trace, event: Origin) -> bool:
-    """Returns whether a gradient overflowed that a GradScaler looks at: it skips the step, and lowers its scale."""
-    return (
-        trace.unscales and trace.flow.ops.phase[event.op] == PHASES.index(BACKWARD) and not event.meant_inputs
-    )
+def _is_expected(found: NonFinite) -> bool:
+    """Returns whether a gradient overflowed: a GradScaler that looks at it skips the step and lowers its scale.
+
+    NaN, and what is infinite at any scale, does not go away by that.
+    """
+    return found.phase == BACKWARD and not found.nan_count and found.cause in (None, OVERFLOW)
 
 
 class _Answer:
@@ -208,9 +208,7 @@ class _Answer:
         for _ in range(len(flow.tensors)):
             op = int(flow.tensors.producer[tensor])
             if op < 0:
-                site = flow.tensors.table["site_id"][tensor].as_py()
-                readers = (key for key in flow.leaves if key[0] == site)
-                return flow.leaves.get(next(readers, (-1, None)))
+                return flow.counts_of_leaf(tensor)
             counts = flow.measured.get((op, flow.tensors.slots[flow.tensors.slot[tensor]]))
             shown = flow.shown_by(tensor)
             if counts is not None or shown is None:

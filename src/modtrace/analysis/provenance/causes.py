@@ -29,6 +29,10 @@ LARGEST = {
 }
 
 
+#: The cause that a GradScaler expects of gradients.
+OVERFLOW = "overflow"
+
+
 class Cause(NamedTuple):
     """Why values came up that are not finite."""
 
@@ -55,7 +59,7 @@ def find_cause(trace: Trace, event: Origin, inputs: list[ReadTensor], forward_op
     name, args = trace.names[event.op], trace.flow.args[event.op]
     is_backward = trace.flow.ops.phase[event.op] == PHASES.index(BACKWARD) and forward_op is not None
     if is_backward and forward_op is not None:
-        found = _in_backward(base_name(forward_op), inputs, args)
+        found = _in_backward(base_name(forward_op), _tell_zero(name, inputs, args))
         if found is not None:
             return found
     return (
@@ -96,8 +100,8 @@ def _in_forward(name: str, event: Origin, inputs: list[ReadTensor], args: str) -
         return Cause(
             "root of a negative number", f"its input reaches down to {_lowest(inputs)}", "clamp it at 0"
         )
-    if name in DIVISIONS and _divides_by_zero(inputs, args):
-        return Cause("division by 0", "its divisor holds 0", "add an epsilon to the divisor")
+    if zero := _tell_zero(name, inputs, args):
+        return Cause("division by 0", zero, "add an epsilon to the divisor, or clamp it: a count at 1")
     return None
 
 
@@ -118,17 +122,19 @@ def _by_infinity(event: Origin, args: str) -> Cause | None:
     )
 
 
-def _in_backward(forward: str, inputs: list[ReadTensor], args: str) -> Cause | None:
+def _in_backward(forward: str, zero: str | None) -> Cause | None:
+    if zero is None:
+        return None
     if forward in ROOTS:
         return Cause(
             "derivative of a root at 0",
             f"the derivative of {forward} at 0 is infinite",
             "add an epsilon inside of it",
         )
-    if forward in LOGARITHMS | DIVISIONS and _divides_by_zero(inputs, args):
+    if forward in LOGARITHMS | DIVISIONS:
         return Cause(
             f"derivative of {forward} at 0",
-            f"the derivative of {forward} divides by its input, which holds 0; a where() behind it hides the values, "
+            f"the derivative of {forward} divides by its input, and {zero}; a where() behind it hides the values, "
             "and not their gradients",
             f"keep 0 out of what {forward} is given: torch.where(x > 0, x, 1) before it",
         )
@@ -148,10 +154,20 @@ def _overflow(name: str, event: Origin, inputs: list[ReadTensor]) -> Cause | Non
             if top > most
             else None
         )
-    if not event.counts.inf:
+    if not event.counts.inf or top <= 1:
         return None
-    text = f"beyond {limit:.4g}, the largest {event.counts.dtype}; its inputs reach {top:.4g}, {top / limit:.0%} of it"
-    return Cause("overflow", text, _remedy_of_overflow(event.counts.dtype))
+    text = f"beyond {limit:.4g}, the largest {event.counts.dtype}; {_tell_reach(name, inputs, limit)}"
+    return Cause(OVERFLOW, text, _remedy_of_overflow(event.counts.dtype))
+
+
+def _tell_reach(name: str, inputs: list[ReadTensor], limit: float) -> str:
+    tops = [_abs_max(each.counts) for each in inputs if each.counts]
+    if name == "mul" and len(tops) == 2:
+        return (
+            f"its inputs reach {tops[0]:.4g} and {tops[1]:.4g}, which multiplied are {tops[0] * tops[1]:.4g}"
+        )
+    share = max(tops) / limit
+    return f"its inputs reach {max(tops):.4g}" + (f", {share:.0%} of it" if share >= 0.005 else "")
 
 
 def _remedy_of_overflow(dtype: str) -> str:
@@ -173,13 +189,28 @@ def _lowest(inputs: list[ReadTensor]) -> str:
     return f"{min(each.counts.min for each in inputs if each.counts and each.counts.min is not None):.4g}"
 
 
-def _divides_by_zero(inputs: list[ReadTensor], args: str) -> bool:
-    constant = re.search(r'"other":(-?[\d.]+)', args)
+def _divisors(name: str, inputs: list[ReadTensor], args: str) -> list[tuple[float, float]]:
+    """Returns the ranges of what an op divides by; none if it does not divide."""
+    exponent = re.search(r'"exponent":(-?[\d.]+)', args)
+    is_inverse = name == "pow" and exponent is not None and float(exponent[1]) < 0
+    if name not in DIVISIONS and not is_inverse:
+        return []
+    constant = None if is_inverse else re.search(r'"other":(-?[\d.]+)', args)
     if constant:
-        return float(constant[1]) == 0
-    divisors = [each for each in inputs if each.slot in ("other", "exponent")] if len(inputs) > 1 else inputs
-    return any(
-        each.counts and each.counts.min is not None and each.counts.max is not None
-        and each.counts.min <= 0 <= each.counts.max
+        return [(float(constant[1]), float(constant[1]))]
+    divisors = inputs if len(inputs) == 1 else [each for each in inputs if each.slot == "other"]
+    return [
+        (each.counts.min, each.counts.max)
         for each in divisors
-    )  # fmt: skip
+        if each.counts is not None and each.counts.min is not None and each.counts.max is not None
+    ]
+
+
+def _tell_zero(name: str, inputs: list[ReadTensor], args: str) -> str | None:
+    """Returns how a divisor comes to be 0; None if none does."""
+    for low, high in _divisors(name, inputs, args):
+        if low == 0 or high == 0:
+            return "its divisor holds 0"
+        if low < 0 < high:
+            return f"the range of its divisor, {low:.4g} .. {high:.4g}, includes 0"
+    return None

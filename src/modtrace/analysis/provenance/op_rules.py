@@ -34,7 +34,9 @@ NEVER_NAN = _names(
 )
 
 #: They return memory that nobody has written to.
-UNINITIALIZED = _names("empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize")
+UNINITIALIZED = _names(
+    "empty empty_like empty_strided new_empty new_empty_strided empty_permuted resize empty_affine_quantized"
+)
 
 #: They read the shape of a tensor, and not its values.
 SHAPES_ONLY = UNINITIALIZED | _names(

@@ -56,12 +56,21 @@ class StepFlow:
     reads: Mapping[int, list[tuple[str, int]]]  # of each op: slot and tensor
     returns: Mapping[int, list[tuple[str, int]]]
     measured: Mapping[tuple[int, str], Counts]  # by op and slot of its output
-    unwritten: frozenset[tuple[int, str]]  # outputs that hold memory nobody has written to
     #: Of what no op of the step had made, by its site and the op that read it first; None for a site of one tensor.
     leaves: Mapping[tuple[int, int | None], Counts]
     #: Of tensors that an op of an earlier step made, as a mask that is kept: what was measured of them then.
     earlier: Mapping[int, Counts]
+    first_readers: Mapping[int, int]  # of each tensor that was read: the op that read it first
     roles: Mapping[int, str]  # of each site
+
+    def counts_of_leaf(self, tensor: int) -> Counts | None:
+        """Returns what was measured of a tensor that no op of the step made; None if nothing was."""
+        site: int | None = self.tensors.table["site_id"][tensor].as_py()
+        if site is not None:
+            for reader in (self.first_readers.get(tensor), None):
+                if (site, reader) in self.leaves:
+                    return self.leaves[site, reader]
+        return self.earlier.get(tensor)
 
     def shown_by(self, tensor: int) -> int | None:
         """Returns what a view shows, a tensor that its op read; None if the op wrote to it, or made it anew."""
@@ -86,7 +95,8 @@ def read_step_flow(data: RecordingData, step: int) -> StepFlow:
     for tensor, (op, slot) in enumerate(zip(tensors.producer.tolist(), tensors.slot.tolist(), strict=True)):
         if op >= 0:
             returned_by[op].append((tensors.slots[slot], tensor))
-    measured, unwritten, leaves = _read_values(data, step, ops)
+    measured, leaves = _read_values(data, step, ops)
+    order = np.lexsort((ops.op_id, ops.start_ns)).tolist()
     return StepFlow(
         ops=ops,
         tensors=tensors,
@@ -94,12 +104,12 @@ def read_step_flow(data: RecordingData, step: int) -> StepFlow:
         versions=[version or 0 for version in tensors.table["version"].to_pylist()],
         args=rows["args"].to_pylist(),
         forward_op=rows["forward_op_id"].to_pylist(),
-        order=np.lexsort((ops.op_id, ops.start_ns)).tolist(),
+        order=order,
         reads=read_by,
         returns=returned_by,
         measured=measured,
-        unwritten=unwritten,
         leaves=leaves,
+        first_readers={tensor: op for op in reversed(order) for _, tensor in read_by.get(op, ())},
         earlier=_read_earlier(data, tensors, before=min(ops.op_id.tolist(), default=0)),
         roles={
             row["site_id"]: row["role"] for row in data.table("sites").select(["site_id", "role"]).to_pylist()
@@ -109,25 +119,22 @@ def read_step_flow(data: RecordingData, step: int) -> StepFlow:
 
 def _read_values(
     data: RecordingData, step: int, ops: StepOps
-) -> tuple[dict[tuple[int, str], Counts], frozenset[tuple[int, str]], dict[tuple[int, int | None], Counts]]:
+) -> tuple[dict[tuple[int, str], Counts], dict[tuple[int, int | None], Counts]]:
     values = data.table("values")
     values = values.take(np.flatnonzero(column_of(values, "step") == step))
     sites = {row["site_id"]: row for row in data.table("sites").to_pylist()}
     row_of = {op: row for row, op in enumerate(ops.op_id.tolist())}
     measured: dict[tuple[int, str], Counts] = {}
-    unwritten: set[tuple[int, str]] = set()
     leaves: dict[tuple[int, int | None], Counts] = {}
     for row in values.select(["site_id", "op_id", *_COUNTED]).to_pylist():
         site: Mapping[str, Any] = sites.get(row["site_id"], {})
+        if row["count"] is None:
+            continue
         if site.get("role") == OP_OUTPUT:
-            key = (row_of.get(row["op_id"], -1), site["slot"])
-            if row["count"] is None:
-                unwritten.add(key)
-            else:
-                measured[key] = _to_counts(row)
-        elif row["count"] is not None:
+            measured[row_of.get(row["op_id"], -1), site["slot"]] = _to_counts(row)
+        else:
             leaves.setdefault((row["site_id"], row_of.get(row["op_id"])), _to_counts(row))
-    return measured, frozenset(unwritten), leaves
+    return measured, leaves
 
 
 def _read_earlier(data: RecordingData, tensors: Tensors, *, before: int) -> dict[int, Counts]:
@@ -179,6 +186,8 @@ def _find_regions(tensors: Tensors) -> list[MemoryRegion]:
 
 
 def _to_region(storage: int | None, offset: int, shape: list[int], stride: list[int]) -> MemoryRegion:
+    if storage is None:  # a sparse tensor has no strides
+        return MemoryRegion(None, 0, 0, True)
     numel = int(np.prod(shape, dtype=np.int64))
     if not numel:
         return MemoryRegion(storage, offset, offset, True)

@@ -50,16 +50,14 @@ class Origin:
     counts: Counts
     carried_by: list[int] = field(default_factory=list)  # further ops that returned such values, in order
     absorbed_by: list[int] = field(default_factory=list)  # ops that read them and returned finite values
-    is_tested: bool = (
-        False  # an op read them that returns no numbers of this kind: `isnan`, a cast to integers
-    )
+    is_cast: bool = False  # an op turned them into integers
     unread: set[int] = field(default_factory=set)  # tensors that hold them, and that no op has read
     meant_inputs: tuple[int, ...] = ()  # what the op read that held infinities on purpose
     unseen: int = -1  # of what was first seen: the tensor that the op read and nobody had measured
 
     def is_guarded(self, names: list[str]) -> bool:
         """Returns whether every op at which the values end is one that looks for such values and replaces them."""
-        ends = self.is_tested or bool(self.absorbed_by)
+        ends = self.is_cast or bool(self.absorbed_by)
         return ends and not self.unread and all(names[op] in GUARDS for op in self.absorbed_by)
 
 
@@ -105,13 +103,13 @@ class _Tracer:
             self._mark_read(event, [tensor for _, tensor, state in inputs if state.kind == BAD])
             if is_bad:
                 event.carried_by.append(op)
-            elif self._is_test(op):
-                event.is_tested = True
+            elif self._has_integers(op):  # `isnan` and comparisons replace nothing
+                event.is_cast |= self._names[op] == "to_copy"
             else:
                 event.absorbed_by.append(op)
 
-    def _is_test(self, op: int) -> bool:
-        """Returns whether what an op returns cannot be NaN: `isnan`, a comparison, a cast to integers."""
+    def _has_integers(self, op: int) -> bool:
+        """Returns whether what an op returns cannot be NaN, because it is boolean or holds integers."""
         dtypes = [self._flow.tensors.dtypes[tensor] for _, tensor in self._flow.returns.get(op, ())]
         return bool(dtypes) and not any(map(_can_be_nan, dtypes))
 
@@ -146,7 +144,7 @@ class _Tracer:
     ) -> Finiteness | None:
         """Returns what an op has left in what it returned; None if it has written nothing."""
         name, counts = self._names[op], self._flow.measured.get((op, slot))
-        if name in UNINITIALIZED or (op, slot) in self._flow.unwritten:
+        if name in UNINITIALIZED:
             return Finiteness()
         if counts is None:
             return self._judge_unmeasured(op, tensor, worst)
@@ -156,8 +154,8 @@ class _Tracer:
             return worst
         if is_attention(name) and slot != "[0]":  # its logsumexp is -inf where a row is masked in full
             return Finiteness(MEANT)
-        if not counts.nan and self._is_meant(op, name, worst):
-            return Finiteness(MEANT, worst.origin)
+        if not counts.nan and (meant := self._find_meant(op, name, inputs, worst)) is not None:
+            return meant
         self.events.append(self._blame(Origin(PRODUCER, op, slot, tensor, counts), inputs, worst))
         return Finiteness(BAD, len(self.events) - 1)
 
@@ -166,8 +164,8 @@ class _Tracer:
             return None
         if worst.kind == BAD and self._holds_numbers(tensor):
             return worst
-        if self._is_meant(op, self._names[op], worst):
-            return Finiteness(MEANT, worst.origin)
+        if (meant := self._find_meant(op, self._names[op], [], worst)) is not None:
+            return meant
         is_known = self._names[op] in SHAPES_ONLY or not self._holds_numbers(tensor)
         return Finiteness() if is_known else Finiteness(UNSEEN, tensor)
 
@@ -191,10 +189,14 @@ class _Tracer:
             return Origin(SOURCE, made.op, slot, worst.origin, self._meant_leaves[worst.origin])
         return replace(made, meant_inputs=tuple(other for _, other, state in inputs if state.kind == MEANT))
 
-    def _is_meant(self, op: int, name: str, worst: Finiteness) -> bool:
+    def _find_meant(
+        self, op: int, name: str, inputs: list[tuple[str, int, Finiteness]], worst: Finiteness
+    ) -> Finiteness | None:
+        """Returns which infinities an op carries on that are meant; None if what it returned is not known to be."""
         if name in FILLS and _has_infinity(self._flow.args[op]):
-            return True
-        return worst.kind == MEANT and name in CARRIERS
+            return Finiteness(MEANT)
+        states = [worst, *(state for _, _, state in inputs)]
+        return next((state for state in states if state.kind == MEANT and name in CARRIERS), None)
 
     def _read(self, tensor: int, op: int, slot: str) -> Finiteness:
         """Returns what a tensor holds when an op reads it."""
@@ -207,10 +209,7 @@ class _Tracer:
         return self._look(tensor)
 
     def _judge_leaf(self, tensor: int, op: int, slot: str) -> Finiteness:
-        site = self._sites[tensor]
-        counts = self._flow.leaves.get((site, op)) or self._flow.leaves.get((site, None))
-        if counts is None and tensor in self._flow.earlier:
-            counts = self._flow.earlier[tensor]
+        site, counts = self._sites[tensor], self._flow.counts_of_leaf(tensor)
         if counts is None:
             return Finiteness(UNSEEN, tensor) if self._holds_numbers(tensor) else Finiteness()
         if not (counts.nan or counts.inf):
@@ -239,8 +238,8 @@ class _Tracer:
         self._memory[region.storage] = [*kept, Write(region, state)]
 
 
-def _can_be_nan(dtype: str) -> bool:
-    return dtype.startswith(("float", "bfloat", "complex"))
+def _can_be_nan(dtype: str | None) -> bool:
+    return dtype is None or dtype.startswith(("float", "bfloat", "complex"))
 
 
 def _share(one: MemoryRegion, other: MemoryRegion) -> bool:

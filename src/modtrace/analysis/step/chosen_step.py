@@ -1,6 +1,6 @@
 """Chooses the step that an analysis shows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +68,9 @@ def find_step(data: RecordingData, asked: int | str | None) -> int | None:
     return meant[at]
 
 
-def choose_step(steps: pa.Table, calls: pa.Table, step: int | None) -> ShownStep | None:
+def choose_step(
+    steps: pa.Table, calls: pa.Table, step: int | None, *, also: Iterable[int] = ()
+) -> ShownStep | None:
     """Returns the requested step, or the one worth showing if `step` is None; None if there are no steps.
 
     Raises:
@@ -76,7 +78,7 @@ def choose_step(steps: pa.Table, calls: pa.Table, step: int | None) -> ShownStep
     """
     rows = {row["step"]: row for row in steps.to_pylist()}
     of_calls = column_of(calls, "step")
-    called = set(np.unique(of_calls).tolist())
+    called = {*np.unique(of_calls).tolist(), *also}
     known = sorted(rows.keys() | called)
     ended = sorted(rows)
     if step is None:

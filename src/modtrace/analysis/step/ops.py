@@ -131,7 +131,9 @@ def read_step_ops(data: RecordingData, *, step: int | None, phase: str | None = 
         ValueError: the recording has no such step, or there is no such phase.
     """
     calls, recorded = data.table("calls"), data.table("ops")
-    shown = choose_step(data.table("steps"), calls, step)
+    # Of a recording that was cut, a step may have lost all its rows but those of ops.
+    of_ops = [step] if step is not None and step in column_of(recorded, "step") else []
+    shown = choose_step(data.table("steps"), calls, step, also=of_ops)
     only = _to_code(phase)
     table = _keep(recorded.select(_COLUMNS), shown, only)
     placed = _place(data, calls, shown, column_of(table, "call_id"))
