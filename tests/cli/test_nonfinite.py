@@ -39,7 +39,8 @@ def test_finding_something_is_exit_code_1(
     assert run_command(monkeypatch, "nonfinite", folder) == 1
     assert capsys.readouterr().out == (
         "first non-finite values: 1 NaN in step 4, forward\n  output of head in Net, 2 elements\n"
-        "  try: modtrace record --ops, on a long run with --keep-last 20, names the op that made them\n"
+        "  try: modtrace record --ops, on a long run with --keep-last 20, names the op that made them; this module may "
+        "only have been given them\n"
     )
 
 

@@ -316,6 +316,7 @@ def test_hashes_tell_what_statistics_cannot() -> None:
     rec = record_checkpointed(Checkpointed(Block(Applied(shift), nn.Tanh())), values=hashed)
     [found] = rec.recompute_check().differences
     assert (found.op, found.by_hash) == ("aten.roll.default", True)
+    assert found.cause is None
     calls.clear()
     counted = modtrace.Capture(roles=("op_output",))
     check = record_checkpointed(
