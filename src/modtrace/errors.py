@@ -57,3 +57,17 @@ class MissingLibraryError(ModtraceError, ImportError):
 
 class ModtraceWarning(UserWarning):
     """Warns of something that went wrong but did not stop the run."""
+
+
+def describe_error(error: BaseException) -> str:
+    """Returns the class of an error and the first line of its text, if it has one, of at most 200 characters."""
+    said = _first_line(error)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def _first_line(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # a class of the user's that cannot say what it is
+        return ""
+    return (text.strip().splitlines() or [""])[0][:200]

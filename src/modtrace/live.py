@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from .analysis.modules.module_tree import ModuleTree
 from .analysis.values.nonfinite import NonFinite
-from .errors import MisuseError, ModtraceError, ModtraceWarning, NothingRecordedError
+from .errors import MisuseError, ModtraceError, ModtraceWarning, NothingRecordedError, describe_error
 from .face import Recording
 from .optional import require
 from .record_options import RecordOptions, check_choices, checked_tensors
-from .recording.failure_reporter import describe
+from .recording.failure_reporter import warn_of_error
 from .recording.in_memory.recording import MemoryRecording
 from .recording.meta import HELD, Note, RunMeta
 from .recording.options.capture import STATS, Capture, Patterns, to_captures
@@ -251,10 +251,10 @@ class LiveRecording(Recording):
         """Lets the run go on unrecorded, for modtrace could not begin to record."""
         self._is_unrecorded = True
         self._data = MemoryRecording(
-            RunMeta(marks=(f"modtrace failed when it began to record: {describe(error)}",))
+            RunMeta(marks=(f"modtrace failed when it began to record: {describe_error(error)}",))
         )
         text = "modtrace met an internal error when it began to record; the run goes on, unrecorded"
-        warnings.warn(f"{text} ({describe(error)}). Please report it.", ModtraceWarning, stacklevel=4)
+        warn_of_error(text, error, strict="", stacklevel=5)
 
     def _end(self, error: BaseException | None) -> None:
         recorder, self._recorder = self._recorder, None

@@ -41,8 +41,9 @@ def test_run_goes_on_unrecorded_where_recording_cannot_begin_and_the_old_recordi
     record_steps(path, 3)
     files = sorted(path.rglob("*"))
     monkeypatch.setattr(Recorder, "_begin", fail)
-    with pytest.warns(ModtraceWarning, match=CANNOT_BEGIN):
+    with pytest.warns(ModtraceWarning, match=CANNOT_BEGIN) as given:
         rec = record_steps(path, 2, overwrite=True)
+    assert given[0].filename == __file__
     assert rec.meta.marks == ("modtrace failed when it began to record: ZeroDivisionError: out of luck",)
     assert rec.table("calls").num_rows == 0
     assert sorted(path.rglob("*")) == files

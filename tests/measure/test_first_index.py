@@ -9,6 +9,7 @@ import torch
 from helpers.devices import no_waiting
 from helpers.float64_reference import measure
 from modtrace.measure import device_kernel, measurer
+from modtrace.measure.cpu_kernel import RawStatistics
 from modtrace.measure.device_kernel import measure_on_device
 from modtrace.measure.dtypes import CHUNK
 from modtrace.measure.rows import FIRST_INDEX, WIDTH
@@ -94,3 +95,16 @@ def test_first_element_on_a_device_is_found_without_waiting(
     with no_waiting():
         measure_on_device(tensor.permute(2, 0, 1), row)
     assert row[FIRST_INDEX] == -1
+
+
+def test_statistics_are_kept_where_the_first_element_cannot_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr(measurer, "first_nonfinite", fail)
+    measurement = measure(planted(torch.float32).permute(2, 1, 0))
+    assert measurement.rows is not None
+    [row] = measurement.rows.read([measurement.row])
+    measurement.rows.free([measurement.row])
+    assert (row[FIRST_INDEX], measurement.note) == (-1, None)
+    assert RawStatistics(*row[:FIRST_INDEX]).nan_count == 1

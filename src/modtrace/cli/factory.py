@@ -73,7 +73,7 @@ def errors_of_call(text: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise click.ClickException(f"{text}: calling the model raised {describe_error(error)}") from error
+        raise click.ClickException(f"{text}: calling the model raised {locate_error(error)}") from error
 
 
 def _import(text: str, name: str) -> ModuleType:
@@ -86,7 +86,7 @@ def _import(text: str, name: str) -> ModuleType:
             raise click.ClickException(
                 f"{text}: there is no module {error.name!r} (looked from {os.getcwd()} and in sys.path)"
             ) from error
-        raise click.ClickException(f"{text}: importing {name} raised {describe_error(error)}") from error
+        raise click.ClickException(f"{text}: importing {name} raised {locate_error(error)}") from error
 
 
 def _find_factory(text: str, module: ModuleType, name: str) -> Any:
@@ -116,7 +116,7 @@ def _call(text: str, factory: Any) -> Any:
     try:
         return factory()
     except (Exception, SystemExit) as error:
-        raise click.ClickException(f"{text}: the factory raised {describe_error(error)}") from error
+        raise click.ClickException(f"{text}: the factory raised {locate_error(error)}") from error
 
 
 def _check(text: str, made: Any, module_type: type) -> LoadedModel:
@@ -148,7 +148,7 @@ def _name_type(value: Any) -> str:
     return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
 
 
-def describe_error(error: BaseException) -> str:
+def locate_error(error: BaseException) -> str:
     """Returns an exception in one line with the place where it was raised: `ValueError: boom (models.py:3)`."""
     said = " ".join(str(error).split())
     frames = [each for each in traceback.extract_tb(error.__traceback__) if "importlib" not in each.filename]

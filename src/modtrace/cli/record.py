@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from ..errors import ModtraceError, ModtraceWarning
-from ..recording.failure_reporter import describe
+from ..errors import ModtraceError, ModtraceWarning, describe_error
 from ..recording.options.capture_text import parse_capture
 from ..recording.options.step_range import ALL_STEPS, to_step_range
 from ..recording.suggestions import count_of
@@ -169,7 +168,7 @@ def _make_recording(place: str, options: dict[str, Any]) -> Any:
     except ValueError as error:  # its text names the option
         raise click.UsageError(str(error)) from error
     except Exception as error:
-        what = f"modtrace met an internal error when it began to record ({describe(error)})"
+        what = f"modtrace met an internal error when it began to record ({describe_error(error)})"
         click.echo(f"modtrace: warning: {what}. Please report it. The program runs unrecorded.", err=True)
         return None
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from .factory import describe_error
+from .factory import locate_error
 
 _OURS = str(Path(__file__).parent.parent) + os.sep
 
@@ -181,7 +181,7 @@ def _find_spec(name: str) -> ModuleSpec | None:
     except Exception as error:  # of the packages it lies in, which are imported
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             return None  # one of them is missing or is no package
-        raise click.ClickException(f"-m {name}: importing it raised {describe_error(error)}") from error
+        raise click.ClickException(f"-m {name}: importing it raised {locate_error(error)}") from error
 
 
 def _become_main(program: Program) -> dict[str, Any]:

@@ -8,13 +8,13 @@ import numpy.typing as npt
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from ..errors import describe_error
 from ..torch_internals.tensors import kind_of, plain_kinds
 from .dtypes import format_of
 from .elements import to_floats
 from .measurer import shortened, why_not
 from .memory import array_over, extent_of, why_unread
 from .special import Plain, find_plain, is_uninitialized
-from .user_functions import described
 
 #: For tensors in CPU memory with these dtypes numpy computes the difference, so that no profiler sees an op of ours.
 _READ_BY_NUMPY = frozenset(
@@ -179,4 +179,4 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _failure(error: Exception) -> str | None:
-    return shortened(f"not measured: {described(error)}")
+    return shortened(f"not measured: {describe_error(error)}")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..errors import describe_error
 from ..torch_internals.modes import tracing_state, unseen
 from ..torch_internals.tensors import kind_of, plain_kinds
 from ..torch_internals.transforms import outside_transforms
@@ -18,7 +19,7 @@ from .measurer import shortened, why_not
 from .memory import is_held, logical_array, too_many
 from .special import find_plain, is_uninitialized
 from .tier2 import channel_max_array, sample_array, tier2_array
-from .user_functions import UserFunctions, described, name_of
+from .user_functions import UserFunctions, name_of
 from .want import Extra, Want
 
 
@@ -43,7 +44,7 @@ class Extras:
             else:
                 self._measure_special(tensor, want, extra)
         except Exception as error:  # a subclass of the user's
-            extra.add_note(shortened(f"not measured: {described(error)}"))
+            extra.add_note(shortened(f"not measured: {describe_error(error)}"))
 
     def _measure_special(self, tensor: torch.Tensor, want: Want, extra: Extra) -> None:
         with unseen(), outside_transforms(), torch.no_grad():
@@ -140,7 +141,7 @@ def _add(part: str, measure: Callable[[], Any], want: Want, extra: Extra) -> Non
     try:
         found = measure()
     except Exception as error:
-        found = described(error)
+        found = describe_error(error)
     if isinstance(found, str):
         _note_absence(part, found, want, extra)
     elif part == _HISTOGRAM:

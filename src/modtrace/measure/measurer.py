@@ -164,12 +164,19 @@ def why_not(tensor: torch.Tensor) -> str:
 
 
 def _first_nonfinite(tensor: torch.Tensor, shape: tuple[int, ...], form: Format) -> int:
-    """Returns the index of the first non-finite element; -1 if it is not one in `shape`, as of a sparse tensor."""
+    """Returns the index of the first non-finite element.
+
+    It is -1 where the index is not one in `shape`, as of a sparse tensor, and where it cannot be found. The statistics
+    of the tensor are kept then.
+    """
     if tensor.shape != shape:
         return -1
-    array = logical_array(tensor)
-    with np.errstate(all="ignore"):
-        return -1 if array is None else first_nonfinite(array, form)
+    try:
+        array = logical_array(tensor)
+        with np.errstate(all="ignore"):
+            return -1 if array is None else first_nonfinite(array, form)
+    except Exception:  # there may be no memory for the copy that it reads
+        return -1
 
 
 def _unmeasured(tensor: torch.Tensor, error: Exception) -> Measurement:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..errors import describe_error
 from ..torch_internals.modes import unseen
 from ..torch_internals.transforms import outside_transforms
 from .json_values import to_json_value
@@ -60,7 +61,7 @@ class UserFunctions:
         except Exception as error:
             _forget_frames(error)
             name = name_of(function)
-            extra.add_note(shortened(f"function {name} raised {described(error)}"), "user", function)
+            extra.add_note(shortened(f"function {name} raised {describe_error(error)}"), "user", function)
             token = (function,)
             if self._reported.setdefault(id(function), token) is token:  # of several threads one reports
                 with suppress(Warning):  # a filter of the user's makes errors of warnings
@@ -76,15 +77,6 @@ def name_of(function: Any) -> str:
     """Returns the name of a user's function."""
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     return str(name).rpartition("<locals>.")[2]
-
-
-def described(error: Exception) -> str:
-    """Returns the class and the text of an error."""
-    try:
-        text = str(error)
-    except Exception:  # it is the user's too
-        text = ""
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _has_been_called(function: Function, extra: Extra) -> bool:

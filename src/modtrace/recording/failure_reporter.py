@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable
 from typing import Protocol
 
-from ..errors import ModtraceWarning
+from ..errors import ModtraceWarning, describe_error
 from ..surface import choose_phrase
 from .protocols import Sink
 
@@ -50,7 +50,9 @@ class FailureReporter:
         if self._has_failed:
             return
         self._has_failed = True
-        self._mark(f"incomplete from step {self._step()}: modtrace failed at {where}: {describe(error)}")
+        self._mark(
+            f"incomplete from step {self._step()}: modtrace failed at {where}: {describe_error(error)}"
+        )
         if not self.strict:
             text = f"{where}: modtrace met an internal error and stopped recording; the run goes on"
             warn_of_error(text, error, strict=self._how_to_raise)
@@ -60,7 +62,7 @@ class FailureReporter:
         if self.strict:
             raise error
         self._mark(
-            f"ops are incomplete from step {self._step()}: modtrace failed at {where}: {describe(error)}"
+            f"ops are incomplete from step {self._step()}: modtrace failed at {where}: {describe_error(error)}"
         )
         text = (
             f"{where}: modtrace met an internal error and records no more ops; "
@@ -81,7 +83,9 @@ class FailureReporter:
     def values_failed(self, error: Exception, where: str) -> None:
         """Reports that nothing more is measured. Calls are still recorded."""
         step = self._step()
-        self._mark(f"values are incomplete from step {step}: modtrace failed at {where}: {describe(error)}")
+        self._mark(
+            f"values are incomplete from step {step}: modtrace failed at {where}: {describe_error(error)}"
+        )
         text = (
             f"{where}: modtrace met an internal error and measures no more values; "
             "the run and the recording of calls go on"
@@ -90,7 +94,7 @@ class FailureReporter:
 
     def user_raised(self, what: str, error: Exception) -> None:
         """Reports that a function of the user's has raised. The lock over the tracker's events may be held."""
-        said = describe(error)
+        said = describe_error(error)
         self._late_marks.append(f"{what} raised in step {self._step()}: {said}")
         warnings.warn(
             f"{what} raised {said}. The run and the recording go on, without what it was asked for.",
@@ -108,7 +112,7 @@ class FailureReporter:
         """Reports the exception that ended the run, unless it is a clean exit."""
         if is_clean_exit(error):
             return
-        text = f"the run ended by {describe(error)}"
+        text = f"the run ended by {describe_error(error)}"
         steps = self._step()
         self._sink.mark(f"{text}; step {steps - 1} was the last to end" if steps else text)
 
@@ -131,13 +135,17 @@ class FailureReporter:
             self._sink.mark(self._late_marks.pop(0))
 
 
-def warn_of_error(text: str, error: Exception, *, strict: str) -> None:
+def warn_of_error(text: str, error: Exception, *, strict: str, stacklevel: int = 4) -> None:
     """Warns of an internal error: what has stopped, and what goes on.
 
-    `strict` is what raises the error instead; "" if nothing does on this surface.
+    Args:
+        text: the warning, without the error.
+        error: the internal error.
+        strict: what raises the error instead; "" if nothing does on this surface.
+        stacklevel: as of `warnings.warn`, counted from this function.
     """
-    advice = f"({describe(error)}). Please report it{f'; {strict} raises it' if strict else ''}."
-    warnings.warn(" ".join((text, advice)), ModtraceWarning, stacklevel=4)
+    advice = f"({describe_error(error)}). Please report it{f'; {strict} raises it' if strict else ''}."
+    warnings.warn(" ".join((text, advice)), ModtraceWarning, stacklevel=stacklevel)
 
 
 def start_thread(run: Callable[[], None], name: str, *, without: str) -> threading.Thread | None:
@@ -165,17 +173,3 @@ def start_thread(run: Callable[[], None], name: str, *, without: str) -> threadi
 def is_clean_exit(error: BaseException) -> bool:
     """Returns whether an error is `sys.exit()` with status 0."""
     return isinstance(error, SystemExit) and not error.code
-
-
-def describe(error: BaseException) -> str:
-    """Returns the class of an error and the first line of its text, if it has one."""
-    said = _first_line(error)
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
-
-
-def _first_line(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception:  # a class of the user's that cannot say what it is
-        return ""
-    return (text.strip().splitlines() or [""])[0][:200]

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ...errors import MisuseError, ModtraceWarning
-from ...recording.failure_reporter import FailureReporter, describe, is_clean_exit
+from ...errors import MisuseError, ModtraceWarning, describe_error
+from ...recording.failure_reporter import FailureReporter, is_clean_exit
 from ...recording.options.capture import Capture
 from ...recording.options.op_options import Ops
 from ...recording.options.step_range import ALL_STEPS, StepRange
@@ -158,7 +158,7 @@ class Recorder(Listener):
             self.flush(force=True)
             self._signals.act()
             if self._flight_recorder is not None and error is not None and not is_clean_exit(error):
-                self.fire("exception", describe(error))
+                self.fire("exception", describe_error(error))
         finally:
             self._values.stop()
             texts.append(self._values.mark_unmatched())

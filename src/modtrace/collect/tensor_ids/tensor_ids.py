@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
+from ...errors import describe_error
 from ...measure.measurer import shortened
-from ...measure.user_functions import described
 from ...torch_internals.tensors import requires_grad_of
 from .known_storage import NO_OP, KnownStorage, StorageLife
 
@@ -105,7 +105,7 @@ def _answer(tensor: torch.Tensor, name: str, kind: type) -> Any:
 
 def _reason(error: Exception) -> str | None:
     # Addresses and counters in the text would make every tensor's geometry a new one, which is kept for the whole run.
-    return shortened(re.sub(r"0x[0-9a-fA-F]+|\d+", "N", described(error)))
+    return shortened(re.sub(r"0x[0-9a-fA-F]+|\d+", "N", describe_error(error)))
 
 
 class TensorIds:
