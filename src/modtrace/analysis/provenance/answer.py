@@ -181,10 +181,12 @@ class _Answer:
         if event.kind == SOURCE:
             written = self._tell_writer(event.tensor)
             return written or "it held them before the recording, or an op wrote them that was not seen"
-        if event.unseen < 0:
+        if event.unseen is None:
             return (
                 "it makes no NaN of finite numbers: they were written from outside of torch, as through NumPy"
             )
+        if event.unseen in {-1, *self._flow.dropped}:
+            return "it read a tensor of an earlier step, which may have held them; nothing is known of it here"
         written = self._tell_writer(event.unseen)
         return "it read a tensor that was not measured, and may have held them" + (
             f": {written}" if written else ""
