@@ -75,3 +75,14 @@ def test_run_that_goes_well_says_that_nothing_was_written(tmp_path: Path) -> Non
     dropped, end = said.splitlines()
     assert dropped == "modtrace: no trigger fired; 8 steps were held and dropped"
     assert end.startswith("modtrace: wrote 0 of 8 steps, ")
+
+
+def test_stop_ends_the_program_with_an_error_and_report_lets_it_end(tmp_path: Path) -> None:
+    code, said, rec = record(tmp_path, "nan", options=["--on-nonfinite", "stop"])
+    assert code == 1
+    assert "modtrace.errors.NonFiniteError: first non-finite values: 2 NaN in step 5, forward\n" in said
+    assert rec.meta.complete
+    code, said, _ = record(tmp_path, "nan", options=["--on-nonfinite", "report", "--overwrite"])
+    assert code == 0
+    assert said.startswith("modtrace: first non-finite values: 2 NaN in step 5, forward\n")
+    assert "  try: modtrace record --ops, on a long run with --keep-last 20, " in said

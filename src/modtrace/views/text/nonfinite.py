@@ -36,6 +36,26 @@ def render_nonfinite(
     return render_lines([*lines, *describe_notes(notes)], color=color, width=width)
 
 
+def describe_place(found: NonFinite) -> str:
+    """Returns who made the values in a few words: `aten.log in 1.inner of Sequential`."""
+    if found.op is None:
+        return _describe_tensor(found)
+    if found.kind == SOURCE:
+        return f"{found.source}, first read by {found.op}{_describe_module(found)}"
+    backward = f", in the backward of {found.forward_op}," if found.forward_op else ""
+    return f"{found.op}{backward}{_describe_module(found)}"
+
+
+def describe_made(found: NonFinite) -> str:
+    """Returns who made how many values: `aten.log in 1.inner of Sequential made 3 NaN`."""
+    counts = describe_counts(found.nan_count, found.inf_count)
+    if found.op is None:
+        return f"{_describe_tensor(found)} holds {counts}"
+    if found.kind == SOURCE:
+        return f"{found.source} holds {counts}, first read by {found.op}{_describe_module(found)}"
+    return f"{describe_place(found)} made {counts}"
+
+
 def render_nonfinite_json(found: NonFinite | None, measured: Measured, *, marks: Sequence[str] = ()) -> str:
     """Returns the fields of both as JSON. `first` is null if nothing was found; `marks` say what is missing."""
     told = {"first": asdict(found) if found else None, "measured": asdict(measured), "marks": list(marks)}
