@@ -85,7 +85,9 @@ def test_stop_raises_before_parameters_change_and_leaves_a_complete_recording(op
     assert are_bit_equal(loop.before, loop.state())
     assert rec.meta.complete
     assert rec.table("steps")["step"].to_pylist() == [0, 1, 2, 3]
-    assert [(note.step, note.kind) for note in rec.triggers] == [(3, "NonFinite")]
+    [note] = rec.triggers
+    told = "log in 2 of Sequential made 18 inf" if ops else "output of 2 in Sequential holds 18 inf"
+    assert (note.step, note.kind, note.reason) == (3, "NonFinite", told)
     lines = str(stopped.value).splitlines()
     assert lines[0].endswith("in step 3, forward")
     assert ("made by log in 2 of Sequential" if ops else "output of 2 in Sequential") in lines[1]
