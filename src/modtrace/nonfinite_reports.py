@@ -67,10 +67,7 @@ class NonFiniteReports:
 
     def _fail(self, error: Exception) -> None:
         self._has_failed = True
-        text = (
-            "modtrace met an internal error while it looked for who made non-finite values, and looks no more; "
-            "the run and the recording go on"
-        )
+        text = "modtrace met an internal error while it looked for NaN, and looks no more; the run goes on, recorded"
         warn_of_error(text, error, strict=choose_phrase(python="record(strict=True)", command_line=""))
 
     def tell(self, asked: Asked) -> None:

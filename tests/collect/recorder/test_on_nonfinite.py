@@ -333,9 +333,7 @@ def test_internal_error_while_looking_does_not_stop_the_run(
     monkeypatch.setattr("modtrace.nonfinite_reports.find_first", fail)
     loop = Loop(make_model())
     with (
-        pytest.warns(
-            modtrace.ModtraceWarning, match="while it looked for who made non-finite values"
-        ) as warned,
+        pytest.warns(modtrace.ModtraceWarning, match="while it looked for NaN, and looks no more") as warned,
         modtrace.record(loop.model, on_nonfinite=then) as rec,
     ):
         loop.run(batches(bad=2))
