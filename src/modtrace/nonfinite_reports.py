@@ -28,7 +28,7 @@ _NOT_COUNTED = Measured(tensors=0, unmeasured=0, steps=0, last_step=None)
 
 
 class NonFiniteReports:
-    """What is told of one recording: each place in full once, and at the end in how many steps there was something."""
+    """The reports of one recording: of each place one in full, and at the end in how many steps there was something."""
 
     def __init__(self, *, strict: bool) -> None:
         """Creates the reports of one recording; `strict` raises internal errors."""
