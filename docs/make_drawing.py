@@ -20,6 +20,7 @@ ABOUT = {
     "cli": "the command line",
     "live": "record()",
     "record_options": "what record() was asked for",
+    "nonfinite_reports": "reports NaN",
     "face": "what is asked of a recording",
     "answers": "print and notebooks",
     "tensor_tracker": "tensor_tracker's names",

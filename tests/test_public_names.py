@@ -24,6 +24,7 @@ PUBLIC = [
     "ModulePathTracer",
     "ModuleTracker",
     "NonFinite",
+    "NonFiniteError",
     "OnSignal",
     "Ops",
     "OutOfBand",

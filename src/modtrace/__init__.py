@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from .collect.fx.tracer import ModulePathTracer
     from .collect.module_tracker.tracker import ModTracker, ModuleTracker
     from .collect.stash.tracker import track
-    from .errors import ModtraceError, ModtraceWarning
+    from .errors import ModtraceError, ModtraceWarning, NonFiniteError
     from .face import Recording, open_recording
     from .live import LiveRecording, record
     from .make_graph import graph
@@ -35,6 +35,7 @@ _HOMES = {
     "ModtraceError": "errors",
     "ModtraceWarning": "errors",
     "NonFinite": "recording.triggers.triggers",
+    "NonFiniteError": "errors",
     "OnSignal": "recording.triggers.triggers",
     "Ops": "recording.options.op_options",
     "OutOfBand": "recording.triggers.triggers",
@@ -59,6 +60,7 @@ __all__ = [
     "ModulePathTracer",
     "ModuleTracker",
     "NonFinite",
+    "NonFiniteError",
     "OnSignal",
     "Ops",
     "OutOfBand",

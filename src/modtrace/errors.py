@@ -9,6 +9,7 @@ ModtraceError
 │   ├── NothingRecordedError      it has no rows for the requested answer (also a ValueError)
 │   └── RecordingExistsError      the folder of `to=` exists already (also a FileExistsError)
 ├── MisuseError               calls in an order that cannot work (also a RuntimeError)
+├── NonFiniteError            a NaN or infinity came up, and on_nonfinite="stop" was given (also an ArithmeticError)
 └── MissingLibraryError       an optional library is not installed (also an ImportError)
 
 ModtraceWarning               each text has a heading in docs/messages.md (also a UserWarning)
@@ -49,6 +50,10 @@ class RecordingExistsError(RecordingError, FileExistsError):
 
 class MisuseError(ModtraceError, RuntimeError):
     """Raised if calls come in an order that cannot work."""
+
+
+class NonFiniteError(ModtraceError, ArithmeticError):
+    """Raised by `record(on_nonfinite="stop")` when NaN or infinite values have come up."""
 
 
 class MissingLibraryError(ModtraceError, ImportError):

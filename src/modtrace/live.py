@@ -1,7 +1,6 @@
 """The functions with which users record: `record()`, and the recording that it returns."""
 
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from .analysis.modules.module_tree import ModuleTree
 from .analysis.values.nonfinite import NonFinite
-from .errors import MisuseError, ModtraceError, ModtraceWarning, NothingRecordedError, describe_error
+from .errors import MisuseError, ModtraceError, NonFiniteError, NothingRecordedError, describe_error
 from .face import Recording
+from .nonfinite_reports import NonFiniteReports
 from .optional import require
 from .record_options import RecordOptions, check_choices, checked_tensors
 from .recording.failure_reporter import warn_of_error
@@ -151,14 +151,10 @@ class LiveRecording(Recording):
         Raises:
             MisuseError: it is running, or has ended; else as on entering.
         """
-        from .collect.recorder.running import is_any_held
+        from .collect.recorder.running import warn_if_any_is_held
 
-        if self._last_recorder is None and is_any_held():
-            warnings.warn(
-                "another recording is still running: both record from now on, and its stop() ends it",
-                ModtraceWarning,
-                stacklevel=2,
-            )
+        if self._last_recorder is None:
+            warn_if_any_is_held()
         self._begin()
 
     def stop(self) -> None:
@@ -225,7 +221,8 @@ class LiveRecording(Recording):
             options.keep_last,
             options.triggers,
             max_bytes=options.max_bytes,
-            behind=max((each.on_trigger for each in options.values), default=0),
+            behind=options.steps_behind,
+            reports=NonFiniteReports(strict=options.strict),
         )
         recorder = Recorder(
             sink,
@@ -262,7 +259,7 @@ class LiveRecording(Recording):
             if recorder is not None:
                 recorder.stop(error)
         except Exception as problem:
-            if recorder is None or self._options.strict:
+            if recorder is None or self._options.strict or isinstance(problem, NonFiniteError):
                 raise
             recorder.failed(problem, "when recording ended")
         finally:
@@ -325,6 +322,7 @@ def record(
     max_bytes: int = MAX_BYTES,
     keep_last: int | None = None,
     triggers: "Trigger | Sequence[Trigger] | None" = None,
+    on_nonfinite: str | None = None,
     tensors: TensorOptions | None = None,
 ) -> LiveRecording:
     """Records every module call inside its `with` block.
@@ -358,13 +356,17 @@ def record(
             exception leaves the block, or at `rec.dump()`. None writes every step.
         triggers: `NonFinite(...)`, `Above(...)`, `OutOfBand(...)`, `OnSignal(...)`, or a list of those. None means
             `NonFinite()` with `keep_last`. Without `keep_last` each only leaves a note: see `rec.triggers`.
+        on_nonfinite: `"report"` prints who made the first NaN or infinite values as soon as their step has ended;
+            `"stop"` raises `NonFiniteError` before the optimizer uses them, else when the step has ended; `"dump"`
+            writes the steps that `keep_last` holds. It adds `NonFinite(then=...)` to `triggers`.
         tensors: how whole tensors are kept: how many bytes of them may wait or be held, and what happens if there
             are more. None means `TensorOptions()`.
 
     Raises:
         TypeError: `model` is or contains something that is not a module.
         ValueError: `steps` contains no step, `max_bytes` or `keep_last` is not positive, `values` is something else,
-            or a pattern cannot be read or, if `model` is given, matches nothing in it.
+            or a pattern cannot be read or, if `model` is given, matches nothing in it; `on_nonfinite` can do nothing.
+        NonFiniteError: in the block and at its end, with `on_nonfinite="stop"`.
         MissingLibraryError: torch is not installed.
         MisuseError: on entering, if a recording to the same path is running in this process.
         RecordingExistsError: on entering, if `to` exists already.
@@ -376,10 +378,8 @@ def record(
     wanted_ops = to_ops(ops)
     captures = to_captures(values, include, exclude, ops=wanted_ops is not None)
     check_keep_last(keep_last)
-    watched = to_triggers(triggers, keep_last=keep_last, captures=captures)
+    watched = to_triggers(triggers, keep_last=keep_last, captures=captures, on_nonfinite=on_nonfinite)
     check_choices(captures, watched, model)
-    if max_bytes <= 0:
-        raise ValueError(f"max_bytes={max_bytes!r}: give a positive number of bytes")
     options = RecordOptions(
         steps=to_step_range(steps),
         backward_times=backward_times,

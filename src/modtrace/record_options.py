@@ -9,7 +9,7 @@ from .recording.options.capture import to_json as captures_to_json
 from .recording.options.op_options import Ops
 from .recording.options.step_range import StepRange
 from .recording.options.tensor_options import TensorOptions
-from .recording.triggers.triggers import Trigger, paths_of
+from .recording.triggers.triggers import Trigger, asks_who_made, paths_of
 from .surface import choose_phrase
 
 
@@ -27,6 +27,20 @@ class RecordOptions:
     keep_last: int | None
     tensors: TensorOptions
     triggers: tuple[Trigger, ...]
+
+    def __post_init__(self) -> None:
+        if self.max_bytes <= 0:
+            raise ValueError(f"max_bytes={self.max_bytes!r}: give a positive number of bytes")
+
+    @property
+    def steps_behind(self) -> int:
+        """The number of steps to write behind one in which a trigger fires.
+
+        Captures may wait for them. Ops that run between two steps belong to the first, and what was measured of what
+        they made is in the second.
+        """
+        of_ops = int(self.ops is not None and asks_who_made(self.triggers))
+        return max([of_ops, *(each.on_trigger for each in self.values)])
 
     def to_json(self) -> dict[str, Any]:
         """Returns the options that determine the contents of the recording."""

@@ -27,6 +27,11 @@ def speak(namer: Namer | None) -> Iterator[None]:
         _namer = before
 
 
+def surface_now() -> Namer | None:
+    """Returns the surface that messages are for now, for `speak` to go back to."""
+    return _namer
+
+
 def name_argument(name: str, value: object) -> str:
     """Returns what a user gave, as the user gave it: `steps='5:5'`, or `--steps 5:5`."""
     return f"{name}={value!r}" if _namer is None else _namer(name, value)

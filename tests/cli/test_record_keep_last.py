@@ -5,7 +5,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 import modtrace
+from helpers.command_line import run_command
 
 TRAIN = """
 import sys
@@ -75,3 +78,27 @@ def test_run_that_goes_well_says_that_nothing_was_written(tmp_path: Path) -> Non
     dropped, end = said.splitlines()
     assert dropped == "modtrace: no trigger fired; 8 steps were held and dropped"
     assert end.startswith("modtrace: wrote 0 of 8 steps, ")
+
+
+def test_stop_ends_the_program_with_an_error_and_report_lets_it_end(tmp_path: Path) -> None:
+    code, said, rec = record(tmp_path, "nan", options=["--on-nonfinite", "stop"])
+    assert code == 1
+    assert "modtrace.errors.NonFiniteError: first non-finite values: 2 NaN in step 5, forward\n" in said
+    assert rec.meta.complete
+    code, said, _ = record(tmp_path, "nan", options=["--on-nonfinite", "report", "--overwrite"])
+    assert code == 0
+    assert said.startswith("modtrace: first non-finite values: 2 NaN in step 5, forward\n")
+    assert "  try: modtrace record --ops, on a long run with --keep-last 20, " in said
+
+
+def test_dump_without_held_steps_is_refused_in_the_words_of_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    monkeypatch.chdir(tmp_path)
+    assert run_command(monkeypatch, "record", "--on-nonfinite", "dump", "train.py") == 2
+    assert capsys.readouterr().err == (
+        "modtrace: error: --on-nonfinite dump writes the steps that are held, and none are: give --keep-last 20. "
+        "Try 'modtrace record --help'.\n"
+    )
+    assert not (tmp_path / "train.modtrace").exists()

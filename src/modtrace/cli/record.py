@@ -25,7 +25,16 @@ _SHOWN_NOTES = 2
 #: ... and of what is missing: one line is read.
 _SHOWN_MARKS = 2
 
-_VALUE_OPTIONS = ("--to", "--steps", "--values", "--capture", "--include", "--exclude", "--keep-last")
+_VALUE_OPTIONS = (
+    "--to",
+    "--steps",
+    "--values",
+    "--capture",
+    "--include",
+    "--exclude",
+    "--keep-last",
+    "--on-nonfinite",
+)
 
 
 class _RecordCommand(click.Command):
@@ -79,6 +88,12 @@ class _RecordCommand(click.Command):
     metavar="N",
     help="Hold the last N steps, and write them only before a NaN or infinity, or when the program fails.",
 )
+@click.option(
+    "--on-nonfinite",
+    type=click.Choice(["report", "dump", "stop"]),
+    help="At a NaN or infinity: print who made it; write what --keep-last holds; or end the program with an error "
+    "before the optimizer uses it.",
+)
 @click.option("--backward-times", is_flag=True, help="Also when each call's backward begins and ends.")
 @click.option(
     "--overwrite",
@@ -97,6 +112,7 @@ def record(
     exclude: tuple[str, ...],
     ops: bool,
     keep_last: int | None,
+    on_nonfinite: str | None,
     backward_times: bool,
     overwrite: bool,
     quiet: bool,
@@ -116,6 +132,7 @@ def record(
         "exclude": exclude or None,
         "ops": ops,
         "keep_last": keep_last,
+        "on_nonfinite": on_nonfinite,
         "backward_times": backward_times,
         "overwrite": overwrite,
     }

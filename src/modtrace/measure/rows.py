@@ -21,6 +21,9 @@ FIRST_INDEX = len(RawStatistics._fields)
 #: Columns of a row: the fields of `RawStatistics`, and that index.
 WIDTH = FIRST_INDEX + 1
 
+#: The columns that count what is not finite.
+COUNTS = [RawStatistics._fields.index(name) for name in ("nan_count", "inf_count")]
+
 #: Rows allocated at a time: 66 kB.
 _BLOCK_ROWS = 1024
 

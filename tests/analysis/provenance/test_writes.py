@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import modtrace
 from helpers.nonfinite_models import BY_OP, Applied, record_planted, record_training
 from modtrace.analysis.provenance.answer import find_made
+from modtrace.analysis.values.nonfinite import NonFinite
 
 
 def made_in_step(rec: modtrace.Recording) -> list[tuple[str | None, str | None, str | None]]:
@@ -209,3 +210,39 @@ def test_hidden_state_of_an_earlier_step_is_not_blamed_on_its_reader() -> None:
     found = rec.first_nonfinite()
     assert found is not None
     assert (found.kind, found.op) == ("first seen", "aten.addmm.default")
+
+
+class KeptMask(nn.Linear):
+    """Adds a mask to its scores that it made in the first step."""
+
+    mask: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.mask is None:
+            self.mask = torch.full((len(x), len(x)), -math.inf).triu(1)
+        return (super().forward(x) @ x.T + self.mask).softmax(-1)
+
+
+def record_last_steps(spoil: Callable[[torch.Tensor], object]) -> NonFinite | None:
+    """Returns who made NaN or infinite values by the last two steps of five; the first has spoiled its mask."""
+    model = KeptMask(3, 3)
+    with modtrace.record(model, ops=True, keep_last=2, triggers=[], strict=True) as rec:
+        for step in range(5):
+            model(torch.ones(3, 3))
+            if step == 0:
+                spoil(model.mask)
+        rec.dump()
+    return rec.first_nonfinite()
+
+
+def test_mask_that_a_dropped_step_has_made_is_meant() -> None:
+    assert record_last_steps(torch.clone) is None
+
+
+def test_op_that_reads_nan_of_a_dropped_step_is_only_the_first_that_was_seen() -> None:
+    found = record_last_steps(lambda mask: mask.add_(math.inf))
+    assert found is not None
+    assert (found.op, found.kind) == ("aten.add.Tensor", "first seen")
+    assert found.hint == (
+        "it read a tensor of an earlier step, which may have held them; nothing is known of it here"
+    )

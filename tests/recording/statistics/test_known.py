@@ -12,8 +12,8 @@ from modtrace.recording.schema import schema
 from modtrace.recording.statistics.known import HISTOGRAM, STATISTICS, SUMS, TIER_1, names_of
 from modtrace.recording.statistics.moments import DERIVED, RAW, StatColumns
 from modtrace.recording.statistics.tier2 import OF_TIER_1, OF_TIER_2, Tier2Columns, read_tier2
+from modtrace.recording.triggers.conditions import _statistic, read_measured
 from modtrace.recording.triggers.triggers import TRIGGER_STATISTICS, Above
-from modtrace.recording.triggers.watch import _measured, _statistic
 
 #: What is no statistic by its name: they take an argument, or say what was measured.
 OTHERS = {"is_measured", "channel_max"}
@@ -51,7 +51,7 @@ def test_each_statistic_is_one_of_a_history(name: str) -> None:
 def test_each_statistic_of_triggers_is_a_number_of_what_they_read(name: str) -> None:
     table = value_rows([[1.0, -2.0, 0.0, 4.0]]).combine_chunks()
     columns = {each: table[each].combine_chunks() for each in table.column_names}
-    measured = _measured([columns])
+    measured = read_measured([columns])
     assert measured is not None
     assert np.isfinite(_statistic(name, measured.columns)).all()
 

@@ -1,6 +1,6 @@
 """Names who made the first NaN or infinite values: the op where ops were measured, else the module."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby
 
@@ -24,14 +24,25 @@ from .trace import Origin, Trace, trace_step
 _LINKS = 6
 
 
-def find_first(data: RecordingData) -> NonFinite | None:
+def find_first(
+    data: RecordingData,
+    selects: Callable[[str], bool] = lambda _: True,
+    *,
+    innocent: set[bytes] | None = None,
+) -> NonFinite | None:
     """Returns who made the first NaN or infinite values; None if there are none but those that are meant.
+
+    Args:
+        data: the recording.
+        selects: of what was made by ops, whether it counts, by the path of the module.
+        innocent: is added to, for the next part of the same recording: steps like these hold only what is meant.
 
     Raises:
         NothingRecordedError: no tensor was measured.
     """
     scanned = scan_steps(data)
-    made = next(_find_made(data, scanned), None)
+    innocent = set() if innocent is None else innocent
+    made = next((each for each in _find_made(data, scanned, innocent) if selects(each.path or "")), None)
     measured = find_first_nonfinite(data, left_out=scanned.of_ops)
     if measured is not None and not data.table("ops").num_rows:
         measured = replace(measured, remedy=_name_ops())
@@ -55,11 +66,10 @@ def find_made(data: RecordingData) -> Iterator[NonFinite]:
     Values that are meant are left out, as the `-inf` of masks, and so are those that the model itself looks for and
     replaces, and gradients that overflow before a GradScaler skips the step.
     """
-    return _find_made(data, scan_steps(data))
+    return _find_made(data, scan_steps(data), set())
 
 
-def _find_made(data: RecordingData, scanned: Scanned) -> Iterator[NonFinite]:
-    innocent: set[bytes] = set()
+def _find_made(data: RecordingData, scanned: Scanned, innocent: set[bytes]) -> Iterator[NonFinite]:
     for step, sites in scanned.suspicious:
         if sites in innocent:
             continue
@@ -181,9 +191,13 @@ class _Answer:
         if event.kind == SOURCE:
             written = self._tell_writer(event.tensor)
             return written or "it held them before the recording, or an op wrote them that was not seen"
-        if event.unseen < 0:
+        if event.unseen is None:
             return (
                 "it makes no NaN of finite numbers: they were written from outside of torch, as through NumPy"
+            )
+        if event.unseen in {-1, *self._flow.dropped}:
+            return (
+                "it read a tensor of an earlier step, which may have held them; nothing is known of it here"
             )
         written = self._tell_writer(event.unseen)
         return "it read a tensor that was not measured, and may have held them" + (

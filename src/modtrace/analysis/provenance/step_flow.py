@@ -11,7 +11,7 @@ from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT
 from ..graph.columns import Tensors
 from ..graph.reads import read_uses
-from ..step.calls import column_of
+from ..step.calls import RowFinder, column_of
 from ..step.ops import StepOps, read_step_ops
 from ..values.nonfinite import read_first_index
 
@@ -60,6 +60,10 @@ class StepFlow:
     leaves: Mapping[tuple[int, int | None], Counts]
     #: Of tensors that an op of an earlier step made, as a mask that is kept: what was measured of them then.
     earlier: Mapping[int, Counts]
+    #: Of those, tensors of steps that are not in the recording, of which `keep_last` has held the last: nothing was
+    #: measured of them that is still there.
+    dropped: frozenset[int]
+    reads_dropped: frozenset[int]  # ops that read such a tensor whose row is not in the recording either
     first_readers: Mapping[int, int]  # of each tensor that was read: the op that read it first
     roles: Mapping[int, str]  # of each site
 
@@ -110,6 +114,8 @@ def read_step_flow(data: RecordingData, step: int) -> StepFlow:
         measured=measured,
         leaves=leaves,
         first_readers={tensor: op for op in reversed(order) for _, tensor in read_by.get(op, ())},
+        dropped=_find_dropped(data, tensors),
+        reads_dropped=_find_readers_of_dropped(data, ops),
         earlier=_read_earlier(data, tensors, before=min(ops.op_id.tolist(), default=0)),
         roles={
             row["site_id"]: row["role"] for row in data.table("sites").select(["site_id", "role"]).to_pylist()
@@ -154,6 +160,21 @@ def _read_earlier(data: RecordingData, tensors: Tensors, *, before: int) -> dict
         made[key]: counts for key, counts in _read_outputs(data, [op for op, _ in made]) if key in made
     }
     return {tensor: of_storage[storage] for tensor, storage in of_tensor.items() if storage in of_storage}
+
+
+def _find_dropped(data: RecordingData, tensors: Tensors) -> frozenset[int]:
+    every = data.table("tensors")
+    made_by = column_of(every, "producer_op")
+    is_dropped = (made_by >= 0) & ~np.isin(made_by, column_of(data.table("ops"), "op_id"))
+    dropped = column_of(every, "tensor_id")[is_dropped]
+    return frozenset(np.flatnonzero(np.isin(tensors.tensor_id, dropped)).tolist())
+
+
+def _find_readers_of_dropped(data: RecordingData, ops: StepOps) -> frozenset[int]:
+    uses = data.table("uses")
+    op = RowFinder(ops.op_id)(column_of(uses, "consumer_op"))
+    is_there = np.isin(column_of(uses, "tensor_id"), column_of(data.table("tensors"), "tensor_id"))
+    return frozenset(op[(op >= 0) & ~is_there].tolist())
 
 
 def _read_outputs(data: RecordingData, op_ids: list[int]) -> Iterator[tuple[tuple[int, str], Counts]]:

@@ -28,7 +28,7 @@ class Finiteness(NamedTuple):
     """The values of a tensor, or of a part of memory."""
 
     kind: int = CLEAN
-    #: Of BAD the number of the event, of UNSEEN the tensor written, of MEANT the leaf that held them; else -1.
+    #: Of BAD the number of the event, of UNSEEN the tensor written, of MEANT the leaf that held them; -1: not known.
     origin: int = -1
 
 
@@ -53,7 +53,8 @@ class Origin:
     is_cast: bool = False  # an op turned them into integers
     unread: set[int] = field(default_factory=set)  # tensors that hold them, and that no op has read
     meant_inputs: tuple[int, ...] = ()  # what the op read that held infinities on purpose
-    unseen: int = -1  # of what was first seen: the tensor that the op read and nobody had measured
+    #: Of what was first seen: the tensor that the op read and nobody had measured, -1 if it has no row.
+    unseen: int | None = None
 
     def is_guarded(self, names: list[str]) -> bool:
         """Returns whether every op at which the values end is one that looks for such values and replaces them."""
@@ -97,6 +98,8 @@ class _Tracer:
         reads = () if self._names[op] in SHAPES_ONLY else self._flow.reads.get(op, ())
         inputs = [(slot, tensor, self._read(tensor, op, slot)) for slot, tensor in reads]
         worst = max((state for _, _, state in inputs), default=Finiteness())
+        if op in self._flow.reads_dropped:
+            worst = max(worst, Finiteness(UNSEEN))
         is_bad = self._visit_outputs(op, inputs, worst)
         if worst.kind == BAD:
             event = self.events[worst.origin]
@@ -177,7 +180,8 @@ class _Tracer:
         """Returns the event of an op that returned bad values and read none that are known to be bad."""
         name = self._names[made.op]
         if worst.kind == UNSEEN:
-            self._write(worst.origin, Finiteness(BAD, len(self.events)))
+            if worst.origin >= 0:
+                self._write(worst.origin, Finiteness(BAD, len(self.events)))
             return replace(made, kind=FIRST_SEEN, unseen=worst.origin)
         args = self._flow.args[made.op]
         is_constant = _has_nan(args) or _has_infinity(args)
@@ -195,6 +199,8 @@ class _Tracer:
         """Returns which infinities an op carries on that are meant; None if what it returned is not known to be."""
         if name in FILLS and _has_infinity(self._flow.args[op]):
             return Finiteness(MEANT)
+        if worst.kind == UNSEEN and name in CARRIERS and worst.origin in {-1, *self._flow.dropped}:
+            return Finiteness(MEANT)  # a mask that is made once and kept
         states = [worst, *(state for _, _, state in inputs)]
         return next((state for state in states if state.kind == MEANT and name in CARRIERS), None)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from ...errors import NonFiniteError
 from ..names.module_names import ModuleNames
 from .call_context import CallContext
 from .segments import Segment
@@ -53,7 +54,10 @@ class Listener:
         """Receives the output of an outermost call of a module, just before its segment is closed."""
 
     def before_optimizer(self, optimizer: Any, has_closure: bool) -> None:
-        """An optimizer, called by no other, is about to step; its time begins only after this."""
+        """An optimizer, called by no other, is about to step; its time begins only after this.
+
+        It may raise `NonFiniteError`, which keeps the optimizer from stepping.
+        """
 
     def after_optimizer(self, optimizer: Any, has_closure: bool) -> None:
         """An optimizer, called by no other, has stepped."""
@@ -172,7 +176,10 @@ class Subscribers:
 
 
 class _Guard:
-    """Keeps internal errors from the run. It is a class because `contextmanager` takes 1.5 us and this takes 0.3 us."""
+    """Keeps internal errors from the run, but not a stop that the user asked for.
+
+    It is a class because `contextmanager` takes 1.5 us and this takes 0.3 us.
+    """
 
     __slots__ = ("_module", "_subscribers")
 
@@ -184,7 +191,7 @@ class _Guard:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if not isinstance(error, Exception):
+        if not isinstance(error, Exception) or isinstance(error, NonFiniteError):
             return False
         self._subscribers.fail(error, self._module)
         return not self._subscribers.strict

@@ -1,6 +1,7 @@
 """Finds the autograd node that an op has made or works for, and the forward op of a backward op."""
 
 from collections.abc import Callable
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +49,12 @@ class OpNodes:
         """Creates the follower. `sequence` is the number that the thread's next node gets."""
         self._made: dict[int, _Made] = {}  # by thread
         self._next: dict[int, int] = {thread: sequence}  # by thread: the number that came next at the last op
+
+    def copy(self) -> "OpNodes":
+        """Returns a follower that goes on from here, and leaves this one as it is."""
+        other = copy(self)
+        other._made, other._next = dict(self._made), dict(self._next)
+        return other
 
     def of(
         self,

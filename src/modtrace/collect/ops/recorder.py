@@ -225,19 +225,37 @@ class OpRecorder:
             self._reporter.ops_failed(error, "while writing ops")
             return ()
 
+    def open_rows(
+        self, step: Step, calls: list[dict[str, Any]], optimizer_ids: Sequence[int]
+    ) -> tuple[list[tuple[str, dict[str, Any]]], Iterable[ValuePart]]:
+        """Returns the rows of the ops in a step that has not ended, and those of their measurements."""
+        if self._cannot_write:
+            return [], ()
+        return self._read(self._tables.copy(), [step], calls, optimizer_ids)
+
     def _write(
         self, steps: list[Step], calls: list[dict[str, Any]], optimizer_ids: Sequence[int]
     ) -> Iterable[ValuePart]:
-        rows = self._tables.of(steps, optimizer_ids, self._sites)
+        tables, measured = self._read(self._tables, steps, calls, optimizer_ids)
+        for name, columns in tables:
+            self._sink.write(name, columns)
+        return measured
+
+    def _read(
+        self,
+        tables: OpTables,
+        steps: list[Step],
+        calls: list[dict[str, Any]],
+        optimizer_ids: Sequence[int],
+    ) -> tuple[list[tuple[str, dict[str, Any]]], Iterable[ValuePart]]:
+        rows = tables.of(steps, optimizer_ids, self._sites)
         if rows is None:
-            return ()
-        for name, columns in rows.tables.items():
-            if len(next(iter(columns.values()))):
-                self._sink.write(name, columns)
+            return [], ()
         table = CallTable(calls) if calls else None
         if table is not None:
             add_costs(table, rows)
-        return read_values(steps, op_sites(table, rows))
+        filled = [(name, each) for name, each in rows.tables.items() if len(next(iter(each.values())))]
+        return filled, read_values(steps, op_sites(table, rows))
 
 
 def _describe_elsewhere(thread: int) -> str | None:

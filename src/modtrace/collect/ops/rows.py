@@ -1,6 +1,7 @@
 """Turns the ops of ended steps into the columns of the tables `ops`, `tensors` and `uses`."""
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,6 +68,12 @@ class OpTables:
         self._schemas = _SchemaFacts(*(np.zeros(0, bool) for _ in range(3)))
         self._sizes = np.zeros(0, np.int64)  # by number of geometry, in bytes ...
         self._has_numbers = np.zeros(0, bool)  # ... and whether it is of floating-point or complex numbers
+
+    def copy(self) -> "OpTables":
+        """Returns tables that go on from here, and leave these as they are."""
+        other = copy(self)
+        other._nodes, other._kept = self._nodes.copy(), dict(self._kept)
+        return other
 
     def of(self, steps: Sequence[Step], optimizer_ids: Sequence[int], sites: SiteIds) -> "OpRows | None":
         """Returns the rows of ended steps; None if they have no ops.

@@ -29,6 +29,7 @@ from ..steps.step_rows import to_scalar
 from ..values.recorder import ValueRecorder
 from ..values.sites import SiteIds
 from .flush_timer import FlushTimer
+from .nonfinite_stop import NonFiniteStop, OpenStep
 from .ready_steps import ReadySteps
 from .row_writer import RowWriter, StepHolder
 from .trigger_signals import SignalWatch
@@ -47,12 +48,9 @@ class Recorder(Listener):
         values: Sequence[Capture] = (),
         ops: Ops | None = None,
         strict: bool = False,
-        flight_recorder: "StepHolder | None" = None,
+        flight_recorder: "StepHolder | None" = None,  # the sink, if it checks triggers
     ) -> None:
-        """Creates a recorder, which records nothing before `start()`.
-
-        `flight_recorder` is the sink, if it holds steps.
-        """
+        """Creates a recorder, which records nothing before `start()`."""
         self.wants_backward_events = backward_times or ops is not None
         self.wants_additions = ops is not None
         self._sink = sink
@@ -61,7 +59,6 @@ class Recorder(Listener):
         self._strict = strict
         self._tracker: ScopeTracker | None = None
         self._finder = StepFinder()
-        self._running: dict[Segment, Step] = {}
         self._lock = threading.RLock()  # over the events of the tracker
         self._writing = threading.RLock()  # over the sink; taken before the other
         self._active = False
@@ -84,6 +81,7 @@ class Recorder(Listener):
         self._op_options = ops
         self._ops: OpRecorder | None = None
         self._timer = FlushTimer(self._flush_late, locks=(self._writing, self._lock))
+        self._nonfinite = NonFiniteStop(flight_recorder, self._writing, self._read_open, self._numbers_of)
         self._signals = SignalWatch(
             flight_recorder.signals if flight_recorder else (), partial(self.fire, "OnSignal")
         )
@@ -126,12 +124,14 @@ class Recorder(Listener):
         if self._op_options is not None:
             self._ops = OpRecorder(self._tracker, self._op_options, self._sink, self._sites, self._reporter)
             self._ops.start(self._values, is_wanted=self._is_wanted())
+        self._nonfinite.start(self._tracker.subscribers)
         self._signals.start()
         atexit.register(self.stop)  # for a block that is never left: no thread of ours may outlive Python
 
     def _leave(self) -> list[str | None]:
         """Unsubscribes from all events, and returns warnings about what could not be removed."""
         self._values.leave()
+        self._nonfinite.stop()
         texts = [None if self._ops is None else self._ops.stop()]
         process.release(self)
         texts.append(self._signals.stop())
@@ -149,16 +149,17 @@ class Recorder(Listener):
         if not self._active:
             return
         texts = self._leave()
-        if error is not None:
-            self._reporter.run_ended(error)
+        failure = None if self._nonfinite.has_raised(error) else error
+        if failure is not None:
+            self._reporter.run_ended(failure)
         with self._lock:
             self._take_ops(self._finder.current)
             self._finder.finish(time.perf_counter_ns(), () if self._ops is None else self._ops.early)
         try:
             self.flush(force=True)
             self._signals.act()
-            if self._flight_recorder is not None and error is not None and not is_clean_exit(error):
-                self.fire("exception", describe_error(error))
+            if self._flight_recorder is not None and failure is not None and not is_clean_exit(failure):
+                self.fire("exception", describe_error(failure))
         finally:
             self._values.stop()
             texts.append(self._values.mark_unmatched())
@@ -167,17 +168,19 @@ class Recorder(Listener):
             self._tracker = None
         for text in filter(None, texts):
             warnings.warn(text, ModtraceWarning, stacklevel=4)
+        if error is None:
+            self._nonfinite.raise_found()
 
     def end_step(self) -> None:
         """Ends the step on the user's request."""
-        if self._is_forked:
+        if not self._check_active("step()"):
             return
-        self._check_active("step()")
         with self._lock:
             self._take_ops(self._finder.current)
             self._finder.end_step()
             self._ready.settle()
         self._look_at_ended()
+        self._nonfinite.raise_found()
 
     def fire(self, kind: str, reason: str, *, with_open: bool = False) -> None:
         """Writes the held steps, with a note that gives the reason.
@@ -207,9 +210,8 @@ class Recorder(Listener):
 
     def log(self, scalars: Mapping[str, Any]) -> None:
         """Adds scalars to the open step."""
-        if self._is_forked:
+        if not self._check_active("log()"):
             return
-        self._check_active("log()")
         values = {name: to_scalar(name, value) for name, value in scalars.items()}
         with self._lock:
             self._finder.log(values)
@@ -242,11 +244,13 @@ class Recorder(Listener):
                 self._reporter.interrupted(error, first)
                 raise
 
-    def _check_active(self, what: str) -> None:
-        if not self._active:
+    def _check_active(self, what: str) -> bool:
+        """Returns False in a forked child; raises MisuseError outside of the block."""
+        if not self._active and not self._is_forked:
             raise MisuseError(
                 f"{what} outside of its `with record(...)` block: nothing is being recorded there."
             )
+        return not self._is_forked
 
     def add_op_keeper(self, keeper: OpKeeper) -> None:
         """Calls a keeper with every op and its tensors from now on. Ops must be recorded."""
@@ -258,9 +262,9 @@ class Recorder(Listener):
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
         with self._lock:
             segment.holders += 1
-            self._take_ops(self._step_around(segment.outer))
+            self._take_ops(self._finder.step_around(segment.outer))
             now_ns = time.perf_counter_ns()
-            step = self._running[segment] = self._finder.enter(segment, in_step, now_ns)
+            step = self._finder.enter(segment, in_step, now_ns)
             if self._ops is not None:
                 self._ops.join_early(step)
             self._ready.settle()
@@ -277,7 +281,7 @@ class Recorder(Listener):
     def segment_closed(self, segment: Segment) -> None:
         with self._lock:
             self._values.close(segment)
-            step = self._running.pop(segment, None)
+            step = self._finder.leave(segment)
             self._take_ops(step)
             segment.pack()  # arrays, until it is written: lists take four times the memory
             if step is not None:
@@ -285,13 +289,12 @@ class Recorder(Listener):
 
     def segment_dropped(self, segment: Segment) -> None:
         with self._lock:
-            self._running.pop(segment, None)
             self._finder.drop(segment)
             self._values.drop(segment)
 
     def backward_began(self, backward: Backward) -> None:
         with self._lock:
-            self._take_ops(self._step_around(backward.segment))
+            self._take_ops(self._finder.step_around(backward.segment))
             self._finder.backward_began(backward)
 
     def backward_ended(self, backward: Backward) -> None:
@@ -337,18 +340,26 @@ class Recorder(Listener):
         self.flush(force=self._flight_recorder is not None)
 
     def _look_at_ended(self) -> bool:
-        """Checks triggers against the steps that have ended, or writes the steps, before anything else runs.
+        """Checks triggers against steps that have ended, or writes these. Returns whether that may have taken time."""
+        if self._flight_recorder is None:
+            return bool(self._ready.steps) and self._write_if_due()
+        if has_ended := bool(self._ready.steps):
+            self._timer.run(self.flush)
+        self._signals.act()
+        self._nonfinite.look_at_ended()
+        return has_ended
 
-        Returns:
-            whether that may have taken time.
-        """
-        if self._flight_recorder is not None:
-            has_ended = bool(self._ready.steps)
-            if has_ended:
-                self._timer.run(self.flush)
-            self._signals.act()
-            return has_ended
-        return bool(self._ready.steps) and self._write_if_due()
+    def _read_open(self) -> OpenStep | None:
+        """Returns the step whose optimizer begins, if it is recorded and something in it is not finite."""
+        with self._lock:
+            self._take_ops(self._finder.current)
+            step = self._finder.current
+            number = -1 if step is None else self._finder.number_of(step)
+            if self._tracker is None or step is None or number not in self._selected:
+                return None
+            rows = self._writer.open_rows(step, number, self._tracker, self._ops)
+        keep = partial(self._values.take_optimizer, step, self._tracker.logs.current.number)
+        return OpenStep(number, rows, keep) if rows else None
 
     def _write_if_due(self) -> bool:
         """Writes the steps that have ended, or leaves them to the timer. Returns whether it has written.
@@ -378,20 +389,10 @@ class Recorder(Listener):
         if self._ops is not None:
             self._ops.take(step)
 
-    def _step_around(self, segment: Segment | None) -> Step | None:
-        """Returns the step of the segment that encloses something that begins."""
-        step = None if segment is None else self._running.get(segment)
-        return self._finder.current if step is None else step
-
     def _numbers_of(self, step: Step | None) -> Sequence[int]:
-        """Returns the numbers to record that a step may come to have.
-
-        None stands for the step of the running optimizer.
-        """
+        """Returns the numbers to record that a step may come to have; None: that of the running optimizer."""
         with self._lock:
             numbers = self._finder.possible_numbers(step or self._finder.training)
-        if self._selected == ALL_STEPS:
-            return numbers
         return [number for number in numbers if number in self._selected]
 
     def _is_wanted(self, step: Step | None = None) -> bool:

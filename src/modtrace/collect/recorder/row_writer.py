@@ -1,18 +1,25 @@
 """Writes the rows of steps that have ended."""
 
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
 from ...recording.failure_reporter import FailureReporter
 from ...recording.protocols import Sink
+from ...recording.triggers.conditions import Finding
 from ...recording.triggers.triggers import OnSignal
+from ...recording.triggers.watch import Asked
 from ..ops.recorder import OpRecorder
 from ..scopes.tracker import ScopeTracker
 from ..steps.call_rows import NthMemory, call_columns, optimizer_columns
 from ..steps.step import Step
 from ..steps.step_rows import scalar_columns, step_columns
+from ..values.measured import are_finite
 from ..values.recorder import ValueRecorder, free_values
+
+#: Batches of rows, each with its table.
+Rows = list[tuple[str, dict[str, Any]]]
 
 
 class StepHolder(Protocol):
@@ -30,6 +37,23 @@ class StepHolder(Protocol):
 
     def fire(self, kind: str, reason: str, now_ns: int, *, coming: Sequence[int] = ()) -> None:
         """Writes the held steps. `coming` are steps that belong to them and have not ended."""
+
+    @property
+    def tells(self) -> bool:
+        """True if a trigger asks who made non-finite values."""
+
+    def may_skip(self, step: int, is_skipping: Callable[[], bool]) -> None:
+        """Takes note of an optimizer that is called in a step, and may leave its parameters as they are."""
+
+    @property
+    def stops_runs(self) -> bool:
+        """True if a trigger may stop the run."""
+
+    def take_stops(self) -> Sequence[Asked]:
+        """Returns what was found in steps that have ended, and is a reason to stop, once."""
+
+    def find_in_open(self, batches: Rows) -> Finding | None:
+        """Returns who made NaN or infinite values in a step whose optimizer is about to step, from its rows."""
 
 
 class RowWriter:
@@ -65,13 +89,8 @@ class RowWriter:
             force: flushes the sink, also if there are no steps.
         """
         self._reporter.write_late()
-        batches = call_columns(steps, self._memory, with_backward=self._with_backward)
-        optimizer_count = sum(len(step.optimizer_steps) for step in steps)
-        first_id = tracker.logs.take_ids(optimizer_count)
-        optimizers = optimizer_columns(steps, first_id)
+        batches, optimizer_ids = self._read_calls(steps, tracker)
         self._write_modules(tracker)
-        batches += [optimizers] if optimizers else []
-        optimizer_ids = range(first_id, first_id + optimizer_count)
         of_ops = () if ops is None else ops.write(steps, batches, optimizer_ids)
         for columns in batches:
             self._sink.write("calls", columns)
@@ -89,6 +108,32 @@ class RowWriter:
             self._flight_recorder.ask_for()
         if steps or force:
             self._sink.end_step(time.perf_counter_ns(), force=True)
+
+    def open_rows(self, step: Step, number: int, tracker: ScopeTracker, ops: OpRecorder | None) -> Rows:
+        """Returns the rows of a step that has not ended, and writes the modules and sites that they refer to.
+
+        Returns none if all that was measured in it is finite. No tensor is read for that.
+        """
+        step = replace(step, number=number, values=self._values.measured_in(step))
+        of_ops = (batch.measured for batch in step.ops)
+        if are_finite([*step.values, *(each for each in of_ops if each is not None)]):
+            return []
+        calls, optimizer_ids = self._read_calls([step], tracker)
+        self._write_modules(tracker)
+        batches, parts = ([], ()) if ops is None else ops.open_rows(step, calls, optimizer_ids)
+        batches += self._values.open_rows(step, self._memory, parts)
+        return [*(("calls", columns) for columns in calls), *batches]
+
+    def _read_calls(
+        self, steps: list[Step], tracker: ScopeTracker
+    ) -> tuple[list[dict[str, Any]], Sequence[int]]:
+        """Returns the rows of calls, the steps of optimizers last, and the ids of these."""
+        batches = call_columns(steps, self._memory, with_backward=self._with_backward)
+        optimizer_count = sum(len(step.optimizer_steps) for step in steps)
+        first_id = tracker.logs.take_ids(optimizer_count)
+        optimizers = optimizer_columns(steps, first_id)
+        batches += [optimizers] if optimizers else []
+        return batches, range(first_id, first_id + optimizer_count)
 
     def _write_modules(self, tracker: ScopeTracker) -> None:
         self._names_revision, modules = tracker.names.rows_since(self._names_revision)

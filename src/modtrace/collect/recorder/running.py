@@ -60,9 +60,14 @@ def release(running: Running) -> None:
             _running.remove(running)
 
 
-def is_any_held() -> bool:
-    """Returns whether a recording runs that the user can stop."""
-    return any(each.owner() is not None for each in _running)
+def warn_if_any_is_held() -> None:
+    """Warns the caller of our caller if a recording runs that the user can stop."""
+    if any(each.owner() is not None for each in _running):
+        warnings.warn(
+            "another recording is still running: both record from now on, and its stop() ends it",
+            ModtraceWarning,
+            stacklevel=3,
+        )
 
 
 def _end_forgotten() -> None:

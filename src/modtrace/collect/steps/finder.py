@@ -20,6 +20,7 @@ class StepFinder:
     def __init__(self) -> None:
         self.ended = 0  # steps that were returned by `take_ended`
         self._pending: list[Step] = []  # in the order in which they started
+        self._running: dict[Segment, Step] = {}  # by outermost call
         self._train: Step | None = None
         self._eval: Step | None = None
         self._manual = False
@@ -33,6 +34,7 @@ class StepFinder:
 
     def drop(self, segment: Segment) -> None:
         """Removes a call that an interrupt kept from beginning."""
+        self._running.pop(segment, None)
         for step in self._pending:
             if segment in step.segments:
                 step.segments.remove(segment)
@@ -62,7 +64,17 @@ class StepFinder:
             self._optimizer_start = None
             step = self._begin(segment, now_ns)
         step.segments.append(segment)
+        self._running[segment] = step
         return step
+
+    def leave(self, segment: Segment) -> Step | None:
+        """Returns the step in which an outermost call began that has ended; None if it is not known."""
+        return self._running.pop(segment, None)
+
+    def step_around(self, segment: Segment | None) -> Step | None:
+        """Returns the step of the call that encloses something that begins."""
+        step = None if segment is None else self._running.get(segment)
+        return self.current if step is None else step
 
     def backward_began(self, backward: Backward) -> None:
         """Takes note of a backward that begins.

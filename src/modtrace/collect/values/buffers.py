@@ -1,6 +1,7 @@
 """Measures the buffers of a root when an outermost call has ended."""
 
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from ..log.segments import Segment
 from ..names.module_names import ParameterOwner
 from ..names.walk import descendants
 from .capture_masks import Mask
-from .measured import MeasuredParameters, free_rows
+from .measured import Measured, MeasuredParameters, free_rows
 from .parameter_sites import name_of, store, wanted_by
 from .source import Measuring, ValueSource
 
@@ -48,6 +49,9 @@ class BufferTaps(ValueSource):
 
     def take_segment(self, segment: Segment) -> MeasuredParameters | None:
         return self._of_segment.pop(segment, None)
+
+    def taken_later(self, segments: Sequence[Segment], thread: int) -> list[Measured]:
+        return [self._of_segment[each] for each in segments if each in self._of_segment]
 
     def stop(self) -> None:
         """Frees the rows that have not been taken."""

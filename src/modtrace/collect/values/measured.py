@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from ...measure.measurer import Measurement
-from ...measure.rows import Rows
+from ...measure.rows import COUNTS, Rows
 from ...recording.module_path import join
 from ...recording.role import GRAD_OUTPUT, ROLES
 from ..backward.graph_walk import base_made_in
@@ -131,11 +131,24 @@ class HasSites(Protocol):
 
 def free_rows(measured: Iterable[HasSites]) -> None:
     """Frees the rows of measurements that have been written or are not wanted."""
+    given = list(measured)
+    taken = _rows_of(given)
+    for each in given:
+        each.sites.clear()
+    for rows, numbers in taken.items():
+        rows.free(numbers)
+
+
+def are_finite(measured: Iterable[HasSites]) -> bool:
+    """Returns whether no measured tensor holds NaN or infinities. It reads the counts of each, and no tensor."""
+    return not any(rows.read(numbers)[:, COUNTS].any() for rows, numbers in _rows_of(measured).items())
+
+
+def _rows_of(measured: Iterable[HasSites]) -> dict[Rows, list[int]]:
+    """Returns the rows of some measurements, each once."""
     taken: dict[Rows, dict[int, None]] = {}
     for each in measured:
         for sample, *_ in each.sites:
             if sample.rows is not None:
                 taken.setdefault(sample.rows, {})[sample.row] = None
-        each.sites.clear()
-    for rows, numbers in taken.items():
-        rows.free(list(numbers))
+    return {rows: list(numbers) for rows, numbers in taken.items()}

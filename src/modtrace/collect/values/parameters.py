@@ -3,7 +3,7 @@
 import functools
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -17,9 +17,10 @@ from ...torch_internals.dynamo import keep_out_of_dynamo
 from ...torch_internals.modes import DisableTorchFunction, unseen
 from ...torch_internals.tensors import grad_of
 from ..identity_map import IdentityMap
+from ..log.segments import Segment
 from ..structures.find import Slot, find_slots
 from .capture_masks import Mask
-from .measured import MeasuredParameters, free_rows, not_measured
+from .measured import Measured, MeasuredParameters, free_rows, not_measured
 from .parameter_sites import ParameterSite, name_of, store, wanted_by
 from .source import Measuring, ValueSource
 
@@ -53,6 +54,10 @@ class ParameterTaps(ValueSource):
     def take_optimizer(self, thread: int) -> MeasuredParameters | None:
         stepping = self._stepping.pop(thread, None)
         return None if stepping is None else stepping.measured
+
+    def taken_later(self, segments: Sequence[Segment], thread: int) -> list[Measured]:
+        stepping = self._stepping.get(thread)
+        return [] if stepping is None else [stepping.measured]
 
     def step_ended(self) -> None:
         self._optimizers.sweep()  # their copies take as much as the parameters

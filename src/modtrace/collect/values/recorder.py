@@ -1,6 +1,7 @@
 """Measures tensors as the captures ask, and writes one row for each."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from ...recording.failure_reporter import FailureReporter
@@ -195,16 +196,36 @@ class ValueRecorder:
         except Exception as error:
             self.failed(error, "while copying whole tensors")
 
+    # Before a step has ended.
+
+    def measured_in(self, step: Step) -> list[Measured]:
+        """Returns the measurements in an open step, of its optimizer's step too that begins on this thread."""
+        thread = -1 if self._tracker is None else self._tracker.logs.current.number
+        coming = (source.taken_later(step.segments, thread) for source in self._sources)
+        return [*step.values, *chain.from_iterable(coming)]
+
+    def open_rows(
+        self, step: Step, memory: NthMemory, of_ops: Iterable[ValuePart]
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """Returns the rows of a step that has not ended, and of new sites, which are not written again."""
+        masks = self._capture_masks
+        columns = None if masks is None else value_columns([step], self._sites, memory, masks, of_ops)
+        self._write_sites()
+        return [] if columns is None else [("values", columns)]
+
     # Writing.
+
+    def _write_sites(self) -> None:
+        new_sites = self._sites.take_new()
+        if new_sites is not None:
+            self._sink.write("sites", new_sites)
 
     def write(self, steps: list[Step], memory: NthMemory, of_ops: Iterable[ValuePart]) -> None:
         """Writes the measurements of ended steps, and new sites. The calls of the steps must have their ids."""
         try:
             masks = self._capture_masks
             columns = None if masks is None else value_columns(steps, self._sites, memory, masks, of_ops)
-            new_sites = self._sites.take_new()
-            if new_sites is not None:
-                self._sink.write("sites", new_sites)
+            self._write_sites()
             if columns is not None:
                 self._sink.write("values", columns)
             free_values(steps)

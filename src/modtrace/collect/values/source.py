@@ -1,6 +1,6 @@
 """The base class of what measures tensors of one kind: of calls, optimizers, backwards or buffers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..log.listeners import Listener
@@ -56,6 +56,10 @@ class ValueSource(Listener):
 
     def take_segment(self, segment: Segment) -> Measured | None:
         """Returns the measurements in a segment whose step has ended."""
+
+    def taken_later(self, segments: Sequence[Segment], thread: int) -> list[Measured]:
+        """Returns measurements that will be taken when the step of these segments ends, or the thread's optimizer."""
+        return []
 
     def step_ended(self) -> None:
         """Removes the hooks that no open step needs. It is called after `take_segment` for all segments of the step."""

@@ -3,7 +3,7 @@
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from ..scopes.tracker import ScopeTracker
 from ..structures.find import find_slots
 from .capture_masks import ROLE_BITS, ROLE_CODE, CaptureMasks, Mask, mark_of
 from .gradient_taps import BaseTap, GradientTap, rehook_taps, written_bases
-from .measured import MeasuredGradients, MeasuredOutputs, SeenCall, name_of_tensor, not_measured
+from .measured import Measured, MeasuredGradients, MeasuredOutputs, SeenCall, name_of_tensor, not_measured
 from .source import Measuring, ValueSource
 from .whole_tensors import KeptTensors
 
@@ -71,6 +71,11 @@ class CallTaps(ValueSource):
         if measured is not None and measured.taps:
             self._leaving.append((segment, measured.taps))
         return measured
+
+    def taken_later(self, segments: Sequence[Segment], thread: int) -> list[Measured]:
+        closed = [self._closed[each] for each in segments if each in self._closed]
+        unseen_backward = self._of_backward.get(None)
+        return [*closed, *([] if unseen_backward is None else [unseen_backward])]
 
     def take_backward(self, backward: Backward | None) -> MeasuredGradients | None:
         measured = self._of_backward.pop(backward, None)

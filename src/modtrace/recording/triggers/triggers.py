@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias, get_args
 
+from ...surface import choose_phrase, name_argument
 from ..options.capture import Capture, Patterns
 from ..options.path_filter import PathFilter
 from ..role import FINITE_ROLES, OUTPUT
@@ -14,6 +15,9 @@ from ..suggestions import did_you_mean
 
 #: What the names of numbers that a user logs begin with: `Above("log.loss", 10)` is about `rec.log(loss=...)`.
 LOGGED = "log."
+
+#: What `NonFinite(then=...)` and `record(on_nonfinite=...)` can do.
+REPORT, DUMP, STOP = THEN = ("report", "dump", "stop")
 
 #: What a trigger can be about: it reads the sums of tier 2 and no histograms. Raw ones are listed last.
 TRIGGER_STATISTICS = tuple(sorted(names_of(TIER_1, SUMS), key=RAW.__contains__))
@@ -37,6 +41,10 @@ class _Condition:
 class NonFinite(_Condition):
     """Fires when a measured tensor, or a logged number, is NaN or infinite.
 
+    Where the outputs of ops are measured, and `roles` is not given, it fires when an op makes such values, or a tensor
+    held them that no op of the step had made. Values that are meant, as the `-inf` of a mask, and gradients that
+    overflow before a GradScaler skips the step, are no reason.
+
     Args:
         include: selects modules and parameters, as for `record()`; None for all. Logged numbers belong to no module
             and are checked only if neither this nor `roles` is given.
@@ -44,14 +52,21 @@ class NonFinite(_Condition):
             leave out logged numbers.
         roles: as in `Capture`; None for all except inputs, buffers and what single ops return or read, where
             infinities are often intended.
+        then: what happens besides: `"report"` prints who made the values to standard error; `"stop"` raises
+            `NonFiniteError` before the optimizer uses them, else when the step ends; `"dump"` says that the held steps
+            are written, which needs `keep_last`. None: the held steps are written, or, without `keep_last`, nothing
+            happens. Gradients that no optimizer has used are neither reported nor a reason to stop.
     """
 
     include: Patterns = None
     exclude: Patterns = None
     roles: str | Sequence[str] | None = None
+    then: str | None = None
 
     def __post_init__(self) -> None:
         selection_of(self)
+        if self.then is not None:
+            _check_then(self.then, "then")
 
 
 @dataclass(frozen=True, repr=False)
@@ -166,27 +181,57 @@ Trigger: TypeAlias = NonFinite | Above | OutOfBand | OnSignal
 TRIGGERS: tuple[type[Trigger], ...] = get_args(Trigger)
 
 
-def to_triggers(given: object, *, keep_last: int | None, captures: Sequence[Capture]) -> tuple[Trigger, ...]:
+def to_triggers(
+    given: object, *, keep_last: int | None, captures: Sequence[Capture], on_nonfinite: object = None
+) -> tuple[Trigger, ...]:
     """Returns the triggers of `record(triggers=...)`, as a tuple. None means `NonFinite()` if steps are held.
 
     Args:
         given: a trigger, or several.
+        on_nonfinite: adds `NonFinite(then=...)`, in place of the one that None means.
         keep_last: the number of steps that are held.
         captures: what is measured.
 
     Raises:
         TypeError: an entry is not a trigger.
-        ValueError: a trigger can never fire, because nothing that it checks is measured.
+        ValueError: a trigger can never fire, because nothing that it checks is measured, or nothing is held that it
+            could write.
     """
+    asked: list[Trigger] = []
+    if on_nonfinite is not None:
+        asked = [NonFinite(then=_check_then(on_nonfinite, "on_nonfinite"))]
     if given is None:
-        return () if keep_last is None else (NonFinite(),)
-    triggers = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+        given = [NonFinite()] if keep_last is not None and not asked else []
+    triggers = (*(given if isinstance(given, (list, tuple)) else (given,)), *asked)
     for each in triggers:
         if not isinstance(each, TRIGGERS):
             names = ", ".join(kind.__name__ for kind in TRIGGERS)
             raise TypeError(f"triggers={each!r}: give modtrace's {names}, or a list of those")
         _check_measured(each, captures)
+        _check_then_of(each, keep_last, captures)
     return triggers
+
+
+def _check_then(then: object, argument: str) -> str:
+    if not isinstance(then, str) or then not in THEN:
+        raise ValueError(
+            f"{name_argument(argument, then)}: give {', '.join(map(repr, THEN))}, or leave it out"
+        )
+    return then
+
+
+def _check_then_of(trigger: Trigger, keep_last: int | None, captures: Sequence[Capture]) -> None:
+    """Refuses what a trigger is to do if it can never do that."""
+    then = trigger.then if isinstance(trigger, NonFinite) else None
+    if then is None:
+        return
+    said = name_argument("on_nonfinite", then)
+    if then == "dump" and keep_last is None:
+        how = choose_phrase(python="keep_last=20", command_line="--keep-last 20")
+        raise ValueError(f"{said} writes the steps that are held, and none are: give {how}")
+    if not captures:
+        nothing = choose_phrase(python="values=None", command_line="--values none")
+        raise ValueError(f"{said} looks at what is measured, and {nothing} measures nothing")
 
 
 def _check_measured(trigger: Trigger, captures: Sequence[Capture]) -> None:
@@ -219,6 +264,11 @@ def check_keep_last(keep_last: object) -> None:
         isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1
     ):
         raise ValueError(f"keep_last={keep_last!r}: give a number of steps, or None to write every step")
+
+
+def asks_who_made(triggers: Sequence[Trigger]) -> bool:
+    """Returns whether a trigger fires on what ops have made, and not on what was measured of modules."""
+    return any(isinstance(each, NonFinite) and each.then is not None for each in triggers)
 
 
 def is_logged(stat: str) -> bool:

@@ -1,30 +1,24 @@
 """Checks the rows of each step as they are written, and decides which triggers fire."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeGuard
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from ..arrow.arrays import to_numpy
-from ..arrow.batches import to_batch
 from ..meta import Note
-from ..options.capture import Capture
-from ..statistics.known import SUMS, names_of
-from ..statistics.moments import RAW, StatColumns, read_statistics
-from ..statistics.tier2 import read_sums
+from .conditions import Condition, Finder, Finding, IsNonFinite, StepRows, condition_of, read_measured
 from .site_names import SiteNames
-from .step_band import StepBand
-from .triggers import LOGGED, Above, NonFinite, OnSignal, OutOfBand, Trigger, is_logged, selection_of
+from .step_tables import Batch, StepTables
+from .triggers import REPORT, STOP, OnSignal, Trigger, asks_who_made
 
-_Rows = npt.NDArray[np.int64]
 
-#: The raw statistics of rows, by name.
-_Columns = Mapping[str, npt.NDArray[Any]]
+class Asked(NamedTuple):
+    """What a trigger has found that somebody asked to be told of."""
 
-#: The sums of tier 2, each with its value if it was not measured.
-_SUMS = {"sumabs": np.nan, "zero_count": -1, "sum4": np.nan}
+    step: int
+    then: str
+    finding: Finding
+    is_new: bool  # nothing was found in the step before
 
 
 class TriggerWatch:
@@ -34,16 +28,40 @@ class TriggerWatch:
     checks does not change its state.
     """
 
-    def __init__(self, triggers: Sequence[Trigger]) -> None:
+    def __init__(self, triggers: Sequence[Trigger], find: Finder | None = None) -> None:
+        """Creates a watch.
+
+        Args:
+            triggers: the triggers.
+            find: names who made the values that are not finite. None: the first tensor that holds some is named.
+        """
+        self.asked: list[Asked] = []  # what was found in the steps that have ended, until somebody takes it
         self._names = SiteNames()
-        self._armed = [_Armed(each, _condition(each)) for each in triggers if not isinstance(each, OnSignal)]
+        self._tables = StepTables()
+        self._keeps_rows = find is not None and asks_who_made(triggers)
+        self._armed = [
+            _Armed(each, condition_of(each, find)) for each in triggers if not isinstance(each, OnSignal)
+        ]
+        self._skips: dict[int, Callable[[], bool]] = {}  # by step
         self._values: list[Mapping[str, pa.Array]] = []
         self._scalars: dict[str, list[float]] = {}
+
+    @property
+    def tells(self) -> bool:
+        """True if a trigger asks who made non-finite values."""
+        return self._keeps_rows
+
+    @property
+    def stops_runs(self) -> bool:
+        """True if a trigger stops the run."""
+        return any(_stops(each.condition) for each in self._armed)
 
     def see(self, table: str, columns: Mapping[str, pa.Array]) -> None:
         """Receives rows of the step that is being written, as Arrow columns."""
         if not self._armed:
             return
+        if self._keeps_rows:
+            self._tables.add(table, columns)
         if table == "modules":
             self._names.add_modules(columns)
         elif table == "sites":
@@ -60,244 +78,60 @@ class TriggerWatch:
             return []
         values, scalars = self._values, self._scalars
         self._values, self._scalars = [], {}
-        seen = StepRows(_measured(values), scalars, self._names)
+        skips = [self._skips.pop(number) for number in sorted(self._skips) if number <= step][-1:]
+        is_used = False if any(is_skipping() for is_skipping in skips) else None
+        seen = StepRows(read_measured(values), scalars, self._names, self._tables.read(), is_used)
         fired = []
         for each in self._armed:
             reason = each.condition(seen)
             if reason is None:
                 continue
+            if reason and isinstance(each.condition, IsNonFinite):
+                self._ask(step, each, each.condition)
             if reason and each.is_armed:
                 fired.append(Note(step=step, kind=type(each.trigger).__name__, reason=reason))
             each.is_armed = not reason
+        if self._keeps_rows:
+            self._tables.end_step()
         return fired
 
+    def may_skip(self, step: int, is_skipping: Callable[[], bool]) -> None:
+        """Takes note of an optimizer that is called in a step, and may leave its parameters as they are.
 
-class MeasuredRows(NamedTuple):
-    """Rows of `values` that have statistics, in the order of measuring."""
-
-    site_id: _Rows
-    is_of_op: npt.NDArray[np.bool_]
-    columns: _Columns
-
-
-class StepRows(NamedTuple):
-    """The rows of a step that conditions check."""
-
-    measured: MeasuredRows | None
-    scalars: Mapping[str, Sequence[float]]
-    names: SiteNames
-
-
-class _Condition(Protocol):
-    def __call__(self, seen: StepRows, /) -> str | None:
-        """Returns the reason why the condition is true in a step.
-
-        Returns "" if it is false, and None if nothing that it checks was measured.
+        Args:
+            step: the number of the step.
+            is_skipping: tells it when the step has ended, which may have to wait for a device.
         """
+        self._skips[step] = is_skipping
+
+    def _ask(self, step: int, armed: "_Armed", condition: IsNonFinite) -> None:
+        if condition.then in (REPORT, STOP) and condition.finding is not None:
+            self.asked.append(Asked(step, condition.then, condition.finding, armed.is_armed))
+
+    def find_in_open(self, batches: Sequence[Batch]) -> Finding | None:
+        """Returns what a trigger that stops finds in a step whose optimizer is about to step, without firing it.
+
+        Args:
+            batches: the rows of the step so far.
+        """
+        values = [columns for table, columns in batches if table == "values"]
+        seen = StepRows(read_measured(values), {}, self._names, self._tables.read(batches), is_used=True)
+        for each in self._armed:
+            if _stops(each.condition):
+                each.condition(seen)
+                if each.condition.finding is not None:
+                    return each.condition.finding
+        return None
+
+
+def _stops(condition: Condition) -> TypeGuard[IsNonFinite]:
+    return isinstance(condition, IsNonFinite) and condition.then == STOP
 
 
 class _Armed:
     """A trigger, and whether it may fire."""
 
-    def __init__(self, trigger: Trigger, condition: _Condition) -> None:
+    def __init__(self, trigger: Trigger, condition: Condition) -> None:
         self.trigger = trigger
         self.condition = condition
         self.is_armed = True
-
-
-def _measured(values: Sequence[Mapping[str, pa.Array]]) -> MeasuredRows | None:
-    if not values:
-        return None
-    table = pa.Table.from_batches([to_batch("values", each) for each in values])
-    order = to_numpy(table["order"])
-    rows = np.argsort(order, kind="stable")
-    rows = rows[to_numpy(table["count"])[rows] > 0]
-    stats = read_statistics(table)
-    columns = {name: getattr(stats, name) for name in RAW}
-    columns |= {name: to_numpy(table[name], null=null) for name, null in _SUMS.items()}
-    return MeasuredRows(
-        to_numpy(table["site_id"]).astype(np.int64)[rows],
-        to_numpy(table["op_id"])[rows] >= 0,
-        _take(columns, rows),
-    )
-
-
-def _take(columns: _Columns, rows: _Rows) -> _Columns:
-    return {name: each[rows] for name, each in columns.items()}
-
-
-def _statistic(stat: str, columns: _Columns) -> npt.NDArray[np.float64]:
-    """Returns a statistic for each row, by name."""
-    if stat in columns:
-        return np.asarray(columns[stat], np.float64)
-    stats = StatColumns(**{name: columns[name] for name in RAW})
-    holder = stats if hasattr(StatColumns, stat) else read_sums(stats, columns)
-    with np.errstate(all="ignore"):
-        return np.asarray(getattr(holder, stat), np.float64)
-
-
-class _Selected:
-    """The rows of the sites that a trigger checks."""
-
-    def __init__(self, selection: Capture) -> None:
-        self._selection = selection
-        self._mask = np.zeros(0, bool)
-        self._revision = -1
-
-    def rows(self, seen: StepRows) -> _Rows:
-        """Returns the indices of the selected rows among those measured."""
-        if seen.measured is None:
-            return np.zeros(0, np.int64)
-        if self._revision != seen.names.revision:
-            self._mask, self._revision = seen.names.select(self._selection), seen.names.revision
-        site_id = seen.measured.site_id
-        if len(site_id) and int(site_id.max()) >= len(self._mask):
-            self._mask = np.append(self._mask, seen.names.select(self._selection, len(self._mask)))
-        return np.flatnonzero(self._mask[site_id])
-
-
-def _condition(trigger: NonFinite | Above | OutOfBand) -> _Condition:
-    if isinstance(trigger, NonFinite):
-        return _IsNonFinite(trigger)
-    is_outside = _Beyond(trigger) if isinstance(trigger, Above) else _OutOfBand(trigger)
-    if is_logged(trigger.stat):
-        return _OfScalar(trigger.stat, is_outside)
-    return _OfSites(trigger.stat, _Selected(selection_of(trigger)), is_outside)
-
-
-class _IsNonFinite:
-    def __init__(self, trigger: NonFinite) -> None:
-        self._selected = _Selected(selection_of(trigger))
-        self._with_ops = trigger.roles is not None
-        self._with_scalars = trigger.roles is None and trigger.include is None
-
-    def __call__(self, seen: StepRows) -> str | None:
-        rows = self._selected.rows(seen)
-        if seen.measured is not None and not self._with_ops:
-            rows = rows[~seen.measured.is_of_op[rows]]
-        found = self._of_tensors(seen, rows) or (self._of_scalars(seen.scalars) if self._with_scalars else "")
-        is_known = len(rows) or (self._with_scalars and seen.scalars)
-        return found if is_known else None
-
-    def _of_tensors(self, seen: StepRows, rows: _Rows) -> str:
-        if seen.measured is None:
-            return ""
-        nan_count, inf_count = seen.measured.columns["nan_count"], seen.measured.columns["inf_count"]
-        wrong = rows[nan_count[rows] + inf_count[rows] > 0]
-        if not len(wrong):
-            return ""
-        first = wrong[0]
-        counts = {"NaN": int(nan_count[first]), "inf": int(inf_count[first])}
-        held = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-        return f"{seen.names.describe(int(seen.measured.site_id[first]))} holds {held}{_and_more(wrong)}"
-
-    @staticmethod
-    def _of_scalars(scalars: Mapping[str, Sequence[float]]) -> str:
-        for name, values in scalars.items():
-            wrong = [value for value in values if not np.isfinite(value)]
-            if wrong:
-                return f"{LOGGED}{name} is {wrong[0]}"
-        return ""
-
-
-class _Judge(Protocol):
-    def __call__(self, keys: Sequence[object], values: npt.NDArray[np.float64], /) -> "Judged":
-        """Returns which numbers are a reason to fire.
-
-        There is at least one number, each with the key of its site or name.
-        """
-
-
-class Judged(NamedTuple):
-    """The numbers that are a reason to fire, as a mask, and a description of the first of them."""
-
-    is_wrong: npt.NDArray[np.bool_]
-    why: str
-
-
-class _Beyond:
-    """Finds numbers that are above a limit."""
-
-    def __init__(self, trigger: Above) -> None:
-        self._limit = float(trigger.limit)
-
-    def __call__(self, keys: Sequence[object], values: npt.NDArray[np.float64]) -> Judged:
-        return Judged(values > self._limit, f"is above {self._limit:g}")
-
-
-class _OutOfBand:
-    """Finds numbers that are outside of their band in the last steps."""
-
-    def __init__(self, trigger: OutOfBand) -> None:
-        self._band = StepBand(trigger.factor, trigger.window, trigger.needs)
-
-    def __call__(self, keys: Sequence[object], values: npt.NDArray[np.float64]) -> Judged:
-        rows = self._band.rows_of(keys)
-        band = self._band.judge(rows, values)
-        self._band.add(rows, values)
-        first = int(np.argmax(band.is_outside))
-        bounds = f"{band.middle[first]:g} +- {band.width[first]:g}"
-        return Judged(band.is_outside, f"is outside of {bounds} (its last {band.steps[first]} steps)")
-
-
-class _OfSites:
-    """A condition on a statistic of tensors, with one number for each site and step."""
-
-    def __init__(self, stat: str, selected: _Selected, judge: _Judge) -> None:
-        self._stat = stat
-        self._is_of_tier_2 = stat in names_of(SUMS)
-        self._selected = selected
-        self._judge = judge
-
-    def __call__(self, seen: StepRows) -> str | None:
-        rows = self._selected.rows(seen)
-        if seen.measured is not None and self._is_of_tier_2:
-            rows = rows[seen.measured.columns["zero_count"][rows] >= 0]
-        if seen.measured is None or not len(rows):
-            return None
-        sites, columns = merge_sites(seen.measured.site_id[rows], _take(seen.measured.columns, rows))
-        values = _statistic(self._stat, columns)
-        judged = self._judge(sites.tolist(), values)
-        wrong = np.flatnonzero(judged.is_wrong)
-        if not len(wrong):
-            return ""
-        place = seen.names.describe(int(sites[wrong[0]]))
-        return f"{place}: {self._stat} {values[wrong[0]]:g} {judged.why}{_and_more(wrong)}"
-
-
-class _OfScalar:
-    """A condition on a logged number, of which the last one in the step counts."""
-
-    def __init__(self, stat: str, judge: _Judge) -> None:
-        self._stat = stat
-        self._judge = judge
-
-    def __call__(self, seen: StepRows) -> str | None:
-        logged = seen.scalars.get(self._stat.removeprefix(LOGGED))
-        if not logged:
-            return None
-        judged = self._judge([self._stat], np.array(logged[-1:], np.float64))
-        return f"{self._stat} {logged[-1]:g} {judged.why}" if judged.is_wrong[0] else ""
-
-
-def merge_sites(site_id: _Rows, columns: _Columns) -> tuple[_Rows, _Columns]:
-    """Merges the rows of each site into one, in the order in which sites first occur.
-
-    Several rows of a site are micro-batches, which are parts of one tensor.
-    """
-    sites, first, place = np.unique(site_id, return_index=True, return_inverse=True)
-    if len(sites) == len(site_id):
-        return site_id, columns
-    by_site = np.argsort(place, kind="stable")
-    starts = np.searchsorted(place[by_site], np.arange(len(sites)))
-    in_order = np.argsort(first)
-    join = {"min": np.minimum, "max": np.maximum}
-    merged = {
-        name: join.get(name, np.add).reduceat(each[by_site], starts)[in_order]
-        for name, each in columns.items()
-    }
-    return sites[in_order], merged
-
-
-def _and_more(wrong: _Rows) -> str:
-    return f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""

@@ -1,7 +1,7 @@
 """The flight recorder: a sink in front of another one, which holds the last steps until a trigger fires."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy.typing as npt
 import pyarrow as pa
@@ -11,8 +11,10 @@ from ...recording.arrow.batches import to_columns
 from ...recording.meta import HELD, Note
 from ...recording.protocols import Sink
 from ...recording.suggestions import count_of
-from ...recording.triggers.triggers import OnSignal, Trigger
-from ...recording.triggers.watch import TriggerWatch
+from ...recording.triggers.conditions import Finder, Finding
+from ...recording.triggers.step_tables import Batch
+from ...recording.triggers.triggers import REPORT, OnSignal, Trigger
+from ...recording.triggers.watch import Asked, TriggerWatch
 from .held_steps import HeldSteps
 from .held_tensors import HeldTensor, HeldTensors
 
@@ -26,13 +28,33 @@ _MOST_NOTES = 1000
 _MOST_MISSING = 20
 
 
+class Reports(Protocol):
+    """Names who made NaN and infinite values, and tells the user."""
+
+    @property
+    def find(self) -> Finder:
+        """Names who made the first such values of a step."""
+
+    def tell(self, asked: Asked) -> None:
+        """Tells what a trigger has found in a step that has ended."""
+
+    def close(self) -> None:
+        """Tells the rest."""
+
+
 def in_front_of(
-    sink: Sink, keep: int | None, triggers: Sequence[Trigger], *, max_bytes: int, behind: int = 0
+    sink: Sink,
+    keep: int | None,
+    triggers: Sequence[Trigger],
+    *,
+    max_bytes: int,
+    behind: int = 0,
+    reports: Reports | None = None,
 ) -> Sink:
     """Returns a flight recorder in front of `sink`, or `sink` itself if there are no triggers and nothing is held."""
     if keep is None and not triggers:
         return sink
-    return FlightRecorder(sink, keep, triggers, max_bytes=max_bytes, behind=behind)
+    return FlightRecorder(sink, keep, triggers, max_bytes=max_bytes, behind=behind, reports=reports)
 
 
 class FlightRecorder:
@@ -49,6 +71,7 @@ class FlightRecorder:
         *,
         max_bytes: int,
         behind: int = 0,
+        reports: Reports | None = None,
     ) -> None:
         """Creates a flight recorder.
 
@@ -59,6 +82,7 @@ class FlightRecorder:
             max_bytes: the limit of the held rows; the oldest steps are dropped first.
             behind: the number of steps that are written after one in which a trigger fires, because captures wait for
                 them.
+            reports: names who made values that are not finite, and tells it where a trigger asks for that.
         """
         self.signals = tuple(each for each in triggers if isinstance(each, OnSignal))
         self.last_fired_step: int | None = None  # the last one in which a trigger has fired
@@ -66,7 +90,9 @@ class FlightRecorder:
         self._keep = keep
         self._behind = behind
         self._max_bytes = max_bytes
-        self._watch = TriggerWatch(triggers)
+        self._reports = reports
+        self._watch = TriggerWatch(triggers, None if reports is None else reports.find)
+        self._stops: list[Asked] = []  # that nobody has taken yet
         self._held = None if keep is None else HeldSteps(keep, max_bytes)
         self._held_tensors = HeldTensors(max_bytes)
         self._ending: int | None = None  # the step whose row has come
@@ -132,6 +158,7 @@ class FlightRecorder:
         fired = self._watch.end_step(step)
         for note in fired:
             self._note(note)
+        self._tell()
         is_wanted = bool(fired) or self._is_asked_for
         self._is_asked_for = False
         if is_wanted:
@@ -139,6 +166,42 @@ class FlightRecorder:
         if self.last_fired_step is not None and step <= self.last_fired_step + self._behind:
             self._write_held(now_ns)
         self._sink.end_step(now_ns, force=is_wanted)
+
+    def _tell(self) -> None:
+        asked, self._watch.asked = self._watch.asked, []
+        for each in asked:
+            if each.then == REPORT and self._reports is not None:
+                self._reports.tell(each)
+            else:
+                self._stops.append(each)
+
+    @property
+    def tells(self) -> bool:
+        """True if a trigger asks who made non-finite values."""
+        return self._watch.tells
+
+    def may_skip(self, step: int, is_skipping: Callable[[], bool]) -> None:
+        """Takes note of an optimizer that may leave its parameters as they are; see `TriggerWatch.may_skip`."""
+        self._watch.may_skip(step, is_skipping)
+
+    @property
+    def stops_runs(self) -> bool:
+        """True if a trigger may stop the run."""
+        return self._watch.stops_runs
+
+    def take_stops(self) -> list[Asked]:
+        """Returns what was found in steps that have ended, and is a reason to stop, once."""
+        stops, self._stops = self._stops, []
+        return stops
+
+    def find_in_open(self, batches: Sequence[tuple[str, Mapping[str, Any]]]) -> Finding | None:
+        """Returns who made NaN or infinite values in a step whose optimizer is about to step, to stop it.
+
+        Args:
+            batches: the rows of the step so far, which will come again when it ends.
+        """
+        rows: list[Batch] = [(table, to_columns(table, columns)) for table, columns in batches]
+        return self._watch.find_in_open(rows)
 
     def fire(self, kind: str, reason: str, now_ns: int, *, coming: Sequence[int] = ()) -> None:
         """Writes the held steps for a reason outside of the steps, including a step with only some of its rows.
@@ -173,6 +236,9 @@ class FlightRecorder:
             self._sink.note(Note(step=self._last_step, kind=HELD, reason=reason))
             self._held.clear()
         self._held_tensors.clear()
+        reports, self._reports = self._reports, None
+        if reports is not None:
+            reports.close()
         self._sink.close()
 
     def abandon(self) -> None:

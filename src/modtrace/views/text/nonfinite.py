@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from ...analysis.graph.parts import forms_of_op
-from ...analysis.values.nonfinite import FIRST_SEEN, SOURCE, Measured, NonFinite, describe_counts
+from ...analysis.values.nonfinite import FIRST_SEEN, PRODUCER, SOURCE, Measured, NonFinite, describe_counts
 from ...recording.meta import Note
 from ...recording.role import BY_NAME
 from ...recording.suggestions import count_of
@@ -34,6 +34,23 @@ def render_nonfinite(
     lines = _describe(found) if found is not None else [Text(_describe_none(measured, marks))]
     lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks]
     return render_lines([*lines, *describe_notes(notes)], color=color, width=width)
+
+
+def describe_place(found: NonFinite) -> str:
+    """Returns who made the values in a few words: `log in 1.inner of Sequential`."""
+    if found.op is None:
+        return _describe_tensor(found)
+    op = forms_of_op(found.op)[-1]
+    if found.kind == SOURCE:
+        return f"{found.source}, first read by {op}{_describe_module(found)},"
+    backward = f", in the backward of {forms_of_op(found.forward_op)[-1]}," if found.forward_op else ""
+    return f"{op}{backward}{_describe_module(found)}"
+
+
+def describe_made(found: NonFinite) -> str:
+    """Returns who made how many values: `log in 1.inner of Sequential made 3 NaN`."""
+    verb = {PRODUCER: "made", FIRST_SEEN: "returned"}.get(found.kind or "", "holds")
+    return f"{describe_place(found)} {verb} {describe_counts(found.nan_count, found.inf_count)}"
 
 
 def render_nonfinite_json(found: NonFinite | None, measured: Measured, *, marks: Sequence[str] = ()) -> str:

@@ -1,0 +1,116 @@
+"""Reports NaN and infinite values while a run goes on: `record(on_nonfinite=...)`."""
+
+import contextlib
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from .analysis.provenance.answer import find_first
+from .analysis.values.nonfinite import Measured, NonFinite
+from .recording.arrow.arrays import to_numpy
+from .recording.failure_reporter import warn_of_error
+from .recording.phase import BACKWARD, OPTIMIZER
+from .recording.protocols import RecordingData
+from .recording.role import PARAMETER_GRAD
+from .recording.statistics.moments import first_nonfinite_row
+from .recording.suggestions import count_of
+from .recording.triggers.conditions import Finding
+from .recording.triggers.watch import Asked
+from .surface import choose_phrase, speak, surface_now
+from .views.text.nonfinite import describe_made, describe_place, render_nonfinite
+
+#: At most so many reports are printed in full. The others are counted.
+_MOST_REPORTS = 5
+
+_NOT_COUNTED = Measured(tensors=0, unmeasured=0, steps=0, last_step=None)
+
+
+class NonFiniteReports:
+    """The reports of one recording: of each place one in full, and at the end in how many steps there was something."""
+
+    def __init__(self, *, strict: bool) -> None:
+        """Creates the reports of one recording; `strict` raises internal errors."""
+        self._strict = strict
+        self._namer = surface_now()  # `modtrace record` speaks Python while its program runs
+        self._innocent: set[bytes] = set()
+        self._has_failed = False
+        self._places: set[str] = set()
+        self._steps: list[int] = []  # in which something was found
+        self._untold = 0
+
+    def find(
+        self, data: RecordingData, selects: Callable[..., bool], *, is_used: bool | None
+    ) -> Finding | None:
+        """Returns who made the first NaN or infinite values in the rows of a step; None if there is nothing to tell.
+
+        Args:
+            data: the rows.
+            selects: whether a module counts, by its path.
+            is_used: see `Finder`.
+        """
+        if self._has_failed:
+            return None
+        try:
+            with speak(self._namer):
+                found = find_first(data, selects, innocent=self._innocent)
+                if found is None or _is_unused(found, data, is_used):
+                    return None
+                text = render_nonfinite(found, _NOT_COUNTED)
+        except Exception as error:
+            if self._strict:
+                raise
+            self._fail(error)
+            return None
+        return Finding(describe_place(found), describe_made(found), text)
+
+    def _fail(self, error: Exception) -> None:
+        self._has_failed = True
+        text = "modtrace met an internal error while it looked for NaN, and looks no more; the run goes on, recorded"
+        warn_of_error(text, error, strict=choose_phrase(python="record(strict=True)", command_line=""))
+
+    def tell(self, asked: Asked) -> None:
+        """Prints a report, unless its place was told before or the trouble has gone on since the step before."""
+        if asked.step not in self._steps[-1:]:
+            self._steps.append(asked.step)
+        place, reason, text = asked.finding
+        if not asked.is_new or place in self._places:
+            return
+        self._places.add(place)
+        if len(self._places) > _MOST_REPORTS:
+            self._untold += 1
+        else:
+            _print(text or f"non-finite values in step {asked.step}: {reason}\n")
+
+    def close(self) -> None:
+        """Prints in how many steps there was something, if there is more than what was told."""
+        if len(self._steps) > 1:
+            steps = count_of(len(self._steps), "step")
+            others = f", at {count_of(self._untold, 'more place')}" if self._untold else ""
+            _print(f"non-finite values in {steps}, {self._steps[0]} to {self._steps[-1]}{others}\n")
+
+
+def _is_unused(found: NonFinite, data: RecordingData, is_used: bool | None) -> bool:
+    """Returns whether it is a gradient that no optimizer uses, as in a step that a GradScaler skips.
+
+    With ops, the GradScaler itself was seen. Without, the gradients tell that were measured when an optimizer stepped;
+    where none were, whether one has.
+    """
+    if found.op is not None or (found.phase != BACKWARD and found.role != PARAMETER_GRAD):
+        return False
+    if is_used is False:
+        return True
+    sites, values = data.table("sites").select(["site_id", "role"]).to_pylist(), data.table("values")
+    gradients = [row["site_id"] for row in sites if row["role"] == PARAMETER_GRAD]
+    used = values.filter(pa.array(np.isin(to_numpy(values["site_id"]), gradients)))
+    if used.num_rows:
+        return first_nonfinite_row(used) is None
+    return is_used is None and OPTIMIZER not in data.table("calls")["phase"].unique().to_pylist()
+
+
+def _print(text: str) -> None:
+    """Prints to standard error, which may be closed."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"modtrace: {text}")
+        sys.stderr.flush()

@@ -1,0 +1,311 @@
+"""The conditions of triggers, which are asked about the rows of one step."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..arrow.arrays import to_numpy
+from ..arrow.batches import to_batch
+from ..options.capture import Capture
+from ..protocols import RecordingData
+from ..statistics.known import SUMS, names_of
+from ..statistics.moments import RAW, StatColumns, read_statistics
+from ..statistics.tier2 import read_sums
+from .site_names import SiteNames
+from .step_band import StepBand
+from .step_tables import StepData
+from .triggers import LOGGED, REPORT, STOP, Above, NonFinite, OutOfBand, is_logged, selection_of
+
+_Rows = npt.NDArray[np.int64]
+
+#: The raw statistics of rows, by name.
+_Columns = Mapping[str, npt.NDArray[Any]]
+
+#: The sums of tier 2, each with its value if it was not measured.
+_SUMS = {"sumabs": np.nan, "zero_count": -1, "sum4": np.nan}
+
+
+class Finding(NamedTuple):
+    """Who made NaN or infinite values."""
+
+    place: str  # in a few words, the same in every step
+    reason: str  # what happened there
+    text: str  # as `modtrace nonfinite` prints it; "" of a number that was logged
+
+
+class Finder(Protocol):
+    def __call__(
+        self, data: RecordingData, selects: Callable[..., bool], /, *, is_used: bool | None
+    ) -> Finding | None:
+        """Returns who made the first NaN or infinite values of a step that count; None if there are none.
+
+        Args:
+            data: the rows of the step.
+            selects: whether a module counts, by its path.
+            is_used: an optimizer is about to use what the step has computed; False: a GradScaler has it leave that out;
+                None: the rows tell.
+        """
+
+
+class MeasuredRows(NamedTuple):
+    """Rows of `values` that have statistics, in the order of measuring."""
+
+    site_id: _Rows
+    is_of_op: npt.NDArray[np.bool_]
+    columns: _Columns
+
+
+class StepRows(NamedTuple):
+    """The rows of a step that conditions check."""
+
+    measured: MeasuredRows | None
+    scalars: Mapping[str, Sequence[float]]
+    names: SiteNames
+    data: StepData
+    is_used: bool | None = None  # see `Finder`
+
+
+class Condition(Protocol):
+    def __call__(self, seen: StepRows, /) -> str | None:
+        """Returns the reason why the condition is true in a step.
+
+        Returns "" if it is false, and None if nothing that it checks was measured.
+        """
+
+
+def read_measured(values: Sequence[Mapping[str, pa.Array]]) -> MeasuredRows | None:
+    if not values:
+        return None
+    table = pa.Table.from_batches([to_batch("values", each) for each in values])
+    order = to_numpy(table["order"])
+    rows = np.argsort(order, kind="stable")
+    rows = rows[to_numpy(table["count"])[rows] > 0]
+    stats = read_statistics(table)
+    columns = {name: getattr(stats, name) for name in RAW}
+    columns |= {name: to_numpy(table[name], null=null) for name, null in _SUMS.items()}
+    return MeasuredRows(
+        to_numpy(table["site_id"]).astype(np.int64)[rows],
+        to_numpy(table["op_id"])[rows] >= 0,
+        _take(columns, rows),
+    )
+
+
+def _take(columns: _Columns, rows: _Rows) -> _Columns:
+    return {name: each[rows] for name, each in columns.items()}
+
+
+def _statistic(stat: str, columns: _Columns) -> npt.NDArray[np.float64]:
+    """Returns a statistic for each row, by name."""
+    if stat in columns:
+        return np.asarray(columns[stat], np.float64)
+    stats = StatColumns(**{name: columns[name] for name in RAW})
+    holder = stats if hasattr(StatColumns, stat) else read_sums(stats, columns)
+    with np.errstate(all="ignore"):
+        return np.asarray(getattr(holder, stat), np.float64)
+
+
+class _Selected:
+    """The rows of the sites that a trigger checks."""
+
+    def __init__(self, selection: Capture) -> None:
+        self._selection = selection
+        self._mask = np.zeros(0, bool)
+        self._revision = -1
+
+    def rows(self, seen: StepRows) -> _Rows:
+        """Returns the indices of the selected rows among those measured."""
+        if seen.measured is None:
+            return np.zeros(0, np.int64)
+        if self._revision != seen.names.revision:
+            self._mask, self._revision = seen.names.select(self._selection), seen.names.revision
+        site_id = seen.measured.site_id
+        if len(site_id) and int(site_id.max()) >= len(self._mask):
+            self._mask = np.append(self._mask, seen.names.select(self._selection, len(self._mask)))
+        return np.flatnonzero(self._mask[site_id])
+
+
+def condition_of(trigger: NonFinite | Above | OutOfBand, find: Finder | None) -> Condition:
+    if isinstance(trigger, NonFinite):
+        return IsNonFinite(trigger, find)
+    is_outside = _Beyond(trigger) if isinstance(trigger, Above) else _OutOfBand(trigger)
+    if is_logged(trigger.stat):
+        return _OfScalar(trigger.stat, is_outside)
+    return _OfSites(trigger.stat, _Selected(selection_of(trigger)), is_outside)
+
+
+class IsNonFinite:
+    def __init__(self, trigger: NonFinite, find: Finder | None) -> None:
+        self.then = trigger.then
+        self.finding: Finding | None = None  # of the step that was looked at last
+        self._selection = selection_of(trigger)
+        self._selected = _Selected(self._selection)
+        self._find = None if trigger.then is None else find
+        self._with_ops = trigger.roles is not None
+        self._with_scalars = trigger.roles is None and trigger.include is None
+
+    def __call__(self, seen: StepRows) -> str | None:
+        self.finding = None
+        rows = self._selected.rows(seen)
+        if seen.measured is not None and not self._with_ops:
+            is_of_op = seen.measured.is_of_op
+            if self._find is not None and is_of_op.any():
+                return self._of_ops(seen, self._find) or self._scalars_in(seen)
+            rows = rows[~is_of_op[rows]]
+        found = self._of_tensors(seen, rows)
+        if found and self._find is not None and self.then in (REPORT, STOP):
+            found = self._of_modules(seen, rows, self._find)
+        found = found or self._scalars_in(seen)
+        is_known = len(rows) or (self._with_scalars and seen.scalars)
+        return found if is_known else None
+
+    def _of_ops(self, seen: StepRows, find: Finder) -> str:
+        """Returns which op made the values, or what held them before any op read it."""
+        if seen.measured is not None and _has_nonfinite(seen.measured):
+            selects = self._selection.paths.selects
+            self.finding = find(seen.data, selects, is_used=seen.is_used)
+        return "" if self.finding is None else self.finding.reason
+
+    def _of_modules(self, seen: StepRows, rows: _Rows, find: Finder) -> str:
+        """Returns which of the selected tensors was the first."""
+        values = seen.data.table("values")
+        sites = np.unique(seen.measured.site_id[rows]) if seen.measured is not None else rows
+        is_selected = np.isin(to_numpy(values["site_id"]), sites)
+        data = seen.data.with_values(values.filter(pa.array(is_selected)))
+        self.finding = find(data, lambda *_: True, is_used=seen.is_used)
+        return "" if self.finding is None else self.finding.reason
+
+    def _scalars_in(self, seen: StepRows) -> str:
+        found = self._of_scalars(seen.scalars) if self._with_scalars else ""
+        if found and self.finding is None:
+            self.finding = Finding(found.partition(" ")[0], found, "")
+        return found
+
+    def _of_tensors(self, seen: StepRows, rows: _Rows) -> str:
+        if seen.measured is None:
+            return ""
+        nan_count, inf_count = seen.measured.columns["nan_count"], seen.measured.columns["inf_count"]
+        wrong = rows[nan_count[rows] + inf_count[rows] > 0]
+        if not len(wrong):
+            return ""
+        first = wrong[0]
+        counts = {"NaN": int(nan_count[first]), "inf": int(inf_count[first])}
+        held = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        return f"{seen.names.describe(int(seen.measured.site_id[first]))} holds {held}{_and_more(wrong)}"
+
+    @staticmethod
+    def _of_scalars(scalars: Mapping[str, Sequence[float]]) -> str:
+        for name, values in scalars.items():
+            wrong = [value for value in values if not np.isfinite(value)]
+            if wrong:
+                return f"{LOGGED}{name} is {wrong[0]}"
+        return ""
+
+
+def _has_nonfinite(measured: MeasuredRows) -> bool:
+    return bool((measured.columns["nan_count"] + measured.columns["inf_count"]).any())
+
+
+class _Judge(Protocol):
+    def __call__(self, keys: Sequence[object], values: npt.NDArray[np.float64], /) -> "Judged":
+        """Returns which numbers are a reason to fire.
+
+        There is at least one number, each with the key of its site or name.
+        """
+
+
+class Judged(NamedTuple):
+    """The numbers that are a reason to fire, as a mask, and a description of the first of them."""
+
+    is_wrong: npt.NDArray[np.bool_]
+    why: str
+
+
+class _Beyond:
+    """Finds numbers that are above a limit."""
+
+    def __init__(self, trigger: Above) -> None:
+        self._limit = float(trigger.limit)
+
+    def __call__(self, keys: Sequence[object], values: npt.NDArray[np.float64]) -> Judged:
+        return Judged(values > self._limit, f"is above {self._limit:g}")
+
+
+class _OutOfBand:
+    """Finds numbers that are outside of their band in the last steps."""
+
+    def __init__(self, trigger: OutOfBand) -> None:
+        self._band = StepBand(trigger.factor, trigger.window, trigger.needs)
+
+    def __call__(self, keys: Sequence[object], values: npt.NDArray[np.float64]) -> Judged:
+        rows = self._band.rows_of(keys)
+        band = self._band.judge(rows, values)
+        self._band.add(rows, values)
+        first = int(np.argmax(band.is_outside))
+        bounds = f"{band.middle[first]:g} +- {band.width[first]:g}"
+        return Judged(band.is_outside, f"is outside of {bounds} (its last {band.steps[first]} steps)")
+
+
+class _OfSites:
+    """A condition on a statistic of tensors, with one number for each site and step."""
+
+    def __init__(self, stat: str, selected: _Selected, judge: _Judge) -> None:
+        self._stat = stat
+        self._is_of_tier_2 = stat in names_of(SUMS)
+        self._selected = selected
+        self._judge = judge
+
+    def __call__(self, seen: StepRows) -> str | None:
+        rows = self._selected.rows(seen)
+        if seen.measured is not None and self._is_of_tier_2:
+            rows = rows[seen.measured.columns["zero_count"][rows] >= 0]
+        if seen.measured is None or not len(rows):
+            return None
+        sites, columns = merge_sites(seen.measured.site_id[rows], _take(seen.measured.columns, rows))
+        values = _statistic(self._stat, columns)
+        judged = self._judge(sites.tolist(), values)
+        wrong = np.flatnonzero(judged.is_wrong)
+        if not len(wrong):
+            return ""
+        place = seen.names.describe(int(sites[wrong[0]]))
+        return f"{place}: {self._stat} {values[wrong[0]]:g} {judged.why}{_and_more(wrong)}"
+
+
+class _OfScalar:
+    """A condition on a logged number, of which the last one in the step counts."""
+
+    def __init__(self, stat: str, judge: _Judge) -> None:
+        self._stat = stat
+        self._judge = judge
+
+    def __call__(self, seen: StepRows) -> str | None:
+        logged = seen.scalars.get(self._stat.removeprefix(LOGGED))
+        if not logged:
+            return None
+        judged = self._judge([self._stat], np.array(logged[-1:], np.float64))
+        return f"{self._stat} {logged[-1]:g} {judged.why}" if judged.is_wrong[0] else ""
+
+
+def merge_sites(site_id: _Rows, columns: _Columns) -> tuple[_Rows, _Columns]:
+    """Merges the rows of each site into one, in the order in which sites first occur.
+
+    Several rows of a site are micro-batches, which are parts of one tensor.
+    """
+    sites, first, place = np.unique(site_id, return_index=True, return_inverse=True)
+    if len(sites) == len(site_id):
+        return site_id, columns
+    by_site = np.argsort(place, kind="stable")
+    starts = np.searchsorted(place[by_site], np.arange(len(sites)))
+    in_order = np.argsort(first)
+    join = {"min": np.minimum, "max": np.maximum}
+    merged = {
+        name: join.get(name, np.add).reduceat(each[by_site], starts)[in_order]
+        for name, each in columns.items()
+    }
+    return sites[in_order], merged
+
+
+def _and_more(wrong: _Rows) -> str:
+    return f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""

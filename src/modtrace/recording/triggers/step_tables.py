@@ -1,0 +1,92 @@
+"""Holds the rows of one step as a recording of its own, in which an analysis finds all that the step refers to."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ..arrow.arrays import to_numpy
+from ..arrow.batches import to_batch
+from ..arrow.dictionary_codes import share_dictionaries
+from ..meta import RunMeta
+from ..raw_tensor import RawTensor
+from ..schema import schema
+
+Columns = Mapping[str, pa.Array]
+
+#: One batch of rows of a table.
+Batch = tuple[str, Columns]
+
+#: Small tables whose rows later steps refer to.
+_LASTING = frozenset({"modules", "sites"})
+
+
+class StepTables:
+    """The rows of the step that is being received, and those of earlier steps to which it may refer.
+
+    Of `tensors` these are the last rows of each site: a parameter or a buffer has a row in the step that saw it first.
+    """
+
+    def __init__(self) -> None:
+        self._lasting: list[Batch] = []
+        self._of_step: list[Batch] = []
+        self._leaves: pa.Table | None = None
+
+    def add(self, table: str, columns: Columns) -> None:
+        """Receives rows."""
+        (self._lasting if table in _LASTING else self._of_step).append((table, columns))
+
+    def end_step(self) -> None:
+        """Drops the rows of the step, all of which have been received."""
+        if any(table == "tensors" for table, _ in self._of_step):
+            self._keep_leaves()
+        self._of_step = []
+
+    def _keep_leaves(self) -> None:
+        of_sites = [("tensors", _of_sites(columns)) for table, columns in self._of_step if table == "tensors"]
+        tensors = _join("tensors", self._leaves, of_sites)
+        sites = to_numpy(tensors["site_id"])
+        _, from_end = np.unique(sites[::-1], return_index=True)
+        self._leaves = tensors.take(pa.array(np.sort(len(sites) - 1 - from_end)))
+
+    def read(self, more: Sequence[Batch] = ()) -> "StepData":
+        """Returns the rows as a recording; `more` are rows of a step that has not ended."""
+        return StepData([*self._lasting, *self._of_step, *more], self._leaves)
+
+
+class StepData:
+    """A `RecordingData` of one step."""
+
+    def __init__(self, batches: Sequence[Batch], leaves: pa.Table | None) -> None:
+        self.meta = RunMeta()
+        self._batches = batches
+        self._leaves = leaves
+        self._tables: dict[str, pa.Table] = {}
+
+    def table(self, name: str) -> pa.Table:
+        """Returns the rows of a table."""
+        if name not in self._tables:
+            self._tables[name] = _join(name, self._leaves if name == "tensors" else None, self._batches)
+        return self._tables[name]
+
+    def with_values(self, values: pa.Table) -> "StepData":
+        """Returns the same rows with others of `values`."""
+        other = StepData(self._batches, self._leaves)
+        other._tables = {**self._tables, "values": values}
+        return other
+
+    def tensor(self, blob: str) -> RawTensor:
+        """Raises an error, because whole tensors are not among the rows."""
+        raise NotImplementedError(blob)
+
+
+def _of_sites(columns: Columns) -> Columns:
+    rows = pa.array(np.flatnonzero(to_numpy(columns["site_id"], null=-1) >= 0))
+    return {name: each.take(rows) for name, each in columns.items()}
+
+
+def _join(name: str, before: pa.Table | None, batches: Sequence[Batch]) -> pa.Table:
+    of_table = [to_batch(name, columns) for table, columns in batches if table == name]
+    rows = pa.Table.from_batches(of_table, schema=schema(name))
+    joined = rows if before is None else pa.concat_tables([before, rows])
+    return share_dictionaries(joined)
