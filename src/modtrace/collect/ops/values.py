@@ -10,6 +10,7 @@ from ...measure.measurer import Measurement, Measurer, not_asked_for
 from ...measure.want import USUAL
 from ...recording.module_path import join
 from ...recording.role import LEAF, OP_OUTPUT
+from ...recording.statistics.moments import NOTHING_WRITTEN
 from ...torch_internals.autograd import graph_task_id
 from ..log.call_context import CallContext
 from ..log.thread_log import ThreadLog
@@ -154,5 +155,5 @@ class OpValues:
 def _uninitialized(tensor: torch.Tensor) -> Measurement:
     """Returns a measurement without statistics, because the contents of uninitialised memory mean nothing."""
     found = not_asked_for(tensor)
-    found.note = "not measured: nothing has been written to it yet"
+    found.note = NOTHING_WRITTEN
     return found
