@@ -35,6 +35,14 @@ class MeasuredOps:
         self.sites: list[tuple[Measurement, int, str | int, Mask]] = []
         self.intervals: list[int] = []  # start_ns, end_ns, start_ns, ... of measuring
 
+    def part_at(self, op: int) -> "MeasuredOps":
+        """Removes the measurements of this op and of those after it, and returns them."""
+        later = MeasuredOps(self.thread)
+        first = next((at for at, site in enumerate(self.sites) if site[1] >= op), len(self.sites))
+        self.sites, later.sites = self.sites[:first], self.sites[first:]
+        self.intervals, later.intervals = self.intervals[: 2 * first], self.intervals[2 * first :]
+        return later
+
 
 class _Known(NamedTuple):
     """A tensor that was measured when an op returned it.

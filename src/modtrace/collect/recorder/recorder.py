@@ -258,10 +258,13 @@ class Recorder(Listener):
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
         with self._lock:
             segment.holders += 1
-            self._take_ops(self._step_around(segment.outer))
+            last = self._step_around(segment.outer)
+            given = [] if self._ops is None else self._ops.find_given(segment)
+            self._take_ops(last)
             now_ns = time.perf_counter_ns()
             step = self._running[segment] = self._finder.enter(segment, in_step, now_ns)
             if self._ops is not None:
+                self._ops.move_prepared(last, step, given)
                 self._ops.join_early(step)
             self._ready.settle()
         if self._look_at_ended() and step.start_ns == now_ns:
