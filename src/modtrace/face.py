@@ -252,9 +252,10 @@ class Recording(answers.Displayed):
         return ((step, to_torch_if_there(each)) for step, each in found)
 
     def first_nonfinite(self) -> NonFinite | None:
-        """Returns the first tensor, by step and order of measuring, that holds NaN or infinite values.
+        """Returns what made the first NaN or infinite values: the op where ops were recorded, else the first module.
 
-        Returns None if every measured tensor is finite; `meta.marks` say whether rows are missing.
+        Returns None if there are none but those that are meant, such as masks; `meta.marks` say whether rows are
+        missing.
 
         Raises:
             NothingRecordedError: no tensor was measured; the message says why.

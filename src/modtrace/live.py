@@ -112,10 +112,10 @@ class LiveRecording(Recording):
             recorder.fire("dump", reason, with_open=True)
 
     def first_nonfinite(self) -> NonFinite | None:
-        """Returns the first tensor, by step and order of measuring, that holds NaN or infinite values.
+        """Returns what made the first NaN or infinite values: the op where ops are recorded, else the first module.
 
-        Returns None if every measured tensor is finite. While the recording runs, it also returns None if no tensor has
-        been measured yet.
+        Returns None if there are none but those that are meant. While the recording runs, it also returns None if no
+        tensor has been measured yet.
 
         Raises:
             NothingRecordedError: no tensor was measured; the message says why.

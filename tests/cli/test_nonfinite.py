@@ -4,6 +4,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,7 +106,16 @@ def test_json_has_what_was_found_and_how_much_was_measured(
     assert run_command(monkeypatch, "nonfinite", folder, "--json") == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["first"]["path"], found["first"]["step"], found["first"]["inf_count"]) == ("head", 4, 1)
-    assert found["measured"] == {"tensors": 1, "unmeasured": 0, "steps": 1, "last_step": 4, "nonfinite": 1}
+    assert found["measured"] == {
+        "tensors": 1,
+        "unmeasured": 0,
+        "steps": 1,
+        "last_step": 4,
+        "nonfinite": 1,
+        "recorded_steps": 1,
+        "chosen_steps": None,
+        "held": None,
+    }
     assert found["marks"] == []
 
 
@@ -114,3 +124,54 @@ def test_recording_that_is_not_there_is_exit_code_2(
 ) -> None:
     assert run_command(monkeypatch, "nonfinite", folder) == 2
     assert "nothing is there" in capsys.readouterr().err
+
+
+def record_healthy(folder: str, **options: Any) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with modtrace.record(model, to=folder, **options):
+        for _ in range(4):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_steps_that_were_looked_at_and_dropped_are_exit_code_0(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record_healthy(folder, keep_last=2)
+
+    assert run_command(monkeypatch, "nonfinite", folder) == 0
+    assert capsys.readouterr().out == (
+        "no non-finite values in modules: no trigger fired; 4 steps were held and dropped\n"
+    )
+    assert modtrace.open_recording(folder).first_nonfinite() is None
+
+
+def test_steps_that_nobody_looked_at_before_they_were_dropped_are_exit_code_2(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record_healthy(folder, keep_last=2, triggers=[modtrace.Above("rms", 1e9)])
+
+    assert run_command(monkeypatch, "nonfinite", folder) == 2
+    assert "no trigger fired; 4 steps were held and dropped" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"steps": "0:2"}, "of 2 steps (of steps 0:2; no others were recorded)\n"),
+        ({"values": modtrace.Capture(steps="::2")}, "of 2 of 4 steps\n"),
+    ],
+)
+def test_steps_that_were_not_looked_at_are_told(
+    options: dict[str, Any],
+    expected: str,
+    folder: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    record_healthy(folder, **options)
+
+    assert run_command(monkeypatch, "nonfinite", folder) == 0
+    assert capsys.readouterr().out.endswith(expected)

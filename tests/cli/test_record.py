@@ -247,3 +247,23 @@ def test_pattern_of_parameters_matches_though_the_model_is_gone_at_the_end(tmp_p
     done = run(tmp_path, "record", "--to", "run", "--exclude", "**.bias", "train.py", script=script)
     assert "warning" not in done.stderr
     assert modtrace.open_recording(tmp_path / "run").meta.marks == ()
+
+
+def test_source_lines_of_ops_are_recorded_and_the_end_points_to_who_made_a_nan(tmp_path):
+    script = "import torch\nmodel = torch.nn.ReLU()\nmodel(torch.zeros(2)).log().sum()\n"
+    done = run(
+        tmp_path,
+        "record",
+        "--ops",
+        "--source",
+        "train.py",
+        script=script + "model(torch.ones(1) * torch.nan)\n",
+    )
+    assert done.stderr.endswith(
+        "modtrace: it holds NaN or infinite values. Who made them: modtrace nonfinite train.modtrace\n"
+    )
+    rec = modtrace.open_recording(tmp_path / "train.modtrace")
+    lines = {op["name"]: op["source"] for op in rec.table("ops").to_pylist()}
+    assert lines["aten.log.default"] == f"{tmp_path}/train.py:3"
+    done = run(tmp_path, "record", "--source", "train.py", check=2)
+    assert "--source is about the ops that --ops records: give both." in done.stderr

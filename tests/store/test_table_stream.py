@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import ipc
 
 from helpers.typed_rows import columns_of, same
 from modtrace.errors import DamagedRecordingError
@@ -177,6 +178,17 @@ def test_compacted_stream_has_large_batches_and_the_same_rows(
     assert [len(each) for each in after.column("step").chunks] == [100, 100, 50]
     assert after.to_pylist() == before
     assert read_messages(path).is_ended
+
+
+def test_compacted_stream_leaves_out_columns_without_a_value(tmp_path: Path) -> None:
+    path = tmp_path / "steps.arrow"
+    batches = [{"step": [at], "kind": ["train"], "start_ns": [at]} for at in range(3)]
+    write_stream(path, "steps", [*batches, {"step": [3], "kind": ["train"], "start_ns": [3], "end_ns": [9]}])
+    before = read_stream(path, schema("steps"))
+    compact(path)
+    with ipc.open_stream(path.read_bytes()) as stream:
+        assert stream.schema.names == ["step", "kind", "start_ns", "end_ns"]  # without overhead_ns
+    assert read_stream(path, schema("steps")).to_pylist() == before.to_pylist()
 
 
 def test_compaction_that_fails_leaves_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`modtrace nonfinite`: finds the first NaN and infinite values."""
+"""`modtrace nonfinite`: tells what made the first NaN and infinite values."""
 
 import click
 
@@ -15,10 +15,10 @@ EXIT_FOUND = 1
 @click.argument("run")
 @click.option("--json", "as_json", is_flag=True, help="What was found, and how much was measured, as JSON.")
 def nonfinite(run: str, as_json: bool) -> int:
-    """Finds the first tensor of the recording RUN that holds NaN or infinite values.
+    """Tells what made the first NaN or infinite values in the recording RUN, why, and where they went.
 
-    Tensors are ordered by step, and within a step in the order of measuring. The exit code is 1 if there is one, 0 if
-    not, and 2 if nothing was measured.
+    Where ops were recorded (--ops) it names the op, else the first module whose tensors hold such values. The exit code
+    is 1 if there are some, 0 if not, and 2 if nothing could be checked.
     """
     data = open_with_rows(run)
     found = ask(run, data, lambda: find_first(data))

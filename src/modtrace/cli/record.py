@@ -11,7 +11,9 @@ import click
 
 from ..errors import ModtraceError, ModtraceWarning, describe_error
 from ..recording.options.capture_text import parse_capture
+from ..recording.options.op_options import Ops
 from ..recording.options.step_range import ALL_STEPS, to_step_range
+from ..recording.statistics.moments import holds_nonfinite
 from ..recording.suggestions import count_of
 from ..surface import speak
 from ..views.common.headline import describe_note
@@ -82,6 +84,7 @@ class _RecordCommand(click.Command):
 )
 @click.option("--exclude", metavar="PATTERN", multiple=True, help="Do not measure these.")
 @click.option("--ops", is_flag=True, help="Every operator too, with its tensors and what it costs.")
+@click.option("--source", is_flag=True, help="With --ops: the line of your program that ran each op.")
 @click.option(
     "--keep-last",
     type=click.IntRange(min=1),
@@ -111,6 +114,7 @@ def record(
     include: tuple[str, ...],
     exclude: tuple[str, ...],
     ops: bool,
+    source: bool,
     keep_last: int | None,
     on_nonfinite: str | None,
     backward_times: bool,
@@ -130,7 +134,7 @@ def record(
         "values": _read_captures(capture) or (None if values == "none" else values),
         "include": include or None,
         "exclude": exclude or None,
-        "ops": ops,
+        "ops": _choose_ops(ops, source),
         "keep_last": keep_last,
         "on_nonfinite": on_nonfinite,
         "backward_times": backward_times,
@@ -155,6 +159,13 @@ def _read_captures(texts: Sequence[str]) -> list[Any]:
         return [parse_capture(text) for text in texts]
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+
+
+def _choose_ops(ops: bool, source: bool) -> Any:
+    """Returns what `record(ops=...)` is to be given."""
+    if source and not ops:
+        raise click.UsageError("--source is about the ops that --ops records: give both.")
+    return Ops(source=True) if source else ops
 
 
 def _find_program(module: str | None, arguments: Sequence[str]) -> Program:
@@ -290,6 +301,8 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded) -> Iterator
     place = shlex.quote(str(recording.path))
     if calls:
         yield f"{said}. Look at it with: modtrace show {place}"
+        if holds_nonfinite(recording.table("values"), recording.table("sites")):
+            yield f"it holds NaN or infinite values. Who made them: modtrace nonfinite {place}"
     elif not recording.progress.rows and os.path.exists(recording.path):
         yield f"{said}. {place} is empty and can be deleted."
     else:

@@ -1,4 +1,4 @@
-"""Joins the small batches of a stream into large ones, which are read 30 times as fast."""
+"""Joins the small batches of a stream into large ones, which are read 30 times as fast, without empty columns."""
 
 import os
 from collections.abc import Iterator
@@ -16,6 +16,9 @@ _BYTES = 64 * 2**20  # bounds the memory if rows contain long lists
 
 def compact(path: Path) -> int:
     """Replaces the stream at `path`, which must be complete, by one with the same rows in large batches.
+
+    Columns that are null in every row are left out, and are null again when the stream is read: a number takes eight
+    bytes a row even if it is null, and most columns of a table are about something that a run has not recorded.
 
     Returns:
         the size of the new file in bytes.
@@ -35,7 +38,9 @@ def compact(path: Path) -> int:
 
 def _write_large(path: Path, compacted: Path) -> None:
     with pa.memory_map(str(path)) as mapped:
-        source = ipc.open_stream(mapped)
+        used = _find_used_columns(ipc.open_stream(mapped))
+        mapped.seek(0)
+        source = ipc.open_stream(mapped, options=ipc.IpcReadOptions(included_fields=used))
         target = TableStream(compacted, source.schema)
         try:
             for group in _groups(source):
@@ -46,6 +51,14 @@ def _write_large(path: Path, compacted: Path) -> None:
             target.abandon()
             raise
         target.finish()
+
+
+def _find_used_columns(source: ipc.RecordBatchStreamReader) -> list[int]:
+    """Returns the numbers of the columns with a value in any row; their nulls are counted in the stream already."""
+    unused = set(range(len(source.schema)))
+    for batch in source:
+        unused = {at for at in unused if batch.column(at).null_count == batch.num_rows}
+    return [at for at in range(len(source.schema)) if at not in unused] or [0]
 
 
 def _groups(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:

@@ -71,12 +71,15 @@ def frame_local(frame: FrameType, name: str) -> Any:
 # Calls of modules.
 
 
+def find_call(start: FrameType | None) -> FrameType | None:
+    """Returns the frame of the innermost module call."""
+    return next((frame for frame in frames(start) if frame.f_code is _CALL_IMPL), None)
+
+
 def around_call(start: FrameType | None) -> FrameType | None:
     """Returns the frame that encloses the innermost module call."""
-    for frame in frames(start):
-        if frame.f_code is _CALL_IMPL:
-            return frame.f_back
-    return None
+    call = find_call(start)
+    return None if call is None else call.f_back
 
 
 def caller_of_module(start: FrameType | None) -> FrameType | None:

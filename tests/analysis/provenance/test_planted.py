@@ -13,6 +13,7 @@ from torch import nn
 
 import modtrace
 from helpers.nonfinite_models import BY_OP, Applied, record_planted, record_training
+from modtrace.analysis.values.nonfinite import Aftermath
 from modtrace.recording.protocols import RecordingData
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -192,7 +193,7 @@ def test_optimizer_that_made_a_parameter_infinite_is_named_with_its_step() -> No
 
 def test_answer_says_what_was_read_and_where_the_values_went() -> None:
     found = first_in(record_planted(masked_softmax))
-    assert found.inputs == ("self: float32[4, 8], -inf .. 0.1959, from add in 1",)
+    assert found.inputs == ("float32[4, 8], -inf .. 0.1959, from add in 1",)
     assert found.chain == ("addmm in 2", "pow (outside of modules)")
     assert (found.nan_count, found.inf_count, found.numel, found.slot) == (8, 0, 32, "")
 
@@ -301,3 +302,57 @@ class HiddenTables:
 
     def table(self, name: str) -> pa.Table:
         return self._tables[name] if name in self._tables else self._data.table(name)
+
+
+def test_diverging_run_is_told_with_its_figures_and_its_remedy() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=30.0)
+    with modtrace.record(model) as rec:
+        for _ in range(12):
+            optimizer.zero_grad()
+            model(torch.randn(16, 8)).square().mean().backward()
+            optimizer.step()
+    found = first_in(rec)
+    assert [each.of for each in found.growth] == ["parameter", "parameter_grad"]
+    for each in found.growth:
+        steps, numbers = zip(*each.figures, strict=True)
+        assert steps[0] == 0 and steps[-1] in (found.step, found.step - 1) and len(steps) <= 5
+        assert numbers[-1] > 1000 * numbers[0]
+    assert found.remedy == (
+        "training diverges: lower the learning rate, clip the gradients (torch.nn.utils.clip_grad_norm_), or warm it "
+        "up over the first steps"
+    )
+
+
+def test_run_that_did_not_diverge_keeps_the_remedy_of_its_cause() -> None:
+    found = first_in(record_planted(lambda x: x.relu().log(), steps=3))
+    assert (found.growth, found.remedy) == ((), "add an epsilon to it, or clamp it")
+
+
+def test_answer_says_how_far_the_values_came() -> None:
+    after = first_in(record_planted(lambda x: x.relu().log())).after
+    assert after == Aftermath(
+        loss=True, gradients=6, measured_gradients=6, parameters_step=1, last_parameters_step=1
+    )
+    after = first_in(record_planted(lambda x: x + 0 * (x - x).sqrt())).after  # in backward alone
+    assert after is not None
+    assert (after.loss, after.gradients, after.parameters_step) == (False, 4, 1)
+
+
+def test_ops_that_replace_the_values_and_other_makers_of_the_step_are_told() -> None:
+    def log_and_divide(x: torch.Tensor) -> torch.Tensor:
+        return x.relu().log().exp() + x / (0 * x)
+
+    found = first_in(record_planted(log_and_divide, steps=1))
+    assert (found.op, found.replaced_by) == ("aten.log.default", ("exp in 1",))
+    assert found.others >= 1
+
+
+def test_op_outside_of_modules_is_said_to_run_after_the_phase_before_it() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    with modtrace.record(model, ops=True) as rec:
+        (model(torch.ones(4, 8)) * 0).log().sum().backward()
+    found = first_in(rec)
+    assert (found.op, found.phase, found.follows) == ("aten.log.default", None, "forward")

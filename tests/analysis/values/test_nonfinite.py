@@ -208,6 +208,12 @@ def test_measured_and_unmeasured_tensors_are_counted() -> None:
         build.step(step, 0, 100)
         build.output(build.call(net, 0, 50), [1.0])
     build.output(0, None, note="meta tensor")
+    build.output(
+        0, None, note="not measured: nothing has been written to it yet"
+    )  # there is nothing to measure
     build.output(0, [])
+    build.step(5, 100, 200)
 
-    assert count_measured(build.data()) == Measured(tensors=3, unmeasured=1, steps=2, last_step=4)
+    assert count_measured(build.data()) == Measured(
+        tensors=3, unmeasured=1, steps=2, last_step=4, recorded_steps=3
+    )

@@ -151,8 +151,8 @@ def test_ops_count_by_name_within_their_call():
         (whole, "aten.mul.Tensor", 2),
         (None, "aten.mul.Tensor", 0),
         (None, "aten.mul.Tensor", 1),
-        (None, "aten.ones.default", 1),
-        (None, "aten.mul.Tensor", 0),  # in the next step
+        (None, "aten.ones.default", 0),  # in the next step, whose call is given it
+        (None, "aten.mul.Tensor", 0),
         (None, "aten.mul.Tensor", 1),
     ]
 
@@ -225,3 +225,43 @@ def test_modules_that_begin_a_step_while_an_op_runs_do_not_part_it_from_what_it_
     used = {use["consumer_op"]: tensors[use["tensor_id"]] for use in rec.table("uses").to_pylist()}
     assert used == {op: op - 1 for op in range(1, 13)}
     assert len(rec.table("ops")) == 13
+
+
+def steps_of(rec: modtrace.Recording, name: str) -> list[int]:
+    return [op["step"] for op in rec.table("ops").to_pylist() if op["name"].split(".")[1] == name]
+
+
+@pytest.mark.parametrize("with_grad", [True, False])
+def test_ops_that_prepare_a_batch_between_two_steps_belong_to_the_step_that_uses_it(with_grad):
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data, average = torch.randn(12, 4), torch.zeros(())
+    with modtrace.record(model, ops=True, strict=True) as rec, torch.set_grad_enabled(with_grad):
+        for step in range(3):
+            part = data[4 * step : 4 * step + 4].mul(2).add(1)
+            loss = model(part).square().mean()
+            if with_grad:
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            average.lerp_(loss.detach(), 0.5)  # of the step that is over
+    assert steps_of(rec, "lerp_") == [0, 1, 2]
+    assert steps_of(rec, "slice")[-3:] == steps_of(rec, "add")[-3:] == [0, 1, 2]
+    values = rec.table("values").to_pylist()
+    of_op = {op["op_id"]: op["step"] for op in rec.table("ops").to_pylist()}
+    assert all(row["step"] == of_op[row["op_id"]] for row in values if row["op_id"] is not None)
+
+
+def test_last_step_alone_is_kept_with_the_ops_that_prepared_its_batch(tmp_path):
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with modtrace.record(model, to=tmp_path / "run", ops=True, keep_last=1, strict=True):
+        for step in range(3):
+            part = torch.ones(2, 4) / (1.0 if step < 2 else 0.0)
+            model(part).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    rec = modtrace.open_recording(tmp_path / "run")
+    assert set(rec.table("steps")["step"].to_pylist()) == {2}
+    found = rec.first_nonfinite()
+    assert (found.op, found.step, found.kind, found.follows) == ("aten.div.Tensor", 2, "producer", None)

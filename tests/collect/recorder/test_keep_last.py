@@ -141,8 +141,8 @@ def test_first_nonfinite_is_found_in_what_was_kept() -> None:
         Training(rec, Net()).run(12, nan_at=9)
     found = rec.first_nonfinite()
     assert found is not None
-    # The input is made NaN between two steps, by an op that belongs to the step before.
-    assert (found.path, found.step, found.role) == (None, 8, "op_output")
+    # The input is made NaN between two steps, by an op that belongs to the step that is given it.
+    assert (found.path, found.step, found.role) == (None, 9, "op_output")
     assert rec.triggers == (Note(step=9, kind="NonFinite", reason=rec.triggers[0].reason),)
     assert rec.triggers[0].reason.startswith("block.0 output holds 12 NaN, and ")
 

@@ -114,7 +114,16 @@ def test_finite_values_of_a_part_are_said_to_be_of_a_part() -> None:
 def test_json_has_every_field() -> None:
     assert json.loads(render_nonfinite_json(None, MEASURED)) == {
         "first": None,
-        "measured": {"tensors": 12345, "unmeasured": 0, "steps": 30, "last_step": 29, "nonfinite": 0},
+        "measured": {
+            "tensors": 12345,
+            "unmeasured": 0,
+            "steps": 30,
+            "last_step": 29,
+            "nonfinite": 0,
+            "recorded_steps": 0,
+            "chosen_steps": None,
+            "held": None,
+        },
         "marks": [],
     }
     assert json.loads(render_nonfinite_json(FOUND, MEASURED))["first"] == {
@@ -138,7 +147,12 @@ def test_json_has_every_field() -> None:
         "hint": None,
         "op_nth": None,
         "forward_op": None,
+        "follows": None,
         "source_line": None,
         "cause": None,
         "remedy": None,
+        "replaced_by": [],
+        "others": 0,
+        "growth": [],
+        "after": None,
     }

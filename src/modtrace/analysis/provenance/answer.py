@@ -9,19 +9,17 @@ import numpy as np
 from ...recording.module_path import join
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.protocols import RecordingData
-from ...recording.role import OP_OUTPUT
+from ...recording.role import BY_NAME, LEAF, OP_OUTPUT
 from ...surface import choose_phrase
 from ..graph.parts import forms_of_op
 from ..step.calls import RowFinder, column_of
 from ..step.ops import PlaceName
-from ..values.nonfinite import PRODUCER, SOURCE, NonFinite, find_first_nonfinite
-from .causes import OVERFLOW, Cause, ReadTensor, find_cause
+from ..values.around import add_surroundings
+from ..values.nonfinite import OVERFLOW, PRODUCER, SOURCE, NonFinite, find_first_nonfinite
+from .causes import Cause, ReadTensor, find_cause
 from .scan import Scanned, scan_steps
 from .step_flow import Counts, read_step_flow
 from .trace import Origin, Trace, trace_step
-
-#: At most so many links of the chain from the op to the loss are told.
-_LINKS = 6
 
 
 def find_first(
@@ -46,9 +44,10 @@ def find_first(
     measured = find_first_nonfinite(data, left_out=scanned.of_ops)
     if measured is not None and not data.table("ops").num_rows:
         measured = replace(measured, remedy=_name_ops())
-    return min(
+    found = min(
         (each for each in (made, measured) if each is not None), key=lambda each: each.step, default=None
     )
+    return None if found is None else add_surroundings(data, found)
 
 
 def _name_ops() -> str:
@@ -77,8 +76,9 @@ def _find_made(data: RecordingData, scanned: Scanned, innocent: set[bytes]) -> I
         guilty = [event for event in trace.events if not event.is_guarded(trace.names)]
         if not guilty:
             innocent.add(sites)
-        found = (_Answer(data, trace, event).build(step) for event in guilty)
-        yield from (each for each in found if not (trace.unscales and _is_expected(each)))
+        told = [_Answer(data, trace, event).build(step) for event in guilty]
+        found = [each for each in told if not (trace.unscales and _is_expected(each))]
+        yield from (replace(each, others=len(found) - 1) for each in found)
 
 
 def _is_expected(found: NonFinite) -> bool:
@@ -115,11 +115,12 @@ class _Answer:
             op_nth=int(flow.ops.nth[event.op]),
             forward_op=forward,
             phase=PHASES[phase] if phase >= 0 else None,
+            follows=self._find_phase_before(),
             step=step,
-            role=OP_OUTPUT if is_made else flow.roles.get(self._site()),
+            role=OP_OUTPUT if is_made else flow.roles.get(self._site(event.tensor)),
             slot=event.slot,
             kind=event.kind,
-            source=None if is_made else self._name_source(),
+            source=None if is_made else self._name_site(self._site(event.tensor)),
             source_line=self._source_line(),
             cause=cause.name if cause else None,
             count=event.counts.nan + event.counts.inf,
@@ -129,6 +130,9 @@ class _Answer:
             first_index=event.counts.first_index,
             inputs=tuple(self._describe(each) for each in inputs),
             chain=tuple(self._chain()),
+            replaced_by=tuple(
+                dict.fromkeys(self._link(op) for op in event.absorbed_by if flow.returns.get(op))
+            ),
             hint=cause.text if cause else self._hint(),
             remedy=cause.remedy if cause else None,
         )
@@ -151,6 +155,13 @@ class _Answer:
         nth = int(placed.column("nth")[placed.origin[call]])
         return nth if nth >= 0 else None
 
+    def _find_phase_before(self) -> str | None:
+        """Returns the phase that ran last in the step before an op; None if none did."""
+        order, phase = self._flow.order, self._flow.ops.phase
+        before = order[: order.index(self._event.op)]
+        code = next((int(phase[op]) for op in reversed(before) if phase[op] >= 0), -1)
+        return PHASES[code] if code >= 0 else None
+
     def _forward_op(self) -> str | None:
         row = self._forward_row()
         name: str | None = None if row < 0 else self._data.table("ops")["name"][row].as_py()
@@ -170,14 +181,14 @@ class _Answer:
         line: str | None = self._data.table("ops")["source"][row].as_py()
         return line
 
-    def _site(self) -> int:
-        site: int | None = self._flow.tensors.table["site_id"][self._event.tensor].as_py()
+    def _site(self, tensor: int) -> int:
+        site: int | None = self._flow.tensors.table["site_id"][tensor].as_py()
         return -1 if site is None else site
 
-    def _name_source(self) -> str:
-        """Returns the path of a parameter or buffer, or what else held the values."""
+    def _name_site(self, site_id: int) -> str:
+        """Returns the path of a parameter or buffer, or what else a site is."""
         sites, modules = self._data.table("sites"), self._data.table("modules")
-        site = sites.filter(column_of(sites, "site_id") == self._site()).to_pylist()
+        site = sites.filter(column_of(sites, "site_id") == site_id).to_pylist()
         if not site:
             return "a tensor"
         paths = {row["module_id"]: row["path"] for row in modules.select(["module_id", "path"]).to_pylist()}
@@ -233,11 +244,27 @@ class _Answer:
     def _describe(self, read: ReadTensor) -> str:
         flow = self._flow
         shape = ", ".join(map(str, flow.tensors.shapes[read.tensor]))
-        text = f"{read.slot}: {flow.tensors.dtypes[read.tensor]}[{shape}]"
+        text = f"{flow.tensors.dtypes[read.tensor]}[{shape}]"
         if read.counts is not None and read.counts.min is not None and read.counts.max is not None:
             text += f", {read.counts.min:.4g} .. {read.counts.max:.4g}"
+        held = self._name_held(read.tensor)
         op = int(flow.tensors.producer[read.tensor])
-        return text if op < 0 else f"{text}, from {self._link(op)}"
+        made = f"from {self._link(op)}" if op >= 0 else None
+        return ", ".join(each for each in (text, held or made) if each)
+
+    def _name_held(self, tensor: int) -> str | None:
+        """Returns the name of the parameter, buffer or input that a tensor is, or shows; None if it is another."""
+        shown: int | None = tensor
+        while shown is not None:
+            tensor, shown = (
+                shown,
+                self._flow.shown_by(shown) if self._flow.tensors.producer[shown] >= 0 else None,
+            )
+        site = self._site(tensor)
+        role = BY_NAME.get(self._flow.roles.get(site, ""))
+        if self._flow.tensors.producer[tensor] >= 0 or role is None or role.name == LEAF:
+            return None
+        return f"{role.of_one} {self._name_site(site)}"
 
     def _link(self, op: int) -> str:
         name, place = forms_of_op(self._op_name(op))[-1], self._place(op)
@@ -248,7 +275,5 @@ class _Answer:
         flow = self._flow
         phase, written = flow.ops.phase[self._event.op], {op for op, _ in flow.measured}
         carried = [op for op in self._event.carried_by if op in written and flow.ops.phase[op] in (phase, -1)]
-        links = [self._link(next(ops)) for _, ops in groupby(carried, key=lambda op: int(flow.ops.where[op]))]
-        yield from links[:_LINKS]
-        if len(links) > _LINKS:
-            yield f"{len(links) - _LINKS} more"
+        for _, ops in groupby(carried, key=lambda op: int(flow.ops.where[op])):
+            yield self._link(next(ops))

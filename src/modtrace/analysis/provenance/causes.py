@@ -5,6 +5,7 @@ import re
 from typing import NamedTuple
 
 from ...recording.phase import BACKWARD, PHASES
+from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW
 from .op_rules import (
     DIVISIONS,
     EXPONENTIALS,
@@ -27,10 +28,6 @@ LARGEST = {
     "float32": 3.4028234663852886e38,
     "float64": 1.7976931348623157e308,
 }
-
-
-#: The cause that a GradScaler expects of gradients.
-OVERFLOW = "overflow"
 
 
 class Cause(NamedTuple):
@@ -150,7 +147,7 @@ def _overflow(name: str, event: Origin, inputs: list[ReadTensor]) -> Cause | Non
         most = math.log(limit)
         text = f"exp of {top:.4g}: {event.counts.dtype} ends at exp({most:.1f})"
         return (
-            Cause("exp overflow", text, "subtract the maximum first, as softmax and logsumexp do")
+            Cause(EXP_OVERFLOW, text, "subtract the maximum first, as softmax and logsumexp do")
             if top > most
             else None
         )

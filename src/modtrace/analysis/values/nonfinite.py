@@ -7,13 +7,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...errors import NothingRecordedError
+from ...recording.meta import HELD
 from ...recording.module_path import join
+from ...recording.options.step_range import ALL_STEPS
 from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER
-from ...recording.statistics.moments import first_nonfinite_row, nonfinite_rows
+from ...recording.statistics.moments import NOTHING_WRITTEN, first_nonfinite_row, nonfinite_rows
 from ...recording.suggestions import first_few
+from ...recording.triggers.triggers import NonFinite as NonFiniteTrigger
 from ..step.calls import NO_MODULE, column_of, read_calls
 from ..step.missing_rows import require_rows, say_missing
 from ..step.placement import NOWHERE, Module, Placer, merge_wrappers, name_roots, place_values
@@ -27,23 +31,58 @@ PRODUCER = "producer"
 SOURCE = "source"
 FIRST_SEEN = "first seen"
 
+#: Causes: numbers that were finite and large.
+OVERFLOW = "overflow"
+EXP_OVERFLOW = "exp overflow"
+
+#: In the options of a recording: the trigger that looks at all that was measured of modules.
+_WATCHES_ALL = repr(NonFiniteTrigger())
+
 _COLUMNS = ["step", "phase", "site_id", "call_id", "numel", "nan_count", "inf_count", "first_index", "shape"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class NonFinite:
-    """The first tensor of a recording that holds NaN or infinite values, by step and order of measuring."""
+class Growth:
+    """Numbers that grew in the steps before NaN or infinite values came up."""
 
-    root: str | None  # the name of the root; None if no module owns the parameter
+    of: str  # parameter, parameter_grad: the largest element of all; else the name of a logged number
+    figures: tuple[
+        tuple[int, float], ...
+    ]  # steps in order with their numbers: the first, some between, the last
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aftermath:
+    """What was not finite, from the step on in which NaN or infinite values came up."""
+
+    loss: (
+        bool | None
+    )  # whether the loss of that step was not finite; None: it is not known which tensor it is
+    gradients: int  # parameters whose gradients were not finite in that step ...
+    measured_gradients: int  # ... of so many
+    parameters_step: (
+        int | None
+    )  # the first step that used parameters which were not finite; None: none is known
+    last_parameters_step: int | None  # the last step whose parameters were measured; None: there is none
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonFinite:
+    """What made NaN or infinite values first, as far as ops were measured; else the first tensor that holds them."""
+
+    root: (
+        str | None
+    )  # the name of the root; None if no module owns the parameter, or the op ran outside of modules
     path: str | None  # of the module, at the place where it was called
-    call: int | None  # n-th of its module in the step, from 0; None for a parameter
+    call: int | None  # which call of the module in the step, from 0; None for a parameter
     op: str | None = None  # that made the values, or read them first; None where only modules were recorded
-    op_nth: int | None = None  # of its name within the call, from 0
-    forward_op: str | None = None  # of an op in backward, whose derivative it computes
-    phase: str | None
+    op_nth: int | None = None  # which op of that name in the call, from 0
+    forward_op: str | None = None  # of an op in backward: the op of the forward whose derivative it computes
+    phase: str | None  # None: between forward, backward and optimizer
+    follows: str | None = None  # the phase that ran last before it in the step; None: none did
     step: int
-    role: str | None  # output, grad_output, parameter, parameter_grad
-    slot: str
+    role: str | None  # what the tensor is: output, grad_output, parameter, parameter_grad, op_output, ...
+    slot: str  # where the tensor is in what was returned, given or owned: "[0]", "['logits']", "weight"; "" for all
     #: producer: an op made them; source: what no op had made held them; first seen: an op returned them, and who made
     #: them is not known. None where only modules were recorded.
     kind: str | None = None
@@ -57,10 +96,16 @@ class NonFinite:
     inf_count: int
     numel: int
     first_index: tuple[int, ...] | None = None  # of the first of those elements; None where it is not known
-    inputs: tuple[str, ...] = ()  # what the op read, with ranges
-    chain: tuple[str, ...] = ()  # the ops that carried the values on, by module
+    inputs: tuple[str, ...] = ()  # each tensor that the op read: its shape, its range, and what made it
+    chain: tuple[
+        str, ...
+    ] = ()  # through which the values went in that phase: the first op of each module in turn
+    replaced_by: tuple[str, ...] = ()  # ops that read the values and returned finite ones, such as `where`
     hint: str | None = None  # what else is known about where the values came from
     remedy: str | None = None  # what helps against the cause
+    others: int = 0  # further ops and tensors from which such values came in this step, apart from these
+    growth: tuple[Growth, ...] = ()  # what grew in the steps before
+    after: Aftermath | None = None  # where such values were seen later
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,24 +113,44 @@ class Measured:
     """The extent of a recording's measured values."""
 
     tensors: int  # rows of `values` with statistics
-    unmeasured: int  # rows whose note says why they have none
+    unmeasured: int  # rows whose note says why they have none; memory that nobody has written to is left out
     steps: int  # that have rows
     last_step: int | None  # of them; None: there are none
     nonfinite: int = 0  # rows with NaN or infinite values, meant or not
+    recorded_steps: int = 0  # measured or not
+    chosen_steps: str | None = None  # START:STOP[:EVERY] of those that were to be recorded; None: all
+    held: str | None = None  # what became of steps that were looked at as they ended, and were not written
 
 
 def count_measured(data: RecordingData) -> Measured:
     """Returns how many tensors were measured, whatever their values."""
     values = data.table("values")
     unmeasured = values["count"].null_count
+    unwritten = pc.sum(pc.equal(values["note"], NOTHING_WRITTEN)).as_py() or 0
     steps = np.unique(column_of(values, "step")).tolist()
+    chosen = str(data.meta.options.get("steps", ALL_STEPS))
     return Measured(
         tensors=values.num_rows - unmeasured,
-        unmeasured=unmeasured,
+        unmeasured=unmeasured - unwritten,
         steps=len(steps),
         last_step=steps[-1] if steps else None,
         nonfinite=int(((column_of(values, "nan_count") > 0) | (column_of(values, "inf_count") > 0)).sum()),
+        recorded_steps=len(np.unique(column_of(data.table("steps"), "step"))),
+        chosen_steps=None if chosen == str(ALL_STEPS) else chosen,
+        held=_find_held(data),
     )
+
+
+def _find_held(data: RecordingData) -> str | None:
+    """Returns what became of the steps of a run in which no step was written, as none held such values.
+
+    A recording with `keep_last` looks at each step when it ends. None if it did not, or if steps were written.
+    """
+    meta = data.meta
+    watched = bool(meta.options.get("values")) and _WATCHES_ALL in meta.options.get("triggers", ())
+    if data.table("values").num_rows or meta.marks or not watched:
+        return None
+    return next((note.reason for note in reversed(meta.notes) if note.kind == HELD), None)
 
 
 def find_first_nonfinite(data: RecordingData, *, left_out: Collection[int] = ()) -> NonFinite | None:
@@ -129,11 +194,13 @@ def find_first_nonfinite(data: RecordingData, *, left_out: Collection[int] = ())
 
 
 def _require_measured(data: RecordingData) -> None:
-    """Refuses a recording in which no tensor has statistics.
+    """Refuses a recording in which no tensor has statistics, and none was looked at and dropped.
 
     Raises:
         NothingRecordedError: there is none; the message says why.
     """
+    if _find_held(data) is not None:
+        return
     require_rows(data, "values")
     values = data.table("values").select(["count", "note"])
     if values["count"].null_count == values.num_rows:

@@ -1,6 +1,7 @@
 """Holds the consecutive ops of one step until their rows are written."""
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 
@@ -8,10 +9,11 @@ from ..backward.plan import calls_of_nodes
 from ..log.nesting import Ints
 from ..log.segments import Segment
 from ..log.thread_log import ThreadLog
+from ..tensor_ids.tensor_ids import ROW_WIDTH
 from .arguments import Arguments
 from .boundary import AtRoot
 from .leaves import Leaf
-from .mode import EVENT_WIDTH, NODE, START_NS, OpMode, OpRun
+from .mode import EVENT_WIDTH, NODE, OP, START_NS, TENSORS, USES, OpMode, OpRun
 from .values import MeasuredOps
 
 
@@ -45,6 +47,31 @@ class OpBatch:
         if not begins:
             return []
         return list(zip(begins, [*begins[1:], len(self)], self.op_runs, strict=True))
+
+    def is_outside(self) -> bool:
+        """Returns whether all its ops ran outside of calls, backwards and optimizers."""
+        return bool(self.events) and all(run.where is None and run.backward is None for run in self.op_runs)
+
+    def part_at(self, first: int) -> "OpBatch":
+        """Removes the ops from `first` on, which is not 0, and returns them. All ops are outside: see `is_outside`."""
+        at = first * EVENT_WIDTH
+        uses, tensor = self.events[at - EVENT_WIDTH + USES], self.events[at - EVENT_WIDTH + TENSORS]
+        later = copy(self)
+        later.events = self.events[at:]
+        later.events[USES::EVENT_WIDTH] = [each - uses for each in later.events[USES::EVENT_WIDTH]]
+        later.start_ns, later.at_roots = later.events[START_NS], []
+        runs = [run._replace(first=max(run.first - first, 0)) for run in self.op_runs]
+        begins = [at for at, run in enumerate(self.op_runs) if run.first <= first]
+        later.op_runs = runs[begins[-1] :]
+        row = (tensor - self.first_tensor) * ROW_WIDTH
+        later.tensors, later.used, later.first_tensor = self.tensors[row:], self.used[uses:], tensor
+        later.leaves = [leaf for leaf in self.leaves if leaf.tensor_id >= tensor]
+        self.leaves = [leaf for leaf in self.leaves if leaf.tensor_id < tensor]
+        if self.measured is not None:
+            later.measured = self.measured.part_at(later.events[OP])
+        self.events, self.tensors, self.used = self.events[:at], self.tensors[:row], self.used[:uses]
+        self.op_runs = [run for run in self.op_runs if run.first < first]
+        return later
 
     def _find_owners(self) -> "dict[ThreadLog, NodeOwners]":
         """Finds the owners of the nodes that the engine ran, by the thread that made them, while the graph lives."""

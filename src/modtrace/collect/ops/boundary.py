@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ...recording.role import BUFFER, PARAMETER
+from ...torch_internals.call_frames import call_arguments, find_call
 from ...torch_internals.dynamo import keep_out_of_dynamo
 from ...torch_internals.modes import DisableTorchFunction, tracing_state, unseen
 from ...torch_internals.tensors import has_own_dispatch
@@ -75,6 +76,17 @@ class OpBoundary(Listener):
         """Returns whether what runs now is recorded. What runs inside an op is not."""
         mode = self._mode
         return not (mode.is_off or mode.is_running or threading.get_ident() != self._thread)
+
+    def find_given(self) -> list[int]:
+        """Returns the numbers of the tensors that the module call which begins is given, as far as they are known."""
+        if not self._is_seen():
+            return []
+        args, kwargs = call_arguments(find_call(sys._getframe()))
+        with DisableTorchFunction():
+            given = _tensors_in((args, kwargs))
+        with _aside(given):
+            numbers = [self._find(tensor) for _, tensor in given]
+        return [number for number in numbers if number != NO_TENSOR]
 
     # Going in. Leaves are named on every thread, and where ops are not wanted.
 

@@ -15,6 +15,7 @@ from ...torch_internals.modes import (
     leave_dispatch_mode,
     leave_function_mode,
 )
+from ..log.segments import Segment
 from ..log.thread_log import Backward
 from ..scopes.tracker import ScopeTracker
 from ..steps.step import Step
@@ -28,6 +29,7 @@ from .call_costs import CallTable, add_costs
 from .leaves import OpLeaves
 from .mode import OpMode
 from .nodes import OpNodes
+from .preparation import move_prepared
 from .python_source import PythonNames, SourceLines
 from .rows import OpTables
 from .saved_memory import SavedMemoryFinder
@@ -148,8 +150,23 @@ class OpRecorder:
             step.ops += [*self.early, batch]
             self.early = []
 
-    def join_early(self, step: Step) -> None:
-        """Assigns the ops that ran while no step was open to the step that has begun."""
+    def find_given(self, segment: Segment) -> list[int]:
+        """Returns the numbers of the tensors that an outermost call is given, if ops have run before it.
+
+        It must run while the call begins.
+        """
+        if not self.mode.events or segment.outer is not None or segment.task >= 0:
+            return []
+        return self._boundary.find_given()
+
+    def enter_step(self, last: Step | None, step: Step, given: Sequence[int]) -> None:
+        """Assigns ops that ran earlier to a step whose call begins.
+
+        They are those that ran while no step was open, and those of the step before that have prepared what the call
+        is given.
+        """
+        if last is not None and given:
+            move_prepared(last, step, given)
         step.ops += self.early
         self.early = []
 

@@ -10,6 +10,7 @@ from ...measure.measurer import Measurement, Measurer, not_asked_for
 from ...measure.want import USUAL
 from ...recording.module_path import join
 from ...recording.role import LEAF, OP_OUTPUT
+from ...recording.statistics.moments import NOTHING_WRITTEN
 from ...torch_internals.autograd import graph_task_id
 from ..log.call_context import CallContext
 from ..log.thread_log import ThreadLog
@@ -33,6 +34,14 @@ class MeasuredOps:
         #: Last the captures that want it.
         self.sites: list[tuple[Measurement, int, str | int, Mask]] = []
         self.intervals: list[int] = []  # start_ns, end_ns, start_ns, ... of measuring
+
+    def part_at(self, op: int) -> "MeasuredOps":
+        """Removes the measurements of this op and of those after it, and returns them."""
+        later = MeasuredOps(self.thread)
+        first = next((at for at, site in enumerate(self.sites) if site[1] >= op), len(self.sites))
+        self.sites, later.sites = self.sites[:first], self.sites[first:]
+        self.intervals, later.intervals = self.intervals[: 2 * first], self.intervals[2 * first :]
+        return later
 
 
 class _Known(NamedTuple):
@@ -154,5 +163,5 @@ class OpValues:
 def _uninitialized(tensor: torch.Tensor) -> Measurement:
     """Returns a measurement without statistics, because the contents of uninitialised memory mean nothing."""
     found = not_asked_for(tensor)
-    found.note = "not measured: nothing has been written to it yet"
+    found.note = NOTHING_WRITTEN
     return found

@@ -262,11 +262,13 @@ class Recorder(Listener):
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
         with self._lock:
             segment.holders += 1
-            self._take_ops(self._finder.step_around(segment.outer))
+            last = self._finder.step_around(segment.outer)
+            given = [] if self._ops is None else self._ops.find_given(segment)
+            self._take_ops(last)
             now_ns = time.perf_counter_ns()
             step = self._finder.enter(segment, in_step, now_ns)
             if self._ops is not None:
-                self._ops.join_early(step)
+                self._ops.enter_step(last, step, given)
             self._ready.settle()
         if self._look_at_ended() and step.start_ns == now_ns:
             step.start_ns = time.perf_counter_ns()  # looking at the one before is not its time
@@ -381,8 +383,6 @@ class Recorder(Listener):
     def _write(self, steps: list[Step], *, force: bool = False) -> None:
         if self._tracker is not None:
             self._writer.write(steps, self._tracker, self._ops, force=force)
-
-    # Steps.
 
     def _take_ops(self, step: Step | None) -> None:
         """Assigns the ops that have run since this was last called: to `step`, or to the next step if it is None."""

@@ -20,6 +20,9 @@ Counts = npt.NDArray[np.int64]
 #: The columns of the `values` table with raw statistics.
 RAW = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count")
 
+#: The note of memory that nobody has written to, as `torch.empty` returns it: it holds no numbers to measure.
+NOTHING_WRITTEN = "not measured: nothing has been written to it yet"
+
 #: The statistics that are derived from them.
 DERIVED = ("mean", "std", "rms", "l2", "abs_max", "nonfinite")
 
@@ -190,6 +193,14 @@ def first_nonfinite_row(
             found = (int(step[row]), int(order[row]), offset + int(row))
             first = found if first is None else min(first, found)
     return first[2] if first is not None else None
+
+
+def holds_nonfinite(values: pa.Table, sites: pa.Table) -> bool:
+    """Returns whether a tensor of a module is not finite, or a NaN is anywhere: a NaN is never meant."""
+    has_nan = (
+        to_numpy(each).any() for batch in values.select(["nan_count"]).to_batches() for each in batch.columns
+    )
+    return any(has_nan) or first_nonfinite_row(values, sites) is not None
 
 
 def nonfinite_rows(values: pa.Table, step: int) -> npt.NDArray[np.int64]:

@@ -5,13 +5,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from ...analysis.graph.parts import forms_of_op
-from ...analysis.values.nonfinite import FIRST_SEEN, PRODUCER, SOURCE, Measured, NonFinite, describe_counts
+from ...analysis.values.nonfinite import (
+    FIRST_SEEN,
+    PRODUCER,
+    SOURCE,
+    Growth,
+    Measured,
+    NonFinite,
+    describe_counts,
+)
 from ...recording.meta import Note
-from ...recording.role import BY_NAME
+from ...recording.role import BY_NAME, PARAMETER, PARAMETER_GRAD
 from ...recording.suggestions import count_of
+from ...surface import choose_phrase
 from ..common.columns import Color, Text, printable, render_lines
 from ..common.headline import describe_notes
 from ..common.numbers import format_count
+
+_GROWN = {PARAMETER: "the largest parameter", PARAMETER_GRAD: "the largest gradient of a parameter"}
+
+#: At most so many links of a chain of ops are shown.
+_LINKS = 6
 
 
 def render_nonfinite(
@@ -33,7 +47,8 @@ def render_nonfinite(
     """
     lines = _describe(found) if found is not None else [Text(_describe_none(measured, marks))]
     lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks]
-    return render_lines([*lines, *describe_notes(notes)], color=color, width=width)
+    untold = [note for note in notes if note.reason != measured.held]
+    return render_lines([*lines, *describe_notes(untold)], color=color, width=width)
 
 
 def describe_place(found: NonFinite) -> str:
@@ -56,20 +71,31 @@ def describe_made(found: NonFinite) -> str:
 def render_nonfinite_json(found: NonFinite | None, measured: Measured, *, marks: Sequence[str] = ()) -> str:
     """Returns the fields of both as JSON. `first` is null if nothing was found; `marks` say what is missing."""
     told = {"first": asdict(found) if found else None, "measured": asdict(measured), "marks": list(marks)}
-    return json.dumps(told) + "\n"
+    return json.dumps(told, indent=2) + "\n"
 
 
 def _describe(found: NonFinite) -> list[Text]:
     counts = describe_counts(found.nan_count, found.inf_count)
-    where = f"step {found.step}" + (f", {found.phase}" if found.phase else "")
+    where = f"step {found.step}, {found.phase or _describe_time(found)}".rstrip(", ")
     first = Text.join(
         [Text("first non-finite values: ", "bold"), Text(counts, "bold red"), Text(f" in {where}")]
     )
     if found.op is None:
-        lines = [f"{_describe_tensor(found)}, {_describe_size(found)}", *_explain(found)]
+        lines = [
+            f"{_describe_tensor(found)}, {_describe_size(found)}",
+            *_explain(found),
+            *_describe_after(found),
+        ]
     else:
         lines = list(_describe_op(found, found.op))
     return [first, *(Text(f"  {printable(line)}") for line in lines)]
+
+
+def _describe_time(found: NonFinite) -> str:
+    """Returns when an op ran that belongs to no phase; "" without ops."""
+    if found.op is None:
+        return ""
+    return f"after {found.follows}" if found.follows else "before the forward"
 
 
 def _describe_op(found: NonFinite, op: str) -> Iterator[str]:
@@ -87,7 +113,19 @@ def _describe_op(found: NonFinite, op: str) -> Iterator[str]:
     yield from _explain(found)
     yield from (f"read {each}" for each in found.inputs)
     if found.chain:
-        yield f"went on to {', '.join(found.chain)}"
+        hidden = len(found.chain) - _LINKS
+        more = [f"{hidden} more"] if hidden > 0 else []
+        yield f"went on to {', '.join([*found.chain[:_LINKS], *more])}"
+    if found.replaced_by:
+        yield f"finite again behind {', '.join(found.replaced_by[:_LINKS])}"
+    yield from _describe_after(found)
+    if found.others:
+        yield _describe_others(found.others)
+    if found.source_line is None and found.kind != SOURCE:
+        yield choose_phrase(
+            python="the line of your program: record(ops=modtrace.Ops(source=True))",
+            command_line="the line of your program: modtrace record --ops --source",
+        )
 
 
 def _explain(found: NonFinite) -> Iterator[str]:
@@ -95,6 +133,39 @@ def _explain(found: NonFinite) -> Iterator[str]:
         yield f"{found.cause}: {found.hint}" if found.cause else found.hint
     if found.remedy:
         yield f"try: {found.remedy}"
+    yield from map(_describe_growth, found.growth)
+
+
+def _describe_growth(growth: Growth) -> str:
+    of = _GROWN.get(growth.of, growth.of)
+    figures = ", ".join(f"{step}: {number:.4g}" for step, number in growth.figures)
+    return f"{of} grew, by step: {figures}"
+
+
+def _describe_after(found: NonFinite) -> Iterator[str]:
+    """Yields how far the values came, and what was finite all the same."""
+    after = found.after
+    if after is None:
+        return
+    reached = ["the loss"] if after.loss else []
+    if after.gradients:
+        reached.append(f"{after.gradients} of {count_of(after.measured_gradients, 'gradient')} of parameters")
+    if after.parameters_step is not None:
+        reached.append(f"the parameters that step {after.parameters_step} used")
+    finite = ["the loss"] if after.loss is False else []
+    if after.measured_gradients and not after.gradients:
+        finite.append("the gradients of parameters")
+    if after.parameters_step is None and (after.last_parameters_step or 0) > found.step:
+        finite.append(f"the parameters up to step {after.last_parameters_step}")
+    if reached:
+        yield f"reached {', '.join(reached)}"
+    if finite:
+        yield f"did not reach {', '.join(finite)}"
+
+
+def _describe_others(others: int) -> str:
+    them = choose_phrase(python="rec.nonfinite()", command_line="modtrace nonfinite --all")
+    return f"{count_of(others, 'other place')} of this step made such values too: {them}"
 
 
 def _describe_module(found: NonFinite) -> str:
@@ -124,11 +195,17 @@ def _describe_size(found: NonFinite) -> str:
 
 
 def _describe_none(measured: Measured, marks: Sequence[str]) -> str:
+    if measured.held is not None:
+        return f"no non-finite values in modules: {measured.held}"
     where = "in what is there of the recording: " if marks else "in "
     meant = "that were not meant, " if measured.nonfinite else ""
     text = f"no non-finite values {meant}{where}{format_count(measured.tensors)} measured tensors of "
-    text += count_of(measured.steps, "step")
+    others = measured.recorded_steps > measured.steps
+    text += f"{measured.steps} of " * others + count_of(
+        measured.recorded_steps if others else measured.steps, "step"
+    )
     text += f", the last of them step {measured.last_step}" if marks else ""
+    text += f" (of steps {measured.chosen_steps}; no others were recorded)" if measured.chosen_steps else ""
     if measured.nonfinite:
         text += f": those in {count_of(measured.nonfinite, 'tensor', format_count)} are masks, or were replaced, or"
         text += " are gradients that a GradScaler looks at before the step"

@@ -1,0 +1,146 @@
+"""Tells how parameters and gradients grew before NaN or infinite values, and whether these reached the loss."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ...recording.arrow.arrays import to_numpy
+from ...recording.protocols import RecordingData
+from ...recording.role import OP_OUTPUT, PARAMETER, PARAMETER_GRAD
+from ..step.calls import RowFinder, column_of
+from .nonfinite import EXP_OVERFLOW, OVERFLOW, Aftermath, Growth, NonFinite
+
+#: The steps that are looked at for growth.
+_STEPS = 20
+
+#: Growth is told with at most so many figures.
+_FIGURES = 5
+
+#: Within `_STEPS`, healthy training changes the largest parameter less than this. Gradients vary more by themselves.
+_LEAST_GROWTH = {PARAMETER: 10.0, PARAMETER_GRAD: 100.0, "loss": 100.0}
+
+#: The op by which torch begins a backward: it reads the loss.
+_SEED = "aten.ones_like.default"
+
+_Rows = npt.NDArray[np.void]
+_ROW = np.dtype([("step", "i8"), ("of_gradient", "?"), ("is_bad", "?"), ("abs_max", "f8")])
+
+
+def add_surroundings(data: RecordingData, found: NonFinite) -> NonFinite:
+    """Returns the answer with what grew in the steps before, and with what else was not finite from its step on."""
+    rows = _read_parameters(data, found.step)
+    growth = tuple(_find_growth(data, rows, found.step))
+    is_explained = found.cause not in (None, OVERFLOW, EXP_OVERFLOW)
+    return replace(
+        found,
+        growth=growth,
+        after=_find_aftermath(data, rows, found.step),
+        remedy=found.remedy if is_explained else _remedy_of({each.of for each in growth}) or found.remedy,
+    )
+
+
+def _remedy_of(grown: Collection[str]) -> str | None:
+    """Returns what helps against growth; None if neither parameters nor gradients have grown."""
+    if PARAMETER in grown:
+        clip = "clip the gradients (torch.nn.utils.clip_grad_norm_), " if PARAMETER_GRAD in grown else ""
+        return f"training diverges: lower the learning rate, {clip}or warm it up over the first steps"
+    if PARAMETER_GRAD in grown:
+        return "clip the gradients (torch.nn.utils.clip_grad_norm_), or lower the learning rate"
+    return None
+
+
+def _find_aftermath(data: RecordingData, rows: _Rows, step: int) -> Aftermath:
+    gradients = rows[(rows["step"] == step) & rows["of_gradient"]]
+    later = rows[(rows["step"] >= step) & ~rows["of_gradient"]]
+    bad = later[later["is_bad"]]["step"]
+    return Aftermath(
+        loss=_is_loss_bad(data, step),
+        gradients=int(gradients["is_bad"].sum()),
+        measured_gradients=len(gradients),
+        parameters_step=int(bad.min()) if len(bad) else None,
+        last_parameters_step=int(later["step"].max()) if len(later) else None,
+    )
+
+
+def _read_parameters(data: RecordingData, step: int) -> _Rows:
+    """Returns the rows of parameters and of their gradients that were measured from `_STEPS` before a step on."""
+    sites = data.table("sites").select(["site_id", "role"]).to_pylist()
+    role_of = np.zeros(max((row["site_id"] for row in sites), default=-1) + 2, np.int8)
+    for row in sites:
+        role_of[row["site_id"]] = {PARAMETER: 1, PARAMETER_GRAD: 2}.get(row["role"], 0)
+    names = ["step", "site_id", "count", "nan_count", "inf_count", "min", "max"]
+    found = [np.empty(0, _ROW)]
+    for batch in data.table("values").select(names).to_batches():
+        of_step, site, count = (to_numpy(column, null=-1) for column in batch.columns[:3])
+        role = role_of[np.clip(site, -1, len(role_of) - 1)]
+        at = np.flatnonzero((role > 0) & (of_step > step - _STEPS) & (count >= 0))
+        if len(at):
+            nan, inf, low, high = (to_numpy(column, null=0)[at] for column in batch.columns[3:])
+            rows = np.empty(len(at), _ROW)
+            rows["step"], rows["of_gradient"] = of_step[at], role[at] == 2
+            rows["is_bad"] = (nan > 0) | (inf > 0)
+            rows["abs_max"] = np.maximum(np.abs(low), np.abs(high))
+            found.append(rows)
+    return np.concatenate(found)
+
+
+def _find_growth(data: RecordingData, rows: _Rows, step: int) -> Iterator[Growth]:
+    for role in (PARAMETER, PARAMETER_GRAD):
+        of_role = rows[(rows["of_gradient"] == (role == PARAMETER_GRAD)) & (rows["step"] <= step)]
+        steps = np.unique(of_role["step"])
+        largest = {each: _largest(of_role[of_role["step"] == each]) for each in steps.tolist()}
+        yield from _to_growth(role, largest, _LEAST_GROWTH[role])
+    scalars = data.table("scalars").to_pylist()
+    for name in dict.fromkeys(row["name"] for row in scalars if "loss" in row["name"].lower()):
+        logged = {row["step"]: abs(row["value"]) for row in scalars if row["name"] == name}
+        logged = {each: value for each, value in logged.items() if step - _STEPS < each <= step}
+        yield from _to_growth(name, logged, _LEAST_GROWTH["loss"])
+
+
+def _largest(rows: _Rows) -> float:
+    return float("inf") if rows["is_bad"].any() else float(rows["abs_max"].max())
+
+
+def _to_growth(of: str, largest: dict[int, float], least: float) -> Iterator[Growth]:
+    finite = [(step, value) for step, value in sorted(largest.items()) if np.isfinite(value)]
+    if len(finite) < 2:
+        return
+    first = min(range(len(finite)), key=lambda at: finite[at][1])
+    low, last = finite[first][1], finite[-1][1]
+    if low > 0 and last >= least * low and last == max(value for _, value in finite):
+        grown = finite[first:]
+        at = np.unique(np.linspace(0, len(grown) - 1, _FIGURES).round().astype(int))
+        yield Growth(of=of, figures=tuple(grown[each] for each in at.tolist()))
+
+
+def _is_loss_bad(data: RecordingData, step: int) -> bool | None:
+    """Returns whether the tensor from which the step's last backward began is not finite; None if it is not known."""
+    ops = data.table("ops").select(["op_id", "step", "name", "start_ns"])
+    ops = ops.take(np.flatnonzero(column_of(ops, "step") == step))
+    seeds = [row for row in ops.to_pylist() if row["name"] == _SEED]
+    tensors, uses = data.table("tensors"), data.table("uses")
+    find_tensor = RowFinder(column_of(tensors, "tensor_id"))
+    for seed in sorted(seeds, key=lambda row: int(row["start_ns"]), reverse=True):
+        used = column_of(uses, "tensor_id")[column_of(uses, "consumer_op") == seed["op_id"]]
+        row = int(find_tensor(used)[0]) if len(used) else -1
+        if row < 0 or np.prod(tensors["shape"][row].as_py()) != 1:
+            continue
+        return _is_output_bad(data, tensors["producer_op"][row].as_py())
+    return None
+
+
+def _is_output_bad(data: RecordingData, op: int | None) -> bool | None:
+    """Returns whether what an op returned is not finite; None if it was not measured."""
+    if op is None:
+        return None
+    values = data.table("values").select(["op_id", "site_id", "nan_count", "inf_count", "count"])
+    values = values.take(np.flatnonzero(column_of(values, "op_id") == op))
+    roles = {
+        row["site_id"]: row["role"] for row in data.table("sites").select(["site_id", "role"]).to_pylist()
+    }
+    for row in values.to_pylist():
+        if roles.get(row["site_id"]) == OP_OUTPUT and row["count"] is not None:
+            return bool(row["nan_count"] or row["inf_count"])
+    return None

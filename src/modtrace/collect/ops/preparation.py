@@ -1,0 +1,71 @@
+"""Finds the ops between two steps that prepared what the next step's model is given."""
+
+from collections.abc import Collection, Sequence
+from itertools import takewhile
+
+from ..steps.step import Step
+from ..tensor_ids.tensor_ids import PRODUCER, ROW_WIDTH, STORAGE
+from .batches import OpBatch
+from .mode import EVENT_WIDTH, OP, USES
+
+
+def move_prepared(last: Step, step: Step, given: Collection[int]) -> None:
+    """Moves the ops that prepared what a step's first call is given, and all after them, to that step.
+
+    They are looked for among the ops outside of everything at the end of the step before.
+
+    Args:
+        last: the step before, to which the ops belong so far.
+        step: a step that has begun with a call.
+        given: the numbers of the tensors that the call is given.
+    """
+    if last is step or any(batch in last.ops for batch in step.ops):
+        return
+    between = [*takewhile(OpBatch.is_outside, reversed(last.ops))]
+    if not between or (step.ops and step.ops[0].start_ns < between[0].start_ns):
+        return
+    wanted = _storages_of([*step.ops, *between], given)
+    for batch in reversed(step.ops):
+        find_first(batch, wanted)
+    found = [(batch, find_first(batch, wanted)) for batch in between]
+    prepared = [at for at, (batch, first) in enumerate(found) if first < len(batch)]
+    if not prepared:
+        return
+    batch, first = found[prepared[-1]]
+    moved = [each for each, _ in reversed(found[: prepared[-1]])]
+    last.ops = last.ops[: len(last.ops) - len(moved) - 1]
+    if first:
+        last.ops.append(batch)
+        batch = batch.part_at(first)
+    step.ops[:0] = [batch, *moved]
+    step.start_ns = min(step.start_ns, batch.start_ns)
+
+
+def find_first(batch: OpBatch, wanted: set[int]) -> int:
+    """Returns the first op that has made what is in these storages, or was read for it; the number of ops if none was.
+
+    The storages of what those ops read are added to `wanted`.
+    """
+    storages = batch.tensors[STORAGE::ROW_WIDTH]
+    made: dict[int, set[int]] = {}
+    for op, storage in zip(batch.tensors[PRODUCER::ROW_WIDTH], storages, strict=True):
+        made.setdefault(op, set()).add(storage)
+    first = len(batch)
+    for at in range(len(batch) - 1, -1, -1):
+        event = at * EVENT_WIDTH
+        if wanted.isdisjoint(made.get(batch.events[event + OP], ())):
+            continue
+        first = at
+        begin = batch.events[event - EVENT_WIDTH + USES] if at else 0
+        wanted |= _storages_of([batch], batch.used[begin : batch.events[event + USES] : 2])
+    return first
+
+
+def _storages_of(batches: Sequence[OpBatch], tensors: Collection[int]) -> set[int]:
+    """Returns the storages of those tensors that were first seen in these batches."""
+    found = set()
+    for batch in batches:
+        rows = {number - batch.first_tensor for number in tensors}
+        count = len(batch.tensors) // ROW_WIDTH
+        found |= {batch.tensors[row * ROW_WIDTH + STORAGE] for row in rows if 0 <= row < count}
+    return found
