@@ -12,8 +12,8 @@ from .analysis.ops.groups import GroupedBy
 from .analysis.ops.memory_table import MemoryTable, build_memory_table
 from .analysis.ops.op_paths import OpPaths, build_op_paths
 from .analysis.ops.op_table import OpTable, build_op_table
-from .analysis.provenance.answer import find_first
 from .analysis.provenance.recompute import RecomputeCheck, check_recomputes
+from .analysis.provenance.search import find_first
 from .analysis.timeline.timeline import build_timeline
 from .analysis.values.history import History, build_history
 from .analysis.values.nonfinite import NonFinite

@@ -2,7 +2,7 @@
 
 import click
 
-from ..analysis.provenance.answer import find_first
+from ..analysis.provenance.search import find_first
 from ..analysis.values.nonfinite import count_measured
 from ..views.text.nonfinite import render_nonfinite, render_nonfinite_json
 from .output import find_terminal, print_text

@@ -1,7 +1,7 @@
 """Finds the first NaN and infinite values."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from ...errors import NothingRecordedError
 from ...recording.module_path import join
 from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER
-from ...recording.statistics.moments import first_nonfinite_row, nonfinite_rows
+from ...recording.statistics.moments import nonfinite_rows
 from ...recording.suggestions import first_few
 from ..step.calls import NO_MODULE, column_of, read_calls
 from ..step.missing_rows import require_rows, say_missing
@@ -88,23 +88,9 @@ def count_measured(data: RecordingData) -> Measured:
     )
 
 
-def find_first_nonfinite(data: RecordingData, *, left_out: Collection[int] = ()) -> NonFinite | None:
-    """Returns the first row of `values`, by step and order, with NaN or infinite values; None if there is none.
-
-    Infinities in inputs and buffers are often meant, those of masks, and are left out.
-
-    Args:
-        left_out: steps that are not looked at.
-
-    Raises:
-        NothingRecordedError: no tensor was measured.
-    """
-    values = data.table("values")
-    at = first_nonfinite_row(values, data.table("sites"), left_out=left_out)
-    if at is None:
-        _require_measured(data)
-        return None
-    [row] = values.select(_COLUMNS).slice(at, 1).to_pylist()
+def describe_row(data: RecordingData, number: int) -> NonFinite:
+    """Returns what is known of the values of one row of `values`, and of the parameters of its module in its step."""
+    [row] = data.table("values").select(_COLUMNS).slice(number, 1).to_pylist()
     site = _find_row(data.table("sites"), "site_id", row["site_id"]) or {}
     modules = merge_wrappers(data.table("modules").to_pylist())
     root, path = _find_place(site.get("module_id"), row["call_id"], data.table("calls"), modules)
@@ -128,7 +114,7 @@ def find_first_nonfinite(data: RecordingData, *, left_out: Collection[int] = ())
     )
 
 
-def _require_measured(data: RecordingData) -> None:
+def require_measured(data: RecordingData) -> None:
     """Refuses a recording in which no tensor has statistics.
 
     Raises:

@@ -180,11 +180,10 @@ def first_nonfinite_row(
 
     Args:
         sites: the table that says at which sites infinities are often intended, where only NaN count then.
-        left_out: the steps that are not looked at.
+        left_out: the ids of sites that are not looked at.
     """
     first: tuple[int, int, int] | None = None  # step, order, row
-    for offset, rows, step, order in _scan_nonfinite(values, sites):
-        rows = rows[~np.isin(step[rows], list(left_out))]
+    for offset, rows, step, order in _scan_nonfinite(values, sites, left_out):
         if len(rows):
             row = rows[np.lexsort((order[rows], step[rows]))[0]]
             found = (int(step[row]), int(order[row]), offset + int(row))
@@ -205,7 +204,7 @@ def nonfinite_steps(values: pa.Table, sites: pa.Table | None = None) -> list[int
 
 
 def _scan_nonfinite(
-    values: pa.Table, sites: pa.Table | None = None
+    values: pa.Table, sites: pa.Table | None = None, left_out: Collection[int] = ()
 ) -> Iterator[tuple[int, npt.NDArray[np.int64], Any, Any]]:
     """Yields, for each batch, the index of its first row, its non-finite rows, and its columns step and order.
 
@@ -217,8 +216,9 @@ def _scan_nonfinite(
         rows = np.flatnonzero((nan_count | inf_count) > 0)
         if len(rows):
             rows = rows[to_numpy(batch.column("op_id"), null=-1)[rows] < 0]
-            is_meant = np.isin(to_numpy(batch.column("site_id"))[rows], of_masks)
-            rows = rows[~is_meant | (nan_count[rows] > 0)]
+            site = to_numpy(batch.column("site_id"))[rows]
+            is_meant = np.isin(site, of_masks) & (nan_count[rows] == 0)
+            rows = rows[~is_meant & ~np.isin(site, list(left_out))]
         yield offset, rows, step, order
         offset += batch.num_rows
 

@@ -1,0 +1,148 @@
+"""Searches a recording for who made NaN or infinite values: the op where ops were measured, else the module."""
+
+from collections.abc import Collection, Generator, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ...recording.phase import BACKWARD
+from ...recording.protocols import RecordingData
+from ...recording.role import OP_OUTPUT, PARAMETER
+from ...recording.statistics.moments import first_nonfinite_row
+from ...surface import choose_phrase
+from ..step.calls import column_of
+from ..values.nonfinite import NonFinite, describe_row, require_measured
+from .answer import answer
+from .causes import OVERFLOW
+from .op_rules import SHAPES_ONLY
+from .scan import find_suspicious_steps
+from .step_counts import StepCounts
+from .step_flow import read_step_flow
+from .step_tables import StepTables
+from .trace import Trace, trace_step
+
+
+def find_first(data: RecordingData) -> NonFinite | None:
+    """Returns who made the first NaN or infinite values; None if there are none but those that are meant.
+
+    Raises:
+        NothingRecordedError: no tensor was measured.
+    """
+    return next(find_all(data), None)
+
+
+def find_all(data: RecordingData) -> Iterator[NonFinite]:
+    """Yields who made NaN or infinite values in the order in which they came up.
+
+    Values that are meant are left out, as the `-inf` of masks, and so are those that the model itself looks for and
+    replaces, and gradients that overflow before a GradScaler skips the step. Of modules of which no op was measured,
+    the first in each step is named.
+
+    Raises:
+        NothingRecordedError: no tensor was measured.
+    """
+    suspicious = find_suspicious_steps(data)
+    if not suspicious:
+        require_measured(data)
+    tables, healthy = StepTables(data), set[bytes]()
+    for step, sites in suspicious:
+        if sites not in healthy and (yield from _search_step(tables, step)):
+            healthy.add(sites)
+
+
+def _search_step(tables: StepTables, step: int) -> Generator[NonFinite, None, bool]:
+    """Yields what came up in a step, and returns whether nothing did that may be a fault in a step like it."""
+    data = tables.of_step(step)
+    if not _has_measured_ops(tables, data):
+        found = _find_module(data, ())
+        yield from found
+        return not found
+    flow = read_step_flow(data, step)
+    counts = StepCounts(tables, data, flow)
+    trace = trace_step(tables, flow, counts)
+    guilty = [event for event in trace.events if not event.is_guarded(flow.bare_names)]
+    first = guilty[0].counts.order if guilty else None
+    modules = list(
+        _find_module(data, _find_judged_sites(tables, trace, is_guilty=bool(guilty)), before=first)
+    )
+    yield from modules
+    told = (answer(tables, trace, event, step) for event in guilty)
+    yield from (each for each in told if not (trace.unscales and _is_expected(each)))
+    return not guilty and not modules
+
+
+def _has_measured_ops(tables: StepTables, data: RecordingData) -> bool:
+    """Returns whether a step has ops, of which outputs were measured."""
+    of_ops = [number for number, site in tables.sites.items() if site.role == OP_OUTPUT]
+    if not of_ops or not data.table("ops").num_rows:
+        return False
+    return bool(np.isin(column_of(data.table("values"), "site_id"), of_ops).any())
+
+
+def _find_module(
+    data: RecordingData, left_out: Collection[int], before: int | None = None
+) -> list[NonFinite]:
+    """Returns the first tensor of a module in a step that is not finite, if there is one.
+
+    Args:
+        data: the rows of the step.
+        left_out: sites that are not looked at.
+        before: the order of the first measurement that is too late; None: none is.
+    """
+    values = data.table("values")
+    row = first_nonfinite_row(values, data.table("sites"), left_out=left_out)
+    if row is None or (before is not None and values["order"][row].as_py() >= before):
+        return []
+    found = describe_row(data, row)
+    return [found if data.table("ops").num_rows else replace(found, remedy=_name_ops())]
+
+
+def _name_ops() -> str:
+    return choose_phrase(
+        python="record(ops=True), on a long run with keep_last=20, names the op that made them; this module may only "
+        "have been given them",
+        command_line="modtrace record --ops, on a long run with --keep-last 20, names the op that made them; this "
+        "module may only have been given them",
+    )
+
+
+def _find_judged_sites(tables: StepTables, trace: Trace, *, is_guilty: bool) -> list[int]:
+    """Returns the sites of modules whose ops were all followed, so that their values are known to be meant, or not.
+
+    A parameter may have been written by an op that was not measured. It matters where no other fault was found.
+    """
+    partly = _find_partly_measured(trace)
+    return [
+        number
+        for number, site in tables.sites.items()
+        if site.module_id not in partly and (is_guilty or site.role != PARAMETER)
+    ]
+
+
+def _find_partly_measured(trace: Trace) -> set[int]:
+    """Returns the modules in which an op ran of which nothing was measured, and those around them."""
+    flow, placed = trace.flow, trace.flow.ops.placed
+    calls = {int(flow.ops.call[op]) for op in flow.order if _is_unmeasured(trace, op)}
+    found: set[int] = set()
+    for call in calls:
+        while call >= 0 and int(placed.calls.module[call]) not in found:
+            found.add(int(placed.calls.module[call]))
+            call = int(placed.calls.parent[call])
+    return found
+
+
+def _is_unmeasured(trace: Trace, op: int) -> bool:
+    """Returns whether an op wrote numbers, and nothing was measured of them."""
+    flow = trace.flow
+    written = [(slot, tensor) for slot, tensor in flow.returns.get(op, ()) if flow.shown_by(tensor) is None]
+    if flow.bare_names[op] in SHAPES_ONLY or any((op, slot) in trace.counts.outputs for slot, _ in written):
+        return False
+    return any(flow.holds_numbers(tensor) for _, tensor in written)
+
+
+def _is_expected(found: NonFinite) -> bool:
+    """Returns whether a gradient overflowed: a GradScaler that looks at it skips the step and lowers its scale.
+
+    NaN, and what is infinite at any scale, does not go away by that.
+    """
+    return found.phase == BACKWARD and not found.nan_count and found.cause in (None, OVERFLOW)
