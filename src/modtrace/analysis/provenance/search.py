@@ -1,14 +1,14 @@
 """Searches a recording for who made NaN or infinite values: the op where ops were measured, else the module."""
 
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from ...recording.phase import BACKWARD
 from ...recording.protocols import RecordingData
-from ...recording.role import OP_OUTPUT, PARAMETER
-from ...recording.statistics.moments import first_nonfinite_row
+from ...recording.role import OP_OUTPUT
+from ...recording.statistics.moments import nonfinite_rows
 from ...surface import choose_phrase
 from ..step.calls import column_of
 from ..values.nonfinite import NonFinite, describe_row, require_measured
@@ -54,21 +54,21 @@ def _search_step(tables: StepTables, step: int) -> Generator[NonFinite, None, bo
     """Yields what came up in a step, and returns whether nothing did that may be a fault in a step like it."""
     data = tables.of_step(step)
     if not _has_measured_ops(tables, data):
-        found = _find_module(data, ())
-        yield from found
-        return not found
+        row = next(_find_rows_of_modules(data), None)
+        if row is not None:
+            yield _describe_module(data, row)
+        return row is None
     flow = read_step_flow(data, step)
     counts = StepCounts(tables, data, flow)
     trace = trace_step(tables, flow, counts)
     guilty = [event for event in trace.events if not event.is_guarded(flow.bare_names)]
-    first = guilty[0].counts.order if guilty else None
-    modules = list(
-        _find_module(data, _find_judged_sites(tables, trace, is_guilty=bool(guilty)), before=first)
-    )
-    yield from modules
+    row = next(_find_unjudged(tables, data, trace), None)
+    is_first = row is not None and not (guilty and guilty[0].counts.order <= _order_of(data, row))
+    if row is not None and is_first:
+        yield _describe_module(data, row)
     told = (answer(tables, trace, event, step) for event in guilty)
     yield from (each for each in told if not (trace.unscales and _is_expected(each)))
-    return not guilty and not modules
+    return not guilty and not is_first
 
 
 def _has_measured_ops(tables: StepTables, data: RecordingData) -> bool:
@@ -79,22 +79,30 @@ def _has_measured_ops(tables: StepTables, data: RecordingData) -> bool:
     return bool(np.isin(column_of(data.table("values"), "site_id"), of_ops).any())
 
 
-def _find_module(
-    data: RecordingData, left_out: Collection[int], before: int | None = None
-) -> list[NonFinite]:
-    """Returns the first tensor of a module in a step that is not finite, if there is one.
-
-    Args:
-        data: the rows of the step.
-        left_out: sites that are not looked at.
-        before: the order of the first measurement that is too late; None: none is.
-    """
+def _find_rows_of_modules(data: RecordingData) -> Iterator[int]:
+    """Yields the rows of a step's `values` that are of modules and not finite, in the order of measuring."""
     values = data.table("values")
-    row = first_nonfinite_row(values, data.table("sites"), left_out=left_out)
-    if row is None or (before is not None and values["order"][row].as_py() >= before):
-        return []
+    rows = nonfinite_rows(values, data.table("sites"))
+    yield from rows[np.argsort(column_of(values, "order")[rows], kind="stable")].tolist()
+
+
+def _find_unjudged(tables: StepTables, data: RecordingData, trace: Trace) -> Iterator[int]:
+    """Yields those of modules in which an op ran of which nothing was measured, and that no measured op returned."""
+    partly, values = _find_partly_measured(trace), data.table("values")
+    returned = {counts.order for counts in trace.counts.outputs.values()}
+    for row in _find_rows_of_modules(data):
+        site = tables.sites.get(values["site_id"][row].as_py())
+        if site is not None and site.module_id in partly and _order_of(data, row) not in returned:
+            yield row
+
+
+def _order_of(data: RecordingData, row: int) -> int:
+    return int(data.table("values")["order"][row].as_py())
+
+
+def _describe_module(data: RecordingData, row: int) -> NonFinite:
     found = describe_row(data, row)
-    return [found if data.table("ops").num_rows else replace(found, remedy=_name_ops())]
+    return found if data.table("ops").num_rows else replace(found, remedy=_name_ops())
 
 
 def _name_ops() -> str:
@@ -104,19 +112,6 @@ def _name_ops() -> str:
         command_line="modtrace record --ops, on a long run with --keep-last 20, names the op that made them; this "
         "module may only have been given them",
     )
-
-
-def _find_judged_sites(tables: StepTables, trace: Trace, *, is_guilty: bool) -> list[int]:
-    """Returns the sites of modules whose ops were all followed, so that their values are known to be meant, or not.
-
-    A parameter may have been written by an op that was not measured. It matters where no other fault was found.
-    """
-    partly = _find_partly_measured(trace)
-    return [
-        number
-        for number, site in tables.sites.items()
-        if site.module_id not in partly and (is_guilty or site.role != PARAMETER)
-    ]
 
 
 def _find_partly_measured(trace: Trace) -> set[int]:

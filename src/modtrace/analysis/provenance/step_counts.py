@@ -1,7 +1,9 @@
 """What was measured of the tensors of one step: how many of their elements are NaN or infinite, and their extremes."""
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +11,6 @@ import pyarrow as pa
 
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT
-from ..step.calls import Column, column_of
 from ..values.nonfinite import read_first_index
 from .step_flow import StepFlow
 from .step_tables import StepTables
@@ -19,6 +20,12 @@ _COLUMNS = (
     "site_id", "op_id", "order", "nan_count", "inf_count", "numel", "min", "max", "dtype", "count", "first_index",
     "shape",
 )  # fmt: skip
+
+#: A view of a view of a view: so many are followed back to what they show.
+_MOST_VIEWS = 8
+
+#: What a view has in common with what it shows, unless somebody wrote to it between.
+_MEMORY = itemgetter("storage", "version")
 
 
 class Counts(NamedTuple):
@@ -68,7 +75,7 @@ class StepCounts:
 
         Of what an op of an earlier step made, as a mask that is kept, that is what was measured then.
         """
-        return self._of_site(tensor) or self._earlier.get(self._flow.regions[tensor].storage)
+        return self._of_site(tensor) or self._earlier.get(int(self._flow.tensors.tensor_id[tensor]))
 
     def _of_site(self, tensor: int) -> Counts | None:
         site = self._flow.sites[tensor]
@@ -84,30 +91,52 @@ class StepCounts:
         return {tensor: op for op in reversed(flow.order) for _, tensor in flow.reads.get(op, ())}
 
     @cached_property
-    def _earlier(self) -> Mapping[int | None, Counts]:
-        """What was last measured, by an op before this step, of the memory of tensors that no op of the step made."""
-        flow = self._flow
-        leaves = np.flatnonzero(flow.tensors.producer < 0).tolist()
-        unknown = [flow.regions[tensor].storage for tensor in leaves if self._of_site(tensor) is None]
-        storages = np.array([storage for storage in set(unknown) if storage is not None], np.int64)
-        made = self._tables.find("tensors", ["producer_op", "slot", "storage"], storage=storages)
-        made = self._keep_measured(made, before=min(flow.ops.op_id.tolist(), default=0))
-        storage_of = {(row["producer_op"], row["slot"]): row["storage"] for row in made.to_pylist()}
-        found = self._read_outputs(column_of(made, "producer_op"))
-        return {storage_of[key]: counts for key, counts in found if key in storage_of}
+    def _earlier(self) -> Mapping[int, Counts]:
+        """What was measured of tensors that ops of earlier steps have made, by id; of a view of what it shows."""
+        leaves = np.flatnonzero(self._flow.tensors.producer < 0)
+        unknown = leaves[[self._of_site(tensor) is None for tensor in leaves.tolist()]]
+        found: dict[int, Counts] = {}
+        shown = {tensor: tensor for tensor in self._flow.tensors.tensor_id[unknown].tolist()}
+        for _ in range(_MOST_VIEWS):
+            if not shown:
+                break
+            made = {row["tensor_id"]: row for row in self._read_tensors(set(shown.values()))}
+            outputs = dict(self._read_outputs({row["producer_op"] for row in made.values()}))
+            keys = {tensor: (made[each]["producer_op"], made[each]["slot"]) for tensor, each in shown.items()}
+            found |= {tensor: outputs[key] for tensor, key in keys.items() if key in outputs}
+            views = self._find_shown([made[each] for tensor, each in shown.items() if tensor not in found])
+            shown = {
+                tensor: views[each] for tensor, each in shown.items() if each in views and tensor not in found
+            }
+        return found
 
-    def _keep_measured(self, made: pa.Table, *, before: int) -> pa.Table:
-        """Keeps of each storage the tensors of the last op that was measured."""
-        op, storage = column_of(made, "producer_op"), column_of(made, "storage")
-        known = np.isin(op, column_of(self._tables.find("values", ["op_id"], op_id=op[op < before]), "op_id"))
-        last: dict[int, int] = {}
-        for each, writer in zip(storage[known].tolist(), op[known].tolist(), strict=True):
-            last[each] = max(last.get(each, -1), writer)
-        return made.take(np.flatnonzero(op == np.array([last.get(each, -2) for each in storage.tolist()])))
+    def _find_shown(self, views: list[Mapping[str, Any]]) -> dict[int, int]:
+        """Returns of tensors that are views what they show: tensors that their ops read, and did not write to."""
+        ops = np.array([row["producer_op"] for row in views if row["producer_op"] is not None], np.int64)
+        uses = self._tables.find("uses", ["consumer_op", "tensor_id"], consumer_op=ops).to_pylist()
+        read = {row["tensor_id"]: row for row in self._read_tensors({each["tensor_id"] for each in uses})}
+        by_op = defaultdict(list)
+        for each in uses:
+            if each["tensor_id"] in read:  # a table that was cut may lack it
+                by_op[each["consumer_op"]].append(read[each["tensor_id"]])
+        return {
+            view["tensor_id"]: other["tensor_id"]
+            for view in views
+            for other in by_op[view["producer_op"]]
+            if view["storage"] is not None and _MEMORY(view) == _MEMORY(other) and view is not other
+        }
 
-    def _read_outputs(self, op_ids: Column) -> Iterator[tuple[tuple[int, str], Counts]]:
+    def _read_tensors(self, tensor_ids: Collection[int]) -> list[Mapping[str, Any]]:
+        columns = ("tensor_id", "producer_op", "slot", "storage", "version")
+        rows: list[Mapping[str, Any]] = self._tables.find(
+            "tensors", columns, tensor_id=np.array(list(tensor_ids), np.int64)
+        ).to_pylist()
+        return rows
+
+    def _read_outputs(self, op_ids: Collection[int | None]) -> Iterator[tuple[tuple[int, str], Counts]]:
         """Yields the ids of ops and the slots of their outputs with what was measured of these."""
-        for row in _measured_rows(self._tables.find("values", _COLUMNS, op_id=op_ids)):
+        ops = np.array([each for each in op_ids if each is not None], np.int64)
+        for row in _measured_rows(self._tables.find("values", _COLUMNS, op_id=ops)):
             site = self._tables.sites.get(row["site_id"])
             if site is not None and site.role == OP_OUTPUT:
                 yield (row["op_id"], site.slot), _to_counts(row)

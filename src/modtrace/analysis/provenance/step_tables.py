@@ -1,10 +1,11 @@
-"""Reads the tables of a recording one step at a time: what finds the rows of a step is sorted once for all steps."""
+"""Reads the tables of a recording one step at a time: of a batch that has no row of the step, nothing is read."""
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...recording.arrow.arrays import to_numpy
 from ...recording.meta import RunMeta
@@ -13,16 +14,16 @@ from ...recording.raw_tensor import RawTensor
 from ..step.calls import Column, Rows, column_of
 from ..step.sites import Site, read_sites
 
-_INT32_END = 2**31
+#: So many batches stay sorted by a column: those of one step, and of the next.
+_MOST_SORTED = 64
 
 
 class StepTables:
-    """Finds rows of a recording by ids. A column that was searched stays in memory, with 4 to 8 bytes a row."""
+    """Finds rows of a recording by ids."""
 
     def __init__(self, data: RecordingData) -> None:
         self.data = data
         self._tables: dict[str, _Batches] = {}
-        self._columns: dict[tuple[str, str], _SortedColumn] = {}
 
     @cached_property
     def sites(self) -> dict[int, Site]:
@@ -34,20 +35,18 @@ class StepTables:
         return _StepData(self, step)
 
     def find(self, name: str, columns: Sequence[str] | None = None, **wanted: Column) -> pa.Table:
-        """Returns the rows of a table which have one of the wanted ids in one of their columns, in their order."""
-        rows = np.concatenate([self.rows(name, column, ids) for column, ids in wanted.items()])
-        return self._table(name).take(np.unique(rows), columns)
+        """Returns the rows of a table in their order which have one of some ids in one of some columns.
 
-    def rows(self, name: str, column: str, ids: Column) -> Rows:
-        """Returns the numbers of the rows of a table that have one of the ids in a column; -1 is none."""
-        if (name, column) not in self._columns:
-            self._columns[name, column] = _SortedColumn(self._table(name).read(column))
-        return self._columns[name, column].find(ids)
-
-    def _table(self, name: str) -> "_Batches":
+        Args:
+            name: the name of the table.
+            columns: what is read of them; None for all.
+            **wanted: by columns, the ids; -1 is none.
+        """
         if name not in self._tables:
             self._tables[name] = _Batches(self.data.table(name))
-        return self._tables[name]
+        table = self._tables[name]
+        rows = [table.find(column, np.unique(ids[ids >= 0])) for column, ids in wanted.items()]
+        return table.take(np.unique(np.concatenate(rows)), columns)
 
 
 class _StepData:
@@ -93,12 +92,25 @@ class _StepData:
 
 
 class _Batches:
-    """A table of which rows are taken batch by batch, so that the batches that have none of them are not touched."""
+    """A table whose rows are found and taken batch by batch: batches that have none of them are not touched."""
 
     def __init__(self, table: pa.Table) -> None:
         self._empty = table.slice(0, 0)
         self._batches = table.to_batches()
         self._ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
+        self._ranges: dict[str, tuple[Column, Column]] = {}
+        self._sorted = lru_cache(maxsize=_MOST_SORTED)(self._sort)
+
+    def find(self, column: str, ids: Column) -> Rows:
+        """Returns the rows with one of the ids, which are sorted, in a column."""
+        low, high = self._range(column)
+        first, end = np.searchsorted(ids, low, "left"), np.searchsorted(ids, high, "right")
+        found = [np.empty(0, np.int64)]
+        for number in np.flatnonzero(first < end).tolist():
+            order, known = self._sorted(column, number)
+            at = _find_all(known, ids[first[number] : end[number]])
+            found.append(order[at] + (self._ends[number] - len(known)))
+        return np.concatenate(found)
 
     def take(self, rows: Rows, columns: Sequence[str] | None) -> pa.Table:
         """Returns sorted rows, with some columns or all."""
@@ -111,34 +123,25 @@ class _Batches:
         empty = self._empty if columns is None else self._empty.select(columns)
         return pa.Table.from_batches(parts, empty.schema)
 
-    def read(self, column: str) -> Column:
-        """Returns a column of ids, -1 in place of nulls, in four bytes each where they fit."""
-        chunks = [to_numpy(batch.column(column)) for batch in self._batches]
-        if all(chunk.max(initial=0) < _INT32_END for chunk in chunks):
-            chunks = [chunk.astype(np.int32, copy=False) for chunk in chunks]
-        return np.concatenate(chunks) if chunks else np.empty(0, np.int32)
+    def _range(self, column: str) -> tuple[Column, Column]:
+        """Returns the smallest and the largest id of each batch; of one without ids, the smallest is larger."""
+        if column not in self._ranges:
+            found = [pc.min_max(batch.column(column)).as_py() for batch in self._batches]
+            low = [0 if each["min"] is None else each["min"] for each in found]
+            high = [-1 if each["max"] is None else each["max"] for each in found]
+            self._ranges[column] = np.array(low, np.int64), np.array(high, np.int64)
+        return self._ranges[column]
+
+    def _sort(self, column: str, number: int) -> tuple[Rows, Column]:
+        """Returns the order in which the ids of a batch are sorted, and the sorted ids; -1 stands for null."""
+        ids = to_numpy(self._batches[number].column(column)).astype(np.int64, copy=False)
+        order = np.argsort(ids, kind="stable")
+        return order, ids[order]
 
 
-class _SortedColumn:
-    """The rows of ids in one column, in which an id may be in several rows."""
-
-    def __init__(self, ids: Column) -> None:
-        self._order: Rows | None = None  # of the sorted ids; None: they are sorted as they are
-        if len(ids) and not (ids[1:] >= ids[:-1]).all():
-            self._order = np.argsort(ids, kind="stable").astype(
-                np.int32 if len(ids) < _INT32_END else np.int64
-            )
-            ids = ids[self._order]
-        self._sorted = ids
-
-    def find(self, wanted: Column) -> Rows:
-        """Returns the rows with one of the ids; those of nulls are not found."""
-        is_possible = (wanted >= 0) & (wanted <= np.iinfo(self._sorted.dtype).max)
-        wanted = wanted[is_possible].astype(
-            self._sorted.dtype, copy=False
-        )  # of another type, all ids were converted
-        first = np.searchsorted(self._sorted, wanted, "left")
-        counts = np.searchsorted(self._sorted, wanted, "right") - first
-        before = np.cumsum(counts) - counts
-        found = np.repeat(first - before, counts) + np.arange(counts.sum())
-        return found if self._order is None else self._order[found]
+def _find_all(known: Column, wanted: Column) -> Rows:
+    """Returns the places of all ids that are wanted among those that are sorted."""
+    first = np.searchsorted(known, wanted, "left")
+    counts = np.searchsorted(known, wanted, "right") - first
+    before = np.cumsum(counts) - counts
+    return np.repeat(first - before, counts) + np.arange(counts.sum())

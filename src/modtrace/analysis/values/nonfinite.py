@@ -196,8 +196,10 @@ def _nonfinite_parameters(
         for site in data.table("sites").select(["site_id", "module_id", "role", "slot"]).to_pylist()
         if site["role"] == PARAMETER and modules.get(site["module_id"]) is module
     }
-    rows = nonfinite_rows(values, step)
-    is_own = np.isin(column_of(values, "site_id")[rows], list(slots))
+    rows = nonfinite_rows(values)
+    is_own = np.isin(column_of(values, "site_id")[rows], list(slots)) & (
+        column_of(values, "step")[rows] == step
+    )
     for row in values.select(["site_id", "nan_count", "inf_count"]).take(rows[is_own]).to_pylist():
         counts = describe_counts(row["nan_count"], row["inf_count"])
         yield f"{join(module.path, slots[row['site_id']])} ({counts})"
