@@ -13,7 +13,7 @@ from .analysis.ops.memory_table import MemoryTable, build_memory_table
 from .analysis.ops.op_paths import OpPaths, build_op_paths
 from .analysis.ops.op_table import OpTable, build_op_table
 from .analysis.provenance.recompute import RecomputeCheck, check_recomputes
-from .analysis.provenance.search import find_first
+from .analysis.provenance.search import find_all, find_first
 from .analysis.timeline.timeline import build_timeline
 from .analysis.values.history import History, build_history
 from .analysis.values.nonfinite import NonFinite
@@ -261,6 +261,17 @@ class Recording(answers.Displayed):
         """
         found = find_first(self.data)
         return None if found is None else answers.shown(answers.ShownNonFinite, found)
+
+    def nonfinite(self) -> Iterator[NonFinite]:
+        """Yields all that made NaN or infinite values, or held them, in the order in which they came up.
+
+        Each is found when it is requested, step by step; the first is `first_nonfinite()`. Of a step whose ops were not
+        measured, it is the first tensor of a module.
+
+        Raises:
+            NothingRecordedError: no tensor was measured; the message says why.
+        """
+        return (answers.shown(answers.ShownNonFinite, found) for found in find_all(self.data))
 
     def recompute_check(self) -> RecomputeCheck:
         """Returns whether the recomputes of activation checkpointing agree with their forwards, or which ops differ.

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -126,6 +126,20 @@ class LiveRecording(Recording):
             if self._recorder is None or not self._options.values:
                 raise
             return None
+
+    def nonfinite(self) -> Iterator[NonFinite]:
+        """Yields all that made NaN or infinite values, or held them, in the order in which they came up.
+
+        While the recording runs, it yields nothing if no tensor has been measured yet.
+
+        Raises:
+            NothingRecordedError: no tensor was measured; the message says why.
+        """
+        try:
+            yield from super().nonfinite()
+        except NothingRecordedError:
+            if self._recorder is None or not self._options.values:
+                raise
 
     def module_tree(self, step: int | None = None) -> ModuleTree:
         """Returns the calls and times of one step by module; its notes also say how many steps are held.
