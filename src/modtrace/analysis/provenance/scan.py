@@ -21,8 +21,9 @@ def find_suspicious_steps(data: RecordingData) -> list[tuple[int, bytes]]:
         found.append(np.stack([step[rows], site[rows], kind]).astype(np.int64))
     every = np.concatenate(found, axis=1)
     every = every[:, np.lexsort(every[::-1])]
+    is_new = np.ones(every.shape[1], bool)
+    is_new[1:] = (every[:, 1:] != every[:, :-1]).any(axis=0)
+    every = every[:, is_new]
     steps, starts = np.unique(every[0], return_index=True)
     of_steps = np.split(every[1:], starts, axis=1)[1:]
-    return [
-        (step, np.unique(rows, axis=1).tobytes()) for step, rows in zip(steps.tolist(), of_steps, strict=True)
-    ]
+    return [(step, rows.tobytes()) for step, rows in zip(steps.tolist(), of_steps, strict=True)]
