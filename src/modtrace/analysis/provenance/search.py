@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterator
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -56,19 +57,18 @@ def _search_step(tables: StepTables, step: int) -> Generator[NonFinite, None, bo
     if not _has_measured_ops(tables, data):
         row = next(_find_rows_of_modules(data), None)
         if row is not None:
-            yield _describe_module(data, row)
+            yield _describe_module(tables, data, row)
         return row is None
     flow = read_step_flow(data, step)
     counts = StepCounts(tables, data, flow)
     trace = trace_step(tables, flow, counts)
     guilty = [event for event in trace.events if not event.is_guarded(flow.bare_names)]
+    told: Iterator[NonFinite] = (answer(tables, trace, event, step) for event in guilty)
     row = next(_find_unjudged(tables, data, trace), None)
-    is_first = row is not None and not (guilty and guilty[0].counts.order <= _order_of(data, row))
-    if row is not None and is_first:
-        yield _describe_module(data, row)
-    told = (answer(tables, trace, event, step) for event in guilty)
+    if row is not None and not (guilty and guilty[0].counts.order <= _order_of(data, row)):
+        told = chain([_describe_module(tables, data, row)], told)
     yield from (each for each in told if not (trace.unscales and _is_expected(each)))
-    return not guilty and not is_first
+    return not guilty and row is None
 
 
 def _has_measured_ops(tables: StepTables, data: RecordingData) -> bool:
@@ -100,9 +100,9 @@ def _order_of(data: RecordingData, row: int) -> int:
     return int(data.table("values")["order"][row].as_py())
 
 
-def _describe_module(data: RecordingData, row: int) -> NonFinite:
+def _describe_module(tables: StepTables, data: RecordingData, row: int) -> NonFinite:
     found = describe_row(data, row)
-    return found if data.table("ops").num_rows else replace(found, remedy=_name_ops())
+    return found if tables.data.table("ops").num_rows else replace(found, remedy=_name_ops())
 
 
 def _name_ops() -> str:
