@@ -12,8 +12,8 @@ from .analysis.ops.groups import GroupedBy
 from .analysis.ops.memory_table import MemoryTable, build_memory_table
 from .analysis.ops.op_paths import OpPaths, build_op_paths
 from .analysis.ops.op_table import OpTable, build_op_table
-from .analysis.provenance.answer import find_first
 from .analysis.provenance.recompute import RecomputeCheck, check_recomputes
+from .analysis.provenance.search import find_all
 from .analysis.timeline.timeline import build_timeline
 from .analysis.values.history import History, build_history
 from .analysis.values.nonfinite import NonFinite
@@ -260,8 +260,17 @@ class Recording(answers.Displayed):
         Raises:
             NothingRecordedError: no tensor was measured; the message says why.
         """
-        found = find_first(self.data)
-        return None if found is None else answers.shown(answers.ShownNonFinite, found)
+        return next(self.nonfinite(), None)
+
+    def nonfinite(self) -> Iterator[NonFinite]:
+        """Yields all that made NaN or infinite values, or held them, in the order in which they came up.
+
+        They are found step by step, on request. Of a step whose ops were not measured, it is the first module's tensor.
+
+        Raises:
+            NothingRecordedError: no tensor was measured; the message says why.
+        """
+        return (answers.shown(answers.ShownNonFinite, found) for found in find_all(self.data))
 
     def recompute_check(self) -> RecomputeCheck:
         """Returns whether the recomputes of activation checkpointing agree with their forwards, or which ops differ.

@@ -1,7 +1,7 @@
 """The functions with which users record: `record()`, and the recording that it returns."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -111,21 +111,19 @@ class LiveRecording(Recording):
         if recorder := self._running("dump()"):
             recorder.fire("dump", reason, with_open=True)
 
-    def first_nonfinite(self) -> NonFinite | None:
-        """Returns what made the first NaN or infinite values: the op where ops are recorded, else the first module.
+    def nonfinite(self) -> Iterator[NonFinite]:
+        """Yields all that made NaN or infinite values, or held them, in the order in which they came up.
 
-        Returns None if there are none but those that are meant. While the recording runs, it also returns None if no
-        tensor has been measured yet.
+        While the recording runs, it yields nothing if no tensor has been measured yet.
 
         Raises:
             NothingRecordedError: no tensor was measured; the message says why.
         """
         try:
-            return super().first_nonfinite()
+            yield from super().nonfinite()
         except NothingRecordedError:
             if self._recorder is None or not self._options.values:
                 raise
-            return None
 
     def module_tree(self, step: int | None = None) -> ModuleTree:
         """Returns the calls and times of one step by module; its notes also say how many steps are held.

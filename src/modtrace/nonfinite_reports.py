@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from .analysis.provenance.answer import find_first
+from .analysis.provenance.search import find_first
 from .analysis.values.nonfinite import Measured, NonFinite
 from .recording.arrow.arrays import to_numpy
 from .recording.failure_reporter import warn_of_error
 from .recording.phase import BACKWARD, OPTIMIZER
 from .recording.protocols import RecordingData
 from .recording.role import PARAMETER_GRAD
-from .recording.statistics.moments import first_nonfinite_row
+from .recording.statistics.moments import nonfinite_rows
 from .recording.suggestions import count_of
 from .recording.triggers.conditions import Finding
 from .recording.triggers.watch import Asked
@@ -105,7 +105,7 @@ def _is_unused(found: NonFinite, data: RecordingData, is_used: bool | None) -> b
     gradients = [row["site_id"] for row in sites if row["role"] == PARAMETER_GRAD]
     used = values.filter(pa.array(np.isin(to_numpy(values["site_id"]), gradients)))
     if used.num_rows:
-        return first_nonfinite_row(used) is None
+        return not len(nonfinite_rows(used))
     return is_used is None and OPTIMIZER not in data.table("calls")["phase"].unique().to_pylist()
 
 

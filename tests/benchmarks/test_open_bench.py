@@ -9,10 +9,16 @@ def lines(script: str, *arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_large_recording_is_measured_twice() -> None:
-    first, again = lines("open_large.py", "--rows", "100000")
-    assert first.startswith("first: 100,000 value rows, 22 MB on disk: ")
-    assert again.startswith("again: 100,000 value rows, 22 MB on disk: ")
+def test_large_recording_of_modules_is_measured_twice() -> None:
+    first, again = lines("open_large.py", "--rows", "100000", "--kind", "modules")
+    assert first.startswith("modules, first: 100,000 value rows, 22 MB on disk: ")
+    assert again.startswith("modules, again: 100,000 value rows, 22 MB on disk: ")
+
+
+def test_large_recording_of_ops_is_measured_twice() -> None:
+    kind = "ops, masks in every step"
+    written = lines("open_large.py", "--rows", "5000", "--kind", kind)
+    assert [each.split(":")[0] for each in written] == [f"{kind}, first", f"{kind}, again"]
 
 
 def test_small_steps_are_measured_open_and_closed() -> None:

@@ -1,8 +1,10 @@
 """`modtrace nonfinite`: tells what made the first NaN and infinite values."""
 
+from itertools import islice
+
 import click
 
-from ..analysis.provenance.answer import find_first
+from ..analysis.provenance.search import find_all, find_first
 from ..analysis.values.nonfinite import count_measured
 from ..views.text.nonfinite import render_nonfinite, render_nonfinite_json
 from .output import find_terminal, print_text
@@ -14,7 +16,13 @@ EXIT_FOUND = 1
 @click.command()
 @click.argument("run")
 @click.option("--json", "as_json", is_flag=True, help="What was found, and how much was measured, as JSON.")
-def nonfinite(run: str, as_json: bool) -> int:
+@click.option(
+    "--all", "every", is_flag=True, help="All that made such values, or held them, and not the first alone."
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="At most so many with --all."
+)
+def nonfinite(run: str, as_json: bool, every: bool, limit: int) -> int:
     """Tells what made the first NaN or infinite values in the recording RUN, why, and where they went.
 
     Where ops were recorded (--ops) it names the op, else the first module whose tensors hold such values. The exit code
@@ -22,15 +30,22 @@ def nonfinite(run: str, as_json: bool) -> int:
     """
     data = open_with_rows(run)
     found = ask(run, data, lambda: find_first(data))
+    further = list(islice(find_all(data), 1, limit + 1)) if every and found is not None else []
     measured, meta = count_measured(data), data.meta
     if as_json:
-        print_text(render_nonfinite_json(found, measured, marks=meta.marks))
+        print_text(
+            render_nonfinite_json(
+                found, measured, marks=meta.marks, further=further[: limit - 1] if every else None
+            )
+        )
     else:
         terminal = find_terminal()
         print_text(
             render_nonfinite(
                 found,
                 measured,
+                further=further,
+                limit=limit,
                 marks=meta.marks,
                 notes=meta.notes,
                 width=terminal.width,

@@ -64,6 +64,28 @@ class Translation(nn.Module):
         return self.inner(x, x, tgt_mask=nn.Transformer.generate_square_subsequent_mask(6))
 
 
+class CausalMask(nn.Module):
+    """Returns its buffer, or a view of it: no op in it writes anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.full((8, 8), -math.inf).triu(1))
+
+    def forward(self, scores: torch.Tensor) -> torch.Tensor:
+        size = scores.shape[-1]
+        return self.mask[:size, :size]
+
+
+class MaskedByModule(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.mask = nn.Linear(8, 8), CausalMask()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.inner(x) @ x.mT
+        return (scores + self.mask(scores)).softmax(-1) @ x
+
+
 class Uninitialized(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -138,6 +160,7 @@ class Experts(nn.Module):
 MODELS: dict[str, Callable[[], nn.Module]] = {
     **{f"mask by {name}": lambda mask=mask: Attention(written_out(mask)) for name, mask in MASKS.items()},
     "mask in a buffer": lambda: Attention(lambda q, k, v, mask: (q @ k.mT + mask).softmax(-1) @ v),
+    "mask of a module": MaskedByModule,
     "fused attention": lambda: Attention(fused),
     "fused attention with padding": lambda: Attention(fused_with_padding),
     "nn.Transformer": Translation,
@@ -150,12 +173,83 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_healthy_model_has_no_nonfinite_values_to_report(make: Callable[[], nn.Module]) -> None:
+#: Outputs of ops of one step that are not finite; of the finite minimum, those that hold it.
+MEANT = {
+    "mask by full and triu": 3,
+    "mask by zeros and masked_fill": 2,
+    "mask by where": 1,
+    "mask by masked_fill of the scores": 1,
+    "mask by written by index": 2,
+    "mask by finite minimum": 3,
+    "mask in a buffer": 1,
+    "mask of a module": 1,
+    "fused attention": 1,
+    "fused attention with padding": 3,
+    "nn.Transformer": 7,
+    "checkpointed, reentrant": 4,
+    "checkpointed, non-reentrant": 4,
+    "experts": 2,
+}
+
+
+def count_meant(rec: modtrace.Recording, lowest: float) -> int:
+    """Returns how many outputs of ops hold NaN, infinities or this smallest number in step 1."""
+    sites = rec.table("sites").to_pylist()
+    of_ops = {site["site_id"] for site in sites if site["role"] == "op_output"}
+    rows = (row for row in rec.table("values").to_pylist() if row["step"] == 1 and row["site_id"] in of_ops)
+    return sum(row["nan_count"] + row["inf_count"] > 0 or row["min"] == lowest for row in rows)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_healthy_model_has_no_nonfinite_values_to_report(name: str) -> None:
     torch.manual_seed(0)
-    rec = record_training(make(), lambda step: torch.randn(2, 6, 8), loss=lambda y: y.square().mean())
-    assert rec.first_nonfinite() is None
+    rec = record_training(MODELS[name](), lambda step: torch.randn(2, 6, 8), loss=lambda y: y.square().mean())
+    assert list(rec.nonfinite()) == []
     assert (rec.table("ops")["step"].to_numpy() == 1).any()
+    assert count_meant(rec, torch.finfo(torch.float32).min) == MEANT.get(name, 0)
+
+
+class Reused(nn.Module):
+    """Writes all it reads into memory that held something else before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        memory = [
+            torch.empty(2, 6, 8),
+            x.new_empty(2, 6, 8),
+            torch.empty_like(x),
+            torch.empty_strided((2, 6, 8), (48, 1, 6)),
+            x.new_empty_strided((2, 6, 8), (48, 8, 1)),
+            torch.empty(0).resize_(2, 6, 8),
+        ]
+        assert all(each.isnan().all() for each in memory)
+        for each in memory:
+            each[:, ::2] = x[:, ::2]
+            each[:, 1::2] = x[:, 1::2]
+            x = each * 1.0
+        torch.empty(3, 3).t()
+        return self.inner(x)
+
+
+def test_nan_in_memory_that_nobody_has_written_to_is_nobodys_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # with NaN
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        rec = record_training(
+            Reused(), lambda step: torch.ones(2, 6, 8), loss=lambda y: y.square().mean(), steps=1
+        )
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert list(rec.nonfinite()) == []
+    names = rec.table("ops")["name"].to_pylist()
+    assert {name.split(".")[1] for name in names if "empty" in name or "resize" in name} >= {
+        "empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "resize_",
+    }  # fmt: skip
 
 
 def test_gradients_that_overflow_before_a_scaler_skips_the_step_are_expected() -> None:
@@ -191,6 +285,22 @@ def test_bucket_that_is_a_logarithm_cast_to_an_integer_is_no_fault() -> None:
     assert rec.first_nonfinite() is None
 
 
+def test_mamba_has_no_nonfinite_values_to_report() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.MambaConfig(
+        vocab_size=20, hidden_size=16, state_size=4, num_hidden_layers=1, time_step_rank=2
+    )
+    ids = torch.randint(0, 20, (2, 6))
+    rec = record_training(
+        transformers.MambaForCausalLM(config),
+        lambda step: {"input_ids": ids, "labels": ids},
+        loss=lambda found: found.loss,
+        steps=1,
+    )
+    assert list(rec.nonfinite()) == []
+
+
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_left_padded_llama_has_no_nonfinite_values_to_report(attention: str) -> None:
     transformers = pytest.importorskip("transformers")
@@ -207,6 +317,7 @@ def test_left_padded_llama_has_no_nonfinite_values_to_report(attention: str) -> 
         transformers.LlamaForCausalLM(config), lambda step: batch, loss=lambda found: found.loss
     )
     assert rec.first_nonfinite() is None
+    assert count_meant(rec, torch.finfo(torch.float32).min) > 0
 
 
 @pytest.mark.parametrize("view", [False, True], ids=["the mask itself", "a view of it"])

@@ -47,6 +47,11 @@ def two_masks(x: torch.Tensor) -> torch.Tensor:
     return (x + lowest + lowest).softmax(-1)
 
 
+def where_around_log(x: torch.Tensor) -> torch.Tensor:
+    x = x.relu()
+    return torch.where(x > 0, x.log(), 0)
+
+
 FORWARD: list[tuple[str, Function, str, str]] = [
     ("fully masked row", masked_softmax, "aten._softmax.default", "fully masked row"),
     ("two masks of finite minima", two_masks, "aten.add.Tensor", "overflow"),
@@ -107,8 +112,9 @@ def test_op_in_forward_is_named_with_its_cause(function: Function, op: str, caus
             "aten.log.default",
             "derivative of log at 0",
         ),
+        (where_around_log, "aten.log.default", "derivative of log at 0"),
     ],
-    ids=["norm written out", "root of relu", "where around log"],
+    ids=["norm written out", "root of relu", "where around log", "where around log of relu"],
 )
 def test_op_in_backward_is_named_with_the_op_whose_derivative_it_is(
     function: Function, forward_op: str, cause: str
@@ -142,7 +148,8 @@ def test_overflow_of_float16_is_named_with_how_near_its_inputs_were() -> None:
     with modtrace.record(model, ops=True, values=BY_OP) as rec:
         model(torch.randn(4, 8).half() * 100).float().mean().backward()
     found = first_in(rec)
-    assert (found.path, found.op, found.cause) == ("1", "aten.addmm.default", "overflow")
+    assert (found.step, found.phase, found.path, found.op) == (0, "forward", "1", "aten.addmm.default")
+    assert found.cause == "overflow"
     assert found.hint == "beyond 6.55e+04, the largest float16; its inputs reach 3750, 6% of it"
 
 
@@ -163,7 +170,8 @@ def test_gated_product_is_named_and_not_the_layer_that_reads_it() -> None:
     with modtrace.record(model, ops=True, values=BY_OP) as rec:
         model(torch.randn(4, 8).half())
     found = first_in(rec)
-    assert (found.path, found.op, found.cause) == ("1", "aten.mul.Tensor", "overflow")
+    assert (found.step, found.phase, found.path, found.op) == (0, "forward", "1", "aten.mul.Tensor")
+    assert found.cause == "overflow"
 
 
 def test_weight_that_holds_nan_from_the_start_is_the_source() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import modtrace
 from helpers.nonfinite_models import BY_OP
-from modtrace.analysis.provenance.answer import find_made
+from modtrace.analysis.provenance.search import find_all
 
 Values = list[torch.Tensor]
 Step = tuple[str, int, int]
@@ -101,4 +101,4 @@ def test_only_op_that_makes_bad_values_in_a_random_graph_is_named(
         values.append(producer(values[reads % len(values)]))
         values[-1].sum()  # what is only read in order to replace it is nobody's fault
         run(after, values)
-    assert [(each.op, each.kind) for each in find_made(rec.data)] == [(op, "producer")]
+    assert [(each.op, each.kind) for each in find_all(rec.data)] == [(op, "producer")]

@@ -11,13 +11,13 @@ from torch.utils.checkpoint import checkpoint
 
 import modtrace
 from helpers.nonfinite_models import BY_OP, Applied, record_planted, record_training
-from modtrace.analysis.provenance.answer import find_made
+from modtrace.analysis.provenance.search import find_all
 from modtrace.analysis.values.nonfinite import NonFinite
 
 
 def made_in_step(rec: modtrace.Recording) -> list[tuple[str | None, str | None, str | None]]:
     """Returns phase, path and op of all that came up in the only step."""
-    return [(found.phase, found.path, found.op) for found in find_made(rec.data)]
+    return [(found.phase, found.path, found.op) for found in find_all(rec.data)]
 
 
 def log_through_view(x: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from builders import RecordingBuilder, TypedRecording
+from modtrace.analysis.provenance.search import find_first
 from modtrace.analysis.step.missing_rows import explain_none, require_ops
-from modtrace.analysis.values.nonfinite import find_first_nonfinite
 from modtrace.analysis.values.selection import Selection, kept_values, select_values
 from modtrace.errors import NothingRecordedError
 from modtrace.make_graph import graph_of
@@ -148,7 +148,7 @@ def test_graph_of_a_step_whose_ops_are_missing_is_refused() -> None:
 
 def test_tensors_that_could_not_be_measured_are_no_finite_tensors() -> None:
     with pytest.raises(NothingRecordedError) as raised:
-        find_first_nonfinite(recording())
+        find_first(recording())
     assert str(raised.value) == (
         "none of the 1 tensors in this recording could be measured: meta tensor: it has no elements."
     )

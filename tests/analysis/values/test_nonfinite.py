@@ -1,17 +1,19 @@
 """Where NaN and infinite values came up first, in recordings typed by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from builders import RecordingBuilder
-from modtrace.analysis.values.nonfinite import Measured, NonFinite, count_measured, find_first_nonfinite
+from modtrace.analysis.provenance.search import find_first
+from modtrace.analysis.values.nonfinite import Measured, NonFinite, count_measured
 
 nan, inf = math.nan, math.inf
 
 
 def find_in(build: RecordingBuilder) -> NonFinite:
-    found = find_first_nonfinite(build.data())
+    found = find_first(build.data())
     assert found is not None
     return found
 
@@ -29,7 +31,7 @@ def test_first_is_by_step_and_order_and_has_everything_that_is_known() -> None:
     build.output(outer, [nan], order=5)
     build.output(second, [1.0, nan, inf, inf], "['logits']", order=4)
 
-    assert find_in(build) == NonFinite(
+    assert replace(find_in(build), remedy=None) == NonFinite(
         root="Net",
         path="head",
         call=1,
@@ -68,7 +70,7 @@ def test_finite_and_empty_tensors_are_not_found(numbers: list[float]) -> None:
     build.step(0, 0, 100)
     build.output(build.call(build.module("", "Net"), 0, 90), numbers)
 
-    assert find_first_nonfinite(build.data()) is None
+    assert find_first(build.data()) is None
 
 
 def test_recording_without_values_has_none() -> None:

@@ -16,7 +16,6 @@ from modtrace.recording.arrow.batches import to_batch
 from modtrace.recording.schema import schema
 from modtrace.recording.statistics.moments import (
     Stats,
-    first_nonfinite_row,
     merge,
     nonfinite_rows,
     read_statistics,
@@ -194,25 +193,9 @@ def test_columns_give_what_each_row_gives(many: list[Stats]) -> None:
         np.testing.assert_array_equal(getattr(columns, name), [getattr(each, name) for each in filled])
 
 
-def test_first_nonfinite_row_is_first_by_step_and_order() -> None:
-    later = stat_rows((0, 0, 0, 0), (3, 5, 1, 0), (3, 4, 0, 2))
-    earlier = stat_rows((3, 9, 1, 1), (2, 7, 0, 1), (2, 6, 0, 0))
-    assert first_nonfinite_row(pa.Table.from_batches([later, earlier])) == 4
-    assert first_nonfinite_row(pa.Table.from_batches([later])) == 2
-
-
-def test_of_rows_that_share_a_measurement_the_first_one_counts() -> None:
-    one, other = stat_rows((1, 3, 0, 0), (1, 4, 1, 0)), stat_rows((1, 4, 1, 0))
-    assert first_nonfinite_row(pa.Table.from_batches([one, other])) == 1
-
-
-def test_finite_rows_have_no_first_nonfinite_one() -> None:
-    assert first_nonfinite_row(pa.Table.from_batches([stat_rows((0, 0, 0, 0))])) is None
-    assert first_nonfinite_row(schema("values").empty_table()) is None
-
-
-def test_nonfinite_rows_are_those_of_the_step() -> None:
+def test_nonfinite_rows_are_those_of_all_batches_and_of_modules() -> None:
     one = stat_rows((3, 5, 1, 0), (3, 4, 0, 0), (2, 7, 0, 1))
-    other = stat_rows((3, 9, 1, 1), (4, 6, 0, 1))
-    assert nonfinite_rows(pa.Table.from_batches([one, other]), 3).tolist() == [0, 3]
-    assert nonfinite_rows(schema("values").empty_table(), 3).tolist() == []
+    other = stat_rows((3, 9, 1, 1), (4, 6, 0, 0))
+    assert nonfinite_rows(pa.Table.from_batches([one, other])).tolist() == [0, 2, 3]
+    assert nonfinite_rows(pa.Table.from_batches([stat_rows((0, 0, 0, 0))])).tolist() == []
+    assert nonfinite_rows(schema("values").empty_table()).tolist() == []

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from ...recording import role
-from ...recording.module_path import join
 from ...recording.protocols import RecordingData
 from ..step.calls import Column, RowFinder, Rows, column_of
+from ..step.sites import Site, read_sites
 from .columns import (
     BUFFER,
     CONSTANT,
@@ -72,8 +72,9 @@ def find_leaves(
     by_time = by_time[tensors.producer[readers.tensor[by_time]] < 0]
     tensor, first = np.unique(readers.tensor[by_time], return_index=True)
     site = column_of(tensors.table, "site_id")[tensor]
-    kinds, names, roots = _name_sites(data)
-    at = RowFinder(column_of(data.table("sites"), "site_id"))(site).tolist()
+    sites = read_sites(data)
+    kinds, names, roots = _name_sites(data, list(sites.values()))
+    at = RowFinder(np.array([*sites], np.int64))(site).tolist()
     earlier = _name_ops(data, np.where(site < 0, made_by[tensor], NONE))
     unnamed = [(EARLIER, name) if name else (CONSTANT, CONSTANT) for name in earlier]
     found = [
@@ -102,21 +103,19 @@ def _name_ops(data: RecordingData, op_id: Column) -> list[str | None]:
     return [name if op >= 0 else None for name, op in zip(names, op_id.tolist(), strict=True)]
 
 
-def _name_sites(data: RecordingData) -> tuple[list[str], list[str], list[str]]:
-    """Returns the kind of leaf, the name and, if the recording has several roots, the root of each row of `sites`."""
-    sites = data.table("sites").select(["module_id", "role", "slot"]).to_pylist()
+def _name_sites(data: RecordingData, sites: list[Site]) -> tuple[list[str], list[str], list[str]]:
+    """Returns the kind of leaf, the name and, if the recording has several roots, the root of each site."""
     modules = {row["module_id"]: row for row in data.table("modules").to_pylist()}
-    paths = {number: row["path"] for number, row in modules.items()}
     roots = {
         number: row["name"] or row["type"] for number, row in modules.items() if row["parent_id"] is None
     }
     shown = {number: roots.get(row["root_id"], "") for number, row in modules.items() if len(roots) > 1}
-    kinds = [_KIND_OF_ROLE.get(row["role"], CONSTANT) for row in sites]
-    names = []
-    for row, kind in zip(sites, kinds, strict=True):
-        path = paths.get(row["module_id"], "") if kind in (PARAMETER, BUFFER) else ""
-        names.append(join(path, row["slot"]) or kind)
-    return kinds, names, [shown.get(row["module_id"], "") for row in sites]
+    kinds = [_KIND_OF_ROLE.get(site.role or "", CONSTANT) for site in sites]
+    names = [
+        (site.name if kind in (PARAMETER, BUFFER) else site.slot) or kind
+        for site, kind in zip(sites, kinds, strict=True)
+    ]
+    return kinds, names, [shown.get(-1 if site.module_id is None else site.module_id, "") for site in sites]
 
 
 def _place(tensor: Rows, kind: Column, readers: Readers, first: Rows, tree: LayerTree) -> Rows:

@@ -5,6 +5,7 @@ import re
 from typing import NamedTuple
 
 from ...recording.phase import BACKWARD, PHASES
+from ...recording.statistics.number_formats import LARGEST
 from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW
 from .op_rules import (
     DIVISIONS,
@@ -15,19 +16,13 @@ from .op_rules import (
     SOFTMAX,
     VARIANCES,
     WRITES,
-    base_name,
+    bare_name,
+    holds_infinity,
+    holds_nan,
     is_attention,
 )  # fmt: skip
-from .step_flow import Counts
+from .step_counts import Counts
 from .trace import Origin, Trace
-
-#: The largest finite number of each format (IEEE 754 binary16, bfloat16, binary32, binary64).
-LARGEST = {
-    "float16": 65504.0,
-    "bfloat16": 3.3895313892515355e38,
-    "float32": 3.4028234663852886e38,
-    "float64": 1.7976931348623157e308,
-}
 
 
 class Cause(NamedTuple):
@@ -53,10 +48,10 @@ def find_cause(trace: Trace, event: Origin, inputs: list[ReadTensor], forward_op
         inputs: what it read, views led back to what was measured.
         forward_op: of an op in backward, the name of the op whose derivative it computes.
     """
-    name, args = trace.names[event.op], trace.flow.args[event.op]
+    name, args = trace.flow.bare_names[event.op], trace.flow.args[event.op]
     is_backward = trace.flow.ops.phase[event.op] == PHASES.index(BACKWARD) and forward_op is not None
     if is_backward and forward_op is not None:
-        found = _in_backward(base_name(forward_op), _tell_zero(name, inputs, args))
+        found = _in_backward(bare_name(forward_op), _tell_zero(name, inputs, args))
         if found is not None:
             return found
     return (
@@ -103,14 +98,14 @@ def _in_forward(name: str, event: Origin, inputs: list[ReadTensor], args: str) -
 
 
 def _written(name: str, event: Origin, args: str) -> Cause | None:
-    if name in WRITES and event.counts.nan and (event.meant_inputs or '"nan"' in args):
+    if name in WRITES and event.counts.nan and (event.meant_inputs or holds_nan(args)):
         return Cause("constant NaN", "the program writes a NaN of its own", "look at the line that writes it")
     return None
 
 
 def _by_infinity(event: Origin, args: str) -> Cause | None:
     reads_infinity = event.counts.nan and event.meant_inputs
-    if not reads_infinity and '"inf"' not in args and '"-inf"' not in args:
+    if not reads_infinity and not holds_infinity(args):
         return None
     return Cause(
         "arithmetic with infinity",

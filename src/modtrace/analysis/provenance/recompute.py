@@ -13,10 +13,12 @@ from ...recording.role import OP_OUTPUT, OUTPUT
 from ..step.calls import column_of, phase_codes
 from ..step.missing_rows import require_rows, say_missing
 from ..step.ops import PlacedCalls, read_step_ops
+from ..step.sites import Site
 from .causes import Cause
 from .recompute_causes import UPDATED_TWICE, find_cause_of_module, find_cause_of_op
 from .recompute_pairs import pair_ops
 from .step_flow import StepFlow, read_step_flow
+from .step_tables import StepTables
 
 Row = Mapping[str, Any]
 
@@ -87,10 +89,11 @@ def check_recomputes(data: RecordingData) -> RecomputeCheck:
     steps, calls = _find_recomputed(data)
     require_rows(data, "values")
     by_ops, compared = _Compared(), _Compared()
-    differences = [each for step in steps for each in _compare_ops(data, step, by_ops)]
+    tables = StepTables(data)
+    differences = [each for step in steps for each in _compare_ops(tables, step, by_ops)]
     is_by_ops = by_ops.by_hash + by_ops.by_statistics > 0
     if not is_by_ops:
-        differences = [each for step in steps for each in _compare_modules(data, step, compared)]
+        differences = [each for step in steps for each in _compare_modules(tables, step, compared)]
     found = by_ops if is_by_ops else compared
     if not found.by_hash + found.by_statistics:
         raise NothingRecordedError(
@@ -121,9 +124,10 @@ def _find_recomputed(data: RecordingData) -> tuple[list[int], int]:
     return np.unique(np.concatenate(steps)).tolist(), int(is_call.sum())
 
 
-def _compare_ops(data: RecordingData, step: int, compared: _Compared) -> Iterator[RecomputeDifference]:
+def _compare_ops(tables: StepTables, step: int, compared: _Compared) -> Iterator[RecomputeDifference]:
     """Yields the ops whose recompute differs, and whose inputs do not."""
-    rows = _read_rows(data, step, role=OP_OUTPUT)
+    data = tables.of_step(step)
+    rows = _read_rows(data, tables.sites, role=OP_OUTPUT)
     if not any(row["phase"] == RECOMPUTE for row in rows):
         return
     flow = read_step_flow(data, step)
@@ -142,7 +146,7 @@ def _compare_ops(data: RecordingData, step: int, compared: _Compared) -> Iterato
         if differing or (was_given and not both):
             carriers.add(op)
         if differing and not was_given:
-            yield _tell_op(data, flow, op, pairs, *differing[0])
+            yield _tell_op(tables, flow, op, pairs, *differing[0])
 
 
 def _find_both(
@@ -157,7 +161,7 @@ def _find_both(
 
 
 def _tell_op(
-    data: RecordingData,
+    tables: StepTables,
     flow: StepFlow,
     op: int,
     pairs: Mapping[int, int],
@@ -165,15 +169,16 @@ def _tell_op(
     forward: Row,
     recompute: Row,
 ) -> RecomputeDifference:
-    ops, table = flow.ops, data.table("ops")
-    source = table.filter(column_of(table, "op_id") == ops.op_id[op])["source"]
+    ops = flow.ops
+    [source] = tables.find("ops", ["source"], op_id=ops.op_id[[op]])["source"].to_pylist()
+    cause = find_cause_of_op(flow, tables.sites, op, pairs, forward, recompute)
     return RecomputeDifference(
         **_tell_place(ops.placed, int(ops.call[op]), int(ops.where[op])),
-        op=ops.names[int(ops.name[op])],
+        op=flow.name_op(op),
         op_nth=int(ops.nth[op]),
         slot=slot,
-        source_line=source[0].as_py(),
-        **_tell_numbers(forward, recompute, find_cause_of_op(data, flow, op, pairs, forward, recompute)),
+        source_line=source,
+        **_tell_numbers(forward, recompute, cause),
     )
 
 
@@ -183,9 +188,10 @@ def _tell_place(placed: PlacedCalls, call: int, where: int) -> dict[str, Any]:
     return {"root": place.root, "path": place.path, "call": nth if nth >= 0 else None}
 
 
-def _compare_modules(data: RecordingData, step: int, compared: _Compared) -> Iterator[RecomputeDifference]:
+def _compare_modules(tables: StepTables, step: int, compared: _Compared) -> Iterator[RecomputeDifference]:
     """Yields, of each part of the model that was recomputed, the first module whose output differs."""
-    rows = _read_rows(data, step, role=OUTPUT)
+    data = tables.of_step(step)
+    rows = _read_rows(data, tables.sites, role=OUTPUT)
     forwards = {(row["call_id"], row["site_id"]): row for row in rows if row["phase"] == FORWARD}
     placed = read_step_ops(data, step=step).placed
     row_of = {call: row for row, call in enumerate(placed.calls.call_id.tolist())}
@@ -237,14 +243,13 @@ def _tell_numbers(forward: Row, recompute: Row, cause: Cause | None) -> dict[str
     }
 
 
-def _read_rows(data: RecordingData, step: int, *, role: str) -> list[dict[str, Any]]:
+def _read_rows(data: RecordingData, sites: Mapping[int, Site], *, role: str) -> list[dict[str, Any]]:
     """Returns what was measured of the outputs of a step, with their slots."""
-    sites = {row["site_id"]: row for row in data.table("sites").to_pylist() if row["role"] == role}
+    slots = {number: site.slot for number, site in sites.items() if site.role == role}
     values = data.table("values").select(_COLUMNS)
-    kept = (column_of(values, "step") == step) & np.isin(column_of(values, "site_id"), list(sites))
-    rows = values.take(np.flatnonzero(kept)).to_pylist()
+    rows = values.take(np.flatnonzero(np.isin(column_of(values, "site_id"), list(slots)))).to_pylist()
     known = (row for row in rows if row["count"] is not None or row["hash"] is not None)
-    return [{**row, "slot": sites[row["site_id"]]["slot"]} for row in known]
+    return [{**row, "slot": slots[row["site_id"]]} for row in known]
 
 
 def _of_tensor(row: Row) -> tuple[str, list[int]]:

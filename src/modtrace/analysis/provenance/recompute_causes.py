@@ -4,13 +4,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...recording.module_path import join
-from ...recording.protocols import RecordingData
 from ...recording.role import BUFFER, PARAMETER
-from ..graph.parts import forms_of_op
-from ..step.calls import column_of
+from ..step.sites import Site
 from .causes import Cause
-from .op_rules import RANDOM, base_name, is_attention
+from .op_rules import RANDOM, is_attention
 from .recompute_pairs import UNPAIRED
 from .step_flow import StepFlow
 
@@ -35,11 +32,18 @@ _AUTOCAST = Cause(
 
 
 def find_cause_of_op(
-    data: RecordingData, flow: StepFlow, op: int, pairs: Mapping[int, int], forward: Row, recompute: Row
+    flow: StepFlow,
+    sites: Mapping[int, Site],
+    op: int,
+    pairs: Mapping[int, int],
+    forward: Row,
+    recompute: Row,
 ) -> Cause | None:
     """Returns the cause; None where the recording does not show one.
 
     Args:
+        flow: the ops of the step.
+        sites: the sites of the recording, by their ids.
         op: of the recompute.
         pairs: the forward op of each op of a recompute.
         forward: what was measured of its output.
@@ -50,7 +54,7 @@ def find_cause_of_op(
     if forward["dtype"] != recompute["dtype"]:
         return _AUTOCAST
     return (
-        _changed(data, flow, op, pairs[op])
+        _changed(flow, sites, op, pairs[op])
         or _unpaired(flow, op, pairs)
         or find_cause_of_numbers(forward, recompute)
     )
@@ -86,7 +90,7 @@ def find_cause_of_numbers(forward: Row, recompute: Row) -> Cause | None:
 
 
 def _is_random(flow: StepFlow, op: int) -> bool:
-    name = base_name(flow.ops.names[int(flow.ops.name[op])])
+    name = flow.bare_names[op]
     return name in RANDOM or (is_attention(name) and bool(_read_dropout(flow.args[op])))
 
 
@@ -100,26 +104,23 @@ def _read_dropout(args: str | None) -> float:
     return float(share) if isinstance(share, int | float) else 0.0
 
 
-def _changed(data: RecordingData, flow: StepFlow, op: int, forward: int) -> Cause | None:
+def _changed(flow: StepFlow, sites: Mapping[int, Site], op: int, forward: int) -> Cause | None:
     """Returns which of its inputs was written to since the forward read it."""
     before = dict(flow.reads.get(forward, ()))
-    versions = flow.tensors.table["version"]
     for slot, tensor in flow.reads.get(op, ()):
         old = before.get(slot)
         if old is None or flow.regions[old].storage is None:
             continue
         is_same_memory = flow.regions[old].storage == flow.regions[tensor].storage
-        if is_same_memory and versions[old].as_py() != versions[tensor].as_py():
-            return _tell_changed(data, flow, slot, tensor, forward)
+        if is_same_memory and flow.versions[old] != flow.versions[tensor]:
+            return _tell_changed(flow, _find_site(flow, sites, tensor), slot, tensor, forward)
     return None
 
 
-def _tell_changed(data: RecordingData, flow: StepFlow, slot: str, tensor: int, forward: int) -> Cause:
-    site = _find_site(flow, tensor)
-    role = flow.roles.get(site) if site is not None else None
+def _tell_changed(flow: StepFlow, site: Site | None, slot: str, tensor: int, forward: int) -> Cause:
     what, name = "input", f"`{slot}`"
-    if site is not None and role in (BUFFER, PARAMETER):
-        what, name = role, _name_site(data, site)
+    if site is not None and site.role in (BUFFER, PARAMETER):
+        what, name = site.role, site.name
     writer = int(flow.tensors.producer[tensor])
     if writer == forward and what == BUFFER:
         return Cause(
@@ -127,7 +128,7 @@ def _tell_changed(data: RecordingData, flow: StepFlow, slot: str, tensor: int, f
             f"the forward updates the buffer {name}, and the recompute updates it once more",
             "keep this module out of what is recomputed, if its running statistics matter",
         )
-    by = f" by {_name_op(flow, writer)}" if writer >= 0 else ""
+    by = f" by {flow.describe_op(writer)}" if writer >= 0 else ""
     return Cause(
         f"changed {what}",
         f"the {what} {name} was written to{by} after the forward had read it",
@@ -135,24 +136,12 @@ def _tell_changed(data: RecordingData, flow: StepFlow, slot: str, tensor: int, f
     )
 
 
-def _find_site(flow: StepFlow, tensor: int) -> int | None:
+def _find_site(flow: StepFlow, sites: Mapping[int, Site], tensor: int) -> Site | None:
     """Returns the site of a tensor, or of what it is a view of."""
     storage = flow.regions[tensor].storage
-    sites = zip(flow.regions, flow.tensors.table["site_id"].to_pylist(), strict=True)
-    return next((site for region, site in sites if site is not None and region.storage == storage), None)
-
-
-def _name_site(data: RecordingData, site_id: int) -> str:
-    sites, modules = data.table("sites"), data.table("modules")
-    [site] = sites.filter(column_of(sites, "site_id") == site_id).slice(0, 1).to_pylist()
-    paths = {row["module_id"]: row["path"] for row in modules.select(["module_id", "path"]).to_pylist()}
-    return join(paths.get(site["module_id"]) or "", site["slot"])
-
-
-def _name_op(flow: StepFlow, op: int) -> str:
-    place = flow.ops.placed.name(int(flow.ops.where[op]))
-    inside = f"in {place.name}" if place.path is not None else place.name
-    return f"{forms_of_op(flow.ops.names[int(flow.ops.name[op])])[-1]} {inside}"
+    known = zip(flow.regions, flow.sites, strict=True)
+    found = next((site for region, site in known if site is not None and region.storage == storage), None)
+    return None if found is None else sites.get(found)
 
 
 def _unpaired(flow: StepFlow, op: int, pairs: Mapping[int, int]) -> Cause | None:
@@ -165,7 +154,7 @@ def _unpaired(flow: StepFlow, op: int, pairs: Mapping[int, int]) -> Cause | None
     if in_recompute is None and in_forward is None:
         return None
     told = [("recompute", in_recompute), ("forward", in_forward)]
-    ran = " and ".join(f"{_name_op(flow, each)} in the {phase}" for phase, each in told if each is not None)
+    ran = " and ".join(f"{flow.describe_op(each)} in the {phase}" for phase, each in told if each is not None)
     return Cause(
         "another op",
         f"its input comes from what ran in one of the two alone: {ran}",
@@ -179,7 +168,7 @@ def _find_unpaired(flow: StepFlow, op: int, paired: set[int]) -> Iterator[int]:
         before = int(flow.tensors.producer[tensor])
         if before < 0 or before in paired or flow.ops.phase[before] != flow.ops.phase[op]:
             continue
-        if base_name(flow.ops.names[int(flow.ops.name[before])]) in UNPAIRED:
+        if flow.bare_names[before] in UNPAIRED:
             yield from _find_unpaired(flow, before, paired)
         else:
             yield before

@@ -4,7 +4,7 @@ from collections import defaultdict
 from difflib import SequenceMatcher
 
 from ...recording.phase import BACKWARD, FORWARD, PHASES, RECOMPUTE
-from .op_rules import UNINITIALIZED, base_name
+from .op_rules import UNINITIALIZED
 from .step_flow import StepFlow
 
 _FORWARD, _BACKWARD, _RECOMPUTE = (PHASES.index(each) for each in (FORWARD, BACKWARD, RECOMPUTE))
@@ -41,7 +41,7 @@ def _split_by_call(flow: StepFlow) -> tuple[dict[int, list[int]], dict[Run, list
         call, phase = int(ops.call[op]), int(ops.phase[op])
         if phase == _BACKWARD:
             backwards += 1
-        elif base_name(ops.names[int(ops.name[op])]) in UNPAIRED:
+        elif flow.bare_names[op] in UNPAIRED:
             continue
         elif phase == _RECOMPUTE:
             origin = int(placed.origin[call]) if call >= 0 else -1

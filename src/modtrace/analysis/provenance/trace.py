@@ -1,10 +1,11 @@
 """Follows NaN and infinite values through the ops of one step, from what made them to what reads them."""
 
-from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ...recording.role import LEAF, PARAMETER
+from ..step.sites import Site
 from ..values.nonfinite import FIRST_SEEN, PRODUCER, SOURCE
 from .op_rules import (
     CARRIERS,
@@ -15,10 +16,13 @@ from .op_rules import (
     SOFTMAX,
     UNINITIALIZED,
     UNSCALES,
-    base_name,
+    holds_infinity,
+    holds_nan,
     is_attention,
 )  # fmt: skip
-from .step_flow import Counts, MemoryRegion, StepFlow
+from .step_counts import Counts, StepCounts
+from .step_flow import MemoryRegion, StepFlow
+from .step_tables import StepTables
 
 #: What the values of a tensor are, from the best to the worst; UNSEEN: they were not measured.
 CLEAN, MEANT, UNSEEN, BAD = range(4)
@@ -51,7 +55,8 @@ class Origin:
     carried_by: list[int] = field(default_factory=list)  # further ops that returned such values, in order
     absorbed_by: list[int] = field(default_factory=list)  # ops that read them and returned finite values
     is_cast: bool = False  # an op turned them into integers
-    unread: set[int] = field(default_factory=set)  # tensors that hold them, and that no op has read
+    #: Tensors that hold them, and that no op has read, by storage.
+    unread: dict[int, list[int]] = field(default_factory=dict)
     meant_inputs: tuple[int, ...] = ()  # what the op read that held infinities on purpose
     #: Of what was first seen: the tensor that the op read and nobody had measured, -1 if it has no row.
     unseen: int | None = None
@@ -67,38 +72,38 @@ class Trace:
     """What came up in a step, in the order of the ops."""
 
     flow: StepFlow
+    counts: StepCounts
     events: list[Origin]
-    names: list[str]  # of each op, without namespace and overload
     unscales: bool  # a GradScaler looks at the gradients of this step
 
 
-def trace_step(flow: StepFlow) -> Trace:
+def trace_step(tables: StepTables, flow: StepFlow, counts: StepCounts) -> Trace:
     """Returns where the step's NaN and infinite values came up, those that are meant left out."""
-    names = [base_name(flow.ops.names[code]) for code in flow.ops.name.tolist()]
-    tracer = _Tracer(flow, names)
+    tracer = _Tracer(tables.sites, flow, counts)
     for op in flow.order:
         tracer.visit(op)
-    return Trace(flow, tracer.events, names, unscales=UNSCALES in names)
+    return Trace(flow, counts, tracer.events, unscales=UNSCALES in flow.bare_names)
 
 
 class _Tracer:
     """Knows at every op what the memory of the step holds."""
 
-    def __init__(self, flow: StepFlow, names: list[str]) -> None:
+    def __init__(self, sites: Mapping[int, Site], flow: StepFlow, counts: StepCounts) -> None:
         self.events: list[Origin] = []
+        self._sites = sites
         self._flow = flow
-        self._names = names
-        self._memory: dict[int, list[Write]] = defaultdict(list)  # by storage
-        self._states: dict[int, Finiteness] = {}  # of tensors without storage, and of leaves
+        self._names = flow.bare_names
+        self._counts = counts
+        self._memory: dict[int, list[Write]] = {}  # by storage: what is not known to be finite
+        self._leaves: set[int] = set()  # that some op has read
         self._meant_leaves: dict[int, Counts] = {}
-        self._sites = flow.tensors.table["site_id"].to_pylist()
 
     def visit(self, op: int) -> None:
         """Follows what one op reads into what it returns."""
         reads = () if self._names[op] in SHAPES_ONLY else self._flow.reads.get(op, ())
         inputs = [(slot, tensor, self._read(tensor, op, slot)) for slot, tensor in reads]
         worst = max((state for _, _, state in inputs), default=Finiteness())
-        if op in self._flow.reads_dropped:
+        if op in self._counts.reads_dropped:
             worst = max(worst, Finiteness(UNSEEN))
         is_bad = self._visit_outputs(op, inputs, worst)
         if worst.kind == BAD:
@@ -113,17 +118,17 @@ class _Tracer:
 
     def _has_integers(self, op: int) -> bool:
         """Returns whether what an op returns cannot be NaN, because it is boolean or holds integers."""
-        dtypes = [self._flow.tensors.dtypes[tensor] for _, tensor in self._flow.returns.get(op, ())]
-        return bool(dtypes) and not any(map(_can_be_nan, dtypes))
+        returned = self._flow.returns.get(op, ())
+        return bool(returned) and not any(self._flow.is_float(tensor) for _, tensor in returned)
 
     def _visit_outputs(self, op: int, inputs: list[tuple[str, int, Finiteness]], worst: Finiteness) -> bool:
-        if self._flow.ops.names[self._flow.ops.name[op]].startswith("profiler."):
+        if self._flow.name_op(op).startswith("profiler."):
             return False
         is_bad, measured = False, set()
         for slot, tensor in self._flow.returns.get(op, ()):
             # What an op in place returns comes first. What follows is the base of that view, as later ops read it.
             state = None if slot in measured else self._judge(op, slot, tensor, inputs, worst)
-            if (op, slot) in self._flow.measured:
+            if (op, slot) in self._counts.outputs:
                 measured.add(slot)
             if state is None:  # a view: what it shows is in memory already
                 is_bad |= self._look(tensor).kind == BAD
@@ -131,22 +136,27 @@ class _Tracer:
             self._write(tensor, state)
             is_bad |= state.kind == BAD
             if state.kind == BAD:
-                self.events[state.origin].unread.add(tensor)
+                self.events[state.origin].unread.setdefault(self._memory_of(tensor), []).append(tensor)
         return is_bad
 
     def _mark_read(self, event: Origin, read: list[int]) -> None:
         regions = self._flow.regions
-        event.unread -= {
-            tensor
-            for tensor in event.unread
-            if any(tensor == other or _share(regions[tensor], regions[other]) for other in read)
-        }
+        for other in read:
+            unread = event.unread.pop(self._memory_of(other), [])
+            unread = [each for each in unread if not _overlap(regions[each], regions[other])]
+            if unread:
+                event.unread[self._memory_of(other)] = unread
+
+    def _memory_of(self, tensor: int) -> int:
+        """Returns the storage of a tensor, or a number of its own."""
+        storage = self._flow.regions[tensor].storage
+        return -1 - tensor if storage is None else storage
 
     def _judge(
         self, op: int, slot: str, tensor: int, inputs: list[tuple[str, int, Finiteness]], worst: Finiteness
     ) -> Finiteness | None:
         """Returns what an op has left in what it returned; None if it has written nothing."""
-        name, counts = self._names[op], self._flow.measured.get((op, slot))
+        name, counts = self._names[op], self._counts.outputs.get((op, slot))
         if name in UNINITIALIZED:
             return Finiteness()
         if counts is None:
@@ -165,16 +175,12 @@ class _Tracer:
     def _judge_unmeasured(self, op: int, tensor: int, worst: Finiteness) -> Finiteness | None:
         if self._flow.shown_by(tensor) is not None:
             return None
-        if worst.kind == BAD and self._holds_numbers(tensor):
+        if worst.kind == BAD and self._flow.holds_numbers(tensor):
             return worst
         if (meant := self._find_meant(op, self._names[op], [], worst)) is not None:
             return meant
-        is_known = self._names[op] in SHAPES_ONLY or not self._holds_numbers(tensor)
+        is_known = self._names[op] in SHAPES_ONLY or not self._flow.holds_numbers(tensor)
         return Finiteness() if is_known else Finiteness(UNSEEN, tensor)
-
-    def _holds_numbers(self, tensor: int) -> bool:
-        """Returns whether a tensor can hold NaN: it has elements, and no integers."""
-        return _can_be_nan(self._flow.tensors.dtypes[tensor]) and 0 not in self._flow.tensors.shapes[tensor]
 
     def _blame(self, made: Origin, inputs: list[tuple[str, int, Finiteness]], worst: Finiteness) -> Origin:
         """Returns the event of an op that returned bad values and read none that are known to be bad."""
@@ -184,7 +190,7 @@ class _Tracer:
                 self._write(worst.origin, Finiteness(BAD, len(self.events)))
             return replace(made, kind=FIRST_SEEN, unseen=worst.origin)
         args = self._flow.args[made.op]
-        is_constant = _has_nan(args) or _has_infinity(args)
+        is_constant = holds_nan(args) or holds_infinity(args)
         if worst.kind == CLEAN and made.counts.nan and name in NEVER_NAN and not is_constant:
             return replace(made, kind=FIRST_SEEN)
         if worst.origin in self._meant_leaves and name not in CARRIERS | SOFTMAX and not is_attention(name):
@@ -197,30 +203,30 @@ class _Tracer:
         self, op: int, name: str, inputs: list[tuple[str, int, Finiteness]], worst: Finiteness
     ) -> Finiteness | None:
         """Returns which infinities an op carries on that are meant; None if what it returned is not known to be."""
-        if name in FILLS and _has_infinity(self._flow.args[op]):
+        if name in FILLS and holds_infinity(self._flow.args[op]):
             return Finiteness(MEANT)
-        if worst.kind == UNSEEN and name in CARRIERS and worst.origin in {-1, *self._flow.dropped}:
+        if worst.kind == UNSEEN and name in CARRIERS and worst.origin in {-1, *self._counts.dropped}:
             return Finiteness(MEANT)  # a mask that is made once and kept
         states = [worst, *(state for _, _, state in inputs)]
         return next((state for state in states if state.kind == MEANT and name in CARRIERS), None)
 
     def _read(self, tensor: int, op: int, slot: str) -> Finiteness:
         """Returns what a tensor holds when an op reads it."""
-        if self._flow.tensors.producer[tensor] >= 0:
-            return self._look(tensor)
-        if tensor not in self._states:
-            self._states[tensor] = state = self._judge_leaf(tensor, op, slot)
+        if self._flow.tensors.producer[tensor] < 0 and tensor not in self._leaves:
+            self._leaves.add(tensor)
+            state = self._judge_leaf(tensor, op, slot)
             if state.kind != CLEAN:
                 self._write(tensor, state)
         return self._look(tensor)
 
     def _judge_leaf(self, tensor: int, op: int, slot: str) -> Finiteness:
-        site, counts = self._sites[tensor], self._flow.counts_of_leaf(tensor)
+        counts = self._counts.of_leaf(tensor)
         if counts is None:
-            return Finiteness(UNSEEN, tensor) if self._holds_numbers(tensor) else Finiteness()
+            return Finiteness(UNSEEN, tensor) if self._flow.holds_numbers(tensor) else Finiteness()
         if not (counts.nan or counts.inf):
             return Finiteness()
-        role = self._flow.roles.get(site)
+        site = self._sites.get(-1 if (number := self._flow.sites[tensor]) is None else number)
+        role = site.role if site else None
         if role != PARAMETER and (not counts.nan or (role == LEAF and counts.numel == 1)):
             # A mask, or a constant: who writes NaN into a tensor is the one to name.
             self._meant_leaves[tensor] = counts
@@ -229,27 +235,16 @@ class _Tracer:
         return Finiteness(BAD, len(self.events) - 1)
 
     def _look(self, tensor: int) -> Finiteness:
-        region = self._flow.regions[tensor]
-        if region.storage is None:
-            return self._states.get(tensor, Finiteness())
-        found = (each.state for each in self._memory[region.storage] if _overlap(each.region, region))
-        return max(found, default=Finiteness())
+        region, memory = self._flow.regions[tensor], self._memory.get(self._memory_of(tensor), ())
+        return max((each.state for each in memory if _overlap(each.region, region)), default=Finiteness())
 
     def _write(self, tensor: int, state: Finiteness) -> None:
-        region = self._flow.regions[tensor]
-        if region.storage is None:
-            self._states[tensor] = state
-            return
-        kept = [each for each in self._memory[region.storage] if not _covers(region, each.region)]
-        self._memory[region.storage] = [*kept, Write(region, state)]
-
-
-def _can_be_nan(dtype: str | None) -> bool:
-    return dtype is None or dtype.startswith(("float", "bfloat", "complex"))
-
-
-def _share(one: MemoryRegion, other: MemoryRegion) -> bool:
-    return one.storage is not None and one.storage == other.storage and _overlap(one, other)
+        region, memory = self._flow.regions[tensor], self._memory_of(tensor)
+        kept = [each for each in self._memory.pop(memory, ()) if not _covers(region, each.region)]
+        if state.kind != CLEAN:
+            kept.append(Write(region, state))
+        if kept:
+            self._memory[memory] = kept
 
 
 def _overlap(one: MemoryRegion, other: MemoryRegion) -> bool:
@@ -260,11 +255,3 @@ def _covers(one: MemoryRegion, other: MemoryRegion) -> bool:
     if one == other:
         return True
     return one.is_dense and one.start <= other.start and other.stop <= one.stop
-
-
-def _has_nan(args: str) -> bool:
-    return '"nan"' in args
-
-
-def _has_infinity(args: str) -> bool:
-    return '"-inf"' in args or '"inf"' in args

@@ -1,7 +1,7 @@
 """Finds the first NaN and infinite values."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from ...recording.module_path import join
 from ...recording.options.step_range import ALL_STEPS
 from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER
-from ...recording.statistics.moments import NOTHING_WRITTEN, first_nonfinite_row, nonfinite_rows
+from ...recording.statistics.moments import NOTHING_WRITTEN, nonfinite_rows
 from ...recording.suggestions import first_few
 from ...recording.triggers.triggers import NonFinite as NonFiniteTrigger
 from ..step.calls import NO_MODULE, column_of, read_calls
@@ -153,23 +153,9 @@ def _find_held(data: RecordingData) -> str | None:
     return next((note.reason for note in reversed(meta.notes) if note.kind == HELD), None)
 
 
-def find_first_nonfinite(data: RecordingData, *, left_out: Collection[int] = ()) -> NonFinite | None:
-    """Returns the first row of `values`, by step and order, with NaN or infinite values; None if there is none.
-
-    Infinities in inputs and buffers are often meant, those of masks, and are left out.
-
-    Args:
-        left_out: steps that are not looked at.
-
-    Raises:
-        NothingRecordedError: no tensor was measured.
-    """
-    values = data.table("values")
-    at = first_nonfinite_row(values, data.table("sites"), left_out=left_out)
-    if at is None:
-        _require_measured(data)
-        return None
-    [row] = values.select(_COLUMNS).slice(at, 1).to_pylist()
+def describe_row(data: RecordingData, number: int) -> NonFinite:
+    """Returns what is known of the values of one row of `values`, and of the parameters of its module in its step."""
+    [row] = data.table("values").select(_COLUMNS).slice(number, 1).to_pylist()
     site = _find_row(data.table("sites"), "site_id", row["site_id"]) or {}
     modules = merge_wrappers(data.table("modules").to_pylist())
     root, path = _find_place(site.get("module_id"), row["call_id"], data.table("calls"), modules)
@@ -193,7 +179,7 @@ def find_first_nonfinite(data: RecordingData, *, left_out: Collection[int] = ())
     )
 
 
-def _require_measured(data: RecordingData) -> None:
+def require_measured(data: RecordingData) -> None:
     """Refuses a recording in which no tensor has statistics, and none was looked at and dropped.
 
     Raises:
@@ -277,8 +263,10 @@ def _nonfinite_parameters(
         for site in data.table("sites").select(["site_id", "module_id", "role", "slot"]).to_pylist()
         if site["role"] == PARAMETER and modules.get(site["module_id"]) is module
     }
-    rows = nonfinite_rows(values, step)
-    is_own = np.isin(column_of(values, "site_id")[rows], list(slots))
+    rows = nonfinite_rows(values)
+    is_own = np.isin(column_of(values, "site_id")[rows], list(slots)) & (
+        column_of(values, "step")[rows] == step
+    )
     for row in values.select(["site_id", "nan_count", "inf_count"]).take(rows[is_own]).to_pylist():
         counts = describe_counts(row["nan_count"], row["inf_count"])
         yield f"{join(module.path, slots[row['site_id']])} ({counts})"

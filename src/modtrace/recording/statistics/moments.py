@@ -1,7 +1,7 @@
 """Reads the raw statistics of the `values` table, derives others from them and merges them, without torch."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property
@@ -174,25 +174,15 @@ def read_statistics(values: pa.Table) -> StatColumns:
     )
 
 
-def first_nonfinite_row(
-    values: pa.Table, sites: pa.Table | None = None, *, left_out: Collection[int] = ()
-) -> int | None:
-    """Returns the index of the first row, by step and order, of a module's tensor that is not finite; None if all are.
-
-    It reads six columns of the `values` table a batch at a time. Of a memory-mapped table, only their pages are read.
+def nonfinite_rows(values: pa.Table, sites: pa.Table | None = None) -> npt.NDArray[np.int64]:
+    """Returns the indices of the rows of modules' tensors with NaN or infinite elements.
 
     Args:
+        values: the table, or some of its rows.
         sites: the table that says at which sites infinities are often intended, where only NaN count then.
-        left_out: the steps that are not looked at.
     """
-    first: tuple[int, int, int] | None = None  # step, order, row
-    for offset, rows, step, order in _scan_nonfinite(values, sites):
-        rows = rows[~np.isin(step[rows], list(left_out))]
-        if len(rows):
-            row = rows[np.lexsort((order[rows], step[rows]))[0]]
-            found = (int(step[row]), int(order[row]), offset + int(row))
-            first = found if first is None else min(first, found)
-    return first[2] if first is not None else None
+    found = [offset + rows for offset, rows, _ in _scan_nonfinite(values, sites)]
+    return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
 def holds_nonfinite(values: pa.Table, sites: pa.Table) -> bool:
@@ -200,37 +190,31 @@ def holds_nonfinite(values: pa.Table, sites: pa.Table) -> bool:
     has_nan = (
         to_numpy(each).any() for batch in values.select(["nan_count"]).to_batches() for each in batch.columns
     )
-    return any(has_nan) or first_nonfinite_row(values, sites) is not None
-
-
-def nonfinite_rows(values: pa.Table, step: int) -> npt.NDArray[np.int64]:
-    """Returns the indices of a step's rows of tensors with NaN or infinite elements."""
-    found = [offset + rows[steps[rows] == step] for offset, rows, steps, _ in _scan_nonfinite(values)]
-    return np.concatenate(found) if found else np.empty(0, np.int64)
+    return any(has_nan) or len(nonfinite_rows(values, sites)) > 0
 
 
 def nonfinite_steps(values: pa.Table, sites: pa.Table | None = None) -> list[int]:
     """Returns the steps in which a tensor of a module has NaN or infinite elements, in order."""
     scanned = _scan_nonfinite(values, sites)
-    return sorted({int(step) for _, rows, steps, _ in scanned for step in np.unique(steps[rows])})
+    return sorted({int(step) for _, rows, steps in scanned for step in np.unique(steps[rows])})
 
 
 def _scan_nonfinite(
-    values: pa.Table, sites: pa.Table | None = None
-) -> Iterator[tuple[int, npt.NDArray[np.int64], Any, Any]]:
-    """Yields, for each batch, the index of its first row, its non-finite rows, and its columns step and order.
+    values: pa.Table, sites: pa.Table | None
+) -> Iterator[tuple[int, npt.NDArray[np.int64], Any]]:
+    """Yields, for each batch, the index of its first row, its non-finite rows, and its column step.
 
     Rows of single ops are left out, because infinities there may be intended, such as the `-inf` of a mask.
     """
     offset, of_masks = 0, _sites_of_masks(sites)
-    for batch in values.select(["step", "order", "nan_count", "inf_count", "op_id", "site_id"]).to_batches():
-        step, order, nan_count, inf_count = (to_numpy(column) for column in batch.columns[:4])
+    for batch in values.select(["step", "nan_count", "inf_count", "op_id", "site_id"]).to_batches():
+        step, nan_count, inf_count = (to_numpy(column) for column in batch.columns[:3])
         rows = np.flatnonzero((nan_count | inf_count) > 0)
         if len(rows):
             rows = rows[to_numpy(batch.column("op_id"), null=-1)[rows] < 0]
             is_meant = np.isin(to_numpy(batch.column("site_id"))[rows], of_masks)
             rows = rows[~is_meant | (nan_count[rows] > 0)]
-        yield offset, rows, step, order
+        yield offset, rows, step
         offset += batch.num_rows
 
 

@@ -1,5 +1,6 @@
 """Number formats, with the limits below and above which their numbers underflow and overflow."""
 
+import sys
 from dataclasses import dataclass
 
 from ..suggestions import did_you_mean
@@ -36,6 +37,16 @@ FORMATS = {
         NumberFormat(name="e4m3", smallest_subnormal=2.0**-9, smallest_normal=2.0**-6, largest=448.0),
         NumberFormat(name="e5m2", smallest_subnormal=2.0**-16, smallest_normal=2.0**-14, largest=57344.0),
     )
+}
+
+#: The largest finite number of each dtype of floats, by torch's name of it.
+LARGEST = {
+    "float64": sys.float_info.max,
+    "float32": FORMATS["float32"].largest,
+    "bfloat16": FORMATS["bf16"].largest,
+    "float16": FORMATS["fp16"].largest,
+    "float8_e4m3fn": FORMATS["e4m3"].largest,
+    "float8_e5m2": FORMATS["e5m2"].largest,
 }
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from ...analysis.graph.parts import forms_of_op
 from ...analysis.values.nonfinite import (
@@ -32,6 +33,8 @@ def render_nonfinite(
     found: NonFinite | None,
     measured: Measured,
     *,
+    further: Sequence[NonFinite] = (),
+    limit: int = 20,
     marks: Sequence[str] = (),
     notes: Sequence[Note] = (),
     width: int | None = None,
@@ -40,12 +43,20 @@ def render_nonfinite(
     """Returns what was found and where, or how much there was to look at.
 
     Args:
+        found: the first.
+        measured: how much was measured.
+        further: what came up after it.
+        limit: of both, so many are shown.
         marks: what is missing from the recording; the first values may be missing too.
         notes: why steps were written, or were not.
         width: columns there are; longer lines are broken. None: as wide as it gets.
         color: whether the text is styled for a terminal, or in which markup it is written.
     """
     lines = _describe(found) if found is not None else [Text(_describe_none(measured, marks))]
+    for each in further[: limit - 1]:
+        lines += _describe(each, "then")
+    if len(further) >= limit:
+        lines.append(Text(f"{limit} shown, and there are more: --limit {10 * limit} shows more of them"))
     lines += [Text(f"! {printable(mark)}", "yellow") for mark in marks]
     untold = [note for note in notes if note.reason != measured.held]
     return render_lines([*lines, *describe_notes(untold)], color=color, width=width)
@@ -68,18 +79,31 @@ def describe_made(found: NonFinite) -> str:
     return f"{describe_place(found)} {verb} {describe_counts(found.nan_count, found.inf_count)}"
 
 
-def render_nonfinite_json(found: NonFinite | None, measured: Measured, *, marks: Sequence[str] = ()) -> str:
-    """Returns the fields of both as JSON. `first` is null if nothing was found; `marks` say what is missing."""
-    told = {"first": asdict(found) if found else None, "measured": asdict(measured), "marks": list(marks)}
+def render_nonfinite_json(
+    found: NonFinite | None,
+    measured: Measured,
+    *,
+    marks: Sequence[str] = (),
+    further: Sequence[NonFinite] | None = None,
+) -> str:
+    """Returns the fields of both as JSON. `first` is null if nothing was found; `marks` say what is missing.
+
+    If `further` is given, `all` is the list of the first and those.
+    """
+    told: dict[str, Any] = {
+        "first": asdict(found) if found else None,
+        "measured": asdict(measured),
+        "marks": list(marks),
+    }
+    if further is not None:
+        told["all"] = [asdict(each) for each in (found, *further) if each is not None]
     return json.dumps(told, indent=2) + "\n"
 
 
-def _describe(found: NonFinite) -> list[Text]:
+def _describe(found: NonFinite, which: str = "first non-finite values") -> list[Text]:
     counts = describe_counts(found.nan_count, found.inf_count)
     where = f"step {found.step}, {found.phase or _describe_time(found)}".rstrip(", ")
-    first = Text.join(
-        [Text("first non-finite values: ", "bold"), Text(counts, "bold red"), Text(f" in {where}")]
-    )
+    first = Text.join([Text(f"{which}: ", "bold"), Text(counts, "bold red"), Text(f" in {where}")])
     if found.op is None:
         lines = [
             f"{_describe_tensor(found)}, {_describe_size(found)}",

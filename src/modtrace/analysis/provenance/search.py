@@ -1,0 +1,163 @@
+"""Searches a recording for who made NaN or infinite values: the op where ops were measured, else the module."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ...recording.phase import BACKWARD
+from ...recording.protocols import RecordingData
+from ...recording.role import OP_OUTPUT
+from ...recording.statistics.moments import nonfinite_rows
+from ...surface import choose_phrase
+from ..step.calls import column_of
+from ..values.around import add_surroundings
+from ..values.nonfinite import OVERFLOW, NonFinite, describe_row, require_measured
+from .answer import answer
+from .op_rules import SHAPES_ONLY
+from .scan import find_suspicious_steps
+from .step_counts import StepCounts
+from .step_flow import read_step_flow
+from .step_tables import StepTables
+from .trace import Trace, trace_step
+
+
+def find_first(
+    data: RecordingData,
+    selects: Callable[[str], bool] = lambda _: True,
+    *,
+    innocent: set[bytes] | None = None,
+) -> NonFinite | None:
+    """Returns who made the first NaN or infinite values; None if there are none but those that are meant.
+
+    Args:
+        data: the recording.
+        selects: of what was made by ops, whether it counts, by the path of the module.
+        innocent: is added to, for the next part of the same recording: steps like these hold only what is meant.
+
+    Raises:
+        NothingRecordedError: no tensor was measured.
+    """
+    every = _search(data, set() if innocent is None else innocent)
+    found = next((each for each in every if each.op is None or selects(each.path or "")), None)
+    return None if found is None else add_surroundings(data, found)
+
+
+def find_all(data: RecordingData) -> Iterator[NonFinite]:
+    """Yields who made NaN or infinite values in the order in which they came up.
+
+    Values that are meant are left out, as the `-inf` of masks, and so are those that the model itself looks for and
+    replaces, and gradients that overflow before a GradScaler skips the step. Of modules of which no op was measured,
+    the first in each step is named. Of the first, growth and aftermath are told too.
+
+    Raises:
+        NothingRecordedError: no tensor was measured.
+    """
+    every = _search(data, set())
+    first = next(every, None)
+    if first is not None:
+        yield add_surroundings(data, first)
+        yield from every
+
+
+def _search(data: RecordingData, innocent: set[bytes]) -> Iterator[NonFinite]:
+    suspicious = find_suspicious_steps(data)
+    if not suspicious:
+        require_measured(data)
+    tables = StepTables(data)
+    for step, sites in suspicious:
+        if sites in innocent:
+            continue
+        found, is_innocent = _search_step(tables, step)
+        if is_innocent:
+            innocent.add(sites)
+        yield from (replace(each, others=len(found) - 1) for each in found)
+
+
+def _search_step(tables: StepTables, step: int) -> tuple[list[NonFinite], bool]:
+    """Returns what came up in a step, and whether nothing did that may be a fault in a step like it."""
+    data = tables.of_step(step)
+    if not _has_measured_ops(tables, data):
+        row = next(_find_rows_of_modules(data), None)
+        return [] if row is None else [_describe_module(tables, data, row)], row is None
+    flow = read_step_flow(data, step)
+    counts = StepCounts(tables, data, flow)
+    trace = trace_step(tables, flow, counts)
+    guilty = [event for event in trace.events if not event.is_guarded(flow.bare_names)]
+    told = [answer(tables, trace, event, step) for event in guilty]
+    row = next(_find_unjudged(tables, data, trace), None)
+    if row is not None and not (guilty and guilty[0].counts.order <= _order_of(data, row)):
+        told = [_describe_module(tables, data, row), *told]
+    return [each for each in told if not (trace.unscales and _is_expected(each))], not guilty and row is None
+
+
+def _has_measured_ops(tables: StepTables, data: RecordingData) -> bool:
+    """Returns whether a step has ops, of which outputs were measured."""
+    of_ops = [number for number, site in tables.sites.items() if site.role == OP_OUTPUT]
+    if not of_ops or not data.table("ops").num_rows:
+        return False
+    return bool(np.isin(column_of(data.table("values"), "site_id"), of_ops).any())
+
+
+def _find_rows_of_modules(data: RecordingData) -> Iterator[int]:
+    """Yields the rows of a step's `values` that are of modules and not finite, in the order of measuring."""
+    values = data.table("values")
+    rows = nonfinite_rows(values, data.table("sites"))
+    yield from rows[np.argsort(column_of(values, "order")[rows], kind="stable")].tolist()
+
+
+def _find_unjudged(tables: StepTables, data: RecordingData, trace: Trace) -> Iterator[int]:
+    """Yields those of modules in which an op ran of which nothing was measured, and that no measured op returned."""
+    partly, values = _find_partly_measured(trace), data.table("values")
+    returned = {counts.order for counts in trace.counts.outputs.values()}
+    for row in _find_rows_of_modules(data):
+        site = tables.sites.get(values["site_id"][row].as_py())
+        if site is not None and site.module_id in partly and _order_of(data, row) not in returned:
+            yield row
+
+
+def _order_of(data: RecordingData, row: int) -> int:
+    return int(data.table("values")["order"][row].as_py())
+
+
+def _describe_module(tables: StepTables, data: RecordingData, row: int) -> NonFinite:
+    found = describe_row(data, row)
+    return found if tables.data.table("ops").num_rows else replace(found, remedy=_name_ops())
+
+
+def _name_ops() -> str:
+    return choose_phrase(
+        python="record(ops=True), on a long run with keep_last=20, names the op that made them; this module may only "
+        "have been given them",
+        command_line="modtrace record --ops, on a long run with --keep-last 20, names the op that made them; this "
+        "module may only have been given them",
+    )
+
+
+def _find_partly_measured(trace: Trace) -> set[int]:
+    """Returns the modules in which an op ran of which nothing was measured, and those around them."""
+    flow, placed = trace.flow, trace.flow.ops.placed
+    calls = {int(flow.ops.call[op]) for op in flow.order if _is_unmeasured(trace, op)}
+    found: set[int] = set()
+    for call in calls:
+        while call >= 0 and int(placed.calls.module[call]) not in found:
+            found.add(int(placed.calls.module[call]))
+            call = int(placed.calls.parent[call])
+    return found
+
+
+def _is_unmeasured(trace: Trace, op: int) -> bool:
+    """Returns whether an op wrote numbers, and nothing was measured of them."""
+    flow = trace.flow
+    written = [(slot, tensor) for slot, tensor in flow.returns.get(op, ()) if flow.shown_by(tensor) is None]
+    if flow.bare_names[op] in SHAPES_ONLY or any((op, slot) in trace.counts.outputs for slot, _ in written):
+        return False
+    return any(flow.holds_numbers(tensor) for _, tensor in written)
+
+
+def _is_expected(found: NonFinite) -> bool:
+    """Returns whether a gradient overflowed: a GradScaler that looks at it skips the step and lowers its scale.
+
+    NaN, and what is infinite at any scale, does not go away by that.
+    """
+    return found.phase == BACKWARD and not found.nan_count and found.cause in (None, OVERFLOW)

@@ -1,0 +1,183 @@
+"""What was measured of the tensors of one step: how many of their elements are NaN or infinite, and their extremes."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ...recording.protocols import RecordingData
+from ...recording.role import OP_OUTPUT
+from ..step.calls import RowFinder, column_of
+from ..values.nonfinite import read_first_index
+from .step_flow import StepFlow
+from .step_tables import StepTables
+
+#: The columns of `values` that are read.
+_COLUMNS = (
+    "site_id", "op_id", "order", "nan_count", "inf_count", "numel", "min", "max", "dtype", "count", "first_index",
+    "shape",
+)  # fmt: skip
+
+#: A view of a view of a view: so many are followed back to what they show.
+_MOST_VIEWS = 8
+
+#: What a view has in common with what it shows, unless somebody wrote to it between.
+_MEMORY = itemgetter("storage", "version")
+
+
+class Counts(NamedTuple):
+    """What was measured of one tensor."""
+
+    nan: int
+    inf: int
+    numel: int
+    min: float | None
+    max: float | None
+    dtype: str
+    first_index: tuple[int, ...] | None = None  # of the first NaN or infinite element
+    order: int = 0  # of the measurement within its step
+
+
+class StepCounts:
+    """What was measured of the tensors of a step; numbers of ops and tensors are those of its `StepFlow`."""
+
+    def __init__(self, tables: StepTables, data: RecordingData, flow: StepFlow) -> None:
+        """Reads the step's rows of `values`.
+
+        Args:
+            tables: all of the recording.
+            data: the rows of the step.
+            flow: its ops.
+        """
+        self._tables = tables
+        self._flow = flow
+        self.outputs: dict[tuple[int, str], Counts] = {}  # by op and slot of its output
+        #: Of what no op of the step had made, by its site and the op that read it first; None for a site of one tensor.
+        self._leaves: dict[tuple[int, int | None], Counts] = {}
+        row_of = {op: row for row, op in enumerate(flow.ops.op_id.tolist())}
+        for row in _measured_rows(data.table("values").select(_COLUMNS)):
+            site = tables.sites.get(row["site_id"])
+            if site is not None and site.role == OP_OUTPUT:
+                self.outputs[row_of.get(row["op_id"], -1), site.slot] = _to_counts(row)
+            else:
+                self._leaves.setdefault((row["site_id"], row_of.get(row["op_id"])), _to_counts(row))
+
+    def of_output(self, tensor: int) -> Counts | None:
+        """Returns what was measured of a tensor when an op of the step returned it; None if nothing was."""
+        tensors = self._flow.tensors
+        return self.outputs.get((int(tensors.producer[tensor]), tensors.slots[tensors.slot[tensor]]))
+
+    def of_leaf(self, tensor: int) -> Counts | None:
+        """Returns what was measured of a tensor that no op of the step made; None if nothing was.
+
+        Of what an op of an earlier step made, as a mask that is kept, that is what was measured then.
+        """
+        return self._of_site(tensor) or self._earlier.get(int(self._flow.tensors.tensor_id[tensor]))
+
+    def _of_site(self, tensor: int) -> Counts | None:
+        site = self._flow.sites[tensor]
+        if site is None:
+            return None
+        first_read = self._leaves.get((site, self._first_readers.get(tensor)))
+        return first_read or self._leaves.get((site, None))
+
+    @cached_property
+    def _first_readers(self) -> Mapping[int, int]:
+        """The op that read each tensor first."""
+        flow = self._flow
+        return {tensor: op for op in reversed(flow.order) for _, tensor in flow.reads.get(op, ())}
+
+    @cached_property
+    def _earlier(self) -> Mapping[int, Counts]:
+        """What was measured of tensors that ops of earlier steps have made, by id; of a view of what it shows."""
+        leaves = np.flatnonzero(self._flow.tensors.producer < 0)
+        unknown = leaves[[self._of_site(tensor) is None for tensor in leaves.tolist()]]
+        found: dict[int, Counts] = {}
+        shown = {tensor: tensor for tensor in self._flow.tensors.tensor_id[unknown].tolist()}
+        for _ in range(_MOST_VIEWS):
+            if not shown:
+                break
+            made = {row["tensor_id"]: row for row in self._read_tensors(set(shown.values()))}
+            outputs = dict(self._read_outputs({row["producer_op"] for row in made.values()}))
+            keys = {tensor: (made[each]["producer_op"], made[each]["slot"]) for tensor, each in shown.items()}
+            found |= {tensor: outputs[key] for tensor, key in keys.items() if key in outputs}
+            views = self._find_shown([made[each] for tensor, each in shown.items() if tensor not in found])
+            shown = {
+                tensor: views[each] for tensor, each in shown.items() if each in views and tensor not in found
+            }
+        return found
+
+    @cached_property
+    def dropped(self) -> frozenset[int]:
+        """Tensors that an op of a dropped step made: nothing that was measured of them is still in the recording.
+
+        With `keep_last` only the last steps are there.
+        """
+        of_step = self._flow.tensors
+        rows = self._tables.find("tensors", ["tensor_id", "producer_op"], tensor_id=of_step.tensor_id)
+        made_by = column_of(rows, "producer_op")
+        known = column_of(self._tables.find("ops", ["op_id"], op_id=made_by), "op_id")
+        dropped = column_of(rows, "tensor_id")[(made_by >= 0) & ~np.isin(made_by, known)]
+        return frozenset(np.flatnonzero(np.isin(of_step.tensor_id, dropped)).tolist())
+
+    @cached_property
+    def reads_dropped(self) -> frozenset[int]:
+        """Ops that read such a tensor whose row is not in the recording either."""
+        ops = self._flow.ops.op_id
+        uses = self._tables.find("uses", ["consumer_op", "tensor_id"], consumer_op=ops)
+        read = column_of(uses, "tensor_id")
+        known = column_of(self._tables.find("tensors", ["tensor_id"], tensor_id=read), "tensor_id")
+        op = RowFinder(ops)(column_of(uses, "consumer_op"))
+        return frozenset(op[(op >= 0) & ~np.isin(read, known)].tolist())
+
+    def _find_shown(self, views: list[Mapping[str, Any]]) -> dict[int, int]:
+        """Returns of tensors that are views what they show: tensors that their ops read, and did not write to."""
+        ops = np.array([row["producer_op"] for row in views if row["producer_op"] is not None], np.int64)
+        uses = self._tables.find("uses", ["consumer_op", "tensor_id"], consumer_op=ops).to_pylist()
+        read = {row["tensor_id"]: row for row in self._read_tensors({each["tensor_id"] for each in uses})}
+        by_op = defaultdict(list)
+        for each in uses:
+            if each["tensor_id"] in read:  # a table that was cut may lack it
+                by_op[each["consumer_op"]].append(read[each["tensor_id"]])
+        return {
+            view["tensor_id"]: other["tensor_id"]
+            for view in views
+            for other in by_op[view["producer_op"]]
+            if view["storage"] is not None and _MEMORY(view) == _MEMORY(other) and view is not other
+        }
+
+    def _read_tensors(self, tensor_ids: Collection[int]) -> list[Mapping[str, Any]]:
+        columns = ("tensor_id", "producer_op", "slot", "storage", "version")
+        rows: list[Mapping[str, Any]] = self._tables.find(
+            "tensors", columns, tensor_id=np.array(list(tensor_ids), np.int64)
+        ).to_pylist()
+        return rows
+
+    def _read_outputs(self, op_ids: Collection[int | None]) -> Iterator[tuple[tuple[int, str], Counts]]:
+        """Yields the ids of ops and the slots of their outputs with what was measured of these."""
+        ops = np.array([each for each in op_ids if each is not None], np.int64)
+        for row in _measured_rows(self._tables.find("values", _COLUMNS, op_id=ops)):
+            site = self._tables.sites.get(row["site_id"])
+            if site is not None and site.role == OP_OUTPUT:
+                yield (row["op_id"], site.slot), _to_counts(row)
+
+
+def _measured_rows(values: pa.Table) -> Iterator[Mapping[str, Any]]:
+    return (row for row in values.to_pylist() if row["count"] is not None)
+
+
+def _to_counts(row: Mapping[str, Any]) -> Counts:
+    return Counts(
+        nan=row["nan_count"],
+        inf=row["inf_count"],
+        numel=row["numel"],
+        min=row["min"],
+        max=row["max"],
+        dtype=row["dtype"],
+        first_index=read_first_index(row),
+        order=row["order"],
+    )

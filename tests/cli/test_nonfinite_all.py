@@ -1,0 +1,104 @@
+"""All that made NaN or infinite values: `rec.nonfinite()` and `modtrace nonfinite --all`."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import modtrace
+from builders import RecordingBuilder
+from helpers.command_line import run_command
+from modtrace.errors import NothingRecordedError
+
+
+class Faulty(nn.Module):
+    """Makes NaN in two places, of which a `nan_to_num` hides the first."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - 1).log().add(1).nan_to_num() + (x - 2).sqrt()
+
+
+@pytest.fixture(scope="module")
+def rec() -> modtrace.Recording:
+    model = Faulty()
+    with modtrace.record(model, ops=True) as rec:
+        for _ in range(2):
+            rec.step()
+            model(torch.zeros(2, 3))
+    return rec
+
+
+@pytest.fixture
+def folder(rec: modtrace.Recording, tmp_path: Path) -> str:
+    rec.write(tmp_path / "run.modtrace")
+    return str(tmp_path / "run.modtrace")
+
+
+def test_each_that_made_such_values_is_found_in_order(rec: modtrace.Recording) -> None:
+    found = list(rec.nonfinite())
+    assert [(each.step, each.op, each.cause) for each in found] == [
+        (0, "aten.sqrt.default", "root of a negative number"),
+        (1, "aten.sqrt.default", "root of a negative number"),
+    ]
+    assert found[0] == rec.first_nonfinite()
+    assert str(found[1]).startswith("first non-finite values: 6 NaN in step 1, forward")
+
+
+def test_each_is_found_when_it_is_requested(rec: modtrace.Recording) -> None:
+    found = rec.nonfinite()
+    assert isinstance(found, Iterator)
+    assert next(found).step == 0
+
+
+def test_recording_without_values_has_nothing_to_go_through() -> None:
+    with pytest.raises(NothingRecordedError):
+        next(modtrace.Recording(RecordingBuilder().data()).nonfinite())
+
+
+def test_modules_are_gone_through_step_by_step_where_no_ops_were_recorded() -> None:
+    build = RecordingBuilder()
+    net = build.module("", "Net")
+    head = build.module("head", "Linear", parent=net)
+    for step in range(3):
+        build.step(step, 100 * step, 100 * step + 99)
+        outer = build.call(net, 100 * step, 100 * step + 90, nth=0)
+        inner = build.call(head, 100 * step + 1, 100 * step + 9, parent=outer, nth=0)
+        bad = [float("nan")] if step else [0.0]
+        build.output(inner, bad, order=1)
+        build.output(outer, bad, order=2)
+    found = list(modtrace.Recording(build.data()).nonfinite())
+    assert [(each.step, each.path, each.op) for each in found] == [(1, "head", None), (2, "head", None)]
+
+
+def test_command_prints_each_at_most_the_limit(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(monkeypatch, "nonfinite", folder, "--all") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == [
+        "first non-finite values: 6 NaN in step 0, forward",
+        "then: 6 NaN in step 1, forward",
+    ]
+    assert run_command(monkeypatch, "nonfinite", folder, "--all", "--limit", "1") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == [
+        "first non-finite values: 6 NaN in step 0, forward",
+        "1 shown, and there are more: --limit 10 shows more of them",
+    ]
+
+
+@pytest.mark.parametrize(("limit", "steps"), [("20", [0, 1]), ("2", [0, 1]), ("1", [0])])
+def test_command_lists_each_in_json(
+    limit: str,
+    steps: list[int],
+    folder: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command(monkeypatch, "nonfinite", folder, "--all", "--json", "--limit", limit) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert [each["step"] for each in answer["all"]] == steps
+    assert answer["all"][0] == answer["first"]
