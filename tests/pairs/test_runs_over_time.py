@@ -1,0 +1,1 @@
+"""Steps of one run, the same seed twice, and models of several widths."""
