@@ -101,6 +101,7 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
         "graph_view": {"graph", "step"},
         "layout": {"graph_view", "graph", "step"},
         "timeline": {"ops", "step"},
+        "alignment": {"step"},
         "provenance": {"values", "graph", "step"},
     },
     "views": {
