@@ -1,0 +1,211 @@
+"""Compares two recordings: aligns them, measures how far apart they are, and tells who made the difference."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import NothingRecordedError
+from ...recording.phase import FORWARD, PHASES
+from ...recording.protocols import RecordingData
+from ...recording.role import OP_OUTPUT, OUTPUT
+from ...recording.statistics.moments import Numbers
+from ..alignment.align import align
+from ..alignment.contract import Alignment
+from ..alignment.sides import Side, read_side
+from ..provenance.op_rules import UNINITIALIZED, base_name
+from ..step.calls import Rows
+from ..step.missing_rows import require_rows
+from .answer import Comparison, Growth
+from .details import Details
+from .environment import compare_environments
+from .errors import METRICS, NOTHING, Errors, find_errors
+from .inherited import Inherited, find_inherited
+from .measured import Bools, Measured, read_measured
+from .names import Names, label, list_unmatched
+from .no_common import explain_nothing
+from .noise import Noise, assume_noise, give_noise, measure_noise
+from .ranking import Ranking, choose_first, first_of_each, rank
+
+#: At most so many places that made a difference are told one by one.
+_TOLD = 100
+
+#: At most so many places of the chart.
+_CHARTED = 10_000
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Compared:
+    """All that was found out of each pair."""
+
+    alignment: Alignment
+    side: Side
+    other: Side
+    a: Measured
+    b: Measured
+    errors: Errors
+    inherited: Inherited
+    noise: Noise
+    ranking: Ranking
+
+
+def compare_recordings(
+    a: RecordingData,
+    b: RecordingData,
+    *,
+    rules: Sequence[str] = (),
+    noise: Sequence[RecordingData] = (),
+    tolerance: float | None = None,
+    step: int | str | None = None,
+    step_b: int | str | None = None,
+    allow_missing: bool = False,
+) -> Comparison:
+    """Returns where two recordings part; see `modtrace.compare`.
+
+    Raises:
+        NothingRecordedError: nothing was measured, or the recordings have nothing in common.
+        ValueError: there is no such step, or a rule means nothing.
+    """
+    require_rows(a, "values")
+    require_rows(b, "values")
+    alignment = align(a, b, rules=rules, step=step, step_b=step_b)
+    if not len(alignment.values) and not len(alignment.joined):
+        raise NothingRecordedError(explain_nothing(a, b, alignment))
+    found = _compare_pairs(a, b, alignment, noise, tolerance)
+    if not np.isfinite(found.errors.error).any() and not np.isinf(found.errors.error).any():
+        raise NothingRecordedError(
+            f"{len(alignment.values):,} tensors are aligned, and of none of them the same was measured in both. "
+            "Record both with values='stats', or the same captures."
+        )
+    return _tell(a, b, found, allow_missing)
+
+
+def _compare_pairs(
+    a: RecordingData,
+    b: RecordingData,
+    alignment: Alignment,
+    runs: Sequence[RecordingData],
+    tolerance: float | None,
+) -> Compared:
+    side, other = (
+        read_side(data, np.unique(alignment.steps[:, at]).tolist()) for at, data in enumerate((a, b))
+    )
+    kept = ~_is_uninitialized(side, alignment.values[:, 0])
+    rows, rows_b = alignment.values[kept, 0], alignment.values[kept, 1]
+    measured, measured_b = read_measured(a, rows), read_measured(b, rows_b)
+    errors = find_errors(measured, measured_b, alignment.permuted[kept], alignment.axes)
+    inherited = find_inherited(side, rows, errors.error)
+    if tolerance is not None:
+        noise = give_noise(tolerance, len(rows))
+    elif runs:
+        noise = measure_noise([_find_levels(a, run, rows) for run in runs])
+    else:
+        noise = assume_noise(measured, measured_b)
+    return Compared(
+        alignment=alignment,
+        side=side,
+        other=other,
+        a=measured,
+        b=measured_b,
+        errors=errors,
+        inherited=inherited,
+        noise=noise,
+        ranking=rank(errors, inherited, noise),
+    )
+
+
+def _is_uninitialized(side: Side, rows: Rows) -> Bools:
+    """Returns which rows are of memory that an op has made and nobody written, as that of `empty`."""
+    codes = [code for code, name in enumerate(side.ops.names) if base_name(name) in UNINITIALIZED]
+    op = side.values.op[rows]
+    is_output = np.isin(side.values.role[rows], [side.values.roles.index(OP_OUTPUT)] if OP_OUTPUT in side.values.roles else [])
+    name = np.append(side.ops.name, -1)[op]
+    return np.asarray(is_output & (op >= 0) & np.isin(name, codes))
+
+
+def _find_levels(a: RecordingData, run: RecordingData, rows: Rows) -> Numbers:
+    """Returns the error of each row of `a` against a further run of the same; NaN where that has no such tensor."""
+    pairs = align(a, run).values
+    errors = find_errors(read_measured(a, pairs[:, 0]), read_measured(run, pairs[:, 1]))
+    of_row = np.full(a.table("values").num_rows, np.nan)
+    of_row[pairs[:, 0]] = errors.error
+    return of_row[rows]
+
+
+def _tell(a: RecordingData, b: RecordingData, found: Compared, allow_missing: bool) -> Comparison:
+    ranking, errors = found.ranking, found.errors
+    missing, extra = (
+        list_unmatched(side, unpaired)
+        for side, unpaired in ((found.side, found.alignment.missing), (found.other, found.alignment.extra))
+    )
+    details, first = Details(found), choose_first(ranking)
+    known = ~errors.is_by(NOTHING)
+    is_equal = known & (errors.error == 0) & ~errors.is_unequal
+    beyond = int(ranking.is_beyond.sum())
+    is_complete = allow_missing or not (missing or extra)
+    return Comparison(
+        ok=not beyond and is_complete,
+        first=None if first is None else details.tell(first),
+        divergences=tuple(details.tell(at) for at in _made(ranking, first)),
+        firsts=tuple(details.tell(at) for at in _firsts(found).tolist()),
+        missing=missing,
+        extra=extra,
+        environment=compare_environments(a.meta, b.meta),
+        compared=int(known.sum()),
+        equal=int(is_equal.sum()),
+        within=int((known & ~is_equal & ~ranking.is_beyond).sum()),
+        beyond=beyond,
+        unmeasured=int((~known).sum()),
+        metrics=tuple((name, int(errors.is_by(name).sum())) for name in METRICS if errors.is_by(name).any()),
+        noise=found.noise.kind,
+        noise_text=found.noise.text,
+        growth=tuple(_chart(found, first)),
+        steps=tuple((int(one), int(two)) for one, two in found.alignment.steps),
+        rules=found.alignment.rules,
+        proposed=found.alignment.proposed,
+        marks=(*(f"first: {mark}" for mark in a.meta.marks), *(f"second: {mark}" for mark in b.meta.marks)),
+        table=details.to_table(),
+    )
+
+
+def _made(ranking: Ranking, first: int | None) -> list[int]:
+    if first is None:
+        return []
+    others = [at for at in np.flatnonzero(ranking.stands_out()).tolist() if at != first]
+    return [first, *others[: _TOLD - 1]]
+
+
+def _firsts(found: Compared) -> Rows:
+    rows = found.alignment.values[:0, 0]
+    if found.ranking.is_beyond.any():
+        values = found.side.values
+        rows = first_of_each(found.ranking, values.step[found.a.rows], values.phase[found.a.rows])
+    return rows[:_TOLD]
+
+
+def _chart(found: Compared, first: int | None) -> list[Growth]:
+    """Returns the outputs of modules in forward of the step of the first difference, or else those of ops."""
+    values, rows = found.side.values, found.a.rows
+    if not len(rows):
+        return []
+    step = values.step[rows[first]] if first is not None else values.step[rows[0]]
+    is_forward = (values.step[rows] == step) & (values.phase[rows] == PHASES.index(FORWARD))
+    is_forward &= ~found.errors.is_by(NOTHING)
+    names = Names(found.side)
+    for role in (OUTPUT, OP_OUTPUT):
+        code = values.roles.index(role) if role in values.roles else -2
+        mine = np.flatnonzero(is_forward & (values.role[rows] == code))
+        if len(mine):
+            return [
+                Growth(
+                    name=label(names.place_of_value(int(rows[at]))),
+                    phase=FORWARD,
+                    step=int(step),
+                    error=float(found.errors.error[at]),
+                    noise=float(found.noise.local[at]),
+                )
+                for at in mine[:_CHARTED].tolist()
+            ]
+    return []
+
+

@@ -1,0 +1,90 @@
+"""Tells how much of a difference is noise: given, measured by further runs, or assumed from dtypes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...recording.arrow.arrays import to_numpy
+from ...recording.statistics.moments import Numbers
+from .decode import EPSILONS
+from .measured import Measured
+
+GIVEN, MEASURED, ASSUMED = "given", "measured", "assumed"
+
+#: Rounding is assumed to be at most so many times eps * sqrt(reduction length).
+FACTOR = 2.0
+
+#: A further run differs by other random rounding: up to so many times what was measured is noise.
+_SPREAD = 4.0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Noise:
+    """What of the error of each pair is noise."""
+
+    kind: str  # GIVEN, MEASURED or ASSUMED
+    text: str  # the same as a sentence
+    local: Numbers  # what its op or module makes by itself
+    inherited: Numbers  # what it may have inherited at most, of the noise of all before it
+
+
+def give_noise(tolerance: float, count: int) -> Noise:
+    """Returns a tolerance as the noise of all pairs."""
+    level = np.full(count, float(tolerance))
+    text = f"noise: a relative error of {tolerance:g} is tolerated"
+    return Noise(kind=GIVEN, text=text, local=level, inherited=np.zeros(count))
+
+
+def measure_noise(levels: list[Numbers]) -> Noise:
+    """Returns the noise that further runs of the same configuration show.
+
+    Args:
+        levels: of each further run the error of each pair; NaN where the run has no such tensor.
+    """
+    highest = np.fmax.reduce(levels)
+    known = highest[np.isfinite(highest)]
+    level = _SPREAD * np.where(np.isfinite(highest), highest, known.max(initial=0.0))
+    runs = f"{len(levels)} further run{'s' if len(levels) > 1 else ''}"
+    text = f"noise: measured by {runs}, up to {known.max(initial=0.0):.1e}; {_SPREAD:.0f} times that of a site is noise"
+    return Noise(kind=MEASURED, text=text, local=level, inherited=np.zeros(len(level)))
+
+
+def assume_noise(a: Measured, b: Measured) -> Noise:
+    """Returns what rounding explains: eps of the coarser dtype, and of sums as long as the tensor's largest axis.
+
+    Results are rounded to their dtype, and added up in float32 at least.
+    """
+    stored, summed = _epsilons(a), _epsilons(b)
+    coarser = np.maximum(stored, summed)
+    length = np.maximum(_longest_axes(a), _longest_axes(b))
+    local = FACTOR * (coarser + np.minimum(coarser, 2.0**-23) * np.sqrt(length))
+    text = f"noise: assumed, {FACTOR:g} x eps of the dtype x sqrt(reduction length): {_range(local)}"
+    return Noise(
+        kind=ASSUMED, text=text, local=local, inherited=local * np.sqrt(1 + np.arange(len(local)))
+    )
+
+
+def _epsilons(measured: Measured) -> Numbers:
+    of_code = np.array([*(EPSILONS.get(each, 0.0) for each in measured.dtypes), 0.0])
+    return of_code[measured.dtype]
+
+
+def _longest_axes(measured: Measured) -> Numbers:
+    shapes = measured.table["shape"]
+    found = [np.empty(0)]
+    for chunk in shapes.chunks:
+        offsets, sizes = to_numpy(chunk.offsets), to_numpy(chunk.values)
+        longest = np.ones(len(chunk))
+        filled = np.flatnonzero(offsets[1:] > offsets[:-1])
+        if len(filled):
+            longest[filled] = np.maximum.reduceat(sizes[: offsets[-1]], offsets[:-1][filled])
+        found.append(longest)
+    return np.maximum(np.concatenate(found), 1)
+
+
+def _range(local: Numbers) -> str:
+    used = local[local > 0]
+    if not len(used):
+        return "none, for integers are exact"
+    low, high = used.min(), used.max()
+    return f"{low:.1e}" if high < 1.5 * low else f"{low:.1e} to {high:.1e}"
