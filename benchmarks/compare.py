@@ -138,15 +138,26 @@ def is_right(tool: str, named: Named, truth: Truth) -> bool:
 def pairs_table(planted: Sequence[str], healthy: Sequence[str]) -> str:
     """Returns what every tool says of these pairs, and how often it was right."""
     said = {name: [ask(tool, name, is_planted=True) for tool in TOOLS] for name in planted}
-    alarms = {f"{name}, healthy": [ask(tool, HEALTHY[name], is_planted=False) for tool in TOOLS] for name in healthy}
+    alarms = {
+        f"{name}, healthy": [ask(tool, HEALTHY[name], is_planted=False) for tool in TOOLS] for name in healthy
+    }
     rows = [[name, *cells] for name, cells in (said | alarms).items()]
     return render_table(["planted", *TOOLS], rows + totals(said, alarms))
 
 
 def totals(said: Mapping[str, Sequence[str]], alarms: Mapping[str, Sequence[str]]) -> list[list[str]]:
     """Returns one row for each kind of answer."""
-    of_planted = {"named exactly": "exactly", "named wrongly": "wrongly", "silent": "silent", "failed": "failed"}
-    of_healthy = {"silent, healthy": "silent", "false alarms, healthy": "false alarm", "failed, healthy": "failed"}
+    of_planted = {
+        "named exactly": "exactly",
+        "named wrongly": "wrongly",
+        "silent": "silent",
+        "failed": "failed",
+    }
+    of_healthy = {
+        "silent, healthy": "silent",
+        "false alarms, healthy": "false alarm",
+        "failed, healthy": "failed",
+    }
     return [
         [f"{title}, of {len(cells)}", *map(str, count_kinds(cells, kind))]
         for kinds, cells in ((of_planted, said), (of_healthy, alarms))
@@ -157,7 +168,8 @@ def totals(said: Mapping[str, Sequence[str]], alarms: Mapping[str, Sequence[str]
 def count_kinds(said: Mapping[str, Sequence[str]], kind: str) -> list[int]:
     """Returns how often each tool gave this kind of answer."""
     return [
-        Counter(cells[column].partition(":")[0] for cells in said.values())[kind] for column in range(len(TOOLS))
+        Counter(cells[column].partition(":")[0] for cells in said.values())[kind]
+        for column in range(len(TOOLS))
     ]
 
 

@@ -40,11 +40,12 @@ class Pair(NamedTuple):
     second: Callable[[bool], Run]  # told whether to plant the fault
     truth: Truth
     options: dict[str, Any] = {}  # noqa: RUF012 (never written to)
+    ops: bool = True  # are recorded
     noise: bool = False  # measured by running the first one again
 
 
-def record(run: Run, values: Any = WHOLE, **options: Any) -> modtrace.Recording:
-    with modtrace.record(run.model, ops=True, values=values, strict=True, **options) as rec:
+def record(run: Run, *, ops: bool = True) -> modtrace.Recording:
+    with modtrace.record(run.model, ops=ops, values=WHOLE, strict=True) as rec:
         run.work()
     return rec
 
@@ -235,14 +236,19 @@ PAIRS: dict[str, Pair] = {
         Truth("blocks.1.fc", ops=LINEAR),
         OTHER_OPS,
     ),
-    "written-out attention": Pair(plain, written_out, Truth("blocks.1.attn", ops=SDPA), OTHER_OPS),
+    "written-out attention": Pair(
+        plain, written_out, Truth("blocks.1.attn", ops=(*SDPA, "aten.bmm.default")), OTHER_OPS
+    ),
     "fused projection": Pair(
         partial(plain, attention="three"),
         fused,
         Truth("blocks.1.attn.k", ops=LINEAR),
         {"map": [r"blocks\.(\d+)\.attn\.[qkv]=blocks.\1.attn.qkv"], **OTHER_OPS},
     ),
-    "compiled blocks": Pair(plain, compiled, Truth("blocks.1"), OTHER_OPS),
+    "compiled blocks": Pair(plain, compiled, Truth("blocks.1.act", ops=("aten.gelu.default",)), OTHER_OPS),
+    "compiled blocks, by modules": Pair(
+        plain, compiled, Truth("blocks.1", ops=(None,)), OTHER_OPS, ops=False
+    ),
     "accumulation without a divisor": Pair(plain, undivided, Truth(None, "backward"), OTHER_OPS),
     "accumulation of means": Pair(
         lambda: one_batch(uneven_labels()),

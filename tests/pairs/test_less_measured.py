@@ -28,7 +28,9 @@ class Hidden:
         values = data.table("values")
         for name in columns:
             at = values.schema.get_field_index(name)
-            values = values.set_column(at, values.schema.field(name), pa.nulls(len(values), values.schema.types[at]))
+            values = values.set_column(
+                at, values.schema.field(name), pa.nulls(len(values), values.schema.types[at])
+            )
         self._values = values
 
     def __getattr__(self, name: str) -> Any:

@@ -32,7 +32,9 @@ class Rotary(nn.Module):
     def __init__(self, size: int, theta: float, is_rounded: bool) -> None:
         super().__init__()
         self.is_rounded = is_rounded
-        self.inverse = nn.Buffer(theta ** -(torch.arange(0, size, 2) / size), persistent=False)
+        self.inverse = nn.Buffer(
+            1.0 / (theta ** (torch.arange(0, size, 2, dtype=torch.float) / size)), persistent=False
+        )
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         places = positions.bfloat16().float() if self.is_rounded else positions.float()
