@@ -227,7 +227,7 @@ PAIRS: dict[str, Pair] = {
     "checkpoints that lose the RNG's state": Pair(
         partial(plain, dropout=0.5),
         checkpointed,
-        Truth("blocks.1.drop", "recompute", ("aten.native_dropout.default",)),
+        Truth("blocks.1.drop", "recompute", ("aten.bernoulli_.float",)),
         OTHER_OPS,
     ),
     "checkpoints and another weight": Pair(

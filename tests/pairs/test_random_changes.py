@@ -1,4 +1,4 @@
-"""Whatever is inserted, deleted, renamed, repeated or reordered: a planted difference is found, or its site is listed."""
+"""Whatever is inserted, deleted, renamed, repeated or reordered: a difference is found, or its site is listed."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -147,4 +147,4 @@ def test_planted_difference_is_found_or_its_site_is_listed(
 def sites_in_order(net: Net) -> list[Layer]:
     """The layers in the order in which the net was made with them."""
     found = layers_of(net)
-    return sorted(found, key=lambda each: path_of(net, each).removesuffix("_renamed"))
+    return sorted(found, key=lambda each: path_of(net, each).replace("_renamed", ""))

@@ -1,15 +1,15 @@
 """Steps of one run, two runs of the same seed, runs that keep their last steps, and models of several widths."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch import nn
 
 import modtrace
-from helpers.pairs import GPT, Run, record, seeded, spoil, tokens, train
+from helpers.pairs import GPT, Run, record, seeded, spoil, train
 
 
 def by_adamw(steps: int) -> Run:
@@ -43,7 +43,7 @@ def test_another_seed_parts_at_the_first_draw(three_steps: modtrace.Recording) -
     assert (found.first.step, found.first.path, found.first.op) == (
         0,
         "blocks.0.drop",
-        "aten.native_dropout.default",
+        "aten.bernoulli_.float",
     )
     assert found.first.kind == "made"
 
@@ -116,3 +116,41 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.hidden(self.first(x).tanh()).tanh()) * self.multiplier
+
+
+def trained(width: int, *, is_maximal: bool) -> modtrace.Recording:
+    """A recording of the fifth step with Adam, whose rates shrink with the width where that is maximal."""
+    torch.manual_seed(0)
+    model = MLP(width, is_maximal=is_maximal)
+    rate = 0.01 * (32 / width if is_maximal else 1.0)
+    groups = [{"params": model.first.parameters(), "lr": 0.01}, {"params": [model.hidden.weight, model.head.weight]}]
+    optimizer = torch.optim.Adam(groups, lr=rate)
+    x, y = torch.randn(16, 8), torch.randn(16, 4)
+    with modtrace.record(model, values=modtrace.Capture(roles="output", steps=[4], stats=2), strict=True) as rec:
+        for _ in range(5):
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return rec
+
+
+def growth_with_width(widths: list[int], *, is_maximal: bool) -> dict[str, float]:
+    """By which power of the width the magnitudes of each output grow, between the narrowest net and the widest."""
+    narrow, *_, wide = (trained(width, is_maximal=is_maximal) for width in widths)
+    found = modtrace.compare(narrow, wide)
+    assert not found.missing and not found.extra
+    sizes = [mean_magnitudes(rec, found.table[column]) for rec, column in ((narrow, "row_a"), (wide, "row_b"))]
+    powers = np.log(sizes[1] / sizes[0]) / np.log(widths[-1] / widths[0])
+    return dict(zip(found.table["path"].to_pylist(), powers.tolist(), strict=True))
+
+
+def mean_magnitudes(rec: modtrace.Recording, rows: pa.ChunkedArray) -> np.ndarray:
+    values = rec.table("values").take(rows)
+    return values["sumabs"].to_numpy() / values["numel"].to_numpy()
+
+
+def test_coordinates_grow_with_the_width_only_without_the_maximal_update_parametrisation() -> None:
+    maximal = growth_with_width([32, 1024], is_maximal=True)
+    standard = growth_with_width([32, 1024], is_maximal=False)
+    assert list(maximal) == ["first", "hidden", "head", ""]
+    print(maximal, standard)
