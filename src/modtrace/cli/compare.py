@@ -4,8 +4,8 @@ import click
 
 from ..analysis.divergence.compare import compare_recordings
 from ..analysis.step.chosen_step import STEP_NAMES
-from ..answers import ShownComparison, shown
 from ..recording.protocols import RecordingData
+from ..views.plot.draw import draw_growth, write_axes
 from ..views.text.comparison import render_comparison, render_comparison_json
 from .output import find_terminal, print_text
 from .plot import check_name
@@ -70,7 +70,7 @@ def compare(
         option=None,
     )
     if path is not None:
-        shown(ShownComparison, found).write_plot(path)
+        write_axes(draw_growth(found), path)
     if as_json:
         print_text(render_comparison_json(found))
     else:
