@@ -30,6 +30,7 @@ PUBLIC = [
     "Recording",
     "TensorOptions",
     "__version__",
+    "compare",
     "graph",
     "open_recording",
     "record",

@@ -30,7 +30,9 @@ class Divergence:
     error: float  # relative; infinite where it is known that they differ, and not how far
     low: float  # bounds on it; of statistics the upper one is infinite
     high: float
-    metric: str  # what the error comes from: tensors, sketches, samples, statistics, hashes, shapes, nonfinite
+    metric: (
+        str  # what the error comes from: tensors, sketches, samples, statistics, hashes, shapes, nonfinite
+    )
     noise: float  # a difference up to this is noise here
     input_error: float
     amplification: float  # error / input_error; infinite where the inputs are equal

@@ -1,7 +1,6 @@
 """Compares two recordings: aligns them, measures how far apart they are, and tells who made the difference."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,36 +16,21 @@ from ..provenance.op_rules import UNINITIALIZED, base_name
 from ..step.calls import Rows
 from ..step.missing_rows import require_rows
 from .answer import Comparison, Growth
-from .details import Details
+from .details import Compared, Details
 from .environment import compare_environments
-from .errors import METRICS, NOTHING, Errors, find_errors
-from .inherited import Inherited, find_inherited
-from .measured import Bools, Measured, read_measured
+from .errors import METRICS, NOTHING, find_errors
+from .inherited import find_inherited
+from .measured import Bools, read_measured
 from .names import Names, label, list_unmatched
 from .no_common import explain_nothing
-from .noise import Noise, assume_noise, give_noise, measure_noise
-from .ranking import Ranking, choose_first, first_of_each, rank
+from .noise import assume_noise, give_noise, measure_noise
+from .ranking import choose_first, first_of_each, rank
 
 #: At most so many places that made a difference are told one by one.
 _TOLD = 100
 
 #: At most so many places of the chart.
 _CHARTED = 10_000
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Compared:
-    """All that was found out of each pair."""
-
-    alignment: Alignment
-    side: Side
-    other: Side
-    a: Measured
-    b: Measured
-    errors: Errors
-    inherited: Inherited
-    noise: Noise
-    ranking: Ranking
 
 
 def compare_recordings(
@@ -118,7 +102,9 @@ def _is_uninitialized(side: Side, rows: Rows) -> Bools:
     """Returns which rows are of memory that an op has made and nobody written, as that of `empty`."""
     codes = [code for code, name in enumerate(side.ops.names) if base_name(name) in UNINITIALIZED]
     op = side.values.op[rows]
-    is_output = np.isin(side.values.role[rows], [side.values.roles.index(OP_OUTPUT)] if OP_OUTPUT in side.values.roles else [])
+    is_output = np.isin(
+        side.values.role[rows], [side.values.roles.index(OP_OUTPUT)] if OP_OUTPUT in side.values.roles else []
+    )
     name = np.append(side.ops.name, -1)[op]
     return np.asarray(is_output & (op >= 0) & np.isin(name, codes))
 
@@ -146,7 +132,7 @@ def _tell(a: RecordingData, b: RecordingData, found: Compared, allow_missing: bo
     return Comparison(
         ok=not beyond and is_complete,
         first=None if first is None else details.tell(first),
-        divergences=tuple(details.tell(at) for at in _made(ranking, first)),
+        divergences=tuple(details.tell(at) for at in _made(found, first)),
         firsts=tuple(details.tell(at) for at in _firsts(found).tolist()),
         missing=missing,
         extra=extra,
@@ -168,11 +154,21 @@ def _tell(a: RecordingData, b: RecordingData, found: Compared, allow_missing: bo
     )
 
 
-def _made(ranking: Ranking, first: int | None) -> list[int]:
+def _made(found: Compared, first: int | None) -> list[int]:
+    """Returns the first pair and then those of other places that made a difference, each in its first step."""
     if first is None:
         return []
-    others = [at for at in np.flatnonzero(ranking.stands_out()).tolist() if at != first]
-    return [first, *others[: _TOLD - 1]]
+    others = np.flatnonzero(found.ranking.stands_out()).tolist()
+    values, rows = found.side.values, found.a.rows
+    places: dict[tuple[int, ...], int] = {}
+    for at in [first, *others]:
+        row = int(rows[at])
+        op = int(values.op[row])
+        name = int(found.side.ops.name[op]) if op >= 0 else -1
+        places.setdefault((int(values.place[row]), int(values.phase[row]), name, int(values.role[row])), at)
+        if len(places) == _TOLD:
+            break
+    return list(places.values())
 
 
 def _firsts(found: Compared) -> Rows:
@@ -207,5 +203,3 @@ def _chart(found: Compared, first: int | None) -> list[Growth]:
                 for at in mine[:_CHARTED].tolist()
             ]
     return []
-
-

@@ -1,27 +1,44 @@
 """Tells single differences, and writes all of them as a table."""
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ...recording.phase import PHASES
 from ...recording.statistics.moments import Numbers
+from ..alignment.contract import Alignment
+from ..alignment.sides import Side
 from ..step.calls import column_of
 from .answer import AMPLIFIED, GROWN, MADE, SEEN, SOURCE, Divergence
-from .errors import METRICS, SAMPLES, SKETCH_FACTOR, SKETCHES, STATISTICS
+from .errors import METRICS, SAMPLES, SKETCH_FACTOR, SKETCHES, STATISTICS, Errors
+from .inherited import Inherited
 from .measured import Measured
 from .names import Names, label
-from .ranking import STANDS_OUT
+from .noise import Noise
+from .ranking import STANDS_OUT, Ranking
 
-if TYPE_CHECKING:
-    from .compare import Compared
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Compared:
+    """All that was found out of each pair."""
+
+    alignment: Alignment
+    side: Side
+    other: Side
+    a: Measured
+    b: Measured
+    errors: Errors
+    inherited: Inherited
+    noise: Noise
+    ranking: Ranking
 
 
 class Details:
     """Tells pairs one by one."""
 
-    def __init__(self, found: "Compared") -> None:
+    def __init__(self, found: Compared) -> None:
         self._found = found
         self._names, self._others = Names(found.side), Names(found.other)
 

@@ -7,8 +7,8 @@ import pyarrow.compute as pc
 
 from ...recording.protocols import RecordingData
 from ...recording.statistics.moments import Numbers
-from ..step.calls import Column, RowFinder, Rows, column_of
 from ..graph.reads import word_or_text_codes
+from ..step.calls import Column, RowFinder, Rows, column_of
 from .measured import Bools
 
 #: Errors pass through so many ops in a row that were not measured, as views.
@@ -21,7 +21,9 @@ class OpInputs:
 
     error: Numbers  # of each op: the largest error of what it read; NaN where nothing is known of that
     is_known: Bools  # all that it read was compared
-    through: Rows  # the row of an op that only this recording has, through which it read something; -1 for none
+    through: (
+        Rows  # the row of an op that only this recording has, through which it read something; -1 for none
+    )
 
 
 class OpFlow:
@@ -93,5 +95,3 @@ def _starts_of(sorted_column: Column) -> Rows:
     if not len(sorted_column):
         return np.empty(0, np.int64)
     return np.flatnonzero(np.append(True, sorted_column[1:] != sorted_column[:-1]))
-
-

@@ -22,7 +22,9 @@ class Inherited:
 
     error: Numbers  # the largest error of what it was computed from; 0 where nothing was
     is_known: Bools  # all of that was compared; else `error` is of what was measured before it
-    through: Rows  # the row of an op that only this recording has, between what was compared and it; -1 for none
+    through: (
+        Rows  # the row of an op that only this recording has, between what was compared and it; -1 for none
+    )
     is_source: Bools  # nothing was computed: a parameter, a buffer, an input
     is_copy: Bools  # another pair, of the op that returned it, has the same tensor
 
@@ -53,11 +55,11 @@ def find_inherited(side: Side, rows: Rows, error: Numbers) -> Inherited:
     found.is_known[found.is_source] = True
     _inherit_by_calls(found, side, rows, error, earlier)
     _inherit_by_inputs(found, side, rows, error)
-    _inherit_by_ops(found, side, rows, own, group)
+    _inherit_by_ops(found, side, rows, own, group, before)
     return found
 
 
-class _is_role:  # noqa: N801
+class _is_role:
     """Tells which rows of `values` have a role."""
 
     def __init__(self, side: Side) -> None:
@@ -140,7 +142,9 @@ def _inherit_by_calls(found: Inherited, side: Side, rows: Rows, error: Numbers, 
     call = side.values.call[rows[mine]]
     found.error[mine] = np.fmax(np.fmax(before[call], inside[call]), earlier[mine])
     parameters = _errors_of_parameters(side, rows, error)
-    found.error[mine] = np.fmax(found.error[mine], parameters(side.values.place[rows[mine]], side.values.step[rows[mine]]))
+    found.error[mine] = np.fmax(
+        found.error[mine], parameters(side.values.place[rows[mine]], side.values.step[rows[mine]])
+    )
 
 
 def _walk_calls(side: Side, of_call: Numbers) -> tuple[Numbers, Numbers]:
@@ -163,7 +167,7 @@ def _walk_calls(side: Side, of_call: Numbers) -> tuple[Numbers, Numbers]:
     return before, inside
 
 
-class _errors_of_parameters:  # noqa: N801
+class _errors_of_parameters:
     """Finds the largest error of the parameters of a place in a step."""
 
     def __init__(self, side: Side, rows: Rows, error: Numbers) -> None:
@@ -195,7 +199,9 @@ def _inherit_by_inputs(found: Inherited, side: Side, rows: Rows, error: Numbers)
     found.is_known[mine] = True
 
 
-def _inherit_by_ops(found: Inherited, side: Side, rows: Rows, of_group: Numbers, group: Rows) -> None:
+def _inherit_by_ops(
+    found: Inherited, side: Side, rows: Rows, of_group: Numbers, group: Rows, before: Numbers
+) -> None:
     """Gives what ops returned the errors of what they read."""
     values = side.values
     if not len(side.ops.name):
@@ -209,6 +215,9 @@ def _inherit_by_ops(found: Inherited, side: Side, rows: Rows, of_group: Numbers,
     of_tensor[_is_uninitialized(side)[flow.producer] & (flow.producer >= 0)] = 0.0
     leaves = np.flatnonzero(~is_output & (values.op >= 0))
     inputs = flow.find_inputs(of_tensor, _errors_of_reads(flow, side, leaves, of_group[group[leaves]]))
+    # Where ops tell who made what, a module is blamed only for more than all before it.
+    others = np.flatnonzero(~found.is_source)
+    found.error[others] = np.fmax(found.error[others], before[others])
     maker = np.full(len(of_group), -1, np.int64)
     maker[group[outputs]] = values.op[outputs]
     op = maker[group[rows]]

@@ -66,7 +66,9 @@ class Names:
         site, place = self.site(row), self.place_of_value(row)
         if site["op"] is not None:
             return f"{forms_of_op(site['op'])[-1]} {in_place(place)}"
-        if place is not None and site["role"].startswith(("parameter", "buffer", "update", "optimizer_state")):
+        if place is not None and site["role"].startswith(
+            ("parameter", "buffer", "update", "optimizer_state")
+        ):
             return f"{site['role']} {join(place.path, site['slot'])}"
         return f"{site['role']}{site['slot']} of {label(place) or '(outside of modules)'}"
 
@@ -97,7 +99,9 @@ def list_unmatched(side: Side, unpaired: Unpaired) -> Unmatched:
 def _count(unpaired: UnpairedRows, name: Any) -> Iterator[Named]:
     is_harmless = np.array([reason in HARMLESS for reason in REASONS])
     kept: Rows = np.flatnonzero(~is_harmless[unpaired.reason])
-    counts = Counter((name(int(unpaired.rows[at])), REASONS[int(unpaired.reason[at])]) for at in kept.tolist())
+    counts = Counter(
+        (name(int(unpaired.rows[at])), REASONS[int(unpaired.reason[at])]) for at in kept.tolist()
+    )
     for (text, why), count in list(counts.items())[:_LISTED]:
         yield Named(name=text, count=count, why=why)
     rest = sum(count for _, count in list(counts.items())[_LISTED:])

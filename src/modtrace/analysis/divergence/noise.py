@@ -58,10 +58,8 @@ def assume_noise(a: Measured, b: Measured) -> Noise:
     coarser = np.maximum(stored, summed)
     length = np.maximum(_longest_axes(a), _longest_axes(b))
     local = FACTOR * (coarser + np.minimum(coarser, 2.0**-23) * np.sqrt(length))
-    text = f"noise: assumed, {FACTOR:g} x eps of the dtype x sqrt(reduction length): {_range(local)}"
-    return Noise(
-        kind=ASSUMED, text=text, local=local, inherited=local * np.sqrt(1 + np.arange(len(local)))
-    )
+    text = f"noise: assumed, {FACTOR:g} eps of the dtype x sqrt(sum length): {_range(local)}"
+    return Noise(kind=ASSUMED, text=text, local=local, inherited=local * np.sqrt(1 + np.arange(len(local))))
 
 
 def _epsilons(measured: Measured) -> Numbers:
@@ -87,4 +85,4 @@ def _range(local: Numbers) -> str:
     if not len(used):
         return "none, for integers are exact"
     low, high = used.min(), used.max()
-    return f"{low:.1e}" if high < 1.5 * low else f"{low:.1e} to {high:.1e}"
+    return f"{low:.1e}" if high < 1.5 * low else f"{low:.0e} to {high:.0e}"

@@ -15,7 +15,7 @@ from .noise import Noise
 _GAIN = 10.0
 
 #: An output so many times farther apart than the inputs stands out.
-STANDS_OUT = 4.0
+STANDS_OUT = 10.0
 
 #: What counts where it is known that two tensors differ, and not how far: more than any relative error.
 _UNKNOWN = 4.0
@@ -53,9 +53,9 @@ def rank(errors: Errors, inherited: Inherited, noise: Noise) -> Ranking:
 def choose_first(ranking: Ranking, among: Bools | None = None) -> int | None:
     """Returns the pair that made the difference; None if nothing differs by more than noise.
 
-    It is the first in time of those that stand out half as far as the farthest, in powers of ten: a difference of a few
-    times the noise does not hide one of a thousand times that comes later, and one of a thousand times that is amplified
-    later stays the first.
+    It is the first in time of those that stand out half as far as the farthest, in powers of ten. So a difference of a
+    few times the noise does not hide one of a thousand times that comes later; and one of a thousand times stays the
+    first where it is amplified later.
     """
     beyond = ranking.is_beyond if among is None else ranking.is_beyond & among
     rows = np.flatnonzero(beyond)

@@ -24,7 +24,9 @@ class TensorDifference:
     pair: tuple[float, float]  # the elements there
     cosine: float  # NaN if one of them is zero
     close_share: float  # of elements that differ by at most CLOSE of the larger magnitude
-    ulps: float | None  # the largest difference in units of the last place of the coarser dtype; None without any
+    ulps: (
+        float | None
+    )  # the largest difference in units of the last place of the coarser dtype; None without any
 
 
 def compare_tensors(
@@ -82,7 +84,9 @@ def compare_numbers(a: Numbers, b: Numbers, dtype: str) -> TensorDifference:
         largest=float(apart.flat[at]),
         where=tuple(int(each) for each in np.unravel_index(at, a.shape)),
         pair=(float(a.flat[at]), float(b.flat[at])),
-        cosine=_divide(float(np.vdot(finite_a, finite_b)), norm_of(finite_a) * norm_of(finite_b), zero=np.nan),
+        cosine=_divide(
+            float(np.vdot(finite_a, finite_b)), norm_of(finite_a) * norm_of(finite_b), zero=np.nan
+        ),
         close_share=float(np.mean(apart <= CLOSE * larger)),
         ulps=ulps,
     )
