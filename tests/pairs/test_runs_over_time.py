@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import modtrace
 from helpers.pairs import GPT, Run, record, seeded, spoil, train
@@ -64,7 +65,7 @@ class reseeded:
 def test_next_step_differs_from_its_parameters_on() -> None:
     model = seeded(GPT)
     rec = record(train(model, steps=2, optimizer=torch.optim.SGD(model.blocks[1].fc.parameters(), lr=1.0)))
-    found = modtrace.compare(rec, rec, step=0, step_b=1)
+    found = modtrace.compare(rec, rec, step=(0, 1))
     assert found.first is not None
     assert found.steps == ((0, 1),)
     assert (found.first.path, found.first.role, found.first.kind) == ("blocks.1.fc", "parameter", "source")
@@ -74,7 +75,7 @@ def test_next_step_differs_from_its_parameters_on() -> None:
 def test_next_step_without_training_is_the_same() -> None:
     model = seeded(GPT)
     rec = record(train(model, steps=2, optimizer=torch.optim.SGD(model.parameters(), lr=0.0)))
-    found = modtrace.compare(rec, rec, step=0, step_b=1)
+    found = modtrace.compare(rec, rec, step=(0, 1))
     assert found.ok, str(found)
     assert found.compared == found.equal
 
@@ -89,7 +90,7 @@ def test_difference_that_comes_in_a_later_step_is_told_with_its_step(three_steps
                 spoil(run.model.blocks[1].fc.weight)
 
         taken: list[int] = []
-        handle = torch.optim.optimizer.register_optimizer_step_post_hook(plant)
+        handle = register_optimizer_step_post_hook(plant)
         try:
             run.work()
         finally:
