@@ -60,7 +60,7 @@ class Named:
 
     name: str
     count: int  # calls, ops or tensors
-    why: str  # "step", "module", "call", "op", "site", "wrapper", "recompute" or "joined"
+    why: str  # "step", "module", "call", "op", "site" or "shape"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,9 @@ class Unmatched:
     calls: tuple[Named, ...] = ()
     ops: tuple[Named, ...] = ()
     tensors: tuple[Named, ...] = ()  # what was measured
-    harmless: int = 0  # further rows, of wrappers, recomputes and parts of joined tensors
+    harmless: int = (
+        0  # further rows: of wrappers, recomputes, views, copies and casts, and parts of joined tensors
+    )
 
     def __bool__(self) -> bool:
         return bool(self.modules or self.calls or self.ops or self.tensors)
@@ -79,10 +81,9 @@ class Unmatched:
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
-    """One place along the depth of the model in one step and phase."""
+    """The output of one module along the depth of the model, in forward."""
 
     name: str
-    phase: str | None
     step: int
     error: float
     noise: float

@@ -13,13 +13,13 @@ from ..alignment.align import align
 from ..alignment.contract import Alignment
 from ..alignment.sides import Side, read_side
 from ..provenance.op_rules import UNINITIALIZED, base_name
-from ..step.calls import Rows
+from ..step.calls import Rows, column_of
 from ..step.missing_rows import require_rows
 from .answer import Comparison, Growth
 from .details import Compared, Details
 from .environment import compare_environments
 from .errors import METRICS, NOTHING, find_errors
-from .inherited import find_inherited
+from .inherited import find_inherited, order_by_use
 from .measured import Bools, read_measured
 from .names import Names, label, list_unmatched
 from .no_common import explain_nothing
@@ -75,6 +75,9 @@ def _compare_pairs(
         read_side(data, np.unique(alignment.steps[:, at]).tolist()) for at, data in enumerate((a, b))
     )
     kept = ~_is_uninitialized(side, alignment.values[:, 0])
+    kept &= ~_are_misfits(side, alignment.values, a, b)
+    kept = np.flatnonzero(kept)
+    kept = kept[order_by_use(side, alignment.values[kept, 0])]
     rows, rows_b = alignment.values[kept, 0], alignment.values[kept, 1]
     measured, measured_b = read_measured(a, rows), read_measured(b, rows_b)
     errors = find_errors(measured, measured_b, alignment.permuted[kept], alignment.axes)
@@ -96,6 +99,13 @@ def _compare_pairs(
         noise=noise,
         ranking=rank(errors, inherited, noise),
     )
+
+
+def _are_misfits(side: Side, pairs: Rows, a: RecordingData, b: RecordingData) -> Bools:
+    """Returns which pairs of outputs of ops have different numbers of elements: the ops are not the same."""
+    numel, numel_b = (column_of(data.table("values"), "numel") for data in (a, b))
+    is_op = side.values.op[pairs[:, 0]] >= 0
+    return np.asarray(is_op & (numel[pairs[:, 0]] != numel_b[pairs[:, 1]]))
 
 
 def _is_uninitialized(side: Side, rows: Rows) -> Bools:
@@ -120,10 +130,10 @@ def _find_levels(a: RecordingData, run: RecordingData, rows: Rows) -> Numbers:
 
 def _tell(a: RecordingData, b: RecordingData, found: Compared, allow_missing: bool) -> Comparison:
     ranking, errors = found.ranking, found.errors
-    missing, extra = (
-        list_unmatched(side, unpaired)
-        for side, unpaired in ((found.side, found.alignment.missing), (found.other, found.alignment.extra))
-    )
+    pairs = found.alignment.values
+    misfits = pairs[_are_misfits(found.side, pairs, a, b)]
+    missing = list_unmatched(found.side, found.alignment.missing, misfits[:, 0])
+    extra = list_unmatched(found.other, found.alignment.extra, misfits[:, 1])
     details, first = Details(found), choose_first(ranking)
     known = ~errors.is_by(NOTHING)
     is_equal = known & (errors.error == 0) & ~errors.is_unequal
@@ -184,22 +194,35 @@ def _chart(found: Compared, first: int | None) -> list[Growth]:
     values, rows = found.side.values, found.a.rows
     if not len(rows):
         return []
-    step = values.step[rows[first]] if first is not None else values.step[rows[0]]
-    is_forward = (values.step[rows] == step) & (values.phase[rows] == PHASES.index(FORWARD))
-    is_forward &= ~found.errors.is_by(NOTHING)
-    names = Names(found.side)
+    step = values.step[rows[0 if first is None else first]]
+    is_shown = (values.step[rows] == step) & (values.phase[rows] == PHASES.index(FORWARD))
+    is_shown &= ~found.errors.is_by(NOTHING)
     for role in (OUTPUT, OP_OUTPUT):
         code = values.roles.index(role) if role in values.roles else -2
-        mine = np.flatnonzero(is_forward & (values.role[rows] == code))
+        mine = np.flatnonzero(is_shown & (values.role[rows] == code))
         if len(mine):
-            return [
-                Growth(
-                    name=label(names.place_of_value(int(rows[at]))),
-                    phase=FORWARD,
-                    step=int(step),
-                    error=float(found.errors.error[at]),
-                    noise=float(found.noise.local[at]),
-                )
-                for at in mine[:_CHARTED].tolist()
-            ]
+            return _tell_growth(found, _one_of_each_tensor(found, mine)[:_CHARTED])
     return []
+
+
+def _one_of_each_tensor(found: Compared, mine: Rows) -> Rows:
+    """Returns the first output of each call, and of calls that return the same tensor the innermost."""
+    values, rows = found.side.values, found.a.rows[mine]
+    order = np.lexsort((values.site[rows], values.call[rows]))
+    is_first = np.append(True, np.diff(values.call[rows[order]]) != 0) | (values.call[rows[order]] < 0)
+    kept = np.sort(order[is_first])
+    _, innermost = np.unique(values.order[rows[kept]], return_index=True)
+    return mine[kept[innermost]]
+
+
+def _tell_growth(found: Compared, mine: Rows) -> list[Growth]:
+    names, rows = Names(found.side), found.a.rows
+    return [
+        Growth(
+            name=label(names.place_of_value(int(rows[at]))),
+            step=int(found.side.values.step[rows[at]]),
+            error=float(found.errors.error[at]),
+            noise=max(float(found.noise.local[at]), float(found.errors.floor[at])),
+        )
+        for at in mine.tolist()
+    ]

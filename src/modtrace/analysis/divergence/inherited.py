@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...recording.phase import FORWARD, PHASES
-from ...recording.role import INPUT, OP_OUTPUT, OUTPUT, PARAMETER
+from ...recording.role import BUFFER, INPUT, OP_OUTPUT, OUTPUT, PARAMETER
 from ...recording.statistics.moments import Numbers
 from ..alignment.sides import Side
 from ..provenance.op_rules import UNINITIALIZED, base_name
@@ -34,7 +34,7 @@ def find_inherited(side: Side, rows: Rows, error: Numbers) -> Inherited:
 
     Args:
         side: the recording, of which the ops and calls are read.
-        rows: the row of `values` of each pair, in the order of execution.
+        rows: the row of `values` of each pair, in the order of `order_by_use`.
         error: the error of each pair; NaN where nothing could be compared.
     """
     values = side.values
@@ -57,6 +57,16 @@ def find_inherited(side: Side, rows: Rows, error: Numbers) -> Inherited:
     _inherit_by_inputs(found, side, rows, error)
     _inherit_by_ops(found, side, rows, own, group, before)
     return found
+
+
+def order_by_use(side: Side, rows: Rows) -> Rows:
+    """Returns the order in which rows of `values` were used.
+
+    A parameter that was measured when the optimizer stepped is what the whole step used.
+    """
+    values = side.values
+    is_parameter = _is_role(side)(PARAMETER)[rows] & (values.op[rows] < 0)
+    return np.lexsort((values.order[rows], ~is_parameter, values.step[rows]))
 
 
 class _is_role:
@@ -92,10 +102,7 @@ def _has_op_pair(group: Rows, rows: Rows, is_op: Bools) -> Bools:
 
 
 def _scan(step: Column, order: Rows, is_parameter: Bools, error: Numbers) -> tuple[Numbers, Numbers]:
-    """Returns the largest error before each pair in its step, and the largest one of earlier steps.
-
-    A parameter that was measured when the optimizer stepped is what the whole step used.
-    """
+    """Returns the largest error before each pair in its step, and the largest one of earlier steps."""
     place = np.where(is_parameter, -1, order)
     rows = np.lexsort((place, step))
     known = np.nan_to_num(error[rows], nan=0.0)
@@ -213,7 +220,8 @@ def _inherit_by_ops(
     of_tensor = np.full(len(flow.producer), np.nan)
     np.fmax.at(of_tensor, tensor[tensor >= 0], of_group[group[outputs]][tensor >= 0])
     of_tensor[_is_uninitialized(side)[flow.producer] & (flow.producer >= 0)] = 0.0
-    leaves = np.flatnonzero(~is_output & (values.op >= 0))
+    is_stored = _is_role(side)(PARAMETER) | _is_role(side)(BUFFER)
+    leaves = np.flatnonzero(~is_output & ((values.op >= 0) | is_stored))
     inputs = flow.find_inputs(of_tensor, _errors_of_reads(flow, side, leaves, of_group[group[leaves]]))
     # Where ops tell who made what, a module is blamed only for more than all before it.
     others = np.flatnonzero(~found.is_source)

@@ -1,7 +1,6 @@
 """Names the places of compared tensors, and of calls, ops and tensors that only one recording has."""
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -12,11 +11,19 @@ from ...recording.phase import PHASES
 from ..alignment.contract import HARMLESS, REASONS, ModuleName, Unpaired, UnpairedRows
 from ..alignment.sides import Side
 from ..graph.parts import forms_of_op
-from ..step.calls import Rows
+from ..provenance.op_rules import base_name
+from ..step.calls import Column, Rows
 from .answer import Named, Unmatched
+from .measured import Bools
 
 #: At most so many places of a kind are listed; the last one says how many more there are.
 _LISTED = 1000
+
+#: Ops that compute nothing, as views.
+_PLAIN = frozenset({"to_copy", "detach", "alias", "clone", "copy_", "contiguous"})
+
+#: Why a tensor of an op has no partner that is not told by the alignment: it has another number of elements.
+SHAPE = "shape"
 
 
 class Names:
@@ -70,7 +77,7 @@ class Names:
             ("parameter", "buffer", "update", "optimizer_state")
         ):
             return f"{site['role']} {join(place.path, site['slot'])}"
-        return f"{site['role']}{site['slot']} of {label(place) or '(outside of modules)'}"
+        return f"{site['role']}{site['slot']} of {label(place) or 'no module'}"
 
 
 def label(place: ModuleName | None) -> str:
@@ -80,30 +87,75 @@ def label(place: ModuleName | None) -> str:
 
 def in_place(place: ModuleName | None) -> str:
     """Returns `in PATH`, or where an op is that is in no module."""
-    return f"in {label(place)}" if place is not None else "(outside of modules)"
+    return f"in {label(place)}" if place is not None else "outside of modules"
 
 
-def list_unmatched(side: Side, unpaired: Unpaired) -> Unmatched:
-    """Returns what only this recording has, by name."""
-    names = Names(side)
-    tables = (unpaired.calls, unpaired.ops, unpaired.values)
+def list_unmatched(side: Side, unpaired: Unpaired, misfits: Rows) -> Unmatched:
+    """Returns what only this recording has, by name.
+
+    Args:
+        side: the recording.
+        unpaired: what has no partner.
+        misfits: rows of `values` whose partners have another number of elements.
+    """
+    names, is_plain = Names(side), _is_plain(side)
+    calls, ops, values = (_harmful(each) for each in (unpaired.calls, unpaired.ops, unpaired.values))
+    of_plain = is_plain[np.where(side.values.op[values[0]] >= 0, side.values.op[values[0]], -1)]
+    kept_ops, kept_values = ~is_plain[ops[0]], ~of_plain
+    tensors = [*_count(values[0][kept_values], values[1][kept_values], names.label_value, _value_keys(side))]
+    misfits = misfits[~is_plain[side.values.op[misfits]]]
+    reason = np.full(len(misfits), len(REASONS))
+    tensors += _count(misfits, reason, names.label_value, _value_keys(side))
+    told = len(calls[0]) + int(kept_ops.sum()) + int(kept_values.sum())
     return Unmatched(
         modules=tuple(f"{label(each)} ({each.type})" for each in unpaired.modules),
-        calls=tuple(_count(unpaired.calls, names.label_call)),
-        ops=tuple(_count(unpaired.ops, names.label_op)),
-        tensors=tuple(_count(unpaired.values, names.label_value)),
-        harmless=sum(sum(each.count().get(reason, 0) for reason in HARMLESS) for each in tables),
+        calls=tuple(_count(*calls, names.label_call, _call_keys(side))),
+        ops=tuple(_count(ops[0][kept_ops], ops[1][kept_ops], names.label_op, _op_keys(side))),
+        tensors=tuple(tensors),
+        harmless=len(unpaired.calls) + len(unpaired.ops) + len(unpaired.values) - told,
     )
 
 
-def _count(unpaired: UnpairedRows, name: Any) -> Iterator[Named]:
+def _harmful(unpaired: UnpairedRows) -> tuple[Rows, Column]:
     is_harmless = np.array([reason in HARMLESS for reason in REASONS])
-    kept: Rows = np.flatnonzero(~is_harmless[unpaired.reason])
-    counts = Counter(
-        (name(int(unpaired.rows[at])), REASONS[int(unpaired.reason[at])]) for at in kept.tolist()
+    kept = ~is_harmless[unpaired.reason]
+    return unpaired.rows[kept], unpaired.reason[kept].astype(np.int64)
+
+
+def _is_plain(side: Side) -> Bools:
+    """Returns which ops compute nothing: views, copies, and casts, which belong to the dtype."""
+    is_plain = np.isin(
+        side.ops.name, [code for code, name in enumerate(side.ops.names) if base_name(name) in _PLAIN]
     )
-    for (text, why), count in list(counts.items())[:_LISTED]:
-        yield Named(name=text, count=count, why=why)
-    rest = sum(count for _, count in list(counts.items())[_LISTED:])
+    is_view = np.asarray(side.data.table("ops")["is_view"].to_numpy()).astype(bool)
+    return np.append(is_plain | is_view, False)
+
+
+def _op_keys(side: Side) -> Rows:
+    place = np.append(side.calls.place, -1)[side.ops.call]
+    return place.astype(np.int64) << 20 | side.ops.name.astype(np.int64)
+
+
+def _call_keys(side: Side) -> Rows:
+    return side.calls.place.astype(np.int64) << 20 | side.calls.calls.phase.astype(np.int64) & 7
+
+
+def _value_keys(side: Side) -> Rows:
+    return side.values.place.astype(np.int64) << 32 | side.values.site.astype(np.int64)
+
+
+def _count(rows: Rows, reason: Column, name: Callable[[int], str], keys: Rows) -> Iterator[Named]:
+    """Yields the names of rows, with how many have each, in their order."""
+    _, first, which = np.unique(keys[rows] << 4 | reason, return_index=True, return_inverse=True)
+    counts = np.bincount(which.reshape(-1), minlength=len(first))
+    named: dict[tuple[str, str], int] = {}
+    for at in np.argsort(first).tolist():
+        why = SHAPE if reason[first[at]] == len(REASONS) else REASONS[int(reason[first[at]])]
+        key = name(int(rows[first[at]])), why
+        named[key] = named.get(key, 0) + int(counts[at])
+        if len(named) == _LISTED:
+            break
+    yield from (Named(name=text, count=count, why=why) for (text, why), count in named.items())
+    rest = len(rows) - sum(named.values())
     if rest:
-        yield Named(name=f"{len(counts) - _LISTED} more places", count=rest, why="op")
+        yield Named(name="others", count=rest, why="op")

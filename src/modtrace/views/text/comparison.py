@@ -145,7 +145,8 @@ def _name_tensor(each: Divergence, where: str) -> str:
 
 
 def _explain(each: Divergence) -> Iterator[str]:
-    yield f"{_explain_kind(each)}: {_describe_error(each)}"
+    yield _explain_kind(each)
+    yield _describe_error(each)
     if each.other is not None:
         yield f"in the second run it is {each.other or 'the root'}"
     if each.through is not None:
@@ -180,7 +181,8 @@ def _explain_kind(each: Divergence) -> str:
     if each.kind == AMPLIFIED:
         return f"its output is {_times(each.amplification)} farther apart than its inputs"
     if each.kind == SEEN:
-        return "what was measured before it is equal; its inputs were not compared"
+        before = "apart by noise" if each.input_error else "equal"
+        return f"what was measured before it is {before}; its inputs were not compared"
     assert each.kind == GROWN
     return "no op or module stands out: small differences have added up, and here they are more than noise"
 
@@ -269,16 +271,20 @@ def _render_growth(found: Comparison, *, width: int | None, color: Color) -> str
 
 
 def _choose_points(growth: Sequence[Growth]) -> list[Growth]:
-    """Returns some of the points, from the first to the last, with the first one beyond noise and the one before."""
+    """Returns a few of the points in order: blocks, the first beyond noise, the one before it, the ends."""
     if len(growth) <= _CHARTED:
         return list(growth)
     beyond = next((at for at, each in enumerate(growth) if each.error > each.noise), 0)
+    asked = {0, max(beyond - 1, 0), beyond, len(growth) - 1}
+    blocks = [
+        at for at, each in enumerate(growth) if each.name.rpartition(".")[2].isdigit() and at not in asked
+    ]
+    others = blocks or [at for at in range(len(growth)) if at not in asked]
+    room = _CHARTED - len(asked)
     chosen = {
-        max(beyond - 1, 0),
-        beyond,
-        *(round(at * (len(growth) - 1) / (_CHARTED - 3)) for at in range(_CHARTED - 2)),
+        others[round(at * (len(others) - 1) / max(room - 1, 1))] for at in range(min(room, len(others)))
     }
-    return [growth[at] for at in sorted(chosen)]
+    return [growth[at] for at in sorted(asked | chosen)]
 
 
 def _bar(each: Growth, low: int, high: int) -> Text:
