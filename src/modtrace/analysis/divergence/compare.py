@@ -12,9 +12,10 @@ from ...recording.statistics.moments import Numbers
 from ..alignment.align import align
 from ..alignment.contract import Alignment
 from ..alignment.sides import Side, read_side
-from ..provenance.op_rules import UNINITIALIZED, base_name
+from ..provenance.op_rules import UNINITIALIZED
 from ..step.calls import Rows, column_of
 from ..step.missing_rows import require_rows
+from ..step.ops import base_name
 from .answer import Comparison, Growth
 from .details import Compared, Details
 from .environment import compare_environments
