@@ -8,8 +8,9 @@ from ...recording.phase import FORWARD, PHASES
 from ...recording.role import BUFFER, INPUT, OP_OUTPUT, OUTPUT, PARAMETER
 from ...recording.statistics.moments import Numbers
 from ..alignment.sides import Side
-from ..provenance.op_rules import UNINITIALIZED, base_name
+from ..provenance.op_rules import UNINITIALIZED
 from ..step.calls import Column, RowFinder, Rows, iterate_levels
+from ..step.ops import base_name
 from .flow import OpFlow
 from .measured import Bools
 

@@ -11,8 +11,8 @@ from ...recording.phase import PHASES
 from ..alignment.contract import HARMLESS, REASONS, ModuleName, Unpaired, UnpairedRows
 from ..alignment.sides import Side
 from ..graph.parts import forms_of_op
-from ..provenance.op_rules import base_name
 from ..step.calls import Column, Rows
+from ..step.ops import base_name
 from .answer import Named, Unmatched
 from .measured import Bools
 
