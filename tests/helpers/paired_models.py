@@ -44,7 +44,8 @@ class ThreeProjections(Attention):
         super().__init__()
         fused = self.qkv
         del self.qkv
-        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        with torch.random.fork_rng():
+            self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
         with torch.no_grad():
             for number, each in enumerate((self.q, self.k, self.v)):
                 each.weight.copy_(fused.weight.chunk(3)[number])
