@@ -103,7 +103,7 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
         "layout": {"graph_view", "graph", "step"},
         "timeline": {"ops", "step"},
         "alignment": {"step"},
-        "provenance": {"values", "graph", "step"},
+        "provenance": {"values", "graph", "alignment", "step"},
         "divergence": {"alignment", "provenance", "graph", "step"},
     },
     "views": {

@@ -5,6 +5,7 @@ import re
 from typing import NamedTuple
 
 from ...recording.phase import BACKWARD, PHASES
+from ..step.ops import base_name
 from .op_rules import (
     DIVISIONS,
     EXPONENTIALS,
@@ -14,7 +15,6 @@ from .op_rules import (
     SOFTMAX,
     VARIANCES,
     WRITES,
-    base_name,
     is_attention,
 )  # fmt: skip
 from .step_flow import Counts

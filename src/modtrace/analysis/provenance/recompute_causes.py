@@ -9,8 +9,9 @@ from ...recording.protocols import RecordingData
 from ...recording.role import BUFFER, PARAMETER
 from ..graph.parts import forms_of_op
 from ..step.calls import column_of
+from ..step.ops import base_name
 from .causes import Cause
-from .op_rules import RANDOM, base_name, is_attention
+from .op_rules import RANDOM, is_attention
 from .recompute_pairs import UNPAIRED
 from .step_flow import StepFlow
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ...recording.role import LEAF, PARAMETER
+from ..step.ops import base_name
 from ..values.nonfinite import FIRST_SEEN, PRODUCER, SOURCE
 from .op_rules import (
     CARRIERS,
@@ -15,7 +16,6 @@ from .op_rules import (
     SOFTMAX,
     UNINITIALIZED,
     UNSCALES,
-    base_name,
     is_attention,
 )  # fmt: skip
 from .step_flow import Counts, MemoryRegion, StepFlow
