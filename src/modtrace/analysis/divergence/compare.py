@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...errors import NothingRecordedError
-from ...recording.phase import FORWARD, PHASES
+from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT, OUTPUT
 from ...recording.statistics.moments import Numbers
@@ -17,10 +17,11 @@ from ..step.calls import Rows, column_of
 from ..step.missing_rows import require_rows
 from ..step.ops import base_name
 from .answer import Comparison, Growth
+from .cancellation import find_cancellation
 from .details import Compared, Details
 from .environment import compare_environments
 from .errors import METRICS, NOTHING, find_errors
-from .inherited import find_inherited, order_by_use
+from .inherited import OF_PARAMETERS, find_inherited, is_of, order_by_use
 from .measured import Bools, read_measured
 from .names import Names, label, list_unmatched
 from .no_common import explain_nothing
@@ -29,6 +30,8 @@ from .ranking import choose_first, first_of_each, rank
 
 #: At most so many places that made a difference are told one by one.
 _TOLD = 100
+
+_LATER = [PHASES.index(each) for each in (BACKWARD, OPTIMIZER)]
 
 #: At most so many places of the chart.
 _CHARTED = 10_000
@@ -76,19 +79,21 @@ def _compare_pairs(
         read_side(data, np.unique(alignment.steps[:, at]).tolist()) for at, data in enumerate((a, b))
     )
     kept = ~_is_uninitialized(side, alignment.values[:, 0])
-    kept &= ~_are_misfits(side, alignment.values, a, b)
+    kept &= ~_are_misfits(alignment.values, a, b)
     kept = np.flatnonzero(kept)
     kept = kept[order_by_use(side, alignment.values[kept, 0])]
     rows, rows_b = alignment.values[kept, 0], alignment.values[kept, 1]
     measured, measured_b = read_measured(a, rows), read_measured(b, rows_b)
-    errors = find_errors(measured, measured_b, alignment.permuted[kept], alignment.axes)
+    errors = find_errors(
+        measured, measured_b, alignment.permuted[kept], alignment.axes, _may_be_turned(side, rows)
+    )
     inherited = find_inherited(side, rows, errors.error)
     if tolerance is not None:
         noise = give_noise(tolerance, len(rows))
     elif runs:
         noise = measure_noise([_find_levels(a, run, rows) for run in runs])
     else:
-        noise = assume_noise(measured, measured_b)
+        noise = assume_noise(measured, measured_b, find_cancellation(side, rows, measured))
     return Compared(
         alignment=alignment,
         side=side,
@@ -98,15 +103,30 @@ def _compare_pairs(
         errors=errors,
         inherited=inherited,
         noise=noise,
-        ranking=rank(errors, inherited, noise),
+        ranking=rank(errors, inherited, noise, _are_judged(side, other, rows, alignment)),
     )
 
 
-def _are_misfits(side: Side, pairs: Rows, a: RecordingData, b: RecordingData) -> Bools:
-    """Returns which pairs of outputs of ops have different numbers of elements: the ops are not the same."""
+def _are_misfits(pairs: Rows, a: RecordingData, b: RecordingData) -> Bools:
+    """Returns which pairs have different numbers of elements: they are not the same tensor."""
     numel, numel_b = (column_of(data.table("values"), "numel") for data in (a, b))
-    is_op = side.values.op[pairs[:, 0]] >= 0
-    return np.asarray(is_op & (numel[pairs[:, 0]] != numel_b[pairs[:, 1]]))
+    return np.asarray(numel[pairs[:, 0]] != numel_b[pairs[:, 1]])
+
+
+def _may_be_turned(side: Side, rows: Rows) -> Bools:
+    """Returns which rows are of weights, and of what ops of backward and optimizers make of these."""
+    values = side.values
+    is_later = (values.op[rows] >= 0) & np.isin(values.phase[rows], _LATER)
+    return np.asarray(is_later | is_of(side, rows, *OF_PARAMETERS))
+
+
+def _are_judged(side: Side, other: Side, rows: Rows, alignment: Alignment) -> Bools:
+    """Returns which rows may be blamed: of an optimizer that runs other ops in the other recording, its ops may not."""
+    in_optimizer = PHASES.index(OPTIMIZER)
+    unpaired = ((side, alignment.missing.ops), (other, alignment.extra.ops))
+    is_other = any((each.ops.phase[ops.rows] == in_optimizer).any() for each, ops in unpaired)
+    is_op = (side.values.op[rows] >= 0) & (side.values.phase[rows] == in_optimizer)
+    return ~(is_op & is_other)
 
 
 def _is_uninitialized(side: Side, rows: Rows) -> Bools:
@@ -132,7 +152,7 @@ def _find_levels(a: RecordingData, run: RecordingData, rows: Rows) -> Numbers:
 def _tell(a: RecordingData, b: RecordingData, found: Compared, allow_missing: bool) -> Comparison:
     ranking, errors = found.ranking, found.errors
     pairs = found.alignment.values
-    misfits = pairs[_are_misfits(found.side, pairs, a, b)]
+    misfits = pairs[_are_misfits(pairs, a, b)]
     missing = list_unmatched(found.side, found.alignment.missing, misfits[:, 0])
     extra = list_unmatched(found.other, found.alignment.extra, misfits[:, 1])
     details, first = Details(found), choose_first(ranking)

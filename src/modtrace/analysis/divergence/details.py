@@ -50,13 +50,16 @@ class Details:
         values, error = found.side.values, float(found.errors.error[at])
         given, phase = float(found.inherited.error[at]), int(values.phase[row])
         low, high = self._bounds(at)
-        tensors = found.errors.details.get(at)
+        tensors, maker = found.errors.details.get(at), int(found.inherited.maker[at])
+        op, op_nth, call = site["op"], site["op_nth"], site["nth"]
+        if op is None and maker >= 0 and found.inherited.is_known[at]:
+            place, (op, op_nth, call) = self._names.place_of_op(maker), self._names.identify_op(maker)
         return Divergence(
             root=place.root if place else None,
             path=place.path if place else None,
-            call=site["nth"],
-            op=site["op"],
-            op_nth=site["op_nth"],
+            call=call,
+            op=op,
+            op_nth=op_nth,
             phase=PHASES[phase] if phase >= 0 else None,
             step=int(values.step[row]),
             role=site["role"],

@@ -30,6 +30,9 @@ SKETCH_FACTOR = 1.2
 #: Sums of the kernels differ by so much for the same tensor, with another number of threads or other strides.
 _SUM_FLOOR = 2e-6
 
+#: A square matrix is taken for the transpose of another one if it is so far from it, and its statistics are so near.
+_FAR, _NEAR = 0.1, 1e-3
+
 #: Rows of sketches that are read at a time (16 MB).
 _ROWS = 32_768
 
@@ -53,7 +56,11 @@ class Errors:
 
 
 def find_errors(
-    a: Measured, b: Measured, permuted: Rows | None = None, axes: Sequence[tuple[int, ...]] = ()
+    a: Measured,
+    b: Measured,
+    permuted: Rows | None = None,
+    axes: Sequence[tuple[int, ...]] = (),
+    may_be_turned: Bools | None = None,
 ) -> Errors:
     """Returns how far each row of `a` is from the same row of `b`.
 
@@ -62,6 +69,7 @@ def find_errors(
         b: as many rows of another, or of the same.
         permuted: of each pair the code in `axes` of how dimensions of the second have to be permuted; -1: not at all.
         axes: permutations, as for `transpose`.
+        may_be_turned: pairs of which one may be the transpose of the other: square weights, whose shapes do not tell.
     """
     permuted = np.full(len(a), -1) if permuted is None else permuted
     turned = permuted >= 0
@@ -73,15 +81,22 @@ def find_errors(
     found.put(HASHES, both_hashes & (a.hash == b.hash), 0.0)
     both = a.is_measured & b.is_measured
     found.put(SHAPES, ~same_size, np.inf)
+    square = (
+        np.zeros(len(a), bool) if may_be_turned is None else may_be_turned & _are_square(a, may_be_turned)
+    )
     for at in found.open(a.has_tensor & b.has_tensor).tolist():
-        _put_tensors(found, a, b, at, axes[permuted[at]] if turned[at] else None)
+        _put_tensors(found, a, b, at, axes[permuted[at]] if turned[at] else None, is_square=bool(square[at]))
     counts_differ = (a.stats.nan_count != b.stats.nan_count) | (a.stats.inf_count != b.stats.inf_count)
     found.put(NONFINITE, both & counts_differ, np.inf)
+    error, floor = _compare_statistics(a.stats, b.stats)
     _put_sketches(found, a, b, found.open(a.has_sketch & b.has_sketch & ~turned))
+    are_turned = np.flatnonzero(
+        square & both & found.is_by(SKETCHES) & (found.error > _FAR) & (error < _NEAR)
+    )
+    found.put_rows(STATISTICS, are_turned, error[are_turned], floor[are_turned])
     for at in found.open(a.has_sample & b.has_sample & ~turned).tolist():
         _put_sample(found, a, b, at)
     rows = found.open(both)
-    error, floor = _compare_statistics(a.stats, b.stats)
     found.put_rows(STATISTICS, rows, error[rows], floor[rows])
     found.put(HASHES, both_hashes, np.inf)
     return found.to_errors()
@@ -110,6 +125,10 @@ class _Columns:
         self.error[rows], self.floor[rows] = error, floor
         self.metric[rows] = METRICS.index(metric)
 
+    def is_by(self, metric: str) -> Bools:
+        """Returns which errors come from this."""
+        return np.asarray(self.metric == METRICS.index(metric))
+
     def to_errors(self) -> Errors:
         """Returns the columns. Where nothing could be compared, the error is NaN."""
         return Errors(
@@ -127,9 +146,23 @@ def _same_text(a: Column, names: tuple[str, ...], b: Column, others: tuple[str, 
     return np.asarray(a == translated[b])
 
 
-def _put_tensors(found: _Columns, a: Measured, b: Measured, at: int, axes: tuple[int, ...] | None) -> None:
+def _are_square(measured: Measured, wanted: Bools) -> Bools:
+    found = np.zeros(len(measured), bool)
+    for at in np.flatnonzero(wanted).tolist():
+        shape = measured.shape(at)
+        found[at] = len(shape) == 2 and shape[0] == shape[1] > 1
+    return found
+
+
+def _put_tensors(
+    found: _Columns, a: Measured, b: Measured, at: int, axes: tuple[int, ...] | None, *, is_square: bool
+) -> None:
     try:
         difference = compare_tensors(a.tensor(at), b.tensor(at), axes=axes)
+        if is_square and difference is not None and difference.relative_l2 > _FAR:
+            turned = compare_tensors(a.tensor(at), b.tensor(at), axes=(1, 0))
+            if turned is not None and turned.relative_l2 < _FAR * difference.relative_l2:
+                difference = turned
     except RecordingError:  # dropped, or its file is cut: what else was measured tells
         return
     if difference is None:

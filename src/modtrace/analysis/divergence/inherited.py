@@ -5,7 +5,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...recording.phase import FORWARD, PHASES
-from ...recording.role import BUFFER, INPUT, OP_OUTPUT, OUTPUT, PARAMETER
+from ...recording.role import (
+    BUFFER,
+    INPUT,
+    OP_OUTPUT,
+    OPTIMIZER_STATE,
+    OUTPUT,
+    PARAMETER,
+    PARAMETER_GRAD,
+    UPDATE,
+)
 from ...recording.statistics.moments import Numbers
 from ..alignment.sides import Side
 from ..provenance.op_rules import UNINITIALIZED
@@ -15,6 +24,9 @@ from .flow import OpFlow
 from .measured import Bools
 
 _FORWARD = PHASES.index(FORWARD)
+
+#: The roles of parameters, and of what belongs to one.
+OF_PARAMETERS = (PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -27,6 +39,7 @@ class Inherited:
         Rows  # the row of an op that only this recording has, between what was compared and it; -1 for none
     )
     is_source: Bools  # nothing was computed: a parameter, a buffer, an input
+    maker: Rows  # the row of the op that returned the tensor, whether that has a partner or not; -1 for none
     is_copy: Bools  # another pair, of the op that returned it, has the same tensor
 
 
@@ -39,9 +52,9 @@ def find_inherited(side: Side, rows: Rows, error: Numbers) -> Inherited:
         error: the error of each pair; NaN where nothing could be compared.
     """
     values = side.values
-    role = _is_role(side)
-    is_op, is_leaf = role(OP_OUTPUT)[rows], ~role(OP_OUTPUT)[rows] & (values.op[rows] >= 0)
-    is_parameter = role(PARAMETER)[rows] & ~is_leaf
+    is_op = is_of(side, rows, OP_OUTPUT)
+    is_leaf = ~is_op & (values.op[rows] >= 0)
+    is_parameter = is_of(side, rows, PARAMETER) & ~is_leaf
     group, order = _group_tensors(side)
     before, earlier = _scan(values.step[rows], order[rows], is_parameter, error)
     own = _error_of_groups(group, rows, error)
@@ -49,11 +62,13 @@ def find_inherited(side: Side, rows: Rows, error: Numbers) -> Inherited:
         error=np.fmax(before, earlier),
         is_known=np.zeros(len(rows), bool),
         through=np.full(len(rows), -1, np.int64),
+        maker=np.full(len(rows), -1, np.int64),
         is_source=is_leaf | is_parameter,
         is_copy=~is_op & _has_op_pair(group, rows, is_op),
     )
     found.error[found.is_source] = earlier[found.is_source]
     found.is_known[found.is_source] = True
+    _inherit_by_parameters(found, side, rows, error)
     _inherit_by_calls(found, side, rows, error, earlier)
     _inherit_by_inputs(found, side, rows, error)
     _inherit_by_ops(found, side, rows, own, group, before)
@@ -66,19 +81,14 @@ def order_by_use(side: Side, rows: Rows) -> Rows:
     A parameter that was measured when the optimizer stepped is what the whole step used.
     """
     values = side.values
-    is_parameter = _is_role(side)(PARAMETER)[rows] & (values.op[rows] < 0)
+    is_parameter = is_of(side, rows, PARAMETER) & (values.op[rows] < 0)
     return np.lexsort((values.order[rows], ~is_parameter, values.step[rows]))
 
 
-class _is_role:
-    """Tells which rows of `values` have a role."""
-
-    def __init__(self, side: Side) -> None:
-        self._role, self._roles = side.values.role, side.values.roles
-
-    def __call__(self, role: str) -> Bools:
-        codes = [code for code, name in enumerate(self._roles) if name == role]
-        return np.isin(self._role, codes)
+def is_of(side: Side, rows: Rows, *roles: str) -> Bools:
+    """Returns which rows of `values` have one of the roles."""
+    codes = [code for code, name in enumerate(side.values.roles) if name in roles]
+    return np.isin(side.values.role[rows], codes)
 
 
 def _group_tensors(side: Side) -> tuple[Rows, Rows]:
@@ -135,11 +145,33 @@ def _largest_before(numbers: Numbers, resets: Bools, starts: Bools) -> Numbers:
     return np.where(is_inside, distinct[np.where(is_inside, found - part * len(distinct), 0)], 0.0)
 
 
+def _inherit_by_parameters(found: Inherited, side: Side, rows: Rows, error: Numbers) -> None:
+    """Gives parameters, and what their optimizer makes, what was before of the same parameter."""
+    mine = np.flatnonzero(is_of(side, rows, *OF_PARAMETERS) & ~is_of(side, rows, PARAMETER_GRAD))
+    every = np.flatnonzero(is_of(side, rows, *OF_PARAMETERS))
+    keys = name_parameters(side, rows[every])
+    order = np.argsort(keys, kind="stable")
+    is_new = np.append(True, np.diff(keys[order]) != 0)[: len(order)]
+    before = np.zeros(len(rows))
+    known = np.nan_to_num(error[every[order]], nan=0.0)
+    before[every[order]] = _largest_before(known, is_new, np.ones(len(order), bool))
+    found.error[mine] = before[mine]
+
+
+def name_parameters(side: Side, rows: Rows) -> Rows:
+    """Returns a number for the parameter that each row is of, or that an optimizer has updated."""
+    values = side.values
+    names = [slot.partition(".")[0].partition("[")[0] for slot in values.slots]
+    codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
+    code = np.array([*(codes[name] for name in names), 0])[values.slot[rows]]
+    return values.place[rows].astype(np.int64) * len(names) + code
+
+
 def _inherit_by_calls(found: Inherited, side: Side, rows: Rows, error: Numbers, earlier: Numbers) -> None:
     """Gives outputs of modules what was before their calls in the same caller, and what is inside of them."""
     calls = side.calls
     is_output = (
-        _is_role(side)(OUTPUT)[rows] & (side.values.call[rows] >= 0) & (side.values.phase[rows] == _FORWARD)
+        is_of(side, rows, OUTPUT) & (side.values.call[rows] >= 0) & (side.values.phase[rows] == _FORWARD)
     )
     mine = np.flatnonzero(is_output)
     if not len(mine):
@@ -148,7 +180,12 @@ def _inherit_by_calls(found: Inherited, side: Side, rows: Rows, error: Numbers, 
     np.fmax.at(of_call, side.values.call[rows[mine]], known)
     before, inside = _walk_calls(side, of_call)
     call = side.values.call[rows[mine]]
-    found.error[mine] = np.fmax(np.fmax(before[call], inside[call]), earlier[mine])
+    has_parameters = np.isin(
+        side.values.step[rows[mine]], side.values.step[rows[is_of(side, rows, PARAMETER)]]
+    )
+    found.error[mine] = np.fmax(
+        np.fmax(before[call], inside[call]), np.where(has_parameters, 0.0, earlier[mine])
+    )
     parameters = _errors_of_parameters(side, rows, error)
     found.error[mine] = np.fmax(
         found.error[mine], parameters(side.values.place[rows[mine]], side.values.step[rows[mine]])
@@ -179,7 +216,7 @@ class _errors_of_parameters:
     """Finds the largest error of the parameters of a place in a step."""
 
     def __init__(self, side: Side, rows: Rows, error: Numbers) -> None:
-        mine = np.flatnonzero(_is_role(side)(PARAMETER)[rows] & (side.values.place[rows] >= 0))
+        mine = np.flatnonzero(is_of(side, rows, PARAMETER) & (side.values.place[rows] >= 0))
         keys = self._key(side.values.place[rows[mine]], side.values.step[rows[mine]])
         self._keys, which = np.unique(keys, return_inverse=True)
         self._errors = np.zeros(len(self._keys) + 1)
@@ -194,13 +231,13 @@ class _errors_of_parameters:
 
 def _inherit_by_inputs(found: Inherited, side: Side, rows: Rows, error: Numbers) -> None:
     """Gives outputs of calls the errors of their recorded inputs."""
-    role, call = _is_role(side), side.values.call[rows]
+    call = side.values.call[rows]
     of_call = np.full(len(side.calls.parent) + 1, np.nan)
-    given = np.flatnonzero(role(INPUT)[rows] & (call >= 0))
+    given = np.flatnonzero(is_of(side, rows, INPUT) & (call >= 0))
     if not len(given):
         return
     np.fmax.at(of_call, call[given], error[given])
-    mine = np.flatnonzero(role(OUTPUT)[rows] & ~np.isnan(of_call[call]))
+    mine = np.flatnonzero(is_of(side, rows, OUTPUT) & ~np.isnan(of_call[call]))
     parameters = _errors_of_parameters(side, rows, error)
     of_parameters = parameters(side.values.place[rows[mine]], side.values.step[rows[mine]])
     found.error[mine] = np.fmax(of_call[call[mine]], of_parameters)
@@ -215,13 +252,14 @@ def _inherit_by_ops(
     if not len(side.ops.name):
         return
     flow = OpFlow(side.data)
-    is_output = _is_role(side)(OP_OUTPUT)
+    every = np.arange(len(values.role))
+    is_output = is_of(side, every, OP_OUTPUT)
     outputs = np.flatnonzero(is_output & (values.op >= 0))
     tensor = flow.tensor_of(values.op[outputs], values.slot[outputs], values.slots)
     of_tensor = np.full(len(flow.producer), np.nan)
     np.fmax.at(of_tensor, tensor[tensor >= 0], of_group[group[outputs]][tensor >= 0])
     of_tensor[_is_uninitialized(side)[flow.producer] & (flow.producer >= 0)] = 0.0
-    is_stored = _is_role(side)(PARAMETER) | _is_role(side)(BUFFER)
+    is_stored = is_of(side, every, PARAMETER, BUFFER)
     leaves = np.flatnonzero(~is_output & ((values.op >= 0) | is_stored))
     inputs = flow.find_inputs(of_tensor, _errors_of_reads(flow, side, leaves, of_group[group[leaves]]))
     # Where ops tell who made what, a module is blamed only for more than all before it.
@@ -230,12 +268,14 @@ def _inherit_by_ops(
     maker = np.full(len(of_group), -1, np.int64)
     maker[group[outputs]] = values.op[outputs]
     op = maker[group[rows]]
+    found.maker[:] = op
     mine = np.flatnonzero((op >= 0) & ~found.is_source)
     known = inputs.error[op[mine]]
     is_told = ~np.isnan(known) | inputs.is_known[op[mine]]
     mine, known = mine[is_told], known[is_told]
-    found.error[mine] = np.nan_to_num(known, nan=0.0)
     found.is_known[mine] = inputs.is_known[op[mine]]
+    unknown = np.where(found.is_known[mine], 0.0, before[mine])
+    found.error[mine] = np.fmax(np.nan_to_num(known, nan=0.0), unknown)
     found.through[mine] = inputs.through[op[mine]]
 
 

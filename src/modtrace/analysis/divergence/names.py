@@ -58,6 +58,13 @@ class Names:
         call = int(self._side.ops.call[row])
         return self.module(int(self._side.calls.place[call])) if call >= 0 else None
 
+    def identify_op(self, row: int) -> tuple[str, int, int | None]:
+        """Returns the name of an op, which of its name within its call it is, and which call of its module that is."""
+        nth: int = self._side.data.table("ops")["nth"][row].as_py()
+        call = int(self._side.ops.call[row])
+        of_module = None if call < 0 else self._side.data.table("calls")["nth"][call].as_py()
+        return self.op(row), nth, of_module
+
     def label_op(self, row: int) -> str:
         """Returns an op with its module: `mul in blocks.0.attn`."""
         return f"{forms_of_op(self.op(row))[-1]} {in_place(self.place_of_op(row))}"

@@ -26,13 +26,14 @@ class Noise:
     text: str  # the same as a sentence
     local: Numbers  # what its op or module makes by itself
     inherited: Numbers  # what it may have inherited at most, of the noise of all before it
+    gain: Numbers  # how many times larger what it has inherited may become, as its summands cancel
 
 
 def give_noise(tolerance: float, count: int) -> Noise:
     """Returns a tolerance as the noise of all pairs."""
     level = np.full(count, float(tolerance))
     text = f"noise: a relative error of {tolerance:g} is tolerated"
-    return Noise(kind=GIVEN, text=text, local=level, inherited=np.zeros(count))
+    return Noise(kind=GIVEN, text=text, local=level, inherited=np.zeros(count), gain=np.ones(count))
 
 
 def measure_noise(levels: list[Numbers]) -> Noise:
@@ -46,20 +47,35 @@ def measure_noise(levels: list[Numbers]) -> Noise:
     level = _SPREAD * np.where(np.isfinite(highest), highest, known.max(initial=0.0))
     runs = f"{len(levels)} further run{'s' if len(levels) > 1 else ''}"
     text = f"noise: measured by {runs}, up to {known.max(initial=0.0):.1e}; {_SPREAD:.0f} times that of a site is noise"
-    return Noise(kind=MEASURED, text=text, local=level, inherited=np.zeros(len(level)))
+    return Noise(
+        kind=MEASURED, text=text, local=level, inherited=np.zeros(len(level)), gain=np.ones(len(level))
+    )
 
 
-def assume_noise(a: Measured, b: Measured) -> Noise:
+def assume_noise(a: Measured, b: Measured, cancellation: Numbers) -> Noise:
     """Returns what rounding explains: eps of the coarser dtype, and of sums as long as the tensor's largest axis.
 
     Results are rounded to their dtype, and added up in float32 at least.
+
+    Args:
+        a: the tensors of one recording.
+        b: those of the other.
+        cancellation: how many times larger the summands of each tensor are.
     """
     stored, summed = _epsilons(a), _epsilons(b)
     coarser = np.maximum(stored, summed)
     length = np.maximum(_longest_axes(a), _longest_axes(b))
     local = FACTOR * (coarser + np.minimum(coarser, 2.0**-23) * np.sqrt(length))
+    before = np.maximum.accumulate(local) if len(local) else local
     text = f"noise: assumed, {FACTOR:g} eps of the dtype x sqrt(sum length): {_range(local)}"
-    return Noise(kind=ASSUMED, text=text, local=local, inherited=local * np.sqrt(1 + np.arange(len(local))))
+    inherited = before * np.sqrt(1 + np.arange(len(local)))
+    return Noise(
+        kind=ASSUMED,
+        text=text,
+        local=np.minimum(local * cancellation, 1.0),
+        inherited=np.minimum(inherited * cancellation, 1.0),
+        gain=cancellation,
+    )
 
 
 def _epsilons(measured: Measured) -> Numbers:

@@ -36,43 +36,56 @@ class Ranking:
         return np.asarray(self.is_beyond & (self.score >= STANDS_OUT))
 
 
-def rank(errors: Errors, inherited: Inherited, noise: Noise) -> Ranking:
-    """Returns which differences are more than noise, and how far each stands out from what its inputs were."""
+def rank(errors: Errors, inherited: Inherited, noise: Noise, are_judged: Bools) -> Ranking:
+    """Returns which differences are more than noise, and how far each stands out from what its inputs were.
+
+    Args:
+        errors: the difference of each pair.
+        inherited: those of their inputs.
+        noise: what of the differences is noise.
+        are_judged: the pairs that may be blamed.
+    """
     error = np.where(np.isinf(errors.error), _UNKNOWN, np.nan_to_num(errors.error, nan=0.0))
-    given = np.where(np.isinf(inherited.error), _UNKNOWN, inherited.error)
+    given = np.where(np.isinf(inherited.error), _UNKNOWN, inherited.error) * noise.gain
     own = np.maximum(noise.local, errors.floor)
-    allowed = own + _GAIN * np.minimum(given, noise.inherited)
-    is_beyond = (error > allowed) & ~inherited.is_copy
+    can_differ = are_judged & ~inherited.is_copy
+    is_beyond = can_differ & (error > own + _GAIN * np.minimum(given, noise.inherited))
+    excused = (
+        np.maximum.accumulate(np.where(is_beyond, 0.0, np.minimum(error, given))) if len(error) else error
+    )
+    # What was excused once, as a gradient that is zero but for rounding, excuses what follows from it.
+    bound = np.maximum(noise.inherited, np.where(noise.inherited > 0, excused, 0.0))
+    is_beyond = can_differ & (error > own + _GAIN * np.minimum(given, bound))
     return Ranking(
         is_beyond=is_beyond,
         score=error / np.maximum(np.maximum(given, own), _SMALLEST),
-        is_beyond_inputs=given > np.maximum(own, noise.inherited),
+        is_beyond_inputs=given > np.maximum(own, bound),
     )
 
 
-def choose_first(ranking: Ranking, among: Bools | None = None) -> int | None:
-    """Returns the pair that made the difference; None if nothing differs by more than noise.
-
-    It is the first in time of those that stand out half as far as the farthest, in powers of ten. So a difference of a
-    few times the noise does not hide one of a thousand times that comes later; and one of a thousand times stays the
-    first where it is amplified later.
-    """
-    beyond = ranking.is_beyond if among is None else ranking.is_beyond & among
-    rows = np.flatnonzero(beyond)
-    if not len(rows):
-        return None
-    scores = np.maximum(ranking.score[rows], 1.0)
-    return int(rows[scores >= np.sqrt(scores.max())][0])
+def choose_first(ranking: Ranking) -> int | None:
+    """Returns the pair that made the difference; None if nothing differs by more than noise."""
+    return _first_among(ranking, np.flatnonzero(ranking.is_beyond))
 
 
 def first_of_each(ranking: Ranking, step: Column, phase: Column) -> Rows:
     """Returns the first pair of each step and phase that differs by more than noise, as `choose_first` does."""
     rows = np.flatnonzero(ranking.is_beyond)
     keys = step[rows].astype(np.int64) * 8 + phase[rows]
-    found = []
     order = np.argsort(keys, kind="stable")
-    for some in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1):
-        scores = np.maximum(ranking.score[rows[some]], 1.0)
-        if len(some):
-            found.append(rows[some][scores >= np.sqrt(scores.max())][0])
-    return np.sort(np.array(found, np.int64))
+    parts = np.split(rows[order], np.flatnonzero(np.diff(keys[order])) + 1)
+    found = (_first_among(ranking, part) for part in parts)
+    return np.sort(np.array([each for each in found if each is not None], np.int64))
+
+
+def _first_among(ranking: Ranking, rows: Rows) -> int | None:
+    """Returns the first in time that stands out from inputs without a difference, or half as far as the farthest.
+
+    Half is meant in powers of ten. So a difference of a few times the noise does not hide one of a thousand times that
+    comes later; and one of a thousand times stays the first where it is amplified later.
+    """
+    if not len(rows):
+        return None
+    scores = np.maximum(ranking.score[rows], 1.0)
+    is_made = ~ranking.is_beyond_inputs[rows] & (scores >= STANDS_OUT)
+    return int(rows[is_made | (scores >= np.sqrt(scores.max()))][0])
