@@ -2,19 +2,21 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from ...recording.protocols import RecordingData
-from ..step.calls import Column, Rows
+from ..step.calls import Rows
 from ..step.chosen_step import find_step
-from .calls import pair_calls
-from .contract import REASONS, Alignment, Joined, Unpaired, UnpairedRows
+from .calls import pair_calls, translate
+from .contract import Alignment, Joined
+from .joins import collect, join_splits
 from .keys import to_pairs
-from .modules import pair_places
+from .modules import PlacePairs, pair_places
 from .ops import pair_ops
+from .permutations import find_permutations
+from .rules import read_rules
 from .sides import Side, read_side
 from .steps import pair_steps
-from .values import pair_values
+from .unpaired import list_unpaired
+from .values import Partners, number_values, pair_values
 
 
 def align(
@@ -40,50 +42,42 @@ def align(
     chosen = None if step is None else (find_step(a, step), find_step(b, step if step_b is None else step_b))
     steps, of_a, of_b = pair_steps(a, b, chosen)
     side, other = read_side(a, of_a), read_side(b, of_b)
-    places = pair_places(side, other)
+    read = read_rules(rules)
+    places = pair_places(side, other, read)
     calls = pair_calls(side, other, places, steps)
     ops = pair_ops(side, other, calls, steps)
-    values = pair_values(side, other, places, steps, calls, ops)
-    pairs = to_pairs(values[0], _order_values(side))
+    values = pair_values(side, other, number_values(side, other, places, steps, calls, ops))
+    joined = _join(side, other, places, steps, values)
+    pairs = to_pairs(values[0], side.values.order)
+    permuted, axes = find_permutations(side, other, pairs)
     return Alignment(
         steps=steps,
         modules=tuple(
-            (side.names[at], other.names[there]) for at, there in enumerate(places[0].tolist()) if there >= 0
+            (side.names[at], other.names[there])
+            for at, there in enumerate(places.partner.tolist())
+            if there >= 0
         ),
         calls=to_pairs(calls[0], side.calls.calls.start_ns),
         ops=to_pairs(ops[0], side.ops.order),
         values=pairs,
-        permuted=np.full(len(pairs), -1, np.int64),
-        axes=(),
-        joined=_no_joined(),
-        missing=_list_unpaired(side, places[0], calls[0], ops[0], values[0]),
-        extra=_list_unpaired(other, places[1], calls[1], ops[1], values[1]),
-        rules=tuple(rules),
+        permuted=permuted,
+        axes=axes,
+        joined=joined,
+        missing=list_unpaired(
+            side, steps[:, 0], places.partner, calls[0], ops[0], values[0], places.find_split(in_a=True)
+        ),
+        extra=list_unpaired(
+            other, steps[:, 1], places.back, calls[1], ops[1], values[1], places.find_split(in_a=False)
+        ),
+        rules=tuple(each.text for each in read),
         proposed=(),
     )
 
 
-def _order_values(side: Side) -> Rows:
-    order = np.empty(len(side.values.order), np.int64)
-    order[np.lexsort((side.values.order, side.values.step))] = np.arange(len(order))
-    return order
-
-
-def _no_joined() -> Joined:
-    none = np.empty(0, np.int64)
-    return Joined(part=none, whole=none, whole_in_a=none.astype(bool), dimension=none, offset=none)
-
-
-def _list_unpaired(side: Side, places: Rows, calls: Rows, ops: Rows, values: Rows) -> Unpaired:
-    return Unpaired(
-        modules=tuple(side.names[at] for at in np.flatnonzero(places < 0).tolist()),
-        calls=_list_rows(calls, side.calls.kept, side.calls.calls.start_ns, "call"),
-        ops=_list_rows(ops, side.ops.kept, side.ops.order, "op"),
-        values=_list_rows(values, side.values.kept, _order_values(side), "site"),
-    )
-
-
-def _list_rows(partner: Rows, kept: Column, order: Rows, reason: str) -> UnpairedRows:
-    rows = np.flatnonzero(kept & (partner < 0))
-    rows = rows[np.argsort(order[rows], kind="stable")]
-    return UnpairedRows(rows=rows, reason=np.full(len(rows), REASONS.index(reason), np.int8))
+def _join(side: Side, other: Side, places: PlacePairs, steps: Rows, values: Partners) -> Joined:
+    """Returns the parts of split modules, and pairs what the parts and the whole are all given."""
+    found = join_splits(side, other, places.splits, translate(side.values.step, steps))
+    for each in found:
+        at, there = each.pairs[:, 0], each.pairs[:, 1]
+        values[0][at], values[1][there] = there, at
+    return collect(found)

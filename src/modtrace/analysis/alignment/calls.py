@@ -4,10 +4,11 @@ import numpy as np
 
 from ..step.calls import Column, RowFinder, Rows
 from .keys import number_keys, pair_keys, take
+from .modules import PlacePairs
 from .sides import Side
 
 
-def pair_calls(a: Side, b: Side, places: tuple[Rows, Rows], steps: Rows) -> tuple[Rows, Rows]:
+def pair_calls(a: Side, b: Side, places: PlacePairs, steps: Rows) -> tuple[Rows, Rows]:
     """Returns the partner of each call; -1 if there is none."""
     keys, known = number_calls(a, b, places, steps)
     partner, back = pair_keys(keys[0][known[0]], keys[1][known[1]])
@@ -16,12 +17,12 @@ def pair_calls(a: Side, b: Side, places: tuple[Rows, Rows], steps: Rows) -> tupl
 
 
 def number_calls(
-    a: Side, b: Side, places: tuple[Rows, Rows], steps: Rows
+    a: Side, b: Side, places: PlacePairs, steps: Rows
 ) -> tuple[tuple[Rows, Rows], tuple[Rows, Rows]]:
     """Returns keys that are equal for calls that mean the same, and the calls that can have a partner, as started."""
     of_a, of_b = a.calls, b.calls
     step, step_b = translate(of_a.step, steps), of_b.step
-    place, place_b = take(places[0], of_a.place), of_b.place
+    place, place_b = take(places.partner, of_a.place), of_b.place
     keys = number_keys(
         (step, step_b),
         (place, place_b),
@@ -31,7 +32,7 @@ def number_calls(
         (of_a.wraps, of_b.wraps),
     )
     known = of_a.kept & (step >= 0) & ((place >= 0) | (of_a.place < 0))
-    known_b = of_b.kept & np.isin(step_b, steps[:, 1]) & ((place_b < 0) | (take(places[1], place_b) >= 0))
+    known_b = of_b.kept & np.isin(step_b, steps[:, 1]) & ((place_b < 0) | (take(places.back, place_b) >= 0))
     return keys, (_in_order(known, of_a.calls.start_ns), _in_order(known_b, of_b.calls.start_ns))
 
 

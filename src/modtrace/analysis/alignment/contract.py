@@ -14,11 +14,12 @@ REASONS = (
     "site",  # it measured no such tensor of the same call, op or module
     "wrapper",  # it lacks a wrapper; the call that the wrapper passes on to has a partner
     "recompute",  # it did not recompute the call, whose forward has a partner
+    "view",  # the op computes nothing: it returns a view of what it was given
     "joined",  # one of several parts, or the whole of several: see `Alignment.joined`
 )
 
 #: Reasons that say nothing of what the two models compute: none of them makes two recordings unequal.
-HARMLESS = frozenset({"wrapper", "recompute", "joined"})
+HARMLESS = frozenset({"wrapper", "recompute", "view", "joined"})
 
 
 class ModuleName(NamedTuple):
@@ -77,6 +78,7 @@ class Joined:
     whole_in_a: Column  # whether the whole is of `a`; its parts are of `b` then
     dimension: Rows  # of the whole, along which the parts follow each other
     offset: Rows  # where the part begins in that dimension
+    permuted: Rows  # as `Alignment.permuted`: how the dimensions of the part have to be permuted first
 
     def __len__(self) -> int:
         return len(self.part)

@@ -8,8 +8,8 @@ from ..step.calls import Column, Rows, iterate_levels
 from ..step.ops import base_name
 from .calls import translate
 from .keys import number_keys, number_texts, take
+from .op_shapes import number_shapes
 from .sequences import align_sequences
-from .shapes import number_shapes
 from .sides import Side
 
 

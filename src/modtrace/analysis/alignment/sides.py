@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from ...recording.phase import OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
+from ...recording.role import OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
 from ..step.calls import (
     Calls,
     Column,
@@ -22,6 +23,9 @@ from ..step.ops import dictionary_codes
 from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_by_calls, place_calls
 from .contract import ModuleName
 from .keys import count_before, number_keys, take
+from .sizes import Sizes, read_sizes
+
+_OF_PARAMETERS = (PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,6 +39,7 @@ class CallSide:
     parent: Rows  # the call around it, of its own phase
     #: How many wrapped calls are inside a wrapper's call: 0 for a call of a module itself.
     wraps: Rows
+    origin: Rows  # the forward call that it belongs to: itself, or the one that it repeats
     #: Of the outermost forward call that it belongs to: how many of the same module the step had before.
     outer: Rows
     #: Of the forward call that it belongs to: how many of its place were made before inside the same outermost call.
@@ -50,6 +55,7 @@ class OpSide:
     phase: Column  # codes of PHASES; -1 outside of them
     call: Rows  # -1 outside of calls
     order: Rows  # the place of each op in the order in which they began
+    is_view: Column
     name: Column  # codes of `names`
     names: tuple[str, ...]
 
@@ -64,8 +70,8 @@ class ValueSide:
     place: Rows
     call: Rows
     op: Rows
-    order: Rows
-    site: Rows  # row of `sites`
+    order: Rows  # the place of each row in the order in which they were measured
+    sizes: Sizes  # their shapes
     role: Column  # codes of `roles`
     roles: tuple[str, ...]
     slot: Column  # codes of `slots`
@@ -82,6 +88,10 @@ class Side:
     calls: CallSide
     ops: OpSide
     values: ValueSide
+
+    def is_of_parameters(self, role: Column) -> Column:
+        """Returns which of these codes of roles have the layout of a parameter: its gradient and states, too."""
+        return np.isin(role, [code for code, name in enumerate(self.values.roles) if name in _OF_PARAMETERS])
 
 
 def read_side(data: RecordingData, steps: Collection[int]) -> Side:
@@ -119,6 +129,7 @@ def _read_calls(table: pa.Table, steps: Column, placer: Placer) -> CallSide:
         place=place,
         parent=calls.parent,
         wraps=wraps,
+        origin=origin,
         outer=outer,
         inner=inner,
     )
@@ -174,6 +185,7 @@ def _read_ops(table: pa.Table, steps: Column, calls: CallSide) -> OpSide:
         phase=phase_codes(table["phase"]),
         call=RowFinder(calls.calls.call_id)(column_of(table, "call_id")),
         order=order,
+        is_view=column_of(table, "is_view").astype(bool),
         name=name,
         names=names,
     )
@@ -193,8 +205,8 @@ def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: Call
         place=place_by_calls(module, call_id, calls.calls, calls.place, placer),
         call=RowFinder(calls.calls.call_id)(call_id),
         op=RowFinder(column_of(data.table("ops"), "op_id"))(column_of(table, "op_id")),
-        order=column_of(table, "order"),
-        site=site,
+        order=np.lexsort((column_of(table, "order"), step)).argsort(),
+        sizes=read_sizes(table["shape"]),
         role=take(role, site),
         roles=roles,
         slot=take(slot, site),
