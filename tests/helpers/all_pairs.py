@@ -3,6 +3,7 @@
 from functools import cache
 
 import modtrace
+from modtrace.analysis.divergence.answer import Comparison
 
 from .pairs import PAIRS, Pair, record
 from .ported_pairs import KINDS, pair_of
@@ -20,7 +21,7 @@ HEALTHY = {
 }
 
 
-def compare(name: str, *, is_planted: bool) -> "modtrace.Comparison":
+def compare(name: str, *, is_planted: bool) -> Comparison:
     """What ours says of a pair."""
     first, second = first_of(name), second_of(name, is_planted=is_planted)
     return modtrace.compare(first, second, noise=noise_of(name), **TABLE[name].options)

@@ -2,8 +2,6 @@
 
 import math
 
-import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from torch import nn
@@ -124,10 +122,15 @@ def trained(width: int, *, is_maximal: bool) -> modtrace.Recording:
     torch.manual_seed(0)
     model = MLP(width, is_maximal=is_maximal)
     rate = 0.01 * (32 / width if is_maximal else 1.0)
-    groups = [{"params": model.first.parameters(), "lr": 0.01}, {"params": [model.hidden.weight, model.head.weight]}]
+    groups = [
+        {"params": model.first.parameters(), "lr": 0.01},
+        {"params": [model.hidden.weight, model.head.weight]},
+    ]
     optimizer = torch.optim.Adam(groups, lr=rate)
     x, y = torch.randn(16, 8), torch.randn(16, 4)
-    with modtrace.record(model, values=modtrace.Capture(roles="output", steps=[4], stats=2), strict=True) as rec:
+    with modtrace.record(
+        model, values=modtrace.Capture(roles="output", steps=[4], stats=2), strict=True
+    ) as rec:
         for _ in range(5):
             (model(x) - y).square().mean().backward()
             optimizer.step()
@@ -135,23 +138,29 @@ def trained(width: int, *, is_maximal: bool) -> modtrace.Recording:
     return rec
 
 
-def growth_with_width(widths: list[int], *, is_maximal: bool) -> dict[str, float]:
-    """By which power of the width the magnitudes of each output grow, between the narrowest net and the widest."""
-    narrow, *_, wide = (trained(width, is_maximal=is_maximal) for width in widths)
-    found = modtrace.compare(narrow, wide)
-    assert not found.missing and not found.extra
-    sizes = [mean_magnitudes(rec, found.table[column]) for rec, column in ((narrow, "row_a"), (wide, "row_b"))]
-    powers = np.log(sizes[1] / sizes[0]) / np.log(widths[-1] / widths[0])
-    return dict(zip(found.table["path"].to_pylist(), powers.tolist(), strict=True))
+def growth_with_width(widths: tuple[int, int], *, is_maximal: bool) -> dict[str, float]:
+    """By which power of the width the mean magnitude of each output grows."""
+    narrow, wide = (mean_magnitudes(trained(width, is_maximal=is_maximal)) for width in widths)
+    return {path: math.log(wide[path] / narrow[path], widths[1] / widths[0]) for path in narrow}
 
 
-def mean_magnitudes(rec: modtrace.Recording, rows: pa.ChunkedArray) -> np.ndarray:
-    values = rec.table("values").take(rows)
-    return values["sumabs"].to_numpy() / values["numel"].to_numpy()
+def mean_magnitudes(rec: modtrace.Recording) -> dict[str, float]:
+    values, sites, modules = (rec.frame(name) for name in ("values", "sites", "modules"))
+    rows = values.merge(sites, on="site_id").merge(modules, on="module_id")
+    return dict(zip(rows["path"], rows["sumabs"] / rows["numel"], strict=True))
 
 
-def test_coordinates_grow_with_the_width_only_without_the_maximal_update_parametrisation() -> None:
-    maximal = growth_with_width([32, 1024], is_maximal=True)
-    standard = growth_with_width([32, 1024], is_maximal=False)
+def test_outputs_grow_with_the_width_only_without_the_maximal_update_parametrisation() -> None:
+    maximal = growth_with_width((32, 512), is_maximal=True)
+    standard = growth_with_width((32, 512), is_maximal=False)
     assert list(maximal) == ["first", "hidden", "head", ""]
-    print(maximal, standard)
+    assert max(map(abs, maximal.values())) < 0.25
+    assert max(standard.values()) > 0.4
+
+
+def test_widths_that_differ_are_told_as_shapes_and_not_as_a_difference() -> None:
+    found = modtrace.compare(trained(32, is_maximal=True), trained(64, is_maximal=True))
+    assert [(each.name, each.why) for each in found.missing.tensors] == [
+        ("output of first", "shape"),
+        ("output of hidden", "shape"),
+    ]
