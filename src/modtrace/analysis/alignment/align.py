@@ -8,7 +8,7 @@ from ..step.chosen_step import find_step
 from .calls import pair_calls, translate
 from .contract import Alignment, Joined
 from .joins import collect, join_splits
-from .keys import to_pairs
+from .keys import Partners, to_pairs
 from .modules import PlacePairs, pair_places
 from .ops import pair_ops
 from .permutations import find_permutations
@@ -17,7 +17,7 @@ from .rules import AUTO, read_rules
 from .sides import Side, read_side
 from .steps import pair_steps
 from .unpaired import list_unpaired
-from .values import Partners, number_values, pair_values
+from .values import number_values, pair_values
 
 
 def align(
@@ -50,7 +50,7 @@ def align(
         read, proposed = (*read, *read_rules(proposed)), ()
         places = pair_places(side, other, read)
     calls = pair_calls(side, other, places, steps)
-    ops = pair_ops(side, other, calls, steps)
+    ops = pair_ops(side, other, places, calls, steps)
     values = pair_values(side, other, number_values(side, other, places, steps, calls, ops))
     joined = _join(side, other, places, steps, values)
     pairs = to_pairs(values[0], side.values.order)
