@@ -8,15 +8,16 @@ from ..step.chosen_step import find_step
 from .calls import pair_calls, translate
 from .contract import Alignment, Joined
 from .joins import collect, join_splits
-from .keys import to_pairs
+from .keys import Partners, to_pairs
 from .modules import PlacePairs, pair_places
 from .ops import pair_ops
 from .permutations import find_permutations
-from .rules import read_rules
+from .proposals import propose_rules
+from .rules import AUTO, read_rules
 from .sides import Side, read_side
 from .steps import pair_steps
 from .unpaired import list_unpaired
-from .values import Partners, number_values, pair_values
+from .values import number_values, pair_values
 
 
 def align(
@@ -32,7 +33,7 @@ def align(
     Args:
         a: a recording.
         b: another one, or the same.
-        rules: `EXPRESSION=PATH`: how modules of `a` are called in `b`.
+        rules: `EXPRESSION=PATH`: how modules of `a` are called in `b`; `AUTO` stands for the rules that are proposed.
         step: the only step of `a` to compare, as `find_step` takes it; None: all.
         step_b: that of `b`; None: the same as of `a`.
 
@@ -44,8 +45,12 @@ def align(
     side, other = read_side(a, of_a), read_side(b, of_b)
     read = read_rules(rules)
     places = pair_places(side, other, read)
+    proposed = propose_rules(side, other, places)
+    if AUTO in rules:
+        read, proposed = (*read, *read_rules(proposed)), ()
+        places = pair_places(side, other, read)
     calls = pair_calls(side, other, places, steps)
-    ops = pair_ops(side, other, calls, steps)
+    ops = pair_ops(side, other, places, calls, steps)
     values = pair_values(side, other, number_values(side, other, places, steps, calls, ops))
     joined = _join(side, other, places, steps, values)
     pairs = to_pairs(values[0], side.values.order)
@@ -70,7 +75,7 @@ def align(
             other, steps[:, 1], places.back, calls[1], ops[1], values[1], places.find_split(in_a=False)
         ),
         rules=tuple(each.text for each in read),
-        proposed=(),
+        proposed=proposed,
     )
 
 

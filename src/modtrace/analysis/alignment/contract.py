@@ -14,12 +14,14 @@ REASONS = (
     "site",  # it measured no such tensor of the same call, op or module
     "wrapper",  # it lacks a wrapper; the call that the wrapper passes on to has a partner
     "recompute",  # it did not recompute the call, whose forward has a partner
+    "optimizer",  # the op is one of an optimizer that runs others; what it made of the parameters is compared
+    "again",  # another row of the same parameter in the same step has a partner
     "view",  # the op computes nothing: it returns a view of what it was given
     "joined",  # one of several parts, or the whole of several: see `Alignment.joined`
 )
 
 #: Reasons that say nothing of what the two models compute: none of them makes two recordings unequal.
-HARMLESS = frozenset({"wrapper", "recompute", "view", "joined"})
+HARMLESS = frozenset({"wrapper", "recompute", "optimizer", "again", "view", "joined"})
 
 
 class ModuleName(NamedTuple):

@@ -80,8 +80,8 @@ def _find_split_rows(
             split[part], nth[part] = number, at
             transposed[part] = is_transposed(of_whole.names[each.whole].type, of_parts.names[part].type)
     values, others = of_parts.values, of_whole.values
-    parts = np.flatnonzero(values.kept & (take(split, values.place) >= 0) & (values.op < 0))
-    wholes = np.flatnonzero(others.kept & (take(whole, others.place) >= 0) & (others.op < 0))
+    parts = np.flatnonzero(values.kept & (take(split, values.place) >= 0) & ~of_parts.is_of_op)
+    wholes = np.flatnonzero(others.kept & (take(whole, others.place) >= 0) & ~of_whole.is_of_op)
     place = values.place[parts]
     keys = number_keys((split[place], whole[others.place[wholes]]), (calls[0][parts], calls[1][wholes]))
     counts = np.array([len(each.parts) for each in splits], np.int64)

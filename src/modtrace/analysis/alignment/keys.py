@@ -6,6 +6,8 @@ import numpy as np
 
 from ..step.calls import Column, Rows
 
+Partners = tuple[Rows, Rows]  # of each row of `a`, of each row of `b`; -1 for none
+
 
 def number_keys(*columns: tuple[Column, Column]) -> tuple[Rows, Rows]:
     """Returns a number for each row of two tables. Rows with equal values in all columns have equal numbers.

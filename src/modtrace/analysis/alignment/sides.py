@@ -2,13 +2,14 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 
 from ...recording.phase import OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
-from ...recording.role import OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
+from ...recording.role import OP_ROLES, OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
 from ..step.calls import (
     Calls,
     Column,
@@ -89,6 +90,12 @@ class Side:
     calls: CallSide
     ops: OpSide
     values: ValueSide
+
+    @cached_property
+    def is_of_op(self) -> Column:
+        """Which rows of `values` belong to an op: what it returned, and a constant that it read first."""
+        of_ops = [code for code, name in enumerate(self.values.roles) if name in OP_ROLES]
+        return (self.values.op >= 0) & np.isin(self.values.role, of_ops)
 
     def is_of_parameters(self, role: Column) -> Column:
         """Returns which of these codes of roles have the layout of a parameter: its gradient and states, too."""

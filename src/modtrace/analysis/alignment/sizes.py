@@ -33,3 +33,9 @@ def number_sizes(one: Sizes, other: Sizes) -> tuple[Rows, Rows]:
         for each in (one, other)
     ]
     return number_keys(*((wide[0][:, at], wide[1][:, at]) for at in range(width)))
+
+
+def count_elements(sizes: Sizes) -> Sizes:
+    """Returns a column with the number of elements of each shape."""
+    counts: Sizes = np.where(sizes < 0, 1, sizes).prod(axis=1, keepdims=True, dtype=np.int64)
+    return counts

@@ -2,13 +2,15 @@
 
 import numpy as np
 
-from ...recording.phase import PHASES, RECOMPUTE
+from ...recording.phase import OPTIMIZER, PHASES, RECOMPUTE
 from ..step.calls import Column, Rows
 from .contract import REASONS, Unpaired, UnpairedRows
-from .keys import take
+from .keys import number_keys, take
 from .sides import Side
 
-_STEP, _MODULE, _CALL, _OP, _SITE, _WRAPPER, _RECOMPUTE, _VIEW, _JOINED = range(len(REASONS))
+_STEP, _MODULE, _CALL, _OP, _SITE, _WRAPPER, _RECOMPUTE, _OPTIMIZER, _AGAIN, _VIEW, _JOINED = range(
+    len(REASONS)
+)
 _RECOMPUTED = PHASES.index(RECOMPUTE)
 
 
@@ -27,8 +29,8 @@ def list_unpaired(
         joined: places whose module is one of several parts, or the whole of several.
     """
     of_call = _tell_calls(side, steps, places, calls, joined)
-    of_op = _tell_ops(side, steps, calls)
-    of_value = _tell_values(side, steps, places, of_call, calls, of_op, ops, joined)
+    of_op = _tell_ops(side, steps, calls, joined)
+    of_value = _tell_values(side, steps, places, of_call, calls, of_op, ops, joined, values)
     return Unpaired(
         modules=tuple(
             side.names[at] for at in np.flatnonzero(places < 0).tolist() if at not in set(joined.tolist())
@@ -52,10 +54,12 @@ def _tell_calls(side: Side, steps: Rows, places: Rows, partner: Rows, joined: Ro
     return reason
 
 
-def _tell_ops(side: Side, steps: Rows, calls: Rows) -> Column:
+def _tell_ops(side: Side, steps: Rows, calls: Rows, joined: Rows) -> Column:
     ops = side.ops
     reason = np.full(len(ops.step), _OP, np.int8)
+    reason[ops.phase == PHASES.index(OPTIMIZER)] = _OPTIMIZER
     reason[ops.is_view] = _VIEW
+    reason[np.isin(take(side.calls.place, ops.call), joined)] = _JOINED
     is_alone = (ops.call < 0) | (take(calls, ops.call) < 0)
     reason[(ops.phase == _RECOMPUTED) & is_alone] = _RECOMPUTE
     reason[~np.isin(ops.step, steps)] = _STEP
@@ -71,9 +75,10 @@ def _tell_values(
     of_op: Column,
     ops: Rows,
     joined: Rows,
+    partner: Rows,
 ) -> Column:
     values = side.values
-    has_op, has_call = values.op >= 0, values.call >= 0
+    has_op, has_call = side.is_of_op, values.call >= 0
     reason = np.full(len(values.step), _SITE, np.int8)
     reason[(values.place >= 0) & (take(places, values.place) < 0) & ~has_op] = _MODULE
     rows = np.flatnonzero(has_call & ~has_op & (take(calls, values.call) < 0))
@@ -81,8 +86,19 @@ def _tell_values(
     rows = np.flatnonzero(has_op & (take(ops, values.op) < 0))
     reason[rows] = of_op[values.op[rows]]
     reason[np.isin(values.place, joined) & (values.place >= 0) & ~has_op] = _JOINED
+    reason[(reason == _SITE) & _is_seen_again(side, partner)] = _AGAIN
     reason[~np.isin(values.step, steps)] = _STEP
     return reason
+
+
+def _is_seen_again(side: Side, partner: Rows) -> Column:
+    """Returns which rows are of a parameter or buffer of which another row of the same step has a partner."""
+    values = side.values
+    is_kept = ~side.is_of_op & (values.call < 0) & (values.place >= 0)
+    key, _ = number_keys(
+        *((column, column[:0]) for column in (values.step, values.place, values.role, values.slot))
+    )
+    return is_kept & np.isin(key, key[is_kept & (partner >= 0)])
 
 
 def _list_rows(partner: Rows, kept: Column, order: Rows, reason: Column) -> UnpairedRows:

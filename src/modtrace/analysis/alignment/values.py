@@ -7,12 +7,10 @@ import numpy as np
 
 from ..step.calls import Column, Rows
 from .calls import translate
-from .keys import number_keys, number_texts, pair_keys, take
+from .keys import Partners, number_keys, number_texts, pair_keys, take
 from .modules import PlacePairs
 from .sides import Side
-from .sizes import Sizes, number_sizes
-
-Partners = tuple[Rows, Rows]  # of each row of a, of each row of b; -1 for none
+from .sizes import Sizes, count_elements, number_sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +18,7 @@ class ValueKeys:
     """What the rows of both recordings belong to, as numbers that are equal if this has a partner."""
 
     owner: Partners  # step, phase, role, and call, op or module
+    parameter: Partners  # of what belongs to a module: step, role and module; of the rest as `owner`
     slot: Partners
     known: tuple[Column, Column]  # whether the owner has a partner
 
@@ -42,8 +41,16 @@ def number_values(
         (owners[0].kind, owners[1].kind),
         (owners[0].number, owners[1].number),
     )
+    is_alone = owners[0].kind == 0, owners[1].kind == 0
+    parameter = number_keys(
+        (step, of_b.step),
+        (np.where(is_alone[0], -1, keys[0]), np.where(is_alone[1], -1, keys[1])),
+        (take(roles[0], of_a.role), take(roles[1], of_b.role)),
+        (np.where(is_alone[0], owners[0].number, -1), np.where(is_alone[1], owners[1].number, -1)),
+    )
     return ValueKeys(
         keys,
+        parameter,
         (take(slots[0], of_a.slot), take(slots[1], of_b.slot)),
         (
             of_a.kept & (step >= 0) & owners[0].has_partner,
@@ -63,7 +70,7 @@ class _Owners(NamedTuple):
 def _find_owners(side: Side, places: Rows, calls: Rows, ops: Rows) -> _Owners:
     """Returns the owner of each row, by the numbers of places, calls and ops."""
     values = side.values
-    kind = np.where(values.op >= 0, 2, np.where(values.call >= 0, 1, 0))
+    kind = np.where(side.is_of_op, 2, np.where(values.call >= 0, 1, 0))
     number = np.choose(kind, (take(places, values.place), take(calls, values.call), take(ops, values.op)))
     return _Owners(kind, number, (number >= 0) | ((kind == 0) & (values.place < 0)))
 
@@ -82,7 +89,8 @@ def pair_values(a: Side, b: Side, keys: ValueKeys) -> Partners:
     of_a, of_b = a.values, b.values
     partners = np.full(len(of_a.step), -1, np.int64), np.full(len(of_b.step), -1, np.int64)
     _pair_more(a, b, keys, partners, number_keys(keys.owner, keys.slot))
-    for form in (_same, _sorted, _numel):
+    _pair_more(a, b, keys, partners, number_keys(keys.parameter, keys.slot))
+    for form in (_same, _sorted, count_elements):
         if not all(
             (known & (partner < 0)).any() for known, partner in zip(keys.known, partners, strict=True)
         ):
@@ -113,8 +121,3 @@ def _same(sizes: Sizes) -> Sizes:
 
 def _sorted(sizes: Sizes) -> Sizes:
     return -np.sort(-sizes, axis=1)
-
-
-def _numel(sizes: Sizes) -> Sizes:
-    counts: Sizes = np.where(sizes < 0, 1, sizes).prod(axis=1, keepdims=True, dtype=np.int64)
-    return counts
