@@ -114,7 +114,7 @@ class MLP(nn.Module):
         nn.init.normal_(self.head.weight, std=1.0 if is_maximal else 1 / math.sqrt(width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.hidden(self.first(x).tanh()).tanh()) * self.multiplier
+        return self.head(self.hidden(self.first(x).tanh()).tanh() * self.multiplier)
 
 
 def trained(width: int, *, is_maximal: bool) -> modtrace.Recording:
@@ -145,8 +145,7 @@ def growth_with_width(widths: tuple[int, int], *, is_maximal: bool) -> dict[str,
 
 
 def mean_magnitudes(rec: modtrace.Recording) -> dict[str, float]:
-    values, sites, modules = (rec.frame(name) for name in ("values", "sites", "modules"))
-    rows = values.merge(sites, on="site_id").merge(modules, on="module_id")
+    rows = rec.frame("values")
     return dict(zip(rows["path"], rows["sumabs"] / rows["numel"], strict=True))
 
 
@@ -154,8 +153,8 @@ def test_outputs_grow_with_the_width_only_without_the_maximal_update_parametrisa
     maximal = growth_with_width((32, 512), is_maximal=True)
     standard = growth_with_width((32, 512), is_maximal=False)
     assert list(maximal) == ["first", "hidden", "head", ""]
-    assert max(map(abs, maximal.values())) < 0.25
-    assert max(standard.values()) > 0.4
+    assert max(map(abs, maximal.values())) < 0.1
+    assert min(standard["hidden"], standard["head"]) > 0.25
 
 
 def test_widths_that_differ_are_told_as_shapes_and_not_as_a_difference() -> None:
