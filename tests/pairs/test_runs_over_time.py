@@ -124,10 +124,15 @@ def trained(width: int, *, is_maximal: bool) -> modtrace.Recording:
     torch.manual_seed(0)
     model = MLP(width, is_maximal=is_maximal)
     rate = 0.01 * (32 / width if is_maximal else 1.0)
-    groups = [{"params": model.first.parameters(), "lr": 0.01}, {"params": [model.hidden.weight, model.head.weight]}]
+    groups = [
+        {"params": model.first.parameters(), "lr": 0.01},
+        {"params": [model.hidden.weight, model.head.weight]},
+    ]
     optimizer = torch.optim.Adam(groups, lr=rate)
     x, y = torch.randn(16, 8), torch.randn(16, 4)
-    with modtrace.record(model, values=modtrace.Capture(roles="output", steps=[4], stats=2), strict=True) as rec:
+    with modtrace.record(
+        model, values=modtrace.Capture(roles="output", steps=[4], stats=2), strict=True
+    ) as rec:
         for _ in range(5):
             (model(x) - y).square().mean().backward()
             optimizer.step()
@@ -140,7 +145,9 @@ def growth_with_width(widths: list[int], *, is_maximal: bool) -> dict[str, float
     narrow, *_, wide = (trained(width, is_maximal=is_maximal) for width in widths)
     found = modtrace.compare(narrow, wide)
     assert not found.missing and not found.extra
-    sizes = [mean_magnitudes(rec, found.table[column]) for rec, column in ((narrow, "row_a"), (wide, "row_b"))]
+    sizes = [
+        mean_magnitudes(rec, found.table[column]) for rec, column in ((narrow, "row_a"), (wide, "row_b"))
+    ]
     powers = np.log(sizes[1] / sizes[0]) / np.log(widths[-1] / widths[0])
     return dict(zip(found.table["path"].to_pylist(), powers.tolist(), strict=True))
 

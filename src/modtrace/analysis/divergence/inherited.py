@@ -1,6 +1,6 @@
 """Tells how far apart the inputs of each compared tensor were: what it has inherited, and not made."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,11 +35,11 @@ class Inherited:
 
     error: Numbers  # the largest error of what it was computed from; 0 where nothing was
     is_known: Bools  # all of that was compared; else `error` is of what was measured before it
-    through: (
-        Rows  # the row of an op that only this recording has, between what was compared and it; -1 for none
-    )
+    through: Rows  # the row of an op that only this recording has, from which it comes; -1 for none
+    through_b: Rows  # the same of the second recording
     is_source: Bools  # nothing was computed: a parameter, a buffer, an input
     maker: Rows  # the row of the op that returned the tensor, whether that has a partner or not; -1 for none
+    group: Rows  # equal for rows with the same tensor
     is_copy: Bools  # another pair, of the op that returned it, has the same tensor
 
 
@@ -62,6 +62,8 @@ def find_inherited(side: Side, rows: Rows, error: Numbers) -> Inherited:
         error=np.fmax(before, earlier),
         is_known=np.zeros(len(rows), bool),
         through=np.full(len(rows), -1, np.int64),
+        through_b=np.full(len(rows), -1, np.int64),
+        group=group[rows],
         maker=np.full(len(rows), -1, np.int64),
         is_source=is_leaf | is_parameter,
         is_copy=~is_op & _has_op_pair(group, rows, is_op),
@@ -73,6 +75,19 @@ def find_inherited(side: Side, rows: Rows, error: Numbers) -> Inherited:
     _inherit_by_inputs(found, side, rows, error)
     _inherit_by_ops(found, side, rows, own, group, before)
     return found
+
+
+def add_second(found: Inherited, second: Inherited, is_op: Bools) -> Inherited:
+    """Returns what pairs have inherited, with what the second recording adds: ops between that only it has.
+
+    Args:
+        found: as the first recording has it.
+        second: as the second recording has it.
+        is_op: which pairs are of what an op returned.
+    """
+    keys = found.group << 32 | second.group
+    is_copy = ~is_op & np.isin(keys, keys[is_op])
+    return replace(found, through_b=second.through, is_copy=is_copy)
 
 
 def order_by_use(side: Side, rows: Rows) -> Rows:
