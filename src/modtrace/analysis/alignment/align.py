@@ -12,7 +12,8 @@ from .keys import to_pairs
 from .modules import PlacePairs, pair_places
 from .ops import pair_ops
 from .permutations import find_permutations
-from .rules import read_rules
+from .proposals import propose_rules
+from .rules import AUTO, read_rules
 from .sides import Side, read_side
 from .steps import pair_steps
 from .unpaired import list_unpaired
@@ -32,7 +33,7 @@ def align(
     Args:
         a: a recording.
         b: another one, or the same.
-        rules: `EXPRESSION=PATH`: how modules of `a` are called in `b`.
+        rules: `EXPRESSION=PATH`: how modules of `a` are called in `b`; `AUTO` stands for the rules that are proposed.
         step: the only step of `a` to compare, as `find_step` takes it; None: all.
         step_b: that of `b`; None: the same as of `a`.
 
@@ -44,6 +45,10 @@ def align(
     side, other = read_side(a, of_a), read_side(b, of_b)
     read = read_rules(rules)
     places = pair_places(side, other, read)
+    proposed = propose_rules(side, other, places)
+    if AUTO in rules:
+        read, proposed = (*read, *read_rules(proposed)), ()
+        places = pair_places(side, other, read)
     calls = pair_calls(side, other, places, steps)
     ops = pair_ops(side, other, calls, steps)
     values = pair_values(side, other, number_values(side, other, places, steps, calls, ops))
@@ -70,7 +75,7 @@ def align(
             other, steps[:, 1], places.back, calls[1], ops[1], values[1], places.find_split(in_a=False)
         ),
         rules=tuple(each.text for each in read),
-        proposed=(),
+        proposed=proposed,
     )
 
 

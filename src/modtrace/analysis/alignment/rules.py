@@ -1,7 +1,6 @@
 """Reads rules of how modules of one recording are called in the other: `model\\.layers\\.(\\d+)=blocks.\\1`."""
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -56,34 +55,32 @@ def _read_rule(text: str) -> Rule:
     return Rule(text, source, expression, target)
 
 
-def map_paths(
-    rules: Sequence[Rule], ones: Sequence[ModuleName], others: Sequence[ModuleName]
-) -> list[list[str]]:
-    """Returns for each module the paths that it has in the other recording: of the rule that matches most of its path.
+def apply_rules(rules: Sequence[Rule], path: str) -> list[str]:
+    """Returns the paths that a module has in the other recording: by the rules that match most of its path.
 
     Several rules that match equally much all apply: a fused projection has a rule for each of its parts. A module that
     no rule matches keeps its path.
+    """
+    found = [match for rule in rules if (match := rule.match(path)) is not None]
+    most = max((length for length, _ in found), default=-1)
+    return list(dict.fromkeys(made for length, made in found if length == most)) or [path]
+
+
+def map_paths(
+    rules: Sequence[Rule], ones: Sequence[ModuleName], others: Sequence[ModuleName]
+) -> list[list[str]]:
+    """Returns for each module the paths that it has in the other recording.
 
     Raises:
         ValueError: a rule matches no module, or makes of them only paths that the other recording does not have.
     """
-    known = {name.path for name in others}
-    matched: dict[str, list[str]] = defaultdict(list)
-    mapped: list[list[str]] = []
-    for name in ones:
-        found = [(rule, match) for rule in rules if (match := rule.match(name.path)) is not None]
-        most = max((length for _, (length, _) in found), default=-1)
-        for rule, (_, path) in found:
-            matched[rule.text].append(path)
-        mapped.append(
-            list(dict.fromkeys(path for _, (length, path) in found if length == most)) or [name.path]
-        )
+    known, paths = {name.path for name in others}, [name.path for name in ones]
     for rule in rules:
-        _require(rule, matched[rule.text], known, {name.path for name in ones})
-    return mapped
+        _require(rule, [match[1] for path in paths if (match := rule.match(path)) is not None], known, paths)
+    return [apply_rules(rules, path) for path in paths]
 
 
-def _require(rule: Rule, made: Sequence[str], known: set[str], paths: set[str]) -> None:
+def _require(rule: Rule, made: Sequence[str], known: set[str], paths: Sequence[str]) -> None:
     rule_name = name_argument("map", rule.text)
     if not made:
         near = name_nearest(f"re:{rule.source}", sorted(paths))
