@@ -21,7 +21,7 @@ from .cancellation import find_cancellation
 from .details import Compared, Details
 from .environment import compare_environments
 from .errors import METRICS, NOTHING, Errors, find_errors
-from .inherited import OF_PARAMETERS, Inherited, add_second, find_inherited, is_of, order_by_use
+from .inherited import OF_PARAMETERS, Inherited, add_second, find_inherited, is_of, order_by_use, read_order
 from .joined_errors import find_joined_errors
 from .measured import Bools, read_measured
 from .names import Names, label, list_unmatched
@@ -243,7 +243,7 @@ def _one_of_each_tensor(found: Compared, mine: Rows) -> Rows:
     order = np.lexsort((values.site[rows], values.call[rows]))
     is_first = np.append(True, np.diff(values.call[rows[order]]) != 0) | (values.call[rows[order]] < 0)
     kept = np.sort(order[is_first])
-    _, innermost = np.unique(values.order[rows[kept]], return_index=True)
+    _, innermost = np.unique(read_order(found.side)[rows[kept]], return_index=True)
     return mine[kept[innermost]]
 
 
