@@ -36,7 +36,7 @@ class Divergence:
     noise: float  # a difference up to this is noise here
     input_error: float
     amplification: float  # error / input_error; infinite where the inputs are equal
-    through: str | None  # an op that only one recording has, between what was compared and this
+    through: str | None  # an op that only one recording has, from which this comes
     other: str | None  # the place in the second recording, if it has another name
     source_line: str | None
     a: str  # what was measured: `float32[4, 8], -1 .. 1`

@@ -12,7 +12,10 @@ from .inherited import OF_PARAMETERS, is_of, name_parameters
 from .measured import Measured
 
 #: Ops that add numbers up.
-_ADDITIVE = frozenset({"add", "sub", "rsub", "sum", "mean", "lerp", "neg", "addcmul", "addcdiv"})
+_ADDITIVE = frozenset({"add", "sub", "rsub", "sum", "lerp", "addcmul", "addcdiv"})
+
+#: Ops that return means: of all they read, or at slot `[1]`.
+_AVERAGING = frozenset({"mean", "native_layer_norm", "native_batch_norm", "native_group_norm"})
 
 _LARGEST = 1e12
 
@@ -72,9 +75,18 @@ def _compare_with_summands(factor: Numbers, side: Side, rows: Rows, measured: Me
     mine = np.flatnonzero(is_of(side, rows, OP_OUTPUT) & (side.values.op[rows] >= 0))
     values = side.values
     tensor = flow.tensor_of(values.op[rows[mine]], values.slot[rows[mine]], values.slots)
-    size = np.full(len(flow.producer), np.nan)
-    size[tensor[tensor >= 0]] = measured.stats.l2[mine[tensor >= 0]]
-    read = flow.find_inputs(size, np.full(len(flow.read), np.nan)).error
-    additive = [code for code, name in enumerate(side.ops.names) if base_name(name).rstrip("_") in _ADDITIVE]
-    summed = mine[np.isin(side.ops.name[values.op[rows[mine]]], additive)]
-    factor[summed] = read[values.op[rows[summed]]] / measured.stats.l2[summed]
+    names = [base_name(name) for name in side.ops.names]
+    name, slot = (
+        side.ops.name[values.op[rows[mine]]],
+        np.array([*values.slots, ""], object)[values.slot[rows[mine]]],
+    )
+    for kinds, slots, size in (
+        (_ADDITIVE, None, measured.stats.l2),
+        (_AVERAGING, ("", "[1]"), measured.stats.rms),
+    ):
+        of_tensor = np.full(len(flow.producer), np.nan)
+        of_tensor[tensor[tensor >= 0]] = size[mine[tensor >= 0]]
+        read = flow.find_inputs(of_tensor, np.full(len(flow.read), np.nan)).error
+        is_wanted = np.isin(name, [code for code, each in enumerate(names) if each in kinds])
+        summed = mine[is_wanted if slots is None else is_wanted & np.isin(slot, slots)]
+        factor[summed] = read[values.op[rows[summed]]] / size[summed]

@@ -20,8 +20,9 @@ from .answer import Comparison, Growth
 from .cancellation import find_cancellation
 from .details import Compared, Details
 from .environment import compare_environments
-from .errors import METRICS, NOTHING, find_errors
-from .inherited import OF_PARAMETERS, find_inherited, is_of, order_by_use
+from .errors import METRICS, NOTHING, Errors, find_errors
+from .inherited import OF_PARAMETERS, Inherited, add_second, find_inherited, is_of, order_by_use, read_order
+from .joined_errors import find_joined_errors
 from .measured import Bools, read_measured
 from .names import Names, label, list_unmatched
 from .no_common import explain_nothing
@@ -80,14 +81,15 @@ def _compare_pairs(
     )
     kept = ~_is_uninitialized(side, alignment.values[:, 0])
     kept &= ~_are_misfits(alignment.values, a, b)
-    kept = np.flatnonzero(kept)
-    kept = kept[order_by_use(side, alignment.values[kept, 0])]
-    rows, rows_b = alignment.values[kept, 0], alignment.values[kept, 1]
+    pairs, joined = alignment.values[kept], find_joined_errors(a, b, alignment)
+    every = np.concatenate([pairs[:, 0], joined.rows_a])
+    order = order_by_use(side, every)
+    rows, rows_b = every[order], np.concatenate([pairs[:, 1], joined.rows_b])[order]
+    permuted = np.concatenate([alignment.permuted[kept], np.full(len(joined.rows_a), -1)])[order]
     measured, measured_b = read_measured(a, rows), read_measured(b, rows_b)
-    errors = find_errors(
-        measured, measured_b, alignment.permuted[kept], alignment.axes, _may_be_turned(side, rows)
-    )
-    inherited = find_inherited(side, rows, errors.error)
+    errors = find_errors(measured, measured_b, permuted, alignment.axes, _may_be_turned(side, rows))
+    errors.take_over(np.argsort(order)[len(pairs) :], joined.error, joined.floor, joined.metric)
+    inherited = _find_inherited(side, other, rows, rows_b, errors, alignment)
     if tolerance is not None:
         noise = give_noise(tolerance, len(rows))
     elif runs:
@@ -105,6 +107,15 @@ def _compare_pairs(
         noise=noise,
         ranking=rank(errors, inherited, noise, _are_judged(side, other, rows, alignment)),
     )
+
+
+def _find_inherited(
+    side: Side, other: Side, rows: Rows, rows_b: Rows, errors: Errors, alignment: Alignment
+) -> Inherited:
+    found = find_inherited(side, rows, errors.error)
+    if not len(alignment.extra.ops):
+        return found
+    return add_second(found, find_inherited(other, rows_b, errors.error), is_of(side, rows, OP_OUTPUT))
 
 
 def _are_misfits(pairs: Rows, a: RecordingData, b: RecordingData) -> Bools:
@@ -232,7 +243,7 @@ def _one_of_each_tensor(found: Compared, mine: Rows) -> Rows:
     order = np.lexsort((values.site[rows], values.call[rows]))
     is_first = np.append(True, np.diff(values.call[rows[order]]) != 0) | (values.call[rows[order]] < 0)
     kept = np.sort(order[is_first])
-    _, innermost = np.unique(values.order[rows[kept]], return_index=True)
+    _, innermost = np.unique(read_order(found.side)[rows[kept]], return_index=True)
     return mine[kept[innermost]]
 
 

@@ -1,20 +1,21 @@
 """Tells single differences, and writes all of them as a table."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from ...recording.phase import PHASES
+from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.statistics.moments import Numbers
-from ..alignment.contract import Alignment
+from ..alignment.contract import Alignment, ModuleName
 from ..alignment.sides import Side
 from ..step.calls import column_of
 from .answer import AMPLIFIED, GROWN, MADE, SEEN, SOURCE, Divergence
 from .errors import METRICS, SAMPLES, SKETCH_FACTOR, SKETCHES, STATISTICS, Errors
 from .inherited import Inherited
-from .measured import Measured
+from .measured import Bools, Measured
 from .names import Names, label
 from .noise import Noise
 from .ranking import STANDS_OUT, Ranking
@@ -50,17 +51,15 @@ class Details:
         values, error = found.side.values, float(found.errors.error[at])
         given, phase = float(found.inherited.error[at]), int(values.phase[row])
         low, high = self._bounds(at)
-        tensors, maker = found.errors.details.get(at), int(found.inherited.maker[at])
-        op, op_nth, call = site["op"], site["op_nth"], site["nth"]
-        if op is None and maker >= 0 and found.inherited.is_known[at]:
-            place, (op, op_nth, call) = self._names.place_of_op(maker), self._names.identify_op(maker)
+        tensors = found.errors.details.get(at)
+        place, op, op_nth, call = self._find_culprit(at, row)
         return Divergence(
             root=place.root if place else None,
             path=place.path if place else None,
             call=call,
             op=op,
             op_nth=op_nth,
-            phase=PHASES[phase] if phase >= 0 else None,
+            phase=self._phase(at, phase),
             step=int(values.step[row]),
             role=site["role"],
             slot=site["slot"],
@@ -84,6 +83,49 @@ class Details:
             close_share=tensors.close_share if tensors else None,
             ulps=tensors.ulps if tensors else None,
         )
+
+    def _find_culprit(
+        self, at: int, row: int
+    ) -> tuple[ModuleName | None, str | None, int | None, int | None]:
+        """Returns where a difference was made: the module, the op, which of its name it is, and the call.
+
+        Where only one recording has an op between what was compared, that op has made it.
+        """
+        site, inherited = self._names.site(row), self._found.inherited
+        is_told = not self._found.ranking.is_beyond_inputs[at] and not inherited.is_source[at]
+        maker, through = int(inherited.maker[at]), int(inherited.through[at])
+        culprit = -1 if not is_told else maker if self._is_unpaired(maker) else through
+        if (culprit >= 0 and site["op"] is None) or (culprit >= 0 and culprit == through):
+            return self._names.place_of_op(culprit), *self._names.identify_op(culprit)
+        through_b = int(inherited.through_b[at])
+        if is_told and through_b >= 0:
+            place = self._translate(self._others.place_of_op(through_b))
+            if place is not None:
+                return place, None, None, site["nth"]
+        return self._names.place_of_value(row), site["op"], site["op_nth"], site["nth"]
+
+    def _is_unpaired(self, op: int) -> bool:
+        return op >= 0 and not self._paired[op]
+
+    @cached_property
+    def _paired(self) -> Bools:
+        paired = np.zeros(len(self._found.side.ops.name), bool)
+        paired[self._found.alignment.ops[:, 0]] = True
+        return paired
+
+    @cached_property
+    def _translated(self) -> dict[tuple[str, str], ModuleName]:
+        return {(there.root, there.path): here for here, there in self._found.alignment.modules}
+
+    def _translate(self, place: ModuleName | None) -> ModuleName | None:
+        """Returns the module of the first recording that a module of the second one is."""
+        return None if place is None else self._translated.get((place.root, place.path))
+
+    def _phase(self, at: int, phase: int) -> str | None:
+        """Returns the phase of a pair; a parameter that the optimizer finds has been used in forward."""
+        if self._found.inherited.is_source[at] and phase == PHASES.index(OPTIMIZER):
+            return FORWARD
+        return PHASES[phase] if phase >= 0 else None
 
     def to_table(self) -> pa.Table:
         """Returns all pairs, with names and numbers."""
@@ -128,8 +170,12 @@ class Details:
         return MADE if inherited.is_known[at] else SEEN
 
     def _through(self, at: int) -> str | None:
-        op = int(self._found.inherited.through[at])
-        return self._names.label_op(op) if op >= 0 else None
+        op, op_b = int(self._found.inherited.through[at]), int(self._found.inherited.through_b[at])
+        if op >= 0:
+            return f"{self._names.label_op(op)}, which the second run lacks"
+        return (
+            f"{self._others.label_op(op_b)} of the second run, which the first lacks" if op_b >= 0 else None
+        )
 
     def _other(self, row: int, row_b: int) -> str | None:
         mine, theirs = self._names.place_of_value(row), self._others.place_of_value(row_b)

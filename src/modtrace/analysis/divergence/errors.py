@@ -54,6 +54,10 @@ class Errors:
         """Returns which errors come from this."""
         return np.asarray(self.metric == METRICS.index(metric))
 
+    def take_over(self, rows: Rows, error: Numbers, floor: Numbers, metric: Column) -> None:
+        """Replaces the errors of some rows by what was found otherwise."""
+        self.error[rows], self.floor[rows], self.metric[rows] = error, floor, metric
+
 
 def find_errors(
     a: Measured,
@@ -72,7 +76,8 @@ def find_errors(
         may_be_turned: pairs of which one may be the transpose of the other: square weights, whose shapes do not tell.
     """
     permuted = np.full(len(a), -1) if permuted is None else permuted
-    turned = permuted >= 0
+    exchanged, square = _find_turned(a, b, np.zeros(len(a), bool) if may_be_turned is None else may_be_turned)
+    turned = (permuted >= 0) | exchanged
     found = _Columns(len(a))
     same_size = a.column("numel") == b.column("numel")
     same_dtype = _same_text(a.dtype, a.dtypes, b.dtype, b.dtypes)
@@ -81,14 +86,12 @@ def find_errors(
     found.put(HASHES, both_hashes & (a.hash == b.hash), 0.0)
     both = a.is_measured & b.is_measured
     found.put(SHAPES, ~same_size, np.inf)
-    square = (
-        np.zeros(len(a), bool) if may_be_turned is None else may_be_turned & _are_square(a, may_be_turned)
-    )
     for at in found.open(a.has_tensor & b.has_tensor).tolist():
-        _put_tensors(found, a, b, at, axes[permuted[at]] if turned[at] else None, is_square=bool(square[at]))
+        order = axes[permuted[at]] if permuted[at] >= 0 else (1, 0) if exchanged[at] else None
+        _put_tensors(found, a, b, at, order, is_square=bool(square[at]))
     counts_differ = (a.stats.nan_count != b.stats.nan_count) | (a.stats.inf_count != b.stats.inf_count)
     found.put(NONFINITE, both & counts_differ, np.inf)
-    error, floor = _compare_statistics(a.stats, b.stats)
+    error, floor = compare_statistics(a.stats, b.stats)
     _put_sketches(found, a, b, found.open(a.has_sketch & b.has_sketch & ~turned))
     are_turned = np.flatnonzero(
         square & both & found.is_by(SKETCHES) & (found.error > _FAR) & (error < _NEAR)
@@ -146,12 +149,12 @@ def _same_text(a: Column, names: tuple[str, ...], b: Column, others: tuple[str, 
     return np.asarray(a == translated[b])
 
 
-def _are_square(measured: Measured, wanted: Bools) -> Bools:
-    found = np.zeros(len(measured), bool)
-    for at in np.flatnonzero(wanted).tolist():
-        shape = measured.shape(at)
-        found[at] = len(shape) == 2 and shape[0] == shape[1] > 1
-    return found
+def _find_turned(a: Measured, b: Measured, wanted: Bools) -> tuple[Bools, Bools]:
+    """Returns which of the wanted pairs are matrices with exchanged numbers of rows and columns, and square ones."""
+    (is_matrix, rows, columns), (is_other, rows_b, columns_b) = a.matrices(), b.matrices()
+    are_exchanged = wanted & is_matrix & is_other & (rows == columns_b) & (columns == rows_b)
+    are_exchanged &= np.minimum(rows, columns) > 1
+    return are_exchanged & (rows != columns), are_exchanged & (rows == columns)
 
 
 def _put_tensors(
@@ -216,7 +219,7 @@ def _put_sample(found: _Columns, a: Measured, b: Measured, at: int) -> None:
         size = max(_rms(first), _rms(second))
         error = 0.0 if not apart else apart / size
     if np.isfinite(error):
-        of_statistics = _compare_statistics(_one(a.stats, at), _one(b.stats, at))[0][0]
+        of_statistics = compare_statistics(_one(a.stats, at), _one(b.stats, at))[0][0]
         found.put_rows(SAMPLES, np.array([at]), np.fmax(error, of_statistics), _SUM_FLOOR)
 
 
@@ -231,7 +234,7 @@ def _one(stats: StatColumns, at: int) -> StatColumns:
 _RAW = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count")
 
 
-def _compare_statistics(a: StatColumns, b: StatColumns) -> tuple[Numbers, Numbers]:
+def compare_statistics(a: StatColumns, b: StatColumns) -> tuple[Numbers, Numbers]:
     """Returns the largest relative difference of minimum, maximum, mean and root mean square, and its floor.
 
     Differences of single elements are divided by the root mean square as well. Most changes of a tensor change its

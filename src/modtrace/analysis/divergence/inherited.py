@@ -1,6 +1,6 @@
 """Tells how far apart the inputs of each compared tensor were: what it has inherited, and not made."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ...recording.role import (
 from ...recording.statistics.moments import Numbers
 from ..alignment.sides import Side
 from ..provenance.op_rules import UNINITIALIZED
-from ..step.calls import Column, RowFinder, Rows, iterate_levels
+from ..step.calls import Column, RowFinder, Rows, column_of, iterate_levels
 from ..step.ops import base_name
 from .flow import OpFlow
 from .measured import Bools
@@ -35,11 +35,11 @@ class Inherited:
 
     error: Numbers  # the largest error of what it was computed from; 0 where nothing was
     is_known: Bools  # all of that was compared; else `error` is of what was measured before it
-    through: (
-        Rows  # the row of an op that only this recording has, between what was compared and it; -1 for none
-    )
+    through: Rows  # the row of an op that only this recording has, from which it comes; -1 for none
+    through_b: Rows  # the same of the second recording
     is_source: Bools  # nothing was computed: a parameter, a buffer, an input
     maker: Rows  # the row of the op that returned the tensor, whether that has a partner or not; -1 for none
+    group: Rows  # equal for rows with the same tensor
     is_copy: Bools  # another pair, of the op that returned it, has the same tensor
 
 
@@ -62,6 +62,8 @@ def find_inherited(side: Side, rows: Rows, error: Numbers) -> Inherited:
         error=np.fmax(before, earlier),
         is_known=np.zeros(len(rows), bool),
         through=np.full(len(rows), -1, np.int64),
+        through_b=np.full(len(rows), -1, np.int64),
+        group=group[rows],
         maker=np.full(len(rows), -1, np.int64),
         is_source=is_leaf | is_parameter,
         is_copy=~is_op & _has_op_pair(group, rows, is_op),
@@ -75,14 +77,33 @@ def find_inherited(side: Side, rows: Rows, error: Numbers) -> Inherited:
     return found
 
 
+def add_second(found: Inherited, second: Inherited, is_op: Bools) -> Inherited:
+    """Returns what pairs have inherited, with what the second recording adds: ops between that only it has.
+
+    Args:
+        found: as the first recording has it.
+        second: as the second recording has it.
+        is_op: which pairs are of what an op returned.
+    """
+    keys = found.group << 32 | second.group
+    is_copy = ~is_op & np.isin(keys, keys[is_op])
+    return replace(found, through_b=second.through, is_copy=is_copy)
+
+
 def order_by_use(side: Side, rows: Rows) -> Rows:
     """Returns the order in which rows of `values` were used.
 
-    A parameter that was measured when the optimizer stepped is what the whole step used.
+    A parameter that was measured when the optimizer stepped is what the whole step used. What an op returned stands
+    before outputs of modules that are the same tensor.
     """
     values = side.values
     is_parameter = is_of(side, rows, PARAMETER) & (values.op[rows] < 0)
-    return np.lexsort((values.order[rows], ~is_parameter, values.step[rows]))
+    return np.lexsort((values.op[rows] < 0, read_order(side)[rows], ~is_parameter, values.step[rows]))
+
+
+def read_order(side: Side) -> Column:
+    """Returns the order in which rows of `values` were measured in their step; those of one tensor share it."""
+    return column_of(side.data.table("values"), "order")
 
 
 def is_of(side: Side, rows: Rows, *roles: str) -> Bools:
@@ -94,7 +115,7 @@ def is_of(side: Side, rows: Rows, *roles: str) -> Bools:
 def _group_tensors(side: Side) -> tuple[Rows, Rows]:
     """Returns a number for each row of `values`, equal for rows that share one tensor, and its place in time."""
     values = side.values
-    keys = values.step.astype(np.int64) << 40 | np.maximum(values.order, 0)
+    keys = values.step.astype(np.int64) << 40 | np.maximum(read_order(side), 0)
     _, group = np.unique(keys, return_inverse=True)
     return group.reshape(-1), group.reshape(-1)
 
@@ -156,6 +177,7 @@ def _inherit_by_parameters(found: Inherited, side: Side, rows: Rows, error: Numb
     known = np.nan_to_num(error[every[order]], nan=0.0)
     before[every[order]] = _largest_before(known, is_new, np.ones(len(order), bool))
     found.error[mine] = before[mine]
+    found.is_known[mine] = True
 
 
 def name_parameters(side: Side, rows: Rows) -> Rows:
@@ -263,13 +285,14 @@ def _inherit_by_ops(
     leaves = np.flatnonzero(~is_output & ((values.op >= 0) | is_stored))
     inputs = flow.find_inputs(of_tensor, _errors_of_reads(flow, side, leaves, of_group[group[leaves]]))
     # Where ops tell who made what, a module is blamed only for more than all before it.
-    others = np.flatnonzero(~found.is_source)
+    is_updated = is_of(side, rows, OPTIMIZER_STATE, UPDATE)
+    others = np.flatnonzero(~found.is_source & ~is_updated)
     found.error[others] = np.fmax(found.error[others], before[others])
     maker = np.full(len(of_group), -1, np.int64)
     maker[group[outputs]] = values.op[outputs]
     op = maker[group[rows]]
     found.maker[:] = op
-    mine = np.flatnonzero((op >= 0) & ~found.is_source)
+    mine = np.flatnonzero((op >= 0) & ~found.is_source & ~is_updated)
     known = inputs.error[op[mine]]
     is_told = ~np.isnan(known) | inputs.is_known[op[mine]]
     mine, known = mine[is_told], known[is_told]

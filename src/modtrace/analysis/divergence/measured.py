@@ -54,6 +54,12 @@ class Measured:
         found: list[int] = self.table["shape"][at].as_py()
         return found
 
+    def matrices(self) -> tuple[Bools, Column, Column]:
+        """Returns which tensors have two dimensions, and the numbers of their rows and columns."""
+        parts = [_matrices_of(chunk) for chunk in self.table["shape"].chunks] or [_matrices_of(_NO_SHAPES)]
+        is_matrix, rows, columns = (np.concatenate(each) for each in zip(*parts, strict=True))
+        return is_matrix, rows, columns
+
     def sketches(self, at: Rows) -> Numbers:
         """Returns the sketches of some of the rows, all of which have one: `[len(at), 64]`."""
         return _lists_of(self.data.table("values")["sketch"], self.rows[at], SKETCH_SIZE)
@@ -92,6 +98,16 @@ def read_measured(data: RecordingData, rows: Rows) -> Measured:
         has_sample=_are_valid(values["sample"])[rows],
         has_tensor=_are_valid(values["blob"])[rows],
     )
+
+
+_NO_SHAPES = pa.array([], pa.list_(pa.int64()))
+
+
+def _matrices_of(shapes: pa.Array) -> tuple[Bools, Column, Column]:
+    starts, sizes = to_numpy(shapes.offsets), np.append(to_numpy(shapes.values), [0, 0])
+    is_matrix = np.diff(starts) == 2
+    first = np.where(is_matrix, starts[:-1], len(sizes) - 2)
+    return is_matrix, sizes[first], sizes[first + 1]
 
 
 def _are_valid(column: pa.ChunkedArray) -> Bools:

@@ -14,6 +14,9 @@ GIVEN, MEASURED, ASSUMED = "given", "measured", "assumed"
 #: Rounding is assumed to be at most so many times eps * sqrt(reduction length).
 FACTOR = 2.0
 
+#: Fewer tensors with unequal dtypes are not a run in another dtype.
+_FEW = 0.1
+
 #: A further run differs by other random rounding: up to so many times what was measured is noise.
 _SPREAD = 4.0
 
@@ -62,8 +65,7 @@ def assume_noise(a: Measured, b: Measured, cancellation: Numbers) -> Noise:
         b: those of the other.
         cancellation: how many times larger the summands of each tensor are.
     """
-    stored, summed = _epsilons(a), _epsilons(b)
-    coarser = np.maximum(stored, summed)
+    coarser = _find_epsilons(a, b)
     length = np.maximum(_longest_axes(a), _longest_axes(b))
     local = FACTOR * (coarser + np.minimum(coarser, 2.0**-23) * np.sqrt(length))
     before = np.maximum.accumulate(local) if len(local) else local
@@ -76,6 +78,18 @@ def assume_noise(a: Measured, b: Measured, cancellation: Numbers) -> Noise:
         inherited=np.minimum(inherited * cancellation, 1.0),
         gain=cancellation,
     )
+
+
+def _find_epsilons(a: Measured, b: Measured) -> Numbers:
+    """Returns eps of the coarser dtype of each pair; of the finer one where few tensors have unequal dtypes.
+
+    A run in another dtype has that nearly everywhere. An op that changes the dtype in one of the runs is no noise.
+    """
+    one, other = _epsilons(a), _epsilons(b)
+    are_unequal = one != other
+    if are_unequal.sum() < _FEW * max(int((one > 0).sum()), 1):
+        return np.where(are_unequal, np.minimum(one, other), one)
+    return np.maximum(one, other)
 
 
 def _epsilons(measured: Measured) -> Numbers:

@@ -17,6 +17,9 @@ _GAIN = 10.0
 #: An output so many times farther apart than the inputs stands out.
 STANDS_OUT = 10.0
 
+#: An output whose inputs are apart by noise alone has a difference of its own from so many times the noise on.
+_IS_MADE = 4.0
+
 #: What counts where it is known that two tensors differ, and not how far: more than any relative error.
 _UNKNOWN = 4.0
 
@@ -87,5 +90,5 @@ def _first_among(ranking: Ranking, rows: Rows) -> int | None:
     if not len(rows):
         return None
     scores = np.maximum(ranking.score[rows], 1.0)
-    is_made = ~ranking.is_beyond_inputs[rows] & (scores >= STANDS_OUT)
+    is_made = ~ranking.is_beyond_inputs[rows] & (scores >= _IS_MADE)
     return int(rows[is_made | (scores >= np.sqrt(scores.max()))][0])

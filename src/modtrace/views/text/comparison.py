@@ -150,7 +150,7 @@ def _explain(each: Divergence) -> Iterator[str]:
     if each.other is not None:
         yield f"in the second run it is {each.other or 'the root'}"
     if each.through is not None:
-        yield f"it reads what {each.through} has made, which the second run lacks"
+        yield f"it depends on {each.through}"
     yield f"first   {each.a}"
     yield f"second  {each.b}"
     if each.largest is not None and each.where is not None and each.pair is not None:
