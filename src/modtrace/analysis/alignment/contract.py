@@ -104,6 +104,10 @@ class Alignment:
     permuted: Rows
     axes: tuple[tuple[int, ...], ...]  # for `transpose`: (1, 0) of a matrix
     joined: Joined
+    #: Of what one recording recomputed and the other did not: pairs of a row of the recompute and a row of the forward
+    #: of the other one, `a` first. They are beside `values` and `ops`, in which the forwards are paired.
+    recomputed_values: Rows  # (n, 2)
+    recomputed_ops: Rows  # (n, 2)
     missing: Unpaired  # what `a` has and `b` has not
     extra: Unpaired  # what `b` has and `a` has not
     rules: tuple[str, ...]  # that were applied, as `--map` takes them

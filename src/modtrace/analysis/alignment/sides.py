@@ -41,6 +41,7 @@ class CallSide:
     #: How many wrapped calls are inside a wrapper's call: 0 for a call of a module itself.
     wraps: Rows
     origin: Rows  # the forward call that it belongs to: itself, or the one that it repeats
+    outermost: Rows  # the outermost forward call that `origin` is inside of
     #: Of the outermost forward call that it belongs to: how many of the same module the step had before.
     outer: Rows
     #: Of the forward call that it belongs to: how many of its place were made before inside the same outermost call.
@@ -59,6 +60,7 @@ class OpSide:
     is_view: Column
     name: Column  # codes of `names`
     names: tuple[str, ...]
+    nth: Column  # of its name within its call
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -138,6 +140,7 @@ def _read_calls(table: pa.Table, steps: Column, placer: Placer) -> CallSide:
         parent=calls.parent,
         wraps=wraps,
         origin=origin,
+        outermost=outermost,
         outer=outer,
         inner=inner,
     )
@@ -196,6 +199,7 @@ def _read_ops(table: pa.Table, steps: Column, calls: CallSide) -> OpSide:
         is_view=column_of(table, "is_view").astype(bool),
         name=name,
         names=names,
+        nth=column_of(table, "nth"),
     )
 
 

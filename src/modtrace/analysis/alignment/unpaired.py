@@ -6,6 +6,7 @@ from ...recording.phase import OPTIMIZER, PHASES, RECOMPUTE
 from ..step.calls import Column, Rows
 from .contract import REASONS, Unpaired, UnpairedRows
 from .keys import number_keys, take
+from .micro_batches import Batched
 from .sides import Side
 
 _STEP, _MODULE, _CALL, _OP, _SITE, _WRAPPER, _RECOMPUTE, _OPTIMIZER, _AGAIN, _VIEW, _JOINED = range(
@@ -15,7 +16,14 @@ _RECOMPUTED = PHASES.index(RECOMPUTE)
 
 
 def list_unpaired(
-    side: Side, steps: Rows, places: Rows, calls: Rows, ops: Rows, values: Rows, joined: Rows
+    side: Side,
+    steps: Rows,
+    places: Rows,
+    calls: Rows,
+    ops: Rows,
+    values: Rows,
+    joined: Rows,
+    batched: Batched,
 ) -> Unpaired:
     """Returns what one recording has alone.
 
@@ -27,10 +35,13 @@ def list_unpaired(
         ops: the same of ops.
         values: the same of rows of `values`.
         joined: places whose module is one of several parts, or the whole of several.
+        batched: rows of micro-batches and of their batch.
     """
     of_call = _tell_calls(side, steps, places, calls, joined)
     of_op = _tell_ops(side, steps, calls, joined)
     of_value = _tell_values(side, steps, places, of_call, calls, of_op, ops, joined, values)
+    for reason, rows in ((of_call, batched.calls), (of_op, batched.ops), (of_value, batched.values)):
+        reason[rows & (reason != _STEP)] = _JOINED
     return Unpaired(
         modules=tuple(
             side.names[at] for at in np.flatnonzero(places < 0).tolist() if at not in set(joined.tolist())
