@@ -37,13 +37,13 @@ def to_numbers(raw: RawTensor) -> Numbers | None:
     """Returns the elements as float64, the parts of complex ones along a last axis; None for an unknown dtype."""
     array = raw.to_numpy()
     if raw.dtype == "bfloat16":
-        return (array.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+        return np.asarray((array.astype(np.uint32) << np.uint32(16)).view(np.float32), np.float64)
     if raw.dtype in _SMALL_FLOATS:
         return _numbers_of_bytes(raw.dtype)[array]
     if raw.dtype == "float8_e8m0fnu":
         return np.where(array == 255, np.nan, 2.0 ** (array.astype(np.float64) - 127))
     if raw.dtype == "complex32":
-        return array.view(np.float16).reshape(*array.shape, 2).astype(np.float64)
+        return np.asarray(array.view(np.float16).reshape(*array.shape, 2), np.float64)
     if array.dtype.kind == "c":
         parts = array.view(array.real.dtype).reshape(*array.shape, 2)
         return np.asarray(parts, np.float64)

@@ -100,9 +100,9 @@ class Details:
         through_b = int(inherited.through_b[at])
         if is_told and through_b >= 0:
             place = self._translate(self._others.place_of_op(through_b))
-            if place is not None:
+            if place is not None and place != mine:
                 return place, None, None, site["nth"]
-        return self._names.place_of_value(row), site["op"], site["op_nth"], site["nth"]
+        return mine, site["op"], site["op_nth"], site["nth"]
 
     def _is_unpaired(self, op: int) -> bool:
         return op >= 0 and not self._paired[op]

@@ -3,13 +3,18 @@
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...recording.protocols import RecordingData
 from ...recording.statistics.moments import Numbers
 from ..graph.reads import word_or_text_codes
 from ..step.calls import Column, RowFinder, Rows, column_of
+from ..step.ops import base_name, dictionary_codes
 from .measured import Bools
+
+#: Ops that compute nothing, as views.
+_PLAIN = frozenset({"to_copy", "detach", "alias", "clone", "copy", "contiguous"})
 
 #: Errors pass through so many ops in a row that were not measured, as views.
 _MOST_PASSED = 64
@@ -37,7 +42,7 @@ class OpFlow:
         self.producer = find_op(column_of(tensors, "producer_op"))
         self.slot, self._slots = word_or_text_codes(tensors["slot"])
         self.site = column_of(tensors, "site_id")
-        self._is_view = np.asarray(pc.fill_null(ops["is_view"], False)).astype(bool)
+        self._is_plain = find_plain(ops)
         op = find_op(column_of(uses, "consumer_op"))
         tensor = RowFinder(column_of(tensors, "tensor_id"))(column_of(uses, "tensor_id"))
         kept = np.flatnonzero((op >= 0) & (tensor >= 0))
@@ -75,7 +80,7 @@ class OpFlow:
                 break
             passed = self.producer[waiting]
             known[waiting] = found.error[passed]
-            through[waiting] = np.where(self._is_view[passed], found.through[passed], passed)
+            through[waiting] = np.where(self._is_plain[passed], found.through[passed], passed)
         return found
 
     def _reduce(self, of_tensor: Numbers, of_read: Numbers, through: Rows) -> OpInputs:
@@ -89,6 +94,13 @@ class OpFlow:
             is_known[at] = ~np.logical_or.reduceat(np.isnan(read), self._starts)
             passed[at] = np.maximum.reduceat(through[self.read], self._starts)
         return OpInputs(error=error, is_known=is_known, through=passed)
+
+
+def find_plain(ops: pa.Table) -> Bools:
+    """Returns which ops compute nothing: views, copies, and casts, which belong to the dtype."""
+    name, names = dictionary_codes(ops["name"])
+    is_view = np.asarray(pc.fill_null(ops["is_view"], False)).astype(bool)
+    return is_view | np.isin(name, [code for code, each in enumerate(names) if base_name(each) in _PLAIN])
 
 
 def _starts_of(sorted_column: Column) -> Rows:

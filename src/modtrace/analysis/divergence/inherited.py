@@ -38,6 +38,8 @@ class Inherited:
     through: Rows  # the row of an op that only this recording has, from which it comes; -1 for none
     through_b: Rows  # the same of the second recording
     is_source: Bools  # nothing was computed: a parameter, a buffer, an input
+    is_input: Bools  # of a module
+    is_update: Bools  # by how much an optimizer changes a parameter, or from what it computes that
     maker: Rows  # the row of the op that returned the tensor, whether that has a partner or not; -1 for none
     group: Rows  # equal for rows with the same tensor
     is_copy: Bools  # another pair, of the op that returned it, has the same tensor
@@ -65,6 +67,8 @@ def find_inherited(side: Side, rows: Rows, error: Numbers) -> Inherited:
         through_b=np.full(len(rows), -1, np.int64),
         group=group[rows],
         maker=np.full(len(rows), -1, np.int64),
+        is_input=is_of(side, rows, INPUT) & ~is_leaf,
+        is_update=is_of(side, rows, OPTIMIZER_STATE, UPDATE),
         is_source=is_leaf | is_parameter,
         is_copy=~is_op & _has_op_pair(group, rows, is_op),
     )
@@ -86,7 +90,7 @@ def add_second(found: Inherited, second: Inherited, is_op: Bools) -> Inherited:
         is_op: which pairs are of what an op returned.
     """
     keys = found.group << 32 | second.group
-    is_copy = ~is_op & np.isin(keys, keys[is_op])
+    is_copy = ~is_op & (np.isin(keys, keys[is_op]) | found.is_input)
     return replace(found, through_b=second.through, is_copy=is_copy)
 
 
@@ -285,14 +289,14 @@ def _inherit_by_ops(
     leaves = np.flatnonzero(~is_output & ((values.op >= 0) | is_stored))
     inputs = flow.find_inputs(of_tensor, _errors_of_reads(flow, side, leaves, of_group[group[leaves]]))
     # Where ops tell who made what, a module is blamed only for more than all before it.
-    is_updated = is_of(side, rows, OPTIMIZER_STATE, UPDATE)
-    others = np.flatnonzero(~found.is_source & ~is_updated)
+    found.is_copy[found.is_input] = True  # an op has returned it, or it is a leaf
+    others = np.flatnonzero(~found.is_source & ~found.is_update)
     found.error[others] = np.fmax(found.error[others], before[others])
     maker = np.full(len(of_group), -1, np.int64)
     maker[group[outputs]] = values.op[outputs]
     op = maker[group[rows]]
     found.maker[:] = op
-    mine = np.flatnonzero((op >= 0) & ~found.is_source & ~is_updated)
+    mine = np.flatnonzero((op >= 0) & ~found.is_source & ~found.is_update)
     known = inputs.error[op[mine]]
     is_told = ~np.isnan(known) | inputs.is_known[op[mine]]
     mine, known = mine[is_told], known[is_told]

@@ -12,15 +12,11 @@ from ..alignment.contract import HARMLESS, REASONS, ModuleName, Unpaired, Unpair
 from ..alignment.sides import Side
 from ..graph.parts import forms_of_op
 from ..step.calls import Column, Rows
-from ..step.ops import base_name
 from .answer import Named, Unmatched
-from .measured import Bools
+from .flow import find_plain
 
 #: At most so many places of a kind are listed; the last one says how many more there are.
 _LISTED = 1000
-
-#: Ops that compute nothing, as views.
-_PLAIN = frozenset({"to_copy", "detach", "alias", "clone", "copy_", "contiguous"})
 
 #: Why a tensor of an op has no partner that is not told by the alignment: it has another number of elements.
 SHAPE = "shape"
@@ -105,7 +101,7 @@ def list_unmatched(side: Side, unpaired: Unpaired, misfits: Rows) -> Unmatched:
         unpaired: what has no partner.
         misfits: rows of `values` whose partners have another number of elements.
     """
-    names, is_plain = Names(side), _is_plain(side)
+    names, is_plain = Names(side), np.append(find_plain(side.data.table("ops")), False)
     calls, ops, values = (_harmful(each) for each in (unpaired.calls, unpaired.ops, unpaired.values))
     of_plain = is_plain[np.where(side.values.op[values[0]] >= 0, side.values.op[values[0]], -1)]
     kept_ops, kept_values = ~is_plain[ops[0]], ~of_plain
@@ -127,15 +123,6 @@ def _harmful(unpaired: UnpairedRows) -> tuple[Rows, Column]:
     is_harmless = np.array([reason in HARMLESS for reason in REASONS])
     kept = ~is_harmless[unpaired.reason]
     return unpaired.rows[kept], unpaired.reason[kept].astype(np.int64)
-
-
-def _is_plain(side: Side) -> Bools:
-    """Returns which ops compute nothing: views, copies, and casts, which belong to the dtype."""
-    is_plain = np.isin(
-        side.ops.name, [code for code, name in enumerate(side.ops.names) if base_name(name) in _PLAIN]
-    )
-    is_view = np.asarray(side.data.table("ops")["is_view"].to_numpy()).astype(bool)
-    return np.append(is_plain | is_view, False)
 
 
 def _op_keys(side: Side) -> Rows:

@@ -20,6 +20,10 @@ STANDS_OUT = 10.0
 #: An output whose inputs are apart by noise alone has a difference of its own from so many times the noise on.
 _IS_MADE = 4.0
 
+#: Adaptive optimizers move elements whose gradients are zero but for rounding as far as others: so much of an update is
+#: noise where its gradient is not equal bit by bit.
+_OF_UPDATES = 0.02
+
 #: What counts where it is known that two tensors differ, and not how far: more than any relative error.
 _UNKNOWN = 4.0
 
@@ -51,6 +55,9 @@ def rank(errors: Errors, inherited: Inherited, noise: Noise, are_judged: Bools) 
     error = np.where(np.isinf(errors.error), _UNKNOWN, np.nan_to_num(errors.error, nan=0.0))
     given = np.where(np.isinf(inherited.error), _UNKNOWN, inherited.error) * noise.gain
     own = np.maximum(noise.local, errors.floor)
+    own = np.where(
+        inherited.is_update & (given > 0) & (noise.inherited > 0), np.maximum(own, _OF_UPDATES), own
+    )
     can_differ = are_judged & ~inherited.is_copy
     is_beyond = can_differ & (error > own + _GAIN * np.minimum(given, noise.inherited))
     excused = (
