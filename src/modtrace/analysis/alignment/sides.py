@@ -75,6 +75,7 @@ class ValueSide:
     op: Rows
     order: Rows  # the place of each row in the order in which they were measured
     sizes: Sizes  # their shapes
+    site: Rows  # row of `sites`
     role: Column  # codes of `roles`
     roles: tuple[str, ...]
     slot: Column  # codes of `slots`
@@ -218,6 +219,7 @@ def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: Call
         op=RowFinder(column_of(data.table("ops"), "op_id"))(column_of(table, "op_id")),
         order=np.lexsort((column_of(table, "order"), step)).argsort(),
         sizes=read_sizes(table["shape"]),
+        site=site,
         role=take(role, site),
         roles=roles,
         slot=take(slot, site),
