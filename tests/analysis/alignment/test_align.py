@@ -122,7 +122,7 @@ def test_recompute_of_one_recording_is_paired_with_the_forward_of_the_other() ->
         if recomputed:
             again = build.recompute(forward, 200, 300, nth=0)
             build.op(again, "aten.mm.default", 210, 220)
-            build.output(again, [1.0], phase="recompute")
+            build.output(again, [1.0])
         return build.data()
 
     found = align(run(False), run(True))

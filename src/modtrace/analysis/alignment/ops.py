@@ -27,7 +27,7 @@ def pair_ops(
 
     What ran in a call of a module without partner is aligned as a part of the call around it: it may be that one of the
     two models has a module where the other has a few lines. If the module has a partner that is called less often, the
-    ops of the call have none.
+    ops of the further calls have none.
     """
     groups, is_alone = _number_groups(a, b, places, calls, steps)
     tokens = _number_ops(a, b)
@@ -101,7 +101,9 @@ def _number_groups(
 def _find_around(side: Side, places: Rows, partner: Rows, number: Rows) -> Rows:
     """Returns for each call the number of the call in which its ops are aligned; -1: outside of calls; or _ALONE."""
     calls, found = side.calls, np.full(len(partner), -1, np.int64)
-    is_less_often = (take(places, calls.place) >= 0) & (calls.wraps == 0)
+    key, _ = number_keys(*((column, column[:0]) for column in (calls.place, calls.step, calls.calls.phase)))
+    has_other = np.isin(key, key[(partner >= 0) & (calls.place >= 0)])
+    is_less_often = has_other & (calls.wraps == 0) & (take(places, calls.place) >= 0)
     for level in iterate_levels(calls.parent):
         above = np.where(is_less_often[level], _ALONE, take(found, calls.parent[level]))
         found[level] = np.where(partner[level] >= 0, number[level], above)
