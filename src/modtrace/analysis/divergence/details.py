@@ -92,6 +92,7 @@ class Details:
         Where only one recording has an op between what was compared, that op has made it.
         """
         site, inherited = self._names.site(row), self._found.inherited
+        mine = self._names.place_of_value(row)
         is_told = not self._found.ranking.is_beyond_inputs[at] and not inherited.is_source[at]
         maker, through = int(inherited.maker[at]), int(inherited.through[at])
         culprit = -1 if not is_told else maker if self._is_unpaired(maker) else through
