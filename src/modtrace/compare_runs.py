@@ -86,9 +86,10 @@ class _Run:
         """Returns a recording, or that of a model."""
         if isinstance(given, (str, os.PathLike)):
             return FolderReader(given)
-        data = getattr(given, "data", None)
+        data: Any = getattr(given, "data", None)
         if hasattr(data, "table"):
-            return data  # type: ignore[no-any-return]  # of a Recording
+            recorded: RecordingData = data
+            return recorded
         if not callable(getattr(given, "named_modules", None)):
             text = repr(given)[:_SHOWN_OF_SUBJECT]
             raise TypeError(

@@ -153,3 +153,77 @@ def test_micro_batches_are_parts_of_the_batch_of_the_other_recording(whole_in_a:
     assert found.joined.offset.tolist() == [0, 4, 8]
     assert len(found.values) == 0
     assert found.missing.is_harmless and found.extra.is_harmless
+
+
+def test_ops_of_a_module_that_the_other_recording_never_calls_are_aligned_in_the_call_around() -> None:
+    build = RecordingBuilder()
+    net = build.module("", "Net")
+    build.module("head", "Linear", parent=net)
+    build.step(0, 0, 1000)
+    outer = build.call(net, 0, 600, nth=0)
+    build.op(outer, "aten.addmm.default", 110, 160)
+    build.op(outer, "aten.relu.default", 510, 520)
+    assert align(_small(), build.data()).ops.tolist() == [[0, 0], [1, 1]]
+
+
+def test_training_steps_are_paired_where_one_run_evaluates_in_between() -> None:
+    def run(*kinds: str) -> TypedRecording:
+        build = RecordingBuilder()
+        net = build.module("", "Net")
+        for step, kind in enumerate(kinds):
+            build.step(step, 1000 * step, 1000 * step + 900, kind=kind)
+            build.output(build.call(net, 1000 * step, 1000 * step + 600, nth=0), [1.0])
+        return build.data()
+
+    found = align(run("train", "eval", "train"), run("train", "train"))
+    assert found.steps.tolist() == [[0, 0], [2, 1]]
+    assert _counts(found.missing) == ({"step": 1}, {}, {"step": 1})
+
+
+def test_slots_of_other_names_are_paired_by_shape() -> None:
+    def run(*outputs: tuple[str, tuple[int, ...]]) -> TypedRecording:
+        build = RecordingBuilder()
+        net = build.module("", "Net")
+        build.step(0, 0, 1000)
+        call = build.call(net, 0, 600, nth=0)
+        for slot, shape in outputs:
+            build.output(call, None, slot, shape=shape, dtype="float32")
+        return build.data()
+
+    found = align(run(("[0]", (2, 3)), ("[1]", (5,))), run((".cache", (5,)), (".logits", (3, 2))))
+    assert found.values.tolist() == [[0, 1], [1, 0]]
+    assert [found.axes[code] if code >= 0 else None for code in found.permuted.tolist()] == [(1, 0), None]
+
+
+def test_parameter_is_paired_in_whichever_phase_it_was_measured() -> None:
+    def run(*phases: str) -> TypedRecording:
+        build = RecordingBuilder()
+        net = build.module("", "Net")
+        build.step(0, 0, 1000)
+        build.call(net, 0, 600, nth=0)
+        for phase in phases:
+            build.value(build.site(net, "parameter", "weight"), [1.0], phase=phase)
+        return build.data()
+
+    assert align(run("forward"), run("optimizer")).values.tolist() == [[0, 0]]
+    found = align(run("forward", "optimizer"), run("optimizer"))
+    assert found.values.tolist() == [[1, 0]]
+    assert _counts(found.missing) == ({}, {}, {"again": 1})
+
+
+def test_ops_of_optimizers_that_run_others_have_no_partner() -> None:
+    def run(*names: str) -> TypedRecording:
+        build = RecordingBuilder()
+        net = build.module("", "Net")
+        build.step(0, 0, 1000)
+        build.call(net, 0, 100, nth=0)
+        call = build.optimizer(200, 900)
+        for at, name in enumerate(names):
+            build.op(call, f"aten.{name}.default", 210 + at, 211 + at)
+        return build.data()
+
+    assert len(align(run("mul_", "add_"), run("mul_", "add_")).ops) == 2
+    found = align(run("mul_", "add_"), run("mul_", "mul_", "add_"))
+    assert len(found.ops) == 0
+    assert _counts(found.extra) == ({}, {"optimizer": 3}, {})
+    assert found.extra.is_harmless

@@ -93,17 +93,16 @@ class Details:
         """
         site, inherited = self._names.site(row), self._found.inherited
         mine = self._names.place_of_value(row)
-        is_told = not self._found.ranking.is_beyond_inputs[at] and not inherited.is_source[at]
+        own = mine, site["op"], site["op_nth"], site["nth"]
+        if self._found.ranking.is_beyond_inputs[at] or inherited.is_source[at]:
+            return own
         maker, through = int(inherited.maker[at]), int(inherited.through[at])
-        culprit = -1 if not is_told else maker if self._is_unpaired(maker) else through
-        if (culprit >= 0 and site["op"] is None) or (culprit >= 0 and culprit == through):
+        culprit = maker if self._is_unpaired(maker) and site["op"] is None else through
+        if culprit >= 0 and (site["op"] is None or self._names.place_of_op(culprit) != mine):
             return self._names.place_of_op(culprit), *self._names.identify_op(culprit)
         through_b = int(inherited.through_b[at])
-        if is_told and through_b >= 0:
-            place = self._translate(self._others.place_of_op(through_b))
-            if place is not None and place != mine:
-                return place, None, None, site["nth"]
-        return mine, site["op"], site["op_nth"], site["nth"]
+        place = self._translate(self._others.place_of_op(through_b)) if through_b >= 0 else None
+        return own if place is None or place == mine else (place, None, None, site["nth"])
 
     def _is_unpaired(self, op: int) -> bool:
         return op >= 0 and not self._paired[op]

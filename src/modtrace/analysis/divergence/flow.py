@@ -80,7 +80,8 @@ class OpFlow:
                 break
             passed = self.producer[waiting]
             known[waiting] = found.error[passed]
-            through[waiting] = np.where(self._is_plain[passed], found.through[passed], passed)
+            is_first = (found.through[passed] < 0) & ~self._is_plain[passed]
+            through[waiting] = np.where(is_first, passed, found.through[passed])
         return found
 
     def _reduce(self, of_tensor: Numbers, of_read: Numbers, through: Rows) -> OpInputs:
