@@ -107,7 +107,7 @@ def join_rows(of_parts: Side, of_whole: Side, rows: PartRows, *, whole_in_a: boo
     dimension = _find_dimension(given, wanted, group, len(distinct))[group]
     is_joined = dimension >= 0
     first = np.append(True, np.diff(group) != 0)[: len(group)]
-    sizes = given[np.arange(len(group)), dimension]
+    sizes = np.where(is_joined, given[np.arange(len(group)), dimension], 0)
     before = np.cumsum(sizes) - sizes
     same = first & ~is_joined & (given == wanted).all(axis=1)
     pairs = np.stack([part[same], whole_rows[same]], axis=1)
