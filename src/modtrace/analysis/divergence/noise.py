@@ -39,10 +39,11 @@ def give_noise(tolerance: float, count: int) -> Noise:
     return Noise(kind=GIVEN, text=text, local=level, inherited=np.zeros(count), gain=np.ones(count))
 
 
-def measure_noise(levels: list[Numbers]) -> Noise:
+def measure_noise(levels: list[Numbers], cancellation: Numbers) -> Noise:
     """Returns the noise that further runs of the same configuration show.
 
     Args:
+        cancellation: how many times larger the summands of each tensor are.
         levels: of each further run the error of each pair; NaN where the run has no such tensor.
     """
     highest = np.fmax.reduce(levels)
@@ -51,7 +52,11 @@ def measure_noise(levels: list[Numbers]) -> Noise:
     runs = f"{len(levels)} further run{'s' if len(levels) > 1 else ''}"
     text = f"noise: measured by {runs}, up to {known.max(initial=0.0):.1e}; {_SPREAD:.0f} times that of a site is noise"
     return Noise(
-        kind=MEASURED, text=text, local=level, inherited=np.zeros(len(level)), gain=np.ones(len(level))
+        kind=MEASURED,
+        text=text,
+        local=level,
+        inherited=np.minimum(level * cancellation, 1.0),
+        gain=cancellation,
     )
 
 

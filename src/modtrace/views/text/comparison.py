@@ -79,7 +79,7 @@ def render_comparison(
 
 def render_comparison_json(found: Comparison) -> str:
     """Returns the fields as JSON; numbers that are not finite are text."""
-    told = asdict(replace(found, table=None))  # type: ignore[arg-type]
+    told = asdict(replace(found, table=None))
     del told["table"]
     return json.dumps(_to_json(told)) + "\n"
 
