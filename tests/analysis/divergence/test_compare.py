@@ -206,14 +206,11 @@ def test_the_frame_has_a_row_for_each_compared_tensor() -> None:
     assert {"step", "phase", "path", "op", "error", "noise", "input_error", "beyond"} <= set(frame.columns)
 
 
-def test_runs_without_a_step_in_common_say_which_they_have() -> None:
-    net = model()
-    with modtrace.record(net, steps="1:2") as recording, torch.no_grad():
-        net(TOKENS)
-        net(TOKENS)
+def test_a_run_without_values_cannot_be_compared() -> None:
+    with modtrace.record(model(), values=None) as recording:
+        pass
 
-    text = "no step in common: the first has measured steps 0, the second 1"
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(ValueError, match="no values are in this recording: no module was called"):
         modtrace.compare(record(model()), recording)
 
 
