@@ -61,6 +61,7 @@ ABOUT = {
     "analysis/layout": "where boxes stand",
     "analysis/timeline": "lanes and spans",
     "analysis/provenance": "who made a NaN",
+    "analysis/alignment": "which rows of two runs are the same",
     "views/common": "numbers, columns",
     "views/text": "tables for a terminal",
     "views/html": "tables for notebooks",
