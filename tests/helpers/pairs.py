@@ -214,6 +214,9 @@ SDPA = ("aten._scaled_dot_product_flash_attention_for_cpu.default",)
 #: Both sides have what the other has not: another way of doing the same.
 OTHER_OPS = {"allow_missing": True}
 
+#: The gradient that the model gets from the loss.
+FROM_LOSS = Truth("", "backward", (None,))
+
 PAIRS: dict[str, Pair] = {
     "float32 and bfloat16": Pair(
         plain, in_bfloat16, Truth("blocks.1.norm2", ops=("aten.native_layer_norm.default",))
@@ -249,11 +252,11 @@ PAIRS: dict[str, Pair] = {
     "compiled blocks, by modules": Pair(
         plain, compiled, Truth("blocks.1", ops=(None,)), OTHER_OPS, ops=False
     ),
-    "accumulation without a divisor": Pair(plain, undivided, Truth(None, "backward"), OTHER_OPS),
+    "accumulation without a divisor": Pair(plain, undivided, FROM_LOSS, OTHER_OPS),
     "accumulation of means": Pair(
         lambda: one_batch(uneven_labels()),
         partial(accumulated, labels=uneven_labels()),
-        Truth(None, "backward"),
+        FROM_LOSS,
         OTHER_OPS,
     ),
     "copied AdamW": Pair(by_adamw, by_copied_adamw, Truth("embed", "optimizer"), OTHER_OPS),
