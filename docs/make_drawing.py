@@ -62,6 +62,7 @@ ABOUT = {
     "analysis/timeline": "lanes and spans",
     "analysis/provenance": "who made a NaN",
     "analysis/alignment": "which rows of two runs are the same",
+    "analysis/divergence": "who made a difference",
     "views/common": "numbers, columns",
     "views/text": "tables for a terminal",
     "views/html": "tables for notebooks",
