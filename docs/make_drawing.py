@@ -24,6 +24,7 @@ ABOUT = {
     "answers": "print and notebooks",
     "tensor_tracker": "tensor_tracker's names",
     "make_graph": "graph()",
+    "compare_runs": "two runs compared",
     "model_graph": "what is visible of a graph",
     "replay": "proves a recording",
     "measure": "numbers of one tensor",
