@@ -16,7 +16,7 @@ from ...analysis.divergence.answer import (
     Divergence,
     Growth,
     Named,
-    Unmatched,
+    OneSided,
 )
 from ...analysis.divergence.errors import NONFINITE, NOTHING, SAMPLES, SHAPES, SKETCHES, STATISTICS
 from ...analysis.graph.parts import forms_of_op
@@ -244,7 +244,7 @@ def _name_one(each: Named) -> str:
     return each.name + (f" x{each.count}" if each.count > 1 else "")
 
 
-def _count_unmatched(side: Unmatched) -> str:
+def _count_unmatched(side: OneSided) -> str:
     counts = [
         (len(side.modules), "module"),
         (sum(each.count for each in side.calls), "call"),
