@@ -3,12 +3,12 @@
 import click
 
 from ..analysis.divergence.compare import compare_recordings
-from ..analysis.step.chosen_step import STEP_NAMES
 from ..recording.protocols import RecordingData
 from ..views.plot.draw import draw_growth, write_axes
 from ..views.text.comparison import render_comparison, render_comparison_json
 from .output import find_terminal, print_text
 from .plot import check_name
+from .steps import to_asked_step
 from .with_ops import ask, open_with_rows
 
 EXIT_DIFFERS = 1
@@ -87,16 +87,4 @@ def _read_steps(text: str | None) -> tuple[int | str | None, int | str | None]:
     if text is None:
         return None, None
     first, colon, second = text.partition(":")
-    return _read_step(first), _read_step(second) if colon else None
-
-
-def _read_step(text: str) -> int | str:
-    if text in STEP_NAMES:
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise click.BadParameter(
-            f"{text!r} is no step: give a number, -1 for the last, or {', '.join(STEP_NAMES)}",
-            param_hint="--step",
-        ) from None
+    return to_asked_step(first), to_asked_step(second) if colon else None

@@ -150,3 +150,25 @@ def test_rule_that_cannot_be_meant_is_refused(rule: str, message: str) -> None:
     with pytest.raises(ValueError) as raised:
         align(_model("h", _PARTS), _model("blocks", _PORT), rules=[rule])
     assert message in str(raised.value)
+
+
+def test_ops_of_parts_are_no_ops_of_the_whole() -> None:
+    def run(*names: str) -> TypedRecording:
+        build = RecordingBuilder()
+        net = build.module("", "Net", parameters=60)
+        build.step(0, 0, 1000)
+        outer = build.call(net, 0, 900, nth=0)
+        for at, name in enumerate(names):
+            module = build.module(name, "Linear", parent=net, parameters=60 // len(names))
+            build.op(
+                build.call(module, 100 * at, 100 * at + 50, parent=outer, nth=0),
+                "aten.addmm.default",
+                100 * at,
+                1,
+            )
+        return build.data()
+
+    found = align(run("q", "k", "v"), run("qkv"), rules=["(q|k|v)=qkv"])
+    assert len(found.ops) == 0
+    assert found.missing.ops.count() == {"joined": 3}
+    assert found.extra.ops.count() == {"joined": 1}

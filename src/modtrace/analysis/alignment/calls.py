@@ -13,7 +13,7 @@ def pair_calls(a: Side, b: Side, places: PlacePairs, steps: Rows) -> tuple[Rows,
     keys, known = number_calls(a, b, places, steps)
     partner, back = pair_keys(keys[0][known[0]], keys[1][known[1]])
     sizes = len(a.calls.step), len(b.calls.step)
-    return _spread(partner, *known, sizes[0]), _spread(back, known[1], known[0], sizes[1])
+    return _to_all_rows(partner, *known, sizes[0]), _to_all_rows(back, known[1], known[0], sizes[1])
 
 
 def number_calls(
@@ -41,11 +41,11 @@ def translate(column: Column, pairs: Rows) -> Rows:
     return take(pairs[:, 1], RowFinder(pairs[:, 0])(column))
 
 
-def _spread(partner: Rows, rows: Rows, others: Rows, size: int) -> Rows:
+def _to_all_rows(partner: Rows, rows: Rows, others: Rows, size: int) -> Rows:
     """Returns partners of all rows, where `partner` has those of some rows among some others."""
-    spread = np.full(size, -1, np.int64)
-    spread[rows] = take(others, partner)
-    return spread
+    partners = np.full(size, -1, np.int64)
+    partners[rows] = take(others, partner)
+    return partners
 
 
 def _in_order(kept: Column, order: Rows) -> Rows:

@@ -27,7 +27,7 @@ def pair_ops(
 
     What ran in a call of a module without partner is aligned as a part of the call around it: it may be that one of the
     two models has a module where the other has a few lines. If the module has a partner that is called less often, the
-    ops of the further calls have none. Those of a part have none either: its share of a gradient is no whole one.
+    ops of the further calls have none.
     """
     groups, is_alone = _number_groups(a, b, places, calls, steps)
     tokens = _number_ops(a, b)
@@ -84,9 +84,10 @@ def _number_groups(
     a: Side, b: Side, places: PlacePairs, calls: tuple[Rows, Rows], steps: Rows
 ) -> tuple[tuple[Rows, Rows], tuple[Column, Column]]:
     """Returns a number of the call in which each op is aligned, and whether it is not aligned at all."""
+    numbers = np.arange(len(calls[1]))
     around = (
         _find_around(a, places.partner, places.find_split(in_a=True), calls[0], calls[0]),
-        _find_around(b, places.back, places.find_split(in_a=False), calls[1], np.arange(len(calls[1]))),
+        _find_around(b, places.back, places.find_split(in_a=False), calls[1], numbers),
     )
     call, call_b = take(around[0], a.ops.call), take(around[1], b.ops.call)
     step = translate(a.ops.step, steps)
@@ -103,8 +104,8 @@ def _find_around(side: Side, places: Rows, split: Rows, partner: Rows, number: R
     calls, found = side.calls, np.full(len(partner), -1, np.int64)
     key, _ = number_keys(*((column, column[:0]) for column in (calls.place, calls.step, calls.calls.phase)))
     has_other = np.isin(key, key[(partner >= 0) & (calls.place >= 0)])
-    is_less_often = has_other & (calls.wraps == 0) & (take(places, calls.place) >= 0)
-    is_alone = is_less_often | np.isin(calls.place, split)
+    is_alone = has_other & (calls.wraps == 0) & (take(places, calls.place) >= 0)
+    is_alone |= np.isin(calls.place, split)  # a part of an op is no op of the whole
     for level in iterate_levels(calls.parent):
         above = np.where(is_alone[level], _ALONE, take(found, calls.parent[level]))
         found[level] = np.where(partner[level] >= 0, number[level], above)

@@ -64,7 +64,7 @@ class Named:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unmatched:
+class OneSided:
     """What only one of the two recordings has. It is false if there is nothing that matters."""
 
     modules: tuple[str, ...] = ()
@@ -97,8 +97,8 @@ class Comparison:
     first: Divergence | None
     divergences: tuple[Divergence, ...]  # the first, then others that made a difference, as they ran
     firsts: tuple[Divergence, ...]  # of each step and phase
-    missing: Unmatched  # what the first recording has and the second has not
-    extra: Unmatched  # what the second recording has and the first has not
+    missing: OneSided  # what the first recording has and the second has not
+    extra: OneSided  # what the second recording has and the first has not
     environment: tuple[str, ...]  # differences of versions, device, command, commit, options; empty if equal
     compared: int  # tensors
     equal: int  # of them: equal bit by bit, as far as it was measured

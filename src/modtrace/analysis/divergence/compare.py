@@ -93,7 +93,8 @@ def _compare_pairs(
     if tolerance is not None:
         noise = give_noise(tolerance, len(rows))
     elif runs:
-        noise = measure_noise([_find_levels(a, run, rows) for run in runs])
+        levels = [_find_levels(a, run, rows) for run in runs]
+        noise = measure_noise(levels, find_cancellation(side, rows, measured))
     else:
         noise = assume_noise(measured, measured_b, find_cancellation(side, rows, measured))
     return Compared(
@@ -137,7 +138,7 @@ def _are_judged(side: Side, other: Side, rows: Rows, alignment: Alignment) -> Bo
     unpaired = ((side, alignment.missing.ops), (other, alignment.extra.ops))
     is_other = any((each.ops.phase[ops.rows] == in_optimizer).any() for each, ops in unpaired)
     is_op = (side.values.op[rows] >= 0) & (side.values.phase[rows] == in_optimizer)
-    return ~(is_op & is_other)
+    return np.asarray(~(is_op & is_other))
 
 
 def _is_uninitialized(side: Side, rows: Rows) -> Bools:

@@ -39,9 +39,10 @@ def to_numbers(raw: RawTensor) -> Numbers | None:
     if raw.dtype == "bfloat16":
         return np.asarray((array.astype(np.uint32) << np.uint32(16)).view(np.float32), np.float64)
     if raw.dtype in _SMALL_FLOATS:
-        return _numbers_of_bytes(raw.dtype)[array]
+        numbers: Numbers = _numbers_of_bytes(raw.dtype)[array]
+        return numbers
     if raw.dtype == "float8_e8m0fnu":
-        return np.where(array == 255, np.nan, 2.0 ** (array.astype(np.float64) - 127))
+        return np.asarray(np.where(array == 255, np.nan, 2.0 ** (array.astype(np.float64) - 127)))
     if raw.dtype == "complex32":
         return np.asarray(array.view(np.float16).reshape(*array.shape, 2), np.float64)
     if array.dtype.kind == "c":

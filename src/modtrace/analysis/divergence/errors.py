@@ -10,7 +10,7 @@ from ...errors import RecordingError
 from ...recording.statistics.fingerprints import SKETCH_FLOOR, sketch_of_ones
 from ...recording.statistics.moments import Counts, Numbers, StatColumns
 from ..step.calls import Column, Rows
-from .measured import Bools, Measured
+from .measured import Bools, MeasuredRows
 from .tensor_metrics import TensorDifference, compare_tensors
 
 # What an error comes from, best first.
@@ -60,8 +60,8 @@ class Errors:
 
 
 def find_errors(
-    a: Measured,
-    b: Measured,
+    a: MeasuredRows,
+    b: MeasuredRows,
     permuted: Rows | None = None,
     axes: Sequence[tuple[int, ...]] = (),
     may_be_turned: Bools | None = None,
@@ -149,7 +149,7 @@ def _same_text(a: Column, names: tuple[str, ...], b: Column, others: tuple[str, 
     return np.asarray(a == translated[b])
 
 
-def _find_turned(a: Measured, b: Measured, wanted: Bools) -> tuple[Bools, Bools]:
+def _find_turned(a: MeasuredRows, b: MeasuredRows, wanted: Bools) -> tuple[Bools, Bools]:
     """Returns which of the wanted pairs are matrices with exchanged numbers of rows and columns, and square ones."""
     (is_matrix, rows, columns), (is_other, rows_b, columns_b) = a.matrices(), b.matrices()
     are_exchanged = wanted & is_matrix & is_other & (rows == columns_b) & (columns == rows_b)
@@ -158,7 +158,13 @@ def _find_turned(a: Measured, b: Measured, wanted: Bools) -> tuple[Bools, Bools]
 
 
 def _put_tensors(
-    found: _Columns, a: Measured, b: Measured, at: int, axes: tuple[int, ...] | None, *, is_square: bool
+    found: _Columns,
+    a: MeasuredRows,
+    b: MeasuredRows,
+    at: int,
+    axes: tuple[int, ...] | None,
+    *,
+    is_square: bool,
 ) -> None:
     try:
         difference = compare_tensors(a.tensor(at), b.tensor(at), axes=axes)
@@ -175,7 +181,7 @@ def _put_tensors(
     found.put_rows(TENSORS, np.array([at]), difference.relative_l2, 0.0)
 
 
-def _put_sketches(found: _Columns, a: Measured, b: Measured, rows: Rows) -> None:
+def _put_sketches(found: _Columns, a: MeasuredRows, b: MeasuredRows, rows: Rows) -> None:
     for some in _in_blocks(rows):
         first, second = a.sketches(some), b.sketches(some)
         distance, norm = _sketch_distances(a, b, some, first, second)
@@ -190,7 +196,7 @@ def _in_blocks(rows: Rows) -> Iterator[Rows]:
 
 
 def _sketch_distances(
-    a: Measured, b: Measured, rows: Rows, first: Numbers, second: Numbers
+    a: MeasuredRows, b: MeasuredRows, rows: Rows, first: Numbers, second: Numbers
 ) -> tuple[Numbers, Numbers]:
     """Returns estimated distances of tensors and the larger norm of each pair; see `sketch_distance`."""
     with np.errstate(all="ignore"):
@@ -209,7 +215,7 @@ def _sketch_distances(
     return plain, np.where(np.isfinite(norm) & (norm > 0), norm, own)
 
 
-def _put_sample(found: _Columns, a: Measured, b: Measured, at: int) -> None:
+def _put_sample(found: _Columns, a: MeasuredRows, b: MeasuredRows, at: int) -> None:
     first, second = a.sample(at), b.sample(at)
     if len(first) != len(second) or not len(first):
         return

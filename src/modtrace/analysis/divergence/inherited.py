@@ -190,7 +190,7 @@ def name_parameters(side: Side, rows: Rows) -> Rows:
     names = [slot.partition(".")[0].partition("[")[0] for slot in values.slots]
     codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
     code = np.array([*(codes[name] for name in names), 0])[values.slot[rows]]
-    return values.place[rows].astype(np.int64) * len(names) + code
+    return np.asarray(values.place[rows].astype(np.int64) * len(names) + code)
 
 
 def _inherit_by_calls(found: Inherited, side: Side, rows: Rows, error: Numbers, earlier: Numbers) -> None:

@@ -12,7 +12,7 @@ from ..alignment.contract import HARMLESS, REASONS, ModuleName, Unpaired, Unpair
 from ..alignment.sides import Side
 from ..graph.parts import forms_of_op
 from ..step.calls import Column, Rows
-from .answer import Named, Unmatched
+from .answer import Named, OneSided
 from .flow import find_plain
 
 #: At most so many places of a kind are listed; the last one says how many more there are.
@@ -93,7 +93,7 @@ def in_place(place: ModuleName | None) -> str:
     return f"in {label(place)}" if place is not None else "outside of modules"
 
 
-def list_unmatched(side: Side, unpaired: Unpaired, misfits: Rows) -> Unmatched:
+def list_unmatched(side: Side, unpaired: Unpaired, misfits: Rows) -> OneSided:
     """Returns what only this recording has, by name.
 
     Args:
@@ -110,7 +110,7 @@ def list_unmatched(side: Side, unpaired: Unpaired, misfits: Rows) -> Unmatched:
     reason = np.full(len(misfits), len(REASONS))
     tensors += _count(misfits, reason, names.label_value, _value_keys(side))
     told = len(calls[0]) + int(kept_ops.sum()) + int(kept_values.sum())
-    return Unmatched(
+    return OneSided(
         modules=tuple(f"{label(each)} ({each.type})" for each in unpaired.modules),
         calls=tuple(_count(*calls, names.label_call, _call_keys(side))),
         ops=tuple(_count(ops[0][kept_ops], ops[1][kept_ops], names.label_op, _op_keys(side))),

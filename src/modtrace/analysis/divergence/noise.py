@@ -7,7 +7,7 @@ import numpy as np
 from ...recording.arrow.arrays import to_numpy
 from ...recording.statistics.moments import Numbers
 from .decode import EPSILONS
-from .measured import Measured
+from .measured import MeasuredRows
 
 GIVEN, MEASURED, ASSUMED = "given", "measured", "assumed"
 
@@ -18,7 +18,7 @@ FACTOR = 2.0
 _FEW = 0.1
 
 #: A further run differs by other random rounding: up to so many times what was measured is noise.
-_SPREAD = 4.0
+_RUNS_FACTOR = 4.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,23 +39,28 @@ def give_noise(tolerance: float, count: int) -> Noise:
     return Noise(kind=GIVEN, text=text, local=level, inherited=np.zeros(count), gain=np.ones(count))
 
 
-def measure_noise(levels: list[Numbers]) -> Noise:
+def measure_noise(levels: list[Numbers], cancellation: Numbers) -> Noise:
     """Returns the noise that further runs of the same configuration show.
 
     Args:
+        cancellation: how many times larger the summands of each tensor are.
         levels: of each further run the error of each pair; NaN where the run has no such tensor.
     """
     highest = np.fmax.reduce(levels)
     known = highest[np.isfinite(highest)]
-    level = _SPREAD * np.where(np.isfinite(highest), highest, known.max(initial=0.0))
+    level = _RUNS_FACTOR * np.where(np.isfinite(highest), highest, known.max(initial=0.0))
     runs = f"{len(levels)} further run{'s' if len(levels) > 1 else ''}"
-    text = f"noise: measured by {runs}, up to {known.max(initial=0.0):.1e}; {_SPREAD:.0f} times that of a site is noise"
+    text = f"noise: measured by {runs}, up to {known.max(initial=0.0):.1e}; {_RUNS_FACTOR:.0f} times that of a site is noise"
     return Noise(
-        kind=MEASURED, text=text, local=level, inherited=np.zeros(len(level)), gain=np.ones(len(level))
+        kind=MEASURED,
+        text=text,
+        local=level,
+        inherited=np.minimum(level * cancellation, 1.0),
+        gain=cancellation,
     )
 
 
-def assume_noise(a: Measured, b: Measured, cancellation: Numbers) -> Noise:
+def assume_noise(a: MeasuredRows, b: MeasuredRows, cancellation: Numbers) -> Noise:
     """Returns what rounding explains: eps of the coarser dtype, and of sums as long as the tensor's largest axis.
 
     Results are rounded to their dtype, and added up in float32 at least.
@@ -80,7 +85,7 @@ def assume_noise(a: Measured, b: Measured, cancellation: Numbers) -> Noise:
     )
 
 
-def _find_epsilons(a: Measured, b: Measured) -> Numbers:
+def _find_epsilons(a: MeasuredRows, b: MeasuredRows) -> Numbers:
     """Returns eps of the coarser dtype of each pair; of the finer one where few tensors have unequal dtypes.
 
     A run in another dtype has that nearly everywhere. An op that changes the dtype in one of the runs is no noise.
@@ -92,12 +97,12 @@ def _find_epsilons(a: Measured, b: Measured) -> Numbers:
     return np.maximum(one, other)
 
 
-def _epsilons(measured: Measured) -> Numbers:
+def _epsilons(measured: MeasuredRows) -> Numbers:
     of_code = np.array([*(EPSILONS.get(each, 0.0) for each in measured.dtypes), 0.0])
     return of_code[measured.dtype]
 
 
-def _longest_axes(measured: Measured) -> Numbers:
+def _longest_axes(measured: MeasuredRows) -> Numbers:
     shapes = measured.table["shape"]
     found = [np.empty(0)]
     for chunk in shapes.chunks:

@@ -16,7 +16,7 @@ from ...analysis.divergence.answer import (
     Divergence,
     Growth,
     Named,
-    Unmatched,
+    OneSided,
 )
 from ...analysis.divergence.errors import NONFINITE, NOTHING, SAMPLES, SHAPES, SKETCHES, STATISTICS
 from ...analysis.graph.parts import forms_of_op
@@ -79,7 +79,7 @@ def render_comparison(
 
 def render_comparison_json(found: Comparison) -> str:
     """Returns the fields as JSON; numbers that are not finite are text."""
-    told = asdict(replace(found, table=None))  # type: ignore[arg-type]
+    told = asdict(replace(found, table=None))
     del told["table"]
     return json.dumps(_to_json(told)) + "\n"
 
@@ -244,7 +244,7 @@ def _name_one(each: Named) -> str:
     return each.name + (f" x{each.count}" if each.count > 1 else "")
 
 
-def _count_unmatched(side: Unmatched) -> str:
+def _count_unmatched(side: OneSided) -> str:
     counts = [
         (len(side.modules), "module"),
         (sum(each.count for each in side.calls), "call"),
