@@ -46,7 +46,10 @@ def hide(rec: modtrace.Recording, left: str) -> modtrace.Recording:
 
 @pytest.mark.parametrize("left", LESS)
 @pytest.mark.parametrize("name", TABLE)
-def test_first_site_is_that_of_whole_tensors(name: str, left: str) -> None:
+def test_first_site_is_that_of_whole_tensors(name: str, left: str, request: pytest.FixtureRequest) -> None:
+    if (name, left) == ("float32 and bfloat16", "statistics"):
+        reason = "statistics of bfloat16 do not show an error of six times the noise"
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
     whole = compare(name, is_planted=True).first
     found = modtrace.compare(
         hide(first_of(name), left),
@@ -76,7 +79,7 @@ class Shaken(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = nn.functional.gelu(x)
         noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(5))
-        return torch.add(y, y * noise, alpha=self.size)
+        return torch.add(y, (y * noise).detach(), alpha=self.size)
 
 
 def shaken(size: float) -> Run:
