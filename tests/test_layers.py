@@ -45,14 +45,15 @@ MAY_IMPORT = {
     "make_graph": _GROUND | {"recording", "analysis", "store", "replay", "model_graph"},
     "answers": _GROUND | {"analysis", "views"},
     "face": _ENGINE | {"model_graph", "make_graph", "answers"},
+    "compare_runs": _GROUND | {"recording", "analysis", "store", "replay", "answers"},
     "record_options": _GROUND | {"recording", "collect"},
     "nonfinite_reports": _GROUND | {"recording", "analysis", "views"},
     "live": _ENGINE | {"face", "record_options", "nonfinite_reports"},
     "tensor_tracker": _ENGINE | {"face"},
-    "cli": _ENGINE | {"face", "live", "model_graph", "make_graph", "__init__"},
-    "integrations": _ENGINE | {"face", "live", "model_graph", "make_graph", "__init__"},
+    "cli": _ENGINE | {"face", "live", "model_graph", "make_graph", "compare_runs", "__init__"},
+    "integrations": _ENGINE | {"face", "live", "model_graph", "make_graph", "compare_runs", "__init__"},
     "__main__": {"cli"},
-    "__init__": _ENGINE | {"face", "live", "model_graph", "make_graph", "tensor_tracker"},
+    "__init__": _ENGINE | {"face", "live", "model_graph", "make_graph", "compare_runs", "tensor_tracker"},
 }
 
 #: What each package inside a layer may import of that layer besides itself and the files that lie in the layer's own
@@ -102,7 +103,9 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
         "graph_view": {"graph", "step"},
         "layout": {"graph_view", "graph", "step"},
         "timeline": {"ops", "step"},
-        "provenance": {"values", "graph", "step"},
+        "alignment": {"step"},
+        "provenance": {"values", "graph", "alignment", "step"},
+        "divergence": {"alignment", "provenance", "graph", "step"},
     },
     "views": {
         "common": set(),

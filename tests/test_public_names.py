@@ -31,6 +31,7 @@ PUBLIC = [
     "Recording",
     "TensorOptions",
     "__version__",
+    "compare",
     "graph",
     "open_recording",
     "record",

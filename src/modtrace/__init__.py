@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .collect.fx.tracer import ModulePathTracer
     from .collect.module_tracker.tracker import ModTracker, ModuleTracker
     from .collect.stash.tracker import track
+    from .compare_runs import compare
     from .errors import ModtraceError, ModtraceWarning, NonFiniteError
     from .face import Recording, open_recording
     from .live import LiveRecording, record
@@ -41,6 +42,7 @@ _HOMES = {
     "OutOfBand": "recording.triggers.triggers",
     "Recording": "face",
     "TensorOptions": "recording.options.tensor_options",
+    "compare": "compare_runs",
     "graph": "make_graph",
     "open_recording": "face",
     "record": "live",
@@ -67,6 +69,7 @@ __all__ = [
     "Recording",
     "TensorOptions",
     "__version__",
+    "compare",
     "graph",
     "open_recording",
     "record",

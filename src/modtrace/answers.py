@@ -1,8 +1,10 @@
 """Answers as `print` and notebooks show them: what an analysis returns, with a text and a table in HTML."""
 
+import os
 from collections.abc import Collection
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from .analysis.divergence.answer import Comparison
 from .analysis.modules.module_tree import ModuleTree
 from .analysis.ops.memory_table import MemoryTable
 from .analysis.ops.op_paths import OpPaths
@@ -11,12 +13,17 @@ from .analysis.provenance.recompute import RecomputeCheck
 from .analysis.values.nonfinite import Measured, NonFinite
 from .views.common.columns import Color, Text, render_lines
 from .views.html.tables import HtmlMarkup, render_page
+from .views.plot.draw import check_picture_name, draw_growth, write_axes
+from .views.text.comparison import render_comparison
 from .views.text.memory_table import render_memory_table
 from .views.text.nonfinite import render_nonfinite
 from .views.text.op_paths import render_op_paths
 from .views.text.op_table import render_op_table
 from .views.text.recompute import render_recompute
 from .views.text.show_module_tree import render_module_tree
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 #: So many ops and modules a notebook shows of a table that is sorted by cost, or of all ops in their order.
 _TOP = 50
@@ -105,6 +112,35 @@ class ShownRecomputeCheck(Displayed, RecomputeCheck):
 
     def _render(self, color: Color, top: int | None) -> str:
         return render_recompute(self, color=color)
+
+
+class ShownComparison(Displayed, Comparison):
+    """Where two runs part, which can be printed, displayed and drawn."""
+
+    def _render(self, color: Color, top: int | None) -> str:
+        return render_comparison(self, color=color)
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draws the growth of the difference along the depth of the model with matplotlib.
+
+        Args:
+            ax: the axes to draw on; None for a new figure, which pyplot does not manage.
+
+        Raises:
+            MissingLibraryError: matplotlib is not installed.
+        """
+        return draw_growth(self, ax)
+
+    def write_plot(self, to: str | os.PathLike[str]) -> None:
+        """Writes the plot of `plot()` as a PNG, SVG or PDF, depending on the suffix of `to`.
+
+        Raises:
+            ValueError: the suffix is unknown.
+            MissingLibraryError: matplotlib is not installed.
+            ModtraceError: the file cannot be written.
+        """
+        check_picture_name(to)
+        write_axes(self.plot(), to)
 
 
 _Kind = TypeVar("_Kind", bound=Displayed)

@@ -25,6 +25,7 @@ COMMANDS = {
     "export": "Writes a recording in a format that other programs read.",
     "nonfinite": "Finds where NaN and infinite values came up first.",
     "recompute": "Tells whether checkpointing computed the same again.",
+    "compare": "Tells where two recordings part, and which op made the difference.",
     "verify": "Proves a recording of a model: runs all of it again, bit by bit.",
     "doctor": "Tells what works on this installation.",
 }

@@ -39,7 +39,8 @@ def plot(
     """
     if path is None and not as_json:
         raise click.UsageError("give -o FILE for a picture, or --json for its numbers.")
-    _check_name(path)
+    if path is not None:
+        check_name(path)
     data = open_with_rows(run)
     selection = Selection(list(patterns) or None, role, steps=steps)
     number = read_step(run, data, step)
@@ -55,9 +56,13 @@ def plot(
         tell_marks(data.meta.marks)
 
 
-def _check_name(path: str | None) -> None:
+def check_name(path: str) -> None:
+    """Refuses a file name whose suffix is not a known format of pictures.
+
+    Raises:
+        click.ClickException: the suffix is unknown.
+    """
     try:
-        if path is not None:
-            check_picture_name(path)
+        check_picture_name(path)
     except ValueError as error:
         raise click.ClickException(str(error)) from error

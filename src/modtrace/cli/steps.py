@@ -19,10 +19,15 @@ SHOWN_STEP = "The step to show. Default: the last complete training step."
 def step_option(about: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
     """Returns the option `--step`, whose help is a sentence of the command's and what can be given."""
     first, *rest = about.partition(".")
-    return click.option("--step", type=_to_asked, metavar="STEP", help=f"{first}: {_HOW}{''.join(rest)}")
+    return click.option("--step", type=to_asked_step, metavar="STEP", help=f"{first}: {_HOW}{''.join(rest)}")
 
 
-def _to_asked(text: str) -> int | str:
+def to_asked_step(text: str) -> int | str:
+    """Returns a number, or one of the words that mean a step.
+
+    Raises:
+        click.BadParameter: it is neither.
+    """
     if text in STEP_NAMES:
         return text
     try:

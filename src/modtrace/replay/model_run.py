@@ -37,11 +37,14 @@ def run_model(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    *,
+    backward: bool = True,
 ) -> Results:
     """Runs one forward and one backward, and restores the model afterwards, also after an exception.
 
     Args:
         around: returns a context manager that is entered around the run.
+        backward: whether a backward runs too.
     """
     state = ModelState(model, args, kwargs)
     results = Results()
@@ -52,7 +55,8 @@ def run_model(
             results.unchecked.append(("a copy of the arguments for each run", why_not))
         with around():
             output = model(*own_args, **own_kwargs)
-            _run_backward(output, results)
+            if backward:
+                _run_backward(output, results)
         results.surroundings = look_around(model)
         results.modules = modules_of(model)
         _keep_results(model, output, (own_args, own_kwargs), results)

@@ -24,12 +24,12 @@ def every_row(values: str | None = None) -> MemoryRecording:
 
 @contextmanager
 def recording_ops(
-    data: MemoryRecording, model: nn.Module, *, values: str | None = None, keeper: OpKeeper | None = None
+    data: MemoryRecording, model: nn.Module, *, values: object = None, keeper: OpKeeper | None = None
 ) -> Iterator[None]:
     """Records what the model runs inside the block.
 
     Args:
-        values: "stats" measures the outputs; None measures nothing.
+        values: what is measured, as for `record()`; None measures nothing.
         keeper: receives every op.
     """
     error: BaseException | None = None

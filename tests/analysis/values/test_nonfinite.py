@@ -31,7 +31,7 @@ def test_first_is_by_step_and_order_and_has_everything_that_is_known() -> None:
     build.output(outer, [nan], order=5)
     build.output(second, [1.0, nan, inf, inf], "['logits']", order=4)
 
-    assert replace(find_in(build), remedy=None) == NonFinite(
+    assert replace(find_in(build), remedy=None, after=None) == NonFinite(
         root="Net",
         path="head",
         call=1,

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ...recording.phase import BACKWARD, PHASES
 from ...recording.statistics.number_formats import LARGEST
+from ..step.ops import bare_name
 from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW
 from .op_rules import (
     DIVISIONS,
@@ -16,7 +17,6 @@ from .op_rules import (
     SOFTMAX,
     VARIANCES,
     WRITES,
-    bare_name,
     holds_infinity,
     holds_nan,
     is_attention,

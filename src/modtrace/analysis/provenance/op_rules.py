@@ -63,12 +63,6 @@ RANDOM = _names(
 UNSCALES = "amp_foreach_non_finite_check_and_unscale"
 
 
-def bare_name(op: str) -> str:
-    """Returns the bare name of an operator: `softmax` of `aten._softmax.default`, `add` of `_foreach_add_`."""
-    parts = op.split(".")
-    return (parts[1] if len(parts) > 1 else parts[0]).strip("_").removeprefix("foreach_")
-
-
 def is_attention(name: str) -> bool:
     """Returns whether it is one of the fused kernels of attention, by its `bare_name`."""
     return "scaled_dot_product" in name or "efficient_attention" in name or "flash_attention" in name

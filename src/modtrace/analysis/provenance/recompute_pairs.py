@@ -1,9 +1,11 @@
 """Pairs each op of a recompute with the op of the forward that it repeats."""
 
 from collections import defaultdict
-from difflib import SequenceMatcher
+
+import numpy as np
 
 from ...recording.phase import BACKWARD, FORWARD, PHASES, RECOMPUTE
+from ..alignment.sequences import align_sequences
 from .op_rules import UNINITIALIZED
 from .step_flow import StepFlow
 
@@ -62,8 +64,8 @@ def _align(
         is_whole = is_call and not starts[0]
         at = 0 if is_whole else max(starts, key=lambda at: _count_agreeing(flow, forward[at:], run, known))
         return dict(zip(run, forward[at:], strict=False))
-    blocks = SequenceMatcher(None, names, wanted, autojunk=False).get_matching_blocks()
-    return {run[block.b + at]: forward[block.a + at] for block in blocks for at in range(block.size)}
+    pairs = align_sequences((np.array(names, np.int64), np.array(wanted, np.int64)))
+    return {run[there]: forward[at] for at, there in pairs.tolist()}
 
 
 def _count_agreeing(flow: StepFlow, forward: list[int], run: list[int], known: dict[int, int]) -> int:

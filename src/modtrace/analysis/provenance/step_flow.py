@@ -13,8 +13,7 @@ from ...recording.protocols import RecordingData
 from ..graph.columns import Tensors
 from ..graph.parts import forms_of_op
 from ..graph.reads import read_uses
-from ..step.ops import StepOps, read_step_ops
-from .op_rules import bare_name
+from ..step.ops import StepOps, bare_name, read_step_ops
 
 
 class MemoryRegion(NamedTuple):

@@ -223,6 +223,12 @@ def _find_where(call_id: Column, call: Rows, phase: Column, placed: PlacedCalls)
     return np.where(call >= 0, placed.where[call], alone) if len(placed.calls) else alone
 
 
+def bare_name(op: str) -> str:
+    """Returns the bare name of an operator: `softmax` of `aten._softmax.default`, `add` of `_foreach_add_`."""
+    parts = op.split(".")
+    return (parts[1] if len(parts) > 1 else parts[0]).strip("_").removeprefix("foreach_")
+
+
 def dictionary_codes(column: pa.ChunkedArray) -> tuple[Column, tuple[str, ...]]:
     """Returns a dictionary column as codes of one dictionary for all chunks, and that dictionary; -1 for null."""
     known: dict[str, int] = {}

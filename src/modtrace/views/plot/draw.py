@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
+from ...analysis.divergence.answer import Comparison
 from ...analysis.values.exponents import Exponents, build_exponents
 from ...analysis.values.history import History, build_history
 from ...analysis.values.selection import Selection
@@ -14,6 +15,7 @@ from ...recording.protocols import RecordingData
 from ...recording.role import OPTIMIZER_STATE
 from ...surface import choose_phrase, name_argument
 from ..common.whole_file import write_content
+from .growth import plot_growth
 from .heatmap import plot_heatmap
 from .histogram import plot_histogram
 from .lines import plot_lines
@@ -64,8 +66,21 @@ def draw(found: History | Exponents, kind: Kind, ax: "Axes | None" = None) -> "A
     else:
         found = replace(found, values=drawable(found.values))
         drawn = plot_heatmap(found, ax) if kind == "heatmap" else plot_lines(found, ax)
-    if ax is None:
-        vars(drawn)["_repr_svg_"] = partial(_render_svg, drawn)
+    return drawn if ax is not None else _displayed(drawn)
+
+
+def draw_growth(found: Comparison, ax: "Axes | None" = None) -> "Axes":
+    """Draws how the difference of two recordings grows; a notebook displays the axes unless they were given.
+
+    Raises:
+        MissingLibraryError: matplotlib is not installed.
+    """
+    drawn = plot_growth(found, ax)
+    return drawn if ax is not None else _displayed(drawn)
+
+
+def _displayed(drawn: "Axes") -> "Axes":
+    vars(drawn)["_repr_svg_"] = partial(_render_svg, drawn)
     return drawn
 
 

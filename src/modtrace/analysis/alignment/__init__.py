@@ -1,0 +1,1 @@
+"""Which calls, ops and measured tensors of one recording are those of another."""

@@ -1,0 +1,122 @@
+"""Aligns two recordings: steps, modules, calls, ops and measured tensors, in this order."""
+
+from collections.abc import Sequence
+
+from ...recording.protocols import RecordingData
+from ..step.calls import Rows
+from ..step.chosen_step import find_step
+from .calls import pair_calls, translate
+from .contract import Alignment, Joined
+from .joins import collect, join_splits
+from .keys import Partners, to_pairs
+from .micro_batches import Batched, MicroBatches, find_batched, find_micro_batches, join_micro_batches
+from .modules import PlacePairs, pair_places
+from .ops import pair_ops
+from .permutations import find_permutations
+from .proposals import propose_rules
+from .recomputed import pair_recomputed
+from .rules import AUTO, read_rules
+from .sides import Side, read_side
+from .steps import pair_steps
+from .unpaired import list_unpaired
+from .values import number_values, pair_values
+
+
+def align(
+    a: RecordingData,
+    b: RecordingData,
+    *,
+    rules: Sequence[str] = (),
+    step: int | str | None = None,
+    step_b: int | str | None = None,
+) -> Alignment:
+    """Returns which rows of two recordings mean the same.
+
+    Args:
+        a: a recording.
+        b: another one, or the same.
+        rules: `EXPRESSION=PATH`: how modules of `a` are called in `b`; `AUTO` stands for the rules that are proposed.
+        step: the only step of `a` to compare, as `find_step` takes it; None: all.
+        step_b: that of `b`; None: the same as of `a`.
+
+    Raises:
+        ValueError: there is no such step; a rule means no module, or several that are not parts of one.
+    """
+    chosen = None if step is None else (find_step(a, step), find_step(b, step if step_b is None else step_b))
+    steps, of_a, of_b = pair_steps(a, b, chosen)
+    side, other = read_side(a, of_a), read_side(b, of_b)
+    read = read_rules(rules)
+    places = pair_places(side, other, read)
+    proposed = propose_rules(side, other, places)
+    if AUTO in rules:
+        read, proposed = (*read, *read_rules(proposed)), ()
+        places = pair_places(side, other, read)
+    calls = pair_calls(side, other, places, steps)
+    micro = find_micro_batches(side, other, places, steps)
+    models = micro.models if micro else (None, None)
+    batched = find_batched(side, models[0]), find_batched(other, models[1])
+    left = batched[0].leave_out(side), batched[1].leave_out(other)
+    ops = pair_ops(*left, places, calls, steps)
+    values = pair_values(*left, number_values(*left, places, steps, calls, ops))
+    joined = _join_parts(side, other, places, steps, values, micro, batched)
+    recomputed = pair_recomputed(*left, places, steps, ops, values)
+    pairs = to_pairs(values[0], side.values.order)
+    permuted, axes = find_permutations(side, other, pairs)
+    return Alignment(
+        steps=steps,
+        modules=tuple(
+            (side.names[at], other.names[there])
+            for at, there in enumerate(places.partner.tolist())
+            if there >= 0
+        ),
+        calls=to_pairs(calls[0], side.calls.calls.start_ns),
+        ops=to_pairs(ops[0], side.ops.order),
+        values=pairs,
+        permuted=permuted,
+        axes=axes,
+        joined=joined,
+        recomputed_ops=recomputed[0],
+        recomputed_values=recomputed[1],
+        missing=list_unpaired(
+            side,
+            steps[:, 0],
+            places.partner,
+            calls[0],
+            ops[0],
+            values[0],
+            places.find_split(in_a=True),
+            batched[0],
+        ),
+        extra=list_unpaired(
+            other,
+            steps[:, 1],
+            places.back,
+            calls[1],
+            ops[1],
+            values[1],
+            places.find_split(in_a=False),
+            batched[1],
+        ),
+        rules=tuple(each.text for each in read),
+        proposed=proposed,
+    )
+
+
+def _join_parts(
+    side: Side,
+    other: Side,
+    places: PlacePairs,
+    steps: Rows,
+    values: Partners,
+    micro: MicroBatches | None,
+    batched: tuple[Batched, Batched],
+) -> Joined:
+    """Returns the parts of split modules and of batches, and pairs what the parts and the whole are all given."""
+    step = translate(side.values.step, steps)
+    found = join_splits(side, other, places.splits, step)
+    for each in found:
+        at, there = each.pairs[:, 0], each.pairs[:, 1]
+        values[0][at], values[1][there] = there, at
+    if micro is not None:
+        found.append(join_micro_batches(side, other, places, step, micro, batched))
+    return collect(found)

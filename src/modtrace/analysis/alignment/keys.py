@@ -1,0 +1,84 @@
+"""Joins two tables by their columns: equal keys are paired in their order."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..step.calls import Column, Rows
+
+Partners = tuple[Rows, Rows]  # of each row of `a`, of each row of `b`; -1 for none
+
+
+def number_keys(*columns: tuple[Column, Column]) -> tuple[Rows, Rows]:
+    """Returns a number for each row of two tables. Rows with equal values in all columns have equal numbers.
+
+    Args:
+        columns: pairs of the same column of both tables, of integers of at least -1.
+    """
+    split = len(columns[0][0])
+    keys = np.zeros(split + len(columns[0][1]), np.int64)
+    room = 1
+    for one, other in columns:
+        column = np.concatenate([one, other]).astype(np.int64) + 1
+        width = int(column.max(initial=0)) + 1
+        if room * width >= 2**62:
+            keys, room = _compact(keys)
+            if room * width >= 2**62:
+                column, width = _compact(column)
+        keys, room = keys * width + column, room * width
+    return keys[:split], keys[split:]
+
+
+def _compact(keys: Column) -> tuple[Rows, int]:
+    distinct, compact = np.unique(keys, return_inverse=True)
+    return compact.reshape(-1).astype(np.int64), len(distinct)
+
+
+def count_before(keys: Rows, order: Rows | None = None) -> Rows:
+    """Returns of each row how many rows with its key come before it.
+
+    Args:
+        keys: the keys.
+        order: what the rows are ordered by; None: they are in order.
+    """
+    rows = np.argsort(keys, kind="stable") if order is None else np.lexsort((order, keys))
+    is_first = np.ones(len(rows), bool)
+    is_first[1:] = keys[rows][1:] != keys[rows][:-1]
+    at = np.arange(len(rows))
+    counts = np.empty(len(rows), np.int64)
+    counts[rows] = at - np.maximum.accumulate(np.where(is_first, at, 0)) if len(rows) else at
+    return counts
+
+
+def pair_keys(one: Rows, other: Rows) -> tuple[Rows, Rows]:
+    """Returns the partner of each row: the row of the other table with the same key; -1 if there is none.
+
+    The n-th row of a key is paired with the n-th of the same key.
+    """
+    keys, others = number_keys((one, other), (count_before(one), count_before(other)))
+    partner, back = np.full(len(keys), -1, np.int64), np.full(len(others), -1, np.int64)
+    _, at, there = np.intersect1d(keys, others, assume_unique=True, return_indices=True)
+    partner[at], back[there] = there, at
+    return partner, back
+
+
+def to_pairs(partner: Rows, order: Rows) -> Rows:
+    """Returns the pairs of rows in the order of the first table."""
+    rows = np.lexsort((np.arange(len(partner)), order))
+    rows = rows[partner[rows] >= 0]
+    return np.stack([rows, partner[rows]], axis=1)
+
+
+def number_texts(one: Sequence[str | None], other: Sequence[str | None]) -> tuple[Rows, Rows]:
+    """Returns a number for each text of two lists. Equal texts have equal numbers; None is -1."""
+    known: dict[str, int] = {}
+    numbers = [
+        np.array([-1 if text is None else known.setdefault(text, len(known)) for text in texts], np.int64)
+        for texts in (one, other)
+    ]
+    return numbers[0], numbers[1]
+
+
+def take(column: Column, rows: Rows) -> Rows:
+    """Returns what the column has at each row; -1 for row -1."""
+    return np.where(rows >= 0, column[rows], -1) if len(column) else np.full(len(rows), -1, np.int64)

@@ -1,0 +1,108 @@
+"""Pairs the modules of two recordings: by rules, and else by equal paths."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ...surface import choose_phrase
+from ..step.calls import Rows
+from .rules import Rule, map_paths
+from .sides import Side
+
+
+class Split(NamedTuple):
+    """A module of one recording that several of the other are parts of: three projections and the fused one."""
+
+    whole: int  # a place
+    whole_in_a: bool
+    parts: tuple[int, ...]  # places
+
+
+@dataclass(frozen=True, eq=False)
+class PlacePairs:
+    """Which places of the module trees of `a` and `b` mean the same."""
+
+    partner: Rows  # of each place of `a`; -1 for none
+    back: Rows  # of each place of `b`
+    splits: tuple[Split, ...]
+
+    def find_split(self, *, in_a: bool) -> Rows:
+        """Returns the places of one recording that are parts, or wholes of parts."""
+        found = [
+            each
+            for split in self.splits
+            for each in ((split.whole,) if split.whole_in_a == in_a else split.parts)
+        ]
+        return np.array(found, np.int64)
+
+
+def pair_places(a: Side, b: Side, rules: Sequence[Rule]) -> PlacePairs:
+    """Returns the partners of the places of both module trees.
+
+    Raises:
+        ValueError: a rule means no module, or several modules of which one is not the whole.
+    """
+    links = _link(a, b, rules)
+    linked: dict[int, list[int]] = {}  # by the place of b
+    for at, found in links.items():
+        for there in found:
+            linked.setdefault(there, []).append(at)
+    partner, back = np.full(len(a.names), -1, np.int64), np.full(len(b.names), -1, np.int64)
+    splits: list[Split] = []
+    for there, ones in linked.items():
+        if len(ones) > 1:
+            splits.append(Split(there, False, tuple(ones)))
+        elif len(links[ones[0]]) == 1:
+            partner[ones[0]], back[there] = there, ones[0]
+    splits += [Split(at, True, tuple(found)) for at, found in links.items() if len(found) > 1]
+    for each in splits:
+        _require_parts(each, a, b, linked, links)
+    return PlacePairs(partner, back, tuple(splits))
+
+
+def _link(a: Side, b: Side, rules: Sequence[Rule]) -> dict[int, list[int]]:
+    """Returns the places of `b` for places of `a`. A rule comes before an equal path."""
+    roots = _pair_roots(a, b)
+    there = {(name.root, name.path): index for index, name in reversed(list(enumerate(b.names)))}
+    mapped = map_paths(rules, a.names, b.names)
+    by_rule: dict[int, list[int]] = {}
+    by_path: dict[int, list[int]] = {}
+    for at, (name, paths) in enumerate(zip(a.names, mapped, strict=True)):
+        found = [there[key] for path in paths if (key := (roots.get(name.root, ""), path)) in there]
+        (by_path if paths == [name.path] else by_rule)[at] = found
+    taken = {place for found in by_rule.values() for place in found}
+    for at, found in by_path.items():  # the first of several places of one path
+        by_path[at] = [place for place in found if place not in taken]
+        taken.update(found)
+    return by_rule | by_path
+
+
+def _require_parts(
+    split: Split,
+    a: Side,
+    b: Side,
+    linked: Mapping[int, Sequence[int]],
+    links: Mapping[int, Sequence[int]],
+) -> None:
+    of_whole, of_parts = (a, b) if split.whole_in_a else (b, a)
+    others = linked if split.whole_in_a else links
+    counts = [of_parts.places.places[part].module.parameters or 0 for part in split.parts]
+    whole = of_whole.places.places[split.whole].module.parameters or 0
+    if whole and sum(counts) == whole and all(len(others[part]) == 1 for part in split.parts):
+        return
+    rules = choose_phrase(python="the rules of map=", command_line="the rules of --map")
+    ones = " and ".join(repr(of_parts.names[part].path) for part in split.parts)
+    raise ValueError(
+        f"{rules} make {ones} one with {of_whole.names[split.whole].path!r}, and they are not "
+        f"its parts: they have {' + '.join(map(str, counts))} parameters, and it has {whole}. Give a rule for each."
+    )
+
+
+def _pair_roots(a: Side, b: Side) -> dict[str, str]:
+    """Returns the root of `b` for roots of `a`: of equal names, and else the only ones, or those in equal order."""
+    names = [list(dict.fromkeys(name.root for name in side.names)) for side in (a, b)]
+    common = {name: name for name in names[0] if name in names[1]}
+    rest = [[name for name in each if name not in common] for each in names]
+    return common | dict(zip(*rest, strict=False))

@@ -1,0 +1,45 @@
+"""Numbers the shapes and dtypes of what ops returned."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..step.calls import Column, RowFinder, Rows, column_of
+from ..step.ops import dictionary_codes
+from .keys import Partners, number_texts, take
+from .sides import Side
+from .sizes import Sizes, count_elements, number_sizes, read_sizes
+
+
+def number_shapes(a: Side, b: Side) -> tuple[Partners, Partners, Partners]:
+    """Returns numbers of shape, count of elements and dtype of what the ops of both returned first; -1 for none."""
+    outputs = _read_outputs(a), _read_outputs(b)
+    shapes = number_sizes(outputs[0].sizes, outputs[1].sizes)
+    counts = number_sizes(count_elements(outputs[0].sizes), count_elements(outputs[1].sizes))
+    names = number_texts(outputs[0].dtypes, outputs[1].dtypes)
+    dtypes = take(names[0], outputs[0].dtype), take(names[1], outputs[1].dtype)
+    rows = outputs[0].of_op, outputs[1].of_op
+    one, two, three = (
+        (take(numbers[0], rows[0]), take(numbers[1], rows[1])) for numbers in (shapes, counts, dtypes)
+    )
+    return one, two, three
+
+
+class _Outputs(NamedTuple):
+    """The tensors that ops returned."""
+
+    sizes: Sizes
+    dtype: Column  # codes of `dtypes`
+    dtypes: tuple[str, ...]
+    of_op: Rows  # of each op: the first that it returned
+
+
+def _read_outputs(side: Side) -> _Outputs:
+    table = side.data.table("tensors")
+    producer = column_of(table, "producer_op")
+    rows = np.flatnonzero(np.isin(producer, column_of(side.data.table("ops"), "op_id")[side.ops.kept]))
+    table = table.select(["shape", "dtype"]).take(rows)
+    distinct, first = np.unique(producer[rows], return_index=True)
+    of_op = take(first, RowFinder(distinct)(column_of(side.data.table("ops"), "op_id")))
+    dtype, names = dictionary_codes(table["dtype"])
+    return _Outputs(read_sizes(table["shape"]), dtype, names, of_op)

@@ -1,0 +1,163 @@
+"""Pairs the ops of two recordings, by the sequence in which they ran inside of each pair of calls."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...recording.phase import OPTIMIZER, PHASES
+from ..step.calls import Column, Rows, iterate_levels
+from ..step.ops import bare_name
+from .calls import translate
+from .keys import Partners, number_keys, number_texts, take
+from .modules import PlacePairs
+from .op_shapes import number_shapes
+from .sequences import align_sequences
+from .sides import Side
+
+_OPTIMIZED = PHASES.index(OPTIMIZER)
+
+#: Instead of the number of a call: ops that can have no partner.
+_ALONE = -2
+
+
+def pair_ops(
+    a: Side, b: Side, places: PlacePairs, calls: tuple[Rows, Rows], steps: Rows
+) -> tuple[Rows, Rows]:
+    """Returns the partner of each op; -1 if there is none.
+
+    What ran in a call of a module without partner is aligned as a part of the call around it: it may be that one of the
+    two models has a module where the other has a few lines. If the module has a partner that is called less often, the
+    ops of the further calls have none.
+    """
+    groups, is_alone = _number_groups(a, b, places, calls, steps)
+    tokens = _number_ops(a, b)
+    rows = [
+        _sort_ops(side, side.ops.kept & ~alone, group)
+        for side, alone, group in zip((a, b), is_alone, groups, strict=True)
+    ]
+    if not _update_in_one_order(a, b, places):
+        rows = [each[side.ops.phase[each] != _OPTIMIZED] for side, each in zip((a, b), rows, strict=True)]
+    partner, back = np.full(len(a.ops.step), -1, np.int64), np.full(len(b.ops.step), -1, np.int64)
+    pairs = _align_groups(
+        (groups[0][rows[0]], groups[1][rows[1]]),
+        [(one[rows[0]], other[rows[1]]) for one, other in tokens],
+        a.ops.phase[rows[0]] == _OPTIMIZED,
+    )
+    at, there = rows[0][pairs[:, 0]], rows[1][pairs[:, 1]]
+    partner[at], back[there] = there, at
+    return partner, back
+
+
+def _number_ops(a: Side, b: Side) -> list[tuple[Rows, Rows]]:
+    """Returns numbers of the ops of both: by name, with shape and dtype, with shape, with the number of elements."""
+    names = number_texts(a.ops.names, b.ops.names)
+    bases = number_texts(*([bare_name(each) for each in side.ops.names] for side in (a, b)))
+    name = take(names[0], a.ops.name), take(names[1], b.ops.name)
+    base = take(bases[0], a.ops.name), take(bases[1], b.ops.name)
+    shape, numel, dtype = number_shapes(a, b)
+    with_shape = number_keys(base, shape)
+    return [
+        _choose_for_optimizers(a, b, with_shape, base),
+        number_keys(name, shape, dtype),
+        with_shape,
+        number_keys(base, numel),
+    ]
+
+
+def _choose_for_optimizers(a: Side, b: Side, ones: Partners, others: Partners) -> Partners:
+    """Returns the first numbers for what an optimizer runs, the second for other ops; they are made disjoint."""
+    beyond = 1 + max(int(each.max(initial=0)) for each in others)
+    one, other = (
+        np.where(side.ops.phase == _OPTIMIZED, number + beyond, by_name)
+        for side, number, by_name in zip((a, b), ones, others, strict=True)
+    )
+    return one, other
+
+
+def _sort_ops(side: Side, kept: Column, group: Rows) -> Rows:
+    """Returns the ops in the order in which they began, those of one group next to each other."""
+    rows = np.flatnonzero(kept)
+    return rows[np.lexsort((side.ops.order[rows], group[rows]))]
+
+
+def _number_groups(
+    a: Side, b: Side, places: PlacePairs, calls: tuple[Rows, Rows], steps: Rows
+) -> tuple[tuple[Rows, Rows], tuple[Column, Column]]:
+    """Returns a number of the call in which each op is aligned, and whether it is not aligned at all."""
+    numbers = np.arange(len(calls[1]))
+    around = (
+        _find_around(a, places.partner, places.find_split(in_a=True), calls[0], calls[0]),
+        _find_around(b, places.back, places.find_split(in_a=False), calls[1], numbers),
+    )
+    call, call_b = take(around[0], a.ops.call), take(around[1], b.ops.call)
+    step = translate(a.ops.step, steps)
+    groups = number_keys(
+        (np.maximum(call, -1), np.maximum(call_b, -1)),
+        (np.where(call < 0, step, -1), np.where(call_b < 0, b.ops.step, -1)),
+        (np.where(call < 0, a.ops.phase, -1), np.where(call_b < 0, b.ops.phase, -1)),
+    )
+    return groups, ((call == _ALONE) | (step < 0), (call_b == _ALONE) | ~np.isin(b.ops.step, steps[:, 1]))
+
+
+def _find_around(side: Side, places: Rows, split: Rows, partner: Rows, number: Rows) -> Rows:
+    """Returns for each call the number of the call in which its ops are aligned; -1: outside of calls; or _ALONE."""
+    calls, found = side.calls, np.full(len(partner), -1, np.int64)
+    key, _ = number_keys(*((column, column[:0]) for column in (calls.place, calls.step, calls.calls.phase)))
+    has_other = np.isin(key, key[(partner >= 0) & (calls.place >= 0)])
+    is_alone = has_other & (calls.wraps == 0) & (take(places, calls.place) >= 0)
+    is_alone |= np.isin(calls.place, split)  # a part of an op is no op of the whole
+    for level in iterate_levels(calls.parent):
+        above = np.where(is_alone[level], _ALONE, take(found, calls.parent[level]))
+        found[level] = np.where(partner[level] >= 0, number[level], above)
+    return found
+
+
+def _update_in_one_order(a: Side, b: Side, places: PlacePairs) -> bool:
+    """Returns whether the optimizers of both were seen to go through the parameters in the same order."""
+    orders = [
+        side.values.place[rows[np.argsort(side.values.order[rows], kind="stable")]]
+        for side in (a, b)
+        for rows in [np.flatnonzero(side.values.kept & (side.values.phase == _OPTIMIZED) & ~side.is_of_op)]
+    ]
+    partners = take(places.partner, orders[0])
+    return bool(np.array_equal(_drop_repeats(partners), _drop_repeats(orders[1])))
+
+
+def _drop_repeats(places: Rows) -> Rows:
+    """Returns each place once, in the order in which they come first."""
+    return places[np.sort(np.unique(places, return_index=True)[1])]
+
+
+def _align_groups(
+    groups: tuple[Rows, Rows], tokens: Sequence[tuple[Rows, Rows]], by_optimizer: Column
+) -> Rows:
+    """Returns pairs of positions, where the ops of a group are adjacent.
+
+    Two calls that ran ops of the same names in the same order ran the same ones, of whatever shapes. Optimizers run the
+    same ops for each parameter: where they are not the same throughout, none is known to be for the same parameter.
+    """
+    distinct, begins, counts = np.unique(groups[0], return_index=True, return_counts=True)
+    starts = np.searchsorted(groups[1], distinct)
+    others = np.searchsorted(groups[1], distinct, side="right") - starts
+    pairs, is_equal = _pair_equal(begins, counts, starts, counts == others, tokens[0])
+    found = [pairs]
+    for at in np.flatnonzero(~is_equal & (others > 0) & ~by_optimizer[begins]).tolist():
+        one = slice(begins[at], begins[at] + counts[at])
+        other = slice(starts[at], starts[at] + others[at])
+        aligned = align_sequences(*((left[one], right[other]) for left, right in tokens[1:]))
+        found.append(aligned + np.array([begins[at], starts[at]]))
+    return np.concatenate(found)
+
+
+def _pair_equal(
+    begins: Rows, counts: Rows, starts: Rows, same_size: Column, tokens: tuple[Rows, Rows]
+) -> tuple[Rows, Column]:
+    """Returns the pairs of groups that are equal throughout, and which groups are; most are, so no loop is run."""
+    group = np.repeat(np.flatnonzero(same_size), counts[same_size])
+    within = np.arange(len(group)) - np.repeat(
+        np.cumsum(counts[same_size]) - counts[same_size], counts[same_size]
+    )
+    pairs = np.stack([begins[group] + within, starts[group] + within], axis=1)
+    is_equal = same_size.copy()
+    is_equal[group[tokens[0][pairs[:, 0]] != tokens[1][pairs[:, 1]]]] = False
+    return pairs[is_equal[group]], is_equal

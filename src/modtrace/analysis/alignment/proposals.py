@@ -1,0 +1,196 @@
+"""Proposes rules for modules that two recordings have under different names."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from ...recording.module_path import path_and_above
+from ...recording.phase import FORWARD, PHASES
+from ...recording.role import OUTPUT
+from ..step.calls import Rows
+from .keys import number_keys, number_texts, take
+from .modules import PlacePairs
+from .rules import Rule, apply_rules, read_rules
+from .sequences import align_sequences
+from .sides import Side
+from .sizes import number_sizes
+
+#: Parts of the names of types that say the same, of modules without parameters.
+_KINDS = ("dropout", "norm", "pool", "softmax", "elu", "act", "loss", "identity")
+
+
+#: So many modules in a row may be parts of one.
+_MOST_PARTS = 8
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """A module that calls no other module, or several in a row that may be the parts of one."""
+
+    places: tuple[int, ...]
+    output: int  # the row of `values` of an output; -1 for none
+    parameters: int
+    kind: str
+
+
+def propose_rules(a: Side, b: Side, places: PlacePairs) -> tuple[str, ...]:
+    """Returns rules for modules without partner that agree in parameters and outputs, in the order of their calls.
+
+    Nothing but these speaks for them: names are not looked at.
+    """
+    if not ((places.partner < 0).any() and (places.back < 0).any()):
+        return ()
+    one, other = _find_leaves(a), _find_leaves(b)
+    one, other = _join_siblings(a, one, other), _join_siblings(b, other, one)
+    aligned = _align_leaves(a, b, (one, other), places)
+    links = [link for at, there in aligned.tolist() for link in product(one[at].places, other[there].places)]
+    links += _pair_containers(a, b, links)
+    named = [
+        (a.names[at].path, b.names[there].path)
+        for at, there in dict.fromkeys(links)
+        if places.partner[at] < 0 and places.back[there] < 0
+    ]
+    return tuple(_choose_rules(named))
+
+
+def _find_leaves(side: Side) -> list[_Leaf]:
+    """Returns the leaves in the order in which they are first called."""
+    calls = side.calls
+    is_called = calls.kept & (calls.calls.phase == PHASES.index(FORWARD)) & (calls.place >= 0)
+    around = take(calls.place, calls.parent[is_called])
+    above = np.unique(around[around != calls.place[is_called]])
+    rows = np.flatnonzero(is_called & ~np.isin(calls.place, above))
+    rows = rows[np.argsort(calls.calls.start_ns[rows], kind="stable")]
+    _, first = np.unique(calls.place[rows], return_index=True)
+    place = calls.place[rows[np.sort(first)]]
+    leaves = []
+    for at, output in zip(place.tolist(), _find_outputs(side, place).tolist(), strict=True):
+        module = side.places.places[at].module
+        kind = "" if module.parameters else _name_kind(module.type)
+        leaves.append(_Leaf((at,), output, module.parameters or 0, kind))
+    return leaves
+
+
+def _join_siblings(side: Side, leaves: Sequence[_Leaf], others: Sequence[_Leaf]) -> list[_Leaf]:
+    """Returns the leaves, where siblings in a row that are as large as one that only the others have are one leaf."""
+    wanted = {each.parameters for each in others} - {each.parameters for each in leaves}
+    joined: list[_Leaf] = []
+    at = 0
+    while at < len(leaves):
+        count = _count_parts(side, leaves[at : at + _MOST_PARTS], wanted)
+        parts = leaves[at : at + count]
+        if count > 1:
+            places = tuple(place for each in parts for place in each.places)
+            joined.append(_Leaf(places, -1, sum(each.parameters for each in parts), ""))
+        else:
+            joined += parts
+        at += count
+    return joined
+
+
+def _count_parts(side: Side, leaves: Sequence[_Leaf], wanted: set[int]) -> int:
+    above = {side.places.places[each.places[0]].parent for each in leaves[:1]}
+    total = 0
+    for count, each in enumerate(leaves, 1):
+        if not each.parameters or side.places.places[each.places[0]].parent not in above:
+            break
+        total += each.parameters
+        if count > 1 and total in wanted:
+            return count
+    return 1
+
+
+def _name_kind(type_name: str) -> str:
+    lower = type_name.lower()
+    return next((each for each in _KINDS if each in lower), lower)
+
+
+def _find_outputs(side: Side, place: Rows) -> Rows:
+    values = side.values
+    output = values.roles.index(OUTPUT) if OUTPUT in values.roles else -2
+    rows = np.flatnonzero(values.kept & (values.role == output) & (values.place >= 0))
+    rows = rows[np.argsort(values.order[rows])]
+    distinct, first = np.unique(values.place[rows], return_index=True)
+    found = np.full(len(side.names), -1, np.int64)
+    found[distinct] = rows[first]
+    return found[place]
+
+
+def _align_leaves(
+    a: Side, b: Side, leaves: tuple[Sequence[_Leaf], Sequence[_Leaf]], places: PlacePairs
+) -> Rows:
+    shapes = number_sizes(a.values.sizes, b.values.sizes)
+    first = [np.array([each.places[0] for each in those], np.int64) for those in leaves]
+    known = take(places.partner, first[0]), np.where(take(places.back, first[1]) >= 0, first[1], -1)
+    output = [np.array([each.output for each in those], np.int64) for those in leaves]
+    shape = take(shapes[0], output[0]), take(shapes[1], output[1])
+    kinds = number_texts([each.kind for each in leaves[0]], [each.kind for each in leaves[1]])
+    parameters = [np.array([each.parameters for each in those], np.int64) for those in leaves]
+    loose = number_keys(known, (parameters[0], parameters[1]), kinds)
+    return align_sequences(number_keys(loose, shape), loose)
+
+
+def _pair_containers(a: Side, b: Side, links: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns pairs of modules around the same pairs of modules: called ones, and containers that are not called."""
+    found: list[tuple[int, int]] = []
+    around = _group_around(a, [at for at, _ in links]), _group_around(b, [there for _, there in links])
+    for inside, ones in around[0].items():
+        found.extend(zip(ones, around[1].get(inside, ()), strict=False))
+    return found
+
+
+def _group_around(side: Side, leaves: Sequence[int]) -> Mapping[tuple[frozenset[int], bool], list[int]]:
+    """Returns the places around leaves, inner ones first, by what is inside, and by whether they are called."""
+    inside: dict[int, set[int]] = defaultdict(set)
+    places = side.places.places
+    for number, at in enumerate(leaves):
+        while (at := places[at].parent) >= 0:
+            inside[at].add(number)
+    called = set(np.unique(side.calls.place[side.calls.kept]).tolist())
+    grouped: dict[tuple[frozenset[int], bool], list[int]] = defaultdict(list)
+    for at in sorted(inside, key=lambda at: -len(path_and_above(places[at].path))):
+        grouped[frozenset(inside[at]), at in called].append(at)
+    return grouped
+
+
+# Rules from pairs of paths.
+
+
+def _choose_rules(named: Sequence[tuple[str, str]]) -> list[str]:
+    """Returns the fewest rules for these pairs of paths: those that no rule for a module around them implies."""
+    grouped: dict[str, dict[str, list[tuple[str, str]]]] = defaultdict(lambda: defaultdict(list))
+    for one, other in sorted(named, key=lambda pair: pair[0].count(".")):
+        expression, target = _generalize(one, other)
+        grouped[expression][target].append((one, other))
+    chosen: list[str] = []
+    rules: list[Rule] = []
+    for expression, targets in grouped.items():
+        for target, pairs in targets.items():
+            texts = [f"{expression}={target}"]
+            if len(pairs) == 1:
+                texts = [f"{re.escape(one)}={other}" for one, other in pairs]
+            if any(other not in apply_rules(rules, one) for one, other in pairs):
+                chosen += texts
+                rules += read_rules(texts)
+    return chosen
+
+
+def _generalize(one: str, other: str) -> tuple[str, str]:
+    """Returns an expression for a path with any indices, and the path that it becomes."""
+    parts, indices = one.split("."), list[str]()
+    for part in parts:
+        if part.isdigit():
+            indices.append(part)
+    expression = r"\.".join(r"(\d+)" if part.isdigit() else re.escape(part) for part in parts)
+    target = []
+    left = list(enumerate(indices, 1))
+    for part in other.split("."):
+        at = next((pair for pair in left if pair[1] == part), None)
+        if at is not None:
+            left = left[left.index(at) + 1 :]
+        target.append(part if at is None else rf"\{at[0]}")
+    return expression, ".".join(target)

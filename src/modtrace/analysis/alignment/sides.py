@@ -1,0 +1,233 @@
+"""Reads what an alignment needs of one recording, as columns."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from ...recording.phase import OPTIMIZER, PHASES
+from ...recording.protocols import RecordingData
+from ...recording.role import OP_ROLES, OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
+from ..step.calls import (
+    Calls,
+    Column,
+    RowFinder,
+    Rows,
+    column_of,
+    iterate_levels,
+    phase_codes,
+    read_all_calls,
+)
+from ..step.ops import dictionary_codes
+from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_by_calls, place_calls
+from .contract import ModuleName
+from .keys import count_before, number_keys, take
+from .sizes import Sizes, read_sizes
+
+_OF_PARAMETERS = (PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CallSide:
+    """The calls of a recording; numbers of calls are rows of the table."""
+
+    calls: Calls
+    kept: Column  # whether it is of a compared step
+    step: Column
+    place: Rows  # index of `Side.names`; NOWHERE for an optimizer's step
+    parent: Rows  # the call around it, of its own phase
+    #: How many wrapped calls are inside a wrapper's call: 0 for a call of a module itself.
+    wraps: Rows
+    origin: Rows  # the forward call that it belongs to: itself, or the one that it repeats
+    outermost: Rows  # the outermost forward call that `origin` is inside of
+    #: Of the outermost forward call that it belongs to: how many of the same module the step had before.
+    outer: Rows
+    #: Of the forward call that it belongs to: how many of its place were made before inside the same outermost call.
+    inner: Rows
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OpSide:
+    """The ops of a recording; numbers of ops are rows of the table."""
+
+    kept: Column
+    step: Column
+    phase: Column  # codes of PHASES; -1 outside of them
+    call: Rows  # -1 outside of calls
+    order: Rows  # the place of each op in the order in which they began
+    is_view: Column
+    name: Column  # codes of `names`
+    names: tuple[str, ...]
+    nth: Column  # of its name within its call
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ValueSide:
+    """The measured tensors of a recording; numbers of values are rows of the table."""
+
+    kept: Column
+    step: Column
+    phase: Column
+    place: Rows
+    call: Rows
+    op: Rows
+    order: Rows  # the place of each row in the order in which they were measured
+    sizes: Sizes  # their shapes
+    site: Rows  # row of `sites`
+    role: Column  # codes of `roles`
+    roles: tuple[str, ...]
+    slot: Column  # codes of `slots`
+    slots: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Side:
+    """One of the two recordings."""
+
+    data: RecordingData
+    places: Placer
+    names: tuple[ModuleName, ...]  # of the places
+    calls: CallSide
+    ops: OpSide
+    values: ValueSide
+
+    @cached_property
+    def is_of_op(self) -> Column:
+        """Which rows of `values` belong to an op: what it returned, and a constant that it read first."""
+        of_ops = [code for code, name in enumerate(self.values.roles) if name in OP_ROLES]
+        return (self.values.op >= 0) & np.isin(self.values.role, of_ops)
+
+    def is_of_parameters(self, role: Column) -> Column:
+        """Returns which of these codes of roles have the layout of a parameter: its gradient and states, too."""
+        return np.isin(role, [code for code, name in enumerate(self.values.roles) if name in _OF_PARAMETERS])
+
+
+def read_side(data: RecordingData, steps: Collection[int]) -> Side:
+    """Returns one recording, of which some steps are compared."""
+    wanted = np.array(sorted(steps), np.int64)
+    placer = Placer(merge_wrappers(data.table("modules").to_pylist()))
+    calls = _read_calls(data.table("calls"), wanted, placer)
+    ops = _read_ops(data.table("ops"), wanted, calls)
+    values = _read_values(data, wanted, placer, calls)
+    return Side(data=data, places=placer, names=_name_places(placer), calls=calls, ops=ops, values=values)
+
+
+def _name_places(placer: Placer) -> tuple[ModuleName, ...]:
+    roots = name_roots(placer.places)
+    return tuple(
+        ModuleName(roots.get(each.module.root_id, ""), each.path, each.module.type) for each in placer.places
+    )
+
+
+def _read_calls(table: pa.Table, steps: Column, placer: Placer) -> CallSide:
+    calls, step = read_all_calls(table), column_of(table, "step")
+    levels = list(iterate_levels(calls.parent))
+    place = place_calls(calls, levels, placer)
+    place[calls.phase == PHASES.index(OPTIMIZER)] = NOWHERE
+    wraps, core = _count_wrapped(calls, place, levels)
+    origin = core[_find_origin(calls)]
+    outermost = _find_outermost(calls.parent, levels)[origin]
+    first = calls.start_ns[origin]
+    outer = _count_calls(outermost, step[outermost], place[outermost], calls.start_ns)
+    inner = _count_calls(origin, outermost, place[origin], first)
+    return CallSide(
+        calls=calls,
+        kept=np.isin(step, steps),
+        step=step,
+        place=place,
+        parent=calls.parent,
+        wraps=wraps,
+        origin=origin,
+        outermost=outermost,
+        outer=outer,
+        inner=inner,
+    )
+
+
+def _find_origin(calls: Calls) -> Rows:
+    """Returns the forward call to which each call belongs: a backward's may be that of a recompute."""
+    rows = np.arange(len(calls))
+    for _ in range(2):
+        rows = np.where(calls.repeats[rows] >= 0, calls.repeats[rows], rows) if len(rows) else rows
+    return rows
+
+
+def _count_wrapped(calls: Calls, place: Rows, levels: list[Rows]) -> tuple[Rows, Rows]:
+    """Returns of each call how many calls of what it wraps are inside, and the innermost of them."""
+    wraps, core = np.zeros(len(calls), np.int64), np.arange(len(calls))
+    for level in reversed(levels[1:]):
+        above = calls.parent[level]
+        is_wrapped = (place[level] == place[above]) & (calls.module[level] != calls.module[above])
+        rows = level[is_wrapped & (place[level] != NOWHERE)]
+        wraps[calls.parent[rows]] = wraps[rows] + 1
+        core[calls.parent[rows]] = core[rows]
+    return wraps, core
+
+
+def _find_outermost(parent: Rows, levels: list[Rows]) -> Rows:
+    outermost = np.arange(len(parent))
+    for level in levels[1:]:
+        outermost[level] = outermost[parent[level]]
+    return outermost
+
+
+def _count_calls(of: Rows, *within: Column | Rows) -> Rows:
+    """Returns for each row the number of its call `of` among the calls with equal keys, in the order of start."""
+    *keys, order = within
+    distinct, first, back = np.unique(of, return_index=True, return_inverse=True)
+    if not len(distinct):
+        return np.empty(0, np.int64)
+    empty = np.empty(0, np.int64)
+    number, _ = number_keys(*((key[first], empty) for key in keys))
+    started = order[distinct] if len(order) != len(of) else order[first]
+    return count_before(number, np.lexsort((distinct, started)).argsort())[back.reshape(-1)]
+
+
+def _read_ops(table: pa.Table, steps: Column, calls: CallSide) -> OpSide:
+    step, op_id = column_of(table, "step"), column_of(table, "op_id")
+    name, names = dictionary_codes(table["name"])
+    order = np.empty(len(step), np.int64)
+    order[np.lexsort((op_id, column_of(table, "start_ns")))] = np.arange(len(step))
+    return OpSide(
+        kept=np.isin(step, steps),
+        step=step,
+        phase=phase_codes(table["phase"]),
+        call=RowFinder(calls.calls.call_id)(column_of(table, "call_id")),
+        order=order,
+        is_view=column_of(table, "is_view").astype(bool),
+        name=name,
+        names=names,
+        nth=column_of(table, "nth"),
+    )
+
+
+def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: CallSide) -> ValueSide:
+    table, sites = data.table("values"), data.table("sites")
+    site = RowFinder(column_of(sites, "site_id"))(column_of(table, "site_id"))
+    call_id, step = column_of(table, "call_id"), column_of(table, "step")
+    module = take(column_of(sites, "module_id"), site)
+    role, roles = dictionary_codes(sites["role"])
+    slot, slots = dictionary_codes(_encode(sites["slot"]))
+    return ValueSide(
+        kept=np.isin(step, steps),
+        step=step,
+        phase=phase_codes(table["phase"]),
+        place=place_by_calls(module, call_id, calls.calls, calls.place, placer),
+        call=RowFinder(calls.calls.call_id)(call_id),
+        op=RowFinder(column_of(data.table("ops"), "op_id"))(column_of(table, "op_id")),
+        order=np.lexsort((column_of(table, "order"), step)).argsort(),
+        sizes=read_sizes(table["shape"]),
+        site=site,
+        role=take(role, site),
+        roles=roles,
+        slot=take(slot, site),
+        slots=slots,
+    )
+
+
+def _encode(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pa.chunked_array(
+        [each.dictionary_encode() for each in column.chunks], pa.dictionary(pa.int32(), pa.string())
+    )

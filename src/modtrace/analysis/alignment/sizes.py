@@ -1,0 +1,41 @@
+"""Reads shapes as a matrix, a shape in each row."""
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ..step.calls import Rows
+from .keys import number_keys
+
+Sizes = npt.NDArray[np.int64]  # (rows, dimensions); -1 behind the end of a shape
+
+
+def read_sizes(column: pa.ChunkedArray) -> Sizes:
+    """Returns a column of shapes as a matrix."""
+    lists = column.combine_chunks()
+    if isinstance(lists, pa.ChunkedArray):  # of no chunk
+        return np.empty((0, 0), np.int64)
+    offsets = np.asarray(lists.offsets)
+    flat = np.asarray(lists.values)
+    counts = np.diff(offsets)
+    sizes = np.full((len(counts), int(counts.max(initial=0))), -1, np.int64)
+    at = np.arange(int(counts.sum()))
+    within = at - np.repeat(np.cumsum(counts) - counts, counts)
+    sizes[np.repeat(np.arange(len(counts)), counts), within] = flat[np.repeat(offsets[:-1], counts) + within]
+    return sizes
+
+
+def number_sizes(one: Sizes, other: Sizes) -> tuple[Rows, Rows]:
+    """Returns a number for each shape of two matrices. Equal shapes have equal numbers."""
+    width = max(one.shape[1], other.shape[1], 1)
+    wide = [
+        np.concatenate([each, np.full((len(each), width - each.shape[1]), -1, np.int64)], axis=1)
+        for each in (one, other)
+    ]
+    return number_keys(*((wide[0][:, at], wide[1][:, at]) for at in range(width)))
+
+
+def count_elements(sizes: Sizes) -> Sizes:
+    """Returns a column with the number of elements of each shape."""
+    counts: Sizes = np.where(sizes < 0, 1, sizes).prod(axis=1, keepdims=True, dtype=np.int64)
+    return counts

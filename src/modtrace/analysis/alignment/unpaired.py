@@ -1,0 +1,118 @@
+"""Tells why rows of a recording have no partner in the other one."""
+
+import numpy as np
+
+from ...recording.phase import OPTIMIZER, PHASES, RECOMPUTE
+from ..step.calls import Column, Rows
+from .contract import REASONS, Unpaired, UnpairedRows
+from .keys import number_keys, take
+from .micro_batches import Batched
+from .sides import Side
+
+_STEP, _MODULE, _CALL, _OP, _SITE, _WRAPPER, _RECOMPUTE, _OPTIMIZER, _AGAIN, _VIEW, _JOINED = range(
+    len(REASONS)
+)
+_RECOMPUTED = PHASES.index(RECOMPUTE)
+
+
+def list_unpaired(
+    side: Side,
+    steps: Rows,
+    places: Rows,
+    calls: Rows,
+    ops: Rows,
+    values: Rows,
+    joined: Rows,
+    batched: Batched,
+) -> Unpaired:
+    """Returns what one recording has alone.
+
+    Args:
+        side: the recording.
+        steps: its steps that have a partner.
+        places: the partner of each place, as all that follow; -1 for none.
+        calls: the same of calls.
+        ops: the same of ops.
+        values: the same of rows of `values`.
+        joined: places whose module is one of several parts, or the whole of several.
+        batched: rows of micro-batches and of their batch.
+    """
+    of_call = _tell_calls(side, steps, places, calls, joined)
+    of_op = _tell_ops(side, steps, calls, joined)
+    of_value = _tell_values(side, steps, places, of_call, calls, of_op, ops, joined, values)
+    for reason, rows in ((of_call, batched.calls), (of_op, batched.ops), (of_value, batched.values)):
+        reason[rows & (reason != _STEP)] = _JOINED
+    return Unpaired(
+        modules=tuple(
+            side.names[at] for at in np.flatnonzero(places < 0).tolist() if at not in set(joined.tolist())
+        ),
+        calls=_list_rows(calls, side.calls.kept, side.calls.calls.start_ns, of_call),
+        ops=_list_rows(ops, side.ops.kept, side.ops.order, of_op),
+        values=_list_rows(values, side.values.kept, side.values.order, of_value),
+    )
+
+
+def _tell_calls(side: Side, steps: Rows, places: Rows, partner: Rows, joined: Rows) -> Column:
+    calls = side.calls
+    has_place = calls.place >= 0
+    reason = np.full(len(partner), _CALL, np.int8)
+    reason[has_place & (take(places, calls.place) < 0)] = _MODULE
+    reason[has_place & np.isin(calls.place, joined)] = _JOINED
+    is_repeat = (calls.calls.phase == _RECOMPUTED) & (take(partner, calls.origin) >= 0)
+    reason[is_repeat] = _RECOMPUTE
+    reason[calls.wraps > 0] = _WRAPPER
+    reason[~np.isin(calls.step, steps)] = _STEP
+    return reason
+
+
+def _tell_ops(side: Side, steps: Rows, calls: Rows, joined: Rows) -> Column:
+    ops = side.ops
+    reason = np.full(len(ops.step), _OP, np.int8)
+    reason[ops.phase == PHASES.index(OPTIMIZER)] = _OPTIMIZER
+    reason[ops.is_view] = _VIEW
+    reason[np.isin(take(side.calls.place, ops.call), joined)] = _JOINED
+    is_alone = (ops.call < 0) | (take(calls, ops.call) < 0)
+    reason[(ops.phase == _RECOMPUTED) & is_alone] = _RECOMPUTE
+    reason[~np.isin(ops.step, steps)] = _STEP
+    return reason
+
+
+def _tell_values(
+    side: Side,
+    steps: Rows,
+    places: Rows,
+    of_call: Column,
+    calls: Rows,
+    of_op: Column,
+    ops: Rows,
+    joined: Rows,
+    partner: Rows,
+) -> Column:
+    values = side.values
+    has_op, has_call = side.is_of_op, values.call >= 0
+    reason = np.full(len(values.step), _SITE, np.int8)
+    reason[(values.place >= 0) & (take(places, values.place) < 0) & ~has_op] = _MODULE
+    rows = np.flatnonzero(has_call & ~has_op & (take(calls, values.call) < 0))
+    reason[rows] = of_call[values.call[rows]]
+    rows = np.flatnonzero(has_op & (take(ops, values.op) < 0))
+    reason[rows] = of_op[values.op[rows]]
+    reason[np.isin(values.place, joined) & (values.place >= 0) & ~has_op] = _JOINED
+    reason[(reason == _SITE) & _is_seen_again(side, partner)] = _AGAIN
+    reason[~np.isin(values.step, steps)] = _STEP
+    return reason
+
+
+def _is_seen_again(side: Side, partner: Rows) -> Column:
+    """Returns which rows are of a parameter or buffer of which another row of the same step has a partner."""
+    values = side.values
+    is_kept = ~side.is_of_op & (values.call < 0) & (values.place >= 0)
+    key, _ = number_keys(
+        *((column, column[:0]) for column in (values.step, values.place, values.role, values.slot))
+    )
+    return is_kept & np.isin(key, key[is_kept & (partner >= 0)])
+
+
+def _list_rows(partner: Rows, kept: Column, order: Rows, reason: Column) -> UnpairedRows:
+    rows = np.flatnonzero(kept & (partner < 0))
+    rows = rows[np.argsort(order[rows], kind="stable")]
+    return UnpairedRows(rows=rows, reason=reason[rows])

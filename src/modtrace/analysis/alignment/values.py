@@ -1,0 +1,123 @@
+"""Pairs the measured tensors of two recordings."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..step.calls import Column, Rows
+from .calls import translate
+from .keys import Partners, number_keys, number_texts, pair_keys, take
+from .modules import PlacePairs
+from .sides import Side
+from .sizes import Sizes, count_elements, number_sizes
+
+
+@dataclass(frozen=True, eq=False)
+class ValueKeys:
+    """What the rows of both recordings belong to, as numbers that are equal if this has a partner."""
+
+    owner: Partners  # step, phase, role, and call, op or module
+    parameter: Partners  # of what belongs to a module: step, role and module; of the rest as `owner`
+    slot: Partners
+    known: tuple[Column, Column]  # whether the owner has a partner
+
+
+def number_values(
+    a: Side, b: Side, places: PlacePairs, steps: Rows, calls: Partners, ops: Partners
+) -> ValueKeys:
+    """Returns what each measured tensor belongs to."""
+    of_a, of_b = a.values, b.values
+    step = translate(of_a.step, steps)
+    roles, slots = number_texts(of_a.roles, of_b.roles), number_texts(of_a.slots, of_b.slots)
+    owners = (
+        _find_owners(a, places.partner, calls[0], ops[0]),
+        _find_owners(b, _number(places.back), _number(calls[1]), _number(ops[1])),
+    )
+    keys = number_keys(
+        (step, of_b.step),
+        (of_a.phase, of_b.phase),
+        (take(roles[0], of_a.role), take(roles[1], of_b.role)),
+        (owners[0].kind, owners[1].kind),
+        (owners[0].number, owners[1].number),
+    )
+    is_alone = owners[0].kind == 0, owners[1].kind == 0
+    parameter = number_keys(
+        (step, of_b.step),
+        (np.where(is_alone[0], -1, keys[0]), np.where(is_alone[1], -1, keys[1])),
+        (take(roles[0], of_a.role), take(roles[1], of_b.role)),
+        (np.where(is_alone[0], owners[0].number, -1), np.where(is_alone[1], owners[1].number, -1)),
+    )
+    return ValueKeys(
+        keys,
+        parameter,
+        (take(slots[0], of_a.slot), take(slots[1], of_b.slot)),
+        (
+            of_a.kept & (step >= 0) & owners[0].has_partner,
+            of_b.kept & np.isin(of_b.step, steps[:, 1]) & owners[1].has_partner,
+        ),
+    )
+
+
+class _Owners(NamedTuple):
+    """What each row was measured of."""
+
+    kind: Rows  # 0: a module, 1: a call, 2: an op
+    number: Rows  # that of the partner in `b`; -1 for none
+    has_partner: Column
+
+
+def _find_owners(side: Side, places: Rows, calls: Rows, ops: Rows) -> _Owners:
+    """Returns the owner of each row, by the numbers of places, calls and ops."""
+    values = side.values
+    kind = np.where(side.is_of_op, 2, np.where(values.call >= 0, 1, 0))
+    number = np.choose(kind, (take(places, values.place), take(calls, values.call), take(ops, values.op)))
+    return _Owners(kind, number, (number >= 0) | ((kind == 0) & (values.place < 0)))
+
+
+def _number(back: Rows) -> Rows:
+    """Returns the own number of each row that has a partner; -1 for the others."""
+    return np.where(back >= 0, np.arange(len(back)), -1)
+
+
+def pair_values(a: Side, b: Side, keys: ValueKeys) -> Partners:
+    """Returns the partner of each row of `values`; -1 if there is none.
+
+    Tensors of one owner are paired by slot. What is left (a module returns a tuple, its port a tensor) is paired in
+    order where the shapes are equal, else where they are but for the order of dimensions or have as many elements.
+    """
+    of_a, of_b = a.values, b.values
+    partners = np.full(len(of_a.step), -1, np.int64), np.full(len(of_b.step), -1, np.int64)
+    _pair_more(a, b, keys, partners, number_keys(keys.owner, keys.slot))
+    _pair_more(a, b, keys, partners, number_keys(keys.parameter, keys.slot))
+    for form in (_same, _sorted, count_elements):
+        if not all(
+            (known & (partner < 0)).any() for known, partner in zip(keys.known, partners, strict=True)
+        ):
+            break
+        shapes = number_sizes(form(of_a.sizes), form(of_b.sizes))
+        _pair_more(a, b, keys, partners, number_keys(keys.owner, shapes))
+    return partners
+
+
+def _pair_more(a: Side, b: Side, keys: ValueKeys, partners: Partners, by: Partners) -> None:
+    """Pairs rows without partner whose numbers are equal, in the order in which they were measured."""
+    rows, rows_b = (
+        _in_order(known & (partner < 0), side.values.order)
+        for side, known, partner in zip((a, b), keys.known, partners, strict=True)
+    )
+    found, back = pair_keys(by[0][rows], by[1][rows_b])
+    partners[0][rows], partners[1][rows_b] = take(rows_b, found), take(rows, back)
+
+
+def _in_order(kept: Column, order: Rows) -> Rows:
+    rows = np.flatnonzero(kept)
+    return rows[np.argsort(order[rows])]
+
+
+def _same(sizes: Sizes) -> Sizes:
+    return sizes
+
+
+def _sorted(sizes: Sizes) -> Sizes:
+    return -np.sort(-sizes, axis=1)

@@ -1,0 +1,129 @@
+"""What a comparison of two recordings answers, as frozen dataclasses with names that scripts can rely on."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+#: What is known of how a difference came up.
+SOURCE = "source"  # a parameter, a buffer or an input differs: nothing was computed
+MADE = "made"  # equal inputs gave unequal outputs
+AMPLIFIED = "amplified"  # the output is several times farther apart than the inputs
+SEEN = "seen"  # it was seen here first, and the inputs were not compared
+GROWN = "grown"  # nothing stands out: small differences added up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divergence:
+    """A tensor at which two recordings part, and who made it. Names and numbers are those of the first recording."""
+
+    root: str | None  # the name of the root; None outside of modules
+    path: str | None
+    call: int | None  # n-th of its module in the step, from 0
+    op: str | None  # None where only modules were measured
+    op_nth: int | None  # of its name within the call, from 0
+    phase: str | None
+    step: int
+    role: str
+    slot: str
+    kind: str  # "source", "made", "amplified", "seen" or "grown"
+    error: float  # relative; infinite where it is known that they differ, and not how far
+    low: float  # bounds on it; of statistics the upper one is infinite
+    high: float
+    metric: (
+        str  # what the error comes from: tensors, sketches, samples, statistics, hashes, shapes, nonfinite
+    )
+    noise: float  # a difference up to this is noise here
+    input_error: float
+    amplification: float  # error / input_error; infinite where the inputs are equal
+    through: str | None  # an op that only one recording has, from which this comes
+    other: str | None  # the place in the second recording, if it has another name
+    source_line: str | None
+    a: str  # what was measured: `float32[4, 8], -1 .. 1`
+    b: str
+    largest: float | None = None  # of whole tensors: the largest absolute difference,
+    where: tuple[int, ...] | None = None  # its index,
+    pair: tuple[float, float] | None = None  # and the elements there
+    cosine: float | None = None
+    close_share: float | None = None  # of the elements within a thousandth
+    ulps: float | None = None
+
+    @property
+    def inputs_equal(self) -> bool:
+        """True if all that it was computed from is equal, up to noise: then the place is a verdict."""
+        return self.kind in (SOURCE, MADE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """A place that only one of the recordings has, in all steps together."""
+
+    name: str
+    count: int  # calls, ops or tensors
+    why: str  # "step", "module", "call", "op", "site" or "shape"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneSided:
+    """What only one of the two recordings has. It is false if there is nothing that matters."""
+
+    modules: tuple[str, ...] = ()
+    calls: tuple[Named, ...] = ()
+    ops: tuple[Named, ...] = ()
+    tensors: tuple[Named, ...] = ()  # what was measured
+    harmless: int = (
+        0  # further rows: of wrappers, recomputes, views, copies and casts, and parts of joined tensors
+    )
+
+    def __bool__(self) -> bool:
+        return bool(self.modules or self.calls or self.ops or self.tensors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """The output of one module along the depth of the model, in forward."""
+
+    name: str
+    step: int
+    error: float
+    noise: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Where two recordings part. It is true if all of both was compared, and no difference is more than noise."""
+
+    ok: bool
+    first: Divergence | None
+    divergences: tuple[Divergence, ...]  # the first, then others that made a difference, as they ran
+    firsts: tuple[Divergence, ...]  # of each step and phase
+    missing: OneSided  # what the first recording has and the second has not
+    extra: OneSided  # what the second recording has and the first has not
+    environment: tuple[str, ...]  # differences of versions, device, command, commit, options; empty if equal
+    compared: int  # tensors
+    equal: int  # of them: equal bit by bit, as far as it was measured
+    within: int  # that differ, by no more than noise
+    beyond: int
+    unmeasured: int  # aligned, and nothing was measured of both
+    metrics: tuple[tuple[str, int], ...]  # how many tensors were compared by what
+    noise: str  # where it comes from: given, measured, assumed
+    noise_text: str
+    growth: tuple[Growth, ...]  # of the step of `first`
+    steps: tuple[tuple[int, int], ...]  # that were compared
+    rules: tuple[str, ...]
+    proposed: tuple[str, ...]  # rules for modules without a partner, as map= takes them
+    marks: tuple[str, ...]
+    table: pa.Table = field(repr=False, compare=False)  # all compared tensors, as they ran
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def to_frame(self) -> Any:
+        """Returns all compared tensors as a `pandas.DataFrame`, in the order in which the first recording ran.
+
+        Raises:
+            MissingLibraryError: pandas is not installed.
+        """
+        from ...optional import require
+
+        return require("pandas", "Comparison.to_frame()") and self.table.to_pandas()

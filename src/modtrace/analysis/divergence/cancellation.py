@@ -1,0 +1,92 @@
+"""Finds tensors that are much smaller than what they were added up from: their rounding is that of the summands."""
+
+import numpy as np
+
+from ...recording.role import OP_OUTPUT, PARAMETER, PARAMETER_GRAD, UPDATE
+from ...recording.statistics.moments import Numbers
+from ..alignment.sides import Side
+from ..step.calls import RowFinder, Rows
+from ..step.ops import bare_name
+from .flow import OpFlow
+from .inherited import OF_PARAMETERS, is_of, name_parameters
+from .measured import MeasuredRows
+
+#: Ops that add numbers up.
+_ADDITIVE = frozenset({"add", "sub", "rsub", "sum", "lerp", "addcmul", "addcdiv"})
+
+#: Ops that return means: of all they read, or at slot `[1]`.
+_AVERAGING = frozenset({"mean", "native_layer_norm", "native_batch_norm", "native_group_norm"})
+
+_LARGEST = 1e12
+
+
+def find_cancellation(side: Side, rows: Rows, measured: MeasuredRows) -> Numbers:
+    """Returns how many times larger than a tensor what it was added up from is: 1 where nothing cancels.
+
+    The gradient of the bias of keys is an example: it is zero but for rounding, as a softmax does not see it.
+
+    Args:
+        side: the recording.
+        rows: rows of `values`.
+        measured: what was measured of them.
+    """
+    factor = np.ones(len(rows))
+    with np.errstate(all="ignore"):
+        _compare_with_siblings(factor, side, rows, measured)
+        _compare_with_summands(factor, side, rows, measured)
+    return np.clip(np.nan_to_num(factor, nan=1.0), 1.0, _LARGEST)
+
+
+def _compare_with_siblings(factor: Numbers, side: Side, rows: Rows, measured: MeasuredRows) -> None:
+    """Compares the gradient of each parameter with the others of its module; an update with its parameter."""
+    values = side.values
+    rms = measured.stats.rms
+    grads = np.flatnonzero(is_of(side, rows, PARAMETER_GRAD))
+    keys = values.place[rows].astype(np.int64) << 32 | values.step[rows].astype(np.int64)
+    modules, which = np.unique(keys[grads], return_inverse=True)
+    largest = np.zeros(len(modules) + 1)
+    np.fmax.at(largest, which.reshape(-1), rms[grads])
+    factor[grads] = largest[which.reshape(-1)] / rms[grads]
+    _pass_on(factor, side, rows, grads)
+    updates = np.flatnonzero(is_of(side, rows, UPDATE))
+    parameters = np.flatnonzero(is_of(side, rows, PARAMETER))
+    of = RowFinder(_name_keys(side, rows[parameters]))(_name_keys(side, rows[updates]))
+    known = of >= 0
+    ratio = rms[parameters[of[known]]] / rms[updates[known]]
+    factor[updates[known]] = np.fmax(factor[updates[known]], ratio)
+
+
+def _pass_on(factor: Numbers, side: Side, rows: Rows, grads: Rows) -> None:
+    """Gives what an optimizer makes of a gradient the factor of the gradient."""
+    others = np.flatnonzero(is_of(side, rows, *OF_PARAMETERS) & ~is_of(side, rows, PARAMETER_GRAD))
+    of = RowFinder(_name_keys(side, rows[grads]))(_name_keys(side, rows[others]))
+    factor[others[of >= 0]] = factor[grads[of[of >= 0]]]
+
+
+def _name_keys(side: Side, rows: Rows) -> Rows:
+    """Returns a number for the parameter and the step of each row."""
+    return name_parameters(side, rows) << 32 | side.values.step[rows].astype(np.int64)
+
+
+def _compare_with_summands(factor: Numbers, side: Side, rows: Rows, measured: MeasuredRows) -> None:
+    if not len(side.ops.name):
+        return
+    flow = OpFlow(side.data)
+    mine = np.flatnonzero(is_of(side, rows, OP_OUTPUT) & (side.values.op[rows] >= 0))
+    values = side.values
+    tensor = flow.tensor_of(values.op[rows[mine]], values.slot[rows[mine]], values.slots)
+    names = [bare_name(name) for name in side.ops.names]
+    name, slot = (
+        side.ops.name[values.op[rows[mine]]],
+        np.array([*values.slots, ""], object)[values.slot[rows[mine]]],
+    )
+    for kinds, slots, size in (
+        (_ADDITIVE, None, measured.stats.l2),
+        (_AVERAGING, ("", "[1]"), measured.stats.rms),
+    ):
+        of_tensor = np.full(len(flow.producer), np.nan)
+        of_tensor[tensor[tensor >= 0]] = size[mine[tensor >= 0]]
+        read = flow.find_inputs(of_tensor, np.full(len(flow.read), np.nan)).error
+        is_wanted = np.isin(name, [code for code, each in enumerate(names) if each in kinds])
+        summed = mine[is_wanted if slots is None else is_wanted & np.isin(slot, slots)]
+        factor[summed] = read[values.op[rows[summed]]] / size[summed]

@@ -1,0 +1,47 @@
+"""Tells how the environments of two recordings differ."""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...recording.meta import RunMeta
+
+#: At most so many differences are told one by one.
+_TOLD = 5
+
+
+def compare_environments(a: RunMeta, b: RunMeta) -> tuple[str, ...]:
+    """Returns at most five lines on what differs between two runs: often that explains all the rest."""
+    lines = list(_differences(a, b))
+    if len(lines) <= _TOLD:
+        return tuple(lines)
+    rest = [line.partition(":")[0] for line in lines[_TOLD - 1 :]]
+    return (*lines[: _TOLD - 1], f"and {len(rest)} more: {', '.join(rest)}")
+
+
+def _differences(a: RunMeta, b: RunMeta) -> Iterator[str]:
+    yield from _compare_mappings(a.versions, b.versions)
+    yield from _compare("device", a.device, b.device)
+    yield from _compare("command", shlex.join(a.argv), shlex.join(b.argv))
+    yield from _compare("git commit", _short(a.git_commit), _short(b.git_commit))
+    yield from _compare("rank", f"{a.rank} of {a.world_size}", f"{b.rank} of {b.world_size}")
+    yield from _compare_mappings(a.options, b.options, "recorded with ")
+
+
+def _compare(name: str, a: Any, b: Any) -> Iterator[str]:
+    if a != b:
+        yield f"{name}: {_show(a)} / {_show(b)}"
+
+
+def _compare_mappings(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name in dict.fromkeys([*a, *b]):
+        yield from _compare(f"{prefix}{name}", a.get(name), b.get(name))
+
+
+def _short(commit: str | None) -> str | None:
+    return commit[:12] if commit else None
+
+
+def _show(value: Any) -> str:
+    text = "none" if value is None or value == "" else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,260 @@
+"""Tells how far the tensors of paired rows are apart, by the best that was measured of both."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import RecordingError
+from ...recording.statistics.fingerprints import SKETCH_FLOOR, sketch_of_ones
+from ...recording.statistics.moments import Counts, Numbers, StatColumns
+from ..step.calls import Column, Rows
+from .measured import Bools, MeasuredRows
+from .tensor_metrics import TensorDifference, compare_tensors
+
+# What an error comes from, best first.
+TENSORS = "tensors"  # whole tensors, element by element
+HASHES = "hashes"  # equal; or unequal, with an infinite error, as nothing else was measured
+SKETCHES = "sketches"  # an estimate of the distance
+SAMPLES = "samples"  # some elements
+STATISTICS = "statistics"  # what min, max, mean and root mean square show
+SHAPES = "shapes"  # the numbers of elements differ
+NONFINITE = "nonfinite"  # one has more NaN or infinite elements
+NOTHING = "nothing"  # nothing was measured of both
+METRICS = (TENSORS, HASHES, SKETCHES, SAMPLES, STATISTICS, SHAPES, NONFINITE, NOTHING)
+
+#: The true distance is within this factor of the estimate in 95 % of cases (docs/fingerprints.md).
+SKETCH_FACTOR = 1.2
+
+#: Sums of the kernels differ by so much for the same tensor, with another number of threads or other strides.
+_SUM_FLOOR = 2e-6
+
+#: A square matrix is taken for the transpose of another one if it is so far from it, and its statistics are so near.
+_FAR, _NEAR = 0.1, 1e-3
+
+#: Rows of sketches that are read at a time (16 MB).
+_ROWS = 32_768
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Errors:
+    """The difference of each pair, relative to the larger norm of the two: 0 if they are equal."""
+
+    error: Numbers  # infinite where it is known that they differ, and not how far
+    floor: Numbers  # errors below it are not told apart from none by what was measured
+    metric: Column  # codes of METRICS
+    is_unequal: Bools  # known to differ in at least one bit, by hashes or whole tensors
+    details: Mapping[int, TensorDifference] = field(default_factory=dict)  # of pairs with whole tensors
+
+    def __len__(self) -> int:
+        return len(self.error)
+
+    def is_by(self, metric: str) -> Bools:
+        """Returns which errors come from this."""
+        return np.asarray(self.metric == METRICS.index(metric))
+
+    def take_over(self, rows: Rows, error: Numbers, floor: Numbers, metric: Column) -> None:
+        """Replaces the errors of some rows by what was found otherwise."""
+        self.error[rows], self.floor[rows], self.metric[rows] = error, floor, metric
+
+
+def find_errors(
+    a: MeasuredRows,
+    b: MeasuredRows,
+    permuted: Rows | None = None,
+    axes: Sequence[tuple[int, ...]] = (),
+    may_be_turned: Bools | None = None,
+) -> Errors:
+    """Returns how far each row of `a` is from the same row of `b`.
+
+    Args:
+        a: rows of one recording.
+        b: as many rows of another, or of the same.
+        permuted: of each pair the code in `axes` of how dimensions of the second have to be permuted; -1: not at all.
+        axes: permutations, as for `transpose`.
+        may_be_turned: pairs of which one may be the transpose of the other: square weights, whose shapes do not tell.
+    """
+    permuted = np.full(len(a), -1) if permuted is None else permuted
+    exchanged, square = _find_turned(a, b, np.zeros(len(a), bool) if may_be_turned is None else may_be_turned)
+    turned = (permuted >= 0) | exchanged
+    found = _Columns(len(a))
+    same_size = a.column("numel") == b.column("numel")
+    same_dtype = _same_text(a.dtype, a.dtypes, b.dtype, b.dtypes)
+    both_hashes = a.has_hash & b.has_hash & same_size & same_dtype & ~turned
+    found.is_unequal |= both_hashes & (a.hash != b.hash)
+    found.put(HASHES, both_hashes & (a.hash == b.hash), 0.0)
+    both = a.is_measured & b.is_measured
+    found.put(SHAPES, ~same_size, np.inf)
+    for at in found.open(a.has_tensor & b.has_tensor).tolist():
+        order = axes[permuted[at]] if permuted[at] >= 0 else (1, 0) if exchanged[at] else None
+        _put_tensors(found, a, b, at, order, is_square=bool(square[at]))
+    counts_differ = (a.stats.nan_count != b.stats.nan_count) | (a.stats.inf_count != b.stats.inf_count)
+    found.put(NONFINITE, both & counts_differ, np.inf)
+    error, floor = compare_statistics(a.stats, b.stats)
+    _put_sketches(found, a, b, found.open(a.has_sketch & b.has_sketch & ~turned))
+    are_turned = np.flatnonzero(
+        square & both & found.is_by(SKETCHES) & (found.error > _FAR) & (error < _NEAR)
+    )
+    found.put_rows(STATISTICS, are_turned, error[are_turned], floor[are_turned])
+    for at in found.open(a.has_sample & b.has_sample & ~turned).tolist():
+        _put_sample(found, a, b, at)
+    rows = found.open(both)
+    found.put_rows(STATISTICS, rows, error[rows], floor[rows])
+    found.put(HASHES, both_hashes, np.inf)
+    return found.to_errors()
+
+
+class _Columns:
+    """The columns of `Errors` while they are filled."""
+
+    def __init__(self, count: int) -> None:
+        self.error = np.full(count, np.nan)
+        self.floor = np.zeros(count)
+        self.metric = np.full(count, METRICS.index(NOTHING), np.int8)
+        self.is_unequal = np.zeros(count, bool)
+        self.details: dict[int, TensorDifference] = {}
+
+    def open(self, where: Bools) -> Rows:
+        """Returns those of the rows that have no error yet."""
+        return np.flatnonzero(where & np.isnan(self.error))
+
+    def put(self, metric: str, where: Bools, error: float) -> None:
+        """Gives those of the rows that have none an error."""
+        self.put_rows(metric, self.open(where), error, 0.0)
+
+    def put_rows(self, metric: str, rows: Rows, error: Numbers | float, floor: Numbers | float) -> None:
+        """Gives rows their errors."""
+        self.error[rows], self.floor[rows] = error, floor
+        self.metric[rows] = METRICS.index(metric)
+
+    def is_by(self, metric: str) -> Bools:
+        """Returns which errors come from this."""
+        return np.asarray(self.metric == METRICS.index(metric))
+
+    def to_errors(self) -> Errors:
+        """Returns the columns. Where nothing could be compared, the error is NaN."""
+        return Errors(
+            error=self.error,
+            floor=self.floor,
+            metric=self.metric,
+            is_unequal=self.is_unequal,
+            details=self.details,
+        )
+
+
+def _same_text(a: Column, names: tuple[str, ...], b: Column, others: tuple[str, ...]) -> Bools:
+    code = {name: number for number, name in enumerate(names)}
+    translated = np.array([*(code.get(name, -2) for name in others), -1])
+    return np.asarray(a == translated[b])
+
+
+def _find_turned(a: MeasuredRows, b: MeasuredRows, wanted: Bools) -> tuple[Bools, Bools]:
+    """Returns which of the wanted pairs are matrices with exchanged numbers of rows and columns, and square ones."""
+    (is_matrix, rows, columns), (is_other, rows_b, columns_b) = a.matrices(), b.matrices()
+    are_exchanged = wanted & is_matrix & is_other & (rows == columns_b) & (columns == rows_b)
+    are_exchanged &= np.minimum(rows, columns) > 1
+    return are_exchanged & (rows != columns), are_exchanged & (rows == columns)
+
+
+def _put_tensors(
+    found: _Columns,
+    a: MeasuredRows,
+    b: MeasuredRows,
+    at: int,
+    axes: tuple[int, ...] | None,
+    *,
+    is_square: bool,
+) -> None:
+    try:
+        difference = compare_tensors(a.tensor(at), b.tensor(at), axes=axes)
+        if is_square and difference is not None and difference.relative_l2 > _FAR:
+            turned = compare_tensors(a.tensor(at), b.tensor(at), axes=(1, 0))
+            if turned is not None and turned.relative_l2 < _FAR * difference.relative_l2:
+                difference = turned
+    except RecordingError:  # dropped, or its file is cut: what else was measured tells
+        return
+    if difference is None:
+        return
+    found.details[at] = difference
+    found.is_unequal[at] = difference.largest > 0
+    found.put_rows(TENSORS, np.array([at]), difference.relative_l2, 0.0)
+
+
+def _put_sketches(found: _Columns, a: MeasuredRows, b: MeasuredRows, rows: Rows) -> None:
+    for some in _in_blocks(rows):
+        first, second = a.sketches(some), b.sketches(some)
+        distance, norm = _sketch_distances(a, b, some, first, second)
+        with np.errstate(all="ignore"):
+            error = np.where(distance == 0, 0.0, distance / norm)
+        known = np.isfinite(error)
+        found.put_rows(SKETCHES, some[known], error[known], SKETCH_FLOOR)
+
+
+def _in_blocks(rows: Rows) -> Iterator[Rows]:
+    yield from (rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS))
+
+
+def _sketch_distances(
+    a: MeasuredRows, b: MeasuredRows, rows: Rows, first: Numbers, second: Numbers
+) -> tuple[Numbers, Numbers]:
+    """Returns estimated distances of tensors and the larger norm of each pair; see `sketch_distance`."""
+    with np.errstate(all="ignore"):
+        apart = second - first
+        count = a.stats.count[rows]
+        gap = b.stats.mean[rows] - a.stats.mean[rows]
+        of_means = np.sqrt(count) * np.abs(gap)
+        plain = np.linalg.norm(apart, axis=1)
+        norm = np.fmax(a.stats.l2[rows], b.stats.l2[rows])
+        own = np.fmax(np.linalg.norm(first, axis=1), np.linalg.norm(second, axis=1))
+    gives_more = np.isfinite(gap) & (of_means > 0.05 * plain)
+    for number in np.unique(count[gives_more]).tolist():
+        mine = np.flatnonzero(gives_more & (count == number))
+        rest = apart[mine] - gap[mine, None] * sketch_of_ones(int(number))
+        plain[mine] = np.hypot(of_means[mine], np.linalg.norm(rest, axis=1))
+    return plain, np.where(np.isfinite(norm) & (norm > 0), norm, own)
+
+
+def _put_sample(found: _Columns, a: MeasuredRows, b: MeasuredRows, at: int) -> None:
+    first, second = a.sample(at), b.sample(at)
+    if len(first) != len(second) or not len(first):
+        return
+    with np.errstate(all="ignore"):
+        same = (first == second) | (np.isnan(first) & np.isnan(second))
+        apart = np.sqrt(np.mean(np.where(same, 0.0, second - first) ** 2))
+        size = max(_rms(first), _rms(second))
+        error = 0.0 if not apart else apart / size
+    if np.isfinite(error):
+        of_statistics = compare_statistics(_one(a.stats, at), _one(b.stats, at))[0][0]
+        found.put_rows(SAMPLES, np.array([at]), np.fmax(error, of_statistics), _SUM_FLOOR)
+
+
+def _rms(numbers: Numbers) -> float:
+    return float(np.sqrt(np.mean(numbers[np.isfinite(numbers)] ** 2))) if len(numbers) else 0.0
+
+
+def _one(stats: StatColumns, at: int) -> StatColumns:
+    return StatColumns(**{name: column[at : at + 1] for name, column in vars(stats).items() if name in _RAW})
+
+
+_RAW = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count")
+
+
+def compare_statistics(a: StatColumns, b: StatColumns) -> tuple[Numbers, Numbers]:
+    """Returns the largest relative difference of minimum, maximum, mean and root mean square, and its floor.
+
+    Differences of single elements are divided by the root mean square as well. Most changes of a tensor change its
+    extremes, which are exact; sums are not, and average changes of either sign.
+    """
+    with np.errstate(all="ignore"):
+        size = np.fmax(a.rms, b.rms)
+        exact = np.fmax(_apart(a.min, b.min), _apart(a.max, b.max)) / size
+        summed = np.fmax(_apart(a.mean, b.mean), _apart(a.rms, b.rms)) / size
+    exact, summed = (np.where(np.isnan(each), 0.0, each) for each in (exact, summed))
+    is_empty: Counts = a.count == 0
+    error = np.where(is_empty, 0.0, np.fmax(exact, summed))
+    return error, np.where(error > exact, _SUM_FLOOR, 0.0)
+
+
+def _apart(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> Numbers:
+    return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(b - a))

@@ -1,0 +1,110 @@
+"""Finds which measured tensors each measured tensor was computed from, and how far those are apart."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...recording.protocols import RecordingData
+from ...recording.statistics.moments import Numbers
+from ..graph.reads import word_or_text_codes
+from ..step.calls import Column, RowFinder, Rows, column_of
+from ..step.ops import bare_name, dictionary_codes
+from .measured import Bools
+
+#: Ops that compute nothing, as views.
+_PLAIN = frozenset({"to_copy", "detach", "alias", "clone", "copy", "contiguous"})
+
+#: Errors pass through so many ops in a row that were not measured, as views.
+_MOST_PASSED = 64
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OpInputs:
+    """What the ops of a recording read."""
+
+    error: Numbers  # of each op: the largest error of what it read; NaN where nothing is known of that
+    is_known: Bools  # all that it read was compared
+    through: (
+        Rows  # the row of an op that only this recording has, through which it read something; -1 for none
+    )
+
+
+class OpFlow:
+    """The ops of a recording and the tensors between them; errors are given to tensors, and asked for of ops."""
+
+    def __init__(self, data: RecordingData) -> None:
+        ops, tensors, uses = data.table("ops"), data.table("tensors"), data.table("uses")
+        self.op_id = column_of(ops, "op_id")
+        self.op_step = column_of(ops, "step")
+        find_op = RowFinder(self.op_id)
+        self.producer = find_op(column_of(tensors, "producer_op"))
+        self.slot, self._slots = word_or_text_codes(tensors["slot"])
+        self.site = column_of(tensors, "site_id")
+        self._is_plain = find_plain(ops)
+        op = find_op(column_of(uses, "consumer_op"))
+        tensor = RowFinder(column_of(tensors, "tensor_id"))(column_of(uses, "tensor_id"))
+        kept = np.flatnonzero((op >= 0) & (tensor >= 0))
+        order = kept[np.argsort(op[kept], kind="stable")]
+        self.reader, self.read = op[order], tensor[order]
+        self._starts = _starts_of(self.reader)
+
+    def find_op_of(self, op_id: Column) -> Rows:
+        """Returns the row of each op; -1 if there is none."""
+        return RowFinder(self.op_id)(op_id)
+
+    def tensor_of(self, op: Rows, slot: Column, slots: tuple[str, ...]) -> Rows:
+        """Returns the tensor that each op returned at a slot, the last one if there are several; -1 for none."""
+        codes = {name: code for code, name in enumerate(self._slots)}
+        own = np.array([*(codes.get(name, -1) for name in slots), -1])[slot]
+        width = len(self._slots) + 2
+        there = np.where(self.producer >= 0, self.producer * width + self.slot, -1)
+        wanted = np.where((op >= 0) & (own >= 0), op * width + own, -2)
+        return RowFinder(there)(wanted)
+
+    def find_inputs(self, of_tensor: Numbers, of_read: Numbers) -> OpInputs:
+        """Returns how far apart what each op read is.
+
+        Args:
+            of_tensor: the error of each tensor; NaN where it was not compared.
+            of_read: the error of what each use reads where that is no op's output; NaN where it was not compared.
+        """
+        known = of_tensor.copy()
+        through = np.full(len(known), -1, np.int64)
+        for _ in range(_MOST_PASSED):
+            found = self._reduce(known, of_read, through)
+            waiting = np.flatnonzero(np.isnan(known) & (self.producer >= 0))
+            waiting = waiting[~np.isnan(found.error[self.producer[waiting]])]
+            if not len(waiting):
+                break
+            passed = self.producer[waiting]
+            known[waiting] = found.error[passed]
+            is_first = (found.through[passed] < 0) & ~self._is_plain[passed]
+            through[waiting] = np.where(is_first, passed, found.through[passed])
+        return found
+
+    def _reduce(self, of_tensor: Numbers, of_read: Numbers, through: Rows) -> OpInputs:
+        error = np.full(len(self.op_id), np.nan)
+        is_known = np.ones(len(self.op_id), bool)
+        passed = np.full(len(self.op_id), -1, np.int64)
+        if len(self.read):
+            read = np.where(np.isnan(of_read), of_tensor[self.read], of_read)
+            at = self.reader[self._starts]
+            error[at] = np.fmax.reduceat(read, self._starts)
+            is_known[at] = ~np.logical_or.reduceat(np.isnan(read), self._starts)
+            passed[at] = np.maximum.reduceat(through[self.read], self._starts)
+        return OpInputs(error=error, is_known=is_known, through=passed)
+
+
+def find_plain(ops: pa.Table) -> Bools:
+    """Returns which ops compute nothing: views, copies, and casts, which belong to the dtype."""
+    name, names = dictionary_codes(ops["name"])
+    is_view = np.asarray(pc.fill_null(ops["is_view"], False)).astype(bool)
+    return is_view | np.isin(name, [code for code, each in enumerate(names) if bare_name(each) in _PLAIN])
+
+
+def _starts_of(sorted_column: Column) -> Rows:
+    if not len(sorted_column):
+        return np.empty(0, np.int64)
+    return np.flatnonzero(np.append(True, sorted_column[1:] != sorted_column[:-1]))

@@ -1,0 +1,325 @@
+"""Tells how far apart the inputs of each compared tensor were: what it has inherited, and not made."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...recording.phase import FORWARD, PHASES
+from ...recording.role import (
+    BUFFER,
+    INPUT,
+    OP_OUTPUT,
+    OPTIMIZER_STATE,
+    OUTPUT,
+    PARAMETER,
+    PARAMETER_GRAD,
+    UPDATE,
+)
+from ...recording.statistics.moments import Numbers
+from ..alignment.sides import Side
+from ..provenance.op_rules import UNINITIALIZED
+from ..step.calls import Column, RowFinder, Rows, column_of, iterate_levels
+from ..step.ops import bare_name
+from .flow import OpFlow
+from .measured import Bools
+
+_FORWARD = PHASES.index(FORWARD)
+
+#: The roles of parameters, and of what belongs to one.
+OF_PARAMETERS = (PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Inherited:
+    """What the inputs of each pair were; pairs are in the order of execution."""
+
+    error: Numbers  # the largest error of what it was computed from; 0 where nothing was
+    is_known: Bools  # all of that was compared; else `error` is of what was measured before it
+    through: Rows  # the row of an op that only this recording has, from which it comes; -1 for none
+    through_b: Rows  # the same of the second recording
+    is_source: Bools  # nothing was computed: a parameter, a buffer, an input
+    is_input: Bools  # of a module
+    is_update: Bools  # by how much an optimizer changes a parameter, or from what it computes that
+    maker: Rows  # the row of the op that returned the tensor, whether that has a partner or not; -1 for none
+    group: Rows  # equal for rows with the same tensor
+    is_copy: Bools  # another pair, of the op that returned it, has the same tensor
+
+
+def find_inherited(side: Side, rows: Rows, error: Numbers) -> Inherited:
+    """Returns what each pair has inherited.
+
+    Args:
+        side: the recording, of which the ops and calls are read.
+        rows: the row of `values` of each pair, in the order of `order_by_use`.
+        error: the error of each pair; NaN where nothing could be compared.
+    """
+    values = side.values
+    is_op = is_of(side, rows, OP_OUTPUT)
+    is_leaf = ~is_op & (values.op[rows] >= 0)
+    is_parameter = is_of(side, rows, PARAMETER) & ~is_leaf
+    group, order = _group_tensors(side)
+    before, earlier = _scan(values.step[rows], order[rows], is_parameter, error)
+    own = _error_of_groups(group, rows, error)
+    found = Inherited(
+        error=np.fmax(before, earlier),
+        is_known=np.zeros(len(rows), bool),
+        through=np.full(len(rows), -1, np.int64),
+        through_b=np.full(len(rows), -1, np.int64),
+        group=group[rows],
+        maker=np.full(len(rows), -1, np.int64),
+        is_input=is_of(side, rows, INPUT) & ~is_leaf,
+        is_update=is_of(side, rows, OPTIMIZER_STATE, UPDATE),
+        is_source=is_leaf | is_parameter,
+        is_copy=~is_op & _has_op_pair(group, rows, is_op),
+    )
+    found.error[found.is_source] = earlier[found.is_source]
+    found.is_known[found.is_source] = True
+    _inherit_by_parameters(found, side, rows, error)
+    _inherit_by_calls(found, side, rows, error, earlier)
+    _inherit_by_inputs(found, side, rows, error)
+    _inherit_by_ops(found, side, rows, own, group, before)
+    return found
+
+
+def add_second(found: Inherited, second: Inherited, is_op: Bools) -> Inherited:
+    """Returns what pairs have inherited, with what the second recording adds: ops between that only it has.
+
+    Args:
+        found: as the first recording has it.
+        second: as the second recording has it.
+        is_op: which pairs are of what an op returned.
+    """
+    keys = found.group << 32 | second.group
+    is_copy = ~is_op & (np.isin(keys, keys[is_op]) | found.is_input)
+    return replace(found, through_b=second.through, is_copy=is_copy)
+
+
+def order_by_use(side: Side, rows: Rows) -> Rows:
+    """Returns the order in which rows of `values` were used.
+
+    A parameter that was measured when the optimizer stepped is what the whole step used. What an op returned stands
+    before outputs of modules that are the same tensor.
+    """
+    values = side.values
+    is_parameter = is_of(side, rows, PARAMETER) & (values.op[rows] < 0)
+    return np.lexsort((values.op[rows] < 0, read_order(side)[rows], ~is_parameter, values.step[rows]))
+
+
+def read_order(side: Side) -> Column:
+    """Returns the order in which rows of `values` were measured in their step; those of one tensor share it."""
+    return column_of(side.data.table("values"), "order")
+
+
+def is_of(side: Side, rows: Rows, *roles: str) -> Bools:
+    """Returns which rows of `values` have one of the roles."""
+    codes = [code for code, name in enumerate(side.values.roles) if name in roles]
+    return np.isin(side.values.role[rows], codes)
+
+
+def _group_tensors(side: Side) -> tuple[Rows, Rows]:
+    """Returns a number for each row of `values`, equal for rows that share one tensor, and its place in time."""
+    values = side.values
+    keys = values.step.astype(np.int64) << 40 | np.maximum(read_order(side), 0)
+    _, group = np.unique(keys, return_inverse=True)
+    return group.reshape(-1), group.reshape(-1)
+
+
+def _error_of_groups(group: Rows, rows: Rows, error: Numbers) -> Numbers:
+    """Returns the error of each group of rows that share a tensor; NaN where none was compared."""
+    found = np.full(int(group.max(initial=-1)) + 1, np.nan)
+    np.fmax.at(found, group[rows], error)
+    return found
+
+
+def _has_op_pair(group: Rows, rows: Rows, is_op: Bools) -> Bools:
+    of_group = np.zeros(int(group.max(initial=-1)) + 1, bool)
+    of_group[group[rows[is_op]]] = True
+    return of_group[group[rows]]
+
+
+def _scan(step: Column, order: Rows, is_parameter: Bools, error: Numbers) -> tuple[Numbers, Numbers]:
+    """Returns the largest error before each pair in its step, and the largest one of earlier steps."""
+    place = np.where(is_parameter, -1, order)
+    rows = np.lexsort((place, step))
+    known = np.nan_to_num(error[rows], nan=0.0)
+    new_step = np.append(True, step[rows][1:] != step[rows][:-1]) if len(rows) else np.empty(0, bool)
+    new_group = new_step | np.append(True, place[rows][1:] != place[rows][:-1])[: len(rows)]
+    before, earlier = np.zeros(len(rows)), np.zeros(len(rows))
+    before[rows] = _largest_before(known, new_step, new_group)
+    earlier[rows] = _largest_before(known, np.arange(len(rows)) == 0, new_step)
+    return before, earlier
+
+
+def _largest_before(numbers: Numbers, resets: Bools, starts: Bools) -> Numbers:
+    """Returns the largest number since the last reset, of those in front of the run that began at the last start.
+
+    Args:
+        numbers: at least 0.
+        resets: where counting begins anew.
+        starts: where runs begin; numbers of one run do not count for each other.
+    """
+    if not len(numbers):
+        return numbers
+    distinct, rank = np.unique(numbers, return_inverse=True)
+    part = np.cumsum(resets) - 1
+    highest = np.maximum.accumulate(part * len(distinct) + rank.reshape(-1))
+    behind = np.append(-1, highest[:-1])
+    at = np.maximum.accumulate(np.where(starts, np.arange(len(numbers)), 0))
+    found = behind[at]
+    is_inside = found >= part * len(distinct)
+    return np.where(is_inside, distinct[np.where(is_inside, found - part * len(distinct), 0)], 0.0)
+
+
+def _inherit_by_parameters(found: Inherited, side: Side, rows: Rows, error: Numbers) -> None:
+    """Gives parameters, and what their optimizer makes, what was before of the same parameter."""
+    mine = np.flatnonzero(is_of(side, rows, *OF_PARAMETERS) & ~is_of(side, rows, PARAMETER_GRAD))
+    every = np.flatnonzero(is_of(side, rows, *OF_PARAMETERS))
+    keys = name_parameters(side, rows[every])
+    order = np.argsort(keys, kind="stable")
+    is_new = np.append(True, np.diff(keys[order]) != 0)[: len(order)]
+    before = np.zeros(len(rows))
+    known = np.nan_to_num(error[every[order]], nan=0.0)
+    before[every[order]] = _largest_before(known, is_new, np.ones(len(order), bool))
+    found.error[mine] = before[mine]
+    found.is_known[mine] = True
+
+
+def name_parameters(side: Side, rows: Rows) -> Rows:
+    """Returns a number for the parameter that each row is of, or that an optimizer has updated."""
+    values = side.values
+    names = [slot.partition(".")[0].partition("[")[0] for slot in values.slots]
+    codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
+    code = np.array([*(codes[name] for name in names), 0])[values.slot[rows]]
+    return np.asarray(values.place[rows].astype(np.int64) * len(names) + code)
+
+
+def _inherit_by_calls(found: Inherited, side: Side, rows: Rows, error: Numbers, earlier: Numbers) -> None:
+    """Gives outputs of modules what was before their calls in the same caller, and what is inside of them."""
+    calls = side.calls
+    is_output = (
+        is_of(side, rows, OUTPUT) & (side.values.call[rows] >= 0) & (side.values.phase[rows] == _FORWARD)
+    )
+    mine = np.flatnonzero(is_output)
+    if not len(mine):
+        return
+    of_call, known = np.zeros(len(calls.parent)), np.nan_to_num(error[mine], nan=0.0)
+    np.fmax.at(of_call, side.values.call[rows[mine]], known)
+    before, inside = _walk_calls(side, of_call)
+    call = side.values.call[rows[mine]]
+    has_parameters = np.isin(
+        side.values.step[rows[mine]], side.values.step[rows[is_of(side, rows, PARAMETER)]]
+    )
+    found.error[mine] = np.fmax(
+        np.fmax(before[call], inside[call]), np.where(has_parameters, 0.0, earlier[mine])
+    )
+    parameters = _errors_of_parameters(side, rows, error)
+    found.error[mine] = np.fmax(
+        found.error[mine], parameters(side.values.place[rows[mine]], side.values.step[rows[mine]])
+    )
+
+
+def _walk_calls(side: Side, of_call: Numbers) -> tuple[Numbers, Numbers]:
+    """Returns, of each call, the largest error in front of it in its callers, and of the calls directly inside."""
+    calls, parent = side.calls, side.calls.parent
+    before, inside = np.zeros(len(parent)), np.zeros(len(parent))
+    has_parent = np.flatnonzero(parent >= 0)
+    np.fmax.at(inside, parent[has_parent], of_call[has_parent])
+    for level in iterate_levels(parent):
+        level = level[calls.calls.phase[level] == _FORWARD]
+        if not len(level):
+            continue
+        above = np.where(parent[level] >= 0, parent[level], -1 - calls.step[level])
+        order = np.lexsort((calls.calls.start_ns[level], above))
+        starts = np.append(True, above[order][1:] != above[order][:-1])
+        each = np.ones(len(order), bool)
+        mine = level[order]
+        of_caller = np.where(parent[mine] >= 0, before[parent[mine]], 0.0)
+        before[mine] = np.fmax(_largest_before(of_call[mine], starts, each), of_caller)
+    return before, inside
+
+
+class _errors_of_parameters:
+    """Finds the largest error of the parameters of a place in a step."""
+
+    def __init__(self, side: Side, rows: Rows, error: Numbers) -> None:
+        mine = np.flatnonzero(is_of(side, rows, PARAMETER) & (side.values.place[rows] >= 0))
+        keys = self._key(side.values.place[rows[mine]], side.values.step[rows[mine]])
+        self._keys, which = np.unique(keys, return_inverse=True)
+        self._errors = np.zeros(len(self._keys) + 1)
+        np.fmax.at(self._errors, which.reshape(-1), np.nan_to_num(error[mine], nan=0.0))
+
+    def _key(self, place: Rows, step: Column) -> Rows:
+        return place.astype(np.int64) << 32 | step.astype(np.int64)
+
+    def __call__(self, place: Rows, step: Column) -> Numbers:
+        return self._errors[RowFinder(self._keys)(self._key(place, step))]
+
+
+def _inherit_by_inputs(found: Inherited, side: Side, rows: Rows, error: Numbers) -> None:
+    """Gives outputs of calls the errors of their recorded inputs."""
+    call = side.values.call[rows]
+    of_call = np.full(len(side.calls.parent) + 1, np.nan)
+    given = np.flatnonzero(is_of(side, rows, INPUT) & (call >= 0))
+    if not len(given):
+        return
+    np.fmax.at(of_call, call[given], error[given])
+    mine = np.flatnonzero(is_of(side, rows, OUTPUT) & ~np.isnan(of_call[call]))
+    parameters = _errors_of_parameters(side, rows, error)
+    of_parameters = parameters(side.values.place[rows[mine]], side.values.step[rows[mine]])
+    found.error[mine] = np.fmax(of_call[call[mine]], of_parameters)
+    found.is_known[mine] = True
+
+
+def _inherit_by_ops(
+    found: Inherited, side: Side, rows: Rows, of_group: Numbers, group: Rows, before: Numbers
+) -> None:
+    """Gives what ops returned the errors of what they read."""
+    values = side.values
+    if not len(side.ops.name):
+        return
+    flow = OpFlow(side.data)
+    every = np.arange(len(values.role))
+    is_output = is_of(side, every, OP_OUTPUT)
+    outputs = np.flatnonzero(is_output & (values.op >= 0))
+    tensor = flow.tensor_of(values.op[outputs], values.slot[outputs], values.slots)
+    of_tensor = np.full(len(flow.producer), np.nan)
+    np.fmax.at(of_tensor, tensor[tensor >= 0], of_group[group[outputs]][tensor >= 0])
+    of_tensor[_is_uninitialized(side)[flow.producer] & (flow.producer >= 0)] = 0.0
+    is_stored = is_of(side, every, PARAMETER, BUFFER)
+    leaves = np.flatnonzero(~is_output & ((values.op >= 0) | is_stored))
+    inputs = flow.find_inputs(of_tensor, _errors_of_reads(flow, side, leaves, of_group[group[leaves]]))
+    # Where ops tell who made what, a module is blamed only for more than all before it.
+    found.is_copy[found.is_input] = True  # an op has returned it, or it is a leaf
+    others = np.flatnonzero(~found.is_source & ~found.is_update)
+    found.error[others] = np.fmax(found.error[others], before[others])
+    maker = np.full(len(of_group), -1, np.int64)
+    maker[group[outputs]] = values.op[outputs]
+    op = maker[group[rows]]
+    found.maker[:] = op
+    mine = np.flatnonzero((op >= 0) & ~found.is_source & ~found.is_update)
+    known = inputs.error[op[mine]]
+    is_told = ~np.isnan(known) | inputs.is_known[op[mine]]
+    mine, known = mine[is_told], known[is_told]
+    found.is_known[mine] = inputs.is_known[op[mine]]
+    unknown = np.where(found.is_known[mine], 0.0, before[mine])
+    found.error[mine] = np.fmax(np.nan_to_num(known, nan=0.0), unknown)
+    found.through[mine] = inputs.through[op[mine]]
+
+
+def _is_uninitialized(side: Side) -> Bools:
+    """Returns which ops return memory that nobody has written."""
+    codes = [code for code, name in enumerate(side.ops.names) if bare_name(name) in UNINITIALIZED]
+    return np.append(np.isin(side.ops.name, codes), False)
+
+
+def _errors_of_reads(flow: OpFlow, side: Side, leaves: Rows, errors: Numbers) -> Numbers:
+    """Returns the error of each read of a parameter, buffer, input or constant, from what was measured in its step."""
+    values = side.values
+    site_id = np.asarray(side.data.table("sites")["site_id"])
+    keys = site_id[values.site[leaves]].astype(np.int64) << 32 | values.step[leaves].astype(np.int64)
+    distinct, which = np.unique(keys, return_inverse=True)
+    largest = np.full(len(distinct) + 1, np.nan)
+    np.fmax.at(largest, which.reshape(-1), errors)
+    site, step = flow.site[flow.read], flow.op_step[flow.reader]
+    wanted = np.where(site >= 0, site.astype(np.int64) << 32 | step.astype(np.int64), -1)
+    return largest[RowFinder(distinct)(wanted)]

@@ -1,0 +1,92 @@
+"""Tells how far parts of a tensor, such as three projections, are from the whole tensor of the other recording."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import RecordingError
+from ...recording.protocols import RecordingData
+from ...recording.statistics.moments import Numbers, StatColumns
+from ..alignment.contract import Alignment
+from ..step.calls import Column, Rows
+from .decode import to_numbers
+from .errors import METRICS, NOTHING, STATISTICS, TENSORS, compare_statistics
+from .measured import MeasuredRows, read_measured
+from .tensor_metrics import coarser_dtype, compare_numbers
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JoinedErrors:
+    """Pairs of a part and the whole: columns as those of `Errors`."""
+
+    rows_a: Rows
+    rows_b: Rows
+    error: Numbers
+    floor: Numbers
+    metric: Column
+
+
+def find_joined_errors(a: RecordingData, b: RecordingData, alignment: Alignment) -> JoinedErrors:
+    """Returns the errors of all parts: by whole tensors each its own, by statistics all parts of one whole together."""
+    joined = alignment.joined
+    is_in_a = joined.whole_in_a.astype(bool)
+    rows_a = np.where(is_in_a, joined.whole, joined.part)
+    rows_b = np.where(is_in_a, joined.part, joined.whole)
+    one, other = read_measured(a, rows_a), read_measured(b, rows_b)
+    error, floor = np.full(len(joined), np.nan), np.zeros(len(joined))
+    metric = np.full(len(joined), METRICS.index(NOTHING), np.int8)
+    for in_a in (False, True):
+        mine = np.flatnonzero(is_in_a == in_a)
+        if len(mine):
+            whole, part = (one, other) if in_a else (other, one)
+            error[mine], floor[mine] = _compare_together(whole.stats, part.stats, mine, joined.whole[mine])
+    metric[~np.isnan(error)] = METRICS.index(STATISTICS)
+    for at in np.flatnonzero(one.has_tensor & other.has_tensor).tolist():
+        found = _compare_tensors(alignment, one, other, at)
+        if found is not None:
+            error[at], floor[at], metric[at] = found, 0.0, METRICS.index(TENSORS)
+    return JoinedErrors(rows_a=rows_a, rows_b=rows_b, error=error, floor=floor, metric=metric)
+
+
+def _compare_together(
+    whole: StatColumns, part: StatColumns, mine: Rows, number: Rows
+) -> tuple[Numbers, Numbers]:
+    """Returns the error of each part: that of all parts of its whole together."""
+    starts = np.flatnonzero(np.append(True, number[1:] != number[:-1]))
+    sums = {
+        name: np.add.reduceat(getattr(part, name)[mine], starts)
+        for name in ("count", "sum", "sumsq", "nan_count", "inf_count")
+    }
+    merged = StatColumns(
+        min=np.fmin.reduceat(part.min[mine], starts), max=np.fmax.reduceat(part.max[mine], starts), **sums
+    )
+    names = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count")
+    of_whole = StatColumns(**{name: getattr(whole, name)[mine[starts]] for name in names})
+    error, floor = compare_statistics(of_whole, merged)
+    error = np.where(merged.count == of_whole.count, error, np.nan)
+    which = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(mine))))
+    return error[which], floor[which]
+
+
+def _compare_tensors(alignment: Alignment, one: MeasuredRows, other: MeasuredRows, at: int) -> float | None:
+    joined = alignment.joined
+    whole, part = (one, other) if joined.whole_in_a[at] else (other, one)
+    try:
+        raw_whole, raw_part = whole.tensor(at), part.tensor(at)
+    except RecordingError:
+        return None
+    numbers, own = to_numbers(raw_whole), to_numbers(raw_part)
+    if numbers is None or own is None:
+        return None
+    if joined.permuted[at] >= 0:
+        axes = alignment.axes[joined.permuted[at]]
+        own = own.transpose([*axes, *range(len(axes), own.ndim)])
+    dimension, offset = int(joined.dimension[at]), int(joined.offset[at])
+    if dimension >= own.ndim or numbers.ndim != own.ndim:
+        return None
+    piece = np.take(
+        numbers, np.arange(offset, min(offset + own.shape[dimension], numbers.shape[dimension])), dimension
+    )
+    if piece.shape != own.shape:
+        return None
+    return compare_numbers(piece, own, coarser_dtype(raw_whole.dtype, raw_part.dtype)).relative_l2

@@ -1,0 +1,149 @@
+"""Reads what was measured of given rows of `values`, as columns."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...recording.arrow.arrays import to_numpy
+from ...recording.protocols import RecordingData
+from ...recording.raw_tensor import RawTensor
+from ...recording.statistics.fingerprints import HASH_SIZE, SKETCH_SIZE
+from ...recording.statistics.moments import Numbers, StatColumns, read_statistics
+from ..step.calls import Column, Rows, column_of
+from ..step.ops import dictionary_codes
+
+Bools = npt.NDArray[np.bool_]
+
+_COLUMNS = (
+    "step", "phase", "site_id", "call_id", "op_id", "order", "shape", "dtype", "numel",
+    "count", "min", "max", "sum", "sumsq", "nan_count", "inf_count",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeasuredRows:
+    """What was measured of some rows of `values`, in the given order; a row may occur several times."""
+
+    data: RecordingData
+    rows: Rows
+    table: pa.Table  # columns of the rows that are neither lists nor blobs
+    dtype: Column  # codes of `dtypes`
+    dtypes: tuple[str, ...]
+    stats: StatColumns
+    is_measured: Bools
+    hash: npt.NDArray[np.uint64]  # 0 where there is none
+    has_hash: Bools
+    has_sketch: Bools
+    has_sample: Bools
+    has_tensor: Bools
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def column(self, name: str) -> Column:
+        """Returns a column of integers; -1 for null."""
+        return column_of(self.table, name)
+
+    def shape(self, at: int) -> list[int]:
+        """Returns the shape of one tensor."""
+        found: list[int] = self.table["shape"][at].as_py()
+        return found
+
+    def matrices(self) -> tuple[Bools, Column, Column]:
+        """Returns which tensors have two dimensions, and the numbers of their rows and columns."""
+        parts = [_matrices_of(chunk) for chunk in self.table["shape"].chunks] or [_matrices_of(_NO_SHAPES)]
+        is_matrix, rows, columns = (np.concatenate(each) for each in zip(*parts, strict=True))
+        return is_matrix, rows, columns
+
+    def sketches(self, at: Rows) -> Numbers:
+        """Returns the sketches of some of the rows, all of which have one: `[len(at), 64]`."""
+        return _lists_of(self.data.table("values")["sketch"], self.rows[at], SKETCH_SIZE)
+
+    def sample(self, at: int) -> Numbers:
+        """Returns the sample of one of the rows."""
+        found = self.data.table("values")["sample"][int(self.rows[at])].as_py()
+        return np.array(found, np.float64)
+
+    def tensor(self, at: int) -> RawTensor:
+        """Returns the whole tensor of one of the rows.
+
+        Raises:
+            RecordingError: it cannot be read.
+        """
+        return self.data.tensor(self.data.table("values")["blob"][int(self.rows[at])].as_py())
+
+
+def read_measured(data: RecordingData, rows: Rows) -> MeasuredRows:
+    """Returns what was measured of some rows of `values`."""
+    values = data.table("values")
+    table = values.select(_COLUMNS).take(pa.array(rows, pa.int64()))
+    dtype, dtypes = dictionary_codes(table["dtype"])
+    hashes, has_hash = _read_hashes(values["hash"])
+    return MeasuredRows(
+        data=data,
+        rows=rows,
+        table=table,
+        dtype=dtype,
+        dtypes=dtypes,
+        stats=read_statistics(table),
+        is_measured=np.asarray(table["count"].is_valid()),
+        hash=hashes[rows],
+        has_hash=has_hash[rows],
+        has_sketch=_has(values["sketch"], pc.list_value_length, SKETCH_SIZE)[rows],
+        has_sample=_are_valid(values["sample"])[rows],
+        has_tensor=_are_valid(values["blob"])[rows],
+    )
+
+
+_NO_SHAPES = pa.array([], pa.list_(pa.int64()))
+
+
+def _matrices_of(shapes: pa.Array) -> tuple[Bools, Column, Column]:
+    starts, sizes = to_numpy(shapes.offsets), np.append(to_numpy(shapes.values), [0, 0])
+    is_matrix = np.diff(starts) == 2
+    first = np.where(is_matrix, starts[:-1], len(sizes) - 2)
+    return is_matrix, sizes[first], sizes[first + 1]
+
+
+def _are_valid(column: pa.ChunkedArray) -> Bools:
+    if column.null_count == len(column):
+        return np.zeros(len(column), bool)
+    return np.asarray(column.is_valid())
+
+
+def _has(column: pa.ChunkedArray, measure: Callable[[Any], Any], size: int) -> Bools:
+    if column.null_count == len(column):
+        return np.zeros(len(column), bool)
+    return np.asarray(pc.equal(measure(column), size).fill_null(False))
+
+
+def _read_hashes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.uint64], Bools]:
+    hashes = np.zeros(len(column), np.uint64)
+    has_one = _has(column, pc.binary_length, HASH_SIZE)
+    at = 0
+    for chunk in column.chunks:
+        there = has_one[at : at + len(chunk)]
+        if there.any():
+            content = pa.concat_arrays([chunk.filter(pa.array(there))])
+            whole = np.frombuffer(content.buffers()[2], np.uint8)
+            start = np.frombuffer(content.buffers()[1], np.int32)[content.offset]
+            hashes[at : at + len(chunk)][there] = whole[start : start + HASH_SIZE * len(content)].view("<u8")
+        at += len(chunk)
+    return hashes, has_one
+
+
+def _lists_of(column: pa.ChunkedArray, rows: Rows, size: int) -> Numbers:
+    """Returns the lists of some rows, all of one size, as a matrix."""
+    found = np.empty((len(rows), size))
+    ends = np.cumsum([len(chunk) for chunk in column.chunks])
+    of_chunk = np.searchsorted(ends, rows, side="right")
+    for number in np.unique(of_chunk).tolist():
+        chunk, mine = column.chunks[number], np.flatnonzero(of_chunk == number)
+        starts = to_numpy(chunk.offsets)[rows[mine] - (ends[number] - len(chunk))]
+        found[mine] = to_numpy(chunk.values, null=np.nan)[starts[:, None] + np.arange(size)]
+    return found

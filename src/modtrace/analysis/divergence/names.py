@@ -1,0 +1,155 @@
+"""Names the places of compared tensors, and of calls, ops and tensors that only one recording has."""
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ...recording.module_path import join
+from ...recording.phase import PHASES
+from ..alignment.contract import HARMLESS, REASONS, ModuleName, Unpaired, UnpairedRows
+from ..alignment.sides import Side
+from ..graph.parts import forms_of_op
+from ..step.calls import Column, Rows
+from .answer import Named, OneSided
+from .flow import find_plain
+
+#: At most so many places of a kind are listed; the last one says how many more there are.
+_LISTED = 1000
+
+#: Why a tensor of an op has no partner that is not told by the alignment: it has another number of elements.
+SHAPE = "shape"
+
+
+class Names:
+    """Finds the names of rows of one recording."""
+
+    def __init__(self, side: Side) -> None:
+        self._side = side
+
+    @cached_property
+    def _sites(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._side.data.table("sites").to_pylist()
+        return found
+
+    def site(self, row: int) -> dict[str, Any]:
+        """Returns the site of a row of `values`."""
+        return self._sites[int(self._side.values.site[row])]
+
+    def module(self, place: int) -> ModuleName | None:
+        """Returns the module of a place; None outside of modules."""
+        return self._side.names[place] if place >= 0 else None
+
+    def place_of_value(self, row: int) -> ModuleName | None:
+        """Returns the module of a row of `values`."""
+        return self.module(int(self._side.values.place[row]))
+
+    def op(self, row: int) -> str:
+        """Returns the name of an op."""
+        return self._side.ops.names[int(self._side.ops.name[row])]
+
+    def place_of_op(self, row: int) -> ModuleName | None:
+        """Returns the module in which an op ran."""
+        call = int(self._side.ops.call[row])
+        return self.module(int(self._side.calls.place[call])) if call >= 0 else None
+
+    def identify_op(self, row: int) -> tuple[str, int, int | None]:
+        """Returns the name of an op, which of its name within its call it is, and which call of its module that is."""
+        nth: int = self._side.data.table("ops")["nth"][row].as_py()
+        call = int(self._side.ops.call[row])
+        of_module = None if call < 0 else self._side.data.table("calls")["nth"][call].as_py()
+        return self.op(row), nth, of_module
+
+    def label_op(self, row: int) -> str:
+        """Returns an op with its module: `mul in blocks.0.attn`."""
+        return f"{forms_of_op(self.op(row))[-1]} {in_place(self.place_of_op(row))}"
+
+    def label_call(self, row: int) -> str:
+        """Returns the module of a call, and its phase if that is not forward."""
+        phase = PHASES[int(self._side.calls.calls.phase[row])]
+        name = label(self.module(int(self._side.calls.place[row]))) or "optimizer step"
+        return name if phase in ("forward", "optimizer") else f"{name}, {phase}"
+
+    def label_value(self, row: int) -> str:
+        """Returns a measured tensor with its module: `output of blocks.0`."""
+        site, place = self.site(row), self.place_of_value(row)
+        if site["op"] is not None:
+            return f"{forms_of_op(site['op'])[-1]} {in_place(place)}"
+        if place is not None and site["role"].startswith(
+            ("parameter", "buffer", "update", "optimizer_state")
+        ):
+            return f"{site['role']} {join(place.path, site['slot'])}"
+        return f"{site['role']}{site['slot']} of {label(place) or 'no module'}"
+
+
+def label(place: ModuleName | None) -> str:
+    """Returns the path of a module, of a root its name; "" outside of modules."""
+    return "" if place is None else place.path or place.root
+
+
+def in_place(place: ModuleName | None) -> str:
+    """Returns `in PATH`, or where an op is that is in no module."""
+    return f"in {label(place)}" if place is not None else "outside of modules"
+
+
+def list_unmatched(side: Side, unpaired: Unpaired, misfits: Rows) -> OneSided:
+    """Returns what only this recording has, by name.
+
+    Args:
+        side: the recording.
+        unpaired: what has no partner.
+        misfits: rows of `values` whose partners have another number of elements.
+    """
+    names, is_plain = Names(side), np.append(find_plain(side.data.table("ops")), False)
+    calls, ops, values = (_harmful(each) for each in (unpaired.calls, unpaired.ops, unpaired.values))
+    of_plain = is_plain[np.where(side.values.op[values[0]] >= 0, side.values.op[values[0]], -1)]
+    kept_ops, kept_values = ~is_plain[ops[0]], ~of_plain
+    tensors = [*_count(values[0][kept_values], values[1][kept_values], names.label_value, _value_keys(side))]
+    misfits = misfits[~is_plain[side.values.op[misfits]]]
+    reason = np.full(len(misfits), len(REASONS))
+    tensors += _count(misfits, reason, names.label_value, _value_keys(side))
+    told = len(calls[0]) + int(kept_ops.sum()) + int(kept_values.sum())
+    return OneSided(
+        modules=tuple(f"{label(each)} ({each.type})" for each in unpaired.modules),
+        calls=tuple(_count(*calls, names.label_call, _call_keys(side))),
+        ops=tuple(_count(ops[0][kept_ops], ops[1][kept_ops], names.label_op, _op_keys(side))),
+        tensors=tuple(tensors),
+        harmless=len(unpaired.calls) + len(unpaired.ops) + len(unpaired.values) - told,
+    )
+
+
+def _harmful(unpaired: UnpairedRows) -> tuple[Rows, Column]:
+    is_harmless = np.array([reason in HARMLESS for reason in REASONS])
+    kept = ~is_harmless[unpaired.reason]
+    return unpaired.rows[kept], unpaired.reason[kept].astype(np.int64)
+
+
+def _op_keys(side: Side) -> Rows:
+    place = np.append(side.calls.place, -1)[side.ops.call]
+    return place.astype(np.int64) << 20 | side.ops.name.astype(np.int64)
+
+
+def _call_keys(side: Side) -> Rows:
+    return side.calls.place.astype(np.int64) << 20 | side.calls.calls.phase.astype(np.int64) & 7
+
+
+def _value_keys(side: Side) -> Rows:
+    return side.values.place.astype(np.int64) << 32 | side.values.site.astype(np.int64)
+
+
+def _count(rows: Rows, reason: Column, name: Callable[[int], str], keys: Rows) -> Iterator[Named]:
+    """Yields the names of rows, with how many have each, in their order."""
+    _, first, which = np.unique(keys[rows] << 4 | reason, return_index=True, return_inverse=True)
+    counts = np.bincount(which.reshape(-1), minlength=len(first))
+    named: dict[tuple[str, str], int] = {}
+    for at in np.argsort(first).tolist():
+        why = SHAPE if reason[first[at]] == len(REASONS) else REASONS[int(reason[first[at]])]
+        key = name(int(rows[first[at]])), why
+        named[key] = named.get(key, 0) + int(counts[at])
+        if len(named) == _LISTED:
+            break
+    yield from (Named(name=text, count=count, why=why) for (text, why), count in named.items())
+    rest = len(rows) - sum(named.values())
+    if rest:
+        yield Named(name="others", count=rest, why="op")

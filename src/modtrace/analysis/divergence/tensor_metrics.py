@@ -1,0 +1,106 @@
+"""Compares two whole tensors, element by element."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...recording.raw_tensor import RawTensor
+from ...recording.statistics.moments import Numbers
+from .decode import EPSILONS, to_numbers, ulp_of
+
+#: Elements are close if they differ by no more than this share of the larger magnitude.
+CLOSE = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorDifference:
+    """How far two whole tensors are apart."""
+
+    relative_l2: float  # of the difference, over the larger norm of the two; 0 if both are zero
+    largest: float  # absolute difference
+    where: tuple[int, ...]  # the index of that element
+    pair: tuple[float, float]  # the elements there
+    cosine: float  # NaN if one of them is zero
+    close_share: float  # of elements that differ by at most CLOSE of the larger magnitude
+    ulps: (
+        float | None
+    )  # the largest difference in units of the last place of the coarser dtype; None without any
+
+
+def compare_tensors(
+    a: RawTensor, b: RawTensor, *, axes: tuple[int, ...] | None = None
+) -> TensorDifference | None:
+    """Returns how far two tensors are apart; None if their shapes do not fit or a dtype is not known.
+
+    Elements that are the same infinity or NaN in both count as equal.
+
+    Args:
+        a: one tensor.
+        b: the other one.
+        axes: how the dimensions of the second one are permuted first, as for `transpose`; None: not at all.
+    """
+    first, second = to_numbers(a), to_numbers(b)
+    if first is None or second is None:
+        return None
+    if axes is not None:
+        second = second.transpose([*axes, *range(len(axes), second.ndim)])  # complex: the axis of parts stays
+    if first.shape != second.shape:
+        if first.size != second.size:
+            return None
+        second = second.reshape(first.shape)
+    return compare_numbers(first, second, coarser_dtype(a.dtype, b.dtype))
+
+
+def coarser_dtype(a: str, b: str) -> str:
+    """Returns the one of two dtypes that resolves fewer numbers."""
+    return max(a, b, key=lambda each: EPSILONS.get(each, 0.0))
+
+
+def compare_numbers(a: Numbers, b: Numbers, dtype: str) -> TensorDifference:
+    """Returns how far two arrays of one shape are apart.
+
+    Args:
+        a: the numbers of one.
+        b: the numbers of the other one.
+        dtype: the coarser of their dtypes.
+    """
+    with np.errstate(all="ignore"):
+        apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(b - a))
+    apart = np.where(np.isnan(apart), np.inf, apart)
+    if not apart.size:
+        return TensorDifference(
+            relative_l2=0.0, largest=0.0, where=(), pair=(0.0, 0.0), cosine=np.nan, close_share=1.0, ulps=None
+        )
+    finite_a, finite_b = (np.where(np.isfinite(each), each, 0.0) for each in (a, b))
+    at = int(apart.argmax())
+    larger = np.maximum(np.abs(finite_a), np.abs(finite_b))
+    ulp = ulp_of(larger, dtype)
+    with np.errstate(all="ignore"):
+        ulps = None if ulp is None else float(np.max(apart / ulp))
+    return TensorDifference(
+        relative_l2=_divide(norm_of(apart), max(norm_of(finite_a), norm_of(finite_b))),
+        largest=float(apart.flat[at]),
+        where=tuple(int(each) for each in np.unravel_index(at, a.shape)),
+        pair=(float(a.flat[at]), float(b.flat[at])),
+        cosine=_divide(
+            float(np.vdot(finite_a, finite_b)), norm_of(finite_a) * norm_of(finite_b), zero=np.nan
+        ),
+        close_share=float(np.mean(apart <= CLOSE * larger)),
+        ulps=ulps,
+    )
+
+
+def norm_of(numbers: npt.NDArray[Any]) -> float:
+    """Returns the L2 norm, also of numbers whose squares are too large or too small for a float64."""
+    largest = float(np.max(np.abs(numbers), initial=0.0))
+    if not largest or not np.isfinite(largest):
+        return largest
+    return largest * float(np.linalg.norm(numbers / largest))
+
+
+def _divide(number: float, by: float, *, zero: float = 0.0) -> float:
+    if by:
+        return number / by
+    return zero if not number or zero != 0.0 else float("inf")

@@ -1,0 +1,129 @@
+"""The function that compares two runs: recordings, or two models that are recorded on the same input."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .analysis.divergence.answer import Comparison
+from .analysis.divergence.compare import compare_recordings
+from .answers import ShownComparison, shown
+from .optional import require
+from .recording.protocols import RecordingData
+from .store.reader import FolderReader
+
+#: Characters of what is neither a recording nor a model that an error shows.
+_SHOWN_OF_SUBJECT = 60
+
+
+def compare(
+    a: Any,
+    b: Any,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    map: str | Sequence[str] | Mapping[str, str] = (),
+    noise: Any = (),
+    tolerance: float | None = None,
+    step: int | str | tuple[int | str, int | str] | None = None,
+    allow_missing: bool = False,
+    seed: int = 0,
+    gradients: bool = False,
+) -> Comparison:
+    """Returns where two runs part first, how the difference grows, and which op or module made it.
+
+        modtrace.compare("before.modtrace", "after.modtrace")
+        modtrace.compare(model, port, (tokens,))
+        modtrace.compare("run.modtrace", "run.modtrace", step=(0, 1))
+
+    docs/compare.md explains the answer. It is true if the runs agree.
+
+    Args:
+        a: a `Recording`, the path of one, or a `torch.nn.Module`.
+        b: another one.
+        args: the positional arguments of both models, which are then recorded on them.
+        kwargs: the keyword arguments of both models.
+        map: rules for modules that are called otherwise in the second run: `EXPRESSION=PATH`, a regular expression over
+            the paths of the first and the path in the second, where `.\\1` stands for a group; or several, or a dict.
+        noise: further runs of the configuration of `a`, which show how far equal runs are apart.
+        tolerance: the relative error up to which runs agree, instead of noise that is measured or assumed.
+        step: the only step to compare, a number or a word such as `last-train`; a pair of them for two recordings whose
+            steps have other numbers, or for two steps of one; None for all steps.
+        allow_missing: what only one of the runs has does not make them disagree.
+        seed: the random generators are set to it before a model runs.
+        gradients: models also run backward, from `output.loss` if there is one, else from the sum of the outputs.
+
+    Raises:
+        TypeError: `a` or `b` is something else, or models are compared without arguments.
+        ValueError: there is no such step, or a rule of `map` means nothing.
+        NothingRecordedError: the runs have nothing in common, or nothing was measured.
+        ModtraceError: a recording cannot be read.
+    """
+    wanted = _Run(args, kwargs, seed, gradients)
+    first, second = (wanted.read(each, name) for each, name in ((a, "a"), (b, "b")))
+    step_a, step_b = step if isinstance(step, tuple) else (step, None)
+    found = compare_recordings(
+        first,
+        second,
+        rules=_to_rules(map),
+        noise=[wanted.read(each, "noise") for each in _to_list(noise)],
+        tolerance=_checked_tolerance(tolerance),
+        step=step_a,
+        step_b=step_b,
+        allow_missing=allow_missing,
+    )
+    return shown(ShownComparison, found)
+
+
+class _Run:
+    """How models are run."""
+
+    def __init__(
+        self, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None, seed: int, gradients: bool
+    ) -> None:
+        self._args, self._kwargs, self._seed, self._gradients = args, kwargs, seed, gradients
+
+    def read(self, given: Any, name: str) -> RecordingData:
+        """Returns a recording, or that of a model."""
+        if isinstance(given, (str, os.PathLike)):
+            return FolderReader(given)
+        data: Any = getattr(given, "data", None)
+        if hasattr(data, "table"):
+            recorded: RecordingData = data
+            return recorded
+        if not callable(getattr(given, "named_modules", None)):
+            text = repr(given)[:_SHOWN_OF_SUBJECT]
+            raise TypeError(
+                f"compare({name}={text}): give a recording, the path of one, or a torch.nn.Module"
+            )
+        if self._args is None and self._kwargs is None:
+            raise TypeError(
+                "compare() of models: give the arguments of the call too, as a tuple: compare(model, other, (x,))"
+            )
+        if self._args is not None and not isinstance(self._args, (tuple, list)):
+            raise TypeError(
+                f"compare(args=...): give a tuple, (x,) for one argument, not a {type(self._args).__name__}"
+            )
+        require("torch", "modtrace.compare() of models")
+        from .replay.seeded_run import record_from_seed
+
+        return record_from_seed(
+            given, self._args or (), self._kwargs or {}, seed=self._seed, gradients=self._gradients
+        )
+
+
+def _to_rules(given: str | Sequence[str] | Mapping[str, str]) -> tuple[str, ...]:
+    if isinstance(given, str):
+        return (given,)
+    if isinstance(given, Mapping):
+        return tuple(f"{expression}={path}" for expression, path in given.items())
+    return tuple(given)
+
+
+def _to_list(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _checked_tolerance(given: float | None) -> float | None:
+    if given is not None and not 0 <= given < float("inf"):
+        raise ValueError(f"tolerance={given!r}: give a relative error such as 1e-5; 0 tolerates none")
+    return given

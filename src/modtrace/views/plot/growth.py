@@ -1,0 +1,51 @@
+"""Draws how the difference of two recordings grows along the depth of the model."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...analysis.divergence.answer import Comparison, Growth
+from .style import FEW_COLORS, NONFINITE_COLOR, few_of, new_axes, strip_frame
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: So many places are named below the axis.
+_NAMED = 16
+
+
+def plot_growth(found: Comparison, ax: "Axes | None" = None) -> "Axes":
+    """Draws the relative error of each place and its noise; equal ones stand at the lower edge.
+
+    Raises:
+        MissingLibraryError: matplotlib is not installed.
+    """
+    ax = new_axes([], 4.2) if ax is None else ax
+    points = found.growth
+    at, errors = np.arange(len(points)), np.array([each.error for each in points], np.float64)
+    lowest = _lowest(points)
+    shown = np.where(np.isfinite(errors) & (errors > lowest), errors, lowest)
+    ax.set_yscale("log")
+    ax.plot(at, shown, color=FEW_COLORS[0], marker="o", markersize=3, label="difference")
+    noise = np.maximum([each.noise for each in points], lowest)
+    ax.plot(at, noise, color="#888888", linestyle="--", linewidth=1, label="noise of one op or module")
+    beyond = np.flatnonzero(errors > noise)
+    ax.plot(at[beyond], shown[beyond], linestyle="", marker="o", markersize=4, color=NONFINITE_COLOR)
+    names = [each.name for each in points]
+    ticks = few_of(names, _NAMED)
+    ax.set_xticks(
+        ticks, [names[each] for each in ticks], rotation=60, ha="right", size="small", parse_math=False
+    )
+    ax.set_ylabel("relative error")
+    step = f" in step {points[0].step}" if points else ""
+    ax.set_title(f"difference of the two runs{step}, forward", loc="left")
+    ax.legend(frameon=False, fontsize="small")
+    strip_frame(ax)
+    return ax
+
+
+def _lowest(points: Sequence[Growth]) -> float:
+    """Returns a power of ten below all errors and noise."""
+    known = [number for each in points for number in (each.error, each.noise) if 0 < number < np.inf]
+    return float(10.0 ** (np.floor(np.log10(min(known, default=1e-8))) - 1))

@@ -1,0 +1,321 @@
+"""Renders where two recordings part, as text for a terminal or as JSON."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from ...analysis.divergence.answer import (
+    AMPLIFIED,
+    GROWN,
+    MADE,
+    SEEN,
+    SOURCE,
+    Comparison,
+    Divergence,
+    Growth,
+    Named,
+    OneSided,
+)
+from ...analysis.divergence.errors import NONFINITE, NOTHING, SAMPLES, SHAPES, SKETCHES, STATISTICS
+from ...analysis.graph.parts import forms_of_op
+from ...recording.module_path import join
+from ...recording.phase import OPTIMIZER
+from ...recording.role import BY_NAME
+from ...recording.suggestions import count_of, first_few
+from ..common.columns import Color, Column, Text, fit_columns, printable, render_fitted, render_lines
+from ..common.numbers import format_count, to_json_number
+
+#: So many rows of the chart and of each table are shown.
+_CHARTED, _LISTED = 12, 10
+
+#: The longest bar of the chart.
+_BAR = 24
+
+_DISPENSABLE = ("noise", "by", "inputs", "step")
+
+#: What is not seen by what tensors were compared by, the worst first.
+_LIMITS = {
+    STATISTICS: "statistics do not see elements that change places",
+    SAMPLES: "samples do not see single elements",
+    SKETCHES: "sketches are right within a factor of 1.2 in 95 % of cases",
+}
+
+
+def render_comparison(
+    found: Comparison, *, top: int = _LISTED, width: int | None = None, color: Color = False
+) -> str:
+    """Returns the answer, then how it was found, the growth of the difference, and the places that made one.
+
+    Args:
+        found: the answer.
+        top: rows of each table to show.
+        width: columns there are; longer lines are broken. None: as wide as it gets.
+        color: whether the text is styled for a terminal, or in which markup it is written.
+    """
+    head = [
+        *_describe_environments(found),
+        Text(found.noise_text, "dim"),
+        *_describe_answer(found),
+        *(Text(f"! {printable(mark)}", "yellow") for mark in found.marks),
+    ]
+    parts = [render_lines(head, color=color, width=width)]
+    parts += [
+        render_lines(lines, color=color, width=width)
+        for lines in (list(_list_unmatched(found, top)),)
+        if lines
+    ]
+    if found.beyond and found.growth:
+        parts.append(_render_growth(found, width=width, color=color))
+    if len(found.divergences) > 1:
+        parts.append(_render_places("places that made a difference", found.divergences, top, width, color))
+    if len(found.firsts) > 1:
+        parts.append(
+            _render_places("first difference of each step and phase", found.firsts, top, width, color)
+        )
+    return "\n".join(parts)
+
+
+def render_comparison_json(found: Comparison) -> str:
+    """Returns the fields as JSON; numbers that are not finite are text."""
+    told = asdict(replace(found, table=None))
+    del told["table"]
+    return json.dumps(_to_json(told)) + "\n"
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _to_json(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_to_json(each) for each in value]
+    return to_json_number(value)
+
+
+def _describe_environments(found: Comparison) -> list[Text]:
+    if not found.environment:
+        return [Text("environments: equal", "dim")]
+    first, *rest = found.environment
+    lead = "environments: "
+    return [
+        Text(f"{lead}{printable(first)}", "yellow"),
+        *(Text(" " * len(lead) + printable(each), "yellow") for each in rest),
+    ]
+
+
+def _describe_answer(found: Comparison) -> Iterator[Text]:
+    first = found.first
+    if first is None:
+        yield Text.join(_say_agreement(found))
+    else:
+        yield Text.join([Text("the runs part at ", "bold"), Text(printable(_name(first)), "bold red")])
+        yield from (Text(f"  {printable(line)}") for line in _explain(first))
+    yield Text(_describe_compared(found))
+    yield Text(_describe_metrics(found), "dim")
+
+
+def _say_agreement(found: Comparison) -> Iterator[Text]:
+    if not found.within:
+        yield Text("the runs agree", "bold green")
+        yield Text(": nothing that was compared differs")
+    else:
+        yield Text("the runs cannot be told apart", "bold green")
+        yield Text(": no difference is more than noise")
+
+
+def _name(each: Divergence) -> str:
+    where = _place(each)
+    what = forms_of_op(each.op)[-1] + f" in {where}" if each.op else _name_tensor(each, where)
+    return f"{what}, step {each.step}" + (f", {each.phase}" if each.phase else "")
+
+
+def _place(each: Divergence) -> str:
+    if each.path is None:
+        return "the optimizer" if each.phase == OPTIMIZER else "no module"
+    call = f"@{each.call}" if each.call else ""
+    return f"{each.path or each.root}{call}"
+
+
+def _name_tensor(each: Divergence, where: str) -> str:
+    known = BY_NAME.get(each.role)
+    role = known.of_one if known else each.role
+    if each.call is None and each.path is not None and each.slot:
+        return f"{role} {join(each.path, each.slot)}"
+    return f"{role} {each.slot}".rstrip() + f" of {where}"
+
+
+def _explain(each: Divergence) -> Iterator[str]:
+    yield _explain_kind(each)
+    yield _describe_error(each)
+    if each.other is not None:
+        yield f"in the second run it is {each.other or 'the root'}"
+    if each.through is not None:
+        yield f"it depends on {each.through}"
+    yield f"first   {each.a}"
+    yield f"second  {each.b}"
+    if each.largest is not None and each.where is not None and each.pair is not None:
+        at = ", ".join(map(str, each.where))
+        yield f"most at [{at}]: {each.pair[0]:.6g} and {each.pair[1]:.6g}" + _describe_tensors(each)
+    if each.source_line:
+        yield f"at {each.source_line}"
+
+
+def _describe_tensors(each: Divergence) -> str:
+    told = [f"{each.close_share:.1%} of the elements within 0.1 %"] if each.close_share is not None else []
+    if each.cosine is not None and not math.isnan(each.cosine):
+        told.append(f"cosine {each.cosine:.6f}")
+    if each.ulps is not None and each.ulps < 1e6:
+        told.append(f"{each.ulps:.0f} ulp")
+    return f" ({', '.join(told)})" if told else ""
+
+
+def _explain_kind(each: Divergence) -> str:
+    if each.kind == SOURCE:
+        return "it differs before anything was computed"
+    if each.kind == MADE:
+        return (
+            "its inputs are equal, its output is not"
+            if not each.input_error
+            else ("its inputs are apart by noise, its output by more")
+        )
+    if each.kind == AMPLIFIED:
+        return f"its output is {_times(each.amplification)} farther apart than its inputs"
+    if each.kind == SEEN:
+        before = "apart by noise" if each.input_error else "equal"
+        return f"what was measured before it is {before}; its inputs were not compared"
+    assert each.kind == GROWN
+    return "no op or module stands out: small differences have added up, and here they are more than noise"
+
+
+def _times(amplification: float) -> str:
+    return f"{amplification:.3g} times"
+
+
+def _describe_error(each: Divergence) -> str:
+    if each.metric == SHAPES:
+        return "the shapes differ"
+    if each.metric == NONFINITE:
+        return "one has more NaN or infinite elements"
+    if math.isinf(each.error):
+        return "the hashes differ, and nothing else was measured"
+    noise = f"noise is {_number(each.noise)}"
+    bounds = f" ({_number(each.low)} to {_number(each.high)})" if each.metric == SKETCHES else ""
+    return f"relative error {_number(each.error)}{bounds}, {noise}"
+
+
+def _number(value: float) -> str:
+    return "?" if math.isinf(value) else "0" if not value else f"{value:.1e}"
+
+
+def _describe_compared(found: Comparison) -> str:
+    text = (
+        f"compared {count_of(found.compared, 'tensor', format_count)} of {count_of(len(found.steps), 'step')}"
+    )
+    text += f": {format_count(found.equal)} equal, {format_count(found.within)} within noise, "
+    text += f"{format_count(found.beyond)} beyond"
+    text += f"; {format_count(found.unmeasured)} not measured in both" if found.unmeasured else ""
+    return text
+
+
+def _describe_metrics(found: Comparison) -> str:
+    """Returns by what how many tensors were compared, and what that cannot tell."""
+    told = [f"{name} {format_count(count)}" for name, count in found.metrics if name != NOTHING]
+    there = dict(found.metrics)
+    limits = [limit for name, limit in _LIMITS.items() if name in there]
+    return "; ".join([f"by {', '.join(told)}", *limits[:1]])
+
+
+def _list_unmatched(found: Comparison, top: int) -> Iterator[Text]:
+    for name, side in (("first", found.missing), ("second", found.extra)):
+        if side:
+            yield Text(f"only in the {name} run: {_count_unmatched(side)}", "yellow")
+            for kind in (
+                side.modules,
+                *(tuple(map(_name_one, each)) for each in (side.ops, side.calls, side.tensors)),
+            ):
+                if kind:
+                    yield Text(f"  {printable(first_few(kind, max(top // 3, 1)))}")
+                    break
+    for rule in found.proposed[:top]:
+        yield Text(f"try: {printable(rule)}")
+
+
+def _name_one(each: Named) -> str:
+    return each.name + (f" x{each.count}" if each.count > 1 else "")
+
+
+def _count_unmatched(side: OneSided) -> str:
+    counts = [
+        (len(side.modules), "module"),
+        (sum(each.count for each in side.calls), "call"),
+        (sum(each.count for each in side.ops), "op"),
+        (sum(each.count for each in side.tensors), "tensor"),
+    ]
+    return ", ".join(count_of(count, noun, format_count) for count, noun in counts if count)
+
+
+# The chart.
+
+
+def _render_growth(found: Comparison, *, width: int | None, color: Color) -> str:
+    shown = _choose_points(found.growth)
+    finite = [each.error for each in found.growth if 0 < each.error < math.inf]
+    low = math.floor(math.log10(min([*finite, *(each.noise for each in shown if each.noise)], default=1e-7)))
+    high = max(math.ceil(math.log10(max(finite, default=1.0))), low + 1)
+    columns = [
+        Column("growth", [Text(printable(each.name)) for each in shown], right=False),
+        Column("error", [Text(_number(each.error)) for each in shown]),
+        Column(f"1e{low:+03d} .. 1e{high:+03d}", [_bar(each, low, high) for each in shown], right=False),
+    ]
+    return render_fitted(fit_columns(columns, width, ()), width=width, color=color)
+
+
+def _choose_points(growth: Sequence[Growth]) -> list[Growth]:
+    """Returns a few of the points in order: blocks, the first beyond noise, the one before it, the ends."""
+    if len(growth) <= _CHARTED:
+        return list(growth)
+    beyond = next((at for at, each in enumerate(growth) if each.error > each.noise), 0)
+    asked = {0, max(beyond - 1, 0), beyond, len(growth) - 1}
+    blocks = [
+        at for at, each in enumerate(growth) if each.name.rpartition(".")[2].isdigit() and at not in asked
+    ]
+    others = blocks or [at for at in range(len(growth)) if at not in asked]
+    room = _CHARTED - len(asked)
+    chosen = {
+        others[round(at * (len(others) - 1) / max(room - 1, 1))] for at in range(min(room, len(others)))
+    }
+    return [growth[at] for at in sorted(asked | chosen)]
+
+
+def _bar(each: Growth, low: int, high: int) -> Text:
+    if not each.error:
+        return Text()
+    share = 1.0 if math.isinf(each.error) else (math.log10(each.error) - low) / (high - low)
+    return Text(
+        "#" * max(1, round(_BAR * min(max(share, 0.0), 1.0))), "red" if each.error > each.noise else "dim"
+    )
+
+
+# The tables.
+
+
+def _render_places(
+    title: str, places: Sequence[Divergence], top: int, width: int | None, color: Color
+) -> str:
+    shown = places[:top]
+    columns = [
+        Column(title, [Text(printable(_short_name(each))) for each in shown], right=False),
+        Column("step", [Text(str(each.step)) for each in shown]),
+        Column("phase", [Text(each.phase or "") for each in shown], right=False),
+        Column("error", [Text(_number(each.error), "red") for each in shown]),
+        Column("inputs", [Text(_number(each.input_error) if each.kind != SEEN else "?") for each in shown]),
+        Column("noise", [Text(_number(each.noise), "dim") for each in shown]),
+        Column("", [Text(each.kind) for each in shown], right=False),
+    ]
+    table = render_fitted(fit_columns(columns, width, _DISPENSABLE), width=width, color=color)
+    rest = len(places) - len(shown)
+    return table + (render_lines([Text(count_of(rest, "more place"), "dim")], color=color) if rest else "")
+
+
+def _short_name(each: Divergence) -> str:
+    return _name(each).partition(", step ")[0]

@@ -1,0 +1,223 @@
+"""Where two recordings of small models part, from whole tensors, sketches, statistics and hashes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import modtrace
+from modtrace.analysis.divergence.answer import Comparison
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+        self.approximate = "none"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x)), approximate=self.approximate))
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block() for _ in range(3)), nn.Linear(16, 4))
+
+
+TOKENS = torch.linspace(-2, 2, 6 * 16).reshape(6, 16)
+STATISTICS = modtrace.Capture(roles=["output", "op_output", "leaf"])
+SKETCHES = modtrace.Capture(roles=["output", "op_output", "leaf"], sketch=True)
+TENSORS = modtrace.Capture(roles=["output", "op_output", "leaf"], tensors=True)
+HASHES = modtrace.Capture(roles=["output", "op_output", "leaf"], stats=0, hash=True)
+
+
+def record(net: nn.Module, capture: modtrace.Capture = STATISTICS) -> modtrace.Recording:
+    with modtrace.record(net, ops=True, values=capture) as recording, torch.no_grad():
+        net(TOKENS)
+    return recording
+
+
+@pytest.fixture(scope="module", params=["statistics", "sketches", "tensors", "hashes"])
+def capture(request: pytest.FixtureRequest) -> Iterator[modtrace.Capture]:
+    yield {"statistics": STATISTICS, "sketches": SKETCHES, "tensors": TENSORS, "hashes": HASHES}[
+        request.param
+    ]
+
+
+def parts_at(found: Comparison) -> tuple[Any, ...] | None:
+    first = found.first
+    return None if first is None else (first.path, first.op, first.kind)
+
+
+def test_a_run_is_equal_to_itself(capture: modtrace.Capture) -> None:
+    found = modtrace.compare(record(model(), capture), record(model(), capture))
+
+    assert found.ok and found and found.first is None
+    assert found.compared == found.equal > 20
+    assert found.environment == ()
+
+
+def test_the_op_that_computes_something_else_is_named_though_all_later_ones_differ(
+    capture: modtrace.Capture,
+) -> None:
+    other = model()
+    other[1].norm.eps = 1e-3
+
+    found = modtrace.compare(record(model(), capture), record(other, capture))
+
+    assert not found.ok
+    assert parts_at(found) == ("1.norm", "aten.native_layer_norm.default", "made")
+    assert found.first is not None and found.first.input_error == 0
+
+
+def test_a_parameter_that_differs_is_the_source(capture: modtrace.Capture) -> None:
+    other = model()
+    with torch.no_grad():
+        other[1].up.weight[3, 5] += 1
+
+    found = modtrace.compare(record(model(), capture), record(other, capture))
+
+    assert parts_at(found) == ("1.up", None, "source")
+    assert found.first is not None and (found.first.role, found.first.slot) == ("parameter", "weight")
+
+
+def test_the_difference_of_a_single_element_is_told_with_its_index() -> None:
+    other = model()
+    with torch.no_grad():
+        other[1].up.weight[3, 5] += 1
+
+    first = modtrace.compare(record(model(), TENSORS), record(other, TENSORS)).first
+
+    assert first is not None
+    assert (first.where, first.metric) == ((3, 5), "tensors")
+    assert first.largest == pytest.approx(1)
+
+
+def test_sketches_estimate_what_whole_tensors_tell() -> None:
+    other = model()
+    other[1].norm.eps = 1e-3
+    exact, estimated = (
+        modtrace.compare(record(model(), each), record(other, each)).first for each in (TENSORS, SKETCHES)
+    )
+
+    assert exact is not None and estimated is not None
+    assert estimated.low <= exact.error <= estimated.high
+
+
+def test_a_difference_below_the_tolerance_is_none() -> None:
+    other = model()
+    other[1].norm.eps = 1e-3
+    runs = record(model()), record(other)
+
+    assert modtrace.compare(*runs, tolerance=0.5).ok
+    assert not modtrace.compare(*runs, tolerance=1e-6).ok
+
+
+def test_further_runs_tell_what_is_noise() -> None:
+    runs = []
+    for seed in range(3):
+        net = model()
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            net[0].up.weight.add_(torch.randn(32, 16), alpha=1e-3)
+        runs.append(record(net, SKETCHES))
+    other = model()
+    other[1].approximate = "tanh"
+    other[1].norm.eps = 1.0
+
+    assert not modtrace.compare(runs[0], runs[1]).ok
+    assert modtrace.compare(runs[0], runs[1], noise=[runs[2]]).ok
+    found = modtrace.compare(runs[0], record(other, SKETCHES), noise=runs[1:])
+    assert found.noise == "measured" and parts_at(found) == (
+        "1.norm",
+        "aten.native_layer_norm.default",
+        "made",
+    )
+
+
+def test_a_model_in_bfloat16_differs_from_its_float32_by_noise_alone() -> None:
+    found = modtrace.compare(record(model(), SKETCHES), record_in_bfloat16(model()))
+
+    assert found.first is None and found.within > 10
+
+
+def record_in_bfloat16(net: nn.Module) -> modtrace.Recording:
+    net = net.to(torch.bfloat16)
+    with modtrace.record(net, ops=True, values=SKETCHES) as recording, torch.no_grad():
+        net(TOKENS.to(torch.bfloat16))
+    return recording
+
+
+def test_two_models_are_recorded_from_one_seed_and_left_as_they_were() -> None:
+    net, other = model(), model()
+    other[1].norm.eps = 1e-3
+    state = torch.get_rng_state()
+
+    found = modtrace.compare(net, other, (TOKENS,), gradients=True)
+
+    assert parts_at(found) == ("1.norm", "aten.native_layer_norm.default", "made")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(each.grad is None for each in net.parameters())
+
+
+def test_two_steps_of_one_run_are_compared() -> None:
+    net = model()
+    with modtrace.record(net, values=SKETCHES, ops=True) as recording, torch.no_grad():
+        net(TOKENS)
+        net(TOKENS)
+        net(TOKENS + 1)
+
+    assert modtrace.compare(recording, recording, step=(0, 1)).first is None
+    assert modtrace.compare(recording, recording, step=(1, 2)).first is not None
+
+
+def test_what_only_one_run_has_makes_them_disagree_unless_it_is_allowed() -> None:
+    net = nn.Sequential(*model()[:3])
+    runs = record(model()), record(net)
+
+    found = modtrace.compare(*runs)
+
+    assert not found.ok and found.first is None
+    assert found.missing.modules == ("3 (Linear)",)
+    assert [(each.name, each.why) for each in found.extra.tensors] == [("output of Sequential", "shape")]
+    assert modtrace.compare(*runs, allow_missing=True).ok
+
+
+def test_modules_alone_tell_where_it_was_seen_first() -> None:
+    other = model()
+    other[1].norm.eps = 1e-3
+    runs = []
+    for net in (model(), other):
+        with modtrace.record(net) as recording, torch.no_grad():
+            net(TOKENS)
+        runs.append(recording)
+
+    assert parts_at(modtrace.compare(*runs)) == ("1.norm", None, "seen")
+
+
+def test_the_frame_has_a_row_for_each_compared_tensor() -> None:
+    found = modtrace.compare(record(model()), record(model()))
+
+    frame = found.to_frame()
+    assert len(frame) == found.compared
+    assert {"step", "phase", "path", "op", "error", "noise", "input_error", "beyond"} <= set(frame.columns)
+
+
+def test_a_run_without_values_cannot_be_compared() -> None:
+    with modtrace.record(model(), values=None) as recording:
+        pass
+
+    with pytest.raises(ValueError, match="no values are in this recording: no module was called"):
+        modtrace.compare(record(model()), recording)
+
+
+def test_what_is_no_run_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"compare\(a=5\): give a recording"):
+        modtrace.compare(5, record(model()))
+    with pytest.raises(TypeError, match="give the arguments of the call too"):
+        modtrace.compare(model(), model())
+    with pytest.raises(ValueError, match="tolerance=-1: give a relative error"):
+        modtrace.compare(record(model()), record(model()), tolerance=-1)

@@ -1,0 +1,88 @@
+"""`modtrace compare`."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from builders import RecordingBuilder, TypedRecording
+from helpers.command_line import run_command
+from modtrace.store.copy import write_recording
+
+
+def recording(first: Sequence[float], second: Sequence[float], argv: str = "train.py") -> TypedRecording:
+    build = RecordingBuilder(argv=(argv,), complete=True)
+    net = build.module("", "Net")
+    modules = [build.module(name, "Linear", parent=net) for name in ("up", "down")]
+    build.step(0, 0, 100)
+    outer = build.call(net, 0, 90, nth=0)
+    for at, (module, numbers) in enumerate(zip(modules, (first, second), strict=True)):
+        call = build.call(module, 10 + 20 * at, 20 + 20 * at, parent=outer, nth=0)
+        build.output(call, numbers)
+    return build.data()
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[str, str, str]:
+    paths = tuple(str(tmp_path / f"{name}.modtrace") for name in "abc")
+    write_recording(recording([1.0, 2.0], [3.0, 4.0]), paths[0])
+    write_recording(recording([1.0, 2.0], [3.0, 4.5]), paths[1])
+    write_recording(recording([1.0, 2.0], [3.0, 4.0], argv="other.py"), paths[2])
+    return paths[0], paths[1], paths[2]
+
+
+def test_a_difference_is_exit_code_1_and_stands_on_the_first_lines(
+    runs: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(monkeypatch, "compare", runs[0], runs[1]) == 1
+    assert capsys.readouterr().out.splitlines()[:6] == [
+        "environments: equal",
+        "noise: assumed, 2 eps of the dtype x sqrt(sum length): 5.8e-07",
+        "the runs part at output of down, step 0, forward",
+        "  what was measured before it is equal; its inputs were not compared",
+        "  relative error 1.3e-01, noise is 5.8e-07",
+        "  first   float32[2], 3 .. 4, rms 3.53553",
+    ]
+
+
+def test_a_tolerated_difference_is_exit_code_0(
+    runs: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(monkeypatch, "compare", runs[0], runs[1], "--tolerance", "0.2") == 0
+    assert "the runs cannot be told apart: no difference is more than noise" in capsys.readouterr().out
+
+
+def test_the_difference_of_the_environments_comes_first(
+    runs: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(monkeypatch, "compare", runs[0], runs[2]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "environments: command: train.py / other.py"
+    assert lines[2] == "the runs agree: nothing that was compared differs"
+
+
+def test_json_has_all_fields_and_no_number_that_is_not_finite(
+    runs: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(monkeypatch, "compare", runs[0], runs[1], "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["ok"], told["first"]["path"], told["first"]["amplification"]) == (False, "down", "Infinity")
+    assert told["first"]["error"] == pytest.approx(0.5 / (14.625**0.5))
+
+
+def test_a_picture_with_an_unknown_ending_is_refused_before_anything_is_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(monkeypatch, "compare", "a", "b", "-o", "growth.txt") == 2
+    assert "growth.txt: a plot's name ends in .png, .svg, .pdf" in capsys.readouterr().err
+
+
+def test_the_growth_is_drawn(
+    runs: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "growth.svg"
+
+    assert run_command(monkeypatch, "compare", runs[0], runs[1], "-o", str(picture)) == 1
+    assert "relative error" in picture.read_text()
