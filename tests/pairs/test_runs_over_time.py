@@ -10,7 +10,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import modtrace
 from helpers.pairs import GPT, Run, record, seeded, spoil, train
 
-
 #: Rows of parameters that only the first step measured in forward are listed as missing.
 MEASURED_ONCE = pytest.mark.xfail(reason="a parameter is measured in forward of its first step alone")
 
