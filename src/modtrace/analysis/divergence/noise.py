@@ -50,10 +50,8 @@ def measure_noise(levels: list[Numbers], cancellation: Numbers) -> Noise:
     known = highest[np.isfinite(highest)]
     level = _RUNS_FACTOR * np.where(np.isfinite(highest), highest, known.max(initial=0.0))
     runs = f"{len(levels)} further run{'s' if len(levels) > 1 else ''}"
-    highest_known = f"{known.max(initial=0.0):.1e}"
-    text = (
-        f"noise: measured by {runs}, up to {highest_known}; {_RUNS_FACTOR:.0f} times that of a site is noise"
-    )
+    most = known.max(initial=0.0)
+    text = f"noise: measured by {runs}, up to {most:.1e}; {_RUNS_FACTOR:.0f} times that of a site is noise"
     return Noise(
         kind=MEASURED,
         text=text,
