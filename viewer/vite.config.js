@@ -35,11 +35,15 @@ const onePage = {
     const parts = { hash: hashSources() };
     for (const file of Object.values(bundle)) {
       const text = String(file.type === "chunk" ? file.code : file.source).trim();
-      if (/<\/(script|style)|<!--/i.test(text)) throw new Error(`${file.fileName} would end its own element.`);
+      if (/<\/(script|style)|<!--/i.test(text))
+        throw new Error(`${file.fileName} would end its own element.`);
       parts[file.type === "chunk" ? "script" : "style"] = text;
     }
     const template = readFileSync(join(HERE, "template.html"), "utf8");
-    writeFileSync(PAGE, template.replace(/%(hash|script|style)%/g, (_, part) => parts[part]));
+    writeFileSync(
+      PAGE,
+      template.replace(/%(hash|script|style)%/g, (_, part) => parts[part]),
+    );
   },
 };
 
@@ -49,7 +53,13 @@ export default defineConfig({
     target: "es2022",
     outDir: "../build/viewer",
     emptyOutDir: true,
-    lib: { entry: "src/main.ts", formats: ["iife"], name: "report", fileName: () => "page.js", cssFileName: "page" },
+    lib: {
+      entry: "src/main.ts",
+      formats: ["iife"],
+      name: "report",
+      fileName: () => "page.js",
+      cssFileName: "page",
+    },
   },
   test: { include: ["test/**/*.test.ts"] },
 });

@@ -28,7 +28,17 @@ const TITLES: Record<ViewName, string> = {
   values: "Values",
 };
 const THEMES = ["auto", "light", "dark"] as const;
-const EVERYTHING = new Set<keyof State>(["view", "module", "node", "site", "step", "overlay", "query", "columns", "theme"]);
+const EVERYTHING = new Set<keyof State>([
+  "view",
+  "module",
+  "node",
+  "site",
+  "step",
+  "overlay",
+  "query",
+  "columns",
+  "theme",
+]);
 
 export class App {
   private readonly context: Context;
@@ -77,7 +87,17 @@ export class App {
     const { payload } = this.context.model;
     document.title = `${shorten(payload.title, 80)} · modtrace`;
     document.body.append(
-      h("a", { class: "skip", href: "#main", text: "Skip to the view", on: { click: (event) => { event.preventDefault(); this.main.focus(); } } }),
+      h("a", {
+        class: "skip",
+        href: "#main",
+        text: "Skip to the view",
+        on: {
+          click: (event) => {
+            event.preventDefault();
+            this.main.focus();
+          },
+        },
+      }),
       this.makeHeader(),
       h("div", { class: "columns" }, this.main, this.detail.element),
       this.said,
@@ -103,9 +123,14 @@ export class App {
     const tabs = h("nav", { class: "tabs", role: "tablist", "aria-label": "Views" });
     for (const name of VIEWS) {
       const count = name === "findings" && payload.findings.length ? ` (${payload.findings.length})` : "";
-      const tab = button(TITLES[name] + count, `Show the view ${TITLES[name]}`, () => {
-        this.context.store.update({ view: name });
-      }, { role: "tab", "aria-controls": "main" });
+      const tab = button(
+        TITLES[name] + count,
+        `Show the view ${TITLES[name]}`,
+        () => {
+          this.context.store.update({ view: name });
+        },
+        { role: "tab", "aria-controls": "main" },
+      );
       tab.setAttribute("aria-label", TITLES[name] + count);
       this.tabs.set(name, tab);
       tabs.append(tab);
@@ -113,7 +138,13 @@ export class App {
     return h(
       "header",
       { class: "top" },
-      h("div", { class: "line" }, h("h1", { text: shorten(payload.title, 60), title: payload.title.slice(0, 1000), dir: "auto" }), this.searchBox.element, this.makeMenu()),
+      h(
+        "div",
+        { class: "line" },
+        h("h1", { text: shorten(payload.title, 60), title: payload.title.slice(0, 1000), dir: "auto" }),
+        this.searchBox.element,
+        this.makeMenu(),
+      ),
       h("div", { class: "line" }, tabs, this.legend.element, this.slider.element),
     );
   }
@@ -145,7 +176,8 @@ export class App {
     const { store } = this.context;
     const { state } = store;
     if (changed.has("theme")) chooseTheme(state.theme);
-    if (changed.has("overlay") || changed.has("step")) this.context.overlay = this.context.overlays.get(state.overlay, state.step);
+    if (changed.has("overlay") || changed.has("step"))
+      this.context.overlay = this.context.overlays.get(state.overlay, state.step);
     if (changed.has("query")) this.searchBox.update();
     this.slider.update();
     this.legend.update();
@@ -158,10 +190,13 @@ export class App {
     this.shown = state.view;
     this.main.setAttribute("aria-label", TITLES[state.view]);
     this.views[state.view].update(isNew ? EVERYTHING : changed);
-    if (changed.has("module") || changed.has("node") || changed.has("step") || changed.has("site")) this.detail.update();
+    if (changed.has("module") || changed.has("node") || changed.has("step") || changed.has("site"))
+      this.detail.update();
   }
 
-  private withPicture(write: (picture: NonNullable<ReturnType<NonNullable<View["picture"]>>>, name: string) => void): void {
+  private withPicture(
+    write: (picture: NonNullable<ReturnType<NonNullable<View["picture"]>>>, name: string) => void,
+  ): void {
     const view = this.views[this.context.store.state.view];
     if (view.picture) write(view.picture(), `modtrace-${this.context.store.state.view}`);
     else this.context.say("This view is no picture. Graph, Timeline and Values are.");
@@ -174,7 +209,12 @@ export class App {
     const close = button("Close", "Close the table", () => {
       dialog.close();
     });
-    const dialog = h("dialog", { class: "sheet", "aria-label": content.caption }, close, h("div", { class: "scroll", tabindex: "0" }, table));
+    const dialog = h(
+      "dialog",
+      { class: "sheet", "aria-label": content.caption },
+      close,
+      h("div", { class: "scroll", tabindex: "0" }, table),
+    );
     dialog.addEventListener("close", () => {
       dialog.remove();
     });
@@ -184,7 +224,8 @@ export class App {
 
   private onKey(event: KeyboardEvent): void {
     const target = event.target as HTMLElement;
-    const isTyping = /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) && (target as HTMLInputElement).type !== "range";
+    const isTyping =
+      /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) && (target as HTMLInputElement).type !== "range";
     if (isTyping || event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
     if (document.querySelector("dialog[open]")) return;
     const isOnTab = target.getAttribute("role") === "tab" && /^Arrow(Left|Right)$/.test(event.key);
@@ -193,7 +234,11 @@ export class App {
     else if (event.key === "?") showHelp();
     else if (event.key === "t") this.showTable();
     else if (/^[1-5]$/.test(event.key)) this.context.store.update({ view: VIEWS[Number(event.key) - 1] });
-    else if ((target.tagName === "BUTTON" && event.key === " ") || !this.views[this.context.store.state.view].onKey?.(event)) return;
+    else if (
+      (target.tagName === "BUTTON" && event.key === " ") ||
+      !this.views[this.context.store.state.view].onKey?.(event)
+    )
+      return;
     event.preventDefault();
   }
 
@@ -214,7 +259,9 @@ function makeStart(model: Model): State {
     inside.forEach((row) => open.add(row));
     inside = inside.flatMap((row) => [...model.modulesInside(row, false)]);
   }
-  const overlay = ["time", "time.forward", "RMS", "parameters"].find((name) => tables.modules.column(name)?.spec.overlay);
+  const overlay = ["time", "time.forward", "RMS", "parameters"].find(
+    (name) => tables.modules.column(name)?.spec.overlay,
+  );
   const statistics = model.statistics();
   return {
     view: findings.length || !tables.modules.rows ? "findings" : "modules",
@@ -222,7 +269,8 @@ function makeStart(model: Model): State {
     node: -1,
     site: -1,
     step: shownStep >= 0 ? shownStep : Math.max(0, tables.steps.rows - 1),
-    overlay: overlay ?? model.payload.tables.modules.columns.find(({ spec }) => spec.overlay)?.spec.name ?? "",
+    overlay:
+      overlay ?? model.payload.tables.modules.columns.find(({ spec }) => spec.overlay)?.spec.name ?? "",
     query: "",
     open,
     each: new Set(),

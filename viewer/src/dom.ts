@@ -31,8 +31,20 @@ function listen(element: HTMLElement, listeners: Record<string, (event: Event) =
   for (const [event, listener] of Object.entries(listeners)) element.addEventListener(event, listener);
 }
 
-export function button(label: string, title: string, onClick: () => void, options: Options = {}): HTMLButtonElement {
-  return h("button", { type: "button", text: label, title, "aria-label": title, on: { click: onClick }, ...options });
+export function button(
+  label: string,
+  title: string,
+  onClick: () => void,
+  options: Options = {},
+): HTMLButtonElement {
+  return h("button", {
+    type: "button",
+    text: label,
+    title,
+    "aria-label": title,
+    on: { click: onClick },
+    ...options,
+  });
 }
 
 /** Makes a labelled choice. `choices` are pairs of value and text. */
@@ -51,10 +63,20 @@ export function select(
 }
 
 /** Makes a table of texts, for a picture that somebody cannot see. */
-export function textTable(caption: string, head: readonly string[], body: readonly (readonly string[])[]): HTMLTableElement {
+export function textTable(
+  caption: string,
+  head: readonly string[],
+  body: readonly (readonly string[])[],
+): HTMLTableElement {
   const header = h("tr", {}, ...head.map((text) => h("th", { scope: "col", text })));
   const rows = body.map((cells) => h("tr", {}, ...cells.map((text) => h("td", { text }))));
-  return h("table", { class: "plain" }, h("caption", { text: caption }), h("thead", {}, header), h("tbody", {}, ...rows));
+  return h(
+    "table",
+    { class: "plain" },
+    h("caption", { text: caption }),
+    h("thead", {}, header),
+    h("tbody", {}, ...rows),
+  );
 }
 
 export function replaceChildren(parent: Element, ...children: Child[]): void {

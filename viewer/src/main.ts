@@ -17,5 +17,7 @@ async function start(): Promise<void> {
 
 start().catch((error: unknown) => {
   const reason = error instanceof Error ? error.message : String(error);
-  document.body.append(h("p", { class: "failure", role: "alert", text: `This report cannot be shown. ${reason}` }));
+  document.body.append(
+    h("p", { class: "failure", role: "alert", text: `This report cannot be shown. ${reason}` }),
+  );
 });

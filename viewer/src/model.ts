@@ -35,6 +35,8 @@ export class Model {
   /** The single modules that a folded row sums up. */
   readonly membersOf: RowsBy;
   readonly twinsOf: RowsBy;
+  /** The nodes that are not shown while another one stands for them. */
+  readonly foldedInto: RowsBy;
 
   constructor(readonly payload: Payload) {
     const { modules, nodes, sites, parameters, edges } = payload.tables;
@@ -47,6 +49,7 @@ export class Model {
     this.outOf = new RowsBy(edges, "source");
     this.membersOf = new RowsBy(modules, "folded");
     this.twinsOf = new RowsBy(nodes, "twin");
+    this.foldedInto = new RowsBy(nodes, "folded");
   }
 
   /** The modules inside a module that the tree shows: of a run of equal ones their sums, or each of them. */
@@ -66,7 +69,9 @@ export class Model {
 
   moduleName(row: number): string {
     const { modules } = this.payload.tables;
-    return modules.text("label", row) || modules.text("path", row) || modules.text("root", row) || `module ${row}`;
+    return (
+      modules.text("label", row) || modules.text("path", row) || modules.text("root", row) || `module ${row}`
+    );
   }
 
   /** The whole path of a module; of a root its name. */
@@ -90,7 +95,9 @@ export class Model {
   }
 
   isLayer(node: number): boolean {
-    return ["module", "container", "phase", "optimizer"].includes(this.payload.tables.nodes.text("kind", node));
+    return ["module", "container", "phase", "optimizer"].includes(
+      this.payload.tables.nodes.text("kind", node),
+    );
   }
 
   phase(node: number): string {
@@ -129,7 +136,9 @@ export class Model {
 
   /** The statistics that sites have over the steps. */
   statistics(): Column[] {
-    return this.payload.tables.series.columns.filter((column) => !["site", "step"].includes(column.spec.name));
+    return this.payload.tables.series.columns.filter(
+      (column) => !["site", "step"].includes(column.spec.name),
+    );
   }
 
   /** The position of a step in the series, or of the last one before it. */

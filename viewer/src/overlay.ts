@@ -22,7 +22,9 @@ export class Overlay {
     readonly nodes: Float64Array,
     private readonly column: Column,
   ) {
-    this.scale = new Scale(this.isKinds ? [] : nodes.length ? Float64Array.of(...ends(modules), ...ends(nodes)) : modules);
+    this.scale = new Scale(
+      this.isKinds ? [] : nodes.length ? Float64Array.of(...ends(modules), ...ends(nodes)) : modules,
+    );
   }
 
   get isKinds(): boolean {
@@ -38,7 +40,9 @@ export class Overlay {
   }
 
   text(value: number): string {
-    return this.column.spec.kind === "number" ? formatNumber(value) + this.unit : formatValue(this.column, value);
+    return this.column.spec.kind === "number"
+      ? formatNumber(value) + this.unit
+      : formatValue(this.column, value);
   }
 
   get unit(): string {
@@ -88,9 +92,26 @@ export class OverlayMaker {
     const { modules, nodes } = this.model.payload.tables;
     const ofModules = modules.column(choice.key);
     const ofNodes = nodes.column(choice.key);
-    const values = ofModules ? this.model.modules.values(ofModules) : new Float64Array(modules.rows).fill(NaN);
-    const own = ofNodes ? this.model.graph.values(ofNodes) : this.lendToNodes(values, ofModules?.spec.measure);
+    const values = ofModules
+      ? this.model.modules.values(ofModules)
+      : new Float64Array(modules.rows).fill(NaN);
+    const own = ofNodes ? this.ofNodes(ofNodes) : this.lendToNodes(values, ofModules?.spec.measure);
     return new Overlay(choice, values, own, (ofModules ?? ofNodes)!);
+  }
+
+  /** The values of nodes. What does nothing, such as an input, has no time and no cost. */
+  private ofNodes(column: Column): Float64Array {
+    const { graph } = this.model;
+    const values = graph.values(column);
+    for (let node = 0; node < graph.size; node++)
+      if (
+        values[node] === 0 &&
+        column.dictionary === null &&
+        !["op", "call"].includes(graph.table.text("kind", node)) &&
+        !this.model.isLayer(node)
+      )
+        values[node] = NaN;
+    return values;
   }
 
   /** The largest value of a statistic among the sites of each module, with one role, at a step. */

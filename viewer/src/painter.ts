@@ -16,22 +16,45 @@ export interface Stroke {
 }
 
 export interface Painter {
-  rect(x: number, y: number, width: number, height: number, fill: string | null, stroke?: Stroke, radius?: number): void;
+  rect(
+    x: number,
+    y: number,
+    width: number,
+    height: number,
+    fill: string | null,
+    stroke?: Stroke,
+    radius?: number,
+  ): void;
   /** Points are x and y in turn. */
   line(points: ArrayLike<number>, stroke: Stroke, radius?: number): void;
   polygon(points: ArrayLike<number>, fill: string): void;
   text(text: string, x: number, y: number, style: TextStyle): void;
   clip(x: number, y: number, width: number, height: number, paint: () => void): void;
   /** Fills an area with rows of cells; null is left empty. */
-  cells(x: number, y: number, width: number, height: number, colors: readonly (readonly (string | null)[])[]): void;
+  cells(
+    x: number,
+    y: number,
+    width: number,
+    height: number,
+    colors: readonly (readonly (string | null)[])[],
+  ): void;
 }
 
-export const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", "Liberation Sans", sans-serif';
+export const FONT =
+  'system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", "Liberation Sans", sans-serif';
 
 export class CanvasPainter implements Painter {
   constructor(private readonly canvas: CanvasRenderingContext2D) {}
 
-  rect(x: number, y: number, width: number, height: number, fill: string | null, stroke?: Stroke, radius = 0): void {
+  rect(
+    x: number,
+    y: number,
+    width: number,
+    height: number,
+    fill: string | null,
+    stroke?: Stroke,
+    radius = 0,
+  ): void {
     const { canvas } = this;
     if (!radius && fill && !stroke) {
       canvas.fillStyle = fill;
@@ -79,7 +102,12 @@ export class CanvasPainter implements Painter {
     canvas.fill();
   }
 
-  text(text: string, x: number, y: number, { color, size = 12, align = "left", bold = false }: TextStyle): void {
+  text(
+    text: string,
+    x: number,
+    y: number,
+    { color, size = 12, align = "left", bold = false }: TextStyle,
+  ): void {
     const { canvas } = this;
     const font = `${bold ? "600 " : ""}${size}px ${FONT}`;
     if (canvas.font !== font) canvas.font = font;
@@ -97,7 +125,13 @@ export class CanvasPainter implements Painter {
     this.canvas.restore();
   }
 
-  cells(x: number, y: number, width: number, height: number, colors: readonly (readonly (string | null)[])[]): void {
+  cells(
+    x: number,
+    y: number,
+    width: number,
+    height: number,
+    colors: readonly (readonly (string | null)[])[],
+  ): void {
     const columns = colors[0]?.length ?? 0;
     if (!columns) return;
     const image = new ImageData(columns, colors.length);
@@ -134,7 +168,15 @@ export class SvgPainter implements Painter {
     set(this.root, { xmlns: SVG, width, height, viewBox: `0 0 ${width} ${height}`, "font-family": FONT });
   }
 
-  rect(x: number, y: number, width: number, height: number, fill: string | null, stroke?: Stroke, radius = 0): void {
+  rect(
+    x: number,
+    y: number,
+    width: number,
+    height: number,
+    fill: string | null,
+    stroke?: Stroke,
+    radius = 0,
+  ): void {
     this.add("rect", { x, y, width, height, rx: radius || null, fill: fill ?? "none", ...strokeOf(stroke) });
   }
 
@@ -146,11 +188,26 @@ export class SvgPainter implements Painter {
     this.add("polygon", { points: Array.from(points, round).join(" "), fill });
   }
 
-  text(text: string, x: number, y: number, { color, size = 12, align = "left", bold = false }: TextStyle): void {
+  text(
+    text: string,
+    x: number,
+    y: number,
+    { color, size = 12, align = "left", bold = false }: TextStyle,
+  ): void {
     const weight = bold ? 600 : null;
-    const attributes = { x, y, fill: color, "font-size": size, "text-anchor": ANCHORS[align], "font-weight": weight };
+    const attributes = {
+      x,
+      y,
+      fill: color,
+      "font-size": size,
+      "text-anchor": ANCHORS[align],
+      "font-weight": weight,
+    };
     // Characters that XML does not allow would make the whole file unreadable.
-    this.add("text", attributes).textContent = text.replaceAll(/[^\t\n\r\x20-\uFFFD]|[\uD800-\uDFFF]/g, "\uFFFD");
+    this.add("text", attributes).textContent = text.replaceAll(
+      /[^\t\n\r\x20-\uFFFD]|[\uD800-\uDFFF]/g,
+      "\uFFFD",
+    );
   }
 
   clip(x: number, y: number, width: number, height: number, paint: () => void): void {
@@ -165,14 +222,21 @@ export class SvgPainter implements Painter {
     this.group = outer;
   }
 
-  cells(x: number, y: number, width: number, height: number, colors: readonly (readonly (string | null)[])[]): void {
+  cells(
+    x: number,
+    y: number,
+    width: number,
+    height: number,
+    colors: readonly (readonly (string | null)[])[],
+  ): void {
     const high = height / colors.length;
     colors.forEach((row, at) => {
       const wide = width / row.length;
-      for (let column = 0; column < row.length; ) {
+      for (let column = 0; column < row.length;) {
         let next = column + 1;
         while (next < row.length && row[next] === row[column]) next += 1;
-        if (row[column]) this.rect(x + column * wide, y + at * high, (next - column) * wide, high, row[column]);
+        if (row[column])
+          this.rect(x + column * wide, y + at * high, (next - column) * wide, high, row[column]);
         column = next;
       }
     });
@@ -192,7 +256,11 @@ export class SvgPainter implements Painter {
 
 function strokeOf(stroke?: Stroke): Record<string, string | number | null> {
   if (!stroke) return {};
-  return { stroke: stroke.color, "stroke-width": stroke.width ?? 1, "stroke-dasharray": stroke.dash?.join(" ") ?? null };
+  return {
+    stroke: stroke.color,
+    "stroke-width": stroke.width ?? 1,
+    "stroke-dasharray": stroke.dash?.join(" ") ?? null,
+  };
 }
 
 function set(element: Element, attributes: Record<string, string | number | null>): void {

@@ -1,7 +1,18 @@
 /** Reads the payload of a report: one JSON object, compressed, with tables of columns. */
 
 export type Kind =
-  | "text" | "count" | "bytes" | "seconds" | "flops" | "number" | "flag" | "dtype" | "phase" | "node" | "module" | "step";
+  | "text"
+  | "count"
+  | "bytes"
+  | "seconds"
+  | "flops"
+  | "number"
+  | "flag"
+  | "dtype"
+  | "phase"
+  | "node"
+  | "module"
+  | "step";
 export type Aggregate = "sum" | "max" | "min" | "mean" | "any" | "none";
 
 /** What the payload says of a column. A name that this page does not know is drawn as a number. */
@@ -137,7 +148,8 @@ export function readPayload(json: unknown): Payload {
     missing.push(`The data has version ${String(raw.version)}; this page reads version ${VERSION}.`);
   const dictionaries = asRecord(raw.dictionaries);
   const tables = {} as Record<TableName, Table>;
-  for (const name of TABLES) tables[name] = readTable(name, asRecord(raw.tables)[name], dictionaries, missing);
+  for (const name of TABLES)
+    tables[name] = readTable(name, asRecord(raw.tables)[name], dictionaries, missing);
   return {
     title: asText(raw.title) || "modtrace report",
     about: asList(raw.about).map((pair) => [asText(asList(pair)[0]), asText(asList(pair)[1])]),
@@ -150,7 +162,12 @@ export function readPayload(json: unknown): Payload {
   };
 }
 
-function readTable(name: TableName, json: unknown, dictionaries: Record<string, unknown>, missing: string[]): Table {
+function readTable(
+  name: TableName,
+  json: unknown,
+  dictionaries: Record<string, unknown>,
+  missing: string[],
+): Table {
   if (json === undefined || json === null) return new Table(name, 0, []);
   const raw = asRecord(json);
   const rows = Math.max(0, Math.floor(asNumber(raw.rows, 0)));
@@ -160,7 +177,9 @@ function readTable(name: TableName, json: unknown, dictionaries: Record<string, 
     try {
       columns.push(readColumn(spec, asRecord(asRecord(each).data), rows, dictionaries));
     } catch (error) {
-      missing.push(`Column ${spec.label} of ${name} cannot be read: ${error instanceof Error ? error.message : ""}`);
+      missing.push(
+        `Column ${spec.label} of ${name} cannot be read: ${error instanceof Error ? error.message : ""}`,
+      );
     }
   }
   return new Table(name, rows, columns);

@@ -23,9 +23,23 @@ const UNITS: Record<string, number> = {
   k: 1e3, m: 1e6, g: 1e9, t: 1e12,
 }; // prettier-ignore
 /** Other words for the names of columns. */
-const SAME_AS: Record<string, string> = { op: "name", fqn: "path", class: "type", t: "time", nan: "nonfinite" };
+const SAME_AS: Record<string, string> = {
+  op: "name",
+  fqn: "path",
+  class: "type",
+  t: "time",
+  nan: "nonfinite",
+};
 /** Short names of dtypes. */
-const DTYPES: Record<string, string> = { bf16: "bfloat16", fp16: "float16", f16: "float16", fp32: "float32", f32: "float32", fp64: "float64", f64: "float64" };
+const DTYPES: Record<string, string> = {
+  bf16: "bfloat16",
+  fp16: "float16",
+  f16: "float16",
+  fp32: "float32",
+  f32: "float32",
+  fp64: "float64",
+  f64: "float64",
+};
 
 export function parseQuery(text: string): Term[] {
   const terms: Term[] = [];
@@ -48,7 +62,10 @@ export function parseNumber(text: string): number {
 }
 
 function globToRegExp(glob: string): RegExp {
-  const parts = glob.toLowerCase().split("*").map((part) => part.replace(/[.+?^${}()|[\]\\]/g, "\\$&"));
+  const parts = glob
+    .toLowerCase()
+    .split("*")
+    .map((part) => part.replace(/[.+?^${}()|[\]\\]/g, "\\$&"));
   return new RegExp(glob.includes("*") ? `^${parts.join(".*")}$` : parts[0]);
 }
 
@@ -69,7 +86,11 @@ export function search(model: Model, query: string): Hits {
     for (let row = 0; row < table.rows; row++) if (tests.every((test) => test!(row))) rows.push(row);
     return rows;
   });
-  return { modules: found[0].filter((row) => !model.hasMembers(row)), nodes: found[1], problem: findProblem(terms, [modules, nodes]) };
+  return {
+    modules: found[0].filter((row) => !model.hasMembers(row)),
+    nodes: found[1],
+    problem: findProblem(terms, [modules, nodes]),
+  };
 }
 
 /** Makes the test of one term, or null if a table has no such column. */
@@ -138,7 +159,7 @@ function findProblem(terms: readonly Term[], tables: readonly Table[]): string {
     const columns = tables.map((table) => findColumn(table, key)).filter((column) => column !== undefined);
     if (!columns.length) return `This recording has no column ${key}.`;
     if (columns.every((column) => column.dictionary === null) && Number.isNaN(parseNumber(value)))
-      return `${key}${operator} takes a number, such as 1ms or 2MiB; ${value} is none.`;
+      return `${key}${operator}${value} takes a number, such as 1ms or 2MiB; ${value} is none.`;
   }
   return "";
 }

@@ -59,7 +59,8 @@ export function encodeState(state: State, start: State): string {
 export function decodeState(text: string, start: State): State {
   const parts = new URLSearchParams(text.replace(/^#/, ""));
   const state = { ...start };
-  for (const key of NUMBERS) if (/^-?\d{1,9}$/.test(parts.get(key) ?? "")) state[key] = Number(parts.get(key));
+  for (const key of NUMBERS)
+    if (/^-?\d{1,9}$/.test(parts.get(key) ?? "")) state[key] = Number(parts.get(key));
   for (const key of TEXTS) state[key] = parts.get(key) ?? start[key];
   for (const key of FLAGS) if (parts.has(key)) state[key] = parts.get(key) === "1";
   for (const key of SETS) if (parts.has(key)) state[key] = new Set(decodeRows(parts.get(key) ?? ""));
@@ -67,7 +68,8 @@ export function decodeState(text: string, start: State): State {
   if (view) state.view = view;
   const theme = parts.get("theme");
   if (theme === "light" || theme === "dark" || theme === "auto") state.theme = theme;
-  if (parts.has("pins")) state.pins = (parts.get("pins") ?? "").split(".").filter(Boolean).map(Number).filter(Number.isInteger);
+  if (parts.has("pins"))
+    state.pins = (parts.get("pins") ?? "").split(".").filter(Boolean).map(Number).filter(Number.isInteger);
   if (parts.has("columns")) state.columns = (parts.get("columns") ?? "").split("~").filter(Boolean);
   return state;
 }

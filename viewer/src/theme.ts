@@ -17,7 +17,9 @@ let theme: Theme | null = null;
 export function readTheme(): Theme {
   if (!theme) {
     const style = getComputedStyle(document.documentElement);
-    theme = Object.fromEntries(NAMES.map((name) => [name, style.getPropertyValue(`--${name}`).trim()])) as unknown as Theme;
+    theme = Object.fromEntries(
+      NAMES.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]),
+    ) as unknown as Theme;
   }
   return theme;
 }

@@ -81,7 +81,8 @@ export class Tree {
   /** The rows around a row, the outermost first. */
   ancestors(row: number): number[] {
     const found: number[] = [];
-    for (let outer = row < 0 ? -1 : this.parent[row]; outer >= 0; outer = this.parent[outer]) found.push(outer);
+    for (let outer = row < 0 ? -1 : this.parent[row]; outer >= 0; outer = this.parent[outer])
+      found.push(outer);
     return found.reverse();
   }
 

@@ -12,12 +12,20 @@ const PHASE_GAP = 46;
 export const NODE_HEIGHT = 38;
 const LEAF_HEIGHT = 22;
 const CHANNEL = 7;
-const MOST_IN_LINE = 10;
+/** Rows with more items than this are broken into lines, and lines to them are drawn only if they are chosen. */
+export const CROWD = 8;
 const LINE_GAP = 8;
 
-export class GraphLayout {
+/** Of each node: left and top within its level's owner, and its size. */
+export interface Positions {
+  x: Float64Array;
+  y: Float64Array;
+  width: Float64Array;
+  height: Float64Array;
+}
+
+export class GraphLayout implements Positions {
   readonly levels: LevelMaker;
-  /** Of each node: left and top within its level's owner, and its size. */
   x: Float64Array;
   y: Float64Array;
   width: Float64Array;
@@ -51,10 +59,19 @@ export class GraphLayout {
 
   /** Whether a node of the outermost level is drawn. */
   isShown(node: number): boolean {
-    return this.showsBackward || !["backward", "recompute"].includes(this.model.phase(node)) || this.model.graph.parent[node] >= 0;
+    return (
+      this.showsBackward ||
+      !["backward", "recompute"].includes(this.model.phase(node)) ||
+      this.model.graph.parent[node] >= 0
+    );
   }
 
-  place(open: ReadonlySet<number>, unfolded: ReadonlySet<number>, showsLeaves: boolean, showsBackward: boolean): void {
+  place(
+    open: ReadonlySet<number>,
+    unfolded: ReadonlySet<number>,
+    showsLeaves: boolean,
+    showsBackward: boolean,
+  ): void {
     this.open = open;
     this.unfolded = unfolded;
     this.showsBackward = showsBackward;
@@ -98,8 +115,13 @@ export class GraphLayout {
   /** The size of a closed node. */
   private size(node: number): void {
     const isLeaf = this.levels.isLeaf(node);
-    const longest = Math.max(this.model.nodeName(node).length + 5, Math.min(26, this.model.graph.table.text("type", node).length + 9));
-    this.width[node] = Math.min(230, Math.max(isLeaf ? 60 : 118, 22 + longest * 6.9));
+    const { table } = this.model.graph;
+    const note = this.model.isLayer(node) ? table.text("type", node) : table.text("shape", node);
+    const longest = Math.max(
+      (this.model.nodeName(node).length + 4) * 7.2,
+      isLeaf ? 0 : (note.length + 11) * 6,
+    );
+    this.width[node] = Math.min(240, Math.max(isLeaf ? 60 : 118, 16 + longest));
     this.height[node] = isLeaf ? LEAF_HEIGHT : NODE_HEIGHT;
   }
 
@@ -116,17 +138,23 @@ export class GraphLayout {
   /** Breaks rows with many items into lines; returns the line of each item, and makes `heights` large enough. */
   private breakRows(level: Level, heights: Float64Array): Int32Array {
     const counts = new Int32Array(level.rows);
+    const inLine = level.crowd.map((count) =>
+      count > CROWD ? Math.max(CROWD, Math.ceil(Math.sqrt(count * 1.5))) : CROWD,
+    );
     const line = new Int32Array(level.items.length);
     const tall: Float64Array[] = Array.from({ length: level.rows }, () => new Float64Array(1));
     level.items.forEach((node, item) => {
       if (level.owner < 0 && !this.isShown(node)) return;
       const row = level.row[item];
-      line[item] = Math.floor(counts[row]++ / MOST_IN_LINE);
+      line[item] = Math.floor(counts[row]++ / inLine[row]);
       if (line[item] >= tall[row].length) tall[row] = Float64Array.of(...tall[row], 0);
       tall[row][line[item]] = Math.max(tall[row][line[item]], this.height[node]);
     });
     tall.forEach((each, row) => {
-      heights[row] = Math.max(heights[row], each.reduce((sum, height) => sum + height + LINE_GAP, -LINE_GAP));
+      heights[row] = Math.max(
+        heights[row],
+        each.reduce((sum, height) => sum + height + LINE_GAP, -LINE_GAP),
+      );
     });
     return line;
   }
@@ -162,24 +190,43 @@ export class GraphLayout {
     level.items.forEach((node, item) => {
       if (level.owner < 0 && !this.isShown(node)) return;
       const row = level.row[item];
-      const above = line[item] ? filled.get(row * 100 + line[item] - 1) : undefined;
-      const key = row * 100 + line[item];
+      const key = row * 1000 + line[item];
+      const above = line[item] ? filled.get(key - 1) : undefined;
       const before = filled.get(key);
       const gap = level.owner < 0 && row === 0 ? PHASE_GAP : COLUMN_GAP;
       const x = before ? Math.max(before.right + gap, wanted(item)) : line[item] ? start : wanted(item);
       const y = above ? above.bottom + LINE_GAP : bands[row * 2];
       this.x[node] = x;
       this.y[node] = y;
-      filled.set(key, { right: x + this.width[node], bottom: Math.max(before?.bottom ?? 0, y + this.height[node]) });
+      filled.set(key, {
+        right: x + this.width[node],
+        bottom: Math.max(before?.bottom ?? 0, y + this.height[node]),
+      });
     });
   }
 
   /** The left edge of the first thing that an item reads, where that is placed already. */
   private wantedLeft(level: Level, start: number): (item: number) => number {
+    const { base } = level;
+    if (base) {
+      const { table } = this.model.graph;
+      const isBeside = new Set(base.items);
+      return (item) => {
+        const twin = this.levels.shown(Math.max(0, table.link("twin", level.items[item])));
+        return isBeside.has(twin) ? Math.max(start, this.x[twin]) : start;
+      };
+    }
     const first = new Int32Array(level.items.length).fill(-1);
     for (let each = 0; each < level.from.length; each++) {
       const [from, to] = [level.from[each], level.to[each]];
-      if (to >= 0 && from >= 0 && from < to && level.row[from] < level.row[to] !== level.isFlipped && first[to] < 0) first[to] = from;
+      if (
+        to >= 0 &&
+        from >= 0 &&
+        from < to &&
+        level.row[from] < level.row[to] !== level.isFlipped &&
+        first[to] < 0
+      )
+        first[to] = from;
     }
     return (item) => (first[item] < 0 ? start : Math.max(start, this.x[level.items[first[item]]]));
   }
@@ -204,11 +251,13 @@ export class Motion {
   }
 
   /** Returns positions between the layout before and that after; nodes that were not there before are where they belong. */
-  at(share: number): Pick<GraphLayout, "x" | "y" | "width" | "height"> {
+  at(share: number): Positions {
     const { layout } = this;
     const [x, y, width, height] = [layout.x, layout.y, layout.width, layout.height].map((after, which) => {
       const before = this.before[which];
-      return after.map((value, node) => (this.before[2][node] ? before[node] + (value - before[node]) * share : value));
+      return after.map((value, node) =>
+        this.before[2][node] ? before[node] + (value - before[node]) * share : value,
+      );
     });
     return { x, y, width, height };
   }

@@ -15,11 +15,15 @@ export interface Level {
   items: Int32Array;
   row: Int32Array;
   rows: number;
+  /** How many items are in each row. */
+  crowd: Int32Array;
   from: Int32Array;
   to: Int32Array;
   /** The channel on the left that a line takes past other rows; -1 for a line to the next row. */
   channel: Int32Array;
   channels: number;
+  /** How many lines pass rows on their way in or out. */
+  passing: number;
   /** Whether it is drawn from bottom to top, as a backward is. */
   isFlipped: boolean;
   /** The level of the forward that this one goes back through or repeats; its rows are the same. */
@@ -42,7 +46,8 @@ export class LevelMaker {
   }
 
   fold(folding: Folding): void {
-    if (folding.unfolded === this.folding.unfolded && folding.showsLeaves === this.folding.showsLeaves) return;
+    if (folding.unfolded === this.folding.unfolded && folding.showsLeaves === this.folding.showsLeaves)
+      return;
     this.folding = folding;
     this.made.clear();
   }
@@ -80,9 +85,10 @@ export class LevelMaker {
     const { graph } = this.model;
     const shown = graph
       .children(owner)
-      .filter((node) => this.representative(node) === node && (this.folding.showsLeaves || !this.isLeaf(node)));
-    const isInput = (node: number) => graph.table.text("kind", node) === "input";
-    const items = [...shown.filter(isInput), ...shown.filter((node) => !isInput(node))];
+      .filter(
+        (node) => this.representative(node) === node && (this.folding.showsLeaves || !this.isLeaf(node)),
+      );
+    const items = this.putFirst(shown);
     const at = new Map(items.map((node, position) => [node, position]));
     const [from, to] = this.linesOf(owner, at);
     const twin = owner >= 0 ? this.forwardOf(owner) : -1;
@@ -93,7 +99,34 @@ export class LevelMaker {
     const rows = row.reduce((most, each) => Math.max(most, each + 1), base?.rows ?? 0);
     if (isFlipped && !base) row.forEach((each, item) => (row[item] = rows - 1 - each));
     const { channel, channels } = assignChannels(from, to, row, rows, isFlipped);
-    return { owner, items: Int32Array.from(items), row, rows, from, to, channel, channels, isFlipped, base };
+    const passing = channel.filter((each, line) => each >= 0 && (from[line] < 0 || to[line] < 0)).length;
+    const crowd = new Int32Array(rows);
+    for (const each of row) crowd[each] += 1;
+    return {
+      owner,
+      items: Int32Array.from(items),
+      row,
+      rows,
+      crowd,
+      from,
+      to,
+      channel,
+      channels,
+      passing,
+      isFlipped,
+      base,
+    };
+  }
+
+  /** Puts inputs before what reads them, and a recompute between forward and backward. */
+  private putFirst(nodes: readonly number[]): number[] {
+    const { table } = this.model.graph;
+    const key = (node: number) => {
+      const kind = table.text("kind", node);
+      if (kind === "input") return -1;
+      return kind === "phase" ? ["forward", "recompute", "backward"].indexOf(this.model.phase(node)) : 3;
+    };
+    return [...nodes].sort((a, b) => key(a) - key(b));
   }
 
   /** The forward layer that a backward or recomputed layer belongs to, as it is shown; -1 for none. */
@@ -101,9 +134,21 @@ export class LevelMaker {
     const { graph } = this.model;
     const phase = this.model.phase(node);
     if (graph.parent[node] < 0 && (phase === "backward" || phase === "recompute"))
-      return graph.children(-1).find((each) => this.model.isLayer(each) && this.model.phase(each) === "forward") ?? -1;
+      return (
+        graph.children(-1).find((each) => this.model.isLayer(each) && this.model.phase(each) === "forward") ??
+        -1
+      );
     const twin = graph.table.link("twin", node);
     return twin >= 0 && twin < graph.size && this.model.isLayer(twin) ? this.shown(twin) : -1;
+  }
+
+  /** The layers of backward and recompute that belong to a forward one, or to those it stands for, as they are shown. */
+  twinsOf(node: number): number[] {
+    const { table } = this.model.graph;
+    const members = table.link("folded", node) >= 0 ? [] : this.model.foldedInto.get(node);
+    return [node, ...members]
+      .flatMap((each) => [...this.model.twinsOf.get(each)])
+      .map((each) => this.shown(each));
   }
 
   private linesOf(owner: number, at: ReadonlyMap<number, number>): [Int32Array, Int32Array] {
@@ -199,7 +244,8 @@ export class LevelMaker {
           target = graph.parent[target];
         }
       }
-      const crossesPhases = graph.parent[source] < 0 && graph.children(source).length > 0 && graph.children(target).length > 0;
+      const crossesPhases =
+        graph.parent[source] < 0 && graph.children(source).length > 0 && graph.children(target).length > 0;
       if (source === target || crossesPhases) continue;
       this.addLine(graph.parent[source], source, target);
       for (const node of leaving) this.addLine(graph.parent[node], node, OUT);
@@ -220,7 +266,9 @@ function assignChannels(from: Int32Array, to: Int32Array, row: Int32Array, rows:
   const free: number[] = [];
   const start = (line: number) => (from[line] === IN ? (isFlipped ? rows : -1) : row[from[line]]);
   const end = (line: number) => (to[line] === OUT ? (isFlipped ? -1 : rows) : row[to[line]]);
-  const order = Array.from(from, (_, line) => line).sort((a, b) => Math.min(start(a), end(a)) - Math.min(start(b), end(b)));
+  const order = Array.from(from, (_, line) => line).sort(
+    (a, b) => Math.min(start(a), end(a)) - Math.min(start(b), end(b)),
+  );
   for (const line of order) {
     const [low, high] = [Math.min(start(line), end(line)), Math.max(start(line), end(line))];
     if (high - low < 2) continue;

@@ -16,7 +16,8 @@ export class Minimap {
   /** `show` is called with a point of the graph that is to come into the middle. */
   constructor(show: (x: number, y: number) => void) {
     const go = (event: PointerEvent) => {
-      if (event.buttons) show((event.offsetX / WIDTH) * this.size[0], (event.offsetY / HEIGHT) * this.size[1]);
+      if (event.buttons)
+        show((event.offsetX / WIDTH) * this.size[0], (event.offsetY / HEIGHT) * this.size[1]);
     };
     this.element.addEventListener("pointerdown", go);
     this.element.addEventListener("pointermove", go);
@@ -42,12 +43,22 @@ export class Minimap {
     const [across, down] = [WIDTH / layout.wide, HEIGHT / layout.high];
     const mark = (node: number, color: string, size: number) => {
       const [x, y] = layout.position(node);
-      painter.rect(x * across - 1, y * down - 1, Math.max(size, layout.width[node] * across), Math.max(size, layout.height[node] * down), null, { color, width: 2 });
+      painter.rect(
+        x * across - 1,
+        y * down - 1,
+        Math.max(size, layout.width[node] * across),
+        Math.max(size, layout.height[node] * down),
+        null,
+        { color, width: 2 },
+      );
     };
     for (const node of [...scene.hits].slice(0, 500)) if (node >= 0) mark(node, "#e69f00", 4);
     if (scene.selected >= 0) mark(scene.selected, theme.accent, 4);
     const [x, y] = [(-camera.x / camera.zoom) * across, (-camera.y / camera.zoom) * down];
-    painter.rect(x, y, (width / camera.zoom) * across, (height / camera.zoom) * down, null, { color: theme.text, width: 1.5 });
+    painter.rect(x, y, (width / camera.zoom) * across, (height / camera.zoom) * down, null, {
+      color: theme.text,
+      width: 1.5,
+    });
   }
 
   /** Draws what is large enough to be seen, once for each layout. */
@@ -65,7 +76,14 @@ export class Minimap {
         const value = overlay?.nodes[node] ?? NaN;
         const isOpen = layout.isOpen(node) && high > 3;
         const fill = Number.isNaN(value) || isOpen ? theme.box : overlay!.color(value);
-        painter.rect(x * across, y * down, wide, Math.max(high, 0.5), fill, isOpen && high > 6 ? { color: theme.line, width: 0.5 } : undefined);
+        painter.rect(
+          x * across,
+          y * down,
+          wide,
+          Math.max(high, 0.5),
+          fill,
+          isOpen && high > 6 ? { color: theme.line, width: 0.5 } : undefined,
+        );
         if (isOpen) waiting.push([node, x, y]);
       }
     }

@@ -6,8 +6,9 @@ import type { Overlay } from "../overlay";
 import type { Painter } from "../painter";
 import type { Theme } from "../theme";
 import { shorten } from "../format";
-import { type GraphLayout, ROW_GAP, TITLE } from "./layout";
-import { IN, type Level, OUT } from "./levels";
+import { CROWD, type GraphLayout, type Positions, ROW_GAP } from "./layout";
+import type { Level } from "./levels";
+import { route } from "./route";
 
 /** Nodes below this size on the screen are drawn as their group. */
 const SMALLEST = 2;
@@ -24,7 +25,7 @@ export interface Camera {
 export interface Scene {
   model: Model;
   layout: GraphLayout;
-  at: Pick<GraphLayout, "x" | "y" | "width" | "height">;
+  at: Positions;
   overlay: Overlay | null;
   nonfinite: Float64Array;
   selected: number;
@@ -45,7 +46,14 @@ export class GraphPainter {
   /** Where each node was drawn last, for lines to those that a level does not hold together. */
   readonly drawn = new Map<number, { x: number; y: number; width: number; height: number }>();
 
-  paint(painter: Painter, scene: Scene, camera: Camera, width: number, height: number, isSmall = false): void {
+  paint(
+    painter: Painter,
+    scene: Scene,
+    camera: Camera,
+    width: number,
+    height: number,
+    isSmall = false,
+  ): void {
     if (this.stripsOf !== scene.overlay) this.strips.clear();
     this.stripsOf = scene.overlay;
     this.drawn.clear();
@@ -70,7 +78,8 @@ export class GraphPainter {
     waiting: Place[],
   ): void {
     const { layout, at } = scene;
-    if (ROW_GAP * zoom >= SMALLEST && !view.isSmall) this.paintLines(painter, scene, level, zoom, origin, view);
+    if (ROW_GAP * zoom >= SMALLEST && !view.isSmall)
+      this.paintLines(painter, scene, level, zoom, origin, view);
     for (const node of level.items) {
       if (level.owner < 0 && !layout.isShown(node)) continue;
       const x = origin.x + at.x[node] * zoom;
@@ -87,23 +96,57 @@ export class GraphPainter {
     }
   }
 
-  private paintGroup(painter: Painter, scene: Scene, node: number, x: number, y: number, width: number, height: number, zoom: number): void {
+  private paintGroup(
+    painter: Painter,
+    scene: Scene,
+    node: number,
+    x: number,
+    y: number,
+    width: number,
+    height: number,
+    zoom: number,
+  ): void {
     const { theme, model } = scene;
     const isRecomputed = model.phase(node) === "recompute";
     const radius = Math.min(8, 8 * zoom);
-    painter.rect(x, y, width, height, model.graph.depth[node] % 2 ? theme.background : theme.panel, this.borderOf(scene, node, isRecomputed), radius);
+    painter.rect(
+      x,
+      y,
+      width,
+      height,
+      model.graph.depth[node] % 2 ? theme.background : theme.panel,
+      this.borderOf(scene, node, isRecomputed),
+      radius,
+    );
     this.paintMarks(painter, scene, node, x, y, width, height, zoom);
     const size = 12 * zoom;
     if (size < SMALLEST_TEXT) return;
     const value = this.valueText(scene, node);
     const name = `▾ ${this.title(scene, node)}`;
     const room = Math.floor(width / (size * 0.56)) - 2;
-    painter.text(shorten(name, Math.max(8, room)), x + 8 * zoom, y + 16 * zoom, { color: theme.text, size, bold: true });
+    painter.text(shorten(name, Math.max(8, room)), x + 8 * zoom, y + 16 * zoom, {
+      color: theme.text,
+      size,
+      bold: true,
+    });
     if (value && room - name.length > value.length + 2)
-      painter.text(value, x + width - 8 * zoom, y + 16 * zoom, { color: theme.dim, size: size * 0.92, align: "right" });
+      painter.text(value, x + width - 8 * zoom, y + 16 * zoom, {
+        color: theme.dim,
+        size: size * 0.92,
+        align: "right",
+      });
   }
 
-  private paintNode(painter: Painter, scene: Scene, node: number, x: number, y: number, width: number, height: number, zoom: number): void {
+  private paintNode(
+    painter: Painter,
+    scene: Scene,
+    node: number,
+    x: number,
+    y: number,
+    width: number,
+    height: number,
+    zoom: number,
+  ): void {
     const { theme, model, layout, overlay } = scene;
     const value = overlay?.nodes[node] ?? NaN;
     const isColored = overlay !== null && !Number.isNaN(value);
@@ -116,7 +159,10 @@ export class GraphPainter {
     const isRecomputed = model.phase(node) === "recompute";
     const radius = Math.min(isLeaf ? height / 2 : 6 * zoom, height / 2);
     const border = this.borderOf(scene, node, isRecomputed);
-    const isFolded = model.graph.table.number("count", node) > 1 && layout.levels.representative(node) === node && this.isFirstOfRun(scene, node);
+    const isFolded =
+      model.graph.table.number("count", node) > 1 &&
+      layout.levels.representative(node) === node &&
+      this.isFirstOfRun(scene, node);
     if (isFolded) painter.rect(x + 4 * zoom, y + 4 * zoom, width, height, theme.background, border, radius);
     painter.rect(x, y, width, height, isRecomputed && !isColored ? theme.background : fill, border, radius);
     this.paintStrip(painter, scene, node, x, y, width, height, zoom);
@@ -126,11 +172,21 @@ export class GraphPainter {
     const color = isColored ? textOn(fill) : theme.text;
     const isGroup = model.graph.children(node).length > 0;
     const room = Math.max(3, Math.floor((width - 16 * zoom) / (size * 0.55)));
-    painter.text(shorten((isGroup ? "▸ " : "") + this.title(scene, node), room), x + 8 * zoom, y + (isLeaf ? 15 : 16) * zoom, { color, size, bold: !isLeaf });
+    painter.text(
+      shorten((isGroup ? "▸ " : "") + this.title(scene, node), room),
+      x + 8 * zoom,
+      y + (isLeaf ? 15 : 16) * zoom,
+      { color, size, bold: !isLeaf },
+    );
     if (isLeaf) return;
-    const type = model.graph.table.text("type", node) || model.graph.table.text("shape", node);
-    const note = [isGroup || model.isLayer(node) ? type : model.graph.table.text("shape", node), this.valueText(scene, node)].filter(Boolean).join(" · ");
-    painter.text(shorten(note, Math.floor(room * 1.08)), x + 8 * zoom, y + 31 * zoom, { color: isColored ? color : theme.dim, size: size * 0.88 });
+    const what = model.graph.table.text(model.isLayer(node) ? "type" : "shape", node);
+    const valueText = this.valueText(scene, node);
+    const space = Math.floor(room * 1.12) - (valueText ? valueText.length + 3 : 0);
+    const note = [space > 2 ? shorten(what, space) : "", valueText].filter(Boolean).join(" · ");
+    painter.text(note, x + 8 * zoom, y + 31 * zoom, {
+      color: isColored ? color : theme.dim,
+      size: size * 0.88,
+    });
   }
 
   private isFirstOfRun(scene: Scene, node: number): boolean {
@@ -142,7 +198,11 @@ export class GraphPainter {
   private title(scene: Scene, node: number): string {
     const name = scene.model.nodeName(node);
     const count = scene.model.graph.table.number("count", node);
-    const isFolded = count > 1 && this.isFirstOfRun(scene, node) && scene.layout.levels.shown(node) === node && scene.layout.isFolded(node);
+    const isFolded =
+      count > 1 &&
+      this.isFirstOfRun(scene, node) &&
+      scene.layout.levels.shown(node) === node &&
+      scene.layout.isFolded(node);
     return isFolded ? `${name}  ×${count}` : name;
   }
 
@@ -159,16 +219,48 @@ export class GraphPainter {
   }
 
   /** A red badge where values are not finite, here or inside. */
-  private paintMarks(painter: Painter, scene: Scene, node: number, x: number, y: number, width: number, height: number, zoom: number): void {
+  private paintMarks(
+    painter: Painter,
+    scene: Scene,
+    node: number,
+    x: number,
+    y: number,
+    width: number,
+    height: number,
+    zoom: number,
+  ): void {
     if (!(scene.nonfinite[node] > 0)) return;
     const size = Math.max(5, Math.min(24 * zoom, height, 24));
     const wide = size > 13 ? size * 1.45 : size;
-    painter.rect(x + width - wide * 0.8, y - size * 0.25, wide, size * 0.66, NONFINITE, undefined, size * 0.3);
-    if (size > 13) painter.text("NaN", x + width - wide * 0.3, y + size * 0.25, { color: "#ffffff", size: size * 0.46, align: "center", bold: true });
+    painter.rect(
+      x + width - wide * 0.8,
+      y - size * 0.25,
+      wide,
+      size * 0.66,
+      NONFINITE,
+      undefined,
+      size * 0.3,
+    );
+    if (size > 13)
+      painter.text("NaN", x + width - wide * 0.3, y + size * 0.25, {
+        color: "#ffffff",
+        size: size * 0.46,
+        align: "center",
+        bold: true,
+      });
   }
 
   /** The values inside a closed group, in the order of execution, as a strip of colours. */
-  private paintStrip(painter: Painter, scene: Scene, node: number, x: number, y: number, width: number, height: number, zoom: number): void {
+  private paintStrip(
+    painter: Painter,
+    scene: Scene,
+    node: number,
+    x: number,
+    y: number,
+    width: number,
+    height: number,
+    zoom: number,
+  ): void {
     if (!scene.overlay || height < 14 || !scene.model.graph.children(node).length) return;
     let strip = this.strips.get(node);
     if (!strip) this.strips.set(node, (strip = this.makeStrip(scene, node)));
@@ -183,23 +275,40 @@ export class GraphPainter {
     const inside: number[] = [];
     for (let at = graph.position[node] + 1; at < graph.end[node]; at++) {
       const each = graph.order[at];
-      if (!graph.children(each).length && !Number.isNaN(overlay!.nodes[each])) inside.push(overlay!.nodes[each]);
+      if (!graph.children(each).length && !Number.isNaN(overlay!.nodes[each]))
+        inside.push(overlay!.nodes[each]);
     }
     const cells = Math.min(STRIP, inside.length);
     return Array.from({ length: cells }, (_, cell) => {
-      const part = inside.slice(Math.floor((cell / cells) * inside.length), Math.floor(((cell + 1) / cells) * inside.length));
+      const part = inside.slice(
+        Math.floor((cell / cells) * inside.length),
+        Math.floor(((cell + 1) / cells) * inside.length),
+      );
       return part.length ? overlay!.color(overlay!.isKinds ? part[0] : Math.max(...part)) : null;
     });
   }
 
-  private paintLines(painter: Painter, scene: Scene, level: Level, zoom: number, origin: Place, view: { width: number; height: number }): void {
+  private paintLines(
+    painter: Painter,
+    scene: Scene,
+    level: Level,
+    zoom: number,
+    origin: Place,
+    view: { width: number; height: number },
+  ): void {
     const { at, layout, theme, selected } = scene;
     const bands = layout.bands.get(level.owner);
     if (!bands) return;
     const isDense = level.from.length > 4000;
     for (let line = 0; line < level.from.length; line++) {
       const [from, to] = [level.from[line], level.to[line]];
-      const points = route(level, line, at, bands);
+      const isChosen =
+        selected >= 0 &&
+        ((from >= 0 && level.items[from] === selected) || (to >= 0 && level.items[to] === selected));
+      const isCrowded =
+        (from >= 0 && level.crowd[level.row[from]] > CROWD) ||
+        (to >= 0 && level.crowd[level.row[to]] > CROWD);
+      const points = isCrowded && !isChosen ? null : route(level, line, at, bands);
       if (!points) continue;
       let [low, high] = [Infinity, -Infinity];
       for (let each = 0; each < points.length; each += 2) {
@@ -209,7 +318,6 @@ export class GraphPainter {
         high = Math.max(high, points[each + 1]);
       }
       if (high < 0 || low > view.height || (isDense && high - low < 4)) continue;
-      const isChosen = selected >= 0 && ((from >= 0 && level.items[from] === selected) || (to >= 0 && level.items[to] === selected));
       const color = isChosen ? theme.accent : theme.dim;
       painter.line(points, { color, width: isChosen ? 2 : Math.min(1.1, 0.4 + zoom * 0.7) }, 6 * zoom);
       if (zoom > 0.35 && to >= 0) this.paintHead(painter, points, color, zoom);
@@ -220,43 +328,9 @@ export class GraphPainter {
     const [x, y] = points.slice(-2);
     const up = points[points.length - 3] > y ? 1 : -1;
     const size = 4.5 * Math.min(1.2, zoom);
-    painter.polygon([x, y, x - size * 0.75, y + up * size * 1.4, x + size * 0.75, y + up * size * 1.4], color);
+    painter.polygon(
+      [x, y, x - size * 0.75, y + up * size * 1.4, x + size * 0.75, y + up * size * 1.4],
+      color,
+    );
   }
-}
-
-/** The points of a line, within the owner of its level: down its column to the next row, or past others by a channel. */
-function route(level: Level, line: number, at: Scene["at"], bands: Float64Array): number[] | null {
-  const [from, to] = [level.from[line], level.to[line]];
-  const isUp = from < 0 || to < 0 ? level.isFlipped : level.row[to] < level.row[from];
-  const [source, target] = [from >= 0 ? level.items[from] : -1, to >= 0 ? level.items[to] : -1];
-  const anchor = (node: number) => at.x[node] + Math.min(at.width[node] / 2, 26);
-  const top = level.owner < 0 ? -20 : TITLE;
-  const bottom = level.owner < 0 ? bands.at(-1)! + 20 : at.height[level.owner];
-  const startY = from === IN ? (isUp ? bottom : top) : at.y[source] + (isUp ? 0 : at.height[source]);
-  const endY = to === OUT ? (isUp ? top : bottom) : at.y[target] + (isUp ? at.height[target] : 0);
-  const startX = from === IN ? anchor(target) : anchor(source);
-  const endX = to === OUT ? anchor(source) : anchor(target);
-  const channel = level.channel[line];
-  if (channel < 0 && startX === endX) return [startX, startY, endX, endY];
-  const fromRow = from === IN ? (isUp ? bands.length / 2 : -1) : level.row[from];
-  const toRow = to === OUT ? (isUp ? -1 : bands.length / 2) : level.row[to];
-  if (fromRow === toRow) return routeInRow(source, target, at);
-  const gap = ROW_GAP * 0.42;
-  // Beside a row is its gap: below it for a line that runs down, above it for one that runs up.
-  const leave = fromRow < 0 ? top + 4 : fromRow >= bands.length / 2 ? bottom - 4 : isUp ? bands[fromRow * 2] - gap : bands[fromRow * 2 + 1] + gap;
-  const arrive = toRow < 0 ? top + 4 : toRow >= bands.length / 2 ? bottom - 4 : isUp ? bands[toRow * 2 + 1] + gap : bands[toRow * 2] - gap;
-  if (channel < 0) return [startX, startY, startX, arrive, endX, arrive, endX, endY];
-  const x = 7 + channel * 7 - (level.owner < 0 ? 7 * (level.channels + 1) : 0);
-  if (from === IN) return [x, startY, x, arrive, endX, arrive, endX, endY];
-  if (to === OUT) return [startX, startY, startX, leave, x, leave, x, endY];
-  return [startX, startY, startX, leave, x, leave, x, arrive, endX, arrive, endX, endY];
-}
-
-/** A line to a neighbour in the same row; none past others. */
-function routeInRow(source: number, target: number, at: Scene["at"]): number[] | null {
-  const isRight = at.x[target] > at.x[source];
-  const start = at.x[source] + (isRight ? at.width[source] : 0);
-  const end = at.x[target] + (isRight ? 0 : at.width[target]);
-  const y = Math.max(at.y[source], at.y[target]) + 12;
-  return Math.abs(end - start) < 60 && at.y[source] === at.y[target] ? [start, y, end, y] : null;
 }

@@ -9,6 +9,8 @@ import { movesLess, readTheme } from "../theme";
 import { fitCanvas } from "../views/canvas";
 import { GraphLayout, Motion, TITLE } from "./layout";
 import { Minimap } from "./minimap";
+import { paintRelations } from "./relations";
+import { nodeBeside } from "./walk";
 import { type Camera, GraphPainter, type Scene } from "./paint";
 
 const MOVE_MS = 150;
@@ -16,7 +18,11 @@ const MARGIN = 28;
 
 export class GraphView implements View {
   readonly element = h("section", { class: "view graph", "aria-label": "Graph" });
-  private readonly canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": "Graph of the modules and ops. Press t for a table." });
+  private readonly canvas = h("canvas", {
+    tabindex: "0",
+    role: "img",
+    "aria-label": "Graph of the modules and ops. Press t for a table.",
+  });
   private readonly box = h("div", { class: "canvasbox" }, this.canvas);
   private readonly tip = h("div", { class: "tip" });
   private readonly bar = h("div", { class: "bar" });
@@ -85,7 +91,8 @@ export class GraphView implements View {
       button("Unfold", "Show equal siblings one by one, or folded", () => {
         const { table } = model.graph;
         const runs = new Set<number>();
-        for (let node = 0; node < table.rows; node++) if (table.link("folded", node) >= 0) runs.add(table.link("folded", node));
+        for (let node = 0; node < table.rows; node++)
+          if (table.link("folded", node) >= 0) runs.add(table.link("folded", node));
         store.update({ unfolded: this.state.unfolded.size ? new Set() : runs });
       }),
       h("span", { class: "dim hint", text: "Wheel zooms, drag moves, double click opens." }),
@@ -109,7 +116,12 @@ export class GraphView implements View {
         if (event.shiftKey) {
           this.camera.x -= event.deltaY;
           this.schedule();
-        } else this.zoom(Math.exp(-Math.max(-80, Math.min(80, event.deltaY)) * 0.004), event.offsetX, event.offsetY);
+        } else
+          this.zoom(
+            Math.exp(-Math.max(-80, Math.min(80, event.deltaY)) * 0.004),
+            event.offsetX,
+            event.offsetY,
+          );
       },
       { passive: false },
     );
@@ -150,9 +162,17 @@ export class GraphView implements View {
   /** Shows the whole graph; at first only as much as can be read. */
   private fit(smallest = 0): void {
     const { clientWidth: width, clientHeight: height } = this.box;
-    const whole = Math.min((width - 2 * MARGIN) / this.layout.wide, (height - 2 * MARGIN) / this.layout.high, 1.2);
+    const whole = Math.min(
+      (width - 2 * MARGIN) / this.layout.wide,
+      (height - 2 * MARGIN) / this.layout.high,
+      1.2,
+    );
     const zoom = Math.max(whole, smallest);
-    this.camera = { x: Math.max(MARGIN, (width - this.layout.wide * zoom) / 2), y: Math.max(MARGIN, (height - this.layout.high * zoom) / 2), zoom };
+    this.camera = {
+      x: Math.max(MARGIN, (width - this.layout.wide * zoom) / 2),
+      y: Math.max(MARGIN, (height - this.layout.high * zoom) / 2),
+      zoom,
+    };
     this.schedule();
   }
 
@@ -171,7 +191,8 @@ export class GraphView implements View {
     let found = -1;
     for (const [node, place] of this.painter.drawn)
       if (x >= place.x && x <= place.x + place.width && y >= place.y && y <= place.y + place.height)
-        if (found < 0 || this.context.model.graph.depth[node] > this.context.model.graph.depth[found]) found = node;
+        if (found < 0 || this.context.model.graph.depth[node] > this.context.model.graph.depth[found])
+          found = node;
     return found;
   }
 
@@ -183,27 +204,10 @@ export class GraphView implements View {
     const open = new Set(this.state.graphOpen);
     const forward = this.layout.levels.forwardOf(node);
     const base = forward >= 0 ? forward : node;
-    for (const each of [node, base, ...this.twinsOf(base)])
+    for (const each of [node, base, ...this.layout.levels.twinsOf(base)])
       if (isOpen) open.add(each);
       else open.delete(each);
     store.update({ graphOpen: open });
-  }
-
-  /** The layers of backward and recompute that belong to a forward one, as they are shown. */
-  private twinsOf(node: number): number[] {
-    const { model } = this.context;
-    const members = [node, ...model.twinsOf.get(node)];
-    const { table } = model.graph;
-    const first = table.link("folded", node) >= 0 ? [] : this.membersOf(node);
-    return [...members, ...first.flatMap((each) => [...model.twinsOf.get(each)])].map((each) => this.layout.levels.shown(each));
-  }
-
-  private membersOf(node: number): number[] {
-    const { table } = this.context.model.graph;
-    if (!(table.number("count", node) > 1)) return [];
-    const found: number[] = [];
-    for (let row = 0; row < table.rows; row++) if (table.link("folded", row) === node) found.push(row);
-    return found;
   }
 
   update(changed: ReadonlySet<keyof State>): void {
@@ -236,14 +240,20 @@ export class GraphView implements View {
   private reveal(): void {
     const { selected } = this;
     if (selected < 0) return;
-    const closed = this.context.model.graph.ancestors(selected).filter((node) => !this.state.graphOpen.has(node));
-    if (closed.length) this.context.store.update({ graphOpen: new Set([...this.state.graphOpen, ...closed]) });
+    const closed = this.context.model.graph
+      .ancestors(selected)
+      .filter((node) => !this.state.graphOpen.has(node));
+    if (closed.length)
+      this.context.store.update({ graphOpen: new Set([...this.state.graphOpen, ...closed]) });
     const { zoom } = this.camera;
     const { clientWidth: width, clientHeight: height } = this.box;
     const [left, top] = this.layout.position(selected);
     const x = this.camera.x + left * zoom;
     const y = this.camera.y + top * zoom;
-    const [wide, high] = [this.layout.width[selected] * zoom, Math.min(this.layout.height[selected] * zoom, height / 2)];
+    const [wide, high] = [
+      this.layout.width[selected] * zoom,
+      Math.min(this.layout.height[selected] * zoom, height / 2),
+    ];
     if (x < 0 || x + Math.min(wide, width / 2) > width) this.camera.x += width * 0.4 - x;
     if (y < 0 || y + high > height) this.camera.y += height * 0.4 - y;
   }
@@ -267,13 +277,15 @@ export class GraphView implements View {
   private paint(painter: Painter, width: number, height: number): void {
     const { context } = this;
     if (!context.model.graph.size) {
-      painter.text("This recording has no graph: record with ops=True to see one.", 20, 40, { color: readTheme().dim });
+      painter.text("This recording has no graph: record with ops=True to see one.", 20, 40, {
+        color: readTheme().dim,
+      });
       return;
     }
     const share = this.motion ? Math.min(1, (performance.now() - this.motion.began) / MOVE_MS) : 1;
     const scene = this.scene(share);
     this.painter.paint(painter, scene, this.camera, width, height);
-    this.paintRelations(painter, scene);
+    paintRelations(painter, scene, this.painter.drawn, (node) => this.visible(node));
     if (share < 1) this.schedule();
     else this.motion = null;
   }
@@ -282,12 +294,26 @@ export class GraphView implements View {
     const { context, layout } = this;
     const { model } = context;
     const { selected } = this;
-    const related = new Set(selected < 0 ? [] : this.twinsOf(Math.max(selected, this.layout.levels.forwardOf(selected))));
+    const related = new Set(
+      selected < 0
+        ? []
+        : this.layout.levels.twinsOf(Math.max(selected, this.layout.levels.forwardOf(selected))),
+    );
     related.delete(selected);
     const hits = new Set(context.hits.nodes.map((node) => this.visible(node)));
     for (const module of context.hits.modules) hits.add(this.visible(model.nodeOfModule(module)));
     const at = this.motion && share < 1 ? this.motion.from.at(1 - (1 - share) ** 2) : layout;
-    return { model, layout, at, overlay: context.overlay, nonfinite: this.nonfinite, selected, related, hits, theme: readTheme() };
+    return {
+      model,
+      layout,
+      at,
+      overlay: context.overlay,
+      nonfinite: this.nonfinite,
+      selected,
+      related,
+      hits,
+      theme: readTheme(),
+    };
   }
 
   /** The node, or the outermost closed group around it. */
@@ -297,31 +323,15 @@ export class GraphView implements View {
     return this.context.model.graph.ancestors(shown).find((outer) => !this.layout.isOpen(outer)) ?? shown;
   }
 
-  /** Lines from the selection to what it reads in another phase, and to its twin. */
-  private paintRelations(painter: Painter, scene: Scene): void {
-    const { model } = this.context;
-    const from = this.painter.drawn.get(scene.selected);
-    if (!from) return;
-    const { edges } = model.payload.tables;
-    const ends = [
-      ...model.into.get(scene.selected).map((edge) => edges.link("source", edge)),
-      ...model.outOf.get(scene.selected).map((edge) => edges.link("target", edge)),
-    ].filter((node) => model.phase(node) !== model.phase(scene.selected));
-    for (const node of [...ends, ...scene.related]) {
-      const to = this.painter.drawn.get(this.visible(node));
-      if (!to || to === from) continue;
-      const isRight = to.x > from.x + from.width;
-      const x = isRight ? from.x + from.width : from.x;
-      painter.line([x, from.y + from.height / 2, isRight ? to.x : to.x + to.width, to.y + to.height / 2], { color: scene.theme.accent, width: 1.4, dash: [5, 4] });
-    }
-  }
-
   private hover(x: number, y: number): void {
     const node = this.nodeAt(x, y);
     this.tip.hidden = node < 0;
     if (node < 0) return;
     const { model, overlay } = this.context;
-    const value = overlay && !Number.isNaN(overlay.nodes[node]) ? `\n${overlay.choice.label}: ${overlay.text(overlay.nodes[node])}` : "";
+    const value =
+      overlay && !Number.isNaN(overlay.nodes[node])
+        ? `\n${overlay.choice.label}: ${overlay.text(overlay.nodes[node])}`
+        : "";
     const shape = model.graph.table.text("shape", node);
     this.tip.textContent = `${shorten(model.nodePath(node), 300)}${shape && `\n${shape}`}${value}`;
     this.tip.style.left = `${Math.min(x + 14, this.box.clientWidth - 280)}px`;
@@ -340,47 +350,20 @@ export class GraphView implements View {
     else if (event.key === "-") this.zoom(1 / 1.3, ...middle);
     else if (event.key === "e" && isGroup && !isOpen) this.toggle(selected);
     else if (event.key === "c" && isGroup && isOpen) this.toggle(selected);
-    else if (event.key === "c" && selected >= 0 && graph.parent[selected] >= 0) this.go(graph.parent[selected]);
+    else if (event.key === "c" && selected >= 0 && graph.parent[selected] >= 0)
+      this.go(graph.parent[selected]);
     else if (event.key === "E") this.openAll(selected);
     else if (event.key === "C") store.update({ graphOpen: new Set(graph.children(-1)) });
     else if (event.key === "Escape") this.context.select({ node: -1, module: -1, site: -1 });
-    else if (event.key.startsWith("Arrow")) this.goAlong(event.key);
-    else return false;
+    else if (event.key.startsWith("Arrow")) {
+      const next = nodeBeside(this.layout, graph, selected, event.key);
+      if (next >= 0) this.go(next);
+    } else return false;
     return true;
   }
 
   private go(node: number): void {
     this.context.select({ node, module: this.context.model.moduleOfNode(node), site: -1 });
-  }
-
-  /** Down follows a line to its reader, up to what is read; left goes to the group around, right inside or across. */
-  private goAlong(key: string): void {
-    const { graph } = this.context.model;
-    const { selected } = this;
-    if (selected < 0) {
-      const first = graph.children(-1)[0];
-      if (first !== undefined) this.go(first);
-      return;
-    }
-    const outer = graph.parent[selected];
-    if (key === "ArrowLeft" && outer >= 0) this.go(outer);
-    else if (key === "ArrowRight") {
-      const inside = this.layout.isOpen(selected) ? this.layout.levels.level(selected).items[0] : undefined;
-      const across = this.twinsOf(selected).find((node) => node !== selected);
-      if (inside !== undefined) this.go(inside);
-      else if (across !== undefined) this.go(across);
-    } else if (key === "ArrowDown" || key === "ArrowUp") {
-      const next = this.neighbour(selected, key === "ArrowDown");
-      if (next !== undefined) this.go(next);
-    }
-  }
-
-  private neighbour(node: number, isForward: boolean): number | undefined {
-    const level = this.layout.levels.level(this.context.model.graph.parent[node]);
-    const at = level.items.indexOf(node);
-    const [ours, theirs] = isForward ? [level.from, level.to] : [level.to, level.from];
-    for (let line = 0; line < ours.length; line++) if (ours[line] === at && theirs[line] >= 0) return level.items[theirs[line]];
-    return level.items[at + (isForward ? 1 : -1)];
   }
 
   picture(): Picture {
@@ -391,18 +374,26 @@ export class GraphView implements View {
   table(): TextTable {
     const { model, overlay } = this.context;
     const names = (edges: readonly number[], end: string) =>
-      [...new Set(edges.map((edge) => model.nodeName(this.visible(model.payload.tables.edges.link(end, edge)))))].slice(0, 6).join(", ");
+      [
+        ...new Set(
+          edges.map((edge) => model.nodeName(this.visible(model.payload.tables.edges.link(end, edge)))),
+        ),
+      ]
+        .slice(0, 6)
+        .join(", ");
     return {
       caption: "Graph: what is on the screen",
       head: ["node", "phase", "shape", overlay?.choice.label ?? "value", "reads from", "read by"],
-      body: [...this.painter.drawn.keys()].slice(0, 2000).map((node) => [
-        model.nodePath(node),
-        model.phase(node),
-        model.graph.table.text("shape", node),
-        overlay && !Number.isNaN(overlay.nodes[node]) ? overlay.text(overlay.nodes[node]) : "",
-        names(model.into.get(node), "source"),
-        names(model.outOf.get(node), "target"),
-      ]),
+      body: [...this.painter.drawn.keys()]
+        .slice(0, 2000)
+        .map((node) => [
+          model.nodePath(node),
+          model.phase(node),
+          model.graph.table.text("shape", node),
+          overlay && !Number.isNaN(overlay.nodes[node]) ? overlay.text(overlay.nodes[node]) : "",
+          names(model.into.get(node), "source"),
+          names(model.outOf.get(node), "target"),
+        ]),
     };
   }
 }

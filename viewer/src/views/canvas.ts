@@ -1,6 +1,10 @@
 /** Fits a canvas to its size on the page and to the density of the screen. */
 
-export function fitCanvas(canvas: HTMLCanvasElement, width: number, height: number): CanvasRenderingContext2D {
+export function fitCanvas(
+  canvas: HTMLCanvasElement,
+  width: number,
+  height: number,
+): CanvasRenderingContext2D {
   const density = window.devicePixelRatio || 1;
   const [wide, high] = [Math.max(1, Math.round(width * density)), Math.max(1, Math.round(height * density))];
   if (canvas.width !== wide || canvas.height !== high) {

@@ -30,14 +30,21 @@ export function ticks(low: number, high: number, wanted: number): number[] {
 }
 
 /** Draws an axis along the top of a picture. */
-export function drawAxis(painter: Painter, area: Area, low: number, high: number, format: (value: number) => string): void {
+export function drawAxis(
+  painter: Painter,
+  area: Area,
+  low: number,
+  high: number,
+  format: (value: number) => string,
+): void {
   const theme = readTheme();
   const { x, y, width, height } = area;
   painter.line([x, y + height - 0.5, x + width, y + height - 0.5], { color: theme.line });
   for (const tick of ticks(low, high, width / 110)) {
     const at = x + ((tick - low) / (high - low)) * width;
     painter.line([at, y + height - 5, at, y + height], { color: theme.dim });
-    if (at > x + 16 && at < x + width - 24) painter.text(format(tick), at, y + height - 8, { color: theme.dim, size: 11, align: "center" });
+    if (at > x + 16 && at < x + width - 24)
+      painter.text(format(tick), at, y + height - 8, { color: theme.dim, size: 11, align: "center" });
   }
 }
 
@@ -57,7 +64,8 @@ export function drawLines(
   const convert = isLog ? Math.log10 : (value: number) => value;
   let low = Math.min(...all.map(convert));
   let high = Math.max(...all.map(convert));
-  if (!(high > low)) [low, high] = [(Number.isFinite(low) ? low : 0) - 0.5, (Number.isFinite(low) ? low : 0) + 0.5];
+  if (!(high > low))
+    [low, high] = [(Number.isFinite(low) ? low : 0) - 0.5, (Number.isFinite(low) ? low : 0) + 0.5];
   const margin = (high - low) * 0.05;
   low -= margin;
   high += margin;
@@ -67,10 +75,19 @@ export function drawLines(
   for (const tick of ticks(low, high, height / 34)) {
     const level = y + height - ((tick - low) / (high - low)) * height;
     painter.line([x, level, x + width, level], { color: theme.line });
-    painter.text(formatNumber(isLog ? 10 ** tick : tick), x - 6, level + 4, { color: theme.dim, size: 11, align: "right" });
+    painter.text(formatNumber(isLog ? 10 ** tick : tick), x - 6, level + 4, {
+      color: theme.dim,
+      size: 11,
+      align: "right",
+    });
   }
   for (const index of ticks(0, count - 1, width / 90))
-    if (Number.isInteger(index)) painter.text(labelOf(index), at(index), y + height + 14, { color: theme.dim, size: 11, align: "center" });
+    if (Number.isInteger(index))
+      painter.text(labelOf(index), at(index), y + height + 14, {
+        color: theme.dim,
+        size: 11,
+        align: "center",
+      });
   for (const { color, values } of series) drawSeries(painter, values, color, at, up, y + height);
   if (marked >= 0) painter.line([at(marked), y, at(marked), y + height], { color: theme.text, dash: [3, 3] });
 }

@@ -7,7 +7,19 @@ import type { Table } from "../payload";
 import { drawHistogram, histogramAt } from "./histogram";
 
 /** Columns that say where a row stands, and are no facts of their own. */
-const HIDDEN = new Set(["parent", "role", "folded", "label", "path", "order", "twin", "module", "name", "count", "start"]);
+const HIDDEN = new Set([
+  "parent",
+  "role",
+  "folded",
+  "label",
+  "path",
+  "order",
+  "twin",
+  "module",
+  "name",
+  "count",
+  "start",
+]);
 const MOST_LINKS = 12;
 
 export class DetailPane {
@@ -18,7 +30,10 @@ export class DetailPane {
   update(): void {
     const { module, node } = this.context.store.state;
     if (module < 0 && node < 0) {
-      replaceChildren(this.element, h("p", { class: "hint", text: "Select a module, an op or a span to see what is known of it." }));
+      replaceChildren(
+        this.element,
+        h("p", { class: "hint", text: "Select a module, an op or a span to see what is known of it." }),
+      );
       return;
     }
     replaceChildren(
@@ -66,7 +81,12 @@ export class DetailPane {
 
   private copy(): void {
     const text = writeSelector(this.context);
-    const box = h("textarea", { class: "copied", readonly: true, rows: "3", "aria-label": "Python expression" });
+    const box = h("textarea", {
+      class: "copied",
+      readonly: true,
+      rows: "3",
+      "aria-label": "Python expression",
+    });
     box.value = text;
     this.element.querySelector(".copied")?.remove();
     this.element.querySelector(".actions")?.after(box);
@@ -109,16 +129,24 @@ export class DetailPane {
     const members = model.membersOf.get(module);
     if (members.length) {
       const links = members.map((row) =>
-        h("li", {}, button(model.modulePath(row), "Select this one of the equal modules", () => {
-          select({ module: row, node: -1, site: -1 });
-        })),
+        h(
+          "li",
+          {},
+          button(model.modulePath(row), "Select this one of the equal modules", () => {
+            select({ module: row, node: -1, site: -1 });
+          }),
+        ),
       );
       parts.push(section(`Same inside (${members.length})`, list(links)));
     }
     const parameters = model.parametersOf.get(module);
     if (parameters.length) parts.push(section("Parameters", this.listParameters(parameters)));
     const sites = model.sitesOf.get(module);
-    if (sites.length) parts.push(section(`Measured at ${model.stepName(this.context.store.state.step)}`, this.listSites(sites)), ...this.showHistogram(sites));
+    if (sites.length)
+      parts.push(
+        section(`Measured at ${model.stepName(this.context.store.state.step)}`, this.listSites(sites)),
+        ...this.showHistogram(sites),
+      );
     const calls = model.nodesOf.get(module).filter((node) => model.isLayer(node));
     if (calls.length) parts.push(section("Calls", list(calls.map((node) => this.linkNode(node)))));
     return parts;
@@ -127,7 +155,10 @@ export class DetailPane {
   private listParameters(rows: readonly number[]): HTMLElement {
     const { parameters } = this.context.model.payload.tables;
     const lines = rows.map((row) =>
-      ["label", "shape", "dtype"].map((name) => parameters.text(name, row)).filter(Boolean).join("  "),
+      ["label", "shape", "dtype"]
+        .map((name) => parameters.text(name, row))
+        .filter(Boolean)
+        .join("  "),
     );
     return h("ul", {}, ...lines.map((text) => h("li", { class: "mono", text: shorten(text, 200) })));
   }
@@ -136,21 +167,38 @@ export class DetailPane {
     const { model, store, select } = this.context;
     const position = model.seriesPosition(store.state.step);
     const columns = model.statistics().slice(0, 4);
-    const head = h("tr", {}, h("th", { text: "tensor" }), ...columns.map(({ spec }) => h("th", { text: spec.name, title: spec.label })));
+    const head = h(
+      "tr",
+      {},
+      h("th", { text: "tensor" }),
+      ...columns.map(({ spec }) => h("th", { text: spec.name, title: spec.label })),
+    );
     const rows = sites.map((site) => {
-      const name = model.payload.tables.sites.text("role", site) + model.payload.tables.sites.text("slot", site);
-      const link = button(shorten(name, 40), `${model.siteName(site)}: show its values over the steps`, () => {
-        select({ site, view: "values" });
-      });
+      const name =
+        model.payload.tables.sites.text("role", site) + model.payload.tables.sites.text("slot", site);
+      const link = button(
+        shorten(name, 40),
+        `${model.siteName(site)}: show its values over the steps`,
+        () => {
+          select({ site, view: "values" });
+        },
+      );
       const bad = model.payload.tables.series.column("nonfinite");
       const isBad = bad !== undefined && model.seriesValue(bad, site, position) > 0;
       const cells = columns.map((column) => {
         const value = model.seriesValue(column, site, position);
-        return h("td", { class: isBad && Number.isNaN(value) ? "number badtext" : "number", text: isBad && Number.isNaN(value) ? "NaN" : formatNumber(value) });
+        return h("td", {
+          class: isBad && Number.isNaN(value) ? "number badtext" : "number",
+          text: isBad && Number.isNaN(value) ? "NaN" : formatNumber(value),
+        });
       });
       return h("tr", {}, h("td", {}, link), ...cells);
     });
-    return h("div", { class: "scroll" }, h("table", { class: "small" }, h("thead", {}, head), h("tbody", {}, ...rows)));
+    return h(
+      "div",
+      { class: "scroll" },
+      h("table", { class: "small" }, h("thead", {}, head), h("tbody", {}, ...rows)),
+    );
   }
 
   private showHistogram(sites: readonly number[]): HTMLElement[] {
@@ -181,13 +229,20 @@ function facts(table: Table, row: number): HTMLElement {
     const { spec } = column;
     if (HIDDEN.has(spec.name) || (spec.phase && measures.has(spec.measure))) continue;
     const value = column.number(row);
-    const parts = spec.measure ? table.columns.filter((each) => each.spec.phase && each.spec.measure === spec.measure) : [];
-    const byPhase = parts.map((each) => [formatValue(each, each.number(row)), each.spec.phase]).filter(([text]) => text);
-    const detail = byPhase.length > 1 ? ` (${byPhase.map(([text, phase]) => `${phase} ${text}`).join(", ")})` : "";
-    const text = formatValue(column, value) + detail;
+    const parts = spec.measure
+      ? table.columns.filter((each) => each.spec.phase && each.spec.measure === spec.measure)
+      : [];
+    const byPhase = parts
+      .map((each) => [formatValue(each, each.number(row)), each.spec.phase])
+      .filter(([text]) => text);
+    const detail = byPhase.length > 1 ? byPhase.map(([text, phase]) => `${phase} ${text}`).join(" · ") : "";
+    const text = formatValue(column, value);
     const isDull = spec.kind === "flag" && !value;
     if (text && !isDull)
-      found.append(h("dt", { text: column.spec.label, title: column.spec.about }), h("dd", { text: shorten(text, 600), dir: "auto" }));
+      found.append(
+        h("dt", { text: column.spec.label, title: column.spec.about }),
+        h("dd", { text: shorten(text, 600), dir: "auto" }, detail ? h("small", { text: detail }) : null),
+      );
   }
   return found;
 }

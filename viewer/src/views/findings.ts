@@ -21,7 +21,14 @@ export class FindingsView implements View {
       ...lines("What the recording says of itself", payload.notes),
       ...lines("What this page could not show", payload.missing),
       h("h2", { text: "Recording" }),
-      h("dl", { class: "about" }, ...payload.about.flatMap(([label, text]) => [h("dt", { text: label }), h("dd", { text: shorten(text, 2000), dir: "auto" })])),
+      h(
+        "dl",
+        { class: "about" },
+        ...payload.about.flatMap(([label, text]) => [
+          h("dt", { text: label }),
+          h("dd", { text: shorten(text, 2000), dir: "auto" }),
+        ]),
+      ),
     );
   }
 
@@ -35,7 +42,8 @@ export class FindingsView implements View {
     const step = finding.step >= 0 ? `, ${model.stepName(finding.step)}` : "";
     const link = place
       ? button(`Show ${shorten(place, 80)}${step}`, `Select ${place.slice(0, 500)}${step}`, () => {
-          const module = finding.module >= 0 ? finding.module : finding.node >= 0 ? model.moduleOfNode(finding.node) : -1;
+          const module =
+            finding.module >= 0 ? finding.module : finding.node >= 0 ? model.moduleOfNode(finding.node) : -1;
           const { node, site } = finding;
           const view = node >= 0 ? "graph" : site >= 0 ? "values" : "modules";
           select({ module, node, site, view, ...(finding.step >= 0 ? { step: finding.step } : {}) });
@@ -43,7 +51,9 @@ export class FindingsView implements View {
       : null;
     return h(
       "article",
-      { class: `finding ${["error", "warning", "good"].includes(finding.severity) ? finding.severity : "note"}` },
+      {
+        class: `finding ${["error", "warning", "good"].includes(finding.severity) ? finding.severity : "note"}`,
+      },
       h("h3", { text: finding.title, dir: "auto" }),
       h("pre", { text: finding.lines.join("\n"), dir: "auto" }),
       link,

@@ -35,7 +35,9 @@ export function drawHistogram({ counts, exponent, zeros }: Histogram): HTMLEleme
   const most = Math.max(1, ...counts);
   const bars = h("div", { class: "bars", role: "img", "aria-label": describe(counts, exponent, zeros) });
   counts.forEach((count, at) => {
-    const bar = h("i", { title: `2^${exponent + at} to 2^${exponent + at + 1}: ${formatCount(count)} elements` });
+    const bar = h("i", {
+      title: `2^${exponent + at} to 2^${exponent + at + 1}: ${formatCount(count)} elements`,
+    });
     bar.style.height = `${(count / most) * 100}%`;
     bars.append(bar);
   });
@@ -50,6 +52,8 @@ export function drawHistogram({ counts, exponent, zeros }: Histogram): HTMLEleme
 }
 
 function describe(counts: Float64Array, exponent: number, zeros: number): string {
-  const parts = Array.from(counts, (count, at) => (count ? `${formatCount(count)} from 2^${exponent + at}` : ""));
+  const parts = Array.from(counts, (count, at) =>
+    count ? `${formatCount(count)} from 2^${exponent + at}` : "",
+  );
   return `Elements by magnitude: ${parts.filter(Boolean).join(", ")}; ${formatCount(zeros)} zeros.`;
 }

@@ -10,7 +10,10 @@ export class Legend {
   private readonly key = h("div", { class: "key" });
 
   constructor(private readonly context: Context) {
-    const choices = [["", "nothing"] as const, ...context.overlays.choices.map(({ key, label }) => [key, label] as const)];
+    const choices = [
+      ["", "nothing"] as const,
+      ...context.overlays.choices.map(({ key, label }) => [key, label] as const),
+    ];
     const chooser = select("Colour", choices, context.store.state.overlay, (overlay) => {
       context.store.update({ overlay });
     });
@@ -40,15 +43,23 @@ export class Legend {
   }
 
   private drawRamp(): void {
-    const { scale, ...overlay } = { scale: this.context.overlay!.scale, text: (value: number) => this.context.overlay!.text(value) };
+    const { scale, ...overlay } = {
+      scale: this.context.overlay!.scale,
+      text: (value: number) => this.context.overlay!.text(value),
+    };
     const colors = Array.from({ length: STOPS }, (_, at) => scale.color(scale.at(at / (STOPS - 1))));
-    const ramp = h("i", { class: "ramp", role: "img", "aria-label": `From ${overlay.text(scale.low)} to ${overlay.text(scale.high)}` });
+    const ramp = h("i", {
+      class: "ramp",
+      role: "img",
+      "aria-label": `From ${overlay.text(scale.low)} to ${overlay.text(scale.high)}`,
+    });
     ramp.style.backgroundImage = `linear-gradient(to right, ${colors.join(",")})`;
+    if (scale.kind === "log") this.key.title += " Colours by the logarithm.";
     replaceChildren(
       this.key,
       h("span", { text: overlay.text(scale.low) }),
       ramp,
-      h("span", { text: overlay.text(scale.high) + (scale.kind === "log" ? " (log)" : "") }),
+      h("span", { text: overlay.text(scale.high) }),
     );
   }
 }

@@ -19,7 +19,12 @@ export class ModuleTable implements View {
   readonly element = h("section", { class: "view modules", "aria-label": "Modules" });
   private readonly head = h("div", { class: "row head", role: "row" });
   private readonly body = h("div", { class: "rows", role: "rowgroup" });
-  private readonly grid = h("div", { class: "grid", role: "treegrid", tabindex: "0", "aria-label": "Tree of modules" });
+  private readonly grid = h("div", {
+    class: "grid",
+    role: "treegrid",
+    tabindex: "0",
+    "aria-label": "Tree of modules",
+  });
   private readonly bar = h("div", { class: "bar" });
   private readonly chooser = h("div", { class: "popup", role: "group", "aria-label": "Columns" });
   private readonly columns: readonly Column[];
@@ -113,7 +118,9 @@ export class ModuleTable implements View {
       return;
     }
     this.rows = [];
-    const stack = this.inside(-1).map((row) => [row, 0]).reverse();
+    const stack = this.inside(-1)
+      .map((row) => [row, 0])
+      .reverse();
     while (stack.length) {
       const [row, depth] = stack.pop()!;
       this.rows.push(row);
@@ -137,7 +144,8 @@ export class ModuleTable implements View {
     return rows.sort((a, b) => {
       if (isText) return sign * column.text(a).localeCompare(column.text(b));
       const [one, other] = [column.number(a), column.number(b)];
-      if (Number.isNaN(one) || Number.isNaN(other)) return Number(Number.isNaN(one)) - Number(Number.isNaN(other));
+      if (Number.isNaN(one) || Number.isNaN(other))
+        return Number(Number.isNaN(one)) - Number(Number.isNaN(other));
       return sign * (one - other);
     });
   }
@@ -153,20 +161,40 @@ export class ModuleTable implements View {
   private drawHead(): void {
     const { sort } = this.state;
     const widths = this.shown.map((column) => (column.dictionary ? TEXT_WIDTH : NUMBER_WIDTH));
-    this.grid.style.setProperty("--columns", `minmax(${NAME_WIDTH}px, 1fr) ${widths.map((each) => `${each}px`).join(" ")}`);
+    this.grid.style.setProperty(
+      "--columns",
+      `minmax(${NAME_WIDTH}px, 1fr) ${widths.map((each) => `${each}px`).join(" ")}`,
+    );
     this.grid.style.setProperty("--width", `${NAME_WIDTH + widths.reduce((sum, each) => sum + each, 0)}px`);
     const cells = this.shown.map((column, at) => {
       const { spec } = column;
       const direction = sort === spec.name ? "ascending" : sort === `-${spec.name}` ? "descending" : "none";
       const arrow = { ascending: " ▲", descending: " ▼", none: "" }[direction];
       const next = { ascending: "", descending: spec.name, none: `-${spec.name}` }[direction];
-      const label = button(spec.label + arrow, `${spec.label}${spec.unit && ` (${spec.unit})`}. ${spec.about} Click to sort.`, () => {
-        this.context.store.update({ sort: next });
-      });
+      const label = button(
+        spec.label + arrow,
+        `${spec.label}${spec.unit && ` (${spec.unit})`}. ${spec.about} Click to sort.`,
+        () => {
+          this.context.store.update({ sort: next });
+        },
+      );
       label.setAttribute("aria-label", `Sort by ${spec.label}`);
-      return h("div", { role: "columnheader", "aria-sort": direction, class: column.dictionary ? "" : "number", "aria-colindex": at + 2 }, label);
+      return h(
+        "div",
+        {
+          role: "columnheader",
+          "aria-sort": direction,
+          class: column.dictionary ? "" : "number",
+          "aria-colindex": at + 2,
+        },
+        label,
+      );
     });
-    replaceChildren(this.head, h("div", { role: "columnheader", text: "module", "aria-colindex": "1" }), ...cells);
+    replaceChildren(
+      this.head,
+      h("div", { role: "columnheader", text: "module", "aria-colindex": "1" }),
+      ...cells,
+    );
   }
 
   private drawRows(): void {
@@ -210,12 +238,22 @@ export class ModuleTable implements View {
     const { modules } = model.payload.tables;
     const name = this.state.flat ? model.modulePath(row) : model.moduleName(row);
     const count = modules.number("count", row);
-    const times = model.hasMembers(row) && count > 1 && !name.includes("×") ? h("span", { class: "times", text: `×${count}` }) : null;
+    const times =
+      model.hasMembers(row) && count > 1 && !name.includes("×")
+        ? h("span", { class: "times", text: `×${count}` })
+        : null;
     const each =
       model.hasMembers(row) && isOpen
-        ? h("span", { class: "each", text: this.state.each.has(row) ? "sum" : "each", title: "Show the sum of the equal modules, or each of them" })
+        ? h("span", {
+            class: "each",
+            text: this.state.each.has(row) ? "sum" : "each",
+            title: "Show the sum of the equal modules, or each of them",
+          })
         : null;
-    const bad = modules.number("nonfinite", row) > 0 ? h("span", { class: "bad", text: "NaN", title: "Non-finite values inside" }) : null;
+    const bad =
+      modules.number("nonfinite", row) > 0
+        ? h("span", { class: "bad", text: "NaN", title: "Non-finite values inside" })
+        : null;
     const cell = h(
       "div",
       { role: "gridcell", class: "name", title: shorten(model.modulePath(row), 400) },
@@ -232,13 +270,23 @@ export class ModuleTable implements View {
   private makeCell(column: Column, row: number): HTMLElement {
     const value = column.number(row);
     const text = formatValue(column, value);
-    const cell = h("div", { role: "gridcell", class: column.dictionary ? "" : "number", text: shorten(text, 120), title: shorten(text, 400) });
+    const cell = h("div", {
+      role: "gridcell",
+      class: column.dictionary ? "" : "number",
+      text: shorten(text, 120),
+      title: shorten(text, 400),
+    });
     if (column.dictionary === null && !Number.isNaN(value)) {
       let scale = this.scales.get(column);
       if (!scale) this.scales.set(column, (scale = new Scale(column.values)));
-      const share = Number.isFinite(value) ? Math.round((scale.kind === "diverging" ? Math.abs(scale.place(value) - 0.5) * 2 : scale.place(value)) * 45) : 60;
+      const share = Number.isFinite(value)
+        ? Math.round(
+            (scale.kind === "diverging" ? Math.abs(scale.place(value) - 0.5) * 2 : scale.place(value)) * 45,
+          )
+        : 60;
       const color = column.spec.name === "nonfinite" && value > 0 ? "var(--bad)" : "var(--heat)";
-      if (value !== 0 && scale.high !== scale.low) cell.style.backgroundColor = `color-mix(in srgb, ${color} ${share}%, transparent)`;
+      if (value !== 0 && scale.high !== scale.low)
+        cell.style.backgroundColor = `color-mix(in srgb, ${color} ${share}%, transparent)`;
     }
     return cell;
   }
@@ -272,11 +320,13 @@ export class ModuleTable implements View {
     }
     const isGroup = row >= 0 && this.context.model.modules.children(row).length > 0;
     const isOpen = this.state.open.has(row);
-    if (["ArrowRight", "e"].includes(event.key) && isGroup && !isOpen) this.context.store.toggle("open", row, true);
+    if (["ArrowRight", "e"].includes(event.key) && isGroup && !isOpen)
+      this.context.store.toggle("open", row, true);
     else if (event.key === "c" && isOpen) this.context.store.toggle("open", row, false);
     else if (event.key === "ArrowLeft" && row >= 0)
       if (isOpen) this.context.store.toggle("open", row, false);
-      else if (this.context.model.modules.parent[row] >= 0) this.context.select({ module: this.context.model.modules.parent[row], node: -1, site: -1 });
+      else if (this.context.model.modules.parent[row] >= 0)
+        this.context.select({ module: this.context.model.modules.parent[row], node: -1, site: -1 });
       else return true;
     else return false;
     return true;
@@ -287,10 +337,12 @@ export class ModuleTable implements View {
     return {
       caption: "Modules",
       head: ["module", ...this.shown.map(({ spec }) => spec.label)],
-      body: this.rows.slice(0, 2000).map((row) => [
-        model.modulePath(row),
-        ...this.shown.map((column) => formatValue(column, column.number(row))),
-      ]),
+      body: this.rows
+        .slice(0, 2000)
+        .map((row) => [
+          model.modulePath(row),
+          ...this.shown.map((column) => formatValue(column, column.number(row))),
+        ]),
     };
   }
 }

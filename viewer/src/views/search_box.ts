@@ -64,8 +64,17 @@ export class SearchBox {
     const count = `${hits.modules.length} modules, ${hits.nodes.length} nodes of the graph`;
     const { modules, nodes } = model.payload.tables;
     const found = [
-      ...hits.modules.map((module) => this.link(model.modulePath(module), modules.text("type", module), module, -1)),
-      ...hits.nodes.map((node) => this.link(model.nodePath(node), `${nodes.text("kind", node)} ${model.phase(node)}`, model.moduleOfNode(node), node)),
+      ...hits.modules.map((module) =>
+        this.link(model.modulePath(module), modules.text("type", module), module, -1),
+      ),
+      ...hits.nodes.map((node) =>
+        this.link(
+          model.nodePath(node),
+          `${nodes.text("kind", node)} ${model.phase(node)}`,
+          model.moduleOfNode(node),
+          node,
+        ),
+      ),
     ].slice(0, MOST_LISTED);
     const more = hits.modules.length + hits.nodes.length - found.length;
     replaceChildren(
@@ -83,7 +92,10 @@ export class SearchBox {
       select({ module, node, site: -1, view: node >= 0 && view === "modules" ? "graph" : view });
     });
     link.setAttribute("role", "option");
-    link.append(h("span", { text: shorten(path, 70), dir: "auto" }), h("span", { class: "dim", text: ` ${shorten(note, 40)}` }));
+    link.append(
+      h("span", { text: shorten(path, 70), dir: "auto" }),
+      h("span", { class: "dim", text: ` ${shorten(note, 40)}` }),
+    );
     return link;
   }
 

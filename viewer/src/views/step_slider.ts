@@ -7,12 +7,15 @@ import { CanvasPainter } from "../painter";
 import { readTheme } from "../theme";
 import { fitCanvas } from "./canvas";
 
-const WIDTH = 180;
+const WIDTH = 150;
 const HEIGHT = 18;
 
 export class StepSlider {
   readonly element = h("div", { class: "steps" });
-  private readonly canvas = h("canvas", { role: "img", "aria-label": "The first logged scalar over the steps" });
+  private readonly canvas = h("canvas", {
+    role: "img",
+    "aria-label": "The first logged scalar over the steps",
+  });
   private readonly slider = h("input", { type: "range", min: "0", step: "1", "aria-label": "Step" });
   private readonly label = h("span", { class: "steplabel", "aria-live": "polite" });
   private readonly rows: number[] = [];
@@ -20,7 +23,8 @@ export class StepSlider {
   constructor(private readonly context: Context) {
     const { steps, series_steps: measured } = context.model.payload.tables;
     for (let row = 0; row < steps.rows; row++) this.rows.push(row);
-    if (!this.rows.length) for (let at = 0; at < measured.rows; at++) this.rows.push(measured.link("step", at));
+    if (!this.rows.length)
+      for (let at = 0; at < measured.rows; at++) this.rows.push(measured.link("step", at));
     this.slider.max = String(Math.max(0, this.rows.length - 1));
     this.slider.addEventListener("input", () => {
       context.store.update({ step: this.rows[Number(this.slider.value)] });

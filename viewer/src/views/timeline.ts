@@ -9,25 +9,19 @@ import type { State } from "../state";
 import { readTheme } from "../theme";
 import { fitCanvas } from "./canvas";
 import { drawAxis } from "./chart";
+import { firstAfter, fitLabel, makeTracks, rangeOf, ROW, TOP, type Track, TRACK_GAP as GAP } from "./tracks";
 
-const ROW = 18;
 const LABEL = 132;
-const TOP = 24;
-const GAP = 10;
 /** Spans that are narrower than this are drawn as one. */
 const THIN = 1;
 
-interface Track {
-  label: string;
-  y: number;
-  rows: number;
-  /** The spans of each depth, in order of their start. */
-  spans: number[][];
-}
-
 export class TimelineView implements View {
   readonly element = h("section", { class: "view timeline", "aria-label": "Timeline" });
-  private readonly canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": "Timeline of calls and ops" });
+  private readonly canvas = h("canvas", {
+    tabindex: "0",
+    role: "img",
+    "aria-label": "Timeline of calls and ops",
+  });
   private readonly box = h("div", { class: "canvasbox" }, this.canvas);
   private readonly tip = h("div", { class: "tip" });
   private readonly tracks: readonly Track[];
@@ -37,7 +31,7 @@ export class TimelineView implements View {
   private drag: { x: number; y: number; from: number; scroll: number; moved: boolean } | null = null;
 
   constructor(private readonly context: Context) {
-    this.tracks = makeTracks(context);
+    this.tracks = makeTracks(context.model);
     this.tip.hidden = true;
     this.box.append(this.tip);
     const bar = h(
@@ -143,7 +137,8 @@ export class TimelineView implements View {
     const { step } = this.context.store.state;
     const start = steps.number("start", step);
     const ofStep: number[] = [];
-    for (let row = 0; row < this.spans.rows; row++) if (this.spans.number("step", row) === step) ofStep.push(row);
+    for (let row = 0; row < this.spans.rows; row++)
+      if (this.spans.number("step", row) === step) ofStep.push(row);
     if (ofStep.length) this.show(...rangeOf(ofStep.length, (at) => this.times(ofStep[at])));
     else if (!Number.isNaN(start)) this.show(start, start + (steps.number("duration", step) || 1e-3));
     else this.showAll();
@@ -182,7 +177,12 @@ export class TimelineView implements View {
   private paint(painter: Painter, width: number, height: number): void {
     const theme = readTheme();
     if (!this.tracks.length) {
-      painter.text("This recording has no times: record with backward times or ops to see a timeline.", 20, 40, { color: theme.dim });
+      painter.text(
+        "This recording has no times: record with backward times or ops to see a timeline.",
+        20,
+        40,
+        { color: theme.dim },
+      );
       return;
     }
     painter.clip(LABEL, TOP, width - LABEL, height - TOP, () => {
@@ -192,8 +192,15 @@ export class TimelineView implements View {
       for (const { label, y } of this.tracks)
         painter.text(shorten(label, 20), 10, y - this.scroll + 13, { color: theme.dim });
     });
-    const origin = this.context.model.payload.tables.steps.number("start", this.context.store.state.step) || 0;
-    drawAxis(painter, { x: LABEL, y: 0, width: width - LABEL, height: TOP }, this.from - origin, this.to - origin, formatSeconds);
+    const origin =
+      this.context.model.payload.tables.steps.number("start", this.context.store.state.step) || 0;
+    drawAxis(
+      painter,
+      { x: LABEL, y: 0, width: width - LABEL, height: TOP },
+      this.from - origin,
+      this.to - origin,
+      formatSeconds,
+    );
   }
 
   private paintTrack(painter: Painter, track: Track, width: number, height: number): void {
@@ -218,14 +225,29 @@ export class TimelineView implements View {
         const size = Math.max(THIN, Math.min(x + wide, width + 2) - left);
         const value = overlay ? this.value(row) : NaN;
         const fill = overlay && !Number.isNaN(value) ? overlay.color(value) : theme.box;
-        painter.rect(left, y, Math.max(size - 0.5, 0.5), ROW - 1, fill, size > 4 && fill === theme.box ? { color: theme.line } : undefined);
+        painter.rect(
+          left,
+          y,
+          Math.max(size - 0.5, 0.5),
+          ROW - 1,
+          fill,
+          size > 4 && fill === theme.box ? { color: theme.line } : undefined,
+        );
         if (size > 22) {
           const color = fill === theme.box ? theme.text : textOn(fill);
-          painter.text(fitLabel(this.spans.text("label", row), Math.floor((size - 6) / 6.4)), left + 4, y + 13, { color, size: 11 });
+          painter.text(
+            fitLabel(this.spans.text("label", row), Math.floor((size - 6) / 6.4)),
+            left + 4,
+            y + 13,
+            { color, size: 11 },
+          );
         }
         if (isSelected)
           later.push(() => {
-            painter.rect(left, y, Math.max(size - 0.5, 2), ROW - 1, null, { color: theme.accent, width: 2.5 });
+            painter.rect(left, y, Math.max(size - 0.5, 2), ROW - 1, null, {
+              color: theme.accent,
+              width: 2.5,
+            });
           });
         drawnTo = left + size;
       }
@@ -242,7 +264,9 @@ export class TimelineView implements View {
   }
 
   private spanAt(x: number, y: number): number {
-    const track = this.tracks.find((each) => y + this.scroll >= each.y && y + this.scroll < each.y + each.rows * ROW);
+    const track = this.tracks.find(
+      (each) => y + this.scroll >= each.y && y + this.scroll < each.y + each.rows * ROW,
+    );
     if (!track || x < LABEL) return -1;
     const spans = track.spans[Math.floor((y + this.scroll - track.y) / ROW)] ?? [];
     const time = this.from + ((x - LABEL) / this.width) * (this.to - this.from);
@@ -262,7 +286,11 @@ export class TimelineView implements View {
     const module = this.spans.link("module", row);
     const step = this.spans.link("step", row);
     this.context.store.update({ step: step >= 0 ? step : this.context.store.state.step });
-    this.context.select({ node, module: module >= 0 || node < 0 ? module : this.context.model.moduleOfNode(node), site: -1 });
+    this.context.select({
+      node,
+      module: module >= 0 || node < 0 ? module : this.context.model.moduleOfNode(node),
+      site: -1,
+    });
   }
 
   private hover(x: number, y: number): void {
@@ -282,8 +310,10 @@ export class TimelineView implements View {
     if (event.key === " ") this.showStep();
     else if (event.key === "+" || event.key === "=") this.zoom(0.7, middle);
     else if (event.key === "-") this.zoom(1.4, middle);
-    else if (event.key === "ArrowLeft" || event.key === "ArrowRight") this.stepAlong(event.key === "ArrowRight" ? 1 : -1);
-    else if (event.key === "ArrowUp" || event.key === "ArrowDown") this.scrollBy(event.key === "ArrowDown" ? ROW : -ROW);
+    else if (event.key === "ArrowLeft" || event.key === "ArrowRight")
+      this.stepAlong(event.key === "ArrowRight" ? 1 : -1);
+    else if (event.key === "ArrowUp" || event.key === "ArrowDown")
+      this.scrollBy(event.key === "ArrowDown" ? ROW : -ROW);
     else return false;
     this.draw();
     return true;
@@ -315,62 +345,19 @@ export class TimelineView implements View {
         for (const row of spans) {
           const [start, end] = this.times(row);
           if (end < this.from || start > this.to || body.length > 2000) continue;
-          body.push([track.label, String(depth), this.spans.text("label", row), formatSeconds(start), formatSeconds(end - start)]);
+          body.push([
+            track.label,
+            String(depth),
+            this.spans.text("label", row),
+            formatSeconds(start),
+            formatSeconds(end - start),
+          ]);
         }
       });
-    return { caption: "Timeline: what is on the screen", head: ["lane", "depth", "what", "start", "duration"], body };
+    return {
+      caption: "Timeline: what is on the screen",
+      head: ["lane", "depth", "what", "start", "duration"],
+      body,
+    };
   }
-}
-
-/** The label if it fits, else its last part, or the beginning of that. */
-function fitLabel(label: string, room: number): string {
-  if (label.length <= room) return label;
-  const last = label.slice(label.lastIndexOf(".") + 1);
-  return last.length <= room ? last : `${last.slice(0, Math.max(1, room - 1))}…`;
-}
-
-function makeTracks({ model }: Context): Track[] {
-  const { spans } = model.payload.tables;
-  const byLane = new Map<number, number[][]>();
-  for (let row = 0; row < spans.rows; row++) {
-    const lane = Math.max(0, spans.link("lane", row));
-    const depth = Math.max(0, spans.link("depth", row));
-    let depths = byLane.get(lane);
-    if (!depths) byLane.set(lane, (depths = []));
-    (depths[depth] ??= []).push(row);
-  }
-  const starts = spans.column("start");
-  let y = TOP + GAP;
-  return [...byLane.keys()]
-    .sort((a, b) => a - b)
-    .map((lane) => {
-      const depths = Array.from(byLane.get(lane)!, (rows) => rows ?? []);
-      for (const rows of depths) rows.sort((a, b) => (starts?.number(a) ?? 0) - (starts?.number(b) ?? 0));
-      const track = { label: model.payload.lanes[lane]?.label || `lane ${lane}`, y, rows: depths.length, spans: depths };
-      y += depths.length * ROW + GAP;
-      return track;
-    });
-}
-
-function rangeOf(count: number, times: (at: number) => [number, number]): [number, number] {
-  let from = Infinity;
-  let to = -Infinity;
-  for (let at = 0; at < count; at++) {
-    const [start, end] = times(at);
-    if (start < from) from = start;
-    if (end > to) to = end;
-  }
-  return from <= to ? [from, to] : [0, 1];
-}
-
-/** The first row whose key is at least a value; the keys grow. */
-function firstAfter(rows: readonly number[], key: (row: number) => number, value: number): number {
-  let low = 0;
-  let high = rows.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (key(rows[middle]) < value) low = middle + 1;
-    else high = middle;
-  }
-  return low;
 }

@@ -19,7 +19,11 @@ const MOST_PINS = 8;
 export class ValuesView implements View {
   readonly element = h("section", { class: "view values", "aria-label": "Values over the steps" });
   private readonly bar = h("div", { class: "bar" });
-  private readonly canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": "Values over the steps" });
+  private readonly canvas = h("canvas", {
+    tabindex: "0",
+    role: "img",
+    "aria-label": "Values over the steps",
+  });
   private readonly box = h("div", { class: "canvasbox" }, this.canvas);
   private readonly tip = h("div", { class: "tip" });
   private readonly histograms = h("div", { class: "histograms" });
@@ -57,7 +61,10 @@ export class ValuesView implements View {
   }
 
   private get statistic(): Column | undefined {
-    return this.context.model.payload.tables.series.column(this.state.statistic) ?? this.context.model.statistics()[0];
+    return (
+      this.context.model.payload.tables.series.column(this.state.statistic) ??
+      this.context.model.statistics()[0]
+    );
   }
 
   /** The selected site, or the first one of the selected module with the chosen role. */
@@ -83,16 +90,30 @@ export class ValuesView implements View {
     const isPinned = this.state.pins.includes(this.site);
     replaceChildren(
       this.bar,
-      select("Tensors", roles.map((role) => [role, role.replaceAll("_", " ")]), this.role, (role) => {
-        store.update({ role, site: -1 });
-      }),
-      select("Statistic", model.statistics().map(({ spec }) => [spec.name, spec.label]), this.statistic?.spec.name ?? "", (statistic) => {
-        store.update({ statistic });
-      }),
+      select(
+        "Tensors",
+        roles.map((role) => [role, role.replaceAll("_", " ")]),
+        this.role,
+        (role) => {
+          store.update({ role, site: -1 });
+        },
+      ),
+      select(
+        "Statistic",
+        model.statistics().map(({ spec }) => [spec.name, spec.label]),
+        this.statistic?.spec.name ?? "",
+        (statistic) => {
+          store.update({ statistic });
+        },
+      ),
       this.site >= 0
-        ? button(isPinned ? "Unpin" : "Pin", "Keep the line and histogram of the selected tensor in this view", () => {
-            this.togglePin();
-          })
+        ? button(
+            isPinned ? "Unpin" : "Pin",
+            "Keep the line and histogram of the selected tensor in this view",
+            () => {
+              this.togglePin();
+            },
+          )
         : null,
       ...this.state.pins.map((site, at) => this.makePin(site, at + 1)),
     );
@@ -111,12 +132,19 @@ export class ValuesView implements View {
   private togglePin(): void {
     const { pins } = this.state;
     const { site } = this;
-    const next = pins.includes(site) ? pins.filter((each) => each !== site) : [...pins, site].slice(-MOST_PINS);
+    const next = pins.includes(site)
+      ? pins.filter((each) => each !== site)
+      : [...pins, site].slice(-MOST_PINS);
     this.context.store.update({ pins: next });
   }
 
   private choose(site: number, step: number): void {
-    this.context.select({ site, module: this.context.model.payload.tables.sites.link("module", site), node: -1, step });
+    this.context.select({
+      site,
+      module: this.context.model.payload.tables.sites.link("module", site),
+      node: -1,
+      step,
+    });
   }
 
   private draw(): void {
@@ -154,7 +182,8 @@ export class ValuesView implements View {
     const nonfinite = model.payload.tables.series.column("nonfinite");
     return Array.from({ length: this.positions }, (_, position) => {
       const value = column ? model.seriesValue(column, site, position) : NaN;
-      const isBad = Number.isNaN(value) && nonfinite !== undefined && model.seriesValue(nonfinite, site, position) > 0;
+      const isBad =
+        Number.isNaN(value) && nonfinite !== undefined && model.seriesValue(nonfinite, site, position) > 0;
       return isBad ? Infinity : value;
     });
   }
@@ -173,18 +202,35 @@ export class ValuesView implements View {
     if (scalars.length) {
       const { steps } = model.payload.tables;
       const rows = Array.from({ length: steps.rows }, (_, row) => row);
-      const series = scalars.slice(0, 3).map((column, at) => ({ label: column.spec.label, color: kindColor(at), values: rows.map((row) => column.number(row)) }));
+      const series = scalars.slice(0, 3).map((column, at) => ({
+        label: column.spec.label,
+        color: kindColor(at),
+        values: rows.map((row) => column.number(row)),
+      }));
       const name = (row: number) => String(steps.number("number", row));
       this.paintLines(painter, y, wide, "Logged", series, name, this.state.step);
       y += LINES;
     }
     const lines = this.lines();
     if (lines.length) {
-      const series = lines.map((site) => ({ label: model.siteName(site), color: this.colorOf(site), values: this.valuesOf(site) }));
-      this.paintLines(painter, y, wide, this.statistic?.spec.label ?? "", series, (at) => this.stepNumber(at), model.seriesPosition(this.state.step));
+      const series = lines.map((site) => ({
+        label: model.siteName(site),
+        color: this.colorOf(site),
+        values: this.valuesOf(site),
+      }));
+      this.paintLines(
+        painter,
+        y,
+        wide,
+        this.statistic?.spec.label ?? "",
+        series,
+        (at) => this.stepNumber(at),
+        model.seriesPosition(this.state.step),
+      );
       y += LINES;
     }
-    if (!this.heat.sites.length) painter.text("This recording has no values over the steps.", 12, y + 24, { color: theme.dim });
+    if (!this.heat.sites.length)
+      painter.text("This recording has no values over the steps.", 12, y + 24, { color: theme.dim });
     else this.paintHeat(painter, wide);
   }
 
@@ -195,7 +241,15 @@ export class ValuesView implements View {
     return String(Number.isNaN(number) ? row : number);
   }
 
-  private paintLines(painter: Painter, y: number, width: number, title: string, series: readonly Series[], name: (at: number) => string, marked: number): void {
+  private paintLines(
+    painter: Painter,
+    y: number,
+    width: number,
+    title: string,
+    series: readonly Series[],
+    name: (at: number) => string,
+    marked: number,
+  ): void {
     const theme = readTheme();
     painter.text(shorten(title, 34), 12, y + 22, { color: theme.text, bold: true });
     series.slice(0, 8).forEach(({ label, color, values }, at) => {
@@ -217,26 +271,44 @@ export class ValuesView implements View {
     const title = `${this.statistic?.spec.label ?? ""} of ${this.role.replaceAll("_", " ")}: a row for each layer, a column for each step`;
     painter.text(title, 12, y - 10, { color: theme.text, bold: true });
     const [low, high] = [formatNumber(scale.low), formatNumber(scale.high)];
-    painter.text(`${low} to ${high}${scale.kind === "log" ? " (log)" : ""}; red is not finite`, LEFT + width, y - 10, { color: theme.dim, size: 11, align: "right" });
-    const colors = values.map((line) => line.map((value) => (Number.isNaN(value) ? null : value === Infinity ? NONFINITE : scale.color(value))));
+    painter.text(
+      `${low} to ${high}${scale.kind === "log" ? " (log)" : ""}; red is not finite`,
+      LEFT + width,
+      y - 10,
+      { color: theme.dim, size: 11, align: "right" },
+    );
+    const colors = values.map((line) =>
+      line.map((value) => (Number.isNaN(value) ? null : value === Infinity ? NONFINITE : scale.color(value))),
+    );
     painter.cells(LEFT, y, width, row * sites.length, colors);
     const every = Math.ceil(12 / row);
     sites.forEach((site, at) => {
       const isChosen = site === this.site;
-      if (isChosen) painter.rect(LEFT - 3, y + at * row - 0.5, width + 6, row + 1, null, { color: theme.text, width: 2 });
+      if (isChosen)
+        painter.rect(LEFT - 3, y + at * row - 0.5, width + 6, row + 1, null, { color: theme.text, width: 2 });
       if (at % every === 0 || isChosen)
-        painter.text(shorten(model.siteName(site), 36), LEFT - 8, y + at * row + Math.max(row, 11) - 2.5, { color: isChosen ? theme.accent : theme.dim, size: 11, align: "right", bold: isChosen });
+        painter.text(shorten(model.siteName(site), 36), LEFT - 8, y + at * row + Math.max(row, 11) - 2.5, {
+          color: isChosen ? theme.accent : theme.dim,
+          size: 11,
+          align: "right",
+          bold: isChosen,
+        });
     });
     const column = model.seriesPosition(this.state.step);
     const cell = width / this.positions;
-    painter.rect(LEFT + column * cell, y - 2, Math.max(cell, 1.5), row * sites.length + 4, null, { color: theme.text });
+    painter.rect(LEFT + column * cell, y - 2, Math.max(cell, 1.5), row * sites.length + 4, null, {
+      color: theme.text,
+    });
   }
 
   /** The site and the step below a point; -1 for none. */
   private at(x: number, y: number): [number, number] {
     const { row, sites } = this.heat;
     const width = this.element.clientWidth - LEFT - 30;
-    const position = Math.max(0, Math.min(this.positions - 1, Math.floor(((x - LEFT) / width) * this.positions)));
+    const position = Math.max(
+      0,
+      Math.min(this.positions - 1, Math.floor(((x - LEFT) / width) * this.positions)),
+    );
     const site = sites[Math.floor((y - this.heat.y) / row)] ?? -1;
     const { step } = this.state;
     return [site, x < LEFT ? step : this.context.model.payload.tables.series_steps.link("step", position)];
@@ -258,9 +330,23 @@ export class ValuesView implements View {
     const { model } = this.context;
     const shown = this.lines().flatMap((site) => {
       const histogram = histogramAt(model, site, this.state.step);
-      return histogram ? [h("figure", {}, h("figcaption", { text: shorten(model.siteName(site), 60), dir: "auto" }), drawHistogram(histogram))] : [];
+      return histogram
+        ? [
+            h(
+              "figure",
+              {},
+              h("figcaption", { text: shorten(model.siteName(site), 60), dir: "auto" }),
+              drawHistogram(histogram),
+            ),
+          ]
+        : [];
     });
-    replaceChildren(this.histograms, ...(shown.length ? [h("h3", { text: `Magnitudes at ${model.stepName(this.state.step)}` }), ...shown] : []));
+    replaceChildren(
+      this.histograms,
+      ...(shown.length
+        ? [h("h3", { text: `Magnitudes at ${model.stepName(this.state.step)}` }), ...shown]
+        : []),
+    );
   }
 
   onKey(event: KeyboardEvent): boolean {
@@ -291,7 +377,10 @@ export class ValuesView implements View {
       head: ["site", ...positions.map((at) => this.stepNumber(at))],
       body: this.heat.sites.slice(0, 500).map((site) => {
         const values = this.valuesOf(site);
-        return [model.siteName(site), ...positions.map((at) => (values[at] === Infinity ? "not finite" : formatNumber(values[at])))];
+        return [
+          model.siteName(site),
+          ...positions.map((at) => (values[at] === Infinity ? "not finite" : formatNumber(values[at]))),
+        ];
       }),
     };
   }
