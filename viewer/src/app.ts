@@ -44,7 +44,7 @@ export class App {
   private readonly context: Context;
   private readonly views: Record<ViewName, View>;
   private readonly tabs = new Map<ViewName, HTMLButtonElement>();
-  private readonly main = h("main", { id: "main", role: "tabpanel", tabindex: "-1" });
+  private readonly main = h("div", { id: "main", class: "panel", role: "tabpanel", tabindex: "-1" });
   private readonly said = h("div", { class: "said", role: "status", "aria-live": "polite" });
   private readonly detail: DetailPane;
   private readonly searchBox: SearchBox;
@@ -99,7 +99,7 @@ export class App {
         },
       }),
       this.makeHeader(),
-      h("div", { class: "columns" }, this.main, this.detail.element),
+      h("div", { class: "columns" }, h("main", {}, this.main), this.detail.element),
       this.said,
     );
     this.context.store.listen((changed) => {
@@ -120,18 +120,14 @@ export class App {
 
   private makeHeader(): HTMLElement {
     const { payload } = this.context.model;
-    const tabs = h("nav", { class: "tabs", role: "tablist", "aria-label": "Views" });
+    const tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "Views" });
     for (const name of VIEWS) {
       const count = name === "findings" && payload.findings.length ? ` (${payload.findings.length})` : "";
-      const tab = button(
-        TITLES[name] + count,
-        `Show the view ${TITLES[name]}`,
-        () => {
-          this.context.store.update({ view: name });
-        },
-        { role: "tab", "aria-controls": "main" },
-      );
-      tab.setAttribute("aria-label", TITLES[name] + count);
+      const tab = button(TITLES[name] + count, `Show the view ${TITLES[name]}`, () => {
+        this.context.store.update({ view: name });
+      });
+      tab.setAttribute("role", "tab");
+      tab.setAttribute("aria-controls", "main");
       this.tabs.set(name, tab);
       tabs.append(tab);
     }
@@ -223,7 +219,8 @@ export class App {
   }
 
   private onKey(event: KeyboardEvent): void {
-    const target = event.target as HTMLElement;
+    const { target } = event;
+    if (!(target instanceof HTMLElement)) return;
     const isTyping =
       /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) && (target as HTMLInputElement).type !== "range";
     if (isTyping || event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;

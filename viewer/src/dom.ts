@@ -31,20 +31,10 @@ function listen(element: HTMLElement, listeners: Record<string, (event: Event) =
   for (const [event, listener] of Object.entries(listeners)) element.addEventListener(event, listener);
 }
 
-export function button(
-  label: string,
-  title: string,
-  onClick: () => void,
-  options: Options = {},
-): HTMLButtonElement {
-  return h("button", {
-    type: "button",
-    text: label,
-    title,
-    "aria-label": title,
-    on: { click: onClick },
-    ...options,
-  });
+/** Makes a button. One whose label is a sign alone, such as "?", has its title as its name. */
+export function button(label: string, title: string, onClick: () => void): HTMLButtonElement {
+  const name = label && !/[\p{L}\p{N}]/u.test(label) ? title : null;
+  return h("button", { type: "button", text: label, title, "aria-label": name, on: { click: onClick } });
 }
 
 /** Makes a labelled choice. `choices` are pairs of value and text. */

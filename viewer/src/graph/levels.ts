@@ -124,7 +124,8 @@ export class LevelMaker {
     const key = (node: number) => {
       const kind = table.text("kind", node);
       if (kind === "input") return -1;
-      return kind === "phase" ? ["forward", "recompute", "backward"].indexOf(this.model.phase(node)) : 3;
+      const place = ["forward", "recompute", "backward"].indexOf(this.model.phase(node));
+      return kind === "phase" && place >= 0 ? place : 3;
     };
     return [...nodes].sort((a, b) => key(a) - key(b));
   }

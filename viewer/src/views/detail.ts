@@ -249,17 +249,19 @@ function facts(table: Table, row: number): HTMLElement {
 
 /** Writes what finds the selection in Python. */
 export function writeSelector({ model, store }: Pick<Context, "model" | "store">): string {
-  const { module, node, site } = store.state;
-  const { nodes, modules, sites } = model.payload.tables;
+  const { module, node, site, step } = store.state;
+  const { nodes, modules, sites, steps } = model.payload.tables;
   const quote = (text: string) => JSON.stringify(text);
   const path = modules.text("path", model.sameModules(module)[0] ?? module);
   if (site >= 0) {
     const slot = sites.text("slot", site);
-    return `rec.history(path=${quote(path)}, role=${quote(sites.text("role", site))}${slot ? `, slot=${quote(slot)}` : ""})`;
+    const role = sites.text("role", site);
+    return `rec.history(${quote(path)}, ${quote(role)}${slot ? `, slot=${quote(slot)}` : ""})`;
   }
-  if (node >= 0 && !model.isLayer(node)) {
-    const name = nodes.text("name", node);
-    return `[n for n in rec.graph().nodes if n.path == ${quote(path)} and n.phase == ${quote(model.phase(node))} and n.name == ${quote(name)}]`;
-  }
-  return `rec.frame("calls").query(${quote(`path == ${quote(path)}`)})`;
+  const shownStep = model.payload.shownStep >= 0 ? model.payload.shownStep : step;
+  const graph = `rec.graph(step=${steps.number("number", shownStep) || 0})`;
+  if (node < 0) return `rec.frame("values").query(${quote(`path == ${quote(path)}`)})`;
+  const phase = model.phase(node) ? `phase=${quote(model.phase(node))}, ` : "";
+  const op = model.isLayer(node) ? "" : `, op=${quote(nodes.text("name", node))}`;
+  return `${graph}.filter(${phase}path=${quote(path)}${op})`;
 }

@@ -54,8 +54,8 @@ export class FindingsView implements View {
       {
         class: `finding ${["error", "warning", "good"].includes(finding.severity) ? finding.severity : "note"}`,
       },
-      h("h3", { text: finding.title, dir: "auto" }),
-      h("pre", { text: finding.lines.join("\n"), dir: "auto" }),
+      h("h3", { text: shorten(finding.title, 500), dir: "auto" }),
+      h("pre", { tabindex: "0", text: shorten(finding.lines.join("\n"), 20_000), dir: "auto" }),
       link,
     );
   }
@@ -72,5 +72,8 @@ export class FindingsView implements View {
 
 function lines(title: string, texts: readonly string[]): HTMLElement[] {
   if (!texts.length) return [];
-  return [h("h2", { text: title }), h("ul", {}, ...texts.map((text) => h("li", { text, dir: "auto" })))];
+  return [
+    h("h2", { text: title }),
+    h("ul", {}, ...texts.map((text) => h("li", { text: shorten(text, 2000), dir: "auto" }))),
+  ];
 }

@@ -17,7 +17,7 @@ export class SearchBox {
     spellcheck: "false",
     autocomplete: "off",
   });
-  private readonly results = h("div", { class: "results", role: "listbox", "aria-label": "Search results" });
+  private readonly results = h("div", { class: "results", role: "group", "aria-label": "Search results" });
   private waiting = 0;
 
   constructor(private readonly context: Context) {
@@ -91,7 +91,6 @@ export class SearchBox {
       const view = store.state.view === "findings" ? (node >= 0 ? "graph" : "modules") : store.state.view;
       select({ module, node, site: -1, view: node >= 0 && view === "modules" ? "graph" : view });
     });
-    link.setAttribute("role", "option");
     link.append(
       h("span", { text: shorten(path, 70), dir: "auto" }),
       h("span", { class: "dim", text: ` ${shorten(note, 40)}` }),

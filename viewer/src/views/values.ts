@@ -344,7 +344,7 @@ export class ValuesView implements View {
     replaceChildren(
       this.histograms,
       ...(shown.length
-        ? [h("h3", { text: `Magnitudes at ${model.stepName(this.state.step)}` }), ...shown]
+        ? [h("h2", { text: `Magnitudes at ${model.stepName(this.state.step)}` }), ...shown]
         : []),
     );
   }
