@@ -3,7 +3,7 @@
 import { kindColor, Scale } from "./colors";
 import { formatNumber, formatValue } from "./format";
 import type { Model } from "./model";
-import type { Column } from "./payload";
+import { Column } from "./payload";
 import { combine } from "./tree";
 
 export interface OverlayChoice {
@@ -50,6 +50,18 @@ export class Overlay {
   }
 }
 
+/** Gives a column of texts the numbers that another one has for them, and numbers of its own for further texts. */
+function sayAlike(column: Column, other: Column): Column {
+  if (column.dictionary === null || other.dictionary === null) return column;
+  const texts = [...other.dictionary];
+  const codes = column.dictionary.map((text) => {
+    const code = texts.indexOf(text);
+    return code >= 0 ? code : texts.push(text) - 1;
+  });
+  const values = Float64Array.from(column.values, (_, row) => codes[column.number(row)] ?? NaN);
+  return new Column(column.spec, values, texts);
+}
+
 /** The least, the least above 0 and the greatest of the finite values. */
 function ends(values: Float64Array): number[] {
   let low = Infinity;
@@ -91,12 +103,13 @@ export class OverlayMaker {
   private ofColumn(choice: OverlayChoice): Overlay {
     const { modules, nodes } = this.model.payload.tables;
     const ofModules = modules.column(choice.key);
-    const ofNodes = nodes.column(choice.key);
+    const found = nodes.column(choice.key);
+    const ofNodes = found && ofModules ? sayAlike(found, ofModules) : found;
     const values = ofModules
       ? this.model.modules.values(ofModules)
       : new Float64Array(modules.rows).fill(NaN);
     const own = ofNodes ? this.ofNodes(ofNodes) : this.lendToNodes(values, ofModules?.spec.measure);
-    return new Overlay(choice, values, own, (ofModules ?? ofNodes)!);
+    return new Overlay(choice, values, own, (ofNodes ?? ofModules)!);
   }
 
   /** The values of nodes. What does nothing, such as an input, has no time and no cost. */

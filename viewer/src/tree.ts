@@ -90,7 +90,7 @@ export class Tree {
   values(column: Column): Float64Array {
     const values = new Float64Array(this.size);
     for (let row = 0; row < this.size; row++) values[row] = column.number(row);
-    if (column.dictionary === null) this.fillGroups(values, column.spec.aggregate);
+    this.fillGroups(values, column.dictionary === null ? column.spec.aggregate : "none");
     return values;
   }
 

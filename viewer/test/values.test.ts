@@ -1,6 +1,8 @@
 import { expect, test } from "vitest";
 import { NONFINITE, Scale, textOn } from "../src/colors";
 import { formatBytes, formatCount, formatNumber, formatSeconds, shorten } from "../src/format";
+import { Model } from "../src/model";
+import { OverlayMaker } from "../src/overlay";
 import { readPayload } from "../src/payload";
 import { Tree } from "../src/tree";
 import { ticks } from "../src/views/chart";
@@ -70,4 +72,19 @@ test("a parent that is not there, or that comes later, is none", () => {
   const tree = new Tree(readPayload(makePayload({ modules: { parent: [1, 7, 1, 3] } })).tables.modules);
   expect([...tree.children(-1)]).toEqual([0, 1, 3]);
   expect([...tree.order]).toEqual([0, 1, 2, 3]);
+});
+
+test("a kind has one number and one colour for modules and nodes, whatever their dictionaries are", () => {
+  const json = makePayload({ modules: { dtype: ["float32", "bfloat16"] } }, { dtype: { overlay: true } });
+  const other = makePayload({ nodes: { parent: [-1, 0, 0], dtype: [null, "int64", "bfloat16"] } });
+  const nodes = (other.tables as { nodes: { columns: { name: string; data: { dictionary: string } }[] } })
+    .nodes;
+  nodes.columns[1].data.dictionary = "other";
+  (json.tables as Record<string, object>).nodes = nodes;
+  (json.dictionaries as Record<string, unknown>).other = (
+    other.dictionaries as Record<string, unknown>
+  ).dtype;
+  const overlay = new OverlayMaker(new Model(readPayload(json))).get("dtype", 0)!;
+  expect([...overlay.modules].map((value) => overlay.text(value))).toEqual(["float32", "bfloat16"]);
+  expect([...overlay.nodes].map((value) => overlay.text(value))).toEqual(["", "int64", "bfloat16"]);
 });
