@@ -37,15 +37,32 @@ export function button(label: string, title: string, onClick: () => void): HTMLB
   return h("button", { type: "button", text: label, title, "aria-label": name, on: { click: onClick } });
 }
 
-/** Makes a labelled choice. `choices` are pairs of value and text. */
+export interface Choice {
+  value: string;
+  text: string;
+  /** The heading that it stands below, if there is one. */
+  group?: string;
+}
+
+/** Makes a labelled choice. */
 export function select(
   label: string,
-  choices: readonly (readonly [string, string])[],
+  choices: readonly Choice[],
   chosen: string,
   onChange: (value: string) => void,
 ): HTMLLabelElement {
   const list = h("select", { "aria-label": label });
-  for (const [value, text] of choices) list.append(new Option(text, value, false, value === chosen));
+  const groups = new Map<string, HTMLOptGroupElement>();
+  for (const { value, text, group } of choices) {
+    const option = new Option(text, value, false, value === chosen);
+    if (!group) list.append(option);
+    else {
+      const found = groups.get(group) ?? h("optgroup", { label: group });
+      groups.set(group, found);
+      found.append(option);
+      list.append(found);
+    }
+  }
   list.addEventListener("change", () => {
     onChange(list.value);
   });

@@ -134,6 +134,13 @@ export class Model {
     return this.payload.tables.steps.columns.filter((column) => column.spec.scalar);
   }
 
+  /** What was logged with a step: NaN if that was NaN, undefined if nothing was. */
+  logged(scalar: Column, step: number): number | undefined {
+    const value = scalar.number(step);
+    const flag = this.payload.tables.steps.column(scalar.spec.name.replace(/^scalar/, "logged"));
+    return Number.isNaN(value) && !flag?.number(step) ? undefined : value;
+  }
+
   /** The statistics that sites have over the steps. */
   statistics(): Column[] {
     return this.payload.tables.series.columns.filter(
@@ -151,6 +158,15 @@ export class Model {
 
   seriesValue(column: Column, site: number, position: number): number {
     return position < 0 ? NaN : column.number(site * this.payload.tables.series_steps.rows + position);
+  }
+
+  /** What tensors of a role are called. */
+  roleName(role: string): string {
+    const { sites } = this.payload.tables;
+    const column = sites.column("role");
+    const code = column?.dictionary?.indexOf(role) ?? -1;
+    const site = column ? column.values.indexOf(code as never) : -1;
+    return sites.text("role_title", site) || role.replaceAll("_", " ");
   }
 
   siteName(site: number): string {

@@ -10,6 +10,8 @@ export interface OverlayChoice {
   key: string;
   label: string;
   about: string;
+  /** The heading of the choice. */
+  group: string;
 }
 
 /** The values of one overlay for all modules and all nodes of the graph. */
@@ -172,8 +174,20 @@ function listColumns(model: Model): OverlayChoice[] {
   for (const table of [model.payload.tables.modules, model.payload.tables.nodes])
     for (const { spec } of table.columns)
       if (spec.overlay && !found.has(spec.name))
-        found.set(spec.name, { key: spec.name, label: spec.label, about: spec.about });
+        found.set(spec.name, {
+          key: spec.name,
+          label: spec.label,
+          about: spec.about,
+          group: groupOf(model, spec.name),
+        });
   return [...found.values()];
+}
+
+/** Costs are numbers of each call; what else there is was measured on its tensors. */
+function groupOf(model: Model, name: string): string {
+  const { modules, nodes } = model.payload.tables;
+  const kind = (modules.column(name) ?? nodes.column(name))?.spec.kind ?? "";
+  return ["seconds", "bytes", "flops", "count"].includes(kind) && name !== "nonfinite" ? "Costs" : "Values";
 }
 
 function listStatistics(model: Model): OverlayChoice[] {
@@ -184,7 +198,8 @@ function listStatistics(model: Model): OverlayChoice[] {
   return [...roles].filter(Boolean).flatMap((role) =>
     statistics.map(({ spec }) => ({
       key: `@${role}@${spec.name}`,
-      label: `${spec.label} of ${role} at the step`,
+      label: `${spec.label}: ${model.roleName(role)}`,
+      group: `At the chosen step: ${model.roleName(role)}`,
       about: `The largest of each module at the step that is chosen. ${spec.about}`.trim(),
     })),
   );

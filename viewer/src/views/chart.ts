@@ -1,6 +1,6 @@
 /** Axes and lines of charts. */
 
-import { formatNumber } from "../format";
+import { formatTick } from "../format";
 import type { Painter } from "../painter";
 import { readTheme } from "../theme";
 
@@ -75,7 +75,7 @@ export function drawLines(
   for (const tick of ticks(low, high, height / 34)) {
     const level = y + height - ((tick - low) / (high - low)) * height;
     painter.line([x, level, x + width, level], { color: theme.line });
-    painter.text(formatNumber(isLog ? 10 ** tick : tick), x - 6, level + 4, {
+    painter.text(formatTick(isLog ? 10 ** tick : tick), x - 6, level + 4, {
       color: theme.dim,
       size: 11,
       align: "right",

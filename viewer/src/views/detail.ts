@@ -73,10 +73,24 @@ export class DetailPane {
       go("graph", "Graph"),
       go("timeline", "Timeline"),
       go("values", "Values"),
+      this.makeGradientLink(),
       button("Copy as Python", "Copy an expression that finds this in the recording", () => {
         this.copy();
       }),
     );
+  }
+
+  /** Leads to the gradients of the module over the steps. */
+  private makeGradientLink(): HTMLElement | null {
+    const { model, store, select } = this.context;
+    const sites = model.sameModules(store.state.module).flatMap((row) => [...model.sitesOf.get(row)]);
+    const isGradient = (site: number) => model.payload.tables.sites.text("role", site).includes("grad");
+    const site = sites.find(isGradient);
+    if (site === undefined) return null;
+    return button("Gradients", "Show its gradients over the steps", () => {
+      select({ site, view: "values" });
+      store.update({ role: "", pins: sites.filter(isGradient).slice(0, 6) });
+    });
   }
 
   private copy(): void {

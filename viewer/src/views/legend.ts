@@ -10,10 +10,12 @@ export class Legend {
   private readonly key = h("div", { class: "key" });
 
   constructor(private readonly context: Context) {
-    const choices = [
-      ["", "nothing"] as const,
-      ...context.overlays.choices.map(({ key, label }) => [key, label] as const),
-    ];
+    const choices = context.overlays.choices.map(({ key, label, group }) => ({
+      value: key,
+      text: label,
+      group,
+    }));
+    choices.unshift({ value: "", text: "nothing", group: "" });
     const chooser = select("Colour", choices, context.store.state.overlay, (overlay) => {
       context.store.update({ overlay });
     });

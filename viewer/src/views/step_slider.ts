@@ -53,25 +53,28 @@ export class StepSlider {
     const { step } = store.state;
     this.slider.value = String(Math.max(0, this.rows.indexOf(step)));
     const [scalar] = model.scalars();
-    const value = scalar ? `  ${scalar.spec.label} ${formatNumber(scalar.number(step)) || "?"}` : "";
+    const logged = scalar ? model.logged(scalar, step) : undefined;
+    const value = logged === undefined ? "" : `  ${scalar.spec.label} ${formatNumber(logged) || "NaN"}`;
     this.label.textContent = model.stepName(step) + value;
     this.slider.setAttribute("aria-valuetext", this.label.textContent);
-    this.draw(scalar ? this.rows.map((row) => scalar.number(row)) : []);
+    this.draw(scalar ? this.rows.map((row) => model.logged(scalar, row)) : []);
   }
 
-  private draw(values: readonly number[]): void {
+  private draw(values: readonly (number | undefined)[]): void {
     const painter = new CanvasPainter(fitCanvas(this.canvas, WIDTH, HEIGHT));
     const theme = readTheme();
-    const finite = values.filter(Number.isFinite);
+    const finite = values.filter((value) => value !== undefined && Number.isFinite(value)) as number[];
     const low = Math.min(...finite);
     const range = Math.max(...finite) - low || 1;
     const x = (at: number) => 8 + (at / Math.max(1, this.rows.length - 1)) * (WIDTH - 16);
     const points = values.flatMap((value, at) =>
-      Number.isFinite(value) ? [x(at), HEIGHT - 2 - ((value - low) / range) * (HEIGHT - 4)] : [],
+      value !== undefined && Number.isFinite(value)
+        ? [x(at), HEIGHT - 2 - ((value - low) / range) * (HEIGHT - 4)]
+        : [],
     );
     if (points.length > 2) painter.line(points, { color: theme.accent, width: 1.5 });
     values.forEach((value, at) => {
-      if (!Number.isFinite(value)) painter.rect(x(at) - 1, 0, 2, HEIGHT, theme.bad);
+      if (value !== undefined && !Number.isFinite(value)) painter.rect(x(at) - 1, 0, 2, HEIGHT, theme.bad);
     });
     const at = x(Number(this.slider.value));
     painter.line([at, 0, at, HEIGHT], { color: theme.text });

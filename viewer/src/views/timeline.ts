@@ -329,7 +329,8 @@ export class TimelineView implements View {
           return;
         }
       }
-    const first = this.tracks[0]?.spans[0]?.[0];
+    const all = this.tracks.flatMap(({ spans }) => spans[0] ?? []);
+    const first = all.find((row) => this.spans.link("module", row) >= 0 && this.times(row)[1] >= this.from);
     if (first !== undefined) this.choose(first);
   }
 

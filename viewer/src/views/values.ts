@@ -92,7 +92,7 @@ export class ValuesView implements View {
       this.bar,
       select(
         "Tensors",
-        roles.map((role) => [role, role.replaceAll("_", " ")]),
+        roles.map((role) => ({ value: role, text: model.roleName(role) })),
         this.role,
         (role) => {
           store.update({ role, site: -1 });
@@ -100,7 +100,7 @@ export class ValuesView implements View {
       ),
       select(
         "Statistic",
-        model.statistics().map(({ spec }) => [spec.name, spec.label]),
+        model.statistics().map(({ spec }) => ({ value: spec.name, text: spec.label })),
         this.statistic?.spec.name ?? "",
         (statistic) => {
           store.update({ statistic });
@@ -125,7 +125,7 @@ export class ValuesView implements View {
     const pin = button("", `Select ${this.context.model.siteName(site).slice(0, 300)}`, () => {
       this.choose(site, this.state.step);
     });
-    pin.append(box, shorten(this.context.model.siteName(site), 40));
+    pin.append(box, shorten(this.lineName(site), 40));
     return pin;
   }
 
@@ -188,6 +188,13 @@ export class ValuesView implements View {
     });
   }
 
+  /** The name of a site, with its role where that is not the chosen one. */
+  private lineName(site: number): string {
+    const { model } = this.context;
+    const role = model.payload.tables.sites.text("role", site);
+    return role === this.role ? model.siteName(site) : `${model.roleName(role)} ${model.siteName(site)}`;
+  }
+
   private colorOf(site: number): string {
     const pin = this.state.pins.indexOf(site);
     return pin >= 0 ? kindColor(pin + 1) : readTheme().accent;
@@ -205,7 +212,7 @@ export class ValuesView implements View {
       const series = scalars.slice(0, 3).map((column, at) => ({
         label: column.spec.label,
         color: kindColor(at),
-        values: rows.map((row) => column.number(row)),
+        values: rows.map((row) => this.loggedOrNothing(column, row)),
       }));
       const name = (row: number) => String(steps.number("number", row));
       this.paintLines(painter, y, wide, "Logged", series, name, this.state.step);
@@ -214,7 +221,7 @@ export class ValuesView implements View {
     const lines = this.lines();
     if (lines.length) {
       const series = lines.map((site) => ({
-        label: model.siteName(site),
+        label: this.lineName(site),
         color: this.colorOf(site),
         values: this.valuesOf(site),
       }));
@@ -232,6 +239,12 @@ export class ValuesView implements View {
     if (!this.heat.sites.length)
       painter.text("This recording has no values over the steps.", 12, y + 24, { color: theme.dim });
     else this.paintHeat(painter, wide);
+  }
+
+  /** A logged NaN is drawn as what is not finite, and nothing where nothing was logged. */
+  private loggedOrNothing(column: Column, step: number): number {
+    const logged = this.context.model.logged(column, step);
+    return logged === undefined ? NaN : Number.isNaN(logged) ? Infinity : logged;
   }
 
   private stepNumber(position: number): string {
@@ -255,7 +268,8 @@ export class ValuesView implements View {
     series.slice(0, 8).forEach(({ label, color, values }, at) => {
       const level = y + 42 + at * 15;
       painter.rect(12, level - 9, 9, 9, color);
-      const value = marked >= 0 ? formatNumber(values[marked]) : "";
+      const value =
+        marked < 0 ? "" : values[marked] === Infinity ? "not finite" : formatNumber(values[marked]);
       painter.text(shorten(label, value ? 21 : 28), 26, level, { color: theme.text, size: 11 });
       painter.text(value, LEFT - 62, level, { color: theme.dim, size: 11, align: "right" });
     });
@@ -268,7 +282,7 @@ export class ValuesView implements View {
     const { y, row, sites } = this.heat;
     const values = sites.map((site) => this.valuesOf(site));
     const scale = new Scale(values.flat());
-    const title = `${this.statistic?.spec.label ?? ""} of ${this.role.replaceAll("_", " ")}: a row for each layer, a column for each step`;
+    const title = `${this.statistic?.spec.label ?? ""} of ${model.roleName(this.role)}: a row for each layer, a column for each step`;
     painter.text(title, 12, y - 10, { color: theme.text, bold: true });
     const [low, high] = [formatNumber(scale.low), formatNumber(scale.high)];
     painter.text(
