@@ -61,7 +61,7 @@ function sayAlike(column: Column, other: Column): Column {
     return code >= 0 ? code : texts.push(text) - 1;
   });
   const values = Float64Array.from(column.values, (_, row) => codes[column.number(row)] ?? NaN);
-  return new Column(column.spec, values, texts);
+  return new Column(column.spec, () => values, texts);
 }
 
 /** The least, the least above 0 and the greatest of the finite values. */

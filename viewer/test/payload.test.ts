@@ -54,3 +54,13 @@ test.each([
 test("another version is told of", () => {
   expect(readPayload({ version: 9 }).missing).toEqual(["The data has version 9; this page reads version 1."]);
 });
+
+test("numbers that are no base64 are unknown, and a type that is not known is told of", () => {
+  const json = makePayload({ modules: { time: [1, 2], size: [3, 4] } });
+  const [time, size] = (json.tables as { modules: { columns: { data: object }[] } }).modules.columns;
+  time.data = { type: "f64", base64: "!".repeat(22) + "==" };
+  size.data = { type: "f16", base64: "" };
+  const payload = readPayload(json);
+  expect(payload.tables.modules.number("time", 0)).toBeNaN();
+  expect(payload.missing).toEqual(["Column size of modules cannot be read: its type f16 is unknown."]);
+});

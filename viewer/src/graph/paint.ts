@@ -123,7 +123,7 @@ export class GraphPainter {
     if (size < SMALLEST_TEXT) return;
     const value = this.valueText(scene, node);
     const name = `▾ ${this.title(scene, node)}`;
-    const room = Math.floor(width / (size * 0.56)) - 2;
+    const room = Math.floor(width / (size * 0.6)) - 2;
     painter.text(shorten(name, Math.max(8, room)), x + 8 * zoom, y + 16 * zoom, {
       color: theme.text,
       size,
@@ -171,7 +171,7 @@ export class GraphPainter {
     if (size < SMALLEST_TEXT) return;
     const color = isColored ? textOn(fill) : theme.text;
     const isGroup = model.graph.children(node).length > 0;
-    const room = Math.max(3, Math.floor((width - 16 * zoom) / (size * 0.55)));
+    const room = Math.max(3, Math.floor((width - 16 * zoom) / (size * 0.6)));
     painter.text(
       shorten((isGroup ? "▸ " : "") + this.title(scene, node), room),
       x + 8 * zoom,
@@ -181,7 +181,7 @@ export class GraphPainter {
     if (isLeaf) return;
     const what = model.graph.table.text(model.isLayer(node) ? "type" : "shape", node);
     const valueText = this.valueText(scene, node);
-    const space = Math.floor(room * 1.12) - (valueText ? valueText.length + 3 : 0);
+    const space = Math.floor(room * 1.2) - (valueText ? valueText.length + 3 : 0);
     const note = [space > 2 ? shorten(what, space) : "", valueText].filter(Boolean).join(" · ");
     painter.text(note, x + 8 * zoom, y + 31 * zoom, {
       color: isColored ? color : theme.dim,

@@ -130,12 +130,9 @@ export class ValuesView implements View {
   }
 
   private togglePin(): void {
-    const { pins } = this.state;
-    const { site } = this;
-    const next = pins.includes(site)
-      ? pins.filter((each) => each !== site)
-      : [...pins, site].slice(-MOST_PINS);
-    this.context.store.update({ pins: next });
+    const others = this.state.pins.filter((each) => each !== this.site);
+    const isPinned = others.length < this.state.pins.length;
+    this.context.store.update({ pins: isPinned ? others : [...others, this.site].slice(-MOST_PINS) });
   }
 
   private choose(site: number, step: number): void {
