@@ -27,6 +27,13 @@ const TITLES: Record<ViewName, string> = {
   timeline: "Timeline",
   values: "Values",
 };
+const MAKERS: Record<ViewName, (context: Context) => View> = {
+  findings: (context) => new FindingsView(context),
+  modules: (context) => new ModuleTable(context),
+  graph: (context) => new GraphView(context),
+  timeline: (context) => new TimelineView(context),
+  values: (context) => new ValuesView(context),
+};
 const THEMES = ["auto", "light", "dark"] as const;
 const EVERYTHING = new Set<keyof State>([
   "view",
@@ -42,7 +49,7 @@ const EVERYTHING = new Set<keyof State>([
 
 export class App {
   private readonly context: Context;
-  private readonly views: Record<ViewName, View>;
+  private readonly views = new Map<ViewName, View>();
   private readonly tabs = new Map<ViewName, HTMLButtonElement>();
   private readonly main = h("div", { id: "main", class: "panel", role: "tabpanel", tabindex: "-1" });
   private readonly said = h("div", { class: "said", role: "status", "aria-live": "polite" });
@@ -69,13 +76,6 @@ export class App {
         this.said.textContent = text;
         setTimeout(() => (this.said.textContent = ""), 2500);
       },
-    };
-    this.views = {
-      findings: new FindingsView(this.context),
-      modules: new ModuleTable(this.context),
-      graph: new GraphView(this.context),
-      timeline: new TimelineView(this.context),
-      values: new ValuesView(this.context),
     };
     this.detail = new DetailPane(this.context);
     this.searchBox = new SearchBox(this.context);
@@ -116,6 +116,14 @@ export class App {
       this.update(EVERYTHING);
     });
     this.update(EVERYTHING);
+  }
+
+  /** The view that is shown; each is made when it first is. */
+  private get view(): View {
+    const name = this.context.store.state.view;
+    const view = this.views.get(name) ?? MAKERS[name](this.context);
+    this.views.set(name, view);
+    return view;
   }
 
   private makeHeader(): HTMLElement {
@@ -182,10 +190,10 @@ export class App {
       tab.tabIndex = name === state.view ? 0 : -1;
     }
     const isNew = this.shown !== state.view;
-    if (isNew) replaceChildren(this.main, this.views[state.view].element);
+    if (isNew) replaceChildren(this.main, this.view.element);
     this.shown = state.view;
     this.main.setAttribute("aria-label", TITLES[state.view]);
-    this.views[state.view].update(isNew ? EVERYTHING : changed);
+    this.view.update(isNew ? EVERYTHING : changed);
     if (changed.has("module") || changed.has("node") || changed.has("step") || changed.has("site"))
       this.detail.update();
   }
@@ -193,13 +201,13 @@ export class App {
   private withPicture(
     write: (picture: NonNullable<ReturnType<NonNullable<View["picture"]>>>, name: string) => void,
   ): void {
-    const view = this.views[this.context.store.state.view];
+    const { view } = this;
     if (view.picture) write(view.picture(), `modtrace-${this.context.store.state.view}`);
     else this.context.say("This view is no picture. Graph, Timeline and Values are.");
   }
 
   private showTable(): void {
-    const content = this.views[this.context.store.state.view].table?.();
+    const content = this.view.table?.();
     if (!content) return;
     const table = textTable(content.caption, content.head, content.body);
     const close = button("Close", "Close the table", () => {
@@ -231,11 +239,7 @@ export class App {
     else if (event.key === "?") showHelp();
     else if (event.key === "t") this.showTable();
     else if (/^[1-5]$/.test(event.key)) this.context.store.update({ view: VIEWS[Number(event.key) - 1] });
-    else if (
-      (target.tagName === "BUTTON" && event.key === " ") ||
-      !this.views[this.context.store.state.view].onKey?.(event)
-    )
-      return;
+    else if ((target.tagName === "BUTTON" && event.key === " ") || !this.view.onKey?.(event)) return;
     event.preventDefault();
   }
 

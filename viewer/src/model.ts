@@ -3,24 +3,31 @@
 import { Column, type Payload, type Table } from "./payload";
 import { Tree } from "./tree";
 
-/** Rows of a table by the row of another one that they refer to. */
+/** Rows of a table by the row of another one that they refer to, sorted out when they are first asked for. */
 class RowsBy {
-  private readonly rows = new Map<number, number[]>();
+  private rows: Map<number, number[]> | null = null;
 
-  constructor(table: Table, column: string) {
-    const values = table.column(column);
-    if (!values) return;
-    for (let row = 0; row < table.rows; row++) {
-      const key = values.number(row);
-      if (Number.isNaN(key)) continue;
-      const found = this.rows.get(key);
-      if (found) found.push(row);
-      else this.rows.set(key, [row]);
-    }
-  }
+  constructor(
+    private readonly table: Table,
+    private readonly column: string,
+  ) {}
 
   get(key: number): readonly number[] {
+    this.rows ??= this.sortOut();
     return this.rows.get(key) ?? [];
+  }
+
+  private sortOut(): Map<number, number[]> {
+    const rows = new Map<number, number[]>();
+    const values = this.table.column(this.column);
+    for (let row = 0; values && row < this.table.rows; row++) {
+      const key = values.number(row);
+      if (Number.isNaN(key)) continue;
+      const found = rows.get(key);
+      if (found) found.push(row);
+      else rows.set(key, [row]);
+    }
+    return rows;
   }
 }
 
