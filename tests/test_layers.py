@@ -43,13 +43,14 @@ MAY_IMPORT = {
     "views": _GROUND | {"recording", "analysis"},
     "model_graph": _GROUND | {"recording", "analysis", "views"},
     "make_graph": _GROUND | {"recording", "analysis", "store", "replay", "model_graph"},
+    "make_report": _GROUND | {"recording", "analysis", "views"},
     "answers": _GROUND | {"analysis", "views"},
-    "face": _ENGINE | {"model_graph", "make_graph", "answers"},
+    "face": _ENGINE | {"model_graph", "make_graph", "make_report", "answers"},
     "record_options": _GROUND | {"recording", "collect"},
     "nonfinite_reports": _GROUND | {"recording", "analysis", "views"},
     "live": _ENGINE | {"face", "record_options", "nonfinite_reports"},
     "tensor_tracker": _ENGINE | {"face"},
-    "cli": _ENGINE | {"face", "live", "model_graph", "make_graph", "__init__"},
+    "cli": _ENGINE | {"face", "live", "model_graph", "make_graph", "make_report", "__init__"},
     "integrations": _ENGINE | {"face", "live", "model_graph", "make_graph", "__init__"},
     "__main__": {"cli"},
     "__init__": _ENGINE | {"face", "live", "model_graph", "make_graph", "tensor_tracker"},
@@ -103,6 +104,7 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
         "layout": {"graph_view", "graph", "step"},
         "timeline": {"ops", "step"},
         "provenance": {"values", "graph", "step"},
+        "report": {"provenance", "timeline", "values", "graph_view", "graph", "ops", "modules", "step"},
     },
     "views": {
         "common": set(),
@@ -110,7 +112,7 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
         "dot": {"common"},
         "plot": {"common"},
         "formats": {"common"},
-        "html": {"common"},
+        "html": {"common", "text"},
     },
 }
 MAY_IMPORT_TORCH = {"torch_internals", "measure", "collect", "replay", "integrations"}

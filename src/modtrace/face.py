@@ -22,6 +22,7 @@ from .analysis.values.stack import Stack, build_stack
 from .analysis.values.tensor_lookup import find_tensor, find_tensors
 from .analysis.values.value_table import build_value_table
 from .make_graph import graph_of
+from .make_report import MAX_MB, make_report
 from .model_graph import ModelGraph
 from .optional import require
 from .recording.meta import HELD, Note, RunMeta
@@ -33,7 +34,9 @@ from .recording.role import OUTPUT
 from .store.copy import write_recording
 from .store.reader import FolderReader
 from .views.common.columns import Color
+from .views.common.whole_file import write_pieces
 from .views.formats.perfetto import write_perfetto
+from .views.html.page import ReportFrame
 from .views.plot.draw import Kind, check_picture_name, draw, find_plotted, write_axes
 from .views.text.show_module_tree import render_module_tree
 
@@ -358,6 +361,38 @@ class Recording(answers.Displayed):
         """
         timeline = build_timeline(self.data, steps=to_step_range(steps), ops=ops, op_flows=op_flows)
         write_perfetto(timeline, path)
+
+    def write_html(
+        self, path: str | os.PathLike[str], *, step: int | None = None, max_mb: float = MAX_MB
+    ) -> None:
+        """Writes a report for the browser: one file that loads nothing, with tables, graph, timeline and values.
+
+        docs/view.md describes it.
+
+        Args:
+            path: the file. An existing one is replaced.
+            step: the number of the step whose calls and ops are shown; None for the one in which the first NaN or
+                infinite values came up, or else the last complete one.
+            max_mb: the size of the file at most, in MB. What there is no room for is left out, and the page says so.
+
+        Raises:
+            ValueError: there is no such step, or `max_mb` is too small.
+            ModtraceError: the file cannot be written.
+        """
+        write_pieces([make_report(self.data, step=step, max_mb=max_mb)], path)
+
+    def view(self, *, step: int | None = None, max_mb: float = MAX_MB, height: int = 720) -> ReportFrame:
+        """Shows the report of `write_html` in a notebook, in a frame that can reach nothing outside of it.
+
+        Args:
+            step: as for `write_html`.
+            max_mb: as for `write_html`; the notebook grows by this size.
+            height: the height of the frame in pixels.
+
+        Raises:
+            ValueError: there is no such step, or `max_mb` is too small.
+        """
+        return ReportFrame(make_report(self.data, step=step, max_mb=max_mb), height)
 
     def write(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Writes the recording as a folder.

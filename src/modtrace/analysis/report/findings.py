@@ -1,0 +1,107 @@
+"""Finds what a page opens with: who made NaN and infinite values, whether recomputes agree, and what is missing."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from ...errors import NothingRecordedError
+from ...recording.meta import HELD
+from ...recording.phase import PHASES
+from ...recording.protocols import RecordingData
+from ..graph.columns import Graph
+from ..provenance.answer import find_first, find_made
+from ..provenance.recompute import check_recomputes
+from ..step.calls import Column, RowFinder
+from ..values.nonfinite import NonFinite
+from .cut import GraphCut
+from .modules import Place
+from .tables import NONE, Finding
+
+#: At most so many places where NaN or infinite values came up are told.
+_TOLD = 20
+
+
+def find_nonfinite(data: RecordingData) -> tuple[NonFinite, ...]:
+    """Returns who made NaN and infinite values, the first one first; none if nothing was measured."""
+    try:
+        first = find_first(data)
+    except NothingRecordedError:
+        return ()
+    if first is None:
+        return ()
+    return (first, *(each for each in islice(find_made(data), _TOLD) if each != first))
+
+
+@dataclass(frozen=True, eq=False)
+class Located:
+    """The rows of the tables that answers are about."""
+
+    modules: Mapping[Place, int]
+    graph: Graph
+    cut: GraphCut
+    steps: Column
+
+    def step(self, number: int | None) -> int:
+        """Returns the row of a step."""
+        return int(RowFinder(self.steps)(np.array([NONE if number is None else number]))[0])
+
+    def node(self, found: NonFinite) -> int:
+        """Returns the row of the op, or else of the call, in the shown step; -1 if it is not there."""
+        row = self._row(found)
+        return int(self.cut.renumber(np.array([row]))[0])
+
+    def _row(self, found: NonFinite) -> int:
+        graph = self.graph
+        if graph.step is None or found.step != graph.step.step or found.phase is None:
+            return NONE
+        layers = graph.layers
+        phase = PHASES.index(found.phase)
+        for layer in np.flatnonzero(layers.phase == phase).tolist():
+            place = layers.places[int(layers.place[layer])]
+            is_it = (place.root, place.path) == (found.root, found.path)
+            if is_it and found.call in (None, int(layers.nth[layer])):
+                return self._op(found, int(layer))
+        return NONE
+
+    def _op(self, found: NonFinite, layer: int) -> int:
+        graph = self.graph
+        for node in np.flatnonzero(graph.nodes.layer == layer).tolist():
+            name = graph.nodes.names[int(graph.nodes.name[node])]
+            if name == found.op and int(graph.nodes.nth[node]) == found.op_nth:
+                return len(graph.layers) + node
+        return layer
+
+
+def find_all(data: RecordingData, nonfinite: tuple[NonFinite, ...], located: Located) -> Iterator[Finding]:
+    """Yields the findings, the gravest first."""
+    for each in nonfinite:
+        yield Finding(
+            answer=each,
+            module=located.modules.get((each.root, each.path), NONE),
+            node=located.node(each),
+            step=located.step(each.step),
+        )
+    yield from _check_recomputes(data, located)
+    for note in data.meta.notes:
+        if note.kind != HELD:
+            yield Finding(answer=note, step=located.step(note.step))
+    for mark in data.meta.marks:
+        yield Finding(answer=mark)
+
+
+def _check_recomputes(data: RecordingData, located: Located) -> Iterator[Finding]:
+    try:
+        check = check_recomputes(data)
+    except NothingRecordedError:
+        return
+    if not check.differences:
+        yield Finding(answer=check)
+        return
+    first = check.differences[0]
+    yield Finding(
+        answer=check,
+        module=located.modules.get((first.root, first.path), NONE),
+        step=located.step(first.step),
+    )
