@@ -66,11 +66,12 @@ class Located:
         return NONE
 
     def _op(self, found: NonFinite, layer: int) -> int:
+        """Returns the row of the op in a layer, or else that of the layer."""
         graph = self.graph
         for node in np.flatnonzero(graph.nodes.layer == layer).tolist():
             name = graph.nodes.names[int(graph.nodes.name[node])]
             if name == found.op and int(graph.nodes.nth[node]) == found.op_nth:
-                return len(graph.layers) + node
+                return len(graph.layers) + int(node)
         return layer
 
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
-from ..graph.columns import DATA, LAYER_KINDS, NEXT, NODE_KINDS, Graph, Numbers
+from ..graph.columns import BUFFER, DATA, INPUT, LAYER_KINDS, NEXT, NODE_KINDS, PARAMETER, Graph, Numbers
+from ..graph.parts import forms_of_op
 from ..graph_view.fold import fold_graph
 from ..step.calls import Column, RowFinder, Rows, column_of
 from ..step.ops import dictionary_codes
@@ -113,12 +114,19 @@ def _coded(name: str, label: str, *parts: tuple[Column, Sequence[str]]) -> Repor
 
 
 def _label_nodes(graph: Graph) -> tuple[Column, Sequence[str]]:
-    return graph.nodes.name, tuple(_shorten(each) for each in graph.nodes.names)
+    """Returns short names: `addmm`, `weight`, `input[0]`."""
+    nodes = graph.nodes
+    pairs, code = np.unique(nodes.kind.astype(np.int64) * len(nodes.names) + nodes.name, return_inverse=True)
+    kinds_and_names = (divmod(each, len(nodes.names)) for each in pairs.tolist())
+    return code, [_shorten(NODE_KINDS[kind], nodes.names[name]) for kind, name in kinds_and_names]
 
 
-def _shorten(name: str) -> str:
-    parts = name.split(".")
-    return parts[1] if len(parts) == 3 and parts[0] in ("aten", "prims") else name
+def _shorten(kind: str, name: str) -> str:
+    if kind == INPUT:
+        return f"input{name}"
+    if kind in (PARAMETER, BUFFER):
+        return name.rpartition(".")[2]
+    return forms_of_op(name)[-1] if name.startswith("aten.") else name
 
 
 def _describe_tensors(graph: Graph) -> list[str | None]:

@@ -143,7 +143,8 @@ def _tell_thinned(what: str, there: Column, shown: Column) -> Iterator[str]:
 
 
 def _tell_not_recorded(data: RecordingData) -> Iterator[str]:
-    for table in ("calls", "ops", "values"):
+    has_calls = data.table("calls").num_rows > 0
+    for table in ("ops", "values") if has_calls else ("calls",):
         if not data.table(table).num_rows:
             why = explain_none(data, table)
             yield why[0].upper() + why[1:]
