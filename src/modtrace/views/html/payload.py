@@ -19,7 +19,7 @@ _OPTIONAL = ("about", "measure", "phase", "overlay", "default", "scalar")
 def encode_payload(report: Report) -> str:
     """Returns the payload as base64 of compressed JSON. The same report always gives the same text."""
     text = json.dumps(to_payload(report), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    packed = gzip.compress(text.encode("utf-8", "surrogatepass"), compresslevel=6, mtime=0)
+    packed = gzip.compress(text.encode("utf-8", "replace"), compresslevel=6, mtime=0)
     return base64.b64encode(packed).decode("ascii")
 
 
