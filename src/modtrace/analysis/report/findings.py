@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from ..graph.columns import Graph
 from ..provenance.answer import find_first, find_made
 from ..provenance.recompute import check_recomputes
 from ..step.calls import Column, RowFinder
-from ..values.nonfinite import NonFinite
+from ..values.nonfinite import SOURCE, NonFinite
 from .cut import GraphCut
 from .modules import Place
 from .tables import NONE, Finding
@@ -24,14 +24,18 @@ _TOLD = 20
 
 
 def find_nonfinite(data: RecordingData) -> tuple[NonFinite, ...]:
-    """Returns who made NaN and infinite values, the first one first; none if nothing was measured."""
+    """Returns who made NaN and infinite values in the first step that has some; none if nothing was measured.
+
+    Parameters that hold them later, and what is computed from those, are consequences.
+    """
     try:
         first = find_first(data)
     except NothingRecordedError:
         return ()
     if first is None:
         return ()
-    return (first, *(each for each in islice(find_made(data), _TOLD) if each != first))
+    made = islice(takewhile(lambda each: each.step <= first.step, find_made(data)), _TOLD)
+    return (first, *(each for each in made if each != first and each.kind != SOURCE))
 
 
 @dataclass(frozen=True, eq=False)
