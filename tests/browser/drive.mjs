@@ -44,6 +44,12 @@ const COMMANDS = {
   forward: () => page.goForward().then(() => null),
   screenshot: ({ path }) => page.screenshot({ path }).then(() => null),
   names: ({ role }) => page.getByRole(role).evaluateAll((all) => all.map((each) => each.getAttribute("aria-label") || each.textContent)),
+  async frame({ wait, click }) {
+    const frame = page.frameLocator("iframe");
+    await frame.locator(wait).first().waitFor({ timeout: 30_000 });
+    await frame.getByRole("tab", { name: click }).click();
+    return frame.locator("body").innerText();
+  },
   problems: () => problems,
   async axe() {
     // Run from here, because the policy of the page lets no script in: this one comes with the debugger.

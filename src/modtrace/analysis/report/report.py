@@ -1,7 +1,7 @@
 """Builds a report: all that a page in the browser shows of a recording."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -86,7 +86,7 @@ def build_report(data: RecordingData, limits: Limits, *, step: int | None = None
         "steps": tabulate_steps(data, steps),
     }
     return Report(
-        title=shlex.join(data.meta.argv) or "recording",
+        title=_name(data.meta.argv),
         about=tuple(_about(data)),
         notes=(
             *_tell_cut(graph, cut),
@@ -101,6 +101,11 @@ def build_report(data: RecordingData, limits: Limits, *, step: int | None = None
         dimensions={"phase": PHASES, "rank": (str(data.meta.rank),)},
         findings=tuple(find_all(data, nonfinite, Located(index, graph, cut, steps))),
     )
+
+
+def _name(command: Sequence[str]) -> str:
+    """Returns the command line, or "recording" where it names no program."""
+    return shlex.join(command) if command and command[0] not in ("", "-c", "-") else "recording"
 
 
 def _build_timeline(data: RecordingData, steps: Column, most: int, kept: int | None) -> Timeline | None:

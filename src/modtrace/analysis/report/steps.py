@@ -42,7 +42,7 @@ def _seconds(name: str, label: str, values: Column, overlay: bool = False) -> Re
 
 
 def _scalars(data: RecordingData, numbers: Column) -> Iterator[ReportColumn]:
-    """Yields a column for each scalar; of several values in a step the last one."""
+    """Yields two columns for each scalar: its value, of several in a step the last one, and whether it was logged."""
     table = data.table("scalars")
     codes, names = dictionary_codes(table["name"])
     at, values = RowFinder(numbers)(column_of(table, "step")), table["value"].to_numpy()
@@ -53,3 +53,6 @@ def _scalars(data: RecordingData, numbers: Column) -> Iterator[ReportColumn]:
         yield ReportColumn(
             name=f"scalar.{name}", label=name, kind="number", values=column, scalar=True, overlay=True
         )
+        logged = np.zeros(len(numbers), np.uint8)
+        logged[at[rows]] = 1  # tells a NaN that was logged from nothing
+        yield ReportColumn(name=f"logged.{name}", label=f"{name} was logged", kind="flag", values=logged)
