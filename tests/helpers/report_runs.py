@@ -1,13 +1,15 @@
 """Recordings of which reports are tested in the browser."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 import modtrace
+from modtrace.live import LiveRecording
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "examples"))
 
@@ -21,7 +23,6 @@ def record_gpt(
     layers: int = 4,
     checkpoint: str | None = None,
     plant: bool = False,
-    **how: Any,
 ) -> None:
     """Trains the GPT of the examples, smaller; `plant` puts its mistake into the third step."""
     torch.manual_seed(0)
@@ -30,8 +31,7 @@ def record_gpt(
         len(text.characters), layers=layers, width=32, heads=2, context=32, checkpointing=checkpoint
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    options: dict[str, Any] = {"backward_times": True, "ops": modtrace.Ops(source=True)}
-    with modtrace.record(model, to, **{**options, **how}) as rec:
+    with _recording(model, to) as rec:
         for step in range(steps):
             if plant and step == 2:
                 model.blocks[-1].mlp.gelu = train_gpt.Overflow()
@@ -77,10 +77,21 @@ def record_transformer(to: Path) -> None:
 
 def _train(model: torch.nn.Module, inputs: dict[str, torch.Tensor], to: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with modtrace.record(model, to, backward_times=True, ops=modtrace.Ops(source=True)) as rec:
+    with _recording(model, to) as rec:
         for _ in range(2):
             loss = model(**inputs).loss
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             rec.log(loss=loss)
+
+
+@contextmanager
+def _recording(model: torch.nn.Module, to: Path) -> Iterator[LiveRecording]:
+    """Records with ops, as from a script `train.py`: pictures of the page show the command."""
+    command, sys.argv = sys.argv, ["train.py"]
+    try:
+        with modtrace.record(model, to, backward_times=True, ops=True) as recording:
+            yield recording
+    finally:
+        sys.argv = command

@@ -197,7 +197,7 @@ def test_a_long_run_keeps_values_of_evenly_chosen_steps_and_spans_around_the_sho
     )
 
 
-def test_every_nth_step_is_chosen_with_the_last_and_the_shown_one() -> None:
+def test_steps_are_chosen_evenly_with_the_shown_one() -> None:
     steps = np.arange(10)
     assert thin(steps, 5, 50, 4).tolist() == list(range(10))
     assert thin(steps, 5, 20, 4).tolist() == [0, 3, 4, 6, 9]

@@ -17,7 +17,7 @@ from ..step.calls import Column, RowFinder
 from ..values.nonfinite import SOURCE, NonFinite
 from .cut import GraphCut
 from .modules import Place
-from .tables import NONE, Finding
+from .tables import NONE, ReportFinding
 
 #: At most so many places where NaN or infinite values came up are told.
 _TOLD = 20
@@ -79,10 +79,12 @@ class Located:
         return layer
 
 
-def find_all(data: RecordingData, nonfinite: tuple[NonFinite, ...], located: Located) -> Iterator[Finding]:
+def find_all(
+    data: RecordingData, nonfinite: tuple[NonFinite, ...], located: Located
+) -> Iterator[ReportFinding]:
     """Yields the findings, the gravest first."""
     for each in nonfinite:
-        yield Finding(
+        yield ReportFinding(
             answer=each,
             module=located.modules.get((each.root, each.path), NONE),
             node=located.node(each),
@@ -91,21 +93,21 @@ def find_all(data: RecordingData, nonfinite: tuple[NonFinite, ...], located: Loc
     yield from _check_recomputes(data, located)
     for note in data.meta.notes:
         if note.kind != HELD:
-            yield Finding(answer=note, step=located.step(note.step))
+            yield ReportFinding(answer=note, step=located.step(note.step))
     for mark in data.meta.marks:
-        yield Finding(answer=mark)
+        yield ReportFinding(answer=mark)
 
 
-def _check_recomputes(data: RecordingData, located: Located) -> Iterator[Finding]:
+def _check_recomputes(data: RecordingData, located: Located) -> Iterator[ReportFinding]:
     try:
         check = check_recomputes(data)
     except NothingRecordedError:
         return
     if not check.differences:
-        yield Finding(answer=check)
+        yield ReportFinding(answer=check)
         return
     first = check.differences[0]
-    yield Finding(
+    yield ReportFinding(
         answer=check,
         module=located.modules.get((first.root, first.path), NONE),
         step=located.step(first.step),

@@ -28,7 +28,7 @@ class Limits:
 
 
 def thin(steps: Column, rows_of_step: float, most: int, kept: int | None) -> Column:
-    """Returns every n-th step, so that there are at most as many rows; always the last one and `kept`.
+    """Returns evenly chosen steps, so that there are at most as many rows; also `kept`.
 
     Args:
         steps: the numbers of the steps.
@@ -36,10 +36,10 @@ def thin(steps: Column, rows_of_step: float, most: int, kept: int | None) -> Col
         most: how many rows there may be.
         kept: the number of a step.
     """
-    every = max(1, int(np.ceil(len(steps) * rows_of_step / max(most, 1))))
-    is_shown = np.arange(len(steps)) % every == 0
-    is_shown[-1:] = True
-    is_shown |= steps == kept
+    room = min(len(steps), int(most / max(rows_of_step, 1e-9)))
+    is_shown = steps == kept
+    if len(steps):
+        is_shown[np.linspace(0, len(steps) - 1, max(room, 1)).round().astype(int)] = True
     found: Column = steps[is_shown]
     return found
 

@@ -25,7 +25,7 @@ from .limits import Limits, choose_window, thin
 from .modules import Outputs, list_modules, tabulate_modules
 from .nodes import tabulate_edges, tabulate_nodes
 from .series import (
-    Measured,
+    RoleValues,
     count_cells,
     count_histograms,
     read_measured,
@@ -160,7 +160,7 @@ def _refer_to_steps(times: Column, steps: Column) -> ReportTable:
     return ReportTable(rows=len(times), columns=(column,))
 
 
-def _outputs(measured: list[Measured], step: int | None) -> Outputs:
+def _outputs(measured: list[RoleValues], step: int | None) -> Outputs:
     """Returns dtype and shape of the first output of each module in a step."""
     found: dict[tuple[str | None, str | None], tuple[str | None, str | None]] = {}
     for each in measured:

@@ -23,7 +23,7 @@ _NONFINITE = "nonfinite"
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class RoleValues:
     """The measured rows of one role, by site and step."""
 
     role: str
@@ -35,23 +35,23 @@ class Measured:
         return self.found.names
 
 
-def read_measured(data: RecordingData) -> list[Measured]:
+def read_measured(data: RecordingData) -> list[RoleValues]:
     """Returns what was measured of modules and parameters, role by role; empty if nothing was."""
     there = set(data.table("sites")["role"].to_pylist())
     roles = [each.name for each in TABLE if each.name in there and each.name not in OP_ROLES]
     return [each for role in roles for each in _read_role(data, role)]
 
 
-def _read_role(data: RecordingData, role: str) -> Iterator[Measured]:
+def _read_role(data: RecordingData, role: str) -> Iterator[RoleValues]:
     try:
         found = select_values(data, Selection(role=role, counters=False))
         found = found.filter(is_measured(to_stat("rms"), found.table))
     except (ModtraceError, ValueError):  # there are sites, and nothing was measured at them
         return
-    yield Measured(role, found, group_rows(found))
+    yield RoleValues(role, found, group_rows(found))
 
 
-def tabulate_sites(measured: list[Measured], index: Mapping[Place, int]) -> ReportTable:
+def tabulate_sites(measured: list[RoleValues], index: Mapping[Place, int]) -> ReportTable:
     """Returns a row for each site, in the order in which the forward first calls their modules, role by role."""
     owners: list[Owner] = [owner for each in measured for owner in each.found.owners]
     module = [index.get((each.root, each.path), NONE) for each in owners]
@@ -68,24 +68,24 @@ def tabulate_sites(measured: list[Measured], index: Mapping[Place, int]) -> Repo
     )
 
 
-def steps_of(measured: list[Measured]) -> Column:
+def steps_of(measured: list[RoleValues]) -> Column:
     """Returns the numbers of the steps in which something was measured."""
     found = [each.cells.step for each in measured]
     return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
 
 
-def count_cells(measured: list[Measured]) -> int:
+def count_cells(measured: list[RoleValues]) -> int:
     """Returns how many numbers there are for each step."""
     stats = sum(any(_has(each, stat).any() for each in measured) for stat in SERIES)
     return sum(len(each.names) for each in measured) * stats
 
 
-def count_histograms(measured: list[Measured]) -> int:
+def count_histograms(measured: list[RoleValues]) -> int:
     """Returns how many histograms there are."""
     return sum(int(_is_there(each, "histogram").sum()) for each in measured)
 
 
-def tabulate_series(measured: list[Measured], steps: Column) -> ReportTable:
+def tabulate_series(measured: list[RoleValues], steps: Column) -> ReportTable:
     """Returns the statistics in the steps `steps`: all of the first site, then all of the second, and so on."""
     sites = sum(len(each.names) for each in measured)
     size = sites * len(steps)
@@ -109,7 +109,7 @@ def tabulate_series(measured: list[Measured], steps: Column) -> ReportTable:
     return ReportTable(rows=size, columns=(*more, last))
 
 
-def _place(measured: Measured, steps: Column, first: int) -> tuple[Rows, Column]:
+def _place(measured: RoleValues, steps: Column, first: int) -> tuple[Rows, Column]:
     """Returns the row of each cell of a step that is shown, and which cells those are."""
     at = np.searchsorted(steps, measured.cells.step)
     kept = np.append(steps, -1)[at] == measured.cells.step
@@ -117,12 +117,12 @@ def _place(measured: Measured, steps: Column, first: int) -> tuple[Rows, Column]
     return rows[kept], kept
 
 
-def _count_nonfinite(measured: Measured) -> Column:
+def _count_nonfinite(measured: RoleValues) -> Column:
     counts = read_statistics(measured.found.table).nonfinite[measured.cells.rows]
     return np.add.reduceat(counts, measured.cells.first) if len(measured.cells.first) else counts
 
 
-def _fill(column: Column, at: Rows, kept: Column, measured: Measured, stat: str) -> None:
+def _fill(column: Column, at: Rows, kept: Column, measured: RoleValues, stat: str) -> None:
     has = _has(measured, stat)
     if has.any():
         with np.errstate(all="ignore"):
@@ -130,17 +130,17 @@ def _fill(column: Column, at: Rows, kept: Column, measured: Measured, stat: str)
         column[at] = np.where(has, values, np.nan)[kept]
 
 
-def _has(measured: Measured, stat: str) -> Column:
+def _has(measured: RoleValues, stat: str) -> Column:
     return _is_there(measured, to_stat(stat).column)
 
 
-def _is_there(measured: Measured, column: str) -> Column:
+def _is_there(measured: RoleValues, column: str) -> Column:
     """Returns which cells have a column."""
     return np.asarray(measured.found.table[column].is_valid())[measured.cells.single]
 
 
 def tabulate_histograms(
-    measured: list[Measured], steps: Column, shown: Column
+    measured: list[RoleValues], steps: Column, shown: Column
 ) -> tuple[ReportTable, ReportTable]:
     """Returns the histograms of exponents of the steps `shown`, and their counts, each without empty bins at its ends.
 

@@ -52,7 +52,7 @@ class ReportTable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class ReportFinding:
     """An answer of an analysis, and the rows that it is about."""
 
     answer: NonFinite | RecomputeCheck | Note | str  # a text is a mark
@@ -82,7 +82,7 @@ class Report:
     tables: Mapping[str, ReportTable]
     lanes: tuple[ReportLane, ...] = ()
     dimensions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[ReportFinding, ...] = ()
 
 
 def number_texts(texts: Iterable[str | None]) -> tuple[Column, tuple[str, ...]]:

@@ -45,7 +45,7 @@ def test_policy_allows_the_script_and_the_style_of_the_page_and_nothing_else() -
 def test_policy_comes_before_everything_that_it_is_about_and_the_encoding_within_its_first_kilobyte() -> None:
     page = render_report(report())
     assert 0 < page.index("Content-Security-Policy") < page.index("<style>") < page.index("<script>")
-    assert page.encode().index(b'<meta charset="utf-8">') < 1024
+    assert "<meta charset" in page.encode()[:1024].decode()
 
 
 def test_page_loads_nothing() -> None:
