@@ -35,7 +35,13 @@ const COMMANDS = {
     await page.goto(url);
   },
   evaluate: ({ code }) => page.evaluate(code),
-  wait: ({ code }) => page.waitForFunction(code, undefined, { timeout: 30_000 }).then(() => true),
+  async wait({ code }) {
+    // Asked again and again from here: the policy of the page forbids what waitForFunction does.
+    for (const end = Date.now() + 60_000; !(await page.evaluate(code)); ) {
+      if (Date.now() > end) throw new Error(`never true: ${code}`);
+      await new Promise((resolve) => setTimeout(resolve, 50));
+    }
+  },
   click: ({ role, name }) => page.getByRole(role, { name: new RegExp(`^${name}( \\(\\d+\\))?$`) }).first().click({ timeout: 10_000 }),
   press: ({ keys }) => keys.reduce((before, key) => before.then(() => page.keyboard.press(key)), Promise.resolve()),
   type: ({ text }) => page.keyboard.type(text),

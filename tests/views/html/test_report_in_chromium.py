@@ -143,7 +143,7 @@ def test_the_address_restores_what_is_shown_and_back_and_forward_work(
     page.settle()
     assert page.address()["view"] == "timeline"
     page.open(files["gpt"], "view=values&step=3")
-    assert page.ask("names", role="main") == ["Values"] or page.address()["view"] == "values"
+    assert page.address() == {"view": "values", "step": "3"}
     assert "step 3" in page.text()
 
 
@@ -176,7 +176,7 @@ def test_keys_open_groups_and_the_list_of_keys(page: DrivenPage, files: dict[str
     page.press("C")
     assert page.evaluate("location.hash") != opened
     page.press("2", "ArrowDown", "ArrowDown")
-    assert page.address()["view"] == "modules" or "module" in page.address()
+    assert "module" in page.address()
     assert page.problems() == []
 
 
@@ -192,7 +192,7 @@ def test_a_page_opens_on_its_findings_and_each_selects_its_site(
     )
     page.settle()
     assert int(page.address()["module"]) >= 0
-    assert page.evaluate("document.querySelector('aside').innerText").startswith("blocks.3.mlp.gelu")
+    assert "blocks.3.mlp.gelu" in page.evaluate("document.querySelector('aside').innerText")
 
 
 EVIL = [

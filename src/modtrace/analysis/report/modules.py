@@ -295,6 +295,6 @@ _STATISTICS: Sequence[tuple[str, str, Callable[[ValueSummary], float | None], Ag
     ("gradient RMS", "RMS of gradient", _of("gradient", "rms"), "max", False),
     ("gradient absmax", "largest of gradient", _of("gradient", "abs_max"), "max", False),
     ("parameter RMS", "RMS of parameters", _of("parameters", "rms"), "max", False),
-    ("gradient norm", "norm of parameters' gradients", _of("parameter_gradients", "l2"), "max", True),
+    ("gradient norm", "norm of gradients", _of("parameter_gradients", "l2"), "max", True),
     ("gradient / parameter", "gradient / parameter", lambda each: each.gradient_to_parameter, "max", False),
 )

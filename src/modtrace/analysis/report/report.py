@@ -182,7 +182,7 @@ def _about(data: RecordingData) -> list[tuple[str, str]]:
         "recorded": meta.created,
         "device": meta.device,
         "commit": meta.git_commit or "",
-        **{f"version of {name}": version for name, version in meta.versions.items()},
         "modtrace": meta.modtrace_version,
+        **meta.versions,
     }
     return [(label, text) for label, text in told.items() if text]
