@@ -20,6 +20,9 @@ from modtrace.views.html.page import render_report
 
 pytestmark = pytest.mark.browser
 
+#: Whether a search has found something.
+HITS = "document.querySelector('.results button') !== null"
+
 VIEWS = ("Findings", "Modules", "Graph", "Timeline", "Values")
 GALLERY = Path(__file__).parent.parent.parent.parent / "docs" / "gallery"
 RUNS = ("gpt", "checkpoint", "nan", "resnet18", "llama24")
@@ -108,8 +111,9 @@ def test_a_module_that_is_selected_in_one_view_is_selected_in_all(
     page.open(files["gpt"])
     page.press("/")
     page.ask("type", text="blocks.2.mlp.fc")
-    page.ask("wait", code="document.querySelectorAll('[role=option]').length > 0")
+    page.ask("wait", code=HITS)
     page.press("Enter")
+    page.ask("wait", code="/[#&]module=/.test(location.hash)")
     chosen = page.address()["module"]
     for view in VIEWS[1:]:
         page.go(view)
@@ -123,9 +127,10 @@ def test_a_hit_is_found_in_collapsed_groups_and_a_query_can_compare_numbers(
     page.open(files["gpt"])
     page.press("/")
     page.ask("type", text="path:blocks.*.attn parameters>1k")
-    page.ask("wait", code="document.querySelectorAll('[role=option]').length > 0")
-    names = page.ask("names", role="option")
+    page.ask("wait", code=HITS)
+    names = page.evaluate("[...document.querySelectorAll('.results button')].map(each => each.textContent)")
     assert {re.split(r"\s", name)[0] for name in names} >= {f"blocks.{n}.attn" for n in range(4)}
+    page.ask("wait", code="location.hash.includes('query=')")
     assert page.address()["query"] == "path:blocks.*.attn parameters>1k"
 
 
@@ -176,7 +181,7 @@ def test_keys_open_groups_and_the_list_of_keys(page: DrivenPage, files: dict[str
     page.press("C")
     assert page.evaluate("location.hash") != opened
     page.press("2", "ArrowDown", "ArrowDown")
-    assert "module" in page.address()
+    page.ask("wait", code="/[#&]module=/.test(location.hash)")
     assert page.problems() == []
 
 
@@ -235,7 +240,7 @@ def test_names_of_any_kind_are_text_and_nothing_of_them_runs(page: DrivenPage, t
     assert EVIL[0] in page.text()
     page.press("/")
     page.ask("type", text="<img")
-    page.ask("wait", code="document.querySelectorAll('[role=option]').length > 0")
+    page.ask("wait", code=HITS)
     page.press("Enter")
     assert page.evaluate("document.querySelectorAll('img[src=x], b').length") == 0
     assert page.problems() == []
