@@ -180,7 +180,8 @@ def test_keys_open_groups_and_the_list_of_keys(page: DrivenPage, files: dict[str
     assert "graphOpen" in opened
     page.press("C")
     assert page.evaluate("location.hash") != opened
-    page.press("2", "ArrowDown", "ArrowDown")
+    page.press("2")
+    page.press("ArrowDown", "ArrowDown")
     page.ask("wait", code="/[#&]module=/.test(location.hash)")
     assert page.problems() == []
 
