@@ -181,6 +181,7 @@ def test_keys_open_groups_and_the_list_of_keys(page: DrivenPage, files: dict[str
     page.press("C")
     assert page.evaluate("location.hash") != opened
     page.press("2")
+    page.evaluate("document.querySelector('[role=treegrid]').focus()")
     page.press("ArrowDown", "ArrowDown")
     page.ask("wait", code="/[#&]module=/.test(location.hash)")
     assert page.problems() == []
