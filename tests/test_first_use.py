@@ -67,6 +67,7 @@ ARGUMENTS = {
     "memory": "run.modtrace",
     "paths": "run.modtrace",
     "graph": "run.modtrace -o graph.graphml",
+    "view": "run.modtrace -o run.html",
     "timeline": "run.modtrace -o run.trace.json",
     "plot": "run.modtrace -o run.png",
     "export": "run.modtrace -o run.parquet",

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -14,7 +14,6 @@ from .analysis.ops.op_paths import OpPaths, build_op_paths
 from .analysis.ops.op_table import OpTable, build_op_table
 from .analysis.provenance.recompute import RecomputeCheck, check_recomputes
 from .analysis.provenance.search import find_all
-from .analysis.timeline.timeline import build_timeline
 from .analysis.values.history import History, build_history
 from .analysis.values.nonfinite import NonFinite
 from .analysis.values.selection import Selection
@@ -24,24 +23,19 @@ from .analysis.values.value_table import build_value_table
 from .make_graph import graph_of
 from .model_graph import ModelGraph
 from .optional import require
+from .pictures import Pictured
 from .recording.meta import HELD, Note, RunMeta
 from .recording.options.capture import Patterns
-from .recording.options.step_range import to_step_range
 from .recording.protocols import RecordingData
 from .recording.raw_tensor import to_torch_if_there
 from .recording.role import OUTPUT
 from .store.copy import write_recording
 from .store.reader import FolderReader
 from .views.common.columns import Color
-from .views.formats.perfetto import write_perfetto
-from .views.plot.draw import Kind, check_picture_name, draw, find_plotted, write_axes
 from .views.text.show_module_tree import render_module_tree
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
-
-class Recording(answers.Displayed):
+class Recording(Pictured):
     """A recording: its tables, and the answers they hold. `print` and notebooks show the module tree."""
 
     _without = answers.TREE_WITHOUT
@@ -155,48 +149,6 @@ class Recording(answers.Displayed):
             TypeError, ValueError: nothing is selected, no tensors were kept, or their shapes differ.
         """
         return build_stack(self._settled(), step, Selection(path, role, slot, phase, call))
-
-    def plot(
-        self,
-        path: Patterns = None,
-        role: str = OUTPUT,
-        stat: str = "rms",
-        kind: Kind = "lines",
-        *,
-        step: int | None = None,
-        slot: str | None = None,
-        phase: str | None = None,
-        call: int | None = None,
-        steps: Any = None,
-        ax: "Axes | None" = None,
-    ) -> "Axes":
-        """Draws values over steps with matplotlib.
-
-        The other arguments are as for `history`.
-
-        Args:
-            kind: `lines`, one for each site; `heatmap`, layers by steps, without the counters of optimizers' states;
-                `histogram`, the magnitudes in powers of two, of one site over steps or, with a `step`, of many sites in
-                that step.
-            step: the number of the step, for a histogram.
-            ax: the axes to draw on; None for a new figure, which pyplot does not manage (`.figure` of the result).
-
-        Raises:
-            TypeError, ValueError: nothing is selected, there is no such statistic or kind, or it was not measured.
-            MissingLibraryError: matplotlib is not installed.
-        """
-        selection = Selection(path, role, slot, phase, call, steps)
-        return draw(find_plotted(self.data, selection, stat=stat, kind=kind, step=step), kind, ax)
-
-    def write_plot(self, to: str | os.PathLike[str], path: Patterns = None, **how: Any) -> None:
-        """Writes the plot of `plot(path, **how)` as a PNG, SVG or PDF, depending on the suffix of `to`.
-
-        Raises:
-            TypeError, ValueError: as for `plot`, or the suffix is unknown.
-            ModtraceError: the file cannot be written.
-        """
-        check_picture_name(to)
-        write_axes(self.plot(path, **how), to)
 
     def tensor(
         self,
@@ -343,31 +295,6 @@ class Recording(answers.Displayed):
             ValueError: there is no such step.
         """
         return graph_of(self.data, step)
-
-    def write_timeline(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        steps: "str | range | slice | None" = None,
-        ops: bool = True,
-        op_flows: bool = False,
-    ) -> None:
-        """Writes the times of steps, calls and ops as a trace in Chrome's format, which ui.perfetto.dev shows.
-
-        docs/timeline.md describes it.
-
-        Args:
-            path: the file. An existing one is replaced.
-            steps: `"START:STOP[:EVERY]"`, a range or a slice; None for all.
-            ops: shows ops inside their calls, if they were recorded.
-            op_flows: draws arrows from each op to its backward too, not only from calls.
-
-        Raises:
-            ValueError: `steps` contains no step of the recording.
-            ModtraceError: the file cannot be written.
-        """
-        timeline = build_timeline(self.data, steps=to_step_range(steps), ops=ops, op_flows=op_flows)
-        write_perfetto(timeline, path)
 
     def write(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Writes the recording as a folder.

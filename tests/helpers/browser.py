@@ -14,7 +14,7 @@ from helpers.programs import needs_program
 _PAGE = Path(__file__).parent / "texts_in_boxes.html"
 
 #: With these it starts as root, where there is no screen, and asks nothing of the network.
-_OPTIONS = [
+OPTIONS = [
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
@@ -57,7 +57,7 @@ def look_at_texts(
     )
     command = [
         needs_program("chromium"),
-        *_OPTIONS,
+        *OPTIONS,
         f"--user-data-dir={folder / 'profile'}",
         "--dump-dom",
         page.as_uri(),

@@ -113,6 +113,7 @@ COMMANDS: dict[str, Ask] = {
         ("graph", "RUN"),
         ("graph", "RUN", "--json"),
         ("graph", "RUN", "-o", _TO + ".dot", "--color", "nonfinite", "--tensors", "--views"),
+        ("view", "RUN", "-o", _TO + ".html"),
         ("timeline", "RUN", "-o", _TO + ".json", "--op-flows"),
         ("nonfinite", "RUN"),
         ("nonfinite", "RUN", "--json"),

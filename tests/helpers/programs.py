@@ -23,6 +23,13 @@ def needs_program(name: str) -> str:
     return found
 
 
+def needs_file(path: Path, how: str) -> Path:
+    """The path; where nothing is there the test is skipped, or fails if `CI` is "true"."""
+    if not path.exists():
+        _do_without(f"{path} is not there ({how})")
+    return path
+
+
 def load_model_explorer(part: str) -> ModuleType:
     """The module `model_explorer.<part>`, such as `graph_builder`, without the server that the package starts with."""
     spec = PathFinder.find_spec("model_explorer", [*sys.path, str(_MODEL_EXPLORER)])

@@ -20,6 +20,7 @@ COMMANDS = {
     "memory": "Shows which modules keep memory for the backward of one step.",
     "paths": "Shows which op ran in which module, in order.",
     "graph": "Draws the execution graph of one step, or of a model.",
+    "view": "Writes a report for the browser: tables, graph, timeline and values in one file.",
     "timeline": "Writes when what ran, as a trace for Perfetto or Chrome.",
     "plot": "Draws how values went over the steps, with matplotlib.",
     "export": "Writes a recording in a format that other programs read.",

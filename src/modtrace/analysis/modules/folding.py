@@ -80,7 +80,7 @@ def _merge(run: Sequence[ModuleNode]) -> ModuleNode:
         children = made[len(made) - len(group[0].children) :]
         del made[len(made) - len(children) :]
         made.append(_sum_up(group, _renamed(group[0].path, run[0].path, path), tuple(children)))
-    return replace(made[0], label=label)
+    return replace(made[0], label=label, members=tuple(run))
 
 
 def _children_first(run: Sequence[ModuleNode]) -> Iterator[Sequence[ModuleNode]]:
@@ -109,6 +109,7 @@ def _sum_up(group: Sequence[ModuleNode], path: str, children: tuple[ModuleNode, 
         values=merge_summaries(node.values for node in group),
         count=sum(node.count for node in group),
         children=children,
+        members=(),
     )
 
 

@@ -46,6 +46,7 @@ class ModuleNode(ByPhase[PhaseTimes]):
     count: int = 1  # modules that this node sums up
     role: Literal["module", "folded", "inside"] = "module"  # inside: of the siblings before it, in one
     children: tuple["ModuleNode", ...] = ()
+    members: tuple["ModuleNode", ...] = ()  # of a folded node: the modules that it sums up
 
     @property
     def calls(self) -> int:

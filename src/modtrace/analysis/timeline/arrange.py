@@ -90,6 +90,8 @@ class Spans:
     kind: Column  # codes of SPAN_KINDS
     start_ns: Column  # since the timeline's start
     duration_ns: Column  # with what modtrace spent measuring values inside
+    depth: Column  # spans around each, in its lane
+    row_id: Column  # of the call, op or step
     name: Column  # codes of `names`
     names: tuple[str, ...]
     details: tuple[Detail, ...]
@@ -126,6 +128,8 @@ def arrange(rows: SpanRows, kind: Column) -> Arranged:
         kind=kind[order],
         start_ns=nested.start_ns[order] - zero_ns,
         duration_ns=duration_ns[order],
+        depth=nested.depth[order],
+        row_id=rows.row_id[order],
         name=rows.name.values[order],
         names=rows.name.dictionary or (),
         details=tuple(each.take(order) for each in (*rows.details, *_tell_clips(rows, nested, zero_ns))),

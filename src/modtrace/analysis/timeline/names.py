@@ -34,6 +34,7 @@ class CallNames:
     place: Rows  # index in `types` and `roots`; -1 for an optimizer's step
     types: tuple[str, ...]
     roots: tuple[str, ...]
+    paths: tuple[str, ...]  # of the modules; "" for a root
 
 
 def name_calls(modules: pa.Table, table: pa.Table) -> CallNames:
@@ -56,6 +57,7 @@ def name_calls(modules: pa.Table, table: pa.Table) -> CallNames:
         place=where,
         types=tuple(each.type or "" for each in places),
         roots=tuple(each.root or "" for each in places),
+        paths=tuple(each.path or "" for each in places),
     )
 
 
@@ -64,7 +66,7 @@ def _name_places(placer: Placer) -> Sequence[PlaceName]:
     found = []
     for place in placer.places:
         root = roots.get(place.module.root_id, "")
-        found.append(PlaceName(place.path or root, root=root, type=place.module.type))
+        found.append(PlaceName(place.path or root, root=root, path=place.path, type=place.module.type))
     return found
 
 

@@ -53,6 +53,7 @@ def read_call_rows(data: RecordingData, steps: Sequence[int]) -> CallRows:
         end_ns=(calls.start_ns + calls.duration_ns + calls.overhead_ns)[rows],
         ended=calls.ended[rows],
         parent=_find_on_thread(_renumber(calls.parent, kept), column_of(table, "thread")),
+        row_id=calls.call_id[rows],
         details=_tell_calls(named, rows, table, find_notes(data.table("values"), calls.call_id[rows])),
     )
     return CallRows(
@@ -113,6 +114,7 @@ def read_op_rows(data: RecordingData, steps: Sequence[int], calls: CallRows) -> 
             end_ns=end_ns,
             ended=ended,
             parent=parent,
+            row_id=column_of(table, "op_id"),
             details=_tell_ops(table, phase, call, calls.spans.name),
         ),
         origin=RowFinder(column_of(table, "op_id"))(column_of(table, "forward_op_id")),
@@ -164,6 +166,7 @@ def read_step_rows(data: RecordingData, steps: Sequence[int], inside: Sequence[S
         end_ns=np.concatenate([column_of(table, "end_ns"), missing]),
         ended=np.arange(len(step)) < table.num_rows,
         parent=np.full(len(step), -1, np.int64),
+        row_id=step,
         details=(
             Detail("kind", np.concatenate([kind, missing]), kinds),
             Detail("step", step),

@@ -46,6 +46,7 @@ class SpanRows:
     end_ns: Column
     ended: Column  # False: the end was not seen, and end_ns says nothing
     parent: Rows  # the span around it; -1 for none
+    row_id: Column  # of the call, op or step
     details: tuple[Detail, ...]
 
     def __len__(self) -> int:
@@ -60,7 +61,7 @@ def join_rows(parts: Sequence[SpanRows], parents: Sequence[int]) -> SpanRows:
         parents: for each part, the index of the part that contains its parents.
     """
     firsts = [0, *accumulate(len(each) for each in parts)]
-    plain = ("step", "thread", "lane", "start_ns", "end_ns", "ended")
+    plain = ("step", "thread", "lane", "start_ns", "end_ns", "ended", "row_id")
     columns = {name: np.concatenate([getattr(each, name) for each in parts]) for name in plain}
     parent = [
         np.where(each.parent < 0, -1, each.parent + firsts[part])

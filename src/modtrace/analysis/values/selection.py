@@ -31,6 +31,14 @@ _PREFERRED = (OPTIMIZER, FORWARD, BACKWARD, RECOMPUTE)
 _SHOWN = 8
 
 
+class Owner(NamedTuple):
+    """Where a site is in the module tree: the name of the root and the path, None in no module; and its slot."""
+
+    root: str | None
+    path: str | None
+    slot: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class SelectedValues:
     """Rows of `values`, and the site of each.
@@ -43,6 +51,7 @@ class SelectedValues:
     site: Rows  # index of `names`
     names: tuple[str, ...]
     primary: tuple[bool, ...]  # of each site: whether it is the first slot of its module, or no slot at all
+    owners: tuple["Owner", ...]  # of each site
 
     def filter(self, kept: npt.NDArray[np.bool_]) -> "SelectedValues":
         """Returns some of the rows, with the same names."""
@@ -99,6 +108,7 @@ def select_values(data: RecordingData, selection: Selection) -> SelectedValues:
         site=site,
         names=_name(shown, places, selection.role),
         primary=_first_slots(shown, selection.role),
+        owners=tuple(places.owner(each) for each in shown),
     )
 
 
@@ -165,6 +175,11 @@ class _Places:
 
     def root(self, place: int) -> str:
         return self._roots.get(self._places[place].module.root_id, "") if place != NOWHERE else ""
+
+    def owner(self, site: "_Site") -> Owner:
+        known = site.place != NOWHERE
+        root, path = (self.root(site.place), self.path(site.place)) if known else (None, None)
+        return Owner(root, path, site.slot)
 
     def rank(self, place: int) -> tuple[float, int]:
         """Returns a sort key by the first forward call; modules that were never called follow in their own order."""

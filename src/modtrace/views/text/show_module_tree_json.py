@@ -51,7 +51,9 @@ def _render_nodes(roots: Sequence[ModuleNode]) -> str:
             parts.append(item)
             continue
         own = {
-            each.name: _to_json(getattr(item, each.name)) for each in fields(item) if each.name != "children"
+            each.name: _to_json(getattr(item, each.name))
+            for each in fields(item)
+            if each.name not in ("children", "members")
         }
         parts.append(f'{json.dumps(own)[:-1]}, "children": ')
         waiting += ["]}", *_with_commas(item.children), "["]

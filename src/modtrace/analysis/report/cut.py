@@ -1,0 +1,45 @@
+"""Leaves the innermost part of a graph out that a page has no room for."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..graph.columns import Graph
+from ..step.calls import Column, Rows
+from .tables import NONE
+
+
+@dataclass(frozen=True, eq=False)
+class GraphCut:
+    """Which rows of a graph are shown. Rows are those of the layers, and then those of the nodes."""
+
+    depth: int | None  # modules at this depth are closed; None: all of the graph is shown
+    shown: Rows  # in ascending order
+    new: Rows  # the number of each row among the shown ones, of a hidden one that of the layer around it
+
+    def renumber(self, rows: Rows) -> Rows:
+        """Returns references to rows as references to shown rows; -1 for -1."""
+        return np.append(self.new, NONE)[rows]
+
+
+def cut_graph(graph: Graph, most: int) -> GraphCut:
+    """Returns the deepest cut that has at most so many rows; the roots at least are shown."""
+    size = len(graph.layers) + len(graph.nodes)
+    rows = np.arange(size)
+    if size <= most:
+        return GraphCut(None, rows, rows)
+    depth = np.concatenate([graph.layers.depth, _depths_of_nodes(graph)])
+    counts = np.bincount(np.maximum(depth, 0))
+    deepest = int(np.searchsorted(np.cumsum(counts), most, side="right")) - 1
+    shown = depth <= max(deepest, 0)
+    parent = np.concatenate([graph.layers.parent, graph.nodes.layer])
+    stands_for = rows.copy()
+    for row in np.flatnonzero(~shown).tolist():  # a layer precedes what is inside it
+        stands_for[row] = stands_for[parent[row]]
+    number = np.cumsum(shown) - 1
+    return GraphCut(max(deepest, 0), np.flatnonzero(shown), number[stands_for])
+
+
+def _depths_of_nodes(graph: Graph) -> Column:
+    """Returns the depth of each node: one more than that of its layer."""
+    return np.append(graph.layers.depth, NONE)[graph.nodes.layer] + 1

@@ -1,0 +1,115 @@
+"""Finds what a page opens with: who made NaN and infinite values, whether recomputes agree, and what is missing."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice, takewhile
+
+import numpy as np
+
+from ...errors import NothingRecordedError
+from ...recording.meta import HELD
+from ...recording.phase import PHASES
+from ...recording.protocols import RecordingData
+from ..graph.columns import Graph
+from ..provenance.recompute import check_recomputes
+from ..provenance.search import find_all
+from ..step.calls import Column, RowFinder
+from ..values.nonfinite import SOURCE, NonFinite
+from .cut import GraphCut
+from .modules import Place
+from .tables import NONE, ReportFinding
+
+#: At most so many places where NaN or infinite values came up are told.
+_TOLD = 20
+
+
+def find_nonfinite(data: RecordingData) -> tuple[NonFinite, ...]:
+    """Returns who made NaN and infinite values in the first step that has some; none if nothing was measured.
+
+    Parameters that hold them later, and what is computed from those, are consequences.
+    """
+    every = find_all(data)
+    try:
+        first = next(every, None)
+    except NothingRecordedError:
+        return ()
+    if first is None:
+        return ()
+    made = islice(takewhile(lambda each: each.step <= first.step, every), _TOLD)
+    return (first, *(each for each in made if each.kind != SOURCE))
+
+
+@dataclass(frozen=True, eq=False)
+class Located:
+    """The rows of the tables that answers are about."""
+
+    modules: Mapping[Place, int]
+    graph: Graph
+    cut: GraphCut
+    steps: Column
+
+    def step(self, number: int | None) -> int:
+        """Returns the row of a step."""
+        return int(RowFinder(self.steps)(np.array([NONE if number is None else number]))[0])
+
+    def node(self, found: NonFinite) -> int:
+        """Returns the row of the op, or else of the call, in the shown step; -1 if it is not there."""
+        row = self._row(found)
+        return int(self.cut.renumber(np.array([row]))[0])
+
+    def _row(self, found: NonFinite) -> int:
+        graph = self.graph
+        if graph.step is None or found.step != graph.step.step or found.phase is None:
+            return NONE
+        layers = graph.layers
+        phase = PHASES.index(found.phase)
+        for layer in np.flatnonzero(layers.phase == phase).tolist():
+            place = layers.places[int(layers.place[layer])]
+            is_it = (place.root, place.path) == (found.root, found.path)
+            if is_it and found.call in (None, int(layers.nth[layer])):
+                return self._op(found, int(layer))
+        return NONE
+
+    def _op(self, found: NonFinite, layer: int) -> int:
+        """Returns the row of the op in a layer, or else that of the layer."""
+        graph = self.graph
+        for node in np.flatnonzero(graph.nodes.layer == layer).tolist():
+            name = graph.nodes.names[int(graph.nodes.name[node])]
+            if name == found.op and int(graph.nodes.nth[node]) == found.op_nth:
+                return len(graph.layers) + int(node)
+        return layer
+
+
+def find_findings(
+    data: RecordingData, nonfinite: tuple[NonFinite, ...], located: Located
+) -> Iterator[ReportFinding]:
+    """Yields the findings, the gravest first."""
+    for each in nonfinite:
+        yield ReportFinding(
+            answer=each,
+            module=located.modules.get((each.root, each.path), NONE),
+            node=located.node(each),
+            step=located.step(each.step),
+        )
+    yield from _check_recomputes(data, located)
+    for note in data.meta.notes:
+        if note.kind != HELD:
+            yield ReportFinding(answer=note, step=located.step(note.step))
+    for mark in data.meta.marks:
+        yield ReportFinding(answer=mark)
+
+
+def _check_recomputes(data: RecordingData, located: Located) -> Iterator[ReportFinding]:
+    try:
+        check = check_recomputes(data)
+    except NothingRecordedError:
+        return
+    if not check.differences:
+        yield ReportFinding(answer=check)
+        return
+    first = check.differences[0]
+    yield ReportFinding(
+        answer=check,
+        module=located.modules.get((first.root, first.path), NONE),
+        step=located.step(first.step),
+    )

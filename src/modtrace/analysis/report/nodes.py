@@ -1,0 +1,243 @@
+"""Makes the tables of a graph: its layers, the ops and tensors in them, and the edges between those."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...recording.phase import PHASES
+from ...recording.protocols import RecordingData
+from ..graph.columns import BUFFER, DATA, INPUT, LAYER_KINDS, NEXT, NODE_KINDS, PARAMETER, Graph, Numbers
+from ..graph.parts import forms_of_op
+from ..graph_view.fold import fold_graph
+from ..step.calls import Column, RowFinder, Rows, column_of
+from ..step.ops import dictionary_codes
+from .cut import GraphCut
+from .modules import Place
+from .tables import (
+    NONE,
+    Kind,
+    ReportColumn,
+    ReportTable,
+    coded_column,
+    narrow,
+    number_texts,
+    place_of,
+    seconds,
+    text_column,
+)
+
+
+def tabulate_nodes(
+    data: RecordingData, graph: Graph, cut: GraphCut, index: Mapping[Place, int]
+) -> ReportTable:
+    """Returns the layers in pre-order, then the nodes in them.
+
+    Args:
+        data: the recording.
+        graph: the graph of the step.
+        cut: which of its rows are shown.
+        index: the row of each module.
+    """
+    layers, nodes = graph.layers, graph.nodes
+    size = len(layers)
+    module = np.array([index.get((each.root, each.path), NONE) for each in layers.places], np.int64)
+    module = module[layers.place] if size else np.zeros(0, np.int64)
+    tensor = [None] * size + _describe_tensors(graph)
+    dtype = [None] * size + [graph.tensors.dtypes[at] if at >= 0 else None for at in nodes.tensor.tolist()]
+    columns = (
+        _coded("kind", "kind", (layers.kind, LAYER_KINDS), (nodes.kind, NODE_KINDS)),
+        _coded("label", "label", (layers.place, [each.label for each in layers.places]), _label_nodes(graph)),
+        _coded(
+            "name", "name", (layers.place, [each.name for each in layers.places]), (nodes.name, nodes.names)
+        ),
+        _coded(
+            "type",
+            "type",
+            (layers.place, [each.type for each in layers.places]),
+            (np.full(len(nodes), NONE), ()),
+        ),
+        _reference("parent", "inside of", "node", layers.parent, nodes.layer),
+        _reference("module", "module", "module", module, place_of(nodes.layer, module)),
+        coded_column(
+            "phase", "phase", np.concatenate([layers.phase, nodes.phase]), PHASES, kind="phase", default=True
+        ),
+        _plain("call", "call", "count", layers.nth, nodes.nth, about="The n-th in the step, from 0."),
+        _plain("order", "order", "count", _first_orders(graph), nodes.order),
+        _reference("twin", "goes back to", "node", layers.repeats, _shift(nodes.repeats, size)),
+        *_folded(graph),
+        *_numbers(layers.numbers, nodes.numbers),
+        _plain("start", "start", "seconds", *_starts(graph)),
+        text_column("shape", "shape", tensor),
+        text_column("dtype", "dtype", dtype, kind="dtype", overlay=True, measure="dtype"),
+        _coded("args", "arguments", (np.full(size, NONE), ()), (nodes.args, nodes.argument_texts)),
+        *_sources(data, graph),
+        _flag("raised", "raised", layers.raised, nodes.raised),
+        _flag("is_view", "view", np.zeros(size, bool), nodes.is_view),
+    )
+    return ReportTable(rows=len(cut.shown), columns=tuple(_take(each, cut) for each in columns))
+
+
+def _take(column: ReportColumn, cut: GraphCut) -> ReportColumn:
+    """Returns the shown rows of a column. What refers to a hidden row refers to the layer around it."""
+    values = column.values[cut.shown]
+    return replace(column, values=cut.renumber(values) if column.kind == "node" else values)
+
+
+def _shift(rows: Rows, size: int) -> Rows:
+    return np.where(rows >= 0, rows + size, NONE)
+
+
+def _plain(name: str, label: str, kind: Kind, *parts: Column, **more: Any) -> ReportColumn:
+    return ReportColumn(name=name, label=label, kind=kind, values=np.concatenate(parts), **more)
+
+
+def _reference(name: str, label: str, kind: Kind, *parts: Column) -> ReportColumn:
+    return _plain(name, label, kind, *parts)
+
+
+def _flag(name: str, label: str, *parts: Column) -> ReportColumn:
+    return _plain(name, label, "flag", *(each.astype(np.uint8) for each in parts), aggregate="any")
+
+
+def _coded(name: str, label: str, *parts: tuple[Column, Sequence[str]]) -> ReportColumn:
+    """Joins columns of texts that have dictionaries of their own."""
+    known: dict[str, int] = {}
+    codes = [
+        np.array([*(known.setdefault(each, len(known)) for each in texts), NONE], np.int64)[column]
+        for column, texts in parts
+    ]
+    return coded_column(name, label, np.concatenate(codes), tuple(known))
+
+
+def _label_nodes(graph: Graph) -> tuple[Column, Sequence[str]]:
+    """Returns short names: `addmm`, `weight`, `input[0]`."""
+    nodes = graph.nodes
+    pairs, code = np.unique(nodes.kind.astype(np.int64) * len(nodes.names) + nodes.name, return_inverse=True)
+    kinds_and_names = (divmod(each, len(nodes.names)) for each in pairs.tolist())
+    return code, [_shorten(NODE_KINDS[kind], nodes.names[name]) for kind, name in kinds_and_names]
+
+
+def _shorten(kind: str, name: str) -> str:
+    if kind == INPUT:
+        return f"input{name}"
+    if kind in (PARAMETER, BUFFER):
+        return name.rpartition(".")[2]
+    return forms_of_op(name)[-1] if name.startswith("aten.") else name
+
+
+def _describe_tensors(graph: Graph) -> list[str | None]:
+    texts = ["x".join(map(str, each)) or "scalar" for each in graph.tensors.shapes]
+    return [texts[at] if at >= 0 else None for at in graph.nodes.tensor.tolist()]
+
+
+def _first_orders(graph: Graph) -> Column:
+    """Returns the rank in time of the first node inside each layer."""
+    order = graph.nodes.order
+    first = np.full(len(graph.layers), len(order), np.int64)
+    inside = graph.nodes.layer >= 0
+    np.minimum.at(first, graph.nodes.layer[inside], order[inside])
+    for at in range(len(first) - 1, -1, -1):
+        above = graph.layers.parent[at]
+        if above >= 0:
+            first[above] = min(first[above], first[at])
+    return first
+
+
+def _folded(graph: Graph) -> tuple[ReportColumn, ReportColumn]:
+    folding, size = fold_graph(graph), len(graph.layers)
+    stands_for = np.concatenate([folding.layer, folding.node + size])
+    rows = np.arange(len(stands_for))
+    count = np.bincount(stands_for, minlength=len(rows))
+    return (
+        _reference("folded", "shown as", "node", np.where(stands_for == rows, NONE, stands_for)),
+        _plain("count", "stands for", "count", count),
+    )
+
+
+def _numbers(layers: Numbers, nodes: Numbers) -> list[ReportColumn]:
+    def joined(name: str) -> Column:
+        return np.concatenate([getattr(layers, name), getattr(nodes, name)])
+
+    measured, sumsq = joined("measured"), joined("sumsq")
+    with np.errstate(all="ignore"):
+        rms = np.where(measured > 0, np.sqrt(sumsq / np.maximum(measured, 1)), np.nan)
+    more: dict[str, Any] = {"overlay": True, "aggregate": "sum"}
+    return [
+        _plain("time", "time", "seconds", seconds(joined("duration_ns")), measure="time", **more),
+        _plain("FLOPs", "FLOPs", "flops", joined("flops"), measure="FLOPs", **more),
+        _plain("bytes_read", "read", "bytes", joined("bytes_read"), measure="read", **more),
+        _plain("bytes_written", "written", "bytes", joined("bytes_written"), measure="written", **more),
+        _plain("saved", "saved for backward", "bytes", joined("saved_bytes"), measure="saved", **more),
+        _plain("nonfinite", "non-finite", "count", joined("nonfinite"), measure="nonfinite", **more),
+        _plain("RMS", "RMS of output", "number", narrow(rms), measure="RMS", overlay=True, aggregate="max"),
+    ]
+
+
+def _starts(graph: Graph) -> tuple[Column, Column]:
+    """Returns when layers and nodes began, from the beginning of the step."""
+    starts = np.concatenate([graph.layers.start_ns, graph.nodes.start_ns])
+    known = graph.step.start_ns if graph.step else None
+    zero = known if known is not None else int(starts.min(initial=0))
+    return narrow((graph.layers.start_ns - zero) / 1e9), narrow((graph.nodes.start_ns - zero) / 1e9)
+
+
+def _sources(data: RecordingData, graph: Graph) -> list[ReportColumn]:
+    """Returns file and line of each op, if they were recorded; of an op in backward those of its forward op."""
+    ops = data.table("ops").select(["op_id", "source", "forward_op_id"])
+    if ops["source"].null_count == ops.num_rows:
+        return []
+    find = RowFinder(column_of(ops, "op_id"))
+    row = find(graph.nodes.op_id)
+    codes, texts = dictionary_codes(ops["source"])
+    codes = np.append(codes, NONE)
+    forward = np.append(find(column_of(ops, "forward_op_id")), NONE)
+    found = np.where(codes[row] >= 0, codes[row], codes[forward[row]])
+    return [
+        coded_column("source", "source", np.concatenate([np.full(len(graph.layers), NONE), found]), texts)
+    ]
+
+
+def tabulate_edges(graph: Graph, cut: GraphCut) -> ReportTable:
+    """Returns the edges between shown rows, one where several of hidden rows have the same ends."""
+    edges, tensors, size = graph.edges, graph.tensors, len(graph.layers)
+    source, target = cut.renumber(edges.source + size), cut.renumber(edges.target + size)
+    rows = np.arange(len(edges))
+    if cut.depth is not None:
+        outside = np.flatnonzero(source != target)
+        ends = source[outside] * len(cut.shown) + target[outside]
+        rows = outside[np.sort(np.unique(ends, return_index=True)[1])]
+    tensor = edges.tensor[rows]
+    shapes, shape_texts = number_texts("x".join(map(str, each)) or "scalar" for each in tensors.shapes)
+    dtypes, dtype_texts = number_texts(tensors.dtypes)
+    shape, dtype = (np.append(each, NONE)[tensor] for each in (shapes, dtypes))
+    sizes = _sizes(tensors.shapes, tensors.dtypes)[tensor]
+    return ReportTable(
+        rows=len(rows),
+        columns=(
+            _reference("source", "from", "node", source[rows]),
+            _reference("target", "to", "node", target[rows]),
+            coded_column("kind", "kind", np.where(tensor >= 0, 0, 1), (DATA, NEXT)),
+            coded_column("slot", "argument", edges.slot[rows], edges.slots),
+            coded_column("shape", "shape", shape, shape_texts),
+            coded_column("dtype", "dtype", dtype, dtype_texts, kind="dtype"),
+            _plain("bytes", "bytes", "bytes", sizes, aggregate="sum"),
+        ),
+    )
+
+
+def _sizes(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> Column:
+    """Returns the size of each tensor in bytes; NaN where its dtype does not tell, and one more for no tensor."""
+    sizes = [math.prod(shape) * _bits(dtype) / 8 for shape, dtype in zip(shapes, dtypes, strict=True)]
+    return np.array([*sizes, np.nan], np.float64)
+
+
+def _bits(dtype: str | None) -> float:
+    """Returns the size of an element: 32 for `float32`, 8 for `float8_e4m3fn` and `bool`; NaN if it is not known."""
+    if dtype == "bool":
+        return 8
+    digits = re.search(r"\d+", dtype or "")
+    return int(digits[0]) if digits else math.nan

@@ -1,0 +1,188 @@
+"""Builds a report: all that a page in the browser shows of a recording."""
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ...recording.options.step_range import StepRange
+from ...recording.phase import PHASES
+from ...recording.protocols import RecordingData
+from ...recording.suggestions import count_of
+from ..graph.build import build_graph
+from ..graph.columns import Graph
+from ..modules.module_tree import build_module_tree
+from ..ops.memory_table import build_memory_table
+from ..ops.op_table import build_op_table
+from ..step.calls import Column, column_of
+from ..step.missing_rows import explain_none
+from ..step.ops import has_ops
+from ..timeline.arrange import SPAN_KINDS
+from ..timeline.timeline import Timeline, build_timeline
+from .cut import GraphCut, cut_graph
+from .findings import Located, find_findings, find_nonfinite
+from .limits import Limits, choose_window, thin
+from .modules import Outputs, list_modules, tabulate_modules
+from .nodes import tabulate_edges, tabulate_nodes
+from .series import (
+    RoleValues,
+    count_cells,
+    count_histograms,
+    read_measured,
+    steps_of,
+    tabulate_histograms,
+    tabulate_series,
+    tabulate_sites,
+)
+from .spans import list_lanes, tabulate_spans
+from .steps import number_steps, tabulate_steps
+from .tables import NONE, Report, ReportColumn, ReportTable
+
+_OP = SPAN_KINDS.index("op")
+
+
+def build_report(data: RecordingData, limits: Limits, *, step: int | None = None) -> Report:
+    """Returns the report of a recording.
+
+    Args:
+        data: the recording.
+        limits: how many rows the large tables may have.
+        step: the number of the step whose calls and ops are shown; None chooses the one in which the first NaN or
+            infinite values came up, or else as `build_module_tree` does.
+
+    Raises:
+        ValueError: the recording has no such step.
+    """
+    nonfinite = find_nonfinite(data)
+    if step is None and nonfinite:
+        step = nonfinite[0].step
+    tree = build_module_tree(data, step=step)
+    number = tree.step.step if tree.step else None
+    rows, steps = list_modules(tree), number_steps(data)
+    index = rows.index()
+    graph = build_graph(data, step=number)
+    cut = cut_graph(graph, limits.nodes)
+    timeline = _build_timeline(data, steps, limits.spans, number)
+    measured = read_measured(data)
+    all_times = steps_of(measured)
+    times = thin(all_times, count_cells(measured), limits.values, number)
+    binned = thin(all_times, count_histograms(measured) / max(len(all_times), 1), limits.histograms, number)
+    histograms, bins = tabulate_histograms(measured, steps, binned)
+    tables = {
+        "modules": tabulate_modules(
+            rows,
+            build_op_table(data, step=number),
+            build_memory_table(data, step=number),
+            _outputs(measured, number),
+        ),
+        "nodes": tabulate_nodes(data, graph, cut, index),
+        "edges": tabulate_edges(graph, cut),
+        **({"spans": tabulate_spans(data, timeline, graph, cut, index, steps)} if timeline else {}),
+        "sites": tabulate_sites(measured, index),
+        "series": tabulate_series(measured, times),
+        "series_steps": _refer_to_steps(times, steps),
+        "histograms": histograms,
+        "bins": bins,
+        "steps": tabulate_steps(data, steps),
+    }
+    return Report(
+        title=_name(data.meta.argv),
+        about=tuple(_about(data)),
+        notes=(
+            *_tell_cut(graph, cut),
+            *_tell_timeline(data, steps, timeline),
+            *_tell_thinned("the values", all_times, times),
+            *(_tell_thinned("histograms", all_times, binned) if histograms.rows else ()),
+            *_tell_not_recorded(data),
+        ),
+        shown_step=int(np.searchsorted(steps, number)) if number is not None else NONE,
+        tables=tables,
+        lanes=list_lanes(timeline) if timeline else (),
+        dimensions={"phase": PHASES, "rank": (str(data.meta.rank),)},
+        findings=tuple(find_findings(data, nonfinite, Located(index, graph, cut, steps))),
+    )
+
+
+def _name(command: Sequence[str]) -> str:
+    """Returns the command line, or "recording" where it names no program."""
+    return shlex.join(command) if command and command[0] not in ("", "-c", "-") else "recording"
+
+
+def _build_timeline(data: RecordingData, steps: Column, most: int, kept: int | None) -> Timeline | None:
+    """Returns the timeline of as many steps around `kept` as have at most so many spans; None if there is none."""
+    calls, ops = (_count_by_step(data, name, steps) for name in ("calls", "ops"))
+    for spans, with_ops in ((calls + ops + 1, True), (calls + 1, False)):
+        window = choose_window(steps, spans, most, kept)
+        if window is not None:
+            return build_timeline(data, steps=StepRange(window[0], window[1] + 1), ops=with_ops)
+    return None
+
+
+def _count_by_step(data: RecordingData, table: str, steps: Column) -> Column:
+    return np.bincount(np.searchsorted(steps, column_of(data.table(table), "step")), minlength=len(steps))
+
+
+def _tell_cut(graph: Graph, cut: GraphCut) -> Iterator[str]:
+    if cut.depth is not None:
+        whole = len(graph.layers) + len(graph.nodes)
+        yield (
+            f"The graph has {whole:,} calls and ops. What is deeper than {count_of(cut.depth, 'level')} below the root "
+            "is left out."
+        )
+
+
+def _tell_timeline(data: RecordingData, steps: Column, timeline: Timeline | None) -> Iterator[str]:
+    if timeline is None:
+        if len(steps):
+            yield "The timeline is left out: the step has more calls than there is room for."
+        return
+    if len(timeline.steps) < len(steps):
+        yield f"The timeline has {count_of(len(timeline.steps), 'step')} of {len(steps):,}, those around the shown one."
+    if has_ops(data) and _OP not in timeline.spans.kind:
+        yield "The timeline is without ops: the step has more of them than there is room for."
+
+
+def _tell_thinned(what: str, there: Column, shown: Column) -> Iterator[str]:
+    if len(shown) < len(there):
+        yield f"Of {what}, {len(shown):,} of {count_of(len(there), 'step')} are here, evenly chosen."
+
+
+def _tell_not_recorded(data: RecordingData) -> Iterator[str]:
+    has_calls = data.table("calls").num_rows > 0
+    for table in ("ops", "values") if has_calls else ("calls",):
+        if not data.table(table).num_rows:
+            why = explain_none(data, table)
+            yield why[0].upper() + why[1:]
+
+
+def _refer_to_steps(times: Column, steps: Column) -> ReportTable:
+    column = ReportColumn(name="step", label="step", kind="step", values=np.searchsorted(steps, times))
+    return ReportTable(rows=len(times), columns=(column,))
+
+
+def _outputs(measured: list[RoleValues], step: int | None) -> Outputs:
+    """Returns dtype and shape of the first output of each module in a step."""
+    found: dict[tuple[str | None, str | None], tuple[str | None, str | None]] = {}
+    for each in measured:
+        if each.role != "output":
+            continue
+        rows = each.cells.single[each.cells.step == step]
+        table = each.found.table.select(["dtype", "shape"]).take(rows)
+        for site, row in zip(each.found.site[rows].tolist(), table.to_pylist(), strict=True):
+            owner = each.found.owners[site]
+            shape = "x".join(map(str, row["shape"])) or "scalar"
+            found.setdefault((owner.root, owner.path), (row["dtype"], shape))
+    return found
+
+
+def _about(data: RecordingData) -> list[tuple[str, str]]:
+    meta = data.meta
+    told: Mapping[str, str] = {
+        "command": " ".join(meta.argv),
+        "recorded": meta.created,
+        "device": meta.device,
+        "commit": meta.git_commit or "",
+        "modtrace": meta.modtrace_version,
+        **meta.versions,
+    }
+    return [(label, text) for label, text in told.items() if text]

@@ -1,0 +1,185 @@
+"""Makes the tables of what was measured: sites, their statistics over the steps, and histograms."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import ModtraceError
+from ...recording.protocols import RecordingData
+from ...recording.role import OP_ROLES, TABLE
+from ...recording.statistics.known import title_of
+from ...recording.statistics.moments import read_statistics
+from ...recording.statistics.tier2 import read_tier2
+from ..step.calls import Column, Rows
+from ..values.history_statistics import Cells, evaluate, group_rows, is_measured, merge_tier2_cells, to_stat
+from ..values.selection import Owner, SelectedValues, Selection, select_values
+from .modules import Place
+from .tables import NONE, ReportColumn, ReportTable, narrow, text_column
+
+#: The statistics of the table, those of tier 2 where they were measured.
+SERIES = ("rms", "mean", "std", "abs_max", "l2", "min", "max", "mean_abs", "zero_fraction", "kurtosis")
+_NONFINITE = "nonfinite"
+
+
+@dataclass(frozen=True, eq=False)
+class RoleValues:
+    """The measured rows of one role, by site and step."""
+
+    role: str
+    found: SelectedValues
+    cells: Cells
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.found.names
+
+
+def read_measured(data: RecordingData) -> list[RoleValues]:
+    """Returns what was measured of modules and parameters, role by role; empty if nothing was."""
+    there = set(data.table("sites")["role"].to_pylist())
+    roles = [each.name for each in TABLE if each.name in there and each.name not in OP_ROLES]
+    return [each for role in roles for each in _read_role(data, role)]
+
+
+def _read_role(data: RecordingData, role: str) -> Iterator[RoleValues]:
+    try:
+        found = select_values(data, Selection(role=role, counters=False))
+        found = found.filter(is_measured(to_stat("rms"), found.table))
+    except (ModtraceError, ValueError):  # there are sites, and nothing was measured at them
+        return
+    yield RoleValues(role, found, group_rows(found))
+
+
+def tabulate_sites(measured: list[RoleValues], index: Mapping[Place, int]) -> ReportTable:
+    """Returns a row for each site, in the order in which the forward first calls their modules, role by role."""
+    owners: list[Owner] = [owner for each in measured for owner in each.found.owners]
+    module = [index.get((each.root, each.path), NONE) for each in owners]
+    titles = {each.name: each.of_many for each in TABLE}
+    return ReportTable(
+        rows=len(owners),
+        columns=(
+            text_column("label", "site", (name for each in measured for name in each.names)),
+            ReportColumn(name="module", label="module", kind="module", values=np.array(module, np.int64)),
+            text_column("role", "role", (each.role for each in measured for _ in each.names)),
+            text_column("role_title", "role", (titles[each.role] for each in measured for _ in each.names)),
+            text_column("slot", "slot", (each.slot for each in owners)),
+        ),
+    )
+
+
+def steps_of(measured: list[RoleValues]) -> Column:
+    """Returns the numbers of the steps in which something was measured."""
+    found = [each.cells.step for each in measured]
+    return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
+
+
+def count_cells(measured: list[RoleValues]) -> int:
+    """Returns how many numbers there are for each step."""
+    stats = sum(any(_has(each, stat).any() for each in measured) for stat in SERIES)
+    return sum(len(each.names) for each in measured) * stats
+
+
+def count_histograms(measured: list[RoleValues]) -> int:
+    """Returns how many histograms there are."""
+    return sum(int(_is_there(each, "histogram").sum()) for each in measured)
+
+
+def tabulate_series(measured: list[RoleValues], steps: Column) -> ReportTable:
+    """Returns the statistics in the steps `steps`: all of the first site, then all of the second, and so on."""
+    sites = sum(len(each.names) for each in measured)
+    size = sites * len(steps)
+    columns = {stat: np.full(size, np.nan) for stat in SERIES}
+    nonfinite = np.full(size, NONE, np.int64)
+    first = 0
+    for each in measured:
+        at, kept = _place(each, steps, first)
+        nonfinite[at] = _count_nonfinite(each)[kept]
+        for stat, column in columns.items():
+            _fill(column, at, kept, each, stat)
+        first += len(each.names)
+    more = [
+        ReportColumn(name=stat, label=title_of(stat), kind="number", values=narrow(column), overlay=True)
+        for stat, column in columns.items()
+        if not np.isnan(column).all()
+    ]
+    last = ReportColumn(
+        name=_NONFINITE, label=title_of(_NONFINITE), kind="count", values=nonfinite, overlay=True
+    )
+    return ReportTable(rows=size, columns=(*more, last))
+
+
+def _place(measured: RoleValues, steps: Column, first: int) -> tuple[Rows, Column]:
+    """Returns the row of each cell of a step that is shown, and which cells those are."""
+    at = np.searchsorted(steps, measured.cells.step)
+    kept = np.append(steps, -1)[at] == measured.cells.step
+    rows = (first + measured.cells.site) * len(steps) + at
+    return rows[kept], kept
+
+
+def _count_nonfinite(measured: RoleValues) -> Column:
+    counts = read_statistics(measured.found.table).nonfinite[measured.cells.rows]
+    return np.add.reduceat(counts, measured.cells.first) if len(measured.cells.first) else counts
+
+
+def _fill(column: Column, at: Rows, kept: Column, measured: RoleValues, stat: str) -> None:
+    has = _has(measured, stat)
+    if has.any():
+        with np.errstate(all="ignore"):
+            values = evaluate(to_stat(stat), measured.found, measured.cells)
+        column[at] = np.where(has, values, np.nan)[kept]
+
+
+def _has(measured: RoleValues, stat: str) -> Column:
+    return _is_there(measured, to_stat(stat).column)
+
+
+def _is_there(measured: RoleValues, column: str) -> Column:
+    """Returns which cells have a column."""
+    return np.asarray(measured.found.table[column].is_valid())[measured.cells.single]
+
+
+def tabulate_histograms(
+    measured: list[RoleValues], steps: Column, shown: Column
+) -> tuple[ReportTable, ReportTable]:
+    """Returns the histograms of exponents of the steps `shown`, and their counts, each without empty bins at its ends.
+
+    Args:
+        measured: what was measured.
+        steps: the numbers of all steps, in the order of their table.
+        shown: the steps of which histograms are wanted.
+    """
+    rows: list[tuple[int, int, int, int, int]] = []
+    counts: list[Column] = []
+    first_site, size = 0, 0
+    for each in measured:
+        cells = each.cells
+        wanted = np.flatnonzero(_is_there(each, "histogram") & np.isin(cells.step, shown))
+        if len(wanted):
+            tier2 = merge_tier2_cells(read_tier2(each.found.table), cells)
+            for cell in wanted.tolist():
+                bins = np.asarray(tier2.histogram[cell])
+                filled = np.flatnonzero(bins)
+                low, high = (int(filled[0]), int(filled[-1]) + 1) if len(filled) else (0, 0)
+                step = int(np.searchsorted(steps, cells.step[cell]))
+                rows.append((first_site + int(cells.site[cell]), step, size, high - low, low - 127))
+                counts.append(bins[low:high])
+                size += high - low
+        first_site += len(each.names)
+    site, step, first, length, exponent = np.array(rows, np.int64).reshape(-1, 5).T
+    columns = (
+        ReportColumn(name="site", label="site", kind="site", values=site),
+        ReportColumn(name="step", label="step", kind="step", values=step),
+        ReportColumn(name="first", label="first bin", kind="count", values=first),
+        ReportColumn(name="length", label="bins", kind="count", values=length),
+        ReportColumn(
+            name="exponent", label="exponent of the first bin", kind="number", values=narrow(exponent)
+        ),
+    )
+    bins = np.concatenate(counts) if counts else np.zeros(0, np.int64)
+    return (
+        ReportTable(rows=len(site), columns=columns),
+        ReportTable(
+            rows=len(bins), columns=(ReportColumn(name="count", label="elements", kind="count", values=bins),)
+        ),
+    )

@@ -1,0 +1,58 @@
+"""Makes the table of the steps, with what the user logged, and that of the parameters."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...recording.protocols import RecordingData
+from ..step.calls import Column, RowFinder, column_of
+from ..step.ops import dictionary_codes
+from .tables import NONE, ReportColumn, ReportTable, text_column
+
+
+def number_steps(data: RecordingData) -> Column:
+    """Returns the numbers of all steps that have rows, ascending."""
+    found = [column_of(data.table(name), "step") for name in ("steps", "calls", "ops", "values", "scalars")]
+    return np.unique(np.concatenate(found)).astype(np.int64)
+
+
+def tabulate_steps(data: RecordingData, numbers: Column) -> ReportTable:
+    """Returns a row for each step."""
+    table = data.table("steps")
+    row = RowFinder(column_of(table, "step"))(numbers)
+    start, end, overhead = (
+        np.append(column_of(table, name), NONE)[row] for name in ("start_ns", "end_ns", "overhead_ns")
+    )
+    kinds = [*table["kind"].to_pylist(), None]
+    known = row >= 0
+    zero = int(start[known].min()) if known.any() else 0
+    taken = np.where(known, (end - start - np.maximum(overhead, 0)) / 1e9, np.nan)
+    columns = (
+        ReportColumn(name="number", label="step", kind="count", values=numbers),
+        text_column("kind", "kind", (kinds[at] for at in row.tolist())),
+        _seconds("start", "start", np.where(known, (start - zero) / 1e9, np.nan)),
+        _seconds("duration", "duration", taken, overlay=True),
+        *_scalars(data, numbers),
+    )
+    return ReportTable(rows=len(numbers), columns=columns)
+
+
+def _seconds(name: str, label: str, values: Column, overlay: bool = False) -> ReportColumn:
+    return ReportColumn(name=name, label=label, kind="seconds", values=values, overlay=overlay)
+
+
+def _scalars(data: RecordingData, numbers: Column) -> Iterator[ReportColumn]:
+    """Yields two columns for each scalar: its value, of several in a step the last one, and whether it was logged."""
+    table = data.table("scalars")
+    codes, names = dictionary_codes(table["name"])
+    at, values = RowFinder(numbers)(column_of(table, "step")), table["value"].to_numpy()
+    for code, name in enumerate(names):
+        column = np.full(len(numbers), np.nan)
+        rows = np.flatnonzero(codes == code)
+        column[at[rows]] = values[rows]
+        yield ReportColumn(
+            name=f"scalar.{name}", label=name, kind="number", values=column, scalar=True, overlay=True
+        )
+        logged = np.zeros(len(numbers), np.uint8)
+        logged[at[rows]] = 1  # tells a NaN that was logged from nothing
+        yield ReportColumn(name=f"logged.{name}", label=f"{name} was logged", kind="flag", values=logged)

@@ -1,0 +1,130 @@
+"""The tables of a report: columns that say themselves what they hold and how they are summed up."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from ...recording.meta import Note
+from ..provenance.recompute import RecomputeCheck
+from ..step.calls import Column, Rows
+from ..values.nonfinite import NonFinite
+
+#: What the values of a column are. The last ones are rows of the table of that name.
+Kind = Literal[
+    "text", "count", "bytes", "seconds", "flops", "number", "flag", "dtype", "phase", "module", "node", "step", "site"
+]  # fmt: skip
+#: How one value for several rows is made.
+Aggregate = Literal["sum", "max", "min", "mean", "any", "none"]
+
+#: No row, and no text.
+NONE = -1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReportColumn:
+    """A column. -1 stands for what is not known; in a column of floating-point numbers NaN does."""
+
+    name: str
+    label: str
+    kind: Kind
+    values: Column
+    texts: tuple[str, ...] | None = None  # the values are codes of these
+    about: str = ""  # a sentence
+    aggregate: Aggregate = "none"
+    measure: str | None = None  # what it measures, where there are several of it: `time` of each phase
+    phase: str | None = None  # of which phase
+    overlay: bool = False  # it can colour
+    default: bool = False  # it is shown unasked
+    scalar: bool = False  # the user logged it
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReportTable:
+    """A table of columns that are equally long."""
+
+    rows: int
+    columns: tuple[ReportColumn, ...]
+
+    def __getitem__(self, name: str) -> ReportColumn:
+        return next(each for each in self.columns if each.name == name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFinding:
+    """An answer of an analysis, and the rows that it is about."""
+
+    answer: NonFinite | RecomputeCheck | Note | str  # a text is a mark
+    module: int = NONE
+    node: int = NONE
+    step: int = NONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportLane:
+    """A lane of the timeline."""
+
+    label: str
+    kind: str
+    thread: int | None
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Report:
+    """All that a page shows of a recording."""
+
+    title: str
+    about: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]  # what is missing, and what was left out
+    shown_step: int  # row of the steps; -1 for none
+    tables: Mapping[str, ReportTable]
+    lanes: tuple[ReportLane, ...] = ()
+    dimensions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    findings: tuple[ReportFinding, ...] = ()
+
+
+def number_texts(texts: Iterable[str | None]) -> tuple[Column, tuple[str, ...]]:
+    """Returns texts as codes of the different ones, and those; -1 for None."""
+    known: dict[str, int] = {}
+    codes = [NONE if each is None else known.setdefault(each, len(known)) for each in texts]
+    return np.array(codes, np.int32), tuple(known)
+
+
+def text_column(
+    name: str, label: str, texts: Iterable[str | None], *, kind: Kind = "text", **more: Any
+) -> ReportColumn:
+    """Returns a column of texts."""
+    codes, known = number_texts(texts)
+    return ReportColumn(name=name, label=label, kind=kind, values=codes, texts=known, **more)
+
+
+def coded_column(
+    name: str, label: str, codes: Column, texts: Sequence[str], *, kind: Kind = "text", **more: Any
+) -> ReportColumn:
+    """Returns a column of texts that are already codes."""
+    return ReportColumn(name=name, label=label, kind=kind, values=codes, texts=tuple(texts), **more)
+
+
+def optional(values: Iterable[float | None]) -> Column:
+    """Returns numbers with NaN for None."""
+    return narrow(np.array([np.nan if each is None else each for each in values], np.float64))
+
+
+def seconds(time_ns: Column) -> Column:
+    """Returns durations in seconds; NaN for -1."""
+    return narrow(np.where(time_ns < 0, np.nan, time_ns / 1e9))
+
+
+def narrow(values: Column) -> Column:
+    """Returns numbers with seven digits, which take half the room; unchanged if one is too large or small for that."""
+    with np.errstate(over="ignore", under="ignore"):
+        short = values.astype(np.float32)
+    fits = (np.isinf(short) == np.isinf(values)) & ((short == 0) == (values == 0))
+    return short if fits.all() else values
+
+
+def place_of(layer: Rows, above: Rows) -> Rows:
+    """Returns `above[layer]`; -1 for -1."""
+    return np.append(above, NONE)[layer]

@@ -1,0 +1,53 @@
+"""`modtrace view`: writes a report for the browser."""
+
+import os
+from pathlib import Path
+
+import click
+
+from ..make_report import MAX_MB, make_report
+from ..views.common.numbers import format_bytes
+from ..views.common.whole_file import write_pieces
+from .output import print_text, tell, tell_marks, wrap
+from .steps import AskedStep, read_step, step_option
+from .with_ops import ask, open_with_rows
+
+_STDOUT = "-"
+_STEP = "The step to show. Default: that of the first NaN or infinite values, or else the last complete training step."
+
+
+@click.command()
+@click.argument("run")
+@click.option(
+    "-o",
+    "--output",
+    "path",
+    metavar="FILE",
+    help="Where to write; - for standard output. Default: RUN.html in the current folder.",
+)
+@step_option(_STEP)
+@click.option(
+    "--max-mb", type=float, default=MAX_MB, show_default=True, help="The size of the file at most, in MB."
+)
+def view(run: str, path: str | None, step: AskedStep, max_mb: float) -> None:
+    """Writes a report of the recording RUN: one file for the browser, which loads nothing.
+
+    It has the module tree, the graph and the timeline of one step, and the values over all steps. What there is no
+    room for is left out, and the page says so.
+    """
+    data = open_with_rows(run)
+    number = read_step(run, data, step)
+    page = ask(
+        run,
+        data,
+        lambda: make_report(data, step=number, max_mb=max_mb),
+        option=None,
+    )
+    if path == _STDOUT:
+        print_text(page)
+        return
+    to = path or f"{Path(os.path.abspath(run)).stem}.html"
+    write_pieces([page], to)
+    size = format_bytes(os.path.getsize(to)) if os.path.isfile(to) else format_bytes(len(page))
+    tell(wrap(f"{to}: {size}. Open it in a browser.\n"), to)
+    tell_marks(data.meta.marks)

@@ -1,0 +1,34 @@
+"""Writes the findings of a report as texts: a title, and the evidence in the words of the commands."""
+
+from typing import Any
+
+from ...analysis.provenance.recompute import RecomputeCheck
+from ...analysis.report.tables import ReportFinding
+from ...analysis.values.nonfinite import Measured, NonFinite
+from ...recording.meta import Note
+from ..text.nonfinite import render_nonfinite
+from ..text.recompute import render_recompute
+
+_UNASKED = Measured(tensors=0, unmeasured=0, steps=0, last_step=None)
+
+
+def describe_finding(finding: ReportFinding) -> dict[str, Any]:
+    """Returns title, severity, evidence and rows of a finding, as the payload has them."""
+    severity, (title, *lines) = _tell(finding)
+    rows = {"module": finding.module, "node": finding.node, "step": finding.step}
+    return {"title": title, "severity": severity, "lines": lines, **rows}
+
+
+def _tell(finding: ReportFinding) -> tuple[str, list[str]]:
+    answer = finding.answer
+    if isinstance(answer, NonFinite):
+        return "error", _lines(render_nonfinite(answer, _UNASKED))
+    if isinstance(answer, RecomputeCheck):
+        return "error" if answer.differences else "good", _lines(render_recompute(answer))
+    if isinstance(answer, Note):
+        return "note", [f"{answer.kind}: {answer.reason}"]
+    return "warning", [answer]
+
+
+def _lines(text: str) -> list[str]:
+    return [each.strip() for each in text.splitlines()]

@@ -1,0 +1,66 @@
+"""Puts a report into the page that the browser shows: one file, which loads nothing and runs nothing else."""
+
+import base64
+import hashlib
+import html
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from ...analysis.report.tables import Report
+from .payload import encode_payload
+
+_HEAD = "<!-- modtrace:head -->"
+_PAYLOAD = "<!-- modtrace:payload -->"
+_SCRIPT = re.compile(r"<script[^>]*>(.*?)</script>", re.DOTALL)
+_STYLE = re.compile(r"<style[^>]*>(.*?)</style>", re.DOTALL)
+
+
+def render_report(report: Report) -> str:
+    """Returns the page with the report in it."""
+    page = _read_page()
+    head = _PAGE_POLICY.format(_policy_of(page))
+    payload = f'<script type="application/json" id="payload">{encode_payload(report)}</script>'
+    before, _, rest = page.partition(_HEAD)
+    between, _, after = rest.partition(_PAYLOAD)
+    return before + head + between + payload + after
+
+
+@dataclass(frozen=True, repr=False)
+class ReportFrame:
+    """A report as a notebook shows it: in a frame with an origin of its own, from which nothing is within reach."""
+
+    page: str
+    height: int
+
+    def __repr__(self) -> str:
+        return "a report, which notebooks show; Recording.write_html(path) writes it to a file"
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe sandbox="allow-scripts allow-downloads" srcdoc="{html.escape(self.page)}" width="100%" '
+            f'height="{self.height}" frameborder="0" title="modtrace report"></iframe>'
+        )
+
+
+@cache
+def _read_page() -> str:
+    return files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+
+
+#: Nothing may be loaded, and only the page's own script and style, which are known by their hashes, have an effect.
+_PAGE_POLICY = '<meta http-equiv="Content-Security-Policy" content="{}">'
+
+
+def _policy_of(page: str) -> str:
+    scripts, styles = (" ".join(map(_hash, each.findall(page))) for each in (_SCRIPT, _STYLE))
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src {styles}; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"

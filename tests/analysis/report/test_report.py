@@ -1,0 +1,227 @@
+"""Reports of recordings that were typed by hand: the tables, what they refer to, and what is left out."""
+
+import numpy as np
+import pytest
+
+from builders import RecordingBuilder, TypedRecording
+from helpers.report_tables import ALL, column, report, rows
+from modtrace.analysis.provenance.recompute import RecomputeCheck
+from modtrace.analysis.report.limits import Limits, choose_window, thin
+from modtrace.analysis.values.nonfinite import NonFinite
+
+
+def two_blocks(*, steps: int = 1, **meta: object) -> TypedRecording:
+    """A root with two equal blocks, each with an op that reads what the last one returned."""
+    build = RecordingBuilder(argv=("train.py", "--lr=1"), options={"ops": True}, complete=True, **meta)
+    net = build.module("", "Net", parameters=8)
+    blocks = build.module("blocks", "ModuleList", parent=net, parameters=8)
+    each = [build.module(f"blocks.{n}", "Block", parent=blocks, parameters=4) for n in range(2)]
+    inside = [
+        build.module(f"blocks.{n}.fc", "Linear", parent=block, parameters=4) for n, block in enumerate(each)
+    ]
+    for step in range(steps):
+        zero = 1000 * step
+        build.step(step, zero, zero + 900)
+        build.scalar("loss", 3.0 - step)
+        root = build.call(net, zero, zero + 500, nth=0)
+        read = build.tensor([2, 4], site=build.site(net, "input", "[0]"))
+        for n, (block, fc) in enumerate(zip(each, inside, strict=True)):
+            start = zero + 100 + 200 * n
+            outer = build.call(block, start, start + 150, parent=root, nth=0)
+            inner = build.call(fc, start + 10, start + 110, parent=outer, nth=0)
+            op = build.op(
+                inner,
+                "aten.addmm.default",
+                start + 20,
+                start + 100,
+                flops=10 * (n + 1),
+                bytes_read=100,
+                bytes_written=50,
+                saved_bytes=32 * (n + 1),
+            )
+            build.use(read, op=op, slot="mat1")
+            read = build.tensor([2, 4], producer=op)
+            build.output(inner, [1.0, 2.0 + n + step])
+    return build.data()
+
+
+def test_equal_blocks_are_one_row_with_their_sums_and_a_row_for_each_below() -> None:
+    modules = report(two_blocks()).tables["modules"]
+    assert rows(modules, "path", "role", "parent", "folded", "count", "FLOPs", "saved", "RMS", "dtype") == [
+        ("", "module", None, None, 1, 30, 96, None, None),
+        ("blocks", "module", 0, None, 1, 30, 96, None, None),
+        ("blocks.0..1", "folded", 1, None, 2, 30, 96, None, None),
+        ("blocks.0..1.fc", "module", 2, None, 2, 30, 96, 1.93649, "float32"),
+        ("blocks.0", "member", 2, 2, 1, 10, 32, None, None),
+        ("blocks.0.fc", "module", 4, 3, 1, 10, 32, 1.58114, "float32"),
+        ("blocks.1", "member", 2, 2, 1, 20, 64, None, None),
+        ("blocks.1.fc", "module", 6, 3, 1, 20, 64, 2.23607, "float32"),
+    ]
+
+
+def test_times_are_seconds_for_each_phase_that_was_recorded() -> None:
+    modules = report(two_blocks()).tables["modules"]
+    assert rows(modules, "path", "time.forward", "self_time.forward")[:3] == [
+        ("", pytest.approx(500e-9), pytest.approx(200e-9)),
+        ("blocks", pytest.approx(300e-9), 0.0),
+        ("blocks.0..1", pytest.approx(300e-9), pytest.approx(100e-9)),
+    ]
+    assert "time.backward" not in [each.name for each in modules.columns]
+
+
+def test_nodes_are_layers_and_then_ops_and_refer_to_modules_and_to_what_they_are_shown_as() -> None:
+    found = report(two_blocks()).tables
+    assert rows(found["nodes"], "kind", "label", "parent", "module", "count") == [
+        ("phase", "forward", None, None, 1),
+        ("module", "Net", 0, 0, 1),
+        ("container", "blocks", 1, 1, 1),
+        ("module", "0", 2, 4, 2),
+        ("module", "fc", 3, 5, 2),
+        ("module", "1", 2, 6, 0),
+        ("module", "fc", 5, 7, 0),
+        ("input", "input[0]", 0, None, 1),
+        ("op", "addmm", 4, 5, 2),
+        ("op", "addmm", 6, 7, 0),
+    ]
+    assert rows(found["edges"], "source", "target", "slot", "shape", "dtype", "bytes") == [
+        (7, 8, "mat1", "2x4", "float32", 32.0),
+        (8, 9, "mat1", "2x4", "float32", 32.0),
+    ]
+
+
+def test_spans_refer_to_modules_and_to_nodes_of_the_shown_step_alone() -> None:
+    found = report(two_blocks(steps=2))
+    spans = found.tables["spans"]
+    assert found.shown_step == 1
+    assert [each.label for each in found.lanes] == ["steps", "forward"]
+    assert rows(spans, "lane", "label", "start", "depth", "step", "module", "node")[8:12] == [
+        (0, "step 1", 1e-6, 0, 1, None, None),
+        (1, "Net", 1e-6, 0, 1, 0, 1),
+        (1, "blocks.0", 1.1e-6, 1, 1, 4, 3),
+        (1, "blocks.0.fc", 1.11e-6, 2, 1, 5, 4),
+    ]
+    assert {each for each, step in rows(spans, "node", "step") if step == 0} == {None}
+
+
+def test_series_have_all_steps_of_a_site_after_each_other() -> None:
+    found = report(two_blocks(steps=3)).tables
+    assert rows(found["sites"], "label", "module", "role") == [
+        ("blocks.0.fc", 5, "output"),
+        ("blocks.1.fc", 7, "output"),
+    ]
+    assert column(found["series"], "max") == [2.0, 3.0, 4.0, 3.0, 4.0, 5.0]
+    assert column(found["series"], "nonfinite") == [0] * 6
+    assert column(found["series_steps"], "step") == [0, 1, 2]
+    assert rows(found["steps"], "number", "kind", "duration", "scalar.loss") == [
+        (0, "train", 9e-7, 3.0),
+        (1, "train", 9e-7, 2.0),
+        (2, "train", 9e-7, 1.0),
+    ]
+
+
+def test_what_was_not_measured_in_a_step_is_not_a_number_and_its_count_is_unknown() -> None:
+    build = RecordingBuilder(complete=True)
+    net = build.module("", "Net")
+    for step, numbers in enumerate(([1.0], None, [float("nan")])):
+        build.step(step, 10 * step, 10 * step + 9)
+        build.output(build.call(net, 10 * step, 10 * step + 5, nth=0), numbers)
+    found = report(build.data()).tables
+    assert rows(found["series"], "rms", "nonfinite") == [(1.0, 0), (None, 1)]
+    assert column(found["series_steps"], "step") == [0, 2]
+
+
+def test_a_page_opens_on_the_step_of_the_first_nan_and_the_finding_refers_to_its_module_and_call() -> None:
+    build = RecordingBuilder(complete=True)
+    net = build.module("", "Net")
+    for step, numbers in enumerate(([1.0], [float("inf")], [float("nan")])):
+        build.step(step, 10 * step, 10 * step + 9)
+        build.output(build.call(net, 10 * step, 10 * step + 5, nth=0), numbers)
+    found = report(build.data())
+    assert found.shown_step == 1
+    [finding] = found.findings
+    assert isinstance(finding.answer, NonFinite)
+    assert (finding.answer.step, finding.module, finding.step) == (1, 0, 1)
+    assert column(found.tables["nodes"], "name")[finding.node] == "Net"
+    assert report(build.data(), step=2).shown_step == 2
+
+
+def test_recomputes_that_agree_and_marks_are_findings() -> None:
+    build = RecordingBuilder(marks=("the recording ended early",))
+    net = build.module("", "Net")
+    build.step(0, 0, 100)
+    call = build.call(net, 0, 10, nth=0)
+    again = build.recompute(call, 50, 60, nth=0)
+    build.output(call, [1.0])
+    build.output(again, [1.0])
+    check, mark = report(build.data()).findings
+    assert isinstance(check.answer, RecomputeCheck)
+    assert check.answer.differences == ()
+    assert mark.answer == "the recording ended early"
+
+
+def test_an_empty_recording_has_a_report_that_says_what_is_missing() -> None:
+    found = report(RecordingBuilder(argv=("train.py",), complete=True).data())
+    assert {name: each.rows for name, each in found.tables.items() if each.rows} == {}
+    assert found.shown_step == -1
+    assert found.notes == ("No calls are in this recording: no module was called in its steps.",)
+
+
+def test_a_step_without_an_end_has_a_report() -> None:
+    build = RecordingBuilder()
+    net = build.module("", "Net")
+    build.begin_step(0)
+    build.call(net, 0, None, nth=0)
+    found = report(build.data()).tables
+    assert rows(found["steps"], "number", "duration") == [(0, None)]
+    assert rows(found["modules"], "label", "calls") == [("Net", 1)]
+
+
+def test_a_large_graph_is_cut_at_a_depth_and_its_edges_lead_to_the_closed_modules() -> None:
+    found = report(two_blocks(), Limits(nodes=7, spans=100, values=100, histograms=100))
+    nodes, edges = found.tables["nodes"], found.tables["edges"]
+    assert column(nodes, "label") == ["forward", "Net", "blocks", "0", "1", "input[0]"]
+    assert rows(edges, "source", "target") == [(5, 3), (3, 4)]
+    assert set(column(found.tables["spans"], "node")) <= {None, 1, 3, 4}
+    assert found.notes == (
+        "The graph has 10 calls and ops. What is deeper than 2 levels below the root is left out.",
+    )
+
+
+def test_a_long_run_keeps_values_of_evenly_chosen_steps_and_spans_around_the_shown_one() -> None:
+    found = report(two_blocks(steps=9), Limits(nodes=100, spans=30, values=70, histograms=100))
+    assert column(found.tables["series_steps"], "step") == [0, 2, 4, 6, 8]
+    assert sorted(set(column(found.tables["spans"], "step"))) == [6, 7, 8]
+    assert found.notes == (
+        "The timeline has 3 steps of 9, those around the shown one.",
+        "Of the values, 5 of 9 steps are here, evenly chosen.",
+    )
+
+
+def test_steps_are_chosen_evenly_with_the_shown_one() -> None:
+    steps = np.arange(10)
+    assert thin(steps, 5, 50, 4).tolist() == list(range(10))
+    assert thin(steps, 5, 20, 4).tolist() == [0, 3, 4, 6, 9]
+    assert thin(steps[:0], 5, 20, None).tolist() == []
+
+
+def test_steps_around_the_shown_one_are_chosen_until_there_is_no_room() -> None:
+    steps, spans = np.array([2, 3, 5, 8]), np.array([10, 10, 10, 10])
+    assert choose_window(steps, spans, 30, 5) == (3, 8)
+    assert choose_window(steps, spans, 10, 5) == (5, 5)
+    assert choose_window(steps, spans, 9, 5) is None
+    assert choose_window(steps, spans, 100, None) is None
+
+
+def test_histograms_have_no_empty_bins_at_their_ends() -> None:
+    build = RecordingBuilder(complete=True)
+    net = build.module("", "Net")
+    build.step(0, 0, 100)
+    counts = np.zeros(256, np.int64)
+    counts[[127, 129]] = 3, 1  # three from 1 to 2, one from 4 to 8
+    call = build.call(net, 0, 10, nth=0)
+    build.output(
+        call, [1.0, 1.0, 1.5, 5.0], histogram=counts.tolist(), zero_count=0, sumabs=8.5, sum4=632.0625
+    )
+    found = report(build.data(), ALL).tables
+    assert rows(found["histograms"], "site", "step", "first", "length", "exponent") == [(0, 0, 0, 3, 0.0)]
+    assert column(found["bins"], "count") == [3, 0, 1]

@@ -1,0 +1,109 @@
+"""`modtrace view`: the file it writes, and what it says."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from builders import RecordingBuilder
+from helpers.command_line import run_command
+from modtrace.face import open_recording
+from modtrace.store.copy import write_recording
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    build = RecordingBuilder(argv=("train.py",), complete=True)
+    net = build.module("", "Net")
+    for step in range(2):
+        build.step(step, 10 * step, 10 * step + 9)
+        build.output(build.call(net, 10 * step, 10 * step + 5, nth=0), [1.0])
+    path = tmp_path / "run.modtrace"
+    write_recording(build.data(), path)
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+def test_report_is_written_beside_where_one_is_and_its_path_is_printed(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(monkeypatch, "view", str(run)) == 0
+    size = os.path.getsize("run.html")
+    assert capsys.readouterr().out == f"run.html: {size / 1e3:.0f}kB. Open it in a browser.\n"
+    assert Path("run.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_a_step_can_be_chosen_and_an_existing_file_is_replaced(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("a.html").write_text("an older one", encoding="utf-8")
+    assert run_command(monkeypatch, "view", str(run), "-o", "a.html", "--step", "first") == 0
+    first = Path("a.html").read_text(encoding="utf-8")
+    assert run_command(monkeypatch, "view", str(run), "-o", "a.html", "--step", "0") == 0
+    assert Path("a.html").read_text(encoding="utf-8") == first
+    open_recording(run).write_html("a.html")
+    assert Path("a.html").read_text(encoding="utf-8") != first
+
+
+def test_report_can_be_printed(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(monkeypatch, "view", str(run), "-o", "-") == 0
+    assert capsys.readouterr().out.rstrip().endswith("</html>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--step", "7"], "no step 7 in this recording; there are: 0..1"),
+        (["--max-mb", "0"], "--max-mb 0.0: give more megabytes."),
+        (
+            ["--max-mb", "0.01"],
+            "--max-mb 0.01: give more megabytes. The smallest report of this recording has 0.1.",
+        ),
+        (
+            ["-o", "missing/x.html"],
+            "missing/x.html: cannot be written: No such file or directory. Give another path.",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert run_command(monkeypatch, "view", str(run), *arguments) == 2
+    assert capsys.readouterr().err == f"modtrace: error: {message}\n"
+    assert list(Path().glob("*.html")) == []
+
+
+def test_marks_are_told_on_standard_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_recording(RecordingBuilder(marks=("cut at step 3",)).data(), tmp_path / "cut.modtrace")
+    monkeypatch.chdir(tmp_path)
+    assert run_command(monkeypatch, "view", "cut.modtrace") == 0
+    assert capsys.readouterr().err == "! cut at step 3\n"
+
+
+def test_large_values_are_thinned_until_the_file_fits(run: Path, tmp_path: Path) -> None:
+    build = RecordingBuilder(complete=True)
+    net = build.module("", "Net")
+    sites = [build.site(net, "parameter", f"p{n}") for n in range(20)]
+    for step in range(200):
+        build.step(step, 10 * step, 10 * step + 9)
+        for n, site in enumerate(sites):
+            build.value(site, [0.1 + step * n / 7, 2.0 + n / 3], phase="optimizer")
+    write_recording(build.data(), tmp_path / "long.modtrace")
+    recording = open_recording(tmp_path / "long.modtrace")
+    recording.write_html("whole.html")
+    recording.write_html("less.html", max_mb=0.15)
+    assert os.path.getsize("less.html") < 150_000 < os.path.getsize("whole.html")
+
+
+def test_notebook_shows_the_page_in_a_frame(run: Path) -> None:
+    shown = open_recording(run).view(height=300)
+    assert shown._repr_html_().startswith("<iframe sandbox=")
+    assert repr(shown) == "a report, which notebooks show; Recording.write_html(path) writes it to a file"

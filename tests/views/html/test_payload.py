@@ -1,0 +1,100 @@
+"""The payload of a page: what a report becomes as JSON, compressed."""
+
+import base64
+import gzip
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from modtrace.analysis.report.tables import Report, ReportColumn, ReportLane, ReportTable, text_column
+from modtrace.views.html.payload import VERSION, encode_payload, to_payload
+
+_TYPES = {"u8": "u1", "i32": "<i4", "f32": "<f4", "f64": "<f8"}
+
+
+def report(*columns: ReportColumn, rows: int = 3, **more: Any) -> Report:
+    given: dict[str, Any] = {"title": "train.py", "about": (), "notes": (), "shown_step": -1}
+    return Report(**given | {"tables": {"nodes": ReportTable(rows=rows, columns=columns)}} | more)
+
+
+def column(values: Sequence[Any], dtype: Any = None) -> ReportColumn:
+    return ReportColumn(name="x", label="x", kind="count", values=np.array(values, dtype))
+
+
+def only(found: dict[str, Any]) -> dict[str, Any]:
+    [each] = found["tables"]["nodes"]["columns"]
+    return dict(each)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "type", "null"),
+    [
+        ([0, 1, 255], None, "u8", None),
+        ([True, False], None, "u8", None),
+        ([-1, 1, 255], None, "i32", -1),
+        ([0, 256], None, "i32", None),
+        ([0, 2**31], None, "f64", None),
+        ([0.5, 1], np.float32, "f32", None),
+        ([0.5, 1e300], None, "f64", None),
+    ],
+)
+def test_numbers_have_the_smallest_type_that_holds_them(
+    values: list[Any], dtype: Any, type: str, null: int | None
+) -> None:
+    data = only(to_payload(report(column(values, dtype))))["data"]
+    assert (data["type"], data.get("null")) == (type, null)
+    assert np.frombuffer(base64.b64decode(data["base64"]), _TYPES[type]).tolist() == values
+
+
+def test_unknown_numbers_that_do_not_fit_are_not_numbers() -> None:
+    data = only(to_payload(report(column([-1, 2**40]))))["data"]
+    assert data["type"] == "f64"
+    assert str(np.frombuffer(base64.b64decode(data["base64"]), "<f8").tolist()) == f"[nan, {float(2**40)}]"
+
+
+def test_texts_are_codes_of_a_dictionary_and_none_is_minus_one() -> None:
+    found = to_payload(report(text_column("label", "name", ["b", None, "b", "a"], default=True)))
+    assert found["dictionaries"] == {"nodes.label": ["b", "a"]}
+    assert only(found) == {
+        "name": "label",
+        "label": "name",
+        "kind": "text",
+        "aggregate": "none",
+        "default": True,
+        "data": {
+            "dictionary": "nodes.label",
+            "type": "i32",
+            "null": -1,
+            "base64": base64.b64encode(np.array([0, -1, 0, 1], "<i4").tobytes()).decode(),
+        },
+    }
+
+
+def test_payload_is_compressed_json_and_the_same_each_time() -> None:
+    given = report(
+        column([1, 2, 3]),
+        lanes=(ReportLane(label="forward", kind="forward", thread=0, rank=0),),
+        dimensions={"phase": ("forward",)},
+        notes=("the values are left out",),
+    )
+    packed = encode_payload(given)
+    found = json.loads(gzip.decompress(base64.b64decode(packed)))
+    assert {name: found[name] for name in ("format", "version", "title", "notes", "lanes", "dimensions")} == {
+        "format": "modtrace report",
+        "version": VERSION,
+        "title": "train.py",
+        "notes": ["the values are left out"],
+        "lanes": [{"label": "forward", "kind": "forward", "thread": 0, "rank": 0}],
+        "dimensions": [{"name": "phase", "values": ["forward"]}],
+    }
+    assert encode_payload(given) == packed
+
+
+@pytest.mark.parametrize("name", ["\ud800", "\x00\x1b", "\u202eabc", "</script><script>alert(1)</script>"])
+def test_no_name_breaks_the_payload(name: str) -> None:
+    packed = encode_payload(report(text_column("label", "name", [name]), title=name))
+    found = json.loads(gzip.decompress(base64.b64decode(packed)).decode("utf-8"))
+    assert len(found["dictionaries"]["nodes.label"][0]) == len(name)

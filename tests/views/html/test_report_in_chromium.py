@@ -1,0 +1,304 @@
+"""Reports in Chromium: every view, what links them, the keys, and recordings that are hostile or broken."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from builders import RecordingBuilder
+from helpers.browser import use_fonts
+from helpers.driven import DrivenPage
+from helpers.report_runs import record_gpt, record_resnet, record_transformer
+from helpers.report_tables import report
+from modtrace.analysis.report.tables import Report
+from modtrace.face import Recording, open_recording
+from modtrace.views.html.page import render_report
+
+pytestmark = pytest.mark.browser
+
+#: Whether a search has found something.
+HITS = "document.querySelector('.results button') !== null"
+
+VIEWS = ("Findings", "Modules", "Graph", "Timeline", "Values")
+GALLERY = Path(__file__).parent.parent.parent.parent / "docs" / "gallery"
+RUNS = ("gpt", "checkpoint", "nan", "resnet18", "llama24")
+_FONTS = Path("/usr/share/fonts/truetype")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The reports of five recordings."""
+    folder = tmp_path_factory.mktemp("reports")
+    record_gpt(folder / "gpt.modtrace")
+    record_gpt(folder / "checkpoint.modtrace", steps=3, checkpoint="non-reentrant")
+    record_gpt(folder / "nan.modtrace", steps=4, plant=True)
+    record_resnet(folder / "resnet18.modtrace")
+    record_transformer(folder / "llama24.modtrace")
+    for name in RUNS:
+        open_recording(folder / f"{name}.modtrace").write_html(folder / f"{name}.html")
+    return {name: folder / f"{name}.html" for name in RUNS}
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[DrivenPage]:
+    with DrivenPage() as driven:
+        yield driven
+
+
+def write(found: Report, folder: Path) -> Path:
+    path = folder / "report.html"
+    path.write_text(render_report(found), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_each_view_opens_without_an_error_a_request_or_a_serious_fault_of_accessibility(
+    page: DrivenPage, files: dict[str, Path], run: str, scheme: str
+) -> None:
+    page.open(files[run], scheme=scheme)
+    for view in VIEWS:
+        page.go(view)
+        assert page.ask("axe") == [], view
+    assert page.problems() == []
+
+
+@pytest.mark.parametrize("size", [(1280, 720), (1920, 1080)], ids=lambda size: "x".join(map(str, size)))
+@pytest.mark.parametrize("font", ["dejavu", "liberation"])
+def test_no_text_of_the_frame_around_the_views_is_cut(
+    files: dict[str, Path], tmp_path: Path, size: tuple[int, int], font: str
+) -> None:
+    fonts = sorted((_FONTS / font).glob("*.ttf"))
+    if not fonts:
+        pytest.skip(f"no fonts in {_FONTS / font}")
+    with DrivenPage(use_fonts(fonts, tmp_path / "fonts")) as page:
+        page.open(files["gpt"], width=size[0], height=size[1])
+        for view in VIEWS:
+            page.go(view)
+            cut = page.evaluate(
+                "[...document.querySelectorAll('header button, header label, .bar button, [role=tab]')]"
+                ".filter(each => each.scrollWidth > each.clientWidth + 1"
+                " || each.getBoundingClientRect().right > innerWidth)"
+                ".map(each => each.textContent)"
+            )
+            assert cut == [], view
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_pictures_of_the_views_are_in_the_gallery(
+    page: DrivenPage, files: dict[str, Path], run: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    views = {"gpt": VIEWS[1:], "nan": VIEWS[:1]}.get(run, ("Graph",))
+    for scheme, (width, height) in (("light", (1280, 720)), ("dark", (1920, 1080))):
+        page.open(files[run], width=width, height=height, scheme=scheme)
+        for view in views:
+            page.go(view)
+            name = f"report-{run}-{view.lower()}-{scheme}.png"
+            page.ask("screenshot", path=str(tmp_path / name))
+            if request.config.getoption("--update-golden"):
+                shutil.copy(tmp_path / name, GALLERY / name)
+            assert (GALLERY / name).exists(), f"{name} is not in docs/gallery: run with --update-golden"
+
+
+def test_a_module_that_is_selected_in_one_view_is_selected_in_all(
+    page: DrivenPage, files: dict[str, Path]
+) -> None:
+    page.open(files["gpt"])
+    page.press("/")
+    page.ask("type", text="blocks.2.mlp.fc")
+    page.ask("wait", code=HITS)
+    page.press("Enter")
+    page.ask("wait", code="/[#&]module=/.test(location.hash)")
+    chosen = page.address()["module"]
+    for view in VIEWS[1:]:
+        page.go(view)
+        assert page.evaluate("document.querySelector('aside').innerText").startswith("blocks.2.mlp.fc")
+        assert page.address()["module"] == chosen
+
+
+def test_a_hit_is_found_in_collapsed_groups_and_a_query_can_compare_numbers(
+    page: DrivenPage, files: dict[str, Path]
+) -> None:
+    page.open(files["gpt"])
+    page.press("/")
+    page.ask("type", text="path:blocks.*.attn parameters>1k")
+    page.ask("wait", code=HITS)
+    names = page.evaluate("[...document.querySelectorAll('.results button')].map(each => each.textContent)")
+    assert {re.split(r"\s", name)[0] for name in names} >= {f"blocks.{n}.attn" for n in range(4)}
+    page.ask("wait", code="location.hash.includes('query=')")
+    assert page.address()["query"] == "path:blocks.*.attn parameters>1k"
+
+
+def test_the_address_restores_what_is_shown_and_back_and_forward_work(
+    page: DrivenPage, files: dict[str, Path]
+) -> None:
+    page.open(files["gpt"])
+    page.go("Graph")
+    page.go("Timeline")
+    assert page.address()["view"] == "timeline"
+    page.ask("back")
+    page.settle()
+    assert page.address()["view"] == "graph"
+    page.ask("forward")
+    page.settle()
+    assert page.address()["view"] == "timeline"
+    page.open(files["gpt"], "view=values&step=3")
+    assert page.address() == {"view": "values", "step": "3"}
+    assert "step 3" in page.text()
+
+
+def test_any_column_colours_and_the_legend_has_its_range(page: DrivenPage, files: dict[str, Path]) -> None:
+    page.open(files["gpt"])
+    page.go("Graph")
+    options = page.evaluate(
+        "[...document.querySelector('select[aria-label=\"Colour\"], .legend select').options].map(each => each.label)"
+    )
+    assert {"time backward", "FLOPs", "saved for backward", "non-finite", "dtype"} <= set(options)
+    for option in options:
+        page.evaluate(
+            "((label) => { const list = document.querySelector('select[aria-label=\"Colour\"], .legend select');"
+            "list.selectedIndex = [...list.options].findIndex(each => each.label === label);"
+            f"list.dispatchEvent(new Event('change', {{bubbles: true}})); }})({json.dumps(option)})"
+        )
+        page.settle()
+    assert page.problems() == []
+
+
+def test_keys_open_groups_and_the_list_of_keys(page: DrivenPage, files: dict[str, Path]) -> None:
+    page.open(files["gpt"])
+    page.press("3")
+    assert page.address()["view"] == "graph"
+    page.press("?")
+    assert "expand" in page.text()
+    page.press("Escape", "E")
+    opened = page.evaluate("location.hash")
+    assert "graphOpen" in opened
+    page.press("C")
+    assert page.evaluate("location.hash") != opened
+    page.press("2")
+    page.evaluate("document.querySelector('[role=treegrid]').focus()")
+    page.press("ArrowDown", "ArrowDown")
+    page.ask("wait", code="/[#&]module=/.test(location.hash)")
+    assert page.problems() == []
+
+
+def test_a_page_opens_on_its_findings_and_each_selects_its_site(
+    page: DrivenPage, files: dict[str, Path]
+) -> None:
+    page.open(files["nan"])
+    shown = page.text()
+    assert "made by exp in blocks.3.mlp.gelu" in shown
+    assert "exp overflow: exp of" in shown
+    page.evaluate(
+        "[...document.querySelectorAll('main button')].find(each => each.textContent.startsWith('Show')).click()"
+    )
+    page.settle()
+    assert int(page.address()["module"]) >= 0
+    assert "blocks.3.mlp.gelu" in page.evaluate("document.querySelector('aside').innerText")
+
+
+EVIL = [
+    "<img src=x onerror=alert(1)>",
+    "</script><script>alert(2)</script>",
+    "'\"`${alert(3)}",
+    "🔥✨",
+    "\u202eمرحبا",
+    "x" * 10_000,
+    "javascript:alert(4)",
+    "__proto__",
+    "constructor",
+]
+
+
+def hostile() -> Recording:
+    build = RecordingBuilder(argv=("<b>train</b>.py",), marks=(EVIL[0],), options={"ops": True})
+    net = build.module("", EVIL[0], parameters=8)
+    modules = [build.module(name, name, parent=net, parameters=4) for name in EVIL]
+    for step in range(3):
+        build.step(step, 1000 * step, 1000 * step + 900)
+        for name in EVIL:
+            build.scalar(name, [1.0, float("nan"), float("inf")][step])
+        root = build.call(net, 1000 * step, 1000 * step + 800, nth=0)
+        for n, module in enumerate(modules):
+            call = build.call(module, 1000 * step + 50 * n, 1000 * step + 50 * n + 40, parent=root, nth=0)
+            op = build.op(call, EVIL[n], 1000 * step + 50 * n + 1, 1000 * step + 50 * n + 20, args=EVIL[n])
+            build.tensor([2], producer=op)
+            build.output(call, [1.0, float("inf")], slot=EVIL[n])
+    return Recording(build.data())
+
+
+def test_names_of_any_kind_are_text_and_nothing_of_them_runs(page: DrivenPage, tmp_path: Path) -> None:
+    hostile().write_html(tmp_path / "evil.html")
+    page.open(tmp_path / "evil.html")
+    for view in VIEWS:
+        page.go(view)
+        page.press("e", "E")
+    page.go("Modules")
+    assert EVIL[0] in page.text()
+    page.press("/")
+    page.ask("type", text="<img")
+    page.ask("wait", code=HITS)
+    page.press("Enter")
+    assert page.evaluate("document.querySelectorAll('img[src=x], b').length") == 0
+    assert page.problems() == []
+
+
+def test_a_page_without_columns_and_tables_opens_and_says_so(page: DrivenPage, tmp_path: Path) -> None:
+    whole = report(hostile().data)
+    for missing in whole.tables:
+        page.open(
+            write(replace(whole, tables={k: v for k, v in whole.tables.items() if k != missing}), tmp_path)
+        )
+        for view in VIEWS:
+            page.go(view)
+        assert page.problems() == [], missing
+    for name, table in whole.tables.items():
+        for column in table.columns:
+            less = replace(table, columns=tuple(each for each in table.columns if each is not column))
+            page.open(write(replace(whole, tables={**whole.tables, name: less}), tmp_path))
+            for view in VIEWS[1:]:
+                page.go(view)
+            assert page.problems() == [], f"{name}.{column.name}"
+
+
+def test_an_empty_recording_and_one_that_was_cut_open(page: DrivenPage, tmp_path: Path) -> None:
+    empty = RecordingBuilder(argv=("train.py",), complete=True).data()
+    Recording(empty).write_html(tmp_path / "empty.html")
+    page.open(tmp_path / "empty.html")
+    assert "no module was called in its steps" in page.text()
+    for view in VIEWS:
+        page.go(view)
+    assert page.problems() == []
+
+
+def test_a_payload_that_cannot_be_read_is_told(page: DrivenPage, tmp_path: Path) -> None:
+    text = render_report(report(hostile().data))
+    broken = re.sub(r'(id="payload">)[^<]*', r"\1AAAA", text)
+    (tmp_path / "broken.html").write_text(broken, encoding="utf-8")
+    page.ask(
+        "open", url=(tmp_path / "broken.html").as_uri(), width=1280, height=720, scheme="light", reduced=True
+    )
+    page.ask("wait", code="document.querySelector('[role=alert]') !== null")
+    assert "cannot be shown" in page.text()
+
+
+def test_the_page_works_in_the_frame_of_a_notebook(
+    page: DrivenPage, files: dict[str, Path], tmp_path: Path
+) -> None:
+    shown = open_recording(files["gpt"].with_suffix(".modtrace")).view()
+    (tmp_path / "notebook.html").write_text(f"<!doctype html>{shown._repr_html_()}", encoding="utf-8")
+    page.ask(
+        "open",
+        url=(tmp_path / "notebook.html").as_uri(),
+        width=1280,
+        height=800,
+        scheme="light",
+        reduced=True,
+    )
+    assert "token_embedding" in page.ask("frame", wait="[role=tab]", click="Modules")
+    assert page.problems() == []

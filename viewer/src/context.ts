@@ -1,0 +1,44 @@
+/** What every view works with. */
+
+import type { Model } from "./model";
+import type { Overlay, OverlayMaker } from "./overlay";
+import type { Painter } from "./painter";
+import type { Hits } from "./search";
+import type { State, Store } from "./state";
+
+export interface Context {
+  readonly model: Model;
+  readonly store: Store;
+  readonly overlays: OverlayMaker;
+  /** What the query finds now. */
+  hits: Hits;
+  /** The chosen overlay at the chosen step. */
+  overlay: Overlay | null;
+  select(selection: Partial<Pick<State, "module" | "node" | "site" | "step" | "view">>): void;
+  /** Tells a screen reader, and shows for a moment. */
+  say(text: string): void;
+}
+
+/** A table that says what a picture shows. */
+export interface TextTable {
+  caption: string;
+  head: string[];
+  body: string[][];
+}
+
+export interface View {
+  readonly element: HTMLElement;
+  /** Draws anew after a change of the state; is called only while the view is shown, or becomes so. */
+  update(changed: ReadonlySet<keyof State>): void;
+  table?(): TextTable;
+  /** Draws what is shown now onto something else, for a file. */
+  picture?(): Picture;
+  /** Handles a key that nothing before it wanted; returns whether it did. */
+  onKey?(event: KeyboardEvent): boolean;
+}
+
+export interface Picture {
+  width: number;
+  height: number;
+  paint(painter: Painter): void;
+}

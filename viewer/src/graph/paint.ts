@@ -1,0 +1,336 @@
+/** Draws the graph: what is too small to see is drawn as the group that it is in. */
+
+import { NONFINITE, textOn } from "../colors";
+import type { Model } from "../model";
+import type { Overlay } from "../overlay";
+import type { Painter } from "../painter";
+import type { Theme } from "../theme";
+import { shorten } from "../format";
+import { CROWD, type GraphLayout, type Positions, ROW_GAP } from "./layout";
+import type { Level } from "./levels";
+import { route } from "./route";
+
+/** Nodes below this size on the screen are drawn as their group. */
+const SMALLEST = 2;
+/** Texts below this size are not drawn. */
+const SMALLEST_TEXT = 6.5;
+const STRIP = 24;
+
+export interface Camera {
+  x: number;
+  y: number;
+  zoom: number;
+}
+
+export interface Scene {
+  model: Model;
+  layout: GraphLayout;
+  at: Positions;
+  overlay: Overlay | null;
+  nonfinite: Float64Array;
+  selected: number;
+  related: ReadonlySet<number>;
+  hits: ReadonlySet<number>;
+  theme: Theme;
+}
+
+interface Place {
+  node: number;
+  x: number;
+  y: number;
+}
+
+export class GraphPainter {
+  private readonly strips = new Map<number, (string | null)[]>();
+  private stripsOf: Overlay | null = null;
+  /** Where each node was drawn last, for lines to those that a level does not hold together. */
+  readonly drawn = new Map<number, { x: number; y: number; width: number; height: number }>();
+
+  paint(
+    painter: Painter,
+    scene: Scene,
+    camera: Camera,
+    width: number,
+    height: number,
+    isSmall = false,
+  ): void {
+    if (this.stripsOf !== scene.overlay) this.strips.clear();
+    this.stripsOf = scene.overlay;
+    this.drawn.clear();
+    const root = scene.layout.levels.level(-1);
+    const view = { width, height, isSmall };
+    const waiting: Place[] = [];
+    this.paintLevel(painter, scene, root, camera, { node: -1, x: camera.x, y: camera.y }, view, waiting);
+    while (waiting.length) {
+      const place = waiting.pop()!;
+      this.paintLevel(painter, scene, scene.layout.levels.level(place.node), camera, place, view, waiting);
+    }
+  }
+
+  /** Draws the lines and the items of one level, and notes the open groups in it. */
+  private paintLevel(
+    painter: Painter,
+    scene: Scene,
+    level: Level,
+    { zoom }: Camera,
+    origin: Place,
+    view: { width: number; height: number; isSmall: boolean },
+    waiting: Place[],
+  ): void {
+    const { layout, at } = scene;
+    if (ROW_GAP * zoom >= SMALLEST && !view.isSmall)
+      this.paintLines(painter, scene, level, zoom, origin, view);
+    for (const node of level.items) {
+      if (level.owner < 0 && !layout.isShown(node)) continue;
+      const x = origin.x + at.x[node] * zoom;
+      const y = origin.y + at.y[node] * zoom;
+      const width = at.width[node] * zoom;
+      const height = at.height[node] * zoom;
+      if (y + height < 0 || y > view.height || x + width < 0 || x > view.width || height < SMALLEST) continue;
+      this.drawn.set(node, { x, y, width, height });
+      const isOpen = layout.isOpen(node) && height > 3 * SMALLEST;
+      if (isOpen) {
+        this.paintGroup(painter, scene, node, x, y, width, height, zoom);
+        waiting.push({ node, x, y });
+      } else this.paintNode(painter, scene, node, x, y, width, height, zoom);
+    }
+  }
+
+  private paintGroup(
+    painter: Painter,
+    scene: Scene,
+    node: number,
+    x: number,
+    y: number,
+    width: number,
+    height: number,
+    zoom: number,
+  ): void {
+    const { theme, model } = scene;
+    const isRecomputed = model.phase(node) === "recompute";
+    const radius = Math.min(8, 8 * zoom);
+    painter.rect(
+      x,
+      y,
+      width,
+      height,
+      model.graph.depth[node] % 2 ? theme.background : theme.panel,
+      this.borderOf(scene, node, isRecomputed),
+      radius,
+    );
+    this.paintMarks(painter, scene, node, x, y, width, height, zoom);
+    const size = 12 * zoom;
+    if (size < SMALLEST_TEXT) return;
+    const value = this.valueText(scene, node);
+    const name = `▾ ${this.title(scene, node)}`;
+    const room = Math.floor(width / (size * 0.6)) - 2;
+    painter.text(shorten(name, Math.max(8, room)), x + 8 * zoom, y + 16 * zoom, {
+      color: theme.text,
+      size,
+      bold: true,
+    });
+    if (value && room - name.length > value.length + 2)
+      painter.text(value, x + width - 8 * zoom, y + 16 * zoom, {
+        color: theme.dim,
+        size: size * 0.92,
+        align: "right",
+      });
+  }
+
+  private paintNode(
+    painter: Painter,
+    scene: Scene,
+    node: number,
+    x: number,
+    y: number,
+    width: number,
+    height: number,
+    zoom: number,
+  ): void {
+    const { theme, model, layout, overlay } = scene;
+    const value = overlay?.nodes[node] ?? NaN;
+    const isColored = overlay !== null && !Number.isNaN(value);
+    const fill = isColored ? overlay.color(value) : theme.box;
+    if (height < 4) {
+      painter.rect(x, y, width, height, isColored ? fill : theme.line);
+      return;
+    }
+    const isLeaf = layout.levels.isLeaf(node);
+    const isRecomputed = model.phase(node) === "recompute";
+    const radius = Math.min(isLeaf ? height / 2 : 6 * zoom, height / 2);
+    const border = this.borderOf(scene, node, isRecomputed);
+    const isFolded =
+      model.graph.table.number("count", node) > 1 &&
+      layout.levels.representative(node) === node &&
+      this.isFirstOfRun(scene, node);
+    if (isFolded) painter.rect(x + 4 * zoom, y + 4 * zoom, width, height, theme.background, border, radius);
+    painter.rect(x, y, width, height, isRecomputed && !isColored ? theme.background : fill, border, radius);
+    this.paintStrip(painter, scene, node, x, y, width, height, zoom);
+    this.paintMarks(painter, scene, node, x, y, width, height, zoom);
+    const size = 12 * zoom;
+    if (size < SMALLEST_TEXT) return;
+    const color = isColored ? textOn(fill) : theme.text;
+    const isGroup = model.graph.children(node).length > 0;
+    const room = Math.max(3, Math.floor((width - 16 * zoom) / (size * 0.6)));
+    painter.text(
+      shorten((isGroup ? "▸ " : "") + this.title(scene, node), room),
+      x + 8 * zoom,
+      y + (isLeaf ? 15 : 16) * zoom,
+      { color, size, bold: !isLeaf },
+    );
+    if (isLeaf) return;
+    const what = model.graph.table.text(model.isLayer(node) ? "type" : "shape", node);
+    const valueText = this.valueText(scene, node);
+    const space = Math.floor(room * 1.2) - (valueText ? valueText.length + 3 : 0);
+    const note = [space > 2 ? shorten(what, space) : "", valueText].filter(Boolean).join(" · ");
+    painter.text(note, x + 8 * zoom, y + 31 * zoom, {
+      color: isColored ? color : theme.dim,
+      size: size * 0.88,
+    });
+  }
+
+  private isFirstOfRun(scene: Scene, node: number): boolean {
+    const { graph } = scene.model;
+    const outer = graph.parent[node];
+    return outer < 0 || !(graph.table.number("count", outer) > 1);
+  }
+
+  private title(scene: Scene, node: number): string {
+    const name = scene.model.nodeName(node);
+    const count = scene.model.graph.table.number("count", node);
+    const isFolded =
+      count > 1 &&
+      this.isFirstOfRun(scene, node) &&
+      scene.layout.levels.shown(node) === node &&
+      scene.layout.isFolded(node);
+    return isFolded ? `${name}  ×${count}` : name;
+  }
+
+  private valueText({ overlay }: Scene, node: number): string {
+    const value = overlay?.nodes[node] ?? NaN;
+    return overlay && !Number.isNaN(value) ? overlay.text(value) : "";
+  }
+
+  private borderOf({ theme, selected, related, hits }: Scene, node: number, isDashed: boolean) {
+    if (node === selected) return { color: theme.accent, width: 3 };
+    if (related.has(node)) return { color: theme.accent, width: 1.8 };
+    if (hits.has(node)) return { color: "#e69f00", width: 2.5 };
+    return isDashed ? { color: theme.dim, dash: [4, 3] } : { color: theme.line };
+  }
+
+  /** A red badge where values are not finite, here or inside. */
+  private paintMarks(
+    painter: Painter,
+    scene: Scene,
+    node: number,
+    x: number,
+    y: number,
+    width: number,
+    height: number,
+    zoom: number,
+  ): void {
+    if (!(scene.nonfinite[node] > 0)) return;
+    const size = Math.max(5, Math.min(24 * zoom, height, 24));
+    const wide = size > 13 ? size * 1.45 : size;
+    painter.rect(
+      x + width - wide * 0.8,
+      y - size * 0.25,
+      wide,
+      size * 0.66,
+      NONFINITE,
+      undefined,
+      size * 0.3,
+    );
+    if (size > 13)
+      painter.text("NaN", x + width - wide * 0.3, y + size * 0.25, {
+        color: "#ffffff",
+        size: size * 0.46,
+        align: "center",
+        bold: true,
+      });
+  }
+
+  /** The values inside a closed group, in the order of execution, as a strip of colours. */
+  private paintStrip(
+    painter: Painter,
+    scene: Scene,
+    node: number,
+    x: number,
+    y: number,
+    width: number,
+    height: number,
+    zoom: number,
+  ): void {
+    if (!scene.overlay || height < 14 || !scene.model.graph.children(node).length) return;
+    let strip = this.strips.get(node);
+    if (!strip) this.strips.set(node, (strip = this.makeStrip(scene, node)));
+    const cell = (width - 12 * zoom) / strip.length;
+    strip.forEach((color, at) => {
+      if (color) painter.rect(x + 6 * zoom + at * cell, y + height - 4.5 * zoom, cell, 3 * zoom, color);
+    });
+  }
+
+  private makeStrip({ model, overlay }: Scene, node: number): (string | null)[] {
+    const { graph } = model;
+    const inside: number[] = [];
+    for (let at = graph.position[node] + 1; at < graph.end[node]; at++) {
+      const each = graph.order[at];
+      if (!graph.children(each).length && !Number.isNaN(overlay!.nodes[each]))
+        inside.push(overlay!.nodes[each]);
+    }
+    const cells = Math.min(STRIP, inside.length);
+    return Array.from({ length: cells }, (_, cell) => {
+      const part = inside.slice(
+        Math.floor((cell / cells) * inside.length),
+        Math.floor(((cell + 1) / cells) * inside.length),
+      );
+      return part.length ? overlay!.color(overlay!.isKinds ? part[0] : Math.max(...part)) : null;
+    });
+  }
+
+  private paintLines(
+    painter: Painter,
+    scene: Scene,
+    level: Level,
+    zoom: number,
+    origin: Place,
+    view: { width: number; height: number },
+  ): void {
+    const { at, layout, theme, selected } = scene;
+    const bands = layout.bands.get(level.owner);
+    if (!bands) return;
+    const isDense = level.from.length > 4000;
+    for (let line = 0; line < level.from.length; line++) {
+      const [from, to] = [level.from[line], level.to[line]];
+      const isChosen =
+        selected >= 0 &&
+        ((from >= 0 && level.items[from] === selected) || (to >= 0 && level.items[to] === selected));
+      const isCrowded =
+        (from >= 0 && level.crowd[level.row[from]] > CROWD) ||
+        (to >= 0 && level.crowd[level.row[to]] > CROWD);
+      const points = isCrowded && !isChosen ? null : route(level, line, at, bands);
+      if (!points) continue;
+      let [low, high] = [Infinity, -Infinity];
+      for (let each = 0; each < points.length; each += 2) {
+        points[each] = origin.x + points[each] * zoom;
+        points[each + 1] = origin.y + points[each + 1] * zoom;
+        low = Math.min(low, points[each + 1]);
+        high = Math.max(high, points[each + 1]);
+      }
+      if (high < 0 || low > view.height || (isDense && high - low < 4)) continue;
+      const color = isChosen ? theme.accent : theme.dim;
+      painter.line(points, { color, width: isChosen ? 2 : Math.min(1.1, 0.4 + zoom * 0.7) }, 6 * zoom);
+      if (zoom > 0.35 && to >= 0) this.paintHead(painter, points, color, zoom);
+    }
+  }
+
+  private paintHead(painter: Painter, points: number[], color: string, zoom: number): void {
+    const [x, y] = points.slice(-2);
+    const up = points[points.length - 3] > y ? 1 : -1;
+    const size = 4.5 * Math.min(1.2, zoom);
+    painter.polygon(
+      [x, y, x - size * 0.75, y + up * size * 1.4, x + size * 0.75, y + up * size * 1.4],
+      color,
+    );
+  }
+}

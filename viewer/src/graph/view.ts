@@ -1,0 +1,399 @@
+/** The graph: pan, zoom, open and close, select. */
+
+import type { Context, Picture, TextTable, View } from "../context";
+import { button, h } from "../dom";
+import { shorten } from "../format";
+import { CanvasPainter, type Painter } from "../painter";
+import type { State } from "../state";
+import { movesLess, readTheme } from "../theme";
+import { fitCanvas } from "../views/canvas";
+import { GraphLayout, Motion, TITLE } from "./layout";
+import { Minimap } from "./minimap";
+import { paintRelations } from "./relations";
+import { nodeBeside } from "./walk";
+import { type Camera, GraphPainter, type Scene } from "./paint";
+
+const MOVE_MS = 150;
+const MARGIN = 28;
+
+export class GraphView implements View {
+  readonly element = h("section", { class: "view graph", "aria-label": "Graph" });
+  private readonly canvas = h("canvas", {
+    tabindex: "0",
+    role: "img",
+    "aria-label": "Graph of the modules and ops. Press t for a table.",
+  });
+  private readonly box = h("div", { class: "canvasbox" }, this.canvas);
+  private readonly tip = h("div", { class: "tip" });
+  private readonly bar = h("div", { class: "bar" });
+  private readonly layout: GraphLayout;
+  private readonly painter = new GraphPainter();
+  private readonly minimap: Minimap;
+  private readonly nonfinite: Float64Array;
+  private camera: Camera = { x: MARGIN, y: MARGIN, zoom: 1 };
+  private motion: { from: Motion; began: number } | null = null;
+  private drag: { x: number; y: number; camera: Camera; moved: boolean } | null = null;
+  private isFitted = false;
+  private isWaiting = false;
+  private showsLeaves = false;
+  private placed: unknown[] = [];
+
+  constructor(private readonly context: Context) {
+    const { model } = context;
+    this.layout = new GraphLayout(model);
+    const column = model.graph.table.column("nonfinite");
+    this.nonfinite = column ? model.graph.values(column) : new Float64Array(model.graph.size);
+    this.minimap = new Minimap((x, y) => {
+      this.camera.x = this.box.clientWidth / 2 - x * this.camera.zoom;
+      this.camera.y = this.box.clientHeight / 2 - y * this.camera.zoom;
+      this.schedule();
+    });
+    this.tip.hidden = true;
+    this.box.append(this.minimap.element, this.tip);
+    this.makeBar();
+    this.element.append(this.bar, this.box);
+    this.listen();
+    new ResizeObserver(() => {
+      this.draw();
+    }).observe(this.box);
+  }
+
+  private get state(): State {
+    return this.context.store.state;
+  }
+
+  /** The node that is drawn as selected: the chosen one, or that of the chosen module. */
+  private get selected(): number {
+    const { node, module } = this.state;
+    const chosen = node >= 0 ? node : module >= 0 ? this.context.model.nodeOfModule(module) : -1;
+    return chosen >= 0 && chosen < this.context.model.graph.size ? this.layout.levels.shown(chosen) : -1;
+  }
+
+  private makeBar(): void {
+    const { store, model } = this.context;
+    this.bar.append(
+      button("Fit", "Fit the graph into the view (space)", () => {
+        this.fit();
+      }),
+      button("Open all", "Open all groups", () => {
+        this.openAll(-1);
+      }),
+      button("Close all", "Close all groups", () => {
+        store.update({ graphOpen: new Set(model.graph.children(-1)) });
+      }),
+      button("Backward", "Show backward and recompute beside the forward", () => {
+        store.update({ backward: !this.state.backward });
+      }),
+      button("Parameters", "Show parameters, buffers and constants", () => {
+        this.showsLeaves = !this.showsLeaves;
+        this.update(new Set());
+      }),
+      button("Unfold", "Show equal siblings one by one, or folded", () => {
+        const { table } = model.graph;
+        const runs = new Set<number>();
+        for (let node = 0; node < table.rows; node++)
+          if (table.link("folded", node) >= 0) runs.add(table.link("folded", node));
+        store.update({ unfolded: this.state.unfolded.size ? new Set() : runs });
+      }),
+      h("span", { class: "dim hint", text: "Wheel zooms, drag moves, double click opens." }),
+    );
+  }
+
+  private openAll(node: number): void {
+    const { graph } = this.context.model;
+    const rows = node < 0 ? graph.order : graph.order.subarray(graph.position[node], graph.end[node]);
+    const open = new Set(this.state.graphOpen);
+    for (const row of rows) if (graph.children(row).length) open.add(row);
+    this.context.store.update({ graphOpen: open });
+  }
+
+  private listen(): void {
+    const { canvas } = this;
+    canvas.addEventListener(
+      "wheel",
+      (event) => {
+        event.preventDefault();
+        if (event.shiftKey) {
+          this.camera.x -= event.deltaY;
+          this.schedule();
+        } else
+          this.zoom(
+            Math.exp(-Math.max(-80, Math.min(80, event.deltaY)) * 0.004),
+            event.offsetX,
+            event.offsetY,
+          );
+      },
+      { passive: false },
+    );
+    canvas.addEventListener("pointerdown", (event) => {
+      this.drag = { x: event.offsetX, y: event.offsetY, camera: { ...this.camera }, moved: false };
+      canvas.setPointerCapture(event.pointerId);
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      if (this.drag) this.pan(event.offsetX, event.offsetY);
+      else this.hover(event.offsetX, event.offsetY);
+    });
+    canvas.addEventListener("pointerup", (event) => {
+      if (this.drag && !this.drag.moved) this.pick(event.offsetX, event.offsetY);
+      this.drag = null;
+    });
+    canvas.addEventListener("dblclick", (event) => {
+      const node = this.nodeAt(event.offsetX, event.offsetY);
+      if (node >= 0) this.toggle(node);
+    });
+    canvas.addEventListener("pointerleave", () => (this.tip.hidden = true));
+  }
+
+  private pan(x: number, y: number): void {
+    const drag = this.drag!;
+    if (Math.hypot(x - drag.x, y - drag.y) > 3) drag.moved = true;
+    this.camera.x = drag.camera.x + x - drag.x;
+    this.camera.y = drag.camera.y + y - drag.y;
+    this.schedule();
+  }
+
+  private zoom(factor: number, x: number, y: number): void {
+    const zoom = Math.max(0.0005, Math.min(3, this.camera.zoom * factor));
+    const by = zoom / this.camera.zoom;
+    this.camera = { x: x - (x - this.camera.x) * by, y: y - (y - this.camera.y) * by, zoom };
+    this.schedule();
+  }
+
+  /** Shows the whole graph; at first only as much as can be read. */
+  private fit(smallest = 0): void {
+    const { clientWidth: width, clientHeight: height } = this.box;
+    const whole = Math.min(
+      (width - 2 * MARGIN) / this.layout.wide,
+      (height - 2 * MARGIN) / this.layout.high,
+      1.2,
+    );
+    const zoom = Math.max(whole, smallest);
+    this.camera = {
+      x: Math.max(MARGIN, (width - this.layout.wide * zoom) / 2),
+      y: Math.max(MARGIN, (height - this.layout.high * zoom) / 2),
+      zoom,
+    };
+    this.schedule();
+  }
+
+  private pick(x: number, y: number): void {
+    this.canvas.focus({ preventScroll: true });
+    const node = this.nodeAt(x, y);
+    if (node < 0) return;
+    const place = this.painter.drawn.get(node)!;
+    const isOnTwist = x < place.x + 20 * this.camera.zoom && y < place.y + TITLE * this.camera.zoom;
+    if (isOnTwist && this.context.model.graph.children(node).length) this.toggle(node);
+    else this.context.select({ node, module: this.context.model.moduleOfNode(node), site: -1 });
+  }
+
+  /** The innermost node that was drawn at a point. */
+  private nodeAt(x: number, y: number): number {
+    let found = -1;
+    for (const [node, place] of this.painter.drawn)
+      if (x >= place.x && x <= place.x + place.width && y >= place.y && y <= place.y + place.height)
+        if (found < 0 || this.context.model.graph.depth[node] > this.context.model.graph.depth[found])
+          found = node;
+    return found;
+  }
+
+  /** Opens or closes a group, and what goes back through it or repeats it. */
+  private toggle(node: number): void {
+    const { model, store } = this.context;
+    if (!model.graph.children(node).length) return;
+    const isOpen = !this.state.graphOpen.has(node);
+    const open = new Set(this.state.graphOpen);
+    const forward = this.layout.levels.forwardOf(node);
+    const base = forward >= 0 ? forward : node;
+    for (const each of [node, base, ...this.layout.levels.twinsOf(base)])
+      if (isOpen) open.add(each);
+      else open.delete(each);
+    store.update({ graphOpen: open });
+  }
+
+  update(changed: ReadonlySet<keyof State>): void {
+    this.bar.children[3].setAttribute("aria-pressed", String(this.state.backward));
+    this.bar.children[4].setAttribute("aria-pressed", String(this.showsLeaves));
+    this.bar.children[5].setAttribute("aria-pressed", String(this.state.unfolded.size > 0));
+    this.place();
+    if (!this.isFitted && this.box.clientWidth) {
+      this.isFitted = true;
+      this.fit(0.8);
+    }
+    if (changed.has("node") || changed.has("module") || changed.has("view")) this.reveal();
+    this.schedule();
+  }
+
+  /** Lays out anew if what is open has changed, and moves there from where things were. */
+  private place(): void {
+    const { graphOpen, unfolded, backward } = this.state;
+    const wanted = [graphOpen, unfolded, this.showsLeaves, backward];
+    if (wanted.every((each, at) => each === this.placed[at])) return;
+    const isFirst = !this.placed.length;
+    this.placed = wanted;
+    const motion = new Motion(this.layout);
+    this.layout.place(graphOpen, unfolded, this.showsLeaves, backward);
+    this.minimap.forget();
+    this.motion = isFirst || movesLess() ? null : { from: motion, began: performance.now() };
+  }
+
+  /** Opens what is around the selection, and moves the view so that it can be seen. */
+  private reveal(): void {
+    const { selected } = this;
+    if (selected < 0) return;
+    const closed = this.context.model.graph
+      .ancestors(selected)
+      .filter((node) => !this.state.graphOpen.has(node));
+    if (closed.length)
+      this.context.store.update({ graphOpen: new Set([...this.state.graphOpen, ...closed]) });
+    const { zoom } = this.camera;
+    const { clientWidth: width, clientHeight: height } = this.box;
+    const [left, top] = this.layout.position(selected);
+    const x = this.camera.x + left * zoom;
+    const y = this.camera.y + top * zoom;
+    const [wide, high] = [
+      this.layout.width[selected] * zoom,
+      Math.min(this.layout.height[selected] * zoom, height / 2),
+    ];
+    if (x < 0 || x + Math.min(wide, width / 2) > width) this.camera.x += width * 0.4 - x;
+    if (y < 0 || y + high > height) this.camera.y += height * 0.4 - y;
+  }
+
+  private schedule(): void {
+    if (this.isWaiting) return;
+    this.isWaiting = true;
+    requestAnimationFrame(() => {
+      this.isWaiting = false;
+      this.draw();
+    });
+  }
+
+  private draw(): void {
+    const { clientWidth: width, clientHeight: height } = this.box;
+    if (!width || !height || !this.placed.length) return;
+    this.paint(new CanvasPainter(fitCanvas(this.canvas, width, height)), width, height);
+    this.minimap.draw(this.scene(1), this.camera, width, height);
+  }
+
+  private paint(painter: Painter, width: number, height: number): void {
+    const { context } = this;
+    if (!context.model.graph.size) {
+      painter.text("This recording has no graph: record with ops=True to see one.", 20, 40, {
+        color: readTheme().dim,
+      });
+      return;
+    }
+    const share = this.motion ? Math.min(1, (performance.now() - this.motion.began) / MOVE_MS) : 1;
+    const scene = this.scene(share);
+    this.painter.paint(painter, scene, this.camera, width, height);
+    paintRelations(painter, scene, this.painter.drawn, (node) => this.visible(node));
+    if (share < 1) this.schedule();
+    else this.motion = null;
+  }
+
+  private scene(share: number): Scene {
+    const { context, layout } = this;
+    const { model } = context;
+    const { selected } = this;
+    const related = new Set(
+      selected < 0
+        ? []
+        : this.layout.levels.twinsOf(Math.max(selected, this.layout.levels.forwardOf(selected))),
+    );
+    related.delete(selected);
+    const hits = new Set(context.hits.nodes.map((node) => this.visible(node)));
+    for (const module of context.hits.modules) hits.add(this.visible(model.nodeOfModule(module)));
+    const at = this.motion && share < 1 ? this.motion.from.at(1 - (1 - share) ** 2) : layout;
+    return {
+      model,
+      layout,
+      at,
+      overlay: context.overlay,
+      nonfinite: this.nonfinite,
+      selected,
+      related,
+      hits,
+      theme: readTheme(),
+    };
+  }
+
+  /** The node, or the outermost closed group around it. */
+  private visible(node: number): number {
+    if (node < 0) return -1;
+    const shown = this.layout.levels.shown(node);
+    return this.context.model.graph.ancestors(shown).find((outer) => !this.layout.isOpen(outer)) ?? shown;
+  }
+
+  private hover(x: number, y: number): void {
+    const node = this.nodeAt(x, y);
+    this.tip.hidden = node < 0;
+    if (node < 0) return;
+    const { model, overlay } = this.context;
+    const value =
+      overlay && !Number.isNaN(overlay.nodes[node])
+        ? `\n${overlay.choice.label}: ${overlay.text(overlay.nodes[node])}`
+        : "";
+    const shape = model.graph.table.text("shape", node);
+    this.tip.textContent = `${shorten(model.nodePath(node), 300)}${shape && `\n${shape}`}${value}`;
+    this.tip.style.left = `${Math.min(x + 14, this.box.clientWidth - 280)}px`;
+    this.tip.style.top = `${Math.min(y + 18, this.box.clientHeight - 60)}px`;
+  }
+
+  onKey(event: KeyboardEvent): boolean {
+    const { model, store } = this.context;
+    const { selected } = this;
+    const { graph } = model;
+    const isGroup = selected >= 0 && graph.children(selected).length > 0;
+    const isOpen = this.state.graphOpen.has(selected);
+    const middle: [number, number] = [this.box.clientWidth / 2, this.box.clientHeight / 2];
+    if (event.key === " ") this.fit();
+    else if (event.key === "+" || event.key === "=") this.zoom(1.3, ...middle);
+    else if (event.key === "-") this.zoom(1 / 1.3, ...middle);
+    else if (event.key === "e" && isGroup && !isOpen) this.toggle(selected);
+    else if (event.key === "c" && isGroup && isOpen) this.toggle(selected);
+    else if (event.key === "c" && selected >= 0 && graph.parent[selected] >= 0)
+      this.go(graph.parent[selected]);
+    else if (event.key === "E") this.openAll(selected);
+    else if (event.key === "C") store.update({ graphOpen: new Set(graph.children(-1)) });
+    else if (event.key === "Escape") this.context.select({ node: -1, module: -1, site: -1 });
+    else if (event.key.startsWith("Arrow")) {
+      const next = nodeBeside(this.layout, graph, selected, event.key);
+      if (next >= 0) this.go(next);
+    } else return false;
+    return true;
+  }
+
+  private go(node: number): void {
+    this.context.select({ node, module: this.context.model.moduleOfNode(node), site: -1 });
+  }
+
+  picture(): Picture {
+    const { clientWidth: width, clientHeight: height } = this.box;
+    return { width, height, paint: (painter) => { this.paint(painter, width, height); } }; // prettier-ignore
+  }
+
+  table(): TextTable {
+    const { model, overlay } = this.context;
+    const names = (edges: readonly number[], end: string) =>
+      [
+        ...new Set(
+          edges.map((edge) => model.nodeName(this.visible(model.payload.tables.edges.link(end, edge)))),
+        ),
+      ]
+        .slice(0, 6)
+        .join(", ");
+    return {
+      caption: "Graph: what is on the screen",
+      head: ["node", "phase", "shape", overlay?.choice.label ?? "value", "reads from", "read by"],
+      body: [...this.painter.drawn.keys()]
+        .slice(0, 2000)
+        .map((node) => [
+          model.nodePath(node),
+          model.phase(node),
+          model.graph.table.text("shape", node),
+          overlay && !Number.isNaN(overlay.nodes[node]) ? overlay.text(overlay.nodes[node]) : "",
+          names(model.into.get(node), "source"),
+          names(model.outOf.get(node), "target"),
+        ]),
+    };
+  }
+}

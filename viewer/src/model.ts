@@ -1,0 +1,185 @@
+/** The recording as the views ask for it: two trees, and what belongs to each module. */
+
+import { Column, type Payload, type Table } from "./payload";
+import { Tree } from "./tree";
+
+/** Rows of a table by the row of another one that they refer to, sorted out when they are first asked for. */
+class RowsBy {
+  private rows: Map<number, number[]> | null = null;
+
+  constructor(
+    private readonly table: Table,
+    private readonly column: string,
+  ) {}
+
+  get(key: number): readonly number[] {
+    this.rows ??= this.sortOut();
+    return this.rows.get(key) ?? [];
+  }
+
+  private sortOut(): Map<number, number[]> {
+    const rows = new Map<number, number[]>();
+    const values = this.table.column(this.column);
+    for (let row = 0; values && row < this.table.rows; row++) {
+      const key = values.number(row);
+      if (Number.isNaN(key)) continue;
+      const found = rows.get(key);
+      if (found) found.push(row);
+      else rows.set(key, [row]);
+    }
+    return rows;
+  }
+}
+
+export class Model {
+  readonly modules: Tree;
+  readonly graph: Tree;
+  readonly nodesOf: RowsBy;
+  readonly sitesOf: RowsBy;
+  readonly parametersOf: RowsBy;
+  readonly into: RowsBy;
+  readonly outOf: RowsBy;
+  /** The single modules that a folded row sums up. */
+  readonly membersOf: RowsBy;
+  readonly twinsOf: RowsBy;
+  /** The nodes that are not shown while another one stands for them. */
+  readonly foldedInto: RowsBy;
+
+  constructor(readonly payload: Payload) {
+    const { modules, nodes, sites, parameters, edges } = payload.tables;
+    this.modules = new Tree(modules);
+    this.graph = new Tree(nodes, nodes.column("order"));
+    this.nodesOf = new RowsBy(nodes, "module");
+    this.sitesOf = new RowsBy(sites, "module");
+    this.parametersOf = new RowsBy(parameters, "module");
+    this.into = new RowsBy(edges, "target");
+    this.outOf = new RowsBy(edges, "source");
+    this.membersOf = new RowsBy(modules, "folded");
+    this.twinsOf = new RowsBy(nodes, "twin");
+    this.foldedInto = new RowsBy(nodes, "folded");
+  }
+
+  /** The modules inside a module that the tree shows: of a run of equal ones their sums, or each of them. */
+  modulesInside(row: number, showsEach: boolean): readonly number[] {
+    const children = this.modules.children(row);
+    if (!this.hasMembers(row)) return children;
+    return children.filter((child) => this.isMember(child) === showsEach);
+  }
+
+  isMember(row: number): boolean {
+    return this.payload.tables.modules.text("role", row) === "member";
+  }
+
+  hasMembers(row: number): boolean {
+    return this.payload.tables.modules.text("role", row) === "folded";
+  }
+
+  moduleName(row: number): string {
+    const { modules } = this.payload.tables;
+    return (
+      modules.text("label", row) || modules.text("path", row) || modules.text("root", row) || `module ${row}`
+    );
+  }
+
+  /** The whole path of a module; of a root its name. */
+  modulePath(row: number): string {
+    if (row < 0) return "";
+    const { modules } = this.payload.tables;
+    return modules.text("path", row) || modules.text("root", row) || this.moduleName(row);
+  }
+
+  nodeName(row: number): string {
+    const { nodes } = this.payload.tables;
+    return nodes.text("label", row) || nodes.text("name", row) || nodes.text("kind", row) || `node ${row}`;
+  }
+
+  /** The name of a node with that of its module before it. */
+  nodePath(row: number): string {
+    const module = this.moduleOfNode(row);
+    const name = this.nodeName(row);
+    const path = module < 0 ? "" : this.modulePath(module);
+    return !path || this.isLayer(row) ? path || name : `${path} ${name}`;
+  }
+
+  isLayer(node: number): boolean {
+    return ["module", "container", "phase", "optimizer"].includes(
+      this.payload.tables.nodes.text("kind", node),
+    );
+  }
+
+  phase(node: number): string {
+    return this.payload.tables.nodes.text("phase", node);
+  }
+
+  moduleOfNode(node: number): number {
+    return this.payload.tables.nodes.link("module", node);
+  }
+
+  /** The node that a module is shown as in the graph: its first layer. */
+  nodeOfModule(module: number): number {
+    const shown = this.hasMembers(module) ? (this.membersOf.get(module)[0] ?? module) : module;
+    const nodes = this.nodesOf.get(shown);
+    const layer = nodes.find((node) => this.isLayer(node)) ?? nodes[0];
+    if (layer !== undefined) return layer;
+    const summed = this.membersOf.get(shown)[0];
+    return summed === undefined ? -1 : (this.nodesOf.get(summed)[0] ?? -1);
+  }
+
+  /** The rows of modules that stand for the same as a row: itself, or the single modules of a sum. */
+  sameModules(module: number): readonly number[] {
+    const members = this.membersOf.get(module);
+    return members.length ? members : [module];
+  }
+
+  stepName(row: number): string {
+    const number = this.payload.tables.steps.number("number", row);
+    return `step ${Number.isNaN(number) ? row : number}`;
+  }
+
+  /** The columns of logged scalars. */
+  scalars(): Column[] {
+    return this.payload.tables.steps.columns.filter((column) => column.spec.scalar);
+  }
+
+  /** What was logged with a step: NaN if that was NaN, undefined if nothing was. */
+  logged(scalar: Column, step: number): number | undefined {
+    const value = scalar.number(step);
+    const flag = this.payload.tables.steps.column(scalar.spec.name.replace(/^scalar/, "logged"));
+    return Number.isNaN(value) && !flag?.number(step) ? undefined : value;
+  }
+
+  /** The statistics that sites have over the steps. */
+  statistics(): Column[] {
+    return this.payload.tables.series.columns.filter(
+      (column) => !["site", "step"].includes(column.spec.name),
+    );
+  }
+
+  /** The position of a step in the series, or of the last one before it. */
+  seriesPosition(step: number): number {
+    const steps = this.payload.tables.series_steps;
+    let found = steps.rows ? 0 : -1;
+    for (let at = 0; at < steps.rows; at++) if (steps.link("step", at) <= step) found = at;
+    return found;
+  }
+
+  seriesValue(column: Column, site: number, position: number): number {
+    return position < 0 ? NaN : column.number(site * this.payload.tables.series_steps.rows + position);
+  }
+
+  /** What tensors of a role are called. */
+  roleName(role: string): string {
+    const { sites } = this.payload.tables;
+    const column = sites.column("role");
+    const code = column?.dictionary?.indexOf(role) ?? -1;
+    const site = column ? column.values.indexOf(code as never) : -1;
+    return sites.text("role_title", site) || role.replaceAll("_", " ");
+  }
+
+  siteName(site: number): string {
+    const { sites } = this.payload.tables;
+    const label = sites.text("label", site);
+    if (label) return label;
+    return `${this.modulePath(sites.link("module", site))} ${sites.text("role", site)}${sites.text("slot", site)}`;
+  }
+}

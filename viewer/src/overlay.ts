@@ -1,0 +1,206 @@
+/** What colours show: any column of modules or nodes, or a statistic of what was measured at a step. */
+
+import { kindColor, Scale } from "./colors";
+import { formatNumber, formatValue } from "./format";
+import type { Model } from "./model";
+import { Column } from "./payload";
+import { combine } from "./tree";
+
+export interface OverlayChoice {
+  key: string;
+  label: string;
+  about: string;
+  /** The heading of the choice. */
+  group: string;
+}
+
+/** The values of one overlay for all modules and all nodes of the graph. */
+export class Overlay {
+  readonly scale: Scale;
+
+  constructor(
+    readonly choice: OverlayChoice,
+    readonly modules: Float64Array,
+    readonly nodes: Float64Array,
+    private readonly column: Column,
+  ) {
+    this.scale = new Scale(
+      this.isKinds ? [] : nodes.length ? Float64Array.of(...ends(modules), ...ends(nodes)) : modules,
+    );
+  }
+
+  get isKinds(): boolean {
+    return this.column.dictionary !== null;
+  }
+
+  get kinds(): readonly string[] {
+    return this.column.dictionary ?? [];
+  }
+
+  color(value: number): string {
+    return this.isKinds ? kindColor(value) : this.scale.color(value);
+  }
+
+  text(value: number): string {
+    return this.column.spec.kind === "number"
+      ? formatNumber(value) + this.unit
+      : formatValue(this.column, value);
+  }
+
+  get unit(): string {
+    return this.column.spec.unit && ` ${this.column.spec.unit}`;
+  }
+}
+
+/** Gives a column of texts the numbers that another one has for them, and numbers of its own for further texts. */
+function sayAlike(column: Column, other: Column): Column {
+  if (column.dictionary === null || other.dictionary === null) return column;
+  const texts = [...other.dictionary];
+  const codes = column.dictionary.map((text) => {
+    const code = texts.indexOf(text);
+    return code >= 0 ? code : texts.push(text) - 1;
+  });
+  const values = Float64Array.from(column.values, (_, row) => codes[column.number(row)] ?? NaN);
+  return new Column(column.spec, () => values, texts);
+}
+
+/** The least, the least above 0 and the greatest of the finite values. */
+function ends(values: Float64Array): number[] {
+  let low = Infinity;
+  let above = Infinity;
+  let high = -Infinity;
+  for (const value of values) {
+    if (!Number.isFinite(value)) continue;
+    if (value < low) low = value;
+    if (value > high) high = value;
+    if (value > 0 && value < above) above = value;
+  }
+  return [low, above, high].filter(Number.isFinite);
+}
+
+/** Makes overlays of a recording, each once. */
+export class OverlayMaker {
+  readonly choices: readonly OverlayChoice[];
+  private readonly made = new Map<string, Overlay>();
+
+  constructor(private readonly model: Model) {
+    this.choices = [...listColumns(model), ...listStatistics(model)];
+  }
+
+  /** Returns an overlay at a step, or null for a key that is not there. */
+  get(key: string, step: number): Overlay | null {
+    const choice = this.choices.find((each) => each.key === key);
+    if (!choice) return null;
+    const isMeasured = key.startsWith("@");
+    const name = isMeasured ? `${key}@${this.model.seriesPosition(step)}` : key;
+    let overlay = this.made.get(name);
+    if (!overlay) {
+      overlay = isMeasured ? this.ofStatistic(choice, step) : this.ofColumn(choice);
+      if (this.made.size > 40) this.made.clear();
+      this.made.set(name, overlay);
+    }
+    return overlay;
+  }
+
+  private ofColumn(choice: OverlayChoice): Overlay {
+    const { modules, nodes } = this.model.payload.tables;
+    const ofModules = modules.column(choice.key);
+    const found = nodes.column(choice.key);
+    const ofNodes = found && ofModules ? sayAlike(found, ofModules) : found;
+    const values = ofModules
+      ? this.model.modules.values(ofModules)
+      : new Float64Array(modules.rows).fill(NaN);
+    const own = ofNodes ? this.ofNodes(ofNodes) : this.lendToNodes(values, ofModules?.spec.measure);
+    return new Overlay(choice, values, own, (ofNodes ?? ofModules)!);
+  }
+
+  /** The values of nodes. What does nothing, such as an input, has no time and no cost. */
+  private ofNodes(column: Column): Float64Array {
+    const { graph } = this.model;
+    const values = graph.values(column);
+    for (let node = 0; node < graph.size; node++)
+      if (
+        values[node] === 0 &&
+        column.dictionary === null &&
+        !["op", "call"].includes(graph.table.text("kind", node)) &&
+        !this.model.isLayer(node)
+      )
+        values[node] = NaN;
+    return values;
+  }
+
+  /** The largest value of a statistic among the sites of each module, with one role, at a step. */
+  private ofStatistic(choice: OverlayChoice, step: number): Overlay {
+    const [, role, name] = choice.key.split("@");
+    const { modules, sites, series } = this.model.payload.tables;
+    const column = series.column(name)!;
+    const position = this.model.seriesPosition(step);
+    const values = new Float64Array(modules.rows).fill(NaN);
+    for (let site = 0; site < sites.rows; site++) {
+      const module = sites.link("module", site);
+      if (module < 0 || sites.text("role", site) !== role) continue;
+      const value = this.model.seriesValue(column, site, position);
+      if (!(Math.abs(value) <= Math.abs(values[module]))) values[module] = value;
+    }
+    for (let row = 0; row < modules.rows; row++) {
+      const members = this.model.membersOf.get(row);
+      if (members.length && Number.isNaN(values[row])) values[row] = combine(values, members, "max");
+    }
+    return new Overlay(choice, values, this.lendToNodes(values, undefined), column);
+  }
+
+  /** Gives the layers of the graph the values of their modules; a time of one phase to the layers of that phase. */
+  private lendToNodes(values: Float64Array, measure: string | undefined): Float64Array {
+    const { graph, payload } = this.model;
+    const phases = measure ? this.columnsByPhase(measure) : new Map<string, Column>();
+    const lent = new Float64Array(graph.size).fill(NaN);
+    for (let node = 0; node < graph.size; node++) {
+      const module = this.model.moduleOfNode(node);
+      if (module < 0 || payload.tables.nodes.text("kind", node) !== "module") continue;
+      const ofPhase = phases.get(this.model.phase(node));
+      lent[node] = ofPhase ? ofPhase.number(module) : values[module];
+    }
+    return lent;
+  }
+
+  private columnsByPhase(measure: string): Map<string, Column> {
+    const columns = this.model.payload.tables.modules.columns.filter((each) => each.spec.measure === measure);
+    return new Map(columns.filter((each) => each.spec.phase).map((each) => [each.spec.phase, each]));
+  }
+}
+
+function listColumns(model: Model): OverlayChoice[] {
+  const found = new Map<string, OverlayChoice>();
+  for (const table of [model.payload.tables.modules, model.payload.tables.nodes])
+    for (const { spec } of table.columns)
+      if (spec.overlay && !found.has(spec.name))
+        found.set(spec.name, {
+          key: spec.name,
+          label: spec.label,
+          about: spec.about,
+          group: groupOf(model, spec.name),
+        });
+  return [...found.values()];
+}
+
+/** Costs are numbers of each call; what else there is was measured on its tensors. */
+function groupOf(model: Model, name: string): string {
+  const { modules, nodes } = model.payload.tables;
+  const kind = (modules.column(name) ?? nodes.column(name))?.spec.kind ?? "";
+  return ["seconds", "bytes", "flops", "count"].includes(kind) && name !== "nonfinite" ? "Costs" : "Values";
+}
+
+function listStatistics(model: Model): OverlayChoice[] {
+  const { sites } = model.payload.tables;
+  const roles = new Set<string>();
+  for (let site = 0; site < sites.rows; site++) roles.add(sites.text("role", site));
+  const statistics = model.statistics();
+  return [...roles].filter(Boolean).flatMap((role) =>
+    statistics.map(({ spec }) => ({
+      key: `@${role}@${spec.name}`,
+      label: `${spec.label}: ${model.roleName(role)}`,
+      group: `At the chosen step: ${model.roleName(role)}`,
+      about: `The largest of each module at the step that is chosen. ${spec.about}`.trim(),
+    })),
+  );
+}

@@ -1,0 +1,291 @@
+/** Reads the payload of a report: one JSON object, compressed, with tables of columns. */
+
+export type Kind =
+  | "text"
+  | "count"
+  | "bytes"
+  | "seconds"
+  | "flops"
+  | "number"
+  | "flag"
+  | "dtype"
+  | "phase"
+  | "node"
+  | "module"
+  | "step";
+export type Aggregate = "sum" | "max" | "min" | "mean" | "any" | "none";
+
+/** What the payload says of a column. A name that this page does not know is drawn as a number. */
+export interface ColumnSpec {
+  name: string;
+  label: string;
+  unit: string;
+  kind: Kind;
+  aggregate: Aggregate;
+  about: string;
+  /** What is measured, over all phases or in one: "time" in "backward". Empty for what is no measure. */
+  measure: string;
+  phase: string;
+  overlay: boolean;
+  /** Whether the tree table shows it at first. */
+  default: boolean;
+  /** Whether a user has logged it with each step. */
+  scalar: boolean;
+}
+
+export interface Finding {
+  title: string;
+  severity: string;
+  module: number;
+  node: number;
+  site: number;
+  step: number;
+  lines: string[];
+}
+
+export interface Lane {
+  label: string;
+  phase: string;
+}
+
+type Numbers = Float64Array | Float32Array | Int32Array | Uint8Array;
+
+/** One column: numbers, or numbers of texts in a dictionary. What is not known is NaN. */
+export class Column {
+  private found: Numbers | null = null;
+
+  /** `read` gives the numbers; it is called when the column is first used, since many never are. */
+  constructor(
+    readonly spec: ColumnSpec,
+    private readonly read: () => Numbers,
+    readonly dictionary: readonly string[] | null = null,
+    readonly unknown: number = NaN,
+  ) {}
+
+  get values(): Numbers {
+    this.found ??= this.read();
+    return this.found;
+  }
+
+  number(row: number): number {
+    const values = (this.found ??= this.read());
+    if (!(row >= 0 && row < values.length)) return NaN;
+    const value = values[row];
+    return value === this.unknown ? NaN : value;
+  }
+
+  text(row: number): string {
+    if (this.dictionary === null) return Number.isNaN(this.number(row)) ? "" : String(this.number(row));
+    return this.dictionary[this.number(row)] ?? "";
+  }
+}
+
+/** A table of columns. A column that is missing is undefined, and its texts are empty. */
+export class Table {
+  private readonly byName: Map<string, Column>;
+
+  constructor(
+    readonly name: string,
+    readonly rows: number,
+    readonly columns: readonly Column[],
+  ) {
+    this.byName = new Map(columns.map((column) => [column.spec.name, column]));
+  }
+
+  column(name: string): Column | undefined {
+    return this.byName.get(name);
+  }
+
+  text(name: string, row: number): string {
+    return this.byName.get(name)?.text(row) ?? "";
+  }
+
+  number(name: string, row: number): number {
+    return this.byName.get(name)?.number(row) ?? NaN;
+  }
+
+  /** The row of another table that a row refers to; -1 for none. */
+  link(name: string, row: number): number {
+    const value = this.number(name, row);
+    return Number.isNaN(value) ? -1 : value;
+  }
+}
+
+export interface Payload {
+  title: string;
+  about: [string, string][];
+  notes: string[];
+  lanes: Lane[];
+  findings: Finding[];
+  /** The row of `steps` that modules and nodes tell of. */
+  shownStep: number;
+  tables: Record<TableName, Table>;
+  /** What the page could not read or does not know, in sentences. */
+  missing: string[];
+}
+
+export const TABLES = [
+  "modules",
+  "nodes",
+  "edges",
+  "spans",
+  "sites",
+  "series_steps",
+  "series",
+  "histograms",
+  "bins",
+  "steps",
+  "parameters",
+] as const;
+export type TableName = (typeof TABLES)[number];
+
+/** The version of the payload that this page was written for. */
+const VERSION = 1;
+
+/** Reads the text of the page's payload element: base64 of gzip of JSON. */
+export async function decodePayload(text: string): Promise<Payload> {
+  const bytes = fromBase64(text.trim());
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return readPayload(JSON.parse(await new Response(stream).text()));
+}
+
+/** Makes a payload of the parsed JSON. What is missing or odd is left out, and told in `missing`. */
+export function readPayload(json: unknown): Payload {
+  const raw = asRecord(json);
+  const missing: string[] = [];
+  if (raw.version !== VERSION)
+    missing.push(`The data has version ${String(raw.version)}; this page reads version ${VERSION}.`);
+  const dictionaries = asRecord(raw.dictionaries);
+  const tables = {} as Record<TableName, Table>;
+  for (const name of TABLES)
+    tables[name] = readTable(name, asRecord(raw.tables)[name], dictionaries, missing);
+  return {
+    title: asText(raw.title) || "modtrace report",
+    about: asList(raw.about).map((pair) => [asText(asList(pair)[0]), asText(asList(pair)[1])]),
+    notes: asList(raw.notes).map(asText),
+    lanes: asList(raw.lanes).map(readLane),
+    findings: asList(raw.findings).map(readFinding),
+    shownStep: asNumber(raw.shown_step, -1),
+    tables,
+    missing,
+  };
+}
+
+function readTable(
+  name: TableName,
+  json: unknown,
+  dictionaries: Record<string, unknown>,
+  missing: string[],
+): Table {
+  if (json === undefined || json === null) return new Table(name, 0, []);
+  const raw = asRecord(json);
+  const rows = Math.max(0, Math.floor(asNumber(raw.rows, 0)));
+  const columns: Column[] = [];
+  for (const each of asList(raw.columns)) {
+    const spec = readSpec(asRecord(each));
+    try {
+      columns.push(readColumn(spec, asRecord(asRecord(each).data), rows, dictionaries));
+    } catch (error) {
+      missing.push(
+        `Column ${spec.label} of ${name} cannot be read: ${error instanceof Error ? error.message : ""}`,
+      );
+    }
+  }
+  return new Table(name, rows, columns);
+}
+
+function readSpec(raw: Record<string, unknown>): ColumnSpec {
+  const name = asText(raw.name);
+  return {
+    name,
+    label: asText(raw.label) || name,
+    unit: asText(raw.unit),
+    kind: (asText(raw.kind) || "number") as Kind,
+    aggregate: (asText(raw.aggregate) || "none") as Aggregate,
+    about: asText(raw.about),
+    measure: asText(raw.measure),
+    phase: asText(raw.phase),
+    overlay: raw.overlay === true,
+    default: raw.default === true,
+    scalar: raw.scalar === true,
+  };
+}
+
+function readColumn(
+  spec: ColumnSpec,
+  data: Record<string, unknown>,
+  rows: number,
+  dictionaries: Record<string, unknown>,
+): Column {
+  const type = asText(data.type);
+  const text = asText(data.base64);
+  const size = SIZES[type];
+  if (!size) throw new Error(`its type ${type} is unknown.`);
+  const count = (text.length * 0.75 - (/=*$/.exec(text.slice(-2))?.[0].length ?? 0)) / size;
+  if (count !== rows) throw new Error(`it has ${count} values for ${rows} rows.`);
+  const values = () => readNumbers(type, text, rows);
+  const unknown = asNumber(data.null, NaN);
+  if (data.dictionary === undefined) return new Column(spec, values, null, unknown);
+  const texts = dictionaries[asText(data.dictionary)];
+  if (!Array.isArray(texts)) throw new Error(`its dictionary ${asText(data.dictionary)} is not there.`);
+  return new Column(spec, values, texts.map(asText), unknown);
+}
+
+/** How many bytes a number of each type takes. */
+const SIZES: Record<string, number> = { f64: 8, f32: 4, i32: 4, u8: 1 };
+
+/** Decodes numbers; where that cannot be, none is known. */
+function readNumbers(type: string, text: string, rows: number): Numbers {
+  try {
+    const bytes = fromBase64(text);
+    if (type === "u8") return bytes;
+    if (type === "i32") return new Int32Array(bytes.buffer);
+    return type === "f32" ? new Float32Array(bytes.buffer) : new Float64Array(bytes.buffer);
+  } catch {
+    return new Float64Array(rows).fill(NaN);
+  }
+}
+
+function fromBase64(text: string): Uint8Array<ArrayBuffer> {
+  const native = Uint8Array as unknown as { fromBase64?: (text: string) => Uint8Array<ArrayBuffer> };
+  if (native.fromBase64) return native.fromBase64(text);
+  const binary = atob(text);
+  const bytes = new Uint8Array(binary.length);
+  for (let at = 0; at < binary.length; at++) bytes[at] = binary.charCodeAt(at);
+  return bytes;
+}
+
+function readLane(json: unknown): Lane {
+  if (typeof json === "string") return { label: json, phase: "" };
+  const raw = asRecord(json);
+  return { label: asText(raw.label), phase: asText(raw.phase) };
+}
+
+function readFinding(json: unknown): Finding {
+  const raw = asRecord(json);
+  return {
+    title: asText(raw.title),
+    severity: asText(raw.severity) || "note",
+    module: asNumber(raw.module, -1),
+    node: asNumber(raw.node, -1),
+    site: asNumber(raw.site, -1),
+    step: asNumber(raw.step, -1),
+    lines: asList(raw.lines).map(asText),
+  };
+}
+
+function asRecord(json: unknown): Record<string, unknown> {
+  return typeof json === "object" && json !== null ? (json as Record<string, unknown>) : {};
+}
+
+function asList(json: unknown): unknown[] {
+  return Array.isArray(json) ? json : [];
+}
+
+function asText(json: unknown): string {
+  return json === undefined || json === null ? "" : String(json);
+}
+
+function asNumber(json: unknown, otherwise: number): number {
+  return typeof json === "number" && !Number.isNaN(json) ? json : otherwise;
+}

@@ -1,0 +1,118 @@
+/** Axes and lines of charts. */
+
+import { formatTick } from "../format";
+import type { Painter } from "../painter";
+import { readTheme } from "../theme";
+
+export interface Area {
+  x: number;
+  y: number;
+  width: number;
+  height: number;
+}
+
+export interface Series {
+  label: string;
+  color: string;
+  values: readonly number[];
+}
+
+/** Round numbers between two values, about as many as are asked for. */
+export function ticks(low: number, high: number, wanted: number): number[] {
+  const range = high - low;
+  if (!(range > 0) || !Number.isFinite(range)) return [low];
+  const rough = range / Math.max(1, wanted);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough) ?? power * 10;
+  const found: number[] = [];
+  for (let at = Math.ceil(low / step); at * step <= high && found.length < 50; at++) found.push(at * step);
+  return found;
+}
+
+/** Draws an axis along the top of a picture. */
+export function drawAxis(
+  painter: Painter,
+  area: Area,
+  low: number,
+  high: number,
+  format: (value: number) => string,
+): void {
+  const theme = readTheme();
+  const { x, y, width, height } = area;
+  painter.line([x, y + height - 0.5, x + width, y + height - 0.5], { color: theme.line });
+  for (const tick of ticks(low, high, width / 110)) {
+    const at = x + ((tick - low) / (high - low)) * width;
+    painter.line([at, y + height - 5, at, y + height], { color: theme.dim });
+    if (at > x + 16 && at < x + width - 24)
+      painter.text(format(tick), at, y + height - 8, { color: theme.dim, size: 11, align: "center" });
+  }
+}
+
+/** Draws lines over positions 0, 1, 2 ... with an axis on the left. What is not finite is a mark at the bottom. */
+export function drawLines(
+  painter: Painter,
+  area: Area,
+  series: readonly Series[],
+  labelOf: (at: number) => string,
+  marked: number,
+): void {
+  const theme = readTheme();
+  const { x, y, width, height } = area;
+  const all = series.flatMap(({ values }) => values.filter(Number.isFinite));
+  const positive = all.filter((value) => value > 0);
+  const isLog = all.length > 0 && positive.length === all.length && Math.max(...all) / Math.min(...all) > 200;
+  const convert = isLog ? Math.log10 : (value: number) => value;
+  let low = Math.min(...all.map(convert));
+  let high = Math.max(...all.map(convert));
+  if (!(high > low))
+    [low, high] = [(Number.isFinite(low) ? low : 0) - 0.5, (Number.isFinite(low) ? low : 0) + 0.5];
+  const margin = (high - low) * 0.05;
+  low -= margin;
+  high += margin;
+  const count = Math.max(1, ...series.map(({ values }) => values.length));
+  const at = (index: number) => x + (index / Math.max(1, count - 1)) * width;
+  const up = (value: number) => y + height - ((convert(value) - low) / (high - low)) * height;
+  for (const tick of ticks(low, high, height / 34)) {
+    const level = y + height - ((tick - low) / (high - low)) * height;
+    painter.line([x, level, x + width, level], { color: theme.line });
+    painter.text(formatTick(isLog ? 10 ** tick : tick), x - 6, level + 4, {
+      color: theme.dim,
+      size: 11,
+      align: "right",
+    });
+  }
+  for (const index of ticks(0, count - 1, width / 90))
+    if (Number.isInteger(index))
+      painter.text(labelOf(index), at(index), y + height + 14, {
+        color: theme.dim,
+        size: 11,
+        align: "center",
+      });
+  for (const { color, values } of series) drawSeries(painter, values, color, at, up, y + height);
+  if (marked >= 0) painter.line([at(marked), y, at(marked), y + height], { color: theme.text, dash: [3, 3] });
+}
+
+function drawSeries(
+  painter: Painter,
+  values: readonly number[],
+  color: string,
+  x: (at: number) => number,
+  y: (value: number) => number,
+  bottom: number,
+): void {
+  const theme = readTheme();
+  let points: number[] = [];
+  const end = () => {
+    if (points.length > 2) painter.line(points, { color, width: 1.6 });
+    else if (points.length === 2) painter.rect(points[0] - 2, points[1] - 2, 4, 4, color);
+    points = [];
+  };
+  values.forEach((value, at) => {
+    if (Number.isFinite(value)) points.push(x(at), y(value));
+    else {
+      end();
+      if (value === Infinity || value === -Infinity) painter.rect(x(at) - 1.5, bottom - 6, 3, 6, theme.bad);
+    }
+  });
+  end();
+}

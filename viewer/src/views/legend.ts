@@ -1,0 +1,67 @@
+/** The choice of what colours show, and its legend with units. */
+
+import type { Context } from "../context";
+import { h, replaceChildren, select } from "../dom";
+
+const STOPS = 24;
+
+export class Legend {
+  readonly element = h("div", { class: "legend" });
+  private readonly key = h("div", { class: "key" });
+
+  constructor(private readonly context: Context) {
+    const choices = context.overlays.choices.map(({ key, label, group }) => ({
+      value: key,
+      text: label,
+      group,
+    }));
+    choices.unshift({ value: "", text: "nothing", group: "" });
+    const chooser = select("Colour", choices, context.store.state.overlay, (overlay) => {
+      context.store.update({ overlay });
+    });
+    this.element.append(chooser, this.key);
+  }
+
+  update(): void {
+    const { overlay, store } = this.context;
+    this.element.querySelector("select")!.value = overlay ? store.state.overlay : "";
+    this.key.title = overlay?.choice.about ?? "";
+    if (!overlay) this.key.replaceChildren();
+    else if (overlay.isKinds) this.drawKinds();
+    else this.drawRamp();
+  }
+
+  private drawKinds(): void {
+    const overlay = this.context.overlay!;
+    const used = new Set([...overlay.modules, ...overlay.nodes].filter((value) => !Number.isNaN(value)));
+    replaceChildren(
+      this.key,
+      ...[...used].slice(0, 8).map((value) => {
+        const box = h("i", { class: "box" });
+        box.style.backgroundColor = overlay.color(value);
+        return h("span", {}, box, h("span", { text: overlay.kinds[value] }));
+      }),
+    );
+  }
+
+  private drawRamp(): void {
+    const { scale, ...overlay } = {
+      scale: this.context.overlay!.scale,
+      text: (value: number) => this.context.overlay!.text(value),
+    };
+    const colors = Array.from({ length: STOPS }, (_, at) => scale.color(scale.at(at / (STOPS - 1))));
+    const ramp = h("i", {
+      class: "ramp",
+      role: "img",
+      "aria-label": `From ${overlay.text(scale.low)} to ${overlay.text(scale.high)}`,
+    });
+    ramp.style.backgroundImage = `linear-gradient(to right, ${colors.join(",")})`;
+    if (scale.kind === "log") this.key.title += " Colours by the logarithm.";
+    replaceChildren(
+      this.key,
+      h("span", { text: overlay.text(scale.low) }),
+      ramp,
+      h("span", { text: overlay.text(scale.high) }),
+    );
+  }
+}

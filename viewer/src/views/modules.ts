@@ -1,0 +1,348 @@
+/** The tree table: a row for each module, the columns that are chosen, and only the rows on screen in the document. */
+
+import { Scale } from "../colors";
+import type { Context, TextTable, View } from "../context";
+import { button, h, replaceChildren } from "../dom";
+import { formatValue, shorten } from "../format";
+import type { Column } from "../payload";
+import type { State } from "../state";
+
+const ROW = 24;
+/** Columns that make the tree, and are no columns of the table. */
+const STRUCTURE = new Set(["label", "path", "root", "parent", "role", "folded", "count", "called"]);
+const SPARE = 8;
+const NAME_WIDTH = 230;
+const TEXT_WIDTH = 108;
+const NUMBER_WIDTH = 86;
+
+export class ModuleTable implements View {
+  readonly element = h("section", { class: "view modules", "aria-label": "Modules" });
+  private readonly head = h("div", { class: "row head", role: "row" });
+  private readonly body = h("div", { class: "rows", role: "rowgroup" });
+  private readonly grid = h("div", {
+    class: "grid",
+    role: "treegrid",
+    tabindex: "0",
+    "aria-label": "Tree of modules",
+  });
+  private readonly bar = h("div", { class: "bar" });
+  private readonly chooser = h("div", { class: "popup", role: "group", "aria-label": "Columns" });
+  private readonly columns: readonly Column[];
+  private readonly scales = new Map<Column, Scale>();
+  private rows: number[] = [];
+  private depths = new Map<number, number>();
+
+  constructor(private readonly context: Context) {
+    const { modules } = context.model.payload.tables;
+    this.columns = modules.columns.filter(({ spec }) => !STRUCTURE.has(spec.name));
+    this.grid.append(h("div", { role: "rowgroup", class: "headgroup" }, this.head), this.body);
+    this.element.append(this.bar, this.grid);
+    this.makeBar();
+    this.grid.addEventListener("scroll", () => {
+      this.drawRows();
+    });
+    this.grid.addEventListener("keydown", (event) => {
+      if (this.onArrow(event)) event.preventDefault();
+    });
+    this.body.addEventListener("click", (event) => {
+      this.onClick(event);
+    });
+    new ResizeObserver(() => {
+      this.drawRows();
+    }).observe(this.grid);
+  }
+
+  private get state(): State {
+    return this.context.store.state;
+  }
+
+  private get shown(): readonly Column[] {
+    const names = this.state.columns;
+    if (names) return names.flatMap((name) => this.columns.filter(({ spec }) => spec.name === name));
+    const proposed = this.columns.filter(({ spec }) => spec.default);
+    return proposed.length ? proposed : this.columns.slice(0, 6);
+  }
+
+  private makeBar(): void {
+    const { store } = this.context;
+    const chooser = h("details", { class: "menu" }, h("summary", { text: "Columns" }), this.chooser);
+    this.bar.append(
+      chooser,
+      button("Flat list", "Show all modules as one list, which can be sorted as a whole", () => {
+        store.update({ flat: !this.state.flat });
+      }),
+      button("Open all", "Open all modules", () => {
+        const { modules } = this.context.model;
+        const all = Array.from(modules.order).filter((row) => modules.children(row).length);
+        store.update({ open: new Set(all), flat: false });
+      }),
+      button("Close all", "Close all modules", () => {
+        store.update({ open: new Set(), flat: false });
+      }),
+    );
+  }
+
+  update(changed: ReadonlySet<keyof State>): void {
+    this.bar.children[1].setAttribute("aria-pressed", String(this.state.flat));
+    if (changed.has("columns") || !this.chooser.childElementCount) this.makeChooser();
+    this.listRows();
+    this.drawHead();
+    this.body.style.height = `${this.rows.length * ROW}px`;
+    this.grid.setAttribute("aria-rowcount", String(this.rows.length + 1));
+    if (changed.has("module") || changed.has("view")) this.scrollTo(this.shownRow(this.state.module));
+    this.drawRows();
+  }
+
+  private makeChooser(): void {
+    const shown = new Set(this.shown.map(({ spec }) => spec.name));
+    const boxes = this.columns.map(({ spec }) => {
+      const box = h("input", { type: "checkbox", checked: shown.has(spec.name) });
+      box.addEventListener("change", () => {
+        if (box.checked) shown.add(spec.name);
+        else shown.delete(spec.name);
+        const names = this.columns.map((column) => column.spec.name).filter((name) => shown.has(name));
+        this.context.store.update({ columns: names });
+      });
+      return h("label", { title: spec.about }, box, h("span", { text: spec.label }));
+    });
+    replaceChildren(this.chooser, ...boxes);
+  }
+
+  private listRows(): void {
+    this.depths = new Map();
+    if (this.state.flat) {
+      this.rows = Array.from(this.context.model.modules.order).filter(
+        (row) => !this.context.model.membersOf.get(row).length,
+      );
+      this.sort(this.rows);
+      return;
+    }
+    this.rows = [];
+    const stack = this.inside(-1)
+      .map((row) => [row, 0])
+      .reverse();
+    while (stack.length) {
+      const [row, depth] = stack.pop()!;
+      this.rows.push(row);
+      this.depths.set(row, depth);
+      if (!this.state.open.has(row)) continue;
+      const inside = this.inside(row);
+      for (let at = inside.length - 1; at >= 0; at--) stack.push([inside[at], depth + 1]);
+    }
+  }
+
+  private inside(row: number): number[] {
+    return this.sort([...this.context.model.modulesInside(row, this.state.each.has(row))]);
+  }
+
+  private sort(rows: number[]): number[] {
+    const name = this.state.sort.replace(/^-/, "");
+    const column = this.columns.find(({ spec }) => spec.name === name);
+    if (!column) return rows;
+    const sign = this.state.sort.startsWith("-") ? -1 : 1;
+    const isText = column.dictionary !== null;
+    return rows.sort((a, b) => {
+      if (isText) return sign * column.text(a).localeCompare(column.text(b));
+      const [one, other] = [column.number(a), column.number(b)];
+      if (Number.isNaN(one) || Number.isNaN(other))
+        return Number(Number.isNaN(one)) - Number(Number.isNaN(other));
+      return sign * (one - other);
+    });
+  }
+
+  /** The row of the table that shows a module: its own, or that of the sum it is in. */
+  private shownRow(module: number): number {
+    const { model } = this.context;
+    if (module < 0 || this.rows.includes(module)) return module;
+    const folded = model.payload.tables.modules.link("folded", module);
+    return folded >= 0 ? folded : module;
+  }
+
+  private drawHead(): void {
+    const { sort } = this.state;
+    const widths = this.shown.map((column) => (column.dictionary ? TEXT_WIDTH : NUMBER_WIDTH));
+    this.grid.style.setProperty(
+      "--columns",
+      `minmax(${NAME_WIDTH}px, 1fr) ${widths.map((each) => `${each}px`).join(" ")}`,
+    );
+    this.grid.style.setProperty("--width", `${NAME_WIDTH + widths.reduce((sum, each) => sum + each, 0)}px`);
+    const cells = this.shown.map((column, at) => {
+      const { spec } = column;
+      const direction = sort === spec.name ? "ascending" : sort === `-${spec.name}` ? "descending" : "none";
+      const arrow = { ascending: " ▲", descending: " ▼", none: "" }[direction];
+      const next = { ascending: "", descending: spec.name, none: `-${spec.name}` }[direction];
+      const label = button(
+        spec.label + arrow,
+        `${spec.label}${spec.unit && ` (${spec.unit})`}. ${spec.about} Click to sort.`,
+        () => {
+          this.context.store.update({ sort: next });
+        },
+      );
+      label.setAttribute("aria-label", `Sort by ${spec.label}`);
+      return h(
+        "div",
+        {
+          role: "columnheader",
+          "aria-sort": direction,
+          class: column.dictionary ? "" : "number",
+          "aria-colindex": at + 2,
+        },
+        label,
+      );
+    });
+    replaceChildren(
+      this.head,
+      h("div", { role: "columnheader", text: "module", "aria-colindex": "1" }),
+      ...cells,
+    );
+  }
+
+  private drawRows(): void {
+    const first = Math.max(0, Math.floor(this.grid.scrollTop / ROW) - SPARE);
+    const last = Math.min(this.rows.length, first + Math.ceil(this.grid.clientHeight / ROW) + 2 * SPARE);
+    const selected = this.shownRow(this.state.module);
+    const hits = new Set(this.context.hits.modules);
+    const made: HTMLElement[] = [];
+    for (let at = first; at < last; at++) made.push(this.makeRow(at, selected, hits));
+    if (!this.rows.length) made.push(h("div", { class: "empty", text: "This recording has no modules." }));
+    this.body.replaceChildren(...made);
+  }
+
+  private makeRow(at: number, selected: number, hits: ReadonlySet<number>): HTMLElement {
+    const { model } = this.context;
+    const row = this.rows[at];
+    const isGroup = !this.state.flat && model.modules.children(row).length > 0;
+    const isOpen = this.state.open.has(row);
+    const element = h(
+      "div",
+      {
+        class: `row${row === selected ? " selected" : ""}${hits.has(row) ? " hit" : ""}`,
+        role: "row",
+        "data-row": row,
+        "aria-level": (this.depths.get(row) ?? 0) + 1,
+        "aria-rowindex": at + 2,
+        "aria-selected": row === selected,
+        "aria-expanded": isGroup ? String(isOpen) : null,
+        id: `module-${row}`,
+      },
+      this.makeName(row, isGroup, isOpen),
+      ...this.shown.map((column) => this.makeCell(column, row)),
+    );
+    element.style.top = `${at * ROW}px`;
+    if (row === selected) this.grid.setAttribute("aria-activedescendant", element.id);
+    return element;
+  }
+
+  private makeName(row: number, isGroup: boolean, isOpen: boolean): HTMLElement {
+    const { model } = this.context;
+    const { modules } = model.payload.tables;
+    const name = this.state.flat ? model.modulePath(row) : model.moduleName(row);
+    const count = modules.number("count", row);
+    const times =
+      model.hasMembers(row) && count > 1 && !name.includes("×")
+        ? h("span", { class: "times", text: `×${count}` })
+        : null;
+    const each =
+      model.hasMembers(row) && isOpen
+        ? h("span", {
+            class: "each",
+            text: this.state.each.has(row) ? "sum" : "each",
+            title: "Show the sum of the equal modules, or each of them",
+          })
+        : null;
+    const bad =
+      modules.number("nonfinite", row) > 0
+        ? h("span", { class: "bad", text: "NaN", title: "Non-finite values inside" })
+        : null;
+    const cell = h(
+      "div",
+      { role: "gridcell", class: "name", title: shorten(model.modulePath(row), 400) },
+      h("span", { class: "twist", text: isGroup ? (isOpen ? "▾" : "▸") : "" }),
+      h("span", { class: "label", text: shorten(name, 200), dir: "auto" }),
+      times,
+      bad,
+      each,
+    );
+    cell.style.paddingLeft = `${6 + (this.depths.get(row) ?? 0) * 16}px`;
+    return cell;
+  }
+
+  private makeCell(column: Column, row: number): HTMLElement {
+    const value = column.number(row);
+    const text = formatValue(column, value);
+    const cell = h("div", {
+      role: "gridcell",
+      class: column.dictionary ? "" : "number",
+      text: shorten(text, 120),
+      title: shorten(text, 400),
+    });
+    if (column.dictionary === null && !Number.isNaN(value)) {
+      let scale = this.scales.get(column);
+      if (!scale) this.scales.set(column, (scale = new Scale(column.values)));
+      const share = Number.isFinite(value)
+        ? Math.round(
+            (scale.kind === "diverging" ? Math.abs(scale.place(value) - 0.5) * 2 : scale.place(value)) * 45,
+          )
+        : 60;
+      const color = column.spec.name === "nonfinite" && value > 0 ? "var(--bad)" : "var(--heat)";
+      if (value !== 0 && scale.high !== scale.low)
+        cell.style.backgroundColor = `color-mix(in srgb, ${color} ${share}%, transparent)`;
+    }
+    return cell;
+  }
+
+  private onClick(event: Event): void {
+    const target = event.target as HTMLElement;
+    const row = Number(target.closest<HTMLElement>(".row")?.dataset.row ?? -1);
+    if (row < 0) return;
+    if (target.classList.contains("each")) this.context.store.toggle("each", row);
+    else if (target.classList.contains("twist")) this.context.store.toggle("open", row);
+    else this.context.select({ module: row, node: -1, site: -1 });
+    this.grid.focus({ preventScroll: true });
+  }
+
+  private scrollTo(module: number): void {
+    const at = this.rows.indexOf(module);
+    if (at < 0) return;
+    const height = this.grid.clientHeight - this.head.offsetHeight;
+    if (at * ROW < this.grid.scrollTop) this.grid.scrollTop = at * ROW;
+    else if ((at + 1) * ROW > this.grid.scrollTop + height) this.grid.scrollTop = (at + 1) * ROW - height;
+  }
+
+  private onArrow(event: KeyboardEvent): boolean {
+    const row = this.shownRow(this.state.module);
+    const at = this.rows.indexOf(row);
+    const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 15, PageUp: -15, Home: -1e9, End: 1e9 }[event.key];
+    if (step !== undefined) {
+      const next = Math.min(this.rows.length - 1, Math.max(0, at + step));
+      if (this.rows.length) this.context.select({ module: this.rows[next], node: -1, site: -1 });
+      return true;
+    }
+    const isGroup = row >= 0 && this.context.model.modules.children(row).length > 0;
+    const isOpen = this.state.open.has(row);
+    if (["ArrowRight", "e"].includes(event.key) && isGroup && !isOpen)
+      this.context.store.toggle("open", row, true);
+    else if (event.key === "c" && isOpen) this.context.store.toggle("open", row, false);
+    else if (event.key === "ArrowLeft" && row >= 0)
+      if (isOpen) this.context.store.toggle("open", row, false);
+      else if (this.context.model.modules.parent[row] >= 0)
+        this.context.select({ module: this.context.model.modules.parent[row], node: -1, site: -1 });
+      else return true;
+    else return false;
+    return true;
+  }
+
+  table(): TextTable {
+    const { model } = this.context;
+    return {
+      caption: "Modules",
+      head: ["module", ...this.shown.map(({ spec }) => spec.label)],
+      body: this.rows
+        .slice(0, 2000)
+        .map((row) => [
+          model.modulePath(row),
+          ...this.shown.map((column) => formatValue(column, column.number(row))),
+        ]),
+    };
+  }
+}

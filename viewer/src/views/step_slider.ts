@@ -1,0 +1,82 @@
+/** The steps: a logged scalar as a line, and below it the slider that chooses one. */
+
+import type { Context } from "../context";
+import { button, h } from "../dom";
+import { formatNumber } from "../format";
+import { CanvasPainter } from "../painter";
+import { readTheme } from "../theme";
+import { fitCanvas } from "./canvas";
+
+const WIDTH = 150;
+const HEIGHT = 18;
+
+export class StepSlider {
+  readonly element = h("div", { class: "steps" });
+  private readonly canvas = h("canvas", {
+    role: "img",
+    "aria-label": "The first logged scalar over the steps",
+  });
+  private readonly slider = h("input", { type: "range", min: "0", step: "1", "aria-label": "Step" });
+  private readonly label = h("span", { class: "steplabel", "aria-live": "polite" });
+  private readonly rows: number[] = [];
+
+  constructor(private readonly context: Context) {
+    const { steps, series_steps: measured } = context.model.payload.tables;
+    for (let row = 0; row < steps.rows; row++) this.rows.push(row);
+    if (!this.rows.length)
+      for (let at = 0; at < measured.rows; at++) this.rows.push(measured.link("step", at));
+    this.slider.max = String(Math.max(0, this.rows.length - 1));
+    this.slider.addEventListener("input", () => {
+      context.store.update({ step: this.rows[Number(this.slider.value)] });
+    });
+    this.element.hidden = this.rows.length === 0;
+    this.element.append(
+      button("‹", "The step before", () => {
+        this.move(-1);
+      }),
+      h("div", { class: "track" }, this.canvas, this.slider),
+      button("›", "The next step", () => {
+        this.move(1);
+      }),
+      this.label,
+    );
+  }
+
+  private move(by: number): void {
+    const at = Math.min(this.rows.length - 1, Math.max(0, Number(this.slider.value) + by));
+    this.context.store.update({ step: this.rows[at] });
+  }
+
+  update(): void {
+    if (!this.rows.length) return;
+    const { model, store } = this.context;
+    const { step } = store.state;
+    this.slider.value = String(Math.max(0, this.rows.indexOf(step)));
+    const [scalar] = model.scalars();
+    const logged = scalar ? model.logged(scalar, step) : undefined;
+    const value = logged === undefined ? "" : `  ${scalar.spec.label} ${formatNumber(logged) || "NaN"}`;
+    this.label.textContent = model.stepName(step) + value;
+    this.slider.setAttribute("aria-valuetext", this.label.textContent);
+    this.draw(scalar ? this.rows.map((row) => model.logged(scalar, row)) : []);
+  }
+
+  private draw(values: readonly (number | undefined)[]): void {
+    const painter = new CanvasPainter(fitCanvas(this.canvas, WIDTH, HEIGHT));
+    const theme = readTheme();
+    const finite = values.filter((value) => value !== undefined && Number.isFinite(value)) as number[];
+    const low = Math.min(...finite);
+    const range = Math.max(...finite) - low || 1;
+    const x = (at: number) => 8 + (at / Math.max(1, this.rows.length - 1)) * (WIDTH - 16);
+    const points = values.flatMap((value, at) =>
+      value !== undefined && Number.isFinite(value)
+        ? [x(at), HEIGHT - 2 - ((value - low) / range) * (HEIGHT - 4)]
+        : [],
+    );
+    if (points.length > 2) painter.line(points, { color: theme.accent, width: 1.5 });
+    values.forEach((value, at) => {
+      if (value !== undefined && !Number.isFinite(value)) painter.rect(x(at) - 1, 0, 2, HEIGHT, theme.bad);
+    });
+    const at = x(Number(this.slider.value));
+    painter.line([at, 0, at, HEIGHT], { color: theme.text });
+  }
+}

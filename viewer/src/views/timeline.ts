@@ -1,0 +1,364 @@
+/** The timeline: a lane for each phase and thread, in it the calls and ops as they nest, over time. */
+
+import { textOn } from "../colors";
+import type { Context, Picture, TextTable, View } from "../context";
+import { button, h } from "../dom";
+import { formatSeconds, shorten } from "../format";
+import { CanvasPainter, type Painter } from "../painter";
+import type { State } from "../state";
+import { readTheme } from "../theme";
+import { fitCanvas } from "./canvas";
+import { drawAxis } from "./chart";
+import { firstAfter, fitLabel, makeTracks, rangeOf, ROW, TOP, type Track, TRACK_GAP as GAP } from "./tracks";
+
+const LABEL = 132;
+/** Spans that are narrower than this are drawn as one. */
+const THIN = 1;
+
+export class TimelineView implements View {
+  readonly element = h("section", { class: "view timeline", "aria-label": "Timeline" });
+  private readonly canvas = h("canvas", {
+    tabindex: "0",
+    role: "img",
+    "aria-label": "Timeline of calls and ops",
+  });
+  private readonly box = h("div", { class: "canvasbox" }, this.canvas);
+  private readonly tip = h("div", { class: "tip" });
+  private readonly tracks: readonly Track[];
+  private from = 0;
+  private to = 1;
+  private scroll = 0;
+  private drag: { x: number; y: number; from: number; scroll: number; moved: boolean } | null = null;
+
+  constructor(private readonly context: Context) {
+    this.tracks = makeTracks(context.model);
+    this.tip.hidden = true;
+    this.box.append(this.tip);
+    const bar = h(
+      "div",
+      { class: "bar" },
+      button("This step", "Show the step that is chosen", () => {
+        this.showStep();
+        this.draw();
+      }),
+      button("All steps", "Show the whole recording", () => {
+        this.showAll();
+        this.draw();
+      }),
+      button("Selection", "Zoom to the selected call", () => {
+        this.showSelection();
+      }),
+      h("span", { class: "dim", text: "Wheel zooms, drag moves, click selects." }),
+    );
+    this.element.append(bar, this.box);
+    this.showStep();
+    this.listen();
+    new ResizeObserver(() => {
+      this.draw();
+    }).observe(this.box);
+  }
+
+  private get spans() {
+    return this.context.model.payload.tables.spans;
+  }
+
+  private listen(): void {
+    const { canvas } = this;
+    canvas.addEventListener(
+      "wheel",
+      (event) => {
+        event.preventDefault();
+        if (event.shiftKey) this.scrollBy(event.deltaY);
+        else this.zoom(Math.exp(Math.max(-80, Math.min(80, event.deltaY)) * 0.004), event.offsetX);
+      },
+      { passive: false },
+    );
+    canvas.addEventListener("pointerdown", (event) => {
+      this.drag = { x: event.offsetX, y: event.offsetY, from: this.from, scroll: this.scroll, moved: false };
+      canvas.setPointerCapture(event.pointerId);
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      if (this.drag) this.move(event.offsetX, event.offsetY);
+      else this.hover(event.offsetX, event.offsetY);
+    });
+    canvas.addEventListener("pointerup", (event) => {
+      if (this.drag && !this.drag.moved) this.pick(event.offsetX, event.offsetY);
+      this.drag = null;
+    });
+    canvas.addEventListener("pointerleave", () => {
+      this.tip.hidden = true;
+    });
+  }
+
+  private move(x: number, y: number): void {
+    const drag = this.drag!;
+    if (Math.hypot(x - drag.x, y - drag.y) > 3) drag.moved = true;
+    const range = this.to - this.from;
+    this.from = drag.from - ((x - drag.x) / this.width) * range;
+    this.to = this.from + range;
+    this.scroll = drag.scroll;
+    this.scrollBy(drag.y - y);
+  }
+
+  private scrollBy(pixels: number): void {
+    const last = this.tracks.at(-1);
+    const height = last ? last.y + last.rows * ROW + GAP : 0;
+    this.scroll = Math.max(0, Math.min(height - this.box.clientHeight + 8, this.scroll + pixels));
+    this.draw();
+  }
+
+  private get width(): number {
+    return Math.max(1, this.box.clientWidth - LABEL);
+  }
+
+  private x(seconds: number): number {
+    return LABEL + ((seconds - this.from) / (this.to - this.from)) * this.width;
+  }
+
+  private zoom(factor: number, x: number): void {
+    const at = this.from + ((x - LABEL) / this.width) * (this.to - this.from);
+    this.from = at + (this.from - at) * factor;
+    this.to = Math.max(at + (this.to - at) * factor, this.from + 1e-8);
+    this.draw();
+  }
+
+  private show(from: number, to: number): void {
+    const margin = (to - from) * 0.02 || 1e-6;
+    this.from = from - margin;
+    this.to = to + margin;
+  }
+
+  private showAll(): void {
+    this.show(...rangeOf(this.spans.rows, (row) => this.times(row)));
+  }
+
+  private showStep(): void {
+    const { steps } = this.context.model.payload.tables;
+    const { step } = this.context.store.state;
+    const start = steps.number("start", step);
+    const ofStep: number[] = [];
+    for (let row = 0; row < this.spans.rows; row++)
+      if (this.spans.number("step", row) === step) ofStep.push(row);
+    if (ofStep.length) this.show(...rangeOf(ofStep.length, (at) => this.times(ofStep[at])));
+    else if (!Number.isNaN(start)) this.show(start, start + (steps.number("duration", step) || 1e-3));
+    else this.showAll();
+  }
+
+  private showSelection(): void {
+    const chosen: number[] = [];
+    for (let row = 0; row < this.spans.rows; row++) if (this.isSelected(row)) chosen.push(row);
+    if (!chosen.length) return;
+    this.show(...rangeOf(chosen.length, (at) => this.times(chosen[at])));
+    this.draw();
+  }
+
+  private times(row: number): [number, number] {
+    const start = this.spans.number("start", row);
+    return [start, start + (this.spans.number("duration", row) || 0)];
+  }
+
+  private isSelected(row: number): boolean {
+    const { module, node } = this.context.store.state;
+    if (node >= 0 && this.spans.link("node", row) === node) return true;
+    return module >= 0 && this.context.model.sameModules(module).includes(this.spans.link("module", row));
+  }
+
+  update(changed: ReadonlySet<keyof State>): void {
+    if (changed.has("step") && !changed.has("view")) this.showStep();
+    this.draw();
+  }
+
+  private draw(): void {
+    const { clientWidth: width, clientHeight: height } = this.box;
+    if (!width || !height) return;
+    this.paint(new CanvasPainter(fitCanvas(this.canvas, width, height)), width, height);
+  }
+
+  private paint(painter: Painter, width: number, height: number): void {
+    const theme = readTheme();
+    if (!this.tracks.length) {
+      painter.text(
+        "This recording has no times: record with backward times or ops to see a timeline.",
+        20,
+        40,
+        { color: theme.dim },
+      );
+      return;
+    }
+    painter.clip(LABEL, TOP, width - LABEL, height - TOP, () => {
+      for (const track of this.tracks) this.paintTrack(painter, track, width, height);
+    });
+    painter.clip(0, TOP, LABEL, height - TOP, () => {
+      for (const { label, y } of this.tracks)
+        painter.text(shorten(label, 20), 10, y - this.scroll + 13, { color: theme.dim });
+    });
+    const origin =
+      this.context.model.payload.tables.steps.number("start", this.context.store.state.step) || 0;
+    drawAxis(
+      painter,
+      { x: LABEL, y: 0, width: width - LABEL, height: TOP },
+      this.from - origin,
+      this.to - origin,
+      formatSeconds,
+    );
+  }
+
+  private paintTrack(painter: Painter, track: Track, width: number, height: number): void {
+    const theme = readTheme();
+    const { overlay } = this.context;
+    const top = track.y - this.scroll;
+    painter.line([0, top - GAP / 2, width, top - GAP / 2], { color: theme.line });
+    const later: (() => void)[] = [];
+    track.spans.forEach((spans, depth) => {
+      const y = top + depth * ROW;
+      if (y > height || y + ROW < TOP) return;
+      let drawnTo = -Infinity;
+      for (let at = firstAfter(spans, (row) => this.times(row)[1], this.from); at < spans.length; at++) {
+        const row = spans[at];
+        const [start, end] = this.times(row);
+        if (start > this.to) break;
+        const x = this.x(start);
+        const wide = this.x(end) - x;
+        const isSelected = this.isSelected(row);
+        if (x + wide < drawnTo + THIN && !isSelected) continue;
+        const left = Math.max(x, LABEL - 2);
+        const size = Math.max(THIN, Math.min(x + wide, width + 2) - left);
+        const value = overlay ? this.value(row) : NaN;
+        const fill = overlay && !Number.isNaN(value) ? overlay.color(value) : theme.box;
+        painter.rect(
+          left,
+          y,
+          Math.max(size - 0.5, 0.5),
+          ROW - 1,
+          fill,
+          size > 4 && fill === theme.box ? { color: theme.line } : undefined,
+        );
+        if (size > 22) {
+          const color = fill === theme.box ? theme.text : textOn(fill);
+          painter.text(
+            fitLabel(this.spans.text("label", row), Math.floor((size - 6) / 6.4)),
+            left + 4,
+            y + 13,
+            { color, size: 11 },
+          );
+        }
+        if (isSelected)
+          later.push(() => {
+            painter.rect(left, y, Math.max(size - 0.5, 2), ROW - 1, null, {
+              color: theme.accent,
+              width: 2.5,
+            });
+          });
+        drawnTo = left + size;
+      }
+    });
+    for (const each of later) each();
+  }
+
+  private value(row: number): number {
+    const overlay = this.context.overlay!;
+    const node = this.spans.link("node", row);
+    if (node >= 0 && !Number.isNaN(overlay.nodes[node])) return overlay.nodes[node];
+    const module = this.spans.link("module", row);
+    return module >= 0 ? overlay.modules[module] : NaN;
+  }
+
+  private spanAt(x: number, y: number): number {
+    const track = this.tracks.find(
+      (each) => y + this.scroll >= each.y && y + this.scroll < each.y + each.rows * ROW,
+    );
+    if (!track || x < LABEL) return -1;
+    const spans = track.spans[Math.floor((y + this.scroll - track.y) / ROW)] ?? [];
+    const time = this.from + ((x - LABEL) / this.width) * (this.to - this.from);
+    const slack = (2 * (this.to - this.from)) / this.width;
+    const at = firstAfter(spans, (row) => this.times(row)[1], time - slack);
+    return at < spans.length && this.times(spans[at])[0] <= time + slack ? spans[at] : -1;
+  }
+
+  private pick(x: number, y: number): void {
+    const row = this.spanAt(x, y);
+    this.canvas.focus({ preventScroll: true });
+    if (row >= 0) this.choose(row);
+  }
+
+  private choose(row: number): void {
+    const node = this.spans.link("node", row);
+    const module = this.spans.link("module", row);
+    const step = this.spans.link("step", row);
+    this.context.store.update({ step: step >= 0 ? step : this.context.store.state.step });
+    this.context.select({
+      node,
+      module: module >= 0 || node < 0 ? module : this.context.model.moduleOfNode(node),
+      site: -1,
+    });
+  }
+
+  private hover(x: number, y: number): void {
+    const row = this.spanAt(x, y);
+    this.tip.hidden = row < 0;
+    if (row < 0) return;
+    const module = this.spans.link("module", row);
+    const path = module >= 0 ? `\n${shorten(this.context.model.modulePath(module), 200)}` : "";
+    const [start, end] = this.times(row);
+    this.tip.textContent = `${shorten(this.spans.text("label", row), 200)}  ${formatSeconds(end - start)}${path}`;
+    this.tip.style.left = `${Math.min(x + 12, this.box.clientWidth - 260)}px`;
+    this.tip.style.top = `${Math.min(y + 16, this.box.clientHeight - 50)}px`;
+  }
+
+  onKey(event: KeyboardEvent): boolean {
+    const middle = LABEL + this.width / 2;
+    if (event.key === " ") this.showStep();
+    else if (event.key === "+" || event.key === "=") this.zoom(0.7, middle);
+    else if (event.key === "-") this.zoom(1.4, middle);
+    else if (event.key === "ArrowLeft" || event.key === "ArrowRight")
+      this.stepAlong(event.key === "ArrowRight" ? 1 : -1);
+    else if (event.key === "ArrowUp" || event.key === "ArrowDown")
+      this.scrollBy(event.key === "ArrowDown" ? ROW : -ROW);
+    else return false;
+    this.draw();
+    return true;
+  }
+
+  /** Selects the next span of the same depth, or the first one. */
+  private stepAlong(by: number): void {
+    for (const track of this.tracks)
+      for (const spans of track.spans) {
+        const at = spans.findIndex((row) => this.isSelected(row) && this.times(row)[1] >= this.from);
+        if (at >= 0 && spans[at + by] !== undefined) {
+          this.choose(spans[at + by]);
+          return;
+        }
+      }
+    const all = this.tracks.flatMap(({ spans }) => spans[0] ?? []);
+    const first = all.find((row) => this.spans.link("module", row) >= 0 && this.times(row)[1] >= this.from);
+    if (first !== undefined) this.choose(first);
+  }
+
+  picture(): Picture {
+    const { clientWidth: width, clientHeight: height } = this.box;
+    return { width, height, paint: (painter) => { this.paint(painter, width, height); } }; // prettier-ignore
+  }
+
+  table(): TextTable {
+    const body: string[][] = [];
+    for (const track of this.tracks)
+      track.spans.forEach((spans, depth) => {
+        for (const row of spans) {
+          const [start, end] = this.times(row);
+          if (end < this.from || start > this.to || body.length > 2000) continue;
+          body.push([
+            track.label,
+            String(depth),
+            this.spans.text("label", row),
+            formatSeconds(start),
+            formatSeconds(end - start),
+          ]);
+        }
+      });
+    return {
+      caption: "Timeline: what is on the screen",
+      head: ["lane", "depth", "what", "start", "duration"],
+      body,
+    };
+  }
+}

@@ -1,0 +1,398 @@
+/** Values over the steps: logged scalars, a heat map of all layers, lines and histograms of what is selected or pinned. */
+
+import { kindColor, NONFINITE, Scale } from "../colors";
+import type { Context, Picture, TextTable, View } from "../context";
+import { button, h, replaceChildren, select } from "../dom";
+import { formatNumber, shorten } from "../format";
+import { CanvasPainter, type Painter } from "../painter";
+import type { Column } from "../payload";
+import type { State } from "../state";
+import { readTheme } from "../theme";
+import { fitCanvas } from "./canvas";
+import { drawLines, type Series } from "./chart";
+import { drawHistogram, histogramAt } from "./histogram";
+
+const LEFT = 260;
+const LINES = 170;
+const MOST_PINS = 8;
+
+export class ValuesView implements View {
+  readonly element = h("section", { class: "view values", "aria-label": "Values over the steps" });
+  private readonly bar = h("div", { class: "bar" });
+  private readonly canvas = h("canvas", {
+    tabindex: "0",
+    role: "img",
+    "aria-label": "Values over the steps",
+  });
+  private readonly box = h("div", { class: "canvasbox" }, this.canvas);
+  private readonly tip = h("div", { class: "tip" });
+  private readonly histograms = h("div", { class: "histograms" });
+  /** Where the heat map was drawn: its top and the height of a row. */
+  private heat = { y: 0, row: 0, sites: [] as readonly number[] };
+
+  constructor(private readonly context: Context) {
+    this.tip.hidden = true;
+    this.box.append(this.tip);
+    this.element.append(this.bar, this.box, this.histograms);
+    this.canvas.addEventListener("click", (event) => {
+      const [site, step] = this.at(event.offsetX, event.offsetY);
+      if (site >= 0) this.choose(site, step);
+    });
+    this.canvas.addEventListener("pointermove", (event) => {
+      this.hover(event.offsetX, event.offsetY);
+    });
+    this.canvas.addEventListener("pointerleave", () => (this.tip.hidden = true));
+    new ResizeObserver(() => {
+      this.draw();
+    }).observe(this.element);
+  }
+
+  private get state(): State {
+    return this.context.store.state;
+  }
+
+  private get positions(): number {
+    return this.context.model.payload.tables.series_steps.rows;
+  }
+
+  private get role(): string {
+    const { sites } = this.context.model.payload.tables;
+    return this.state.role || (this.site >= 0 ? sites.text("role", this.site) : "") || sites.text("role", 0);
+  }
+
+  private get statistic(): Column | undefined {
+    return (
+      this.context.model.payload.tables.series.column(this.state.statistic) ??
+      this.context.model.statistics()[0]
+    );
+  }
+
+  /** The selected site, or the first one of the selected module with the chosen role. */
+  private get site(): number {
+    const { model } = this.context;
+    const { site, module, role } = this.state;
+    if (site >= 0) return site;
+    if (module < 0) return -1;
+    const sites = model.sameModules(module).flatMap((row) => [...model.sitesOf.get(row)]);
+    return sites.find((each) => !role || model.payload.tables.sites.text("role", each) === role) ?? -1;
+  }
+
+  update(): void {
+    this.drawBar();
+    this.draw();
+    this.drawHistograms();
+  }
+
+  private drawBar(): void {
+    const { model, store } = this.context;
+    const { sites } = model.payload.tables;
+    const roles = [...new Set(Array.from({ length: sites.rows }, (_, row) => sites.text("role", row)))];
+    const isPinned = this.state.pins.includes(this.site);
+    replaceChildren(
+      this.bar,
+      select(
+        "Tensors",
+        roles.map((role) => ({ value: role, text: model.roleName(role) })),
+        this.role,
+        (role) => {
+          store.update({ role, site: -1 });
+        },
+      ),
+      select(
+        "Statistic",
+        model.statistics().map(({ spec }) => ({ value: spec.name, text: spec.label })),
+        this.statistic?.spec.name ?? "",
+        (statistic) => {
+          store.update({ statistic });
+        },
+      ),
+      this.site >= 0
+        ? button(
+            isPinned ? "Unpin" : "Pin",
+            "Keep the line and histogram of the selected tensor in this view",
+            () => {
+              this.togglePin();
+            },
+          )
+        : null,
+      ...this.state.pins.map((site, at) => this.makePin(site, at + 1)),
+    );
+  }
+
+  private makePin(site: number, color: number): HTMLElement {
+    const box = h("i", { class: "swatch" });
+    box.style.backgroundColor = kindColor(color);
+    const pin = button("", `Select ${this.context.model.siteName(site).slice(0, 300)}`, () => {
+      this.choose(site, this.state.step);
+    });
+    pin.append(box, shorten(this.lineName(site), 40));
+    return pin;
+  }
+
+  private togglePin(): void {
+    const others = this.state.pins.filter((each) => each !== this.site);
+    const isPinned = others.length < this.state.pins.length;
+    this.context.store.update({ pins: isPinned ? others : [...others, this.site].slice(-MOST_PINS) });
+  }
+
+  private choose(site: number, step: number): void {
+    this.context.select({
+      site,
+      module: this.context.model.payload.tables.sites.link("module", site),
+      node: -1,
+      step,
+    });
+  }
+
+  private draw(): void {
+    const width = this.element.clientWidth;
+    if (!width || !this.canvas.isConnected) return;
+    const height = this.measure();
+    this.box.style.height = `${height}px`;
+    this.paint(new CanvasPainter(fitCanvas(this.canvas, width, height)), width);
+  }
+
+  private listSites(): number[] {
+    const { sites } = this.context.model.payload.tables;
+    const role = sites.column("role");
+    const code = role?.dictionary?.indexOf(this.role) ?? -1;
+    const found: number[] = [];
+    for (let site = 0; site < sites.rows; site++) if (role?.number(site) === code) found.push(site);
+    return found;
+  }
+
+  private measure(): number {
+    const sites = this.listSites();
+    const row = sites.length <= 40 ? 15 : sites.length <= 120 ? 12 : 5;
+    const top = (this.context.model.scalars().length ? LINES : 0) + (this.lines().length ? LINES : 0) + 34;
+    this.heat = { y: top, row, sites };
+    return top + Math.max(1, sites.length) * row + 20;
+  }
+
+  private lines(): number[] {
+    return [...new Set([...(this.site >= 0 ? [this.site] : []), ...this.state.pins])];
+  }
+
+  private valuesOf(site: number): number[] {
+    const { model } = this.context;
+    const column = this.statistic;
+    const nonfinite = model.payload.tables.series.column("nonfinite");
+    return Array.from({ length: this.positions }, (_, position) => {
+      const value = column ? model.seriesValue(column, site, position) : NaN;
+      const isBad =
+        Number.isNaN(value) && nonfinite !== undefined && model.seriesValue(nonfinite, site, position) > 0;
+      return isBad ? Infinity : value;
+    });
+  }
+
+  /** The name of a site, with its role where that is not the chosen one. */
+  private lineName(site: number): string {
+    const { model } = this.context;
+    const role = model.payload.tables.sites.text("role", site);
+    return role === this.role ? model.siteName(site) : `${model.roleName(role)} ${model.siteName(site)}`;
+  }
+
+  private colorOf(site: number): string {
+    const pin = this.state.pins.indexOf(site);
+    return pin >= 0 ? kindColor(pin + 1) : readTheme().accent;
+  }
+
+  private paint(painter: Painter, width: number): void {
+    const { model } = this.context;
+    const theme = readTheme();
+    const wide = width - LEFT - 30;
+    let y = 0;
+    const scalars = model.scalars();
+    if (scalars.length) {
+      const { steps } = model.payload.tables;
+      const rows = Array.from({ length: steps.rows }, (_, row) => row);
+      const series = scalars.slice(0, 3).map((column, at) => ({
+        label: column.spec.label,
+        color: kindColor(at),
+        values: rows.map((row) => this.loggedOrNothing(column, row)),
+      }));
+      const name = (row: number) => String(steps.number("number", row));
+      this.paintLines(painter, y, wide, "Logged", series, name, this.state.step);
+      y += LINES;
+    }
+    const lines = this.lines();
+    if (lines.length) {
+      const series = lines.map((site) => ({
+        label: this.lineName(site),
+        color: this.colorOf(site),
+        values: this.valuesOf(site),
+      }));
+      this.paintLines(
+        painter,
+        y,
+        wide,
+        this.statistic?.spec.label ?? "",
+        series,
+        (at) => this.stepNumber(at),
+        model.seriesPosition(this.state.step),
+      );
+      y += LINES;
+    }
+    if (!this.heat.sites.length)
+      painter.text("This recording has no values over the steps.", 12, y + 24, { color: theme.dim });
+    else this.paintHeat(painter, wide);
+  }
+
+  /** A logged NaN is drawn as what is not finite, and nothing where nothing was logged. */
+  private loggedOrNothing(column: Column, step: number): number {
+    const logged = this.context.model.logged(column, step);
+    return logged === undefined ? NaN : Number.isNaN(logged) ? Infinity : logged;
+  }
+
+  private stepNumber(position: number): string {
+    const { series_steps: measured, steps } = this.context.model.payload.tables;
+    const row = measured.link("step", position);
+    const number = steps.number("number", row);
+    return String(Number.isNaN(number) ? row : number);
+  }
+
+  private paintLines(
+    painter: Painter,
+    y: number,
+    width: number,
+    title: string,
+    series: readonly Series[],
+    name: (at: number) => string,
+    marked: number,
+  ): void {
+    const theme = readTheme();
+    painter.text(shorten(title, 34), 12, y + 22, { color: theme.text, bold: true });
+    series.slice(0, 8).forEach(({ label, color, values }, at) => {
+      const level = y + 42 + at * 15;
+      painter.rect(12, level - 9, 9, 9, color);
+      const value =
+        marked < 0 ? "" : values[marked] === Infinity ? "not finite" : formatNumber(values[marked]);
+      painter.text(shorten(label, value ? 21 : 28), 26, level, { color: theme.text, size: 11 });
+      painter.text(value, LEFT - 62, level, { color: theme.dim, size: 11, align: "right" });
+    });
+    drawLines(painter, { x: LEFT, y: y + 12, width, height: LINES - 44 }, series, name, marked);
+  }
+
+  private paintHeat(painter: Painter, width: number): void {
+    const { model } = this.context;
+    const theme = readTheme();
+    const { y, row, sites } = this.heat;
+    const values = sites.map((site) => this.valuesOf(site));
+    const scale = new Scale(values.flat());
+    const title = `${this.statistic?.spec.label ?? ""} of ${model.roleName(this.role)}: a row for each layer, a column for each step`;
+    painter.text(title, 12, y - 10, { color: theme.text, bold: true });
+    const [low, high] = [formatNumber(scale.low), formatNumber(scale.high)];
+    painter.text(
+      `${low} to ${high}${scale.kind === "log" ? " (log)" : ""}; red is not finite`,
+      LEFT + width,
+      y - 10,
+      { color: theme.dim, size: 11, align: "right" },
+    );
+    const colors = values.map((line) =>
+      line.map((value) => (Number.isNaN(value) ? null : value === Infinity ? NONFINITE : scale.color(value))),
+    );
+    painter.cells(LEFT, y, width, row * sites.length, colors);
+    const every = Math.ceil(12 / row);
+    sites.forEach((site, at) => {
+      const isChosen = site === this.site;
+      if (isChosen)
+        painter.rect(LEFT - 3, y + at * row - 0.5, width + 6, row + 1, null, { color: theme.text, width: 2 });
+      if (at % every === 0 || isChosen)
+        painter.text(shorten(model.siteName(site), 36), LEFT - 8, y + at * row + Math.max(row, 11) - 2.5, {
+          color: isChosen ? theme.accent : theme.dim,
+          size: 11,
+          align: "right",
+          bold: isChosen,
+        });
+    });
+    const column = model.seriesPosition(this.state.step);
+    const cell = width / this.positions;
+    painter.rect(LEFT + column * cell, y - 2, Math.max(cell, 1.5), row * sites.length + 4, null, {
+      color: theme.text,
+    });
+  }
+
+  /** The site and the step below a point; -1 for none. */
+  private at(x: number, y: number): [number, number] {
+    const { row, sites } = this.heat;
+    const width = this.element.clientWidth - LEFT - 30;
+    const position = Math.max(
+      0,
+      Math.min(this.positions - 1, Math.floor(((x - LEFT) / width) * this.positions)),
+    );
+    const site = sites[Math.floor((y - this.heat.y) / row)] ?? -1;
+    const { step } = this.state;
+    return [site, x < LEFT ? step : this.context.model.payload.tables.series_steps.link("step", position)];
+  }
+
+  private hover(x: number, y: number): void {
+    const [site, step] = this.at(x, y);
+    this.tip.hidden = site < 0;
+    if (site < 0) return;
+    const { model } = this.context;
+    const value = this.valuesOf(site)[model.seriesPosition(step)];
+    const text = value === Infinity ? "not finite" : formatNumber(value) || "not measured";
+    this.tip.textContent = `${shorten(model.siteName(site), 200)}\n${model.stepName(step)}: ${text}`;
+    this.tip.style.left = `${Math.min(x + 14, this.element.clientWidth - 280)}px`;
+    this.tip.style.top = `${y + 16}px`;
+  }
+
+  private drawHistograms(): void {
+    const { model } = this.context;
+    const shown = this.lines().flatMap((site) => {
+      const histogram = histogramAt(model, site, this.state.step);
+      return histogram
+        ? [
+            h(
+              "figure",
+              {},
+              h("figcaption", { text: shorten(model.siteName(site), 60), dir: "auto" }),
+              drawHistogram(histogram),
+            ),
+          ]
+        : [];
+    });
+    replaceChildren(
+      this.histograms,
+      ...(shown.length
+        ? [h("h2", { text: `Magnitudes at ${model.stepName(this.state.step)}` }), ...shown]
+        : []),
+    );
+  }
+
+  onKey(event: KeyboardEvent): boolean {
+    const { model } = this.context;
+    if (event.key === "p" && this.site >= 0) this.togglePin();
+    else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
+      const by = event.key === "ArrowRight" ? 1 : -1;
+      const position = Math.max(0, Math.min(this.positions - 1, model.seriesPosition(this.state.step) + by));
+      this.context.store.update({ step: model.payload.tables.series_steps.link("step", position) });
+    } else if (event.key === "ArrowUp" || event.key === "ArrowDown") {
+      const at = this.heat.sites.indexOf(this.site);
+      const next = this.heat.sites[Math.max(0, at + (event.key === "ArrowDown" ? 1 : -1))];
+      if (next !== undefined) this.choose(next, this.state.step);
+    } else return false;
+    return true;
+  }
+
+  picture(): Picture {
+    const width = this.element.clientWidth;
+    return { width, height: this.measure(), paint: (painter) => { this.paint(painter, width); } }; // prettier-ignore
+  }
+
+  table(): TextTable {
+    const { model } = this.context;
+    const positions = Array.from({ length: Math.min(this.positions, 60) }, (_, at) => at);
+    return {
+      caption: `${this.statistic?.spec.label ?? "Values"} of ${this.role}`,
+      head: ["site", ...positions.map((at) => this.stepNumber(at))],
+      body: this.heat.sites.slice(0, 500).map((site) => {
+        const values = this.valuesOf(site);
+        return [
+          model.siteName(site),
+          ...positions.map((at) => (values[at] === Infinity ? "not finite" : formatNumber(values[at]))),
+        ];
+      }),
+    };
+  }
+}

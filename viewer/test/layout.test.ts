@@ -1,0 +1,101 @@
+import { expect, test } from "vitest";
+import { GraphLayout } from "../src/graph/layout";
+import { IN, LevelMaker, OUT } from "../src/graph/levels";
+import { Model } from "../src/model";
+import { readPayload } from "../src/payload";
+import { makeGraph, makePayload } from "./sample";
+
+const model = new Model(readPayload(makeGraph()));
+
+function layOut(open: number[], unfolded: number[] = [], shown = model): GraphLayout {
+  const layout = new GraphLayout(shown);
+  layout.place(new Set(open), new Set(unfolded), false, true);
+  return layout;
+}
+
+test("equal siblings are shown as the first of them, with the lines of all", () => {
+  const level = new LevelMaker(model).level(1);
+  expect([...level.items]).toEqual([2, 3, 9]);
+  const lines = [...level.from].map((from, line) => [from, level.to[line]]);
+  expect(lines).toEqual([
+    [0, 1],
+    [1, 2],
+  ]);
+});
+
+test("unfolded siblings are shown one by one", () => {
+  const maker = new LevelMaker(model);
+  maker.fold({ unfolded: new Set([3]), showsLeaves: false });
+  expect([...maker.level(1).items]).toEqual([2, 3, 6, 9]);
+});
+
+test("lines from outside come in at the border of a group, and lines to outside leave there", () => {
+  const level = new LevelMaker(model).level(3);
+  const lines = [...level.from].map((from, line) => [from, level.to[line]]);
+  expect(lines).toEqual([
+    [IN, 0],
+    [0, 1],
+    [IN, 1],
+    [1, OUT],
+  ]);
+});
+
+test("each item stands below what it reads", () => {
+  const layout = layOut([0, 1]);
+  expect(layout.y[2] + layout.height[2]).toBeLessThan(layout.y[3]);
+  expect(layout.y[3] + layout.height[3]).toBeLessThan(layout.y[9]);
+});
+
+test("what opens keeps its corner, nothing before it moves, and what is behind moves by one offset", () => {
+  const [closed, opened] = [layOut([0, 1]), layOut([0, 1, 3])];
+  expect(opened.position(2)).toEqual(closed.position(2));
+  expect(opened.position(3)).toEqual(closed.position(3));
+  const [before, after] = [closed.position(9), opened.position(9)];
+  expect(after[0]).toBe(before[0]);
+  expect(after[1] - before[1]).toBe(opened.height[3] - closed.height[3]);
+});
+
+test("a backward layer stands beside its forward, in the same row", () => {
+  const layout = layOut([0, 1, 3, 10, 11]);
+  const top = (node: number) => layout.position(node)[1];
+  expect([top(12), top(13), top(15)]).toEqual([top(9), top(3), top(2)]);
+  expect(layout.position(13)[0]).toBeGreaterThan(layout.position(3)[0]);
+});
+
+test("nothing overlaps, and what is inside a group lies within it", () => {
+  const layout = layOut([0, 1, 3, 6, 10, 11], [3]);
+  for (const owner of [0, 1, 3, 6, 10, 11]) {
+    const items = [...layout.levels.level(owner).items];
+    for (const one of items) {
+      expect(layout.x[one]).toBeGreaterThanOrEqual(0);
+      expect(layout.x[one] + layout.width[one]).toBeLessThanOrEqual(layout.width[owner]);
+      expect(layout.y[one] + layout.height[one]).toBeLessThanOrEqual(layout.height[owner]);
+      for (const other of items) {
+        const isApart =
+          layout.x[one] + layout.width[one] <= layout.x[other] ||
+          layout.x[other] + layout.width[other] <= layout.x[one] ||
+          layout.y[one] + layout.height[one] <= layout.y[other] ||
+          layout.y[other] + layout.height[other] <= layout.y[one];
+        expect(one === other || isApart).toBe(true);
+      }
+    }
+  }
+});
+
+test("a graph without edges, phases or anything known is laid out one below the other", () => {
+  const bare = new Model(readPayload(makePayload({ nodes: { label: ["a", "b", "c"] } })));
+  const layout = layOut([], [], bare);
+  expect(layout.y[0]).toBeLessThan(layout.y[1]);
+  expect(layout.y[1]).toBeLessThan(layout.y[2]);
+});
+
+test("a chain of 50,000 ops is laid out", () => {
+  const size = 50_000;
+  const numbers = (from: number) => Array.from({ length: size - 1 }, (_, at) => at + from);
+  const chain = makePayload({
+    nodes: { kind: Array<string>(size).fill("op") },
+    edges: { source: numbers(0), target: numbers(1) },
+  });
+  const layout = layOut([], [], new Model(readPayload(chain)));
+  expect(layout.y[size - 1]).toBe((size - 1) * (layout.height[0] + 26));
+});

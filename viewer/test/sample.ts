@@ -1,0 +1,85 @@
+/** Makes payloads by hand. */
+
+export type Cells = readonly (number | string | null)[];
+
+export function toBase64(bytes: ArrayBufferLike): string {
+  let text = "";
+  for (const byte of new Uint8Array(bytes)) text += String.fromCharCode(byte);
+  return btoa(text);
+}
+
+/** Makes the JSON of a table from columns written out as lists; texts get a dictionary of their own. */
+export function makeTable(columns: Record<string, Cells>, specs: Record<string, object> = {}) {
+  const dictionaries: Record<string, string[]> = {};
+  const rows = Math.max(0, ...Object.values(columns).map((cells) => cells.length));
+  const made = Object.entries(columns).map(([name, cells]) => {
+    const isText = cells.some((cell) => typeof cell === "string");
+    if (isText) dictionaries[name] = [...new Set(cells.filter((cell) => typeof cell === "string"))];
+    const values = cells.map((cell) => {
+      if (cell === null) return isText ? -1 : NaN;
+      return typeof cell === "string" ? dictionaries[name].indexOf(cell) : cell;
+    });
+    const base64 = toBase64((isText ? Int32Array : Float64Array).from(values).buffer);
+    const data = isText ? { dictionary: name, type: "i32", null: -1, base64 } : { type: "f64", base64 };
+    return { name, label: name, kind: isText ? "text" : "number", aggregate: "sum", ...specs[name], data };
+  });
+  return { table: { rows, columns: made }, dictionaries };
+}
+
+/** Makes the JSON of a payload with some tables. */
+export function makePayload(
+  tables: Record<string, Record<string, Cells>>,
+  specs: Record<string, object> = {},
+): Record<string, unknown> {
+  const parts = Object.entries(tables).map(([name, columns]) => [name, makeTable(columns, specs)] as const);
+  return {
+    version: 1,
+    title: "sample",
+    dictionaries: Object.assign({}, ...parts.map(([, { dictionaries }]) => dictionaries)) as object,
+    tables: Object.fromEntries(parts.map(([name, { table }]) => [name, table])),
+  };
+}
+
+/** A root with an embedding, two equal blocks of two layers each, and a head; forward and backward. */
+export function makeGraph() {
+  const rows: [
+    kind: string,
+    label: string,
+    parent: number,
+    phase: string,
+    twin: number | null,
+    folded: number | null,
+    count: number,
+  ][] = [
+    ["phase", "forward", -1, "forward", null, null, 1],
+    ["module", "Net", 0, "forward", null, null, 1],
+    ["module", "embedding", 1, "forward", null, null, 1],
+    ["module", "0", 1, "forward", null, null, 2],
+    ["op", "mul", 3, "forward", null, null, 2],
+    ["op", "add", 3, "forward", null, null, 2],
+    ["module", "1", 1, "forward", null, 3, 0],
+    ["op", "mul", 6, "forward", null, 4, 0],
+    ["op", "add", 6, "forward", null, 5, 0],
+    ["module", "head", 1, "forward", null, null, 1],
+    ["phase", "backward", -1, "backward", null, null, 1],
+    ["module", "Net", 10, "backward", 1, null, 1],
+    ["module", "head", 11, "backward", 9, null, 1],
+    ["module", "1", 11, "backward", 6, null, 2],
+    ["module", "0", 11, "backward", 3, 13, 0],
+    ["module", "embedding", 11, "backward", 2, null, 1],
+  ];
+  const column = <T extends number | string | null>(at: number) => rows.map((row) => row[at] as T);
+  return makePayload({
+    nodes: {
+      kind: column(0),
+      label: column(1),
+      parent: column(2),
+      phase: column(3),
+      twin: column(4),
+      folded: column(5),
+      count: column(6),
+      time: [null, null, 1, null, 2, 3, null, 4, 5, 6, null, null, 7, 8, 9, 10],
+    },
+    edges: { source: [2, 4, 2, 5, 7, 5, 8, 12, 13, 14], target: [4, 5, 5, 7, 8, 8, 9, 13, 14, 15] },
+  });
+}

@@ -1,0 +1,85 @@
+import { expect, test } from "vitest";
+import { NONFINITE, Scale, textOn } from "../src/colors";
+import { formatBytes, formatCount, formatNumber, formatSeconds, shorten } from "../src/format";
+import { Model } from "../src/model";
+import { OverlayMaker } from "../src/overlay";
+import { readPayload } from "../src/payload";
+import { Tree } from "../src/tree";
+import { ticks } from "../src/views/chart";
+import { makePayload } from "./sample";
+
+test("numbers are written as modtrace writes them elsewhere", () => {
+  expect([0, 0.05341234, 3.4e-7, 123456, -2.5, NaN, Infinity, -Infinity].map(formatNumber)).toEqual([
+    "0", "0.0534", "3.4e-07", "1.2e+05", "-2.50", "", "inf", "-inf",
+  ]); // prettier-ignore
+  expect([0.0449, 9.25e-4, 2e-6, 12, 7.89e-7, 0, NaN].map(formatSeconds)).toEqual([
+    "44.9ms", "925us", "2.00us", "12.0s", "789ns", "0us", "",
+  ]); // prettier-ignore
+  expect([0, 789, 8686080, NaN].map(formatBytes)).toEqual(["0B", "789B", "8.69MB", ""]);
+  expect([7, 822912, 1.5e9].map(formatCount)).toEqual(["7", "823K", "1.50B"]);
+});
+
+test("long texts are shortened in the middle", () => {
+  expect(shorten("blocks.11.attention.output", 11)).toBe("block…utput");
+  expect(shorten("short", 11)).toBe("short");
+});
+
+test("a scale is by logarithm over more than three decades, and around 0 if values are negative", () => {
+  expect(new Scale([1, 10, NaN, Infinity]).kind).toBe("linear");
+  expect(new Scale([1e-6, 1, 0]).kind).toBe("log");
+  const diverging = new Scale([-2, 1]);
+  expect([diverging.kind, diverging.low, diverging.high, diverging.place(0)]).toEqual([
+    "diverging",
+    -2,
+    2,
+    0.5,
+  ]);
+  expect(new Scale([]).color(NaN)).toBe(NONFINITE);
+});
+
+test("text on a colour is the one that is read better", () => {
+  expect([textOn("#440154"), textOn("#fde725")]).toEqual(["#ffffff", "#111111"]);
+});
+
+test("ticks are round numbers", () => {
+  expect(ticks(0, 100, 5)).toEqual([0, 20, 40, 60, 80, 100]);
+  expect(ticks(3, 3, 5)).toEqual([3]);
+});
+
+test("a group without a value has the aggregate of what is inside it, as its column says", () => {
+  const specs = { most: { aggregate: "max" }, none: { aggregate: "none" } };
+  const columns = {
+    parent: [-1, 0, 1, 1],
+    sum: [null, null, 2, 3],
+    most: [null, null, 2, 3],
+    none: [null, null, 2, 3],
+    known: [9, null, 2, 3],
+  };
+  const tree = new Tree(readPayload(makePayload({ modules: columns }, specs)).tables.modules);
+  const values = (name: string) => [...tree.values(tree.table.column(name)!)];
+  expect(values("sum")).toEqual([5, 5, 2, 3]);
+  expect(values("most")).toEqual([3, 3, 2, 3]);
+  expect(values("none")).toEqual([NaN, NaN, 2, 3]);
+  expect(values("known")).toEqual([9, 5, 2, 3]);
+});
+
+test("a parent that is not there, or that comes later, is none", () => {
+  const tree = new Tree(readPayload(makePayload({ modules: { parent: [1, 7, 1, 3] } })).tables.modules);
+  expect([...tree.children(-1)]).toEqual([0, 1, 3]);
+  expect([...tree.order]).toEqual([0, 1, 2, 3]);
+});
+
+test("a kind has one number and one colour for modules and nodes, whatever their dictionaries are", () => {
+  const json = makePayload({ modules: { dtype: ["float32", "bfloat16"] } }, { dtype: { overlay: true } });
+  const other = makePayload({ nodes: { parent: [-1, 0, 0], dtype: [null, "int64", "bfloat16"] } });
+  const nodes = (other.tables as { nodes: { columns: { name: string; data: { dictionary: string } }[] } })
+    .nodes;
+  nodes.columns[1].data.dictionary = "other";
+  (json.tables as Record<string, object>).nodes = nodes;
+  (json.dictionaries as Record<string, unknown>).other = (
+    other.dictionaries as Record<string, unknown>
+  ).dtype;
+  const overlay = new OverlayMaker(new Model(readPayload(json))).get("dtype", 0)!;
+  expect([...overlay.modules].map((value) => overlay.text(value))).toEqual(["float32", "bfloat16"]);
+  expect([...overlay.nodes].map((value) => overlay.text(value))).toEqual(["", "int64", "bfloat16"]);
+});
