@@ -16,7 +16,7 @@ from .recording.protocols import RecordingData
 from .recording.role import PARAMETER_GRAD
 from .recording.statistics.moments import nonfinite_rows
 from .recording.suggestions import count_of
-from .recording.triggers.conditions import Finding
+from .recording.triggers.conditions import NonFiniteFinding
 from .recording.triggers.watch import Asked
 from .surface import choose_phrase, speak, surface_now
 from .views.text.nonfinite import describe_made, describe_place, render_nonfinite
@@ -42,7 +42,7 @@ class NonFiniteReports:
 
     def find(
         self, data: RecordingData, selects: Callable[..., bool], *, is_used: bool | None
-    ) -> Finding | None:
+    ) -> NonFiniteFinding | None:
         """Returns who made the first NaN or infinite values in the rows of a step; None if there is nothing to tell.
 
         Args:
@@ -63,7 +63,7 @@ class NonFiniteReports:
                 raise
             self._fail(error)
             return None
-        return Finding(describe_place(found), describe_made(found), text)
+        return NonFiniteFinding(describe_place(found), describe_made(found), text)
 
     def _fail(self, error: Exception) -> None:
         self._has_failed = True

@@ -80,7 +80,7 @@ class OneSided:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Growth:
+class GrowthPoint:
     """The output of one module along the depth of the model, in forward."""
 
     name: str
@@ -108,7 +108,7 @@ class Comparison:
     metrics: tuple[tuple[str, int], ...]  # how many tensors were compared by what
     noise: str  # where it comes from: given, measured, assumed
     noise_text: str
-    growth: tuple[Growth, ...]  # of the step of `first`
+    growth: tuple[GrowthPoint, ...]  # of the step of `first`
     steps: tuple[tuple[int, int], ...]  # that were compared
     rules: tuple[str, ...]
     proposed: tuple[str, ...]  # rules for modules without a partner, as map= takes them

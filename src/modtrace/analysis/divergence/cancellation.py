@@ -9,7 +9,7 @@ from ..step.calls import RowFinder, Rows
 from ..step.ops import bare_name
 from .flow import OpFlow
 from .inherited import OF_PARAMETERS, is_of, name_parameters
-from .measured import MeasuredRows
+from .measured import ComparedRows
 
 #: Ops that add numbers up.
 _ADDITIVE = frozenset({"add", "sub", "rsub", "sum", "lerp", "addcmul", "addcdiv"})
@@ -20,7 +20,7 @@ _AVERAGING = frozenset({"mean", "native_layer_norm", "native_batch_norm", "nativ
 _LARGEST = 1e12
 
 
-def find_cancellation(side: Side, rows: Rows, measured: MeasuredRows) -> Numbers:
+def find_cancellation(side: Side, rows: Rows, measured: ComparedRows) -> Numbers:
     """Returns how many times larger than a tensor what it was added up from is: 1 where nothing cancels.
 
     The gradient of the bias of keys is an example: it is zero but for rounding, as a softmax does not see it.
@@ -37,7 +37,7 @@ def find_cancellation(side: Side, rows: Rows, measured: MeasuredRows) -> Numbers
     return np.clip(np.nan_to_num(factor, nan=1.0), 1.0, _LARGEST)
 
 
-def _compare_with_siblings(factor: Numbers, side: Side, rows: Rows, measured: MeasuredRows) -> None:
+def _compare_with_siblings(factor: Numbers, side: Side, rows: Rows, measured: ComparedRows) -> None:
     """Compares the gradient of each parameter with the others of its module; an update with its parameter."""
     values = side.values
     rms = measured.stats.rms
@@ -68,7 +68,7 @@ def _name_keys(side: Side, rows: Rows) -> Rows:
     return name_parameters(side, rows) << 32 | side.values.step[rows].astype(np.int64)
 
 
-def _compare_with_summands(factor: Numbers, side: Side, rows: Rows, measured: MeasuredRows) -> None:
+def _compare_with_summands(factor: Numbers, side: Side, rows: Rows, measured: ComparedRows) -> None:
     if not len(side.ops.name):
         return
     flow = OpFlow(side.data)

@@ -16,7 +16,7 @@ from ..provenance.op_rules import UNINITIALIZED
 from ..step.calls import Rows, column_of
 from ..step.missing_rows import require_rows
 from ..step.ops import bare_name
-from .answer import Comparison, Growth
+from .answer import Comparison, GrowthPoint
 from .cancellation import find_cancellation
 from .details import Compared, Details
 from .environment import compare_environments
@@ -222,7 +222,7 @@ def _firsts(found: Compared) -> Rows:
     return rows[:_TOLD]
 
 
-def _chart(found: Compared, first: int | None) -> list[Growth]:
+def _chart(found: Compared, first: int | None) -> list[GrowthPoint]:
     """Returns the outputs of modules in forward of the step of the first difference, or else those of ops."""
     values, rows = found.side.values, found.a.rows
     if not len(rows):
@@ -248,10 +248,10 @@ def _one_of_each_tensor(found: Compared, mine: Rows) -> Rows:
     return mine[kept[innermost]]
 
 
-def _tell_growth(found: Compared, mine: Rows) -> list[Growth]:
+def _tell_growth(found: Compared, mine: Rows) -> list[GrowthPoint]:
     names, rows = Names(found.side), found.a.rows
     return [
-        Growth(
+        GrowthPoint(
             name=label(names.place_of_value(int(rows[at]))),
             step=int(found.side.values.step[rows[at]]),
             error=float(found.errors.error[at]),

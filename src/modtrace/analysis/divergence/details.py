@@ -15,7 +15,7 @@ from ..step.calls import column_of
 from .answer import AMPLIFIED, GROWN, MADE, SEEN, SOURCE, Divergence
 from .errors import METRICS, SAMPLES, SKETCH_FACTOR, SKETCHES, STATISTICS, Errors
 from .inherited import Inherited
-from .measured import Bools, MeasuredRows
+from .measured import Bools, ComparedRows
 from .names import Names, label
 from .noise import Noise
 from .ranking import STANDS_OUT, Ranking
@@ -28,8 +28,8 @@ class Compared:
     alignment: Alignment
     side: Side
     other: Side
-    a: MeasuredRows
-    b: MeasuredRows
+    a: ComparedRows
+    b: ComparedRows
     errors: Errors
     inherited: Inherited
     noise: Noise
@@ -203,7 +203,7 @@ def _take(names: list[str], codes: "np.ndarray[Any, Any]") -> pa.DictionaryArray
     )
 
 
-def _describe(measured: MeasuredRows, at: int) -> str:
+def _describe(measured: ComparedRows, at: int) -> str:
     text = f"{measured.dtypes[measured.dtype[at]]}[{', '.join(map(str, measured.shape(at)))}]"
     low, high = float(measured.stats.min[at]), float(measured.stats.max[at])
     if measured.is_measured[at] and measured.stats.count[at]:

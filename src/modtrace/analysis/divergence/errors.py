@@ -10,7 +10,7 @@ from ...errors import RecordingError
 from ...recording.statistics.fingerprints import SKETCH_FLOOR, sketch_of_ones
 from ...recording.statistics.moments import Counts, Numbers, StatColumns
 from ..step.calls import Column, Rows
-from .measured import Bools, MeasuredRows
+from .measured import Bools, ComparedRows
 from .tensor_metrics import TensorDifference, compare_tensors
 
 # What an error comes from, best first.
@@ -60,8 +60,8 @@ class Errors:
 
 
 def find_errors(
-    a: MeasuredRows,
-    b: MeasuredRows,
+    a: ComparedRows,
+    b: ComparedRows,
     permuted: Rows | None = None,
     axes: Sequence[tuple[int, ...]] = (),
     may_be_turned: Bools | None = None,
@@ -149,7 +149,7 @@ def _same_text(a: Column, names: tuple[str, ...], b: Column, others: tuple[str, 
     return np.asarray(a == translated[b])
 
 
-def _find_turned(a: MeasuredRows, b: MeasuredRows, wanted: Bools) -> tuple[Bools, Bools]:
+def _find_turned(a: ComparedRows, b: ComparedRows, wanted: Bools) -> tuple[Bools, Bools]:
     """Returns which of the wanted pairs are matrices with exchanged numbers of rows and columns, and square ones."""
     (is_matrix, rows, columns), (is_other, rows_b, columns_b) = a.matrices(), b.matrices()
     are_exchanged = wanted & is_matrix & is_other & (rows == columns_b) & (columns == rows_b)
@@ -159,8 +159,8 @@ def _find_turned(a: MeasuredRows, b: MeasuredRows, wanted: Bools) -> tuple[Bools
 
 def _put_tensors(
     found: _Columns,
-    a: MeasuredRows,
-    b: MeasuredRows,
+    a: ComparedRows,
+    b: ComparedRows,
     at: int,
     axes: tuple[int, ...] | None,
     *,
@@ -181,7 +181,7 @@ def _put_tensors(
     found.put_rows(TENSORS, np.array([at]), difference.relative_l2, 0.0)
 
 
-def _put_sketches(found: _Columns, a: MeasuredRows, b: MeasuredRows, rows: Rows) -> None:
+def _put_sketches(found: _Columns, a: ComparedRows, b: ComparedRows, rows: Rows) -> None:
     for some in _in_blocks(rows):
         first, second = a.sketches(some), b.sketches(some)
         distance, norm = _sketch_distances(a, b, some, first, second)
@@ -196,7 +196,7 @@ def _in_blocks(rows: Rows) -> Iterator[Rows]:
 
 
 def _sketch_distances(
-    a: MeasuredRows, b: MeasuredRows, rows: Rows, first: Numbers, second: Numbers
+    a: ComparedRows, b: ComparedRows, rows: Rows, first: Numbers, second: Numbers
 ) -> tuple[Numbers, Numbers]:
     """Returns estimated distances of tensors and the larger norm of each pair; see `sketch_distance`."""
     with np.errstate(all="ignore"):
@@ -215,7 +215,7 @@ def _sketch_distances(
     return plain, np.where(np.isfinite(norm) & (norm > 0), norm, own)
 
 
-def _put_sample(found: _Columns, a: MeasuredRows, b: MeasuredRows, at: int) -> None:
+def _put_sample(found: _Columns, a: ComparedRows, b: ComparedRows, at: int) -> None:
     first, second = a.sample(at), b.sample(at)
     if len(first) != len(second) or not len(first):
         return

@@ -11,7 +11,7 @@ from ..alignment.contract import Alignment
 from ..step.calls import Column, Rows
 from .decode import to_numbers
 from .errors import METRICS, NOTHING, STATISTICS, TENSORS, compare_statistics
-from .measured import MeasuredRows, read_measured
+from .measured import ComparedRows, read_measured
 from .tensor_metrics import coarser_dtype, compare_numbers
 
 
@@ -68,7 +68,7 @@ def _compare_together(
     return error[which], floor[which]
 
 
-def _compare_tensors(alignment: Alignment, one: MeasuredRows, other: MeasuredRows, at: int) -> float | None:
+def _compare_tensors(alignment: Alignment, one: ComparedRows, other: ComparedRows, at: int) -> float | None:
     joined = alignment.joined
     whole, part = (one, other) if joined.whole_in_a[at] else (other, one)
     try:

@@ -26,7 +26,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MeasuredRows:
+class ComparedRows:
     """What was measured of some rows of `values`, in the given order; a row may occur several times."""
 
     data: RecordingData
@@ -78,13 +78,13 @@ class MeasuredRows:
         return self.data.tensor(self.data.table("values")["blob"][int(self.rows[at])].as_py())
 
 
-def read_measured(data: RecordingData, rows: Rows) -> MeasuredRows:
+def read_measured(data: RecordingData, rows: Rows) -> ComparedRows:
     """Returns what was measured of some rows of `values`."""
     values = data.table("values")
     table = values.select(_COLUMNS).take(pa.array(rows, pa.int64()))
     dtype, dtypes = dictionary_codes(table["dtype"])
     hashes, has_hash = _read_hashes(values["hash"])
-    return MeasuredRows(
+    return ComparedRows(
         data=data,
         rows=rows,
         table=table,

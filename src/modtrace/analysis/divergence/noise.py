@@ -7,7 +7,7 @@ import numpy as np
 from ...recording.arrow.arrays import to_numpy
 from ...recording.statistics.moments import Numbers
 from .decode import EPSILONS
-from .measured import MeasuredRows
+from .measured import ComparedRows
 
 GIVEN, MEASURED, ASSUMED = "given", "measured", "assumed"
 
@@ -61,7 +61,7 @@ def measure_noise(levels: list[Numbers], cancellation: Numbers) -> Noise:
     )
 
 
-def assume_noise(a: MeasuredRows, b: MeasuredRows, cancellation: Numbers) -> Noise:
+def assume_noise(a: ComparedRows, b: ComparedRows, cancellation: Numbers) -> Noise:
     """Returns what rounding explains: eps of the coarser dtype, and of sums as long as the tensor's largest axis.
 
     Results are rounded to their dtype, and added up in float32 at least.
@@ -86,7 +86,7 @@ def assume_noise(a: MeasuredRows, b: MeasuredRows, cancellation: Numbers) -> Noi
     )
 
 
-def _find_epsilons(a: MeasuredRows, b: MeasuredRows) -> Numbers:
+def _find_epsilons(a: ComparedRows, b: ComparedRows) -> Numbers:
     """Returns eps of the coarser dtype of each pair; of the finer one where few tensors have unequal dtypes.
 
     A run in another dtype has that nearly everywhere. An op that changes the dtype in one of the runs is no noise.
@@ -98,12 +98,12 @@ def _find_epsilons(a: MeasuredRows, b: MeasuredRows) -> Numbers:
     return np.maximum(one, other)
 
 
-def _epsilons(measured: MeasuredRows) -> Numbers:
+def _epsilons(measured: ComparedRows) -> Numbers:
     of_code = np.array([*(EPSILONS.get(each, 0.0) for each in measured.dtypes), 0.0])
     return of_code[measured.dtype]
 
 
-def _longest_axes(measured: MeasuredRows) -> Numbers:
+def _longest_axes(measured: ComparedRows) -> Numbers:
     shapes = measured.table["shape"]
     found = [np.empty(0)]
     for chunk in shapes.chunks:

@@ -14,12 +14,12 @@ from ..step.ops import PlaceName
 from ..step.sites import Site
 from ..values.nonfinite import PRODUCER, SOURCE, NonFinite
 from .causes import Cause, ReadTensor, find_cause
+from .indexed_tables import IndexedTables
 from .step_counts import Counts
-from .step_tables import StepTables
 from .trace import Origin, Trace
 
 
-def answer(tables: StepTables, trace: Trace, event: Origin, step: int) -> NonFinite:
+def answer(tables: IndexedTables, trace: Trace, event: Origin, step: int) -> NonFinite:
     """Returns what is known of one event of a step."""
     return _Answer(tables, trace, event).build(step)
 
@@ -27,7 +27,7 @@ def answer(tables: StepTables, trace: Trace, event: Origin, step: int) -> NonFin
 class _Answer:
     """Tells one event."""
 
-    def __init__(self, tables: StepTables, trace: Trace, event: Origin) -> None:
+    def __init__(self, tables: IndexedTables, trace: Trace, event: Origin) -> None:
         self._tables = tables
         self._trace = trace
         self._flow = trace.flow

@@ -15,10 +15,10 @@ from ..step.missing_rows import require_rows, say_missing
 from ..step.ops import PlacedCalls, read_step_ops
 from ..step.sites import Site
 from .causes import Cause
+from .indexed_tables import IndexedTables
 from .recompute_causes import UPDATED_TWICE, find_cause_of_module, find_cause_of_op
 from .recompute_pairs import pair_ops
 from .step_flow import StepFlow, read_step_flow
-from .step_tables import StepTables
 
 Row = Mapping[str, Any]
 
@@ -89,7 +89,7 @@ def check_recomputes(data: RecordingData) -> RecomputeCheck:
     steps, calls = _find_recomputed(data)
     require_rows(data, "values")
     by_ops, compared = _Compared(), _Compared()
-    tables = StepTables(data)
+    tables = IndexedTables(data)
     differences = [each for step in steps for each in _compare_ops(tables, step, by_ops)]
     is_by_ops = by_ops.by_hash + by_ops.by_statistics > 0
     if not is_by_ops:
@@ -124,7 +124,7 @@ def _find_recomputed(data: RecordingData) -> tuple[list[int], int]:
     return np.unique(np.concatenate(steps)).tolist(), int(is_call.sum())
 
 
-def _compare_ops(tables: StepTables, step: int, compared: _Compared) -> Iterator[RecomputeDifference]:
+def _compare_ops(tables: IndexedTables, step: int, compared: _Compared) -> Iterator[RecomputeDifference]:
     """Yields the ops whose recompute differs, and whose inputs do not."""
     data = tables.of_step(step)
     rows = _read_rows(data, tables.sites, role=OP_OUTPUT)
@@ -161,7 +161,7 @@ def _find_both(
 
 
 def _tell_op(
-    tables: StepTables,
+    tables: IndexedTables,
     flow: StepFlow,
     op: int,
     pairs: Mapping[int, int],
@@ -188,7 +188,7 @@ def _tell_place(placed: PlacedCalls, call: int, where: int) -> dict[str, Any]:
     return {"root": place.root, "path": place.path, "call": nth if nth >= 0 else None}
 
 
-def _compare_modules(tables: StepTables, step: int, compared: _Compared) -> Iterator[RecomputeDifference]:
+def _compare_modules(tables: IndexedTables, step: int, compared: _Compared) -> Iterator[RecomputeDifference]:
     """Yields, of each part of the model that was recomputed, the first module whose output differs."""
     data = tables.of_step(step)
     rows = _read_rows(data, tables.sites, role=OUTPUT)

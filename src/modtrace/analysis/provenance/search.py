@@ -14,11 +14,11 @@ from ..step.calls import column_of
 from ..values.around import add_surroundings
 from ..values.nonfinite import OVERFLOW, NonFinite, describe_row, require_measured
 from .answer import answer
+from .indexed_tables import IndexedTables
 from .op_rules import SHAPES_ONLY
 from .scan import find_suspicious_steps
 from .step_counts import StepCounts
 from .step_flow import read_step_flow
-from .step_tables import StepTables
 from .trace import Trace, trace_step
 
 
@@ -64,7 +64,7 @@ def _search(data: RecordingData, innocent: set[bytes]) -> Iterator[NonFinite]:
     suspicious = find_suspicious_steps(data)
     if not suspicious:
         require_measured(data)
-    tables = StepTables(data)
+    tables = IndexedTables(data)
     for step, sites in suspicious:
         if sites in innocent:
             continue
@@ -74,7 +74,7 @@ def _search(data: RecordingData, innocent: set[bytes]) -> Iterator[NonFinite]:
         yield from (replace(each, others=len(found) - 1) for each in found)
 
 
-def _search_step(tables: StepTables, step: int) -> tuple[list[NonFinite], bool]:
+def _search_step(tables: IndexedTables, step: int) -> tuple[list[NonFinite], bool]:
     """Returns what came up in a step, and whether nothing did that may be a fault in a step like it."""
     data = tables.of_step(step)
     if not _has_measured_ops(tables, data):
@@ -91,7 +91,7 @@ def _search_step(tables: StepTables, step: int) -> tuple[list[NonFinite], bool]:
     return [each for each in told if not (trace.unscales and _is_expected(each))], not guilty and row is None
 
 
-def _has_measured_ops(tables: StepTables, data: RecordingData) -> bool:
+def _has_measured_ops(tables: IndexedTables, data: RecordingData) -> bool:
     """Returns whether a step has ops, of which outputs were measured."""
     of_ops = [number for number, site in tables.sites.items() if site.role == OP_OUTPUT]
     if not of_ops or not data.table("ops").num_rows:
@@ -106,7 +106,7 @@ def _find_rows_of_modules(data: RecordingData) -> Iterator[int]:
     yield from rows[np.argsort(column_of(values, "order")[rows], kind="stable")].tolist()
 
 
-def _find_unjudged(tables: StepTables, data: RecordingData, trace: Trace) -> Iterator[int]:
+def _find_unjudged(tables: IndexedTables, data: RecordingData, trace: Trace) -> Iterator[int]:
     """Yields those of modules in which an op ran of which nothing was measured, and that no measured op returned."""
     partly, values = _find_partly_measured(trace), data.table("values")
     returned = {counts.order for counts in trace.counts.outputs.values()}
@@ -120,7 +120,7 @@ def _order_of(data: RecordingData, row: int) -> int:
     return int(data.table("values")["order"][row].as_py())
 
 
-def _describe_module(tables: StepTables, data: RecordingData, row: int) -> NonFinite:
+def _describe_module(tables: IndexedTables, data: RecordingData, row: int) -> NonFinite:
     found = describe_row(data, row)
     return found if tables.data.table("ops").num_rows else replace(found, remedy=_name_ops())
 

@@ -13,8 +13,8 @@ from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT
 from ..step.calls import RowFinder, column_of
 from ..values.nonfinite import read_first_index
+from .indexed_tables import IndexedTables
 from .step_flow import StepFlow
-from .step_tables import StepTables
 
 #: The columns of `values` that are read.
 _COLUMNS = (
@@ -45,7 +45,7 @@ class Counts(NamedTuple):
 class StepCounts:
     """What was measured of the tensors of a step; numbers of ops and tensors are those of its `StepFlow`."""
 
-    def __init__(self, tables: StepTables, data: RecordingData, flow: StepFlow) -> None:
+    def __init__(self, tables: IndexedTables, data: RecordingData, flow: StepFlow) -> None:
         """Reads the step's rows of `values`.
 
         Args:

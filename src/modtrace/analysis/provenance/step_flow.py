@@ -80,7 +80,7 @@ def read_step_flow(data: RecordingData, step: int) -> StepFlow:
     """Returns the ops of a step, which has some, and what they read and return.
 
     Args:
-        data: the rows of the step, see `StepTables.of_step`.
+        data: the rows of the step, see `IndexedTables.of_step`.
         step: its number.
     """
     ops = read_step_ops(data, step=step)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ...recording.role import LEAF, PARAMETER
 from ..step.sites import Site
 from ..values.nonfinite import FIRST_SEEN, PRODUCER, SOURCE
+from .indexed_tables import IndexedTables
 from .op_rules import (
     CARRIERS,
     FILLS,
@@ -22,7 +23,6 @@ from .op_rules import (
 )  # fmt: skip
 from .step_counts import Counts, StepCounts
 from .step_flow import MemoryRegion, StepFlow
-from .step_tables import StepTables
 
 #: What the values of a tensor are, from the best to the worst; UNSEEN: they were not measured.
 CLEAN, MEANT, UNSEEN, BAD = range(4)
@@ -77,7 +77,7 @@ class Trace:
     unscales: bool  # a GradScaler looks at the gradients of this step
 
 
-def trace_step(tables: StepTables, flow: StepFlow, counts: StepCounts) -> Trace:
+def trace_step(tables: IndexedTables, flow: StepFlow, counts: StepCounts) -> Trace:
     """Returns where the step's NaN and infinite values came up, those that are meant left out."""
     tracer = _Tracer(tables.sites, flow, counts)
     for op in flow.order:

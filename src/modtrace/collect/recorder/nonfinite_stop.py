@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 from torch import nn
 
 from ...errors import NonFiniteError
-from ...recording.triggers.conditions import Finding
+from ...recording.triggers.conditions import NonFiniteFinding
 from ...recording.triggers.watch import Asked
 from ...torch_internals.modes import unseen
 from ..log.listeners import Listener, Subscribers
@@ -115,7 +115,7 @@ class NonFiniteStop(Listener):
                 self._found = asked
         return self._found is not None
 
-    def _raise(self, step: int, finding: Finding, more: str = "") -> NoReturn:
+    def _raise(self, step: int, finding: NonFiniteFinding, more: str = "") -> NoReturn:
         error = NonFiniteError(((finding.text or f"step {step}: {finding.reason}\n") + more).rstrip())
         self._raised = weakref.ref(error)
         raise error

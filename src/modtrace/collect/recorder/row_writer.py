@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ...recording.failure_reporter import FailureReporter
 from ...recording.protocols import Sink
-from ...recording.triggers.conditions import Finding
+from ...recording.triggers.conditions import NonFiniteFinding
 from ...recording.triggers.triggers import OnSignal
 from ...recording.triggers.watch import Asked
 from ..ops.recorder import OpRecorder
@@ -52,7 +52,7 @@ class StepHolder(Protocol):
     def take_stops(self) -> Sequence[Asked]:
         """Returns what was found in steps that have ended, and is a reason to stop, once."""
 
-    def find_in_open(self, batches: Rows) -> Finding | None:
+    def find_in_open(self, batches: Rows) -> NonFiniteFinding | None:
         """Returns who made NaN or infinite values in a step whose optimizer is about to step, from its rows."""
 
 

@@ -28,7 +28,7 @@ _Columns = Mapping[str, npt.NDArray[Any]]
 _SUMS = {"sumabs": np.nan, "zero_count": -1, "sum4": np.nan}
 
 
-class Finding(NamedTuple):
+class NonFiniteFinding(NamedTuple):
     """Who made NaN or infinite values."""
 
     place: str  # in a few words, the same in every step
@@ -39,7 +39,7 @@ class Finding(NamedTuple):
 class Finder(Protocol):
     def __call__(
         self, data: RecordingData, selects: Callable[..., bool], /, *, is_used: bool | None
-    ) -> Finding | None:
+    ) -> NonFiniteFinding | None:
         """Returns who made the first NaN or infinite values of a step that count; None if there are none.
 
         Args:
@@ -139,7 +139,7 @@ def condition_of(trigger: NonFinite | Above | OutOfBand, find: Finder | None) ->
 class IsNonFinite:
     def __init__(self, trigger: NonFinite, find: Finder | None) -> None:
         self.then = trigger.then
-        self.finding: Finding | None = None  # of the step that was looked at last
+        self.finding: NonFiniteFinding | None = None  # of the step that was looked at last
         self._selection = selection_of(trigger)
         self._selected = _Selected(self._selection)
         self._find = None if trigger.then is None else find
@@ -180,7 +180,7 @@ class IsNonFinite:
     def _scalars_in(self, seen: StepRows) -> str:
         found = self._of_scalars(seen.scalars) if self._with_scalars else ""
         if found and self.finding is None:
-            self.finding = Finding(found.partition(" ")[0], found, "")
+            self.finding = NonFiniteFinding(found.partition(" ")[0], found, "")
         return found
 
     def _of_tensors(self, seen: StepRows, rows: _Rows) -> str:

@@ -6,7 +6,15 @@ from typing import NamedTuple, TypeGuard
 import pyarrow as pa
 
 from ..meta import Note
-from .conditions import Condition, Finder, Finding, IsNonFinite, StepRows, condition_of, read_measured
+from .conditions import (
+    Condition,
+    Finder,
+    IsNonFinite,
+    NonFiniteFinding,
+    StepRows,
+    condition_of,
+    read_measured,
+)
 from .site_names import SiteNames
 from .step_tables import Batch, StepTables
 from .triggers import REPORT, STOP, OnSignal, Trigger, asks_who_made
@@ -17,7 +25,7 @@ class Asked(NamedTuple):
 
     step: int
     then: str
-    finding: Finding
+    finding: NonFiniteFinding
     is_new: bool  # nothing was found in the step before
 
 
@@ -108,7 +116,7 @@ class TriggerWatch:
         if condition.then in (REPORT, STOP) and condition.finding is not None:
             self.asked.append(Asked(step, condition.then, condition.finding, armed.is_armed))
 
-    def find_in_open(self, batches: Sequence[Batch]) -> Finding | None:
+    def find_in_open(self, batches: Sequence[Batch]) -> NonFiniteFinding | None:
         """Returns what a trigger that stops finds in a step whose optimizer is about to step, without firing it.
 
         Args:

@@ -11,7 +11,7 @@ from ...recording.arrow.batches import to_columns
 from ...recording.meta import HELD, Note
 from ...recording.protocols import Sink
 from ...recording.suggestions import count_of
-from ...recording.triggers.conditions import Finder, Finding
+from ...recording.triggers.conditions import Finder, NonFiniteFinding
 from ...recording.triggers.step_tables import Batch
 from ...recording.triggers.triggers import REPORT, OnSignal, Trigger
 from ...recording.triggers.watch import Asked, TriggerWatch
@@ -194,7 +194,7 @@ class FlightRecorder:
         stops, self._stops = self._stops, []
         return stops
 
-    def find_in_open(self, batches: Sequence[tuple[str, Mapping[str, Any]]]) -> Finding | None:
+    def find_in_open(self, batches: Sequence[tuple[str, Mapping[str, Any]]]) -> NonFiniteFinding | None:
         """Returns who made NaN or infinite values in a step whose optimizer is about to step, to stop it.
 
         Args:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...analysis.divergence.answer import Comparison, Growth
+from ...analysis.divergence.answer import Comparison, GrowthPoint
 from .style import FEW_COLORS, NONFINITE_COLOR, few_of, new_axes, strip_frame
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def plot_growth(found: Comparison, ax: "Axes | None" = None) -> "Axes":
     return ax
 
 
-def _lowest(points: Sequence[Growth]) -> float:
+def _lowest(points: Sequence[GrowthPoint]) -> float:
     """Returns a power of ten below all errors and noise."""
     known = [number for each in points for number in (each.error, each.noise) if 0 < number < np.inf]
     return float(10.0 ** (np.floor(np.log10(min(known, default=1e-8))) - 1))

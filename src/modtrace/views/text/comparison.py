@@ -14,7 +14,7 @@ from ...analysis.divergence.answer import (
     SOURCE,
     Comparison,
     Divergence,
-    Growth,
+    GrowthPoint,
     Named,
     OneSided,
 )
@@ -270,7 +270,7 @@ def _render_growth(found: Comparison, *, width: int | None, color: Color) -> str
     return render_fitted(fit_columns(columns, width, ()), width=width, color=color)
 
 
-def _choose_points(growth: Sequence[Growth]) -> list[Growth]:
+def _choose_points(growth: Sequence[GrowthPoint]) -> list[GrowthPoint]:
     """Returns a few of the points in order: blocks, the first beyond noise, the one before it, the ends."""
     if len(growth) <= _CHARTED:
         return list(growth)
@@ -287,7 +287,7 @@ def _choose_points(growth: Sequence[Growth]) -> list[Growth]:
     return [growth[at] for at in sorted(asked | chosen)]
 
 
-def _bar(each: Growth, low: int, high: int) -> Text:
+def _bar(each: GrowthPoint, low: int, high: int) -> Text:
     if not each.error:
         return Text()
     share = 1.0 if math.isinf(each.error) else (math.log10(each.error) - low) / (high - low)

@@ -18,7 +18,7 @@ from ..step.sites import Site, read_sites
 _MOST_SORTED = 64
 
 
-class StepTables:
+class IndexedTables:
     """Finds rows of a recording by ids."""
 
     def __init__(self, data: RecordingData) -> None:
@@ -52,7 +52,7 @@ class StepTables:
 class _StepData:
     """The `RecordingData` of one step."""
 
-    def __init__(self, tables: StepTables, step: int) -> None:
+    def __init__(self, tables: IndexedTables, step: int) -> None:
         self._all = tables
         self._step = np.array([step])
         self._tables: dict[str, pa.Table] = {}

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from builders import RecordingBuilder
-from modtrace.analysis.provenance.step_tables import StepTables
+from modtrace.analysis.provenance.indexed_tables import IndexedTables
 from modtrace.recording.arrow.batches import to_batch
 
 
@@ -30,7 +30,7 @@ def uses(*pairs: tuple[int | None, int]) -> dict[str, list[object]]:
 
 def found(data: Any, **wanted: list[int]) -> list[int]:
     columns = {name: np.array(ids, np.int64) for name, ids in wanted.items()}
-    return StepTables(data).find("uses", ["tensor_id"], **columns)["tensor_id"].to_pylist()
+    return IndexedTables(data).find("uses", ["tensor_id"], **columns)["tensor_id"].to_pylist()
 
 
 def test_rows_are_found_in_every_batch_in_the_order_of_the_table() -> None:
@@ -65,7 +65,7 @@ def test_step_has_its_calls_and_all_of_an_earlier_step_to_which_it_refers() -> N
         calls.append(build.call(net, 100 * step, 100 * step + 90))
     build.step(3, 300, 399)
     build.gradient(calls[1], [1.0])
-    data = StepTables(build.data()).of_step(3)
+    data = IndexedTables(build.data()).of_step(3)
     assert data.table("steps")["step"].to_pylist() == [3]
     assert data.table("calls")["call_id"].to_pylist() == [calls[1]]
     assert data.table("values")["step"].to_pylist() == [3]
