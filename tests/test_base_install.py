@@ -64,6 +64,7 @@ NEEDS = {
     "plot": "matplotlib",
     "write_plot": "matplotlib",
     "plot run.modtrace -o plot.png": "matplotlib",
+    "compare run.modtrace run.modtrace --step 0:1 -o growth.png": "matplotlib",
     "record --quiet --to recorded.modtrace script.py": "torch",
     "verify factory:make": "torch",
 }
@@ -217,7 +218,12 @@ def test_plain_install_answers_as_a_full_one(
     for name, library in NEEDS.items():
         assert re.match(r"MissingLibraryError: |2\nmodtrace: error: ", answers[name])
         assert f" needs {library}, which is not installed here. " in answers[name]
-    written = set(full_answers["written"].split()) - {"plot.png", "recorded.modtrace", "__pycache__"}
+    written = set(full_answers["written"].split()) - {
+        "plot.png",
+        "growth.png",
+        "recorded.modtrace",
+        "__pycache__",
+    }
     assert set(answers["written"].split()) == written
     for command in ([programs / "modtrace"], [programs / "python", "-m", "modtrace"]):
         shown = subprocess.run([*command, "show", recording], capture_output=True, text=True, check=False)

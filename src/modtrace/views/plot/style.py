@@ -65,7 +65,7 @@ def new_axes(names: Sequence[str], height: float) -> "Axes":
     Raises:
         MissingLibraryError: matplotlib is not installed.
     """
-    require("matplotlib", choose_phrase(python="Recording.plot()", command_line="modtrace plot"))
+    require("matplotlib", choose_phrase(python="Recording.plot()", command_line="drawing a plot"))
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
