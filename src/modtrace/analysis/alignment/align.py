@@ -1,12 +1,12 @@
 """Aligns two recordings: steps, modules, calls, ops and measured tensors, in this order."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ...recording.protocols import RecordingData
 from ..step.calls import Rows
 from ..step.chosen_step import find_step
 from .calls import pair_calls, translate
-from .contract import Alignment, Joined
+from .contract import Alignment, Joined, ModuleName
 from .joins import collect, join_splits
 from .keys import Partners, to_pairs
 from .micro_batches import Batched, MicroBatches, find_batched, find_micro_batches, join_micro_batches
@@ -62,13 +62,22 @@ def align(
     recomputed = pair_recomputed(*left, places, steps, ops, values)
     pairs = to_pairs(values[0], side.values.order)
     permuted, axes = find_permutations(side, other, pairs)
+    missing, extra = (
+        list_unpaired(
+            (side, other)[at],
+            steps[:, at],
+            (places.partner, places.back)[at],
+            calls[at],
+            ops[at],
+            values[at],
+            places.find_split(in_a=at == 0),
+            batched[at],
+        )
+        for at in (0, 1)
+    )
     return Alignment(
         steps=steps,
-        modules=tuple(
-            (side.names[at], other.names[there])
-            for at, there in enumerate(places.partner.tolist())
-            if there >= 0
-        ),
+        modules=tuple(_name_pairs(side, other, places)),
         calls=to_pairs(calls[0], side.calls.calls.start_ns),
         ops=to_pairs(ops[0], side.ops.order),
         values=pairs,
@@ -77,28 +86,16 @@ def align(
         joined=joined,
         recomputed_ops=recomputed[0],
         recomputed_values=recomputed[1],
-        missing=list_unpaired(
-            side,
-            steps[:, 0],
-            places.partner,
-            calls[0],
-            ops[0],
-            values[0],
-            places.find_split(in_a=True),
-            batched[0],
-        ),
-        extra=list_unpaired(
-            other,
-            steps[:, 1],
-            places.back,
-            calls[1],
-            ops[1],
-            values[1],
-            places.find_split(in_a=False),
-            batched[1],
-        ),
+        missing=missing,
+        extra=extra,
         rules=tuple(each.text for each in read),
         proposed=proposed,
+    )
+
+
+def _name_pairs(side: Side, other: Side, places: PlacePairs) -> Iterator[tuple[ModuleName, ModuleName]]:
+    return (
+        (side.names[at], other.names[there]) for at, there in enumerate(places.partner.tolist()) if there >= 0
     )
 
 
