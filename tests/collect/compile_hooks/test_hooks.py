@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from modtrace.collect.compile_hooks.hooks import compile_safe_hooks
 
-BACKENDS = [None, "eager", "aot_eager", "inductor"]
+BACKENDS = [None, "eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.compile)]
 QUICK = [None, "eager", "aot_eager"]  # where inductor would show nothing that aot_eager does not
 
 
@@ -515,6 +515,7 @@ def test_structures(make, expected, backend):
     assert all(same(result, plain) for result in results)
 
 
+@pytest.mark.compile
 def test_several_outputs_and_inputs_under_inductor():
     model, x, y = Holder(lambda x, y: (x * y, x.exp())), leaf(2), leaf(3, 2)
     plain = step(compiled(model, "inductor")[0], model, x, y)
@@ -742,6 +743,7 @@ def test_hard_cases(name, backend):
     assert all(same(result, plain) for result in results)
 
 
+@pytest.mark.compile
 def test_hard_cases_under_inductor():
     class All(nn.Module):
         def __init__(self):
@@ -877,6 +879,7 @@ def test_threads_do_not_disturb_each_other():
     assert sorted(log.events) == sorted(CHAIN_EVENTS * 40)
 
 
+@pytest.mark.compile
 def test_with_emulated_casts_bfloat16_has_the_same_bits_under_inductor():
     model, x = Chain().bfloat16(), torch.randn(64, 4, dtype=torch.bfloat16)
     with torch._inductor.config.patch(emulate_precision_casts=True):
