@@ -7,7 +7,7 @@ import pytest
 
 import modtrace
 from builders import RecordingBuilder
-from modtrace import face
+from modtrace import face, pictures
 from modtrace.analysis.values.selection import Selection
 from modtrace.face import Recording
 
@@ -80,9 +80,10 @@ def test_all_that_is_asked_for_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> 
         asked.append((*given, *named.values()))
         return []
 
-    for name in ("build_history", "build_stack", "find_plotted", "find_tensors"):
+    for name in ("build_history", "build_stack", "find_tensors"):
         monkeypatch.setattr(face, name, note)
-    monkeypatch.setattr(face, "draw", lambda found, kind, ax: asked.append((kind, ax)))
+    monkeypatch.setattr(pictures, "find_plotted", note)
+    monkeypatch.setattr(pictures, "draw", lambda found, kind, ax: asked.append((kind, ax)))
     recording = Recording(RecordingBuilder().data())
     where: dict[str, Any] = {"slot": "[1]", "phase": "forward", "call": 2}
     recording.history("a", "input", "max", steps="1:3", **where)

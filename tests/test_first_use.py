@@ -73,6 +73,7 @@ ARGUMENTS = {
     "export": "run.modtrace -o run.parquet",
     "nonfinite": "run.modtrace",
     "recompute": "run.modtrace",
+    "compare": "run.modtrace run.modtrace",
     "verify": "factory:make",
     "doctor": "",
 }

@@ -58,7 +58,7 @@ ARGUMENTS = [
 READ_NO_RECORDING = {"record", "verify", "doctor"}
 
 #: Commands that there were not then.
-NEWER = {"recompute"}
+NEWER = {"compare", "recompute", "view"}
 
 #: What is asked in Python; the commands show what else there is.
 QUESTIONS: dict[str, Callable[[modtrace.Recording], Any]] = {

@@ -201,7 +201,16 @@ def test_finite_values_of_a_recording_in_parts_say_where_they_end(run: Runner) -
     assert run("nonfinite", "--json") == 0
     assert json.loads(run.out) == {
         "first": None,
-        "measured": {"tensors": 2, "unmeasured": 0, "steps": 2, "last_step": 1, "nonfinite": 0},
+        "measured": {
+            "tensors": 2,
+            "unmeasured": 0,
+            "steps": 2,
+            "last_step": 1,
+            "nonfinite": 0,
+            "recorded_steps": 2,
+            "chosen_steps": None,
+            "held": None,
+        },
         "marks": ["not closed: the process ended or is still running; complete to step 1"],
     }
 

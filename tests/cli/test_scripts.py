@@ -128,10 +128,14 @@ def counted(names: Sequence[str]) -> list[str]:
 
 
 def check_closing_line(rec: Any, said: str, not_recorded: str) -> None:
-    """The last line of the command says how many steps and rows the tables have, and nothing else."""
+    """The command ends by how many steps and rows the tables have, and by who knows of NaN where there are any."""
     steps, rows = rec.table("steps").num_rows, sum(rec.table(name).num_rows for name in schemas())
     missing = f"; {not_recorded}" if not_recorded else ""
-    assert re.sub(r"\d+\.\d MB", "SIZE MB", said.splitlines()[-1]) == (
+    values, lines = rec.table("values"), said.splitlines()
+    if any(values["nan_count"].to_pylist()):
+        advice = "modtrace: it holds NaN or infinite values. Who made them: modtrace nonfinite run.modtrace"
+        assert lines.pop() == advice
+    assert re.sub(r"\d+\.\d MB", "SIZE MB", lines[-1]) == (
         f"modtrace: recorded {steps} steps, {rows:,} rows, SIZE MB{missing}. "
         "Look at it with: modtrace show run.modtrace"
     )
@@ -206,7 +210,7 @@ def test_launcher_that_is_recorded_itself_says_that_its_ranks_are_not(tmp_path: 
     done = run((*RECORD, "-m", *TORCHRUN[2:]), tmp_path, "ddp.py", "recorded")
     assert said_at_the_end(done) == [
         "modtrace: recorded nothing; no module was called in this process; "
-        "not recorded: 2 Python processes that it started. recorded is empty and can be deleted."
+        "not recorded: 2 Python processes that it started. run.modtrace is empty and can be deleted."
     ]
 
 

@@ -56,7 +56,7 @@ def test_what_an_op_has_made_before_the_call_has_a_row_with_its_slot(values):
     ]
 
 
-def test_each_step_of_a_training_loop_has_its_batch_which_ops_of_the_step_before_have_made():
+def test_each_step_of_a_training_loop_has_its_batch_which_ops_of_that_step_have_made():
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     rec = recorded(lambda: [small_step(model, optimizer) for _ in range(3)])
@@ -67,7 +67,7 @@ def test_each_step_of_a_training_loop_has_its_batch_which_ops_of_the_step_before
     ]
     rows = Rows(rec)
     made = [rows.tensors[use["tensor_id"]]["producer_op"] for use in rows.of_calls("input")]
-    assert [rows.ops[each]["step"] for each in made] == [0, 0, 1]
+    assert [rows.ops[each]["step"] for each in made] == [0, 1, 2]
     read = {use["tensor_id"] for use in rows.uses if use["consumer_op"] is not None}
     assert {use["tensor_id"] for use in rows.of_calls("input")} <= read
 

@@ -384,12 +384,12 @@ def test_looking_at_steps_runs_no_op_and_draws_no_number(options: dict[str, Any]
 
 
 def test_failure_while_looking_is_told_once_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from modtrace.recording.triggers import watch
+    from modtrace.recording.triggers.conditions import IsNonFinite
 
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("in a trigger")
 
-    monkeypatch.setattr(watch._IsNonFinite, "__call__", fail)
+    monkeypatch.setattr(IsNonFinite, "__call__", fail)
     with pytest.warns(modtrace.ModtraceWarning, match="in a trigger"), modtrace.record(keep_last=2) as rec:
         Training(rec, Net()).run(5)
     assert rec.meta.marks == (

@@ -34,6 +34,7 @@ def texts_outside_of_lists(file: str) -> set[str]:
 
 def test_the_lists_are_found() -> None:
     assert [file for file, _ in LISTS] == [
+        "comparison",
         "memory_table",
         "op_paths",
         "op_table",

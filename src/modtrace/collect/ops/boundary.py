@@ -77,15 +77,19 @@ class OpBoundary(Listener):
         mode = self._mode
         return not (mode.is_off or mode.is_running or threading.get_ident() != self._thread)
 
-    def find_given(self) -> list[int]:
+    def find_given(self, segment: Segment) -> list[int]:
         """Returns the numbers of the tensors that the module call which begins is given, as far as they are known."""
-        if not self._is_seen():
+        if self._mode.has_failed or not self._is_seen():
             return []
-        args, kwargs = call_arguments(find_call(sys._getframe()))
-        with DisableTorchFunction():
-            given = _tensors_in((args, kwargs))
-        with _aside(given):
-            numbers = [self._find(tensor) for _, tensor in given]
+        try:
+            args, kwargs = call_arguments(find_call(sys._getframe()))
+            with DisableTorchFunction():
+                given = _tensors_in((args, kwargs))
+            with _aside(given):
+                numbers = [self._find(tensor) for _, tensor in given]
+        except Exception as error:
+            self._mode.fail(error, f"what {segment.named.shown} was given")
+            return []
         return [number for number in numbers if number != NO_TENSOR]
 
     # Going in. Leaves are named on every thread, and where ops are not wanted.

@@ -157,7 +157,7 @@ class OpRecorder:
         """
         if not self.mode.events or segment.outer is not None or segment.task >= 0:
             return []
-        return self._boundary.find_given()
+        return self._boundary.find_given(segment)
 
     def enter_step(self, last: Step | None, step: Step, given: Sequence[int]) -> None:
         """Assigns ops that ran earlier to a step whose call begins.

@@ -54,9 +54,9 @@ class StepFollower(Listener):
 
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
         with self._lock:
-            self._steps[segment] = self._finder.enter(segment, in_step, time.perf_counter_ns())
+            step = self._steps[segment] = self._finder.enter(segment, in_step, time.perf_counter_ns())
+            self._finder.leave(segment)  # nobody asks in which step something begins inside it
             self._finder.take_ended()
-            step = self._steps[segment]
             if len(step.segments) > _FOLD_AT:
                 step.fold()
             if len(self._steps) > self._prune_at:
