@@ -63,7 +63,8 @@ class ProgressReporter:
         """Says it, on a line of its own."""
         fresh = "\n" if self._line.is_open else ""
         with contextlib.suppress(OSError, ValueError):  # standard error is closed
-            print(f"{fresh}modtrace: {text}", file=sys.stderr, flush=True)
+            # In one write: other ranks may print to the same terminal.
+            print(f"{fresh}modtrace: {text}\n", end="", file=sys.stderr, flush=True)
 
 
 class LineWatch:
