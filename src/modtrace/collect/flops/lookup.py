@@ -4,8 +4,8 @@ The conventions are those of `torch.utils.flop_counter`: a multiply-add is 2; el
 copies are 0; the dtype does not matter. Formulas come from three sources. Those that the user has registered with
 `register_flop_formula` come first. Then come our own, for what torch does not count (attention on the CPU, recurrent
 layers, quantised and fused products, composite operators, which a mode sees whole in inference mode) or counts wrongly
-(see convolutions.py and products.py). Then come torch's, which also count the in-place variants. docs/limits.md lists
-where the numbers differ.
+(see convolution_formulas.py and product_formulas.py). Then come torch's, which also count the in-place variants.
+docs/limits.md lists where the numbers differ.
 """
 
 from collections.abc import Callable, Mapping, Sequence
