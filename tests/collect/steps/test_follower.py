@@ -24,6 +24,9 @@ class Entered:
         self.segments.append(segment)
         return SimpleNamespace(segments=[segment], is_open=True)
 
+    def leave(self, segment: Any) -> None:
+        pass
+
     def take_ended(self) -> None:
         pass
 
