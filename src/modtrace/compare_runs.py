@@ -66,7 +66,7 @@ def compare(
         second,
         rules=_to_rules(map),
         noise=[wanted.read(each, "noise") for each in _to_list(noise)],
-        tolerance=_checked_tolerance(tolerance),
+        tolerance=tolerance,
         step=step_a,
         step_b=step_b,
         allow_missing=allow_missing,
@@ -121,9 +121,3 @@ def _to_rules(given: str | Sequence[str] | Mapping[str, str]) -> tuple[str, ...]
 
 def _to_list(given: Any) -> list[Any]:
     return list(given) if isinstance(given, (list, tuple)) else [given]
-
-
-def _checked_tolerance(given: float | None) -> float | None:
-    if given is not None and not 0 <= given < float("inf"):
-        raise ValueError(f"tolerance={given!r}: give a relative error such as 1e-5; 0 tolerates none")
-    return given

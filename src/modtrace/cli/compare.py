@@ -3,7 +3,6 @@
 import click
 
 from ..analysis.divergence.compare import compare_recordings
-from ..recording.protocols import RecordingData
 from ..views.plot.draw import draw_growth, write_axes
 from ..views.text.comparison import render_comparison, render_comparison_json
 from .output import find_terminal, print_text
@@ -25,7 +24,7 @@ EXIT_DIFFERS = 1
     help=r"How modules of A are called in B, such as 'model\.layers\.(\d+)=blocks.\1'. Several may be given.",
 )
 @click.option("--noise", "runs", multiple=True, metavar="RUN", help="A further recording of what A is of.")
-@click.option("--tolerance", type=click.FloatRange(min=0), help="The relative error up to which runs agree.")
+@click.option("--tolerance", type=float, help="The relative error up to which runs agree.")
 @click.option(
     "--step", metavar="STEP[:STEP]", help="The only step to compare; STEP:STEP if B has another number."
 )
@@ -61,7 +60,7 @@ def compare(
             first,
             second,
             rules=rules,
-            noise=[_open(run) for run in runs],
+            noise=[open_with_rows(run) for run in runs],
             tolerance=tolerance,
             step=step_a,
             step_b=step_b,
@@ -77,10 +76,6 @@ def compare(
         terminal = find_terminal()
         print_text(render_comparison(found, top=top, width=terminal.width, color=terminal.color))
     return 0 if found.ok else EXIT_DIFFERS
-
-
-def _open(run: str) -> RecordingData:
-    return open_with_rows(run)
 
 
 def _read_steps(text: str | None) -> tuple[int | str | None, int | str | None]:

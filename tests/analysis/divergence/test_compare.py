@@ -219,5 +219,102 @@ def test_what_is_no_run_is_refused() -> None:
         modtrace.compare(5, record(model()))
     with pytest.raises(TypeError, match="give the arguments of the call too"):
         modtrace.compare(model(), model())
-    with pytest.raises(ValueError, match="tolerance=-1: give a relative error"):
-        modtrace.compare(record(model()), record(model()), tolerance=-1)
+    for tolerance in (-1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=rf"tolerance={tolerance}: give a relative error"):
+            modtrace.compare(record(model()), record(model()), tolerance=tolerance)
+    with pytest.raises(ValueError, match=r"^no step 99 in this recording; there are: 0$"):
+        modtrace.compare(record(model()), record(model()), step=99)
+    with pytest.raises(ValueError, match=r"^no step 1 in this recording; there are: 0$"):
+        modtrace.compare(record(model()), record(model()), step=(0, 1))
+
+
+class Projections(nn.Module):
+    """Three projections of the same input, as parts or in one."""
+
+    def __init__(self, *, is_fused: bool, scale: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        weights = torch.randn(3, 16, 16) * scale
+        if is_fused:
+            self.qkv = nn.Linear(16, 48, bias=False)
+            self.qkv.weight.data = weights.flatten(0, 1)
+        else:
+            self.q, self.k, self.v = (nn.Linear(16, 16, bias=False) for _ in range(3))
+            for each, weight in zip((self.q, self.k, self.v), weights, strict=True):
+                each.weight.data = weight.clone()
+        self.is_fused = is_fused
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.qkv(x) if self.is_fused else torch.cat([self.q(x), self.k(x), self.v(x)], -1)
+
+
+FUSED = [f"{name}=qkv" for name in "qkv"]
+
+
+def test_parts_of_which_only_hashes_are_known_are_not_compared_with_the_whole() -> None:
+    hashes = modtrace.Capture(roles=["parameter", "output"], stats=0, hash=True)
+    parts, whole = (record(Projections(is_fused=each), hashes) for each in (False, True))
+
+    metrics = dict(modtrace.compare(parts, whole, map=FUSED).metrics)
+
+    assert "statistics" not in metrics
+    assert metrics["nothing"] >= 3
+
+
+def test_nan_in_one_of_three_parts_is_a_difference_from_the_whole() -> None:
+    statistics = modtrace.Capture(roles=["parameter", "output"])
+    spoiled = Projections(is_fused=False)
+    spoiled.q.weight.data[0, 0] = float("nan")
+    parts, whole = record(spoiled, statistics), record(Projections(is_fused=True), statistics)
+
+    found = modtrace.compare(parts, whole, map=FUSED)
+
+    assert not found.ok
+    assert dict(found.metrics)["nonfinite"] >= 3
+
+
+def test_gradient_that_is_zero_in_one_run_alone_is_a_difference_in_both_directions() -> None:
+    def trained(factor: float) -> modtrace.Recording:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+        with modtrace.record(net, values=modtrace.Capture(roles=["parameter_grad"])) as recording:
+            (net(torch.ones(3, 4)) * factor).sum().backward()
+            optimizer.step()
+        return recording
+
+    still, moving = trained(0.0), trained(1.0)
+    assert not modtrace.compare(still, moving).ok
+    assert not modtrace.compare(moving, still).ok
+
+
+def test_site_that_differs_in_a_further_run_by_its_hash_is_not_blamed() -> None:
+    drawn = model()
+    with torch.no_grad():
+        drawn[1].up.bias += 1
+    again = record(drawn, HASHES)
+
+    assert not modtrace.compare(record(model(), HASHES), again).ok
+    assert modtrace.compare(record(model(), HASHES), again, noise=[again]).ok
+
+
+def test_further_run_of_something_else_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="^no tensor was measured in both recordings, of 1 aligned module\\. "
+    ):
+        other = record(nn.Tanh(), modtrace.Capture(roles=["input"]))
+        modtrace.compare(record(model()), record(model()), noise=[other])
+
+
+def test_runs_whose_tensors_all_have_other_sizes_are_told_so() -> None:
+    runs = []
+    for width in (4, 6):
+        net = nn.Tanh()
+        with modtrace.record(net) as recording:
+            net(torch.ones(2, width))
+        runs.append(recording)
+
+    found = modtrace.compare(*runs)
+
+    assert not found.ok
+    assert {each.why for each in found.missing.tensors} == {"shape"}

@@ -47,10 +47,6 @@ class UnpairedRows:
         counts = {name: int((self.reason == code).sum()) for code, name in enumerate(REASONS)}
         return {name: count for name, count in counts.items() if count}
 
-    def select(self, *reasons: str) -> Rows:
-        """Returns the rows that have one of these reasons."""
-        return self.rows[[REASONS[code] in reasons for code in self.reason.tolist()]]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Unpaired:

@@ -4,6 +4,7 @@ import numpy as np
 
 from ...recording.protocols import RecordingData
 from ..step.calls import Rows, column_of
+from ..step.chosen_step import no_step
 
 
 def pair_steps(
@@ -13,11 +14,17 @@ def pair_steps(
 
     Steps of equal numbers are a pair. Where they are not of the same kind (one of the two runs evaluated in between),
     or no number is in both, the n-th step of a kind is paired with the n-th of the same kind.
+
+    Raises:
+        ValueError: there is no such step.
     """
+    of_a, of_b = _find_steps(a), _find_steps(b)
     if chosen is not None:
+        for number, known in zip(chosen, (of_a, of_b), strict=True):
+            if number not in known:
+                raise no_step("last" if number is None else number, sorted(known))
         pair = np.array([chosen], np.int64)
         return pair, {int(pair[0, 0])}, {int(pair[0, 1])}
-    of_a, of_b = _find_steps(a), _find_steps(b)
     common = sorted(of_a.keys() & of_b.keys())
     pairs = [(step, step) for step in common]
     if not common or any(_differ(of_a[step], of_b[step]) for step in common):

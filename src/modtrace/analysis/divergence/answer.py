@@ -48,11 +48,6 @@ class Divergence:
     close_share: float | None = None  # of the elements within a thousandth
     ulps: float | None = None
 
-    @property
-    def inputs_equal(self) -> bool:
-        """True if all that it was computed from is equal, up to noise: then the place is a verdict."""
-        return self.kind in (SOURCE, MADE)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Named:

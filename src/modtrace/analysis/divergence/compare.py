@@ -9,6 +9,7 @@ from ...recording.phase import BACKWARD, FORWARD, OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT, OUTPUT
 from ...recording.statistics.moments import Numbers
+from ...surface import name_argument
 from ..alignment.align import align
 from ..alignment.contract import Alignment
 from ..alignment.sides import Side, read_side
@@ -53,15 +54,18 @@ def compare_recordings(
 
     Raises:
         NothingRecordedError: nothing was measured, or the recordings have nothing in common.
-        ValueError: there is no such step, or a rule means nothing.
+        ValueError: there is no such step, a rule means nothing, or the tolerance is not a number from 0 on.
     """
+    if tolerance is not None and not 0 <= tolerance < np.inf:
+        named = name_argument("tolerance", tolerance)
+        raise ValueError(f"{named}: give a relative error such as 1e-5; 0 tolerates none")
     require_rows(a, "values")
     require_rows(b, "values")
     alignment = align(a, b, rules=rules, step=step, step_b=step_b)
     if not len(alignment.values) and not len(alignment.joined):
         raise NothingRecordedError(explain_nothing(a, b, alignment))
     found = _compare_pairs(a, b, alignment, noise, tolerance)
-    if not np.isfinite(found.errors.error).any() and not np.isinf(found.errors.error).any():
+    if len(found.errors.error) and np.isnan(found.errors.error).all():
         raise NothingRecordedError(
             f"{len(alignment.values):,} tensors are aligned, and of none of them the same was measured in both. "
             "Record both with values='stats', or the same captures."
@@ -92,11 +96,15 @@ def _compare_pairs(
     inherited = _find_inherited(side, other, rows, rows_b, errors, alignment)
     if tolerance is not None:
         noise = give_noise(tolerance, len(rows))
-    elif runs:
-        levels = [_find_levels(a, run, rows) for run in runs]
-        noise = measure_noise(levels, find_cancellation(side, rows, measured))
     else:
-        noise = assume_noise(measured, measured_b, find_cancellation(side, rows, measured))
+        ones = find_cancellation(side, rows, measured)
+        others = find_cancellation(other, rows_b, measured_b)
+        # What cancels in one recording alone is a difference; in a part, and not in the whole, it is none.
+        cancellation = np.where(order < len(pairs), np.minimum(ones, others), np.maximum(ones, others))
+        if runs:
+            noise = measure_noise([_find_levels(a, run, rows) for run in runs], cancellation)
+        else:
+            noise = assume_noise(measured, measured_b, cancellation)
     return Compared(
         alignment=alignment,
         side=side,
@@ -154,7 +162,10 @@ def _is_uninitialized(side: Side, rows: Rows) -> Bools:
 
 def _find_levels(a: RecordingData, run: RecordingData, rows: Rows) -> Numbers:
     """Returns the error of each row of `a` against a further run of the same; NaN where that has no such tensor."""
-    pairs = align(a, run).values
+    alignment = align(a, run)
+    pairs = alignment.values
+    if not len(pairs):
+        raise NothingRecordedError(explain_nothing(a, run, alignment))
     errors = find_errors(read_measured(a, pairs[:, 0]), read_measured(run, pairs[:, 1]))
     of_row = np.full(a.table("values").num_rows, np.nan)
     of_row[pairs[:, 0]] = errors.error

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
-from ...recording.statistics.moments import Numbers
 from ..alignment.contract import Alignment, ModuleName
 from ..alignment.sides import Side
 from ..step.calls import column_of
@@ -47,7 +46,7 @@ class Details:
         """Returns all that is known of one pair."""
         found = self._found
         row, row_b = int(found.a.rows[at]), int(found.b.rows[at])
-        site, place = self._names.site(row), self._names.place_of_value(row)
+        site = self._names.site(row)
         values, error = found.side.values, float(found.errors.error[at])
         given, phase = float(found.inherited.error[at]), int(values.phase[row])
         low, high = self._bounds(at)
@@ -207,11 +206,7 @@ def _describe(measured: ComparedRows, at: int) -> str:
     text = f"{measured.dtypes[measured.dtype[at]]}[{', '.join(map(str, measured.shape(at)))}]"
     low, high = float(measured.stats.min[at]), float(measured.stats.max[at])
     if measured.is_measured[at] and measured.stats.count[at]:
-        text += f", {low:.4g} .. {high:.4g}, rms {_number(measured.stats.rms, at):.6g}"
+        text += f", {low:.4g} .. {high:.4g}, rms {float(measured.stats.rms[at]):.6g}"
         bad = int(measured.stats.nan_count[at]) + int(measured.stats.inf_count[at])
         text += f", {bad} NaN or infinite" if bad else ""
     return text
-
-
-def _number(numbers: Numbers, at: int) -> float:
-    return float(numbers[at])

@@ -50,12 +50,8 @@ class OpFlow:
         self.reader, self.read = op[order], tensor[order]
         self._starts = _starts_of(self.reader)
 
-    def find_op_of(self, op_id: Column) -> Rows:
-        """Returns the row of each op; -1 if there is none."""
-        return RowFinder(self.op_id)(op_id)
-
     def tensor_of(self, op: Rows, slot: Column, slots: tuple[str, ...]) -> Rows:
-        """Returns the tensor that each op returned at a slot, the last one if there are several; -1 for none."""
+        """Returns the tensor that each op returned at a slot, the first one if there are several; -1 for none."""
         codes = {name: code for code, name in enumerate(self._slots)}
         own = np.array([*(codes.get(name, -1) for name in slots), -1])[slot]
         width = len(self._slots) + 2

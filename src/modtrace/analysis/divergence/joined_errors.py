@@ -6,11 +6,11 @@ import numpy as np
 
 from ...errors import RecordingError
 from ...recording.protocols import RecordingData
-from ...recording.statistics.moments import Numbers, StatColumns
+from ...recording.statistics.moments import RAW, Numbers, StatColumns
 from ..alignment.contract import Alignment
 from ..step.calls import Column, Rows
 from .decode import to_numbers
-from .errors import METRICS, NOTHING, STATISTICS, TENSORS, compare_statistics
+from .errors import METRICS, NONFINITE, NOTHING, STATISTICS, TENSORS, compare_statistics
 from .measured import ComparedRows, read_measured
 from .tensor_metrics import coarser_dtype, compare_numbers
 
@@ -39,8 +39,9 @@ def find_joined_errors(a: RecordingData, b: RecordingData, alignment: Alignment)
         mine = np.flatnonzero(is_in_a == in_a)
         if len(mine):
             whole, part = (one, other) if in_a else (other, one)
-            error[mine], floor[mine] = _compare_together(whole.stats, part.stats, mine, joined.whole[mine])
+            error[mine], floor[mine] = _compare_together(whole, part, mine, joined.whole[mine])
     metric[~np.isnan(error)] = METRICS.index(STATISTICS)
+    metric[np.isinf(error)] = METRICS.index(NONFINITE)
     for at in np.flatnonzero(one.has_tensor & other.has_tensor).tolist():
         found = _compare_tensors(alignment, one, other, at)
         if found is not None:
@@ -49,21 +50,27 @@ def find_joined_errors(a: RecordingData, b: RecordingData, alignment: Alignment)
 
 
 def _compare_together(
-    whole: StatColumns, part: StatColumns, mine: Rows, number: Rows
+    whole: ComparedRows, part: ComparedRows, mine: Rows, number: Rows
 ) -> tuple[Numbers, Numbers]:
-    """Returns the error of each part: that of all parts of its whole together."""
+    """Returns the error of each part: that of all parts of its whole together.
+
+    It is infinite if they have not the same numbers of NaN and infinities, and NaN if one of them was not measured.
+    """
     starts = np.flatnonzero(np.append(True, number[1:] != number[:-1]))
+    parts = part.stats
     sums = {
-        name: np.add.reduceat(getattr(part, name)[mine], starts)
+        name: np.add.reduceat(getattr(parts, name)[mine], starts)
         for name in ("count", "sum", "sumsq", "nan_count", "inf_count")
     }
     merged = StatColumns(
-        min=np.fmin.reduceat(part.min[mine], starts), max=np.fmax.reduceat(part.max[mine], starts), **sums
+        min=np.fmin.reduceat(parts.min[mine], starts), max=np.fmax.reduceat(parts.max[mine], starts), **sums
     )
-    names = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count")
-    of_whole = StatColumns(**{name: getattr(whole, name)[mine[starts]] for name in names})
+    of_whole = StatColumns(**{name: getattr(whole.stats, name)[mine[starts]] for name in RAW})
     error, floor = compare_statistics(of_whole, merged)
-    error = np.where(merged.count == of_whole.count, error, np.nan)
+    is_finite_alike = (merged.nan_count == of_whole.nan_count) & (merged.inf_count == of_whole.inf_count)
+    is_known = np.logical_and.reduceat((whole.is_measured & part.is_measured)[mine], starts)
+    error = np.where(is_finite_alike, error, np.inf)
+    error = np.where(is_known & (merged.count == of_whole.count), error, np.nan)
     which = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(mine))))
     return error[which], floor[which]
 

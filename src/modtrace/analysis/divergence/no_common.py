@@ -3,6 +3,7 @@
 from difflib import get_close_matches
 
 from ...recording.protocols import RecordingData
+from ...recording.suggestions import count_of
 from ...surface import choose_phrase
 from ..alignment.contract import Alignment
 from ..step.calls import column_of
@@ -21,8 +22,9 @@ def explain_nothing(a: RecordingData, b: RecordingData, alignment: Alignment) ->
             f"{name_steps(steps[0])}, the second {name_steps(steps[1])}. {_choose_steps()}"
         )
     if alignment.modules:
-        modules = f"{len(alignment.modules):,} modules are in both, and no tensor was measured in both."
-        return f"{modules} Record both with the same captures, and both with ops or without."
+        modules = count_of(len(alignment.modules), "aligned module")
+        text = f"no tensor was measured in both recordings, of {modules}."
+        return f"{text} Record both with the same captures, and both with ops or without."
     return f"the two recordings have no module in common. {_name_nearest(alignment)} {_map()}"
 
 

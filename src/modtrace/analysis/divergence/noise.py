@@ -48,7 +48,8 @@ def measure_noise(levels: list[Numbers], cancellation: Numbers) -> Noise:
     """
     highest = np.fmax.reduce(levels)
     known = highest[np.isfinite(highest)]
-    level = _RUNS_FACTOR * np.where(np.isfinite(highest), highest, known.max(initial=0.0))
+    # Infinite: the run shows that it differs, and not how far. Whatever is there is noise.
+    level = _RUNS_FACTOR * np.where(np.isnan(highest), known.max(initial=0.0), highest)
     runs = f"{len(levels)} further run{'s' if len(levels) > 1 else ''}"
     most = known.max(initial=0.0)
     text = f"noise: measured by {runs}, up to {most:.1e}; {_RUNS_FACTOR:.0f} times that of a site is noise"
@@ -56,7 +57,7 @@ def measure_noise(levels: list[Numbers], cancellation: Numbers) -> Noise:
         kind=MEASURED,
         text=text,
         local=level,
-        inherited=np.minimum(level * cancellation, 1.0),
+        inherited=np.where(np.isinf(level), np.inf, np.minimum(level * cancellation, 1.0)),
         gain=cancellation,
     )
 

@@ -64,7 +64,7 @@ def find_step(data: RecordingData, asked: int | str | None) -> int | None:
     at, kind = STEP_NAMES[asked] if isinstance(asked, str) else (asked, None)
     meant = [step for step in known if kind in (None, kinds.get(step))]
     if not -len(meant) <= at < len(meant):
-        raise _no_step(asked, known, "" if kind is None else f" ({', '.join(sorted(set(kinds.values())))})")
+        raise no_step(asked, known, "" if kind is None else f" ({', '.join(sorted(set(kinds.values())))})")
     return meant[at]
 
 
@@ -84,7 +84,7 @@ def choose_step(
     if step is None:
         step = _most_telling(rows, called, _steps_with_optimizer(calls, of_calls))
     elif step not in known:
-        raise _no_step(step, known)
+        raise no_step(step, known)
     if step is None:
         return None
     row = rows.get(step, {})
@@ -118,7 +118,8 @@ def _most_telling(rows: dict[int, dict[str, Any]], called: set[int], updated: se
     return max(updating or training or complete or called or rows, default=None)
 
 
-def _no_step(asked: int | str, known: Sequence[int], kinds: str = "") -> ValueError:
+def no_step(asked: int | str, known: Sequence[int], kinds: str = "") -> ValueError:
+    """Returns the error that tells which steps there are."""
     there = f"{name_steps(known)}{kinds}" if known else "none"
     return ValueError(f"no step {asked!r} in this recording; there are: {there}")
 

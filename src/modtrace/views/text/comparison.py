@@ -18,7 +18,7 @@ from ...analysis.divergence.answer import (
     Named,
     OneSided,
 )
-from ...analysis.divergence.errors import NONFINITE, NOTHING, SAMPLES, SHAPES, SKETCHES, STATISTICS
+from ...analysis.divergence.errors import HASHES, NONFINITE, NOTHING, SAMPLES, SHAPES, SKETCHES, STATISTICS
 from ...analysis.graph.parts import forms_of_op
 from ...recording.module_path import join
 from ...recording.phase import OPTIMIZER
@@ -148,7 +148,7 @@ def _explain(each: Divergence) -> Iterator[str]:
     yield _explain_kind(each)
     yield _describe_error(each)
     if each.other is not None:
-        yield f"in the second run it is {each.other or 'the root'}"
+        yield f"in the second run it is {each.other or 'outside of modules'}"
     if each.through is not None:
         yield f"it depends on {each.through}"
     yield f"first   {each.a}"
@@ -194,9 +194,9 @@ def _times(amplification: float) -> str:
 def _describe_error(each: Divergence) -> str:
     if each.metric == SHAPES:
         return "the shapes differ"
-    if each.metric == NONFINITE:
+    if each.metric == NONFINITE or (math.isinf(each.error) and each.metric != HASHES):
         return "one has more NaN or infinite elements"
-    if math.isinf(each.error):
+    if each.metric == HASHES and math.isinf(each.error):
         return "the hashes differ, and nothing else was measured"
     noise = f"noise is {_number(each.noise)}"
     bounds = f" ({_number(each.low)} to {_number(each.high)})" if each.metric == SKETCHES else ""
