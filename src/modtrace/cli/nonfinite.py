@@ -4,7 +4,7 @@ from itertools import islice
 
 import click
 
-from ..analysis.provenance.search import find_all, find_first
+from ..analysis.provenance.search import find_all
 from ..analysis.values.nonfinite import count_measured
 from ..views.text.nonfinite import render_nonfinite, render_nonfinite_json
 from .output import find_terminal, print_text
@@ -29,8 +29,8 @@ def nonfinite(run: str, as_json: bool, every: bool, limit: int) -> int:
     is 1 if there are some, 0 if not, and 2 if nothing could be checked.
     """
     data = open_with_rows(run)
-    found = ask(run, data, lambda: find_first(data))
-    further = list(islice(find_all(data), 1, limit + 1)) if every and found is not None else []
+    made = ask(run, data, lambda: list(islice(find_all(data), limit + 1 if every else 1)))
+    found, further = next(iter(made), None), made[1:]
     measured, meta = count_measured(data), data.meta
     if as_json:
         print_text(

@@ -283,6 +283,7 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded) -> Iterator
             recording.table("steps").num_rows,
             recording.table("calls").num_rows,
         )
+        is_bad = bool(calls) and holds_nonfinite(recording.table("values"), recording.table("sites"))
     except Exception as error:  # a file of it may be anything by now
         seen = count_of(recording.progress.steps, "step")
         yield f"{seen} ran, and what was recorded of them cannot be read: {error}"
@@ -301,7 +302,7 @@ def _describe_end(recording: Any, started: int, recorded: _Recorded) -> Iterator
     place = shlex.quote(str(recording.path))
     if calls:
         yield f"{said}. Look at it with: modtrace show {place}"
-        if holds_nonfinite(recording.table("values"), recording.table("sites")):
+        if is_bad:
             yield f"it holds NaN or infinite values. Who made them: modtrace nonfinite {place}"
     elif not recording.progress.rows and os.path.exists(recording.path):
         yield f"{said}. {place} is empty and can be deleted."

@@ -300,7 +300,7 @@ def test_site_that_differs_in_a_further_run_by_its_hash_is_not_blamed() -> None:
 
 def test_further_run_of_something_else_is_refused() -> None:
     with pytest.raises(
-        ValueError, match="^no tensor was measured in both recordings, of 1 aligned module\\. "
+        ValueError, match=r"^no tensor was measured in both recordings, of 1 aligned module\. "
     ):
         other = record(nn.Tanh(), modtrace.Capture(roles=["input"]))
         modtrace.compare(record(model()), record(model()), noise=[other])

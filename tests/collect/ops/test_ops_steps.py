@@ -252,6 +252,22 @@ def test_ops_that_prepare_a_batch_between_two_steps_belong_to_the_step_that_uses
     assert all(row["step"] == of_op[row["op_id"]] for row in values if row["op_id"] is not None)
 
 
+class Halve(nn.Module):
+    def forward(self, x):
+        return x / 2
+
+
+def test_ops_before_a_module_that_prepares_a_batch_belong_to_the_step_that_uses_it():
+    model, halve = nn.Linear(4, 4), Halve()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with modtrace.record(model, ops=True, strict=True) as rec:
+        for step in range(3):
+            model(halve(torch.full((2, 4), float(step)).sin())).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert steps_of(rec, "sin") == steps_of(rec, "div") == [0, 1, 2]
+
+
 def test_last_step_alone_is_kept_with_the_ops_that_prepared_its_batch(tmp_path):
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -437,6 +437,15 @@ def test_dump_writes_the_steps_that_are_held(ops: bool) -> None:
     assert [note.step for note in rec.triggers] == [3]
 
 
+@pytest.mark.parametrize("then", ["report", "dump", "stop"])
+def test_healthy_run_of_which_no_step_is_written_says_so_whatever_is_done_then(then: str) -> None:
+    loop = Loop(make_model())
+    with modtrace.record(loop.model, on_nonfinite=then, keep_last=2, strict=True) as rec:
+        loop.run(batches(bad=-1))
+    assert rec.table("steps").num_rows == 0
+    assert rec.first_nonfinite() is None
+
+
 def test_what_can_never_happen_is_refused() -> None:
     said = "on_nonfinite='dump' writes the steps that are held, and none are: give keep_last=20"
     with pytest.raises(ValueError, match=said):

@@ -126,7 +126,7 @@ class _Answer:
             return (
                 "it makes no NaN of finite numbers: they were written from outside of torch, as through NumPy"
             )
-        if event.unseen in {-1, *self._trace.counts.dropped}:
+        if event.unseen < 0 or event.unseen in self._trace.counts.dropped:
             return (
                 "it read a tensor of an earlier step, which may have held them; nothing is known of it here"
             )

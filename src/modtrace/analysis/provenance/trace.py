@@ -205,7 +205,11 @@ class _Tracer:
         """Returns which infinities an op carries on that are meant; None if what it returned is not known to be."""
         if name in FILLS and holds_infinity(self._flow.args[op]):
             return Finiteness(MEANT)
-        if worst.kind == UNSEEN and name in CARRIERS and worst.origin in {-1, *self._counts.dropped}:
+        if (
+            worst.kind == UNSEEN
+            and name in CARRIERS
+            and (worst.origin < 0 or worst.origin in self._counts.dropped)
+        ):
             return Finiteness(MEANT)  # a mask that is made once and kept
         states = [worst, *(state for _, _, state in inputs)]
         return next((state for state in states if state.kind == MEANT and name in CARRIERS), None)

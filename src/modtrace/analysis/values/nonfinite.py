@@ -17,6 +17,7 @@ from ...recording.protocols import RecordingData
 from ...recording.role import PARAMETER
 from ...recording.statistics.moments import NOTHING_WRITTEN, nonfinite_rows
 from ...recording.suggestions import first_few
+from ...recording.triggers.triggers import THEN
 from ...recording.triggers.triggers import NonFinite as NonFiniteTrigger
 from ..step.calls import NO_MODULE, column_of, read_calls
 from ..step.missing_rows import require_rows, say_missing
@@ -35,8 +36,8 @@ FIRST_SEEN = "first seen"
 OVERFLOW = "overflow"
 EXP_OVERFLOW = "exp overflow"
 
-#: In the options of a recording: the trigger that looks at all that was measured of modules.
-_WATCHES_ALL = repr(NonFiniteTrigger())
+#: In the options of a recording: the triggers that look at all that was measured of modules, whatever they do then.
+_WATCH_ALL = {repr(NonFiniteTrigger(then=each)) for each in (None, *THEN)}
 
 _COLUMNS = ["step", "phase", "site_id", "call_id", "numel", "nan_count", "inf_count", "first_index", "shape"]
 
@@ -147,7 +148,7 @@ def _find_held(data: RecordingData) -> str | None:
     A recording with `keep_last` looks at each step when it ends. None if it did not, or if steps were written.
     """
     meta = data.meta
-    watched = bool(meta.options.get("values")) and _WATCHES_ALL in meta.options.get("triggers", ())
+    watched = bool(meta.options.get("values")) and not _WATCH_ALL.isdisjoint(meta.options.get("triggers", ()))
     if data.table("values").num_rows or meta.marks or not watched:
         return None
     return next((note.reason for note in reversed(meta.notes) if note.kind == HELD), None)

@@ -24,10 +24,11 @@ def move_prepared(last: Step, step: Step, given: Collection[int]) -> None:
     between = [*takewhile(OpBatch.is_outside, reversed(last.ops))]
     if not between or (step.ops and step.ops[0].start_ns < between[0].start_ns):
         return
-    wanted = _storages_of([*step.ops, *between], given)
+    batches = [*step.ops, *between]
+    wanted = _storages_of(batches, given)
     for batch in reversed(step.ops):
-        find_first(batch, wanted)
-    found = [(batch, find_first(batch, wanted)) for batch in between]
+        _find_first_maker(batch, wanted, batches)
+    found = [(batch, _find_first_maker(batch, wanted, batches)) for batch in between]
     prepared = [at for at, (batch, first) in enumerate(found) if first < len(batch)]
     if not prepared:
         return
@@ -41,10 +42,13 @@ def move_prepared(last: Step, step: Step, given: Collection[int]) -> None:
     step.start_ns = min(step.start_ns, batch.start_ns)
 
 
-def find_first(batch: OpBatch, wanted: set[int]) -> int:
+def _find_first_maker(batch: OpBatch, wanted: set[int], batches: Sequence[OpBatch]) -> int:
     """Returns the first op that has made what is in these storages, or was read for it; the number of ops if none was.
 
-    The storages of what those ops read are added to `wanted`.
+    Args:
+        batch: the ops.
+        wanted: the storages. Those of what the ops read that have made them are added.
+        batches: those in which the tensors that were read may have been seen first.
     """
     storages = batch.tensors[STORAGE::ROW_WIDTH]
     made: dict[int, set[int]] = {}
@@ -57,7 +61,7 @@ def find_first(batch: OpBatch, wanted: set[int]) -> int:
             continue
         first = at
         begin = batch.events[event - EVENT_WIDTH + USES] if at else 0
-        wanted |= _storages_of([batch], batch.used[begin : batch.events[event + USES] : 2])
+        wanted |= _storages_of(batches, batch.used[begin : batch.events[event + USES] : 2])
     return first
 
 

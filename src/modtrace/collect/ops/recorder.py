@@ -150,23 +150,15 @@ class OpRecorder:
             step.ops += [*self.early, batch]
             self.early = []
 
-    def find_given(self, segment: Segment) -> list[int]:
-        """Returns the numbers of the tensors that an outermost call is given, if ops have run before it.
-
-        It must run while the call begins.
-        """
-        if not self.mode.events or segment.outer is not None or segment.task >= 0:
-            return []
-        return self._boundary.find_given(segment)
-
-    def enter_step(self, last: Step | None, step: Step, given: Sequence[int]) -> None:
-        """Assigns ops that ran earlier to a step whose call begins.
+    def enter_step(self, last: Step | None, step: Step, segment: Segment) -> None:
+        """Assigns ops that ran earlier to a step in which an outermost call begins; it must run while it does.
 
         They are those that ran while no step was open, and those of the step before that have prepared what the call
         is given.
         """
-        if last is not None and given:
-            move_prepared(last, step, given)
+        is_outermost = segment.outer is None and segment.task < 0
+        if is_outermost and last is not None and last is not step and last.ops and last.ops[-1].is_outside():
+            move_prepared(last, step, self._boundary.find_given(segment))
         step.ops += self.early
         self.early = []
 

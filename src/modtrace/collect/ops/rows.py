@@ -73,6 +73,7 @@ class OpTables:
         """Returns tables that go on from here, and leave these as they are."""
         other = copy(self)
         other._nodes, other._kept = self._nodes.copy(), dict(self._kept)
+        other._texts = dict(self._texts)
         return other
 
     def of(self, steps: Sequence[Step], optimizer_ids: Sequence[int], sites: SiteIds) -> "OpRows | None":

@@ -257,18 +257,15 @@ class Recorder(Listener):
         assert self._ops is not None
         self._ops.mode.add_keeper(keeper)
 
-    # The tracker's side.
-
     def segment_opened(self, segment: Segment, in_step: bool) -> None:
         with self._lock:
             segment.holders += 1
             last = self._finder.step_around(segment.outer)
-            given = [] if self._ops is None else self._ops.find_given(segment)
             self._take_ops(last)
             now_ns = time.perf_counter_ns()
             step = self._finder.enter(segment, in_step, now_ns)
             if self._ops is not None:
-                self._ops.enter_step(last, step, given)
+                self._ops.enter_step(last, step, segment)
             self._ready.settle()
         if self._look_at_ended() and step.start_ns == now_ns:
             step.start_ns = time.perf_counter_ns()  # looking at the one before is not its time
@@ -393,6 +390,8 @@ class Recorder(Listener):
         """Returns the numbers to record that a step may come to have; None: that of the running optimizer."""
         with self._lock:
             numbers = self._finder.possible_numbers(step or self._finder.training)
+        if self._selected == ALL_STEPS:
+            return numbers
         return [number for number in numbers if number in self._selected]
 
     def _is_wanted(self, step: Step | None = None) -> bool:

@@ -186,7 +186,7 @@ def nonfinite_rows(values: pa.Table, sites: pa.Table | None = None) -> npt.NDArr
 
 
 def holds_nonfinite(values: pa.Table, sites: pa.Table) -> bool:
-    """Returns whether a tensor of a module is not finite, or a NaN is anywhere: a NaN is never meant.
+    """Returns whether a tensor of a module is not finite, or a NaN is anywhere, which is seldom meant.
 
     Gradients are left out, because they overflow in steps that a GradScaler skips.
     """

@@ -41,9 +41,9 @@ class _Condition:
 class NonFinite(_Condition):
     """Fires when a measured tensor, or a logged number, is NaN or infinite.
 
-    Where the outputs of ops are measured, and `roles` is not given, it fires when an op makes such values, or a tensor
-    held them that no op of the step had made. Values that are meant, as the `-inf` of a mask, and gradients that
-    overflow before a GradScaler skips the step, are no reason.
+    With `then`, where the outputs of ops are measured and `roles` is not given, it fires when an op makes such values,
+    or a tensor held them that no op of the step had made. Values that are meant, as the `-inf` of a mask, and
+    gradients that overflow before a GradScaler skips the step, are no reason.
 
     Args:
         include: selects modules and parameters, as for `record()`; None for all. Logged numbers belong to no module
@@ -226,7 +226,7 @@ def _check_then_of(trigger: Trigger, keep_last: int | None, captures: Sequence[C
     if then is None:
         return
     said = name_argument("on_nonfinite", then)
-    if then == "dump" and keep_last is None:
+    if then == DUMP and keep_last is None:
         how = choose_phrase(python="keep_last=20", command_line="--keep-last 20")
         raise ValueError(f"{said} writes the steps that are held, and none are: give {how}")
     if not captures:

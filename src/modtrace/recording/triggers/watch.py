@@ -50,7 +50,7 @@ class TriggerWatch:
         self._armed = [
             _Armed(each, condition_of(each, find)) for each in triggers if not isinstance(each, OnSignal)
         ]
-        self._skips: dict[int, Callable[[], bool]] = {}  # by step
+        self._skips: dict[int, list[Callable[[], bool]]] = {}  # by step, of each optimizer
         self._values: list[Mapping[str, pa.Array]] = []
         self._scalars: dict[str, list[float]] = {}
 
@@ -87,7 +87,7 @@ class TriggerWatch:
         values, scalars = self._values, self._scalars
         self._values, self._scalars = [], {}
         skips = [self._skips.pop(number) for number in sorted(self._skips) if number <= step][-1:]
-        is_used = False if any(is_skipping() for is_skipping in skips) else None
+        is_used = False if skips and all(is_skipping() for is_skipping in skips[0]) else None
         seen = StepRows(read_measured(values), scalars, self._names, self._tables.read(), is_used)
         fired = []
         for each in self._armed:
@@ -110,7 +110,7 @@ class TriggerWatch:
             step: the number of the step.
             is_skipping: tells it when the step has ended, which may have to wait for a device.
         """
-        self._skips[step] = is_skipping
+        self._skips.setdefault(step, []).append(is_skipping)
 
     def _ask(self, step: int, armed: "_Armed", condition: IsNonFinite) -> None:
         if condition.then in (REPORT, STOP) and condition.finding is not None:
