@@ -206,25 +206,25 @@ def test_path_where_nothing_is_is_an_error(tmp_path: Path):
         ),
         (
             lambda graph: graph.filter(path="7"),
-            "filter(path='7'): no op of this step is meant; the nearest are: 0, 1, 2",
+            "filter(path='7'): no module with ops of this step matches; the nearest are: 0, 1, 2",
         ),
         (
             lambda graph: graph.filter(op="conv*"),
-            "filter(op='conv*'): no op of this step is meant; there are: aten.addmm.default, aten.detach.default, "
+            "filter(op='conv*'): no op of this step matches; there are: aten.addmm.default, aten.detach.default, "
             "aten.t.default, aten.tanh.default",
         ),
         (
             lambda graph: graph.filter(op=["tanh", "adm"], path="nowhere"),
-            "filter(path='nowhere', op=['tanh', 'adm']): no op of this step is meant; "
+            "filter(path='nowhere', op=['tanh', 'adm']): no op of this step matches; "
             'there are: "", 0, 1, 2',
         ),
         (
             lambda graph: graph.filter(op="admm*"),
-            "filter(op='admm*'): no op of this step is meant. Did you mean 'addmm'?",
+            "filter(op='admm*'): no op of this step matches. Did you mean 'addmm'?",
         ),
         (
             lambda graph: graph.filter(path="0", op="tanh"),
-            "filter(path='0', op='tanh'): no op of this step is meant",
+            "filter(path='0', op='tanh'): no op of this step matches",
         ),
     ],
 )

@@ -183,7 +183,8 @@ class ModelGraph:
             ValueError: there is no such phase, a pattern cannot be read, or no op is left by `path` or `op`.
         """
         if op is not None and not self._graph.has_ops:
-            raise ValueError(f"{_name_filter(op=op)}: no ops were recorded in this step")
+            how = choose_phrase(python="ops=True", command_line="modtrace record --ops")
+            raise ValueError(f"{_name_filter(op=op)}: no ops were recorded in this step. Record with {how}.")
         before = self._choice.part
         part = Part(
             phases=before.phases if phase is None else _to_tuple("phase", phase),
@@ -192,8 +193,9 @@ class ModelGraph:
         )
         found = self._rebuilt(part)
         if not len(found.columns.nodes) and (path is not None or op is not None):
+            what = "op" if op is not None else "module with ops"
             near = near_part(build_graph(self._data, step=self._choice.step), part)
-            raise ValueError(f"{_name_filter(path=path, op=op)}: no op of this step is meant{near}")
+            raise ValueError(f"{_name_filter(path=path, op=op)}: no {what} of this step matches{near}")
         return found
 
     def _with(self, **changes: Any) -> "ModelGraph":

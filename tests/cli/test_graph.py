@@ -185,9 +185,9 @@ def test_model_that_raises_is_one_line_and_exit_code_2(models: None, graph: Grap
         ),
         (
             ["--path", "bloks.1"],
-            "--path bloks.1: no op of this step is meant; the nearest are: blocks.0, blocks.1, blocks.2",
+            "--path bloks.1: no module with ops of this step matches; the nearest are: blocks.0, blocks.1, blocks.2",
         ),
-        (["--op", "adm"], "--op adm: no op of this step is meant. Did you mean 'addmm'?"),
+        (["--op", "adm"], "--op adm: no op of this step matches. Did you mean 'addmm'?"),
         (
             ["-o", "model.bmp"],
             "Invalid value for --output: model.bmp: its name tells no format; it may end in ",

@@ -59,7 +59,9 @@ def test_unknown_command_is_misuse(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(monkeypatch, "shew") == 2
-    assert capsys.readouterr().err == ("modtrace: error: No such command 'shew'. Try 'modtrace --help'.\n")
+    assert capsys.readouterr().err == (
+        "modtrace: error: There is no command 'shew'. Did you mean 'show'? Try 'modtrace --help'.\n"
+    )
 
 
 def test_error_of_ours_is_one_line_and_exit_code_2(

@@ -40,7 +40,9 @@ def test_shows_what_modules_save(
         "\n"
         "saved: for backward, by a module's own ops; inside: with those of the modules inside it; "
         "%: of all that is saved\n"
-        "alloc, peak: of the module's call with most, with what runs inside it\n"
+        "alloc: all memory that one call of a module allocated, with the modules inside it; "
+        "peak: the most that it held at a time; both of the call with most\n"
+        "fwd: forward, bwd: backward, rec: recompute, opt: optimizer\n"
         "highest peak of a call: 9.00kB\n"
     )
 

@@ -43,7 +43,8 @@ def test_shows_the_modules_of_the_last_step(
         "all               3  3.00us          2.50us     500ns  4.00k     1.33\n"
         "\n"
         "of a module: its own ops, without those of the modules inside it\n"
-        "%: of the time of all ops\n"
+        "ops: how often ops were called\n"
+        "%: of the time of all ops; flops: floating-point operations; empty where none are counted\n"
     )
 
 
@@ -61,7 +62,8 @@ def test_options_reach_the_table(
         "all                            2  2.50us         4.00k     1.60\n"
         "\n"
         "1 more row with 500ns\n"
-        "%: of the time of all ops\n"
+        "ops: how often ops were called; most in: the module in which they took most time\n"
+        "%: of the time of all ops; flops: floating-point operations; empty where none are counted\n"
     )
 
 

@@ -30,7 +30,7 @@ def test_a_picture_is_written_and_named(
         )
         == 0
     )
-    assert capsys.readouterr().out == f"{path}\n"
+    assert capsys.readouterr().out == f"wrote {path}\n"
     open_recording(folder).write_plot(tmp_path / "same.png", "blocks.*", kind="heatmap", stat="max")
     assert path.read_bytes() == (tmp_path / "same.png").read_bytes()
 
@@ -93,7 +93,7 @@ def test_paths_with_brackets_and_other_characters_can_be_plotted(
         assert json.loads(capsys.readouterr().out)["sites"] == [f"parts.{name}"]
         path = tmp_path / "plot.svg"
         assert run_command(monkeypatch, "plot", run, f"parts.{name}", "-o", str(path)) == 0
-        assert capsys.readouterr().out == f"{path}\n"
+        assert capsys.readouterr().out == f"wrote {path}\n"
         assert f"<!-- parts.{name} -->" in path.read_text()
     for kind in ("lines", "heatmap"):
         assert run_command(monkeypatch, "plot", run, "parts.*", "-o", str(path), "--kind", kind) == 0

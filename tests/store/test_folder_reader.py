@@ -261,6 +261,16 @@ def test_file_is_told_to_be_no_recording(tmp_path: Path) -> None:
     )
 
 
+def test_script_is_told_to_be_no_recording_and_how_to_make_one(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("pass")
+    with pytest.raises(NotARecordingError) as caught:
+        FolderReader(script)
+    assert str(caught.value) == (
+        f"{script}: this is a script, and a recording is a folder. modtrace record {script} makes one of it."
+    )
+
+
 def test_other_folder_is_told_to_be_no_recording(tmp_path: Path) -> None:
     for name in ("b.txt", "a.txt", "d", "c"):
         (tmp_path / name).write_text("")

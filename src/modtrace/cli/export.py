@@ -59,7 +59,10 @@ def export(
 def _render(name: str, path: Path, sizes: dict[Path, int]) -> str:
     files = f"{len(sizes)} files, " if len(sizes) > 1 else ""
     size = format_bytes(sum(sizes.values())) if any(each.is_file() for each in sizes) else "no regular file"
-    return f"wrote {path} ({name}, {files}{size})\n"
+    folder = "the folder " if path.is_dir() else ""
+    beside = [each.name for each in sizes if each != path and each.parent == path.parent]
+    others = f"; the others lie beside it: {', '.join(beside)}" if beside else ""
+    return f"wrote {folder}{path} ({name}, {files}{size}){others}\n"
 
 
 def _render_json(name: str, path: Path, sizes: dict[Path, int], marks: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from typing import NoReturn
 import click
 
 from ..errors import ModtraceError, NothingRecordedError
+from ..recording.suggestions import did_you_mean
 from ..surface import speak
 from ..views.common.columns import printable
 
@@ -31,6 +32,9 @@ COMMANDS = {
     "doctor": "Tells what works on this installation.",
 }
 
+#: Ends the help of commands that take a recording.
+_RUN = "RUN is a folder that modtrace record, or record(to=...) in Python, has written."
+
 EXIT_MISUSE = 2
 _EXIT_INTERRUPTED = 130
 
@@ -46,7 +50,16 @@ class _LazyGroup(click.Group):
             return None
         command = getattr(importlib.import_module(f"modtrace.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
+        if any(each.name == "run" for each in command.params):
+            command.epilog = "\n\n".join(filter(None, (_RUN, command.epilog)))
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise click.UsageError(f"There is no command {args[0]!r}.{did_you_mean(args[0], COMMANDS)}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

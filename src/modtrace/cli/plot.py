@@ -52,7 +52,7 @@ def plot(
     if as_json:
         print_text(render_plotted_json(found, marks=data.meta.marks))
     elif path is not None:
-        tell(f"{path}\n", path)
+        tell(f"wrote {path}\n", path)
         tell_marks(data.meta.marks)
 
 

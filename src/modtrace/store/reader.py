@@ -163,6 +163,10 @@ def _find(path: Path) -> tuple[Header, Path]:
     if not path.exists():
         raise RecordingNotFoundError(f"{path}: nothing is there. Give the folder of a recording.")
     if not path.is_dir():
+        if path.suffix == ".py":
+            raise NotARecordingError(
+                f"{path}: this is a script, and a recording is a folder. modtrace record {path} makes one of it."
+            )
         raise NotARecordingError(
             f"{path}: not a recording: a file of {path.stat().st_size} bytes is there, and a recording is a "
             "folder with recording.json in it. Give the folder of a recording."

@@ -96,7 +96,7 @@ def test_phase_that_is_not_known_is_left_out() -> None:
 
 def test_finite_values_are_counted() -> None:
     assert render_nonfinite(None, MEASURED) == (
-        "no non-finite values in 12.3K measured tensors of 30 steps\n"
+        "no non-finite values in 12,345 measured tensors of 30 steps\n"
     )
     assert render_nonfinite(None, Measured(tensors=3, unmeasured=2, steps=1, last_step=0)) == (
         "no non-finite values in 3 measured tensors of 1 step;"
@@ -106,7 +106,7 @@ def test_finite_values_are_counted() -> None:
 
 def test_finite_values_of_a_part_are_said_to_be_of_a_part() -> None:
     assert render_nonfinite(None, MEASURED, marks=("values.arrow is cut",)) == (
-        "no non-finite values in what is there of the recording: 12.3K measured tensors of 30 steps, "
+        "no non-finite values in what is there of the recording: 12,345 measured tensors of 30 steps, "
         "the last of them step 29\n! values.arrow is cut\n"
     )
 

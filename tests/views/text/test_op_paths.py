@@ -63,3 +63,19 @@ def test_json_has_the_rows_and_the_modules() -> None:
     ]
     assert found["modules"] == ["conv1", "relu", "conv1", ""]
     assert found["step"]["step"] == 0
+
+
+def test_narrow_terminal_tells_the_phases_by_lines_between_the_ops() -> None:
+    backward = OpPath("aten.relu.default", 0, "relu", "relu", 0, "Net", "ReLU", "backward")
+    text = render_op_paths(replace(PATHS, rows=(ROWS[1], backward, ROWS[5])), width=45)
+    assert text.split("\n\n")[1] == (
+        "op                 module\n"
+        "forward:\n"
+        "aten.relu.default  relu\n"
+        "backward:\n"
+        "aten.relu.default  relu\n"
+        "outside of calls:\n"
+        "aten.mean.default  (outside of modules)\n"
+        "left out at a width of 45: type (a width of\n"
+        "  55 shows all, and so does | less -S)\n"
+    )

@@ -134,6 +134,8 @@ def test_narrow_terminal_keeps_name_and_time_and_names_what_it_leaves_out() -> N
         "  151 shows all, and so does | less -S)",
         "of a module: its own ops, without those of the modules\n"
         "  inside it\n"
+        "flops: floating-point operations; empty where none are\n"
+        "  counted\n"
         "+, ?: the sum leaves out ops of which the number is not\n"
         "  known\n",
     ]

@@ -117,7 +117,7 @@ def _find_recomputed(data: RecordingData) -> tuple[list[int], int]:
     is_call, is_op = (phase_codes(each["phase"]) == PHASES.index(RECOMPUTE) for each in (calls, ops))
     if not is_call.any() and not is_op.any():
         raise NothingRecordedError(
-            "no call was recomputed: no activation checkpointing ran in a backward of this recording."
+            "there is nothing to compare: no activation checkpointing ran in a backward of this recording."
             + say_missing(data.meta.marks)
         )
     steps = [column_of(calls, "step")[is_call], column_of(ops, "step")[is_op]]

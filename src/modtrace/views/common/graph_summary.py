@@ -10,8 +10,8 @@ from .columns import Text, render_lines
 from .headline import describe_head
 from .numbers import to_json_number
 
-#: Of kinds whose names have none.
-_PLURALS = {"earlier": "tensors from outside"}
+#: What kinds are called where their names say too little.
+_NOUNS = {"earlier": ("tensor", " from outside")}
 
 
 def explain_no_ops() -> str:
@@ -48,7 +48,8 @@ def describe_counts(view: GraphView) -> str:
 
 
 def _count(kind: str, count: int) -> str:
-    return f"{count} {_PLURALS[kind]}" if count > 1 and kind in _PLURALS else count_of(count, kind)
+    noun, rest = _NOUNS.get(kind, (kind, ""))
+    return count_of(count, noun) + rest
 
 
 def render_graph_json(view: GraphView) -> str:

@@ -35,7 +35,7 @@ def _describe_step(step: ShownStep | None, missing: str) -> str:
     known = _describe_known(step)
     if step.duration_ns is None:
         return f"step {step.step}, whose end was not recorded; {known}"
-    measuring = f" without {format_time(step.overhead_ns)} of measuring" if step.overhead_ns else ""
+    measuring = f", and {format_time(step.overhead_ns)} of measuring" if step.overhead_ns else ""
     nothing = f", {missing}" if missing else ""
     return f"step {step.step} ({step.kind}), {format_time(step.duration_ns)}{measuring}{nothing}; {known}"
 

@@ -46,7 +46,14 @@ _LEGEND: Legend = (
     (
         (
             [f"{short} {what}" for short in _SHORT.values() for what in ("alloc", "peak")],
-            "alloc, peak: of the module's call with most, with what runs inside it",
+            "alloc: all memory that one call of a module allocated, with the modules inside it; peak: the most that it "
+            "held at a time; both of the call with most",
+        ),
+    ),
+    (
+        (
+            [f"{short} {what}" for short in _SHORT.values() for what in ("alloc", "peak")],
+            ", ".join(f"{short}: {phase}" for phase, short in _SHORT.items()),
         ),
     ),
 )

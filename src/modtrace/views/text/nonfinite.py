@@ -223,7 +223,7 @@ def _describe_none(measured: Measured, marks: Sequence[str]) -> str:
         return f"no non-finite values in modules: {measured.held}"
     where = "in what is there of the recording: " if marks else "in "
     meant = "that were not meant, " if measured.nonfinite else ""
-    text = f"no non-finite values {meant}{where}{format_count(measured.tensors)} measured tensors of "
+    text = f"no non-finite values {meant}{where}{measured.tensors:,} measured tensors of "
     others = measured.recorded_steps > measured.steps
     text += f"{measured.steps} of " * others + count_of(
         measured.recorded_steps if others else measured.steps, "step"
@@ -231,10 +231,8 @@ def _describe_none(measured: Measured, marks: Sequence[str]) -> str:
     text += f", the last of them step {measured.last_step}" if marks else ""
     text += f" (of steps {measured.chosen_steps}; no others were recorded)" if measured.chosen_steps else ""
     if measured.nonfinite:
-        text += f": those in {count_of(measured.nonfinite, 'tensor', format_count)} are masks, or were replaced, or"
+        text += f": those in {count_of(measured.nonfinite, 'tensor')} are masks, or were replaced, or"
         text += " are gradients that a GradScaler looks at before the step"
     if measured.unmeasured:
-        text += (
-            f"; {format_count(measured.unmeasured)} more could not be measured (column `note` of `values`)"
-        )
+        text += f"; {measured.unmeasured:,} more could not be measured (column `note` of `values`)"
     return text

@@ -17,8 +17,10 @@ from ..common.columns import (
 )
 from ..common.headline import describe_head
 
-#: Columns left out in this order where the width does not suffice.
+#: Columns left out in this order where the width does not suffice; lines of their own then tell the phases.
 _DISPENSABLE = ("type", "phase")
+
+_NTH_NOTE = "@1, @2: the second and third op of this name in the same call of a module"
 
 
 def render_op_paths(
@@ -36,10 +38,11 @@ def render_op_paths(
         return head
     rows = paths.rows[:top]
     fitted = fit_columns(_columns(paths, rows), width, _DISPENSABLE)
+    if "phase" in fitted.left_out:
+        left_out = [title for title in fitted.left_out if title != "phase"]
+        fitted = replace(fitted, shown=_put_phases_between(fitted.shown, rows), left_out=left_out)
     shown = render_fitted(fitted, width=width, color=color)
-    hidden = len(paths.rows) - len(rows)
-    notes = [Text(count_of(hidden, "more op"), "dim")] if hidden else []
-    rest = render_lines(notes, color=color, width=width)
+    rest = render_lines(_describe_rest(rows, len(paths.rows) - len(rows)), color=color, width=width)
     return "\n".join(part for part in (head, shown, rest) if part)
 
 
@@ -76,6 +79,25 @@ def _columns(paths: OpPaths, rows: Sequence[OpPath]) -> list[Column]:
     if _has_several_roots(paths):
         columns.insert(1, _texts("root", [row.root for row in rows]))
     return [column for column in columns if any(column.cells)]
+
+
+def _put_phases_between(columns: Sequence[Column], rows: Sequence[OpPath]) -> list[Column]:
+    """Returns the columns with a line for the phase wherever it is another one than that of the op before."""
+    changes = [at for at, row in enumerate(rows) if row.phase != (rows[at - 1].phase if at else None)]
+    parted = []
+    for column in columns:
+        cells = list(column.cells)
+        for at in reversed(changes):
+            phase = rows[at].phase or "outside of calls"
+            cells.insert(at, Text(f"{phase}:" if column is columns[0] else "", "bold"))
+        parted.append(replace(column, cells=cells))
+    return parted
+
+
+def _describe_rest(rows: Sequence[OpPath], hidden: int) -> list[Text]:
+    notes = [count_of(hidden, "more op")] if hidden else []
+    notes += [_NTH_NOTE] if any(row.op_nth for row in rows) else []
+    return [Text(note, "dim") for note in notes]
 
 
 def _op_cell(row: OpPath) -> Text:

@@ -38,7 +38,14 @@ OWN_NOTE = "of a module: its own ops, without those of the modules inside it"
 
 _LEGEND: Legend = (
     (
+        (("ops",), "ops: how often ops were called"),
+        (("most in",), "most in: the module in which they took most time"),
+    ),
+    (
         (("%",), "%: of the time of all ops"),
+        (("flops",), "flops: floating-point operations; empty where none are counted"),
+    ),
+    (
         (("read", "written"), "read, written: the size of what ops are given and return"),
         (("allocated",), "allocated: the size of new memory"),
     ),
