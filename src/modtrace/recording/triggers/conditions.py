@@ -65,7 +65,7 @@ class StepRows(NamedTuple):
     scalars: Mapping[str, Sequence[float]]
     names: SiteNames
     data: StepData
-    is_used: bool | None = None  # see `Finder`
+    ask_used: Callable[[], bool | None]  # tells `is_used` of a `Finder`; it may wait for a device
 
 
 class Condition(Protocol):
@@ -165,7 +165,7 @@ class IsNonFinite:
         """Returns which op made the values, or what held them before any op read it."""
         if seen.measured is not None and _has_nonfinite(seen.measured):
             selects = self._selection.paths.selects
-            self.finding = find(seen.data, selects, is_used=seen.is_used)
+            self.finding = find(seen.data, selects, is_used=seen.ask_used())
         return "" if self.finding is None else self.finding.reason
 
     def _of_modules(self, seen: StepRows, rows: _Rows, find: Finder) -> str:
@@ -174,7 +174,7 @@ class IsNonFinite:
         sites = np.unique(seen.measured.site_id[rows]) if seen.measured is not None else rows
         is_selected = np.isin(to_numpy(values["site_id"]), sites)
         data = seen.data.with_values(values.filter(pa.array(is_selected)))
-        self.finding = find(data, lambda *_: True, is_used=seen.is_used)
+        self.finding = find(data, lambda *_: True, is_used=seen.ask_used())
         return "" if self.finding is None else self.finding.reason
 
     def _scalars_in(self, seen: StepRows) -> str:

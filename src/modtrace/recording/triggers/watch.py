@@ -87,8 +87,11 @@ class TriggerWatch:
         values, scalars = self._values, self._scalars
         self._values, self._scalars = [], {}
         skips = [self._skips.pop(number) for number in sorted(self._skips) if number <= step][-1:]
-        is_used = False if skips and all(is_skipping() for is_skipping in skips[0]) else None
-        seen = StepRows(read_measured(values), scalars, self._names, self._tables.read(), is_used)
+
+        def ask_used() -> bool | None:
+            return False if skips and all(is_skipping() for is_skipping in skips[0]) else None
+
+        seen = StepRows(read_measured(values), scalars, self._names, self._tables.read(), ask_used)
         fired = []
         for each in self._armed:
             reason = each.condition(seen)
@@ -123,7 +126,7 @@ class TriggerWatch:
             batches: the rows of the step so far.
         """
         values = [columns for table, columns in batches if table == "values"]
-        seen = StepRows(read_measured(values), {}, self._names, self._tables.read(batches), is_used=True)
+        seen = StepRows(read_measured(values), {}, self._names, self._tables.read(batches), lambda: True)
         for each in self._armed:
             if _stops(each.condition):
                 each.condition(seen)
