@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from modtrace.torch_internals.doctor_checks import PRIVATE_NAMES, is_found
+from modtrace.torch_internals.private_names import PRIVATE_NAMES, is_found
 
 PACKAGE = Path(__file__).parent.parent / "src" / "modtrace"
 HOUSE = PACKAGE / "torch_internals"

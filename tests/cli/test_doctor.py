@@ -96,7 +96,7 @@ def test_missing_torch_is_told() -> None:
 
 
 def test_every_name_of_torch_is_looked_for() -> None:
-    from modtrace.torch_internals.doctor_checks import PRIVATE_NAMES
+    from modtrace.torch_internals.private_names import PRIVATE_NAMES
 
     assert len(diagnose().torch_names) == len(PRIVATE_NAMES)
 

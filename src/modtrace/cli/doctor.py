@@ -83,7 +83,7 @@ def _version(library: str) -> str | None:
 
 def _check_torch_names() -> tuple[tuple[Finding, ...], str | None]:
     try:
-        from ..torch_internals.doctor_checks import check_all
+        from ..torch_internals.private_names import check_all
 
         return tuple(Finding(*each) for each in check_all()), None
     except Exception as error:  # a broken torch fails to import in any way, and telling that is our task

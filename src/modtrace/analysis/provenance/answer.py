@@ -13,7 +13,7 @@ from ..graph.parts import forms_of_op
 from ..step.ops import PlaceName
 from ..step.sites import Site
 from ..values.nonfinite import PRODUCER, SOURCE, NonFinite
-from .causes import Cause, ReadTensor, find_cause
+from .causes_and_remedies import Cause, ReadTensor, find_cause
 from .indexed_tables import IndexedTables
 from .step_counts import Counts
 from .trace import Origin, Trace

@@ -14,7 +14,7 @@ from ..step.calls import column_of, phase_codes
 from ..step.missing_rows import require_rows, say_missing
 from ..step.ops import PlacedCalls, read_step_ops
 from ..step.sites import Site
-from .causes import Cause
+from .causes_and_remedies import Cause
 from .indexed_tables import IndexedTables
 from .recompute_causes import UPDATED_TWICE, find_cause_of_module, find_cause_of_op
 from .recompute_pairs import pair_ops
