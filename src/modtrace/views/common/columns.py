@@ -173,6 +173,22 @@ def render_fitted(columns: FittedColumns, *, width: int | None, color: Color) ->
     return shown + render_lines([Text(text, "yellow")], color=color, width=width)
 
 
+def render_tables(
+    head: Iterable[Text],
+    *tables: FittedColumns,
+    rest: Iterable[Text] = (),
+    width: int | None = None,
+    color: Color = False,
+) -> str:
+    """Returns the lines of the head, the tables and the rest of the lines, with an empty line between them."""
+    parts = [
+        render_lines(head, color=color, width=width),
+        *(render_fitted(each, width=width, color=color) for each in tables),
+        render_lines(rest, color=color, width=width),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
 #: What is said below a table of its columns: lines of parts, and the titles of the columns that a part is about.
 Legend = Sequence[Sequence[tuple[Collection[str], str]]]
 

@@ -12,8 +12,7 @@ from ..common.columns import (
     Text,
     fit_columns,
     printable,
-    render_fitted,
-    render_lines,
+    render_tables,
 )
 from ..common.headline import describe_head
 
@@ -33,17 +32,16 @@ def render_op_paths(
         width: columns there are; where they do not suffice, columns of the table are left out.
         color: whether the text is styled for a terminal, or in which markup it is written.
     """
-    head = render_lines(describe_head(paths.command, paths.step, paths.marks), color=color, width=width)
+    head = describe_head(paths.command, paths.step, paths.marks)
     if not paths.rows:
-        return head
+        return render_tables(head, width=width, color=color)
     rows = paths.rows[:top]
     fitted = fit_columns(_columns(paths, rows), width, _DISPENSABLE)
     if "phase" in fitted.left_out:
         left_out = [title for title in fitted.left_out if title != "phase"]
         fitted = replace(fitted, shown=_put_phases_between(fitted.shown, rows), left_out=left_out)
-    shown = render_fitted(fitted, width=width, color=color)
-    rest = render_lines(_describe_rest(rows, len(paths.rows) - len(rows)), color=color, width=width)
-    return "\n".join(part for part in (head, shown, rest) if part)
+    rest = _describe_rest(rows, len(paths.rows) - len(rows))
+    return render_tables(head, fitted, rest=rest, width=width, color=color)
 
 
 def render_modules(paths: OpPaths) -> str:

@@ -17,8 +17,7 @@ from ..common.columns import (
     explain_columns,
     fit_columns,
     printable,
-    render_fitted,
-    render_lines,
+    render_tables,
 )
 from ..common.headline import describe_head
 from ..common.numbers import (
@@ -65,14 +64,13 @@ def render_op_table(
         width: columns there are; where they do not suffice, columns of the table are left out.
         color: whether the text is styled for a terminal, or in which markup it is written.
     """
-    head = render_lines(describe_head(table.command, table.step, table.marks), color=color, width=width)
+    head = describe_head(table.command, table.step, table.marks)
     if not table.rows:
-        return head
+        return render_tables(head, width=width, color=color)
     rows = table.rows[:top]
     fitted = fit_columns(_columns(table, rows), width, _DISPENSABLE)
-    shown = render_fitted(fitted, width=width, color=color)
-    rest = render_lines(_describe_rest(table, len(rows), fitted), color=color, width=width)
-    return "\n".join(part for part in (head, shown, rest) if part)
+    rest = _describe_rest(table, len(rows), fitted)
+    return render_tables(head, fitted, rest=rest, width=width, color=color)
 
 
 def render_op_table_json(table: OpTable, *, top: int | None = None) -> str:

@@ -20,8 +20,7 @@ from ..common.columns import (
     explain_columns,
     fit_columns,
     printable,
-    render_fitted,
-    render_lines,
+    render_tables,
 )
 from ..common.headline import describe_head, describe_notes
 from ..common.numbers import format_count, format_share, format_time
@@ -80,12 +79,7 @@ def render_module_tree(
         )  # notes stand beside a module if they can
     if tree.roots and types:
         fitted.append(_fit(_type_columns(build_type_table(tree), tree), width))
-    parts = [
-        render_lines(_headline(tree, run), color=color, width=width),
-        *(render_fitted(each, width=width, color=color) for each in fitted),
-        render_lines(_rest(tree, fitted), color=color, width=width),
-    ]
-    return "\n".join(part for part in parts if part)
+    return render_tables(_headline(tree, run), *fitted, rest=_rest(tree, fitted), width=width, color=color)
 
 
 def _fit(columns: Sequence[Column], width: int | None) -> FittedColumns:
