@@ -327,7 +327,7 @@ def test_hashes_tell_what_statistics_cannot() -> None:
 
 def test_recording_without_a_recompute_has_nothing_to_compare() -> None:
     with pytest.raises(
-        NothingRecordedError, match=r"^no call was recomputed: no activation checkpointing ran"
+        NothingRecordedError, match=r"^there is nothing to compare: no activation checkpointing ran"
     ):
         record_checkpointed(Block(nn.ReLU())).recompute_check()
 
@@ -386,6 +386,6 @@ def test_command_ends_with_2_where_nothing_was_computed_again(
     record_checkpointed(Block(nn.ReLU())).write(folder)
     assert run_command(monkeypatch, "recompute", folder) == 2
     assert capsys.readouterr().err == (
-        f"modtrace: error: {folder}: no call was recomputed: no activation checkpointing ran in a backward of this "
-        "recording.\n"
+        f"modtrace: error: {folder}: there is nothing to compare: no activation checkpointing ran in a backward "
+        "of this recording.\n"
     )

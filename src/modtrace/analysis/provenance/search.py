@@ -11,7 +11,6 @@ from ...recording.role import OP_OUTPUT
 from ...recording.statistics.moments import nonfinite_rows
 from ...surface import choose_phrase
 from ..step.calls import column_of
-from ..values.around import add_surroundings
 from ..values.nonfinite import OVERFLOW, NonFinite, describe_row, require_measured
 from .answer import answer
 from .indexed_tables import IndexedTables
@@ -19,6 +18,7 @@ from .op_rules import SHAPES_ONLY
 from .scan import find_suspicious_steps
 from .step_counts import StepCounts
 from .step_flow import read_step_flow
+from .surroundings import add_surroundings
 from .trace import Trace, trace_step
 
 
@@ -38,9 +38,10 @@ def find_first(
     Raises:
         NothingRecordedError: no tensor was measured.
     """
-    every = _search(data, set() if innocent is None else innocent)
+    tables = IndexedTables(data)
+    every = _search(tables, set() if innocent is None else innocent)
     found = next((each for each in every if each.op is None or selects(each.path or "")), None)
-    return None if found is None else add_surroundings(data, found)
+    return None if found is None else add_surroundings(tables, found)
 
 
 def find_all(data: RecordingData) -> Iterator[NonFinite]:
@@ -53,18 +54,18 @@ def find_all(data: RecordingData) -> Iterator[NonFinite]:
     Raises:
         NothingRecordedError: no tensor was measured.
     """
-    every = _search(data, set())
+    tables = IndexedTables(data)
+    every = _search(tables, set())
     first = next(every, None)
     if first is not None:
-        yield add_surroundings(data, first)
+        yield add_surroundings(tables, first)
         yield from every
 
 
-def _search(data: RecordingData, innocent: set[bytes]) -> Iterator[NonFinite]:
-    suspicious = find_suspicious_steps(data)
+def _search(tables: IndexedTables, innocent: set[bytes]) -> Iterator[NonFinite]:
+    suspicious = find_suspicious_steps(tables.data)
     if not suspicious:
-        require_measured(data)
-    tables = IndexedTables(data)
+        require_measured(tables.data)
     for step, sites in suspicious:
         if sites in innocent:
             continue

@@ -9,8 +9,9 @@ import numpy.typing as npt
 from ...recording.arrow.arrays import to_numpy
 from ...recording.protocols import RecordingData
 from ...recording.role import OP_OUTPUT, PARAMETER, PARAMETER_GRAD
-from ..step.calls import RowFinder, column_of
-from .nonfinite import EXP_OVERFLOW, OVERFLOW, Aftermath, Growth, NonFinite
+from ..step.calls import column_of
+from ..values.nonfinite import EXP_OVERFLOW, OVERFLOW, Aftermath, Growth, NonFinite
+from .indexed_tables import IndexedTables
 
 #: The steps that are looked at for growth.
 _STEPS = 20
@@ -28,15 +29,15 @@ _Rows = npt.NDArray[np.void]
 _ROW = np.dtype([("step", "i8"), ("of_gradient", "?"), ("is_bad", "?"), ("abs_max", "f8")])
 
 
-def add_surroundings(data: RecordingData, found: NonFinite) -> NonFinite:
+def add_surroundings(tables: IndexedTables, found: NonFinite) -> NonFinite:
     """Returns the answer with what grew in the steps before, and with what else was not finite from its step on."""
-    rows = _read_parameters(data, found.step)
-    growth = tuple(_find_growth(data, rows, found.step))
+    rows = _read_parameters(tables, found.step)
+    growth = tuple(_find_growth(tables.data, rows, found.step))
     is_explained = found.cause not in (None, OVERFLOW, EXP_OVERFLOW)
     return replace(
         found,
         growth=growth,
-        after=_find_aftermath(data, rows, found.step),
+        after=_find_aftermath(tables, rows, found.step),
         remedy=found.remedy if is_explained else _remedy_of({each.of for each in growth}) or found.remedy,
     )
 
@@ -51,12 +52,12 @@ def _remedy_of(grown: Collection[str]) -> str | None:
     return None
 
 
-def _find_aftermath(data: RecordingData, rows: _Rows, step: int) -> Aftermath:
+def _find_aftermath(tables: IndexedTables, rows: _Rows, step: int) -> Aftermath:
     gradients = rows[(rows["step"] == step) & rows["of_gradient"]]
     later = rows[(rows["step"] >= step) & ~rows["of_gradient"]]
     bad = later[later["is_bad"]]["step"]
     return Aftermath(
-        loss=_is_loss_bad(data, step),
+        loss=_is_loss_bad(tables, step),
         gradients=int(gradients["is_bad"].sum()),
         measured_gradients=len(gradients),
         parameters_step=int(bad.min()) if len(bad) else None,
@@ -64,17 +65,19 @@ def _find_aftermath(data: RecordingData, rows: _Rows, step: int) -> Aftermath:
     )
 
 
-def _read_parameters(data: RecordingData, step: int) -> _Rows:
+def _read_parameters(tables: IndexedTables, step: int) -> _Rows:
     """Returns the rows of parameters and of their gradients that were measured from `_STEPS` before a step on."""
-    sites = data.table("sites").select(["site_id", "role"]).to_pylist()
-    role_of = np.zeros(max((row["site_id"] for row in sites), default=-1) + 2, np.int8)
-    for row in sites:
-        role_of[row["site_id"]] = {PARAMETER: 1, PARAMETER_GRAD: 2}.get(row["role"], 0)
+    role_of = np.zeros(max(tables.sites, default=-1) + 2, np.int8)
+    for number, site in tables.sites.items():
+        role_of[number] = {PARAMETER: 1, PARAMETER_GRAD: 2}.get(site.role or "", 0)
     names = ["step", "site_id", "count", "nan_count", "inf_count", "min", "max"]
     found = [np.empty(0, _ROW)]
-    for batch in data.table("values").select(names).to_batches():
-        of_step, site, count = (to_numpy(column, null=-1) for column in batch.columns[:3])
-        role = role_of[np.clip(site, -1, len(role_of) - 1)]
+    for batch in tables.data.table("values").select(names).to_batches():
+        of_step = to_numpy(batch.columns[0], null=-1)
+        if not len(of_step) or of_step.max() <= step - _STEPS:
+            continue
+        site_id, count = (to_numpy(column, null=-1) for column in batch.columns[1:3])
+        role = role_of[np.clip(site_id, -1, len(role_of) - 1)]
         at = np.flatnonzero((role > 0) & (of_step > step - _STEPS) & (count >= 0))
         if len(at):
             nan, inf, low, high = (to_numpy(column, null=0)[at] for column in batch.columns[3:])
@@ -115,32 +118,26 @@ def _to_growth(of: str, largest: dict[int, float], least: float) -> Iterator[Gro
         yield Growth(of=of, figures=tuple(grown[each] for each in at.tolist()))
 
 
-def _is_loss_bad(data: RecordingData, step: int) -> bool | None:
+def _is_loss_bad(tables: IndexedTables, step: int) -> bool | None:
     """Returns whether the tensor from which the step's last backward began is not finite; None if it is not known."""
-    ops = data.table("ops").select(["op_id", "step", "name", "start_ns"])
-    ops = ops.take(np.flatnonzero(column_of(ops, "step") == step))
-    seeds = [row for row in ops.to_pylist() if row["name"] == _SEED]
-    tensors, uses = data.table("tensors"), data.table("uses")
-    find_tensor = RowFinder(column_of(tensors, "tensor_id"))
+    data = tables.of_step(step)
+    seeds = data.table("ops").select(["op_id", "name", "start_ns"]).to_pylist()
+    seeds = [row for row in seeds if row["name"] == _SEED]
     for seed in sorted(seeds, key=lambda row: int(row["start_ns"]), reverse=True):
-        used = column_of(uses, "tensor_id")[column_of(uses, "consumer_op") == seed["op_id"]]
-        row = int(find_tensor(used)[0]) if len(used) else -1
-        if row < 0 or np.prod(tensors["shape"][row].as_py()) != 1:
-            continue
-        return _is_output_bad(data, tensors["producer_op"][row].as_py())
+        used = tables.find("uses", ["tensor_id"], consumer_op=np.array([seed["op_id"]]))
+        read = tables.find("tensors", ["shape", "producer_op"], tensor_id=column_of(used, "tensor_id")[:1])
+        if read.num_rows and np.prod(read["shape"][0].as_py()) == 1:
+            return _is_output_bad(tables, read["producer_op"][0].as_py())
     return None
 
 
-def _is_output_bad(data: RecordingData, op: int | None) -> bool | None:
+def _is_output_bad(tables: IndexedTables, op: int | None) -> bool | None:
     """Returns whether what an op returned is not finite; None if it was not measured."""
     if op is None:
         return None
-    values = data.table("values").select(["op_id", "site_id", "nan_count", "inf_count", "count"])
-    values = values.take(np.flatnonzero(column_of(values, "op_id") == op))
-    roles = {
-        row["site_id"]: row["role"] for row in data.table("sites").select(["site_id", "role"]).to_pylist()
-    }
-    for row in values.to_pylist():
-        if roles.get(row["site_id"]) == OP_OUTPUT and row["count"] is not None:
+    names = ["site_id", "nan_count", "inf_count", "count"]
+    for row in tables.find("values", names, op_id=np.array([op])).to_pylist():
+        site = tables.sites.get(row["site_id"])
+        if site is not None and site.role == OP_OUTPUT and row["count"] is not None:
             return bool(row["nan_count"] or row["inf_count"])
     return None
