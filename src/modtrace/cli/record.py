@@ -18,8 +18,9 @@ from ..recording.suggestions import count_of
 from ..surface import speak
 from ..views.common.headline import describe_note
 from .children import StartedProcesses
+from .interrupts import exit_like
 from .progress import ProgressReporter
-from .run_program import Program, exit_like, find_module, find_script, run_program
+from .run_program import Program, find_module, find_script, run_program
 
 #: At the end: the last trigger, and what was held behind it.
 _SHOWN_NOTES = 2

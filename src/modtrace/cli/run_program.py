@@ -1,23 +1,22 @@
 """Runs a script or a module as `python` would: its own `__main__`, arguments, exit code and traceback."""
 
-import contextlib
 import importlib.abc
 import importlib.util
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import CodeType, FrameType, ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 import click
 
 from .factory import locate_error
+from .interrupts import exit_code_of, raising_on
 
 _OURS = str(Path(__file__).parent.parent) + os.sep
 
@@ -89,75 +88,13 @@ def run_program(program: Program, recording: AbstractContextManager[Any]) -> int
         return 1
     recording.__enter__()
     try:
-        with _raising_on(signal.SIGTERM), _raising_on(signal.SIGHUP):
+        with raising_on(signal.SIGTERM), raising_on(signal.SIGHUP):
             _run_and_leave(lambda: exec(code, namespace), recording)
-    except Terminated as error:
-        return -error.number
-    except SystemExit as error:
-        return _exit_code(error)
     except BaseException as error:
-        _show(error, namespace)
-        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        if not isinstance(error, SystemExit):
+            _show(error, namespace)
+        return exit_code_of(error)
     return 0
-
-
-def exit_like(code: int) -> int:
-    """Returns an exit code, or ends this process by a signal, so that the shell sees the same as from `python`."""
-    if code >= 0:
-        return code
-    sys.stdout.flush()
-    sys.stderr.flush()
-    _end_by(signal.Signals(-code))
-    return 128 - code  # the signal is blocked
-
-
-class Terminated(SystemExit):
-    """Raised when a signal arrives that ends a process."""
-
-    def __init__(self, number: signal.Signals) -> None:
-        super().__init__(number.name)
-        self.number = number
-        self.code = 128 + number
-
-
-@contextlib.contextmanager
-def _raising_on(number: signal.Signals) -> Iterator[None]:
-    """Makes the signal raise inside the block, unless the program handles it or the parent process ignores it."""
-    pid = os.getpid()
-
-    def terminate(_: int, frame: FrameType | None) -> None:
-        if os.getpid() != pid:  # forked by another thread than the main one
-            _end_by(number)
-        raise Terminated(number)
-
-    def exchange(one: Any, other: Any) -> None:
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and os.getpid() == pid and signal.getsignal(number) == one:
-            signal.signal(number, other)
-
-    # A fork has the default from its first moment: Python drops what comes before a fork runs again.
-    was_ours = False
-
-    def before_fork() -> None:
-        nonlocal was_ours
-        was_ours = signal.getsignal(number) is terminate
-        exchange(terminate, signal.SIG_DFL)
-
-    def after_fork() -> None:
-        if was_ours:
-            exchange(signal.SIG_DFL, terminate)
-
-    exchange(signal.SIG_DFL, terminate)
-    os.register_at_fork(before=before_fork, after_in_parent=after_fork)
-    try:
-        yield
-    finally:
-        exchange(terminate, signal.SIG_DFL)
-
-
-def _end_by(number: signal.Signals) -> None:
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
 
 
 def _run_and_leave(run: Callable[[], object], recording: AbstractContextManager[Any]) -> None:
@@ -213,13 +150,6 @@ def _compile(program: Program) -> CodeType:
             return code
     source = Path(program.file).read_bytes()
     return compile(source, program.file, "exec", dont_inherit=True)
-
-
-def _exit_code(error: SystemExit) -> int:
-    if error.code is None or isinstance(error.code, int):
-        return error.code or 0
-    print(error.code, file=sys.stderr)
-    return 1
 
 
 def _show(error: BaseException, namespace: dict[str, Any]) -> None:
