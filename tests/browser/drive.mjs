@@ -49,7 +49,6 @@ const COMMANDS = {
   back: () => page.goBack().then(() => null),
   forward: () => page.goForward().then(() => null),
   screenshot: ({ path }) => page.screenshot({ path }).then(() => null),
-  names: ({ role }) => page.getByRole(role).evaluateAll((all) => all.map((each) => each.getAttribute("aria-label") || each.textContent)),
   async frame({ wait, click }) {
     const frame = page.frameLocator("iframe");
     await frame.locator(wait).first().waitFor({ timeout: 30_000 });

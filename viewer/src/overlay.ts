@@ -1,7 +1,7 @@
 /** What colours show: any column of modules or nodes, or a statistic of what was measured at a step. */
 
 import { kindColor, Scale } from "./colors";
-import { formatNumber, formatValue } from "./format";
+import { formatValue } from "./format";
 import type { Model } from "./model";
 import { Column } from "./payload";
 import { combine } from "./tree";
@@ -24,9 +24,7 @@ export class Overlay {
     readonly nodes: Float64Array,
     private readonly column: Column,
   ) {
-    this.scale = new Scale(
-      this.isKinds ? [] : nodes.length ? Float64Array.of(...ends(modules), ...ends(nodes)) : modules,
-    );
+    this.scale = this.isKinds ? new Scale() : new Scale(modules, nodes);
   }
 
   get isKinds(): boolean {
@@ -42,13 +40,7 @@ export class Overlay {
   }
 
   text(value: number): string {
-    return this.column.spec.kind === "number"
-      ? formatNumber(value) + this.unit
-      : formatValue(this.column, value);
-  }
-
-  get unit(): string {
-    return this.column.spec.unit && ` ${this.column.spec.unit}`;
+    return formatValue(this.column, value);
   }
 }
 
@@ -62,20 +54,6 @@ function sayAlike(column: Column, other: Column): Column {
   });
   const values = Float64Array.from(column.values, (_, row) => codes[column.number(row)] ?? NaN);
   return new Column(column.spec, () => values, texts);
-}
-
-/** The least, the least above 0 and the greatest of the finite values. */
-function ends(values: Float64Array): number[] {
-  let low = Infinity;
-  let above = Infinity;
-  let high = -Infinity;
-  for (const value of values) {
-    if (!Number.isFinite(value)) continue;
-    if (value < low) low = value;
-    if (value > high) high = value;
-    if (value > 0 && value < above) above = value;
-  }
-  return [low, above, high].filter(Number.isFinite);
 }
 
 /** Makes overlays of a recording, each once. */

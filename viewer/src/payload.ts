@@ -19,7 +19,6 @@ export type Aggregate = "sum" | "max" | "min" | "mean" | "any" | "none";
 export interface ColumnSpec {
   name: string;
   label: string;
-  unit: string;
   kind: Kind;
   aggregate: Aggregate;
   about: string;
@@ -199,7 +198,6 @@ function readSpec(raw: Record<string, unknown>): ColumnSpec {
   return {
     name,
     label: asText(raw.label) || name,
-    unit: asText(raw.unit),
     kind: (asText(raw.kind) || "number") as Kind,
     aggregate: (asText(raw.aggregate) || "none") as Aggregate,
     about: asText(raw.about),

@@ -1,6 +1,7 @@
 /** Places what is open: rows from top to bottom, in the order of execution, each item with its left edge below that of
  * what it reads. What opens keeps its top-left corner; only what is behind it moves. */
 
+import { findRange } from "../colors";
 import type { Model } from "../model";
 import { type Level, LevelMaker } from "./levels";
 
@@ -80,9 +81,12 @@ export class GraphLayout implements Positions {
     for (const levels of this.listLevels()) this.placeLevels(levels);
     const root = this.levels.level(-1);
     this.placeLevels([root]);
-    const shown = Array.from(root.items).filter((node) => this.isShown(node));
-    this.wide = Math.max(1, ...shown.map((node) => this.x[node] + this.width[node]));
-    this.high = Math.max(1, ...shown.map((node) => this.y[node] + this.height[node]));
+    this.wide = this.high = 1;
+    for (const node of root.items) {
+      if (!this.isShown(node)) continue;
+      this.wide = Math.max(this.wide, this.x[node] + this.width[node]);
+      this.high = Math.max(this.high, this.y[node] + this.height[node]);
+    }
   }
 
   /** Lists the open levels, each after those inside it, with those of backward and recompute beside their forward. */
@@ -108,7 +112,7 @@ export class GraphLayout implements Positions {
       }
       for (const item of level.items) waiting.push(item);
     }
-    const depth = (group: readonly Level[]) => Math.max(...group.map(({ owner }) => graph.depth[owner]));
+    const depth = (group: readonly Level[]) => findRange(group.map(({ owner }) => graph.depth[owner])).high;
     return found.sort((a, b) => depth(b) - depth(a));
   }
 
@@ -127,7 +131,7 @@ export class GraphLayout implements Positions {
 
   /** Places the items of levels that share their rows, and sizes what they are inside of. */
   private placeLevels(levels: readonly Level[]): void {
-    const rows = Math.max(0, ...levels.map((each) => each.rows));
+    const rows = findRange(levels.map((each) => each.rows)).high;
     const heights = new Float64Array(rows);
     const lines = levels.map((level) => this.breakRows(level, heights));
     levels.forEach((level, at) => {
@@ -142,13 +146,12 @@ export class GraphLayout implements Positions {
       count > CROWD ? Math.max(CROWD, Math.ceil(Math.sqrt(count * 1.5))) : CROWD,
     );
     const line = new Int32Array(level.items.length);
-    const tall: Float64Array[] = Array.from({ length: level.rows }, () => new Float64Array(1));
+    const tall: number[][] = Array.from({ length: level.rows }, () => [0]);
     level.items.forEach((node, item) => {
       if (level.owner < 0 && !this.isShown(node)) return;
       const row = level.row[item];
       line[item] = Math.floor(counts[row]++ / inLine[row]);
-      if (line[item] >= tall[row].length) tall[row] = Float64Array.of(...tall[row], 0);
-      tall[row][line[item]] = Math.max(tall[row][line[item]], this.height[node]);
+      tall[row][line[item]] = Math.max(tall[row][line[item]] ?? 0, this.height[node]);
     });
     tall.forEach((each, row) => {
       heights[row] = Math.max(

@@ -159,11 +159,8 @@ export class GraphPainter {
     const isRecomputed = model.phase(node) === "recompute";
     const radius = Math.min(isLeaf ? height / 2 : 6 * zoom, height / 2);
     const border = this.borderOf(scene, node, isRecomputed);
-    const isFolded =
-      model.graph.table.number("count", node) > 1 &&
-      layout.levels.representative(node) === node &&
-      this.isFirstOfRun(scene, node);
-    if (isFolded) painter.rect(x + 4 * zoom, y + 4 * zoom, width, height, theme.background, border, radius);
+    if (this.standsForOthers(scene, node))
+      painter.rect(x + 4 * zoom, y + 4 * zoom, width, height, theme.background, border, radius);
     painter.rect(x, y, width, height, isRecomputed && !isColored ? theme.background : fill, border, radius);
     this.paintStrip(painter, scene, node, x, y, width, height, zoom);
     this.paintMarks(painter, scene, node, x, y, width, height, zoom);
@@ -189,21 +186,19 @@ export class GraphPainter {
     });
   }
 
-  private isFirstOfRun(scene: Scene, node: number): boolean {
-    const { graph } = scene.model;
+  /** Whether a node is drawn in place of its equal siblings; not merely because the group around it is. */
+  private standsForOthers({ model, layout }: Scene, node: number): boolean {
+    const { graph } = model;
+    const count = (row: number) => graph.table.number("count", row);
     const outer = graph.parent[node];
-    return outer < 0 || !(graph.table.number("count", outer) > 1);
+    return count(node) > 1 && layout.isFolded(node) && !(outer >= 0 && count(outer) > 1);
   }
 
   private title(scene: Scene, node: number): string {
     const name = scene.model.nodeName(node);
-    const count = scene.model.graph.table.number("count", node);
-    const isFolded =
-      count > 1 &&
-      this.isFirstOfRun(scene, node) &&
-      scene.layout.levels.shown(node) === node &&
-      scene.layout.isFolded(node);
-    return isFolded ? `${name}  ×${count}` : name;
+    return this.standsForOthers(scene, node)
+      ? `${name}  ×${scene.model.graph.table.number("count", node)}`
+      : name;
   }
 
   private valueText({ overlay }: Scene, node: number): string {
@@ -284,7 +279,8 @@ export class GraphPainter {
         Math.floor((cell / cells) * inside.length),
         Math.floor(((cell + 1) / cells) * inside.length),
       );
-      return part.length ? overlay!.color(overlay!.isKinds ? part[0] : Math.max(...part)) : null;
+      const most = part.reduce((most, each) => Math.max(most, each));
+      return overlay!.color(overlay!.isKinds ? part[0] : most);
     });
   }
 

@@ -3,10 +3,10 @@
 import type { Context, Picture, TextTable, View } from "../context";
 import { button, h } from "../dom";
 import { shorten } from "../format";
-import { CanvasPainter, type Painter } from "../painter";
+import type { Painter } from "../painter";
 import type { State } from "../state";
 import { movesLess, readTheme } from "../theme";
-import { fitCanvas } from "../views/canvas";
+import { type Drawn, Drawing } from "../views/canvas";
 import { GraphLayout, Motion, TITLE } from "./layout";
 import { Minimap } from "./minimap";
 import { paintRelations } from "./relations";
@@ -16,15 +16,9 @@ import { type Camera, GraphPainter, type Scene } from "./paint";
 const MOVE_MS = 150;
 const MARGIN = 28;
 
-export class GraphView implements View {
+export class GraphView implements View, Drawn {
   readonly element = h("section", { class: "view graph", "aria-label": "Graph" });
-  private readonly canvas = h("canvas", {
-    tabindex: "0",
-    role: "img",
-    "aria-label": "Graph of the modules and ops. Press t for a table.",
-  });
-  private readonly box = h("div", { class: "canvasbox" }, this.canvas);
-  private readonly tip = h("div", { class: "tip" });
+  private readonly drawing = new Drawing("Graph of the modules and ops. Press t for a table.", this);
   private readonly bar = h("div", { class: "bar" });
   private readonly layout: GraphLayout;
   private readonly painter = new GraphPainter();
@@ -32,8 +26,11 @@ export class GraphView implements View {
   private readonly nonfinite: Float64Array;
   private camera: Camera = { x: MARGIN, y: MARGIN, zoom: 1 };
   private motion: { from: Motion; began: number } | null = null;
-  private drag: { x: number; y: number; camera: Camera; moved: boolean } | null = null;
   private isFitted = false;
+  /** Whether the selection was made elsewhere, and is to come into sight. */
+  private isRevealing = false;
+  /** A node that was chosen in the picture: it is in sight, and a second click is to find it where it was. */
+  private picked: number | null = null;
   private isWaiting = false;
   private showsLeaves = false;
   private placed: unknown[] = [];
@@ -44,18 +41,18 @@ export class GraphView implements View {
     const column = model.graph.table.column("nonfinite");
     this.nonfinite = column ? model.graph.values(column) : new Float64Array(model.graph.size);
     this.minimap = new Minimap((x, y) => {
-      this.camera.x = this.box.clientWidth / 2 - x * this.camera.zoom;
-      this.camera.y = this.box.clientHeight / 2 - y * this.camera.zoom;
+      this.camera.x = this.drawing.width / 2 - x * this.camera.zoom;
+      this.camera.y = this.drawing.height / 2 - y * this.camera.zoom;
       this.schedule();
     });
-    this.tip.hidden = true;
-    this.box.append(this.minimap.element, this.tip);
+    this.minimap.element.hidden = !model.graph.size;
+    this.drawing.element.append(this.minimap.element);
+    this.drawing.canvas.addEventListener("dblclick", (event) => {
+      const node = this.nodeAt(event.offsetX, event.offsetY);
+      if (node >= 0) this.toggle(node);
+    });
     this.makeBar();
-    this.element.append(this.bar, this.box);
-    this.listen();
-    new ResizeObserver(() => {
-      this.draw();
-    }).observe(this.box);
+    this.element.append(this.bar, this.drawing.element);
   }
 
   private get state(): State {
@@ -107,52 +104,17 @@ export class GraphView implements View {
     this.context.store.update({ graphOpen: open });
   }
 
-  private listen(): void {
-    const { canvas } = this;
-    canvas.addEventListener(
-      "wheel",
-      (event) => {
-        event.preventDefault();
-        if (event.shiftKey) {
-          this.camera.x -= event.deltaY;
-          this.schedule();
-        } else
-          this.zoom(
-            Math.exp(-Math.max(-80, Math.min(80, event.deltaY)) * 0.004),
-            event.offsetX,
-            event.offsetY,
-          );
-      },
-      { passive: false },
-    );
-    canvas.addEventListener("pointerdown", (event) => {
-      this.drag = { x: event.offsetX, y: event.offsetY, camera: { ...this.camera }, moved: false };
-      canvas.setPointerCapture(event.pointerId);
-    });
-    canvas.addEventListener("pointermove", (event) => {
-      if (this.drag) this.pan(event.offsetX, event.offsetY);
-      else this.hover(event.offsetX, event.offsetY);
-    });
-    canvas.addEventListener("pointerup", (event) => {
-      if (this.drag && !this.drag.moved) this.pick(event.offsetX, event.offsetY);
-      this.drag = null;
-    });
-    canvas.addEventListener("dblclick", (event) => {
-      const node = this.nodeAt(event.offsetX, event.offsetY);
-      if (node >= 0) this.toggle(node);
-    });
-    canvas.addEventListener("pointerleave", () => (this.tip.hidden = true));
+  scrollBy(pixels: number): void {
+    this.pan(-pixels, 0);
   }
 
-  private pan(x: number, y: number): void {
-    const drag = this.drag!;
-    if (Math.hypot(x - drag.x, y - drag.y) > 3) drag.moved = true;
-    this.camera.x = drag.camera.x + x - drag.x;
-    this.camera.y = drag.camera.y + y - drag.y;
+  pan(right: number, down: number): void {
+    this.camera.x += right;
+    this.camera.y += down;
     this.schedule();
   }
 
-  private zoom(factor: number, x: number, y: number): void {
+  zoom(factor: number, x: number, y: number): void {
     const zoom = Math.max(0.0005, Math.min(3, this.camera.zoom * factor));
     const by = zoom / this.camera.zoom;
     this.camera = { x: x - (x - this.camera.x) * by, y: y - (y - this.camera.y) * by, zoom };
@@ -161,7 +123,7 @@ export class GraphView implements View {
 
   /** Shows the whole graph; at first only as much as can be read. */
   private fit(smallest = 0): void {
-    const { clientWidth: width, clientHeight: height } = this.box;
+    const { width, height } = this.drawing;
     const whole = Math.min(
       (width - 2 * MARGIN) / this.layout.wide,
       (height - 2 * MARGIN) / this.layout.high,
@@ -176,14 +138,16 @@ export class GraphView implements View {
     this.schedule();
   }
 
-  private pick(x: number, y: number): void {
-    this.canvas.focus({ preventScroll: true });
+  pick(x: number, y: number): void {
     const node = this.nodeAt(x, y);
     if (node < 0) return;
     const place = this.painter.drawn.get(node)!;
     const isOnTwist = x < place.x + 20 * this.camera.zoom && y < place.y + TITLE * this.camera.zoom;
     if (isOnTwist && this.context.model.graph.children(node).length) this.toggle(node);
-    else this.context.select({ node, module: this.context.model.moduleOfNode(node), site: -1 });
+    else {
+      this.picked = node;
+      this.go(node);
+    }
   }
 
   /** The innermost node that was drawn at a point. */
@@ -211,15 +175,19 @@ export class GraphView implements View {
   }
 
   update(changed: ReadonlySet<keyof State>): void {
+    if (changed.has("view") || this.picked !== this.state.node)
+      this.isRevealing ||= ["node", "module", "view"].some((key) => changed.has(key as keyof State));
+    this.picked = null;
+    if (this.isRevealing && this.layout.levels.isLeaf(this.selected)) this.showsLeaves = true;
     this.bar.children[3].setAttribute("aria-pressed", String(this.state.backward));
     this.bar.children[4].setAttribute("aria-pressed", String(this.showsLeaves));
     this.bar.children[5].setAttribute("aria-pressed", String(this.state.unfolded.size > 0));
     this.place();
-    if (!this.isFitted && this.box.clientWidth) {
+    if (!this.isFitted && this.drawing.width) {
       this.isFitted = true;
       this.fit(0.8);
     }
-    if (changed.has("node") || changed.has("module") || changed.has("view")) this.reveal();
+    if (this.isRevealing) this.reveal();
     this.schedule();
   }
 
@@ -236,17 +204,24 @@ export class GraphView implements View {
     this.motion = isFirst || movesLess() ? null : { from: motion, began: performance.now() };
   }
 
-  /** Opens what is around the selection, and moves the view so that it can be seen. */
+  /** Opens what is around the selection; once all is open, moves the view so that it can be seen. */
   private reveal(): void {
     const { selected } = this;
-    if (selected < 0) return;
-    const closed = this.context.model.graph
-      .ancestors(selected)
-      .filter((node) => !this.state.graphOpen.has(node));
-    if (closed.length)
-      this.context.store.update({ graphOpen: new Set([...this.state.graphOpen, ...closed]) });
+    const { graphOpen } = this.state;
+    const around = this.context.model.graph.ancestors(selected);
+    const isHidden = selected >= 0 && !this.layout.isShown(around[0] ?? selected);
+    this.isRevealing = isHidden || around.some((node) => !graphOpen.has(node));
+    if (this.isRevealing)
+      this.context.store.update({
+        backward: isHidden || this.state.backward,
+        graphOpen: new Set([...graphOpen, ...around]),
+      });
+    else if (selected >= 0) this.bringIntoSight(selected);
+  }
+
+  private bringIntoSight(selected: number): void {
     const { zoom } = this.camera;
-    const { clientWidth: width, clientHeight: height } = this.box;
+    const { width, height } = this.drawing;
     const [left, top] = this.layout.position(selected);
     const x = this.camera.x + left * zoom;
     const y = this.camera.y + top * zoom;
@@ -263,19 +238,13 @@ export class GraphView implements View {
     this.isWaiting = true;
     requestAnimationFrame(() => {
       this.isWaiting = false;
-      this.draw();
+      this.drawing.draw();
     });
   }
 
-  private draw(): void {
-    const { clientWidth: width, clientHeight: height } = this.box;
-    if (!width || !height || !this.placed.length) return;
-    this.paint(new CanvasPainter(fitCanvas(this.canvas, width, height)), width, height);
-    this.minimap.draw(this.scene(1), this.camera, width, height);
-  }
-
-  private paint(painter: Painter, width: number, height: number): void {
+  paint(painter: Painter, width: number, height: number): void {
     const { context } = this;
+    if (!this.placed.length) return;
     if (!context.model.graph.size) {
       painter.text("This recording has no graph: record with ops=True to see one.", 20, 40, {
         color: readTheme().dim,
@@ -286,6 +255,7 @@ export class GraphView implements View {
     const scene = this.scene(share);
     this.painter.paint(painter, scene, this.camera, width, height);
     paintRelations(painter, scene, this.painter.drawn, (node) => this.visible(node));
+    this.minimap.draw(scene, this.camera, width, height);
     if (share < 1) this.schedule();
     else this.motion = null;
   }
@@ -323,19 +293,16 @@ export class GraphView implements View {
     return this.context.model.graph.ancestors(shown).find((outer) => !this.layout.isOpen(outer)) ?? shown;
   }
 
-  private hover(x: number, y: number): void {
+  describe(x: number, y: number): string {
     const node = this.nodeAt(x, y);
-    this.tip.hidden = node < 0;
-    if (node < 0) return;
+    if (node < 0) return "";
     const { model, overlay } = this.context;
     const value =
       overlay && !Number.isNaN(overlay.nodes[node])
         ? `\n${overlay.choice.label}: ${overlay.text(overlay.nodes[node])}`
         : "";
     const shape = model.graph.table.text("shape", node);
-    this.tip.textContent = `${shorten(model.nodePath(node), 300)}${shape && `\n${shape}`}${value}`;
-    this.tip.style.left = `${Math.min(x + 14, this.box.clientWidth - 280)}px`;
-    this.tip.style.top = `${Math.min(y + 18, this.box.clientHeight - 60)}px`;
+    return `${shorten(model.nodePath(node), 300)}${shape && `\n${shape}`}${value}`;
   }
 
   onKey(event: KeyboardEvent): boolean {
@@ -344,7 +311,7 @@ export class GraphView implements View {
     const { graph } = model;
     const isGroup = selected >= 0 && graph.children(selected).length > 0;
     const isOpen = this.state.graphOpen.has(selected);
-    const middle: [number, number] = [this.box.clientWidth / 2, this.box.clientHeight / 2];
+    const middle: [number, number] = [this.drawing.width / 2, this.drawing.height / 2];
     if (event.key === " ") this.fit();
     else if (event.key === "+" || event.key === "=") this.zoom(1.3, ...middle);
     else if (event.key === "-") this.zoom(1 / 1.3, ...middle);
@@ -354,7 +321,6 @@ export class GraphView implements View {
       this.go(graph.parent[selected]);
     else if (event.key === "E") this.openAll(selected);
     else if (event.key === "C") store.update({ graphOpen: new Set(graph.children(-1)) });
-    else if (event.key === "Escape") this.context.select({ node: -1, module: -1, site: -1 });
     else if (event.key.startsWith("Arrow")) {
       const next = nodeBeside(this.layout, graph, selected, event.key);
       if (next >= 0) this.go(next);
@@ -367,8 +333,7 @@ export class GraphView implements View {
   }
 
   picture(): Picture {
-    const { clientWidth: width, clientHeight: height } = this.box;
-    return { width, height, paint: (painter) => { this.paint(painter, width, height); } }; // prettier-ignore
+    return this.drawing.picture();
   }
 
   table(): TextTable {

@@ -1,5 +1,6 @@
 /** Axes and lines of charts. */
 
+import { findRange } from "../colors";
 import { formatTick } from "../format";
 import type { Painter } from "../painter";
 import { readTheme } from "../theme";
@@ -58,17 +59,12 @@ export function drawLines(
 ): void {
   const theme = readTheme();
   const { x, y, width, height } = area;
-  const all = series.flatMap(({ values }) => values.filter(Number.isFinite));
-  const positive = all.filter((value) => value > 0);
-  const isLog = all.length > 0 && positive.length === all.length && Math.max(...all) / Math.min(...all) > 200;
+  const range = findRange(...series.map(({ values }) => values));
+  const isLog = range.low > 0 && range.high / range.low > 200;
   const convert = isLog ? Math.log10 : (value: number) => value;
-  let low = Math.min(...all.map(convert));
-  let high = Math.max(...all.map(convert));
-  if (!(high > low))
-    [low, high] = [(Number.isFinite(low) ? low : 0) - 0.5, (Number.isFinite(low) ? low : 0) + 0.5];
-  const margin = (high - low) * 0.05;
-  low -= margin;
-  high += margin;
+  const [least, most] = [convert(range.low), convert(range.high)];
+  const margin = most > least ? (most - least) * 0.05 : 0.5;
+  const [low, high] = [least - margin, most + margin];
   const count = Math.max(1, ...series.map(({ values }) => values.length));
   const at = (index: number) => x + (index / Math.max(1, count - 1)) * width;
   const up = (value: number) => y + height - ((convert(value) - low) / (high - low)) * height;

@@ -23,7 +23,11 @@ const HIDDEN = new Set([
 const MOST_LINKS = 12;
 
 export class DetailPane {
-  readonly element = h("aside", { class: "detail", "aria-label": "Details of the selection" });
+  readonly element = h("aside", {
+    class: "detail",
+    "aria-label": "Details of the selection",
+    tabindex: "-1",
+  });
 
   constructor(private readonly context: Context) {}
 
@@ -105,9 +109,12 @@ export class DetailPane {
     this.element.querySelector(".copied")?.remove();
     this.element.querySelector(".actions")?.after(box);
     box.select();
-    // A frame without an origin has no clipboard; the old way works there, and else the text is selected.
-    if (!document.execCommand("copy")) void navigator.clipboard?.writeText(text).catch(() => undefined);
-    this.context.say("Copied.");
+    // A frame without an origin has no clipboard; the old way works there.
+    const isCopied = document.execCommand("copy") ? Promise.resolve() : navigator.clipboard?.writeText(text);
+    (isCopied ?? Promise.reject(new Error())).then(
+      () => { this.context.say("Copied."); },
+      () => { this.context.say("The browser does not let this page copy. The text is selected."); },
+    ); // prettier-ignore
   }
 
   private describeNode(node: number): HTMLElement[] {

@@ -1,21 +1,18 @@
 /** What the recording's checks found, each with a link to its place; then what the recording is. */
 
 import type { Context, TextTable, View } from "../context";
-import { button, h, replaceChildren } from "../dom";
+import { button, h } from "../dom";
 import { shorten } from "../format";
 import type { Finding } from "../payload";
 
 export class FindingsView implements View {
   readonly element = h("section", { class: "view findings", "aria-label": "Findings" });
 
-  constructor(private readonly context: Context) {}
-
-  update(): void {
+  constructor(private readonly context: Context) {
     const { payload } = this.context.model;
     const found = payload.findings.map((finding) => this.makeFinding(finding));
     const none = h("p", { class: "hint", text: "No check has found anything in this recording." });
-    replaceChildren(
-      this.element,
+    this.element.append(
       h("h2", { text: "Findings" }),
       ...(found.length ? found : [none]),
       ...lines("What the recording says of itself", payload.notes),
@@ -31,6 +28,9 @@ export class FindingsView implements View {
       ),
     );
   }
+
+  /** What was found does not depend on what is chosen. */
+  update(): void {}
 
   private makeFinding(finding: Finding): HTMLElement {
     const { model, select } = this.context;

@@ -1,5 +1,6 @@
 /** The steps: a logged scalar as a line, and below it the slider that chooses one. */
 
+import { findRange } from "../colors";
 import type { Context } from "../context";
 import { button, h } from "../dom";
 import { formatNumber } from "../format";
@@ -63,9 +64,8 @@ export class StepSlider {
   private draw(values: readonly (number | undefined)[]): void {
     const painter = new CanvasPainter(fitCanvas(this.canvas, WIDTH, HEIGHT));
     const theme = readTheme();
-    const finite = values.filter((value) => value !== undefined && Number.isFinite(value)) as number[];
-    const low = Math.min(...finite);
-    const range = Math.max(...finite) - low || 1;
+    const { low, high } = findRange(values.map((value) => value ?? NaN));
+    const range = high - low || 1;
     const x = (at: number) => 8 + (at / Math.max(1, this.rows.length - 1)) * (WIDTH - 16);
     const points = values.flatMap((value, at) =>
       value !== undefined && Number.isFinite(value)

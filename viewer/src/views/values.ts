@@ -4,11 +4,11 @@ import { kindColor, NONFINITE, Scale } from "../colors";
 import type { Context, Picture, TextTable, View } from "../context";
 import { button, h, replaceChildren, select } from "../dom";
 import { formatNumber, shorten } from "../format";
-import { CanvasPainter, type Painter } from "../painter";
+import type { Painter } from "../painter";
 import type { Column } from "../payload";
 import type { State } from "../state";
 import { readTheme } from "../theme";
-import { fitCanvas } from "./canvas";
+import { type Drawn, Drawing } from "./canvas";
 import { drawLines, type Series } from "./chart";
 import { drawHistogram, histogramAt } from "./histogram";
 
@@ -16,35 +16,16 @@ const LEFT = 260;
 const LINES = 170;
 const MOST_PINS = 8;
 
-export class ValuesView implements View {
+export class ValuesView implements View, Drawn {
   readonly element = h("section", { class: "view values", "aria-label": "Values over the steps" });
   private readonly bar = h("div", { class: "bar" });
-  private readonly canvas = h("canvas", {
-    tabindex: "0",
-    role: "img",
-    "aria-label": "Values over the steps",
-  });
-  private readonly box = h("div", { class: "canvasbox" }, this.canvas);
-  private readonly tip = h("div", { class: "tip" });
+  private readonly drawing = new Drawing("Values over the steps. Press t for a table.", this);
   private readonly histograms = h("div", { class: "histograms" });
   /** Where the heat map was drawn: its top and the height of a row. */
   private heat = { y: 0, row: 0, sites: [] as readonly number[] };
 
   constructor(private readonly context: Context) {
-    this.tip.hidden = true;
-    this.box.append(this.tip);
-    this.element.append(this.bar, this.box, this.histograms);
-    this.canvas.addEventListener("click", (event) => {
-      const [site, step] = this.at(event.offsetX, event.offsetY);
-      if (site >= 0) this.choose(site, step);
-    });
-    this.canvas.addEventListener("pointermove", (event) => {
-      this.hover(event.offsetX, event.offsetY);
-    });
-    this.canvas.addEventListener("pointerleave", () => (this.tip.hidden = true));
-    new ResizeObserver(() => {
-      this.draw();
-    }).observe(this.element);
+    this.element.append(this.bar, this.drawing.element, this.histograms);
   }
 
   private get state(): State {
@@ -79,7 +60,8 @@ export class ValuesView implements View {
 
   update(): void {
     this.drawBar();
-    this.draw();
+    this.drawing.element.style.height = `${this.measure()}px`;
+    this.drawing.draw();
     this.drawHistograms();
   }
 
@@ -144,14 +126,6 @@ export class ValuesView implements View {
     });
   }
 
-  private draw(): void {
-    const width = this.element.clientWidth;
-    if (!width || !this.canvas.isConnected) return;
-    const height = this.measure();
-    this.box.style.height = `${height}px`;
-    this.paint(new CanvasPainter(fitCanvas(this.canvas, width, height)), width);
-  }
-
   private listSites(): number[] {
     const { sites } = this.context.model.payload.tables;
     const role = sites.column("role");
@@ -197,7 +171,7 @@ export class ValuesView implements View {
     return pin >= 0 ? kindColor(pin + 1) : readTheme().accent;
   }
 
-  private paint(painter: Painter, width: number): void {
+  paint(painter: Painter, width: number): void {
     const { model } = this.context;
     const theme = readTheme();
     const wide = width - LEFT - 30;
@@ -278,7 +252,7 @@ export class ValuesView implements View {
     const theme = readTheme();
     const { y, row, sites } = this.heat;
     const values = sites.map((site) => this.valuesOf(site));
-    const scale = new Scale(values.flat());
+    const scale = new Scale(...values);
     const title = `${this.statistic?.spec.label ?? ""} of ${model.roleName(this.role)}: a row for each layer, a column for each step`;
     painter.text(title, 12, y - 10, { color: theme.text, bold: true });
     const [low, high] = [formatNumber(scale.low), formatNumber(scale.high)];
@@ -315,26 +289,33 @@ export class ValuesView implements View {
   /** The site and the step below a point; -1 for none. */
   private at(x: number, y: number): [number, number] {
     const { row, sites } = this.heat;
-    const width = this.element.clientWidth - LEFT - 30;
+    const width = this.drawing.width - LEFT - 30;
     const position = Math.max(
       0,
       Math.min(this.positions - 1, Math.floor(((x - LEFT) / width) * this.positions)),
     );
     const site = sites[Math.floor((y - this.heat.y) / row)] ?? -1;
     const { step } = this.state;
-    return [site, x < LEFT ? step : this.context.model.payload.tables.series_steps.link("step", position)];
+    return [
+      site,
+      x < LEFT || !this.positions
+        ? step
+        : this.context.model.payload.tables.series_steps.link("step", position),
+    ];
   }
 
-  private hover(x: number, y: number): void {
+  pick(x: number, y: number): void {
     const [site, step] = this.at(x, y);
-    this.tip.hidden = site < 0;
-    if (site < 0) return;
+    if (site >= 0) this.choose(site, step);
+  }
+
+  describe(x: number, y: number): string {
+    const [site, step] = this.at(x, y);
+    if (site < 0) return "";
     const { model } = this.context;
     const value = this.valuesOf(site)[model.seriesPosition(step)];
     const text = value === Infinity ? "not finite" : formatNumber(value) || "not measured";
-    this.tip.textContent = `${shorten(model.siteName(site), 200)}\n${model.stepName(step)}: ${text}`;
-    this.tip.style.left = `${Math.min(x + 14, this.element.clientWidth - 280)}px`;
-    this.tip.style.top = `${y + 16}px`;
+    return `${shorten(model.siteName(site), 200)}\n${model.stepName(step)}: ${text}`;
   }
 
   private drawHistograms(): void {
@@ -363,7 +344,8 @@ export class ValuesView implements View {
   onKey(event: KeyboardEvent): boolean {
     const { model } = this.context;
     if (event.key === "p" && this.site >= 0) this.togglePin();
-    else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
+    else if (/^Arrow(Left|Right)$/.test(event.key)) {
+      if (!this.positions) return false;
       const by = event.key === "ArrowRight" ? 1 : -1;
       const position = Math.max(0, Math.min(this.positions - 1, model.seriesPosition(this.state.step) + by));
       this.context.store.update({ step: model.payload.tables.series_steps.link("step", position) });
@@ -376,8 +358,7 @@ export class ValuesView implements View {
   }
 
   picture(): Picture {
-    const width = this.element.clientWidth;
-    return { width, height: this.measure(), paint: (painter) => { this.paint(painter, width); } }; // prettier-ignore
+    return this.drawing.picture();
   }
 
   table(): TextTable {
