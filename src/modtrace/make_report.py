@@ -9,6 +9,9 @@ from .views.html.page import render_report
 #: How large the file of a report may be, in MB, unless something else is asked for.
 MAX_MB = 20.0
 
+#: More than any browser opens; `inf` means as much.
+_ALL_MB = 1e6
+
 #: A report that is too large is made again with limits that are so much smaller than needed, and so many times.
 _SPARE = 0.9
 _TRIES = 6
@@ -26,12 +29,13 @@ def make_report(data: RecordingData, *, step: int | None = None, max_mb: float =
     Raises:
         ValueError: there is no such step, or `max_mb` is too small.
     """
-    allowed = room = max_mb * 1e6
-    page = ""
+    allowed = room = min(max_mb, _ALL_MB) * 1e6
+    size = 0
     for _ in range(_TRIES if max_mb > 0 else 0):
         page = render_report(build_report(data, Limits.of(room), step=step))
-        if len(page) <= allowed:
+        size = len(page.encode("utf-8"))
+        if size <= allowed:
             return page
-        room *= _SPARE * allowed / len(page)
-    least = f" The smallest report of this recording has {len(page) / 1e6:.1f}." if page else ""
+        room *= _SPARE * allowed / size
+    least = f" The smallest report of this recording has {size / 1e6:.1f}." if size else ""
     raise ValueError(f"{name_argument('max_mb', max_mb)}: give more megabytes.{least}")

@@ -1,5 +1,6 @@
 """`modtrace view`: the file it writes, and what it says."""
 
+import math
 import os
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from builders import RecordingBuilder
 from helpers.command_line import run_command
+from modtrace import make_report
 from modtrace.face import open_recording
 from modtrace.store.copy import write_recording
 
@@ -57,6 +59,7 @@ def test_report_can_be_printed(
     [
         (["--step", "7"], "no step 7 in this recording; there are: 0..1"),
         (["--max-mb", "0"], "--max-mb 0.0: give more megabytes."),
+        (["--max-mb", "nan"], "--max-mb nan: give more megabytes."),
         (
             ["--max-mb", "0.01"],
             "--max-mb 0.01: give more megabytes. The smallest report of this recording has 0.1.",
@@ -101,6 +104,16 @@ def test_large_values_are_thinned_until_the_file_fits(run: Path, tmp_path: Path)
     recording.write_html("whole.html")
     recording.write_html("less.html", max_mb=0.15)
     assert os.path.getsize("less.html") < 150_000 < os.path.getsize("whole.html")
+    recording.write_html("any.html", max_mb=math.inf)
+    assert Path("any.html").read_bytes() == Path("whole.html").read_bytes()
+
+
+def test_size_is_that_of_the_bytes_and_not_of_the_characters(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make_report, "render_report", lambda _: "é" * 60_000)
+    with pytest.raises(ValueError, match=r"has 0\.1"):
+        open_recording(run).write_html("a.html", max_mb=0.1)
 
 
 def test_notebook_shows_the_page_in_a_frame(run: Path) -> None:

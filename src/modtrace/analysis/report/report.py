@@ -10,7 +10,7 @@ from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
 from ...recording.suggestions import count_of
 from ..graph.build import build_graph
-from ..graph.columns import Graph
+from ..graph.columns import Graph, shape_text
 from ..modules.module_tree import build_module_tree
 from ..ops.memory_table import build_memory_table
 from ..ops.op_table import build_op_table
@@ -35,7 +35,7 @@ from .series import (
     tabulate_sites,
 )
 from .spans import list_lanes, tabulate_spans
-from .steps import number_steps, tabulate_steps
+from .steps import find_start, number_steps, tabulate_steps
 from .tables import NONE, Report, ReportColumn, ReportTable
 
 _OP = SPAN_KINDS.index("op")
@@ -59,7 +59,7 @@ def build_report(data: RecordingData, limits: Limits, *, step: int | None = None
     tree = build_module_tree(data, step=step)
     number = tree.step.step if tree.step else None
     rows, steps = list_modules(tree), number_steps(data)
-    index = rows.index()
+    index, zero_ns = rows.index(), find_start(data)
     graph = build_graph(data, step=number)
     cut = cut_graph(graph, limits.nodes)
     timeline = _build_timeline(data, steps, limits.spans, number)
@@ -77,13 +77,13 @@ def build_report(data: RecordingData, limits: Limits, *, step: int | None = None
         ),
         "nodes": tabulate_nodes(data, graph, cut, index),
         "edges": tabulate_edges(graph, cut),
-        **({"spans": tabulate_spans(data, timeline, graph, cut, index, steps)} if timeline else {}),
+        **({"spans": tabulate_spans(data, timeline, graph, cut, index, steps, zero_ns)} if timeline else {}),
         "sites": tabulate_sites(measured, index),
         "series": tabulate_series(measured, times),
         "series_steps": _refer_to_steps(times, steps),
         "histograms": histograms,
         "bins": bins,
-        "steps": tabulate_steps(data, steps),
+        "steps": tabulate_steps(data, steps, zero_ns),
     }
     return Report(
         title=_name(data.meta.argv),
@@ -170,8 +170,7 @@ def _outputs(measured: list[RoleValues], step: int | None) -> Outputs:
         table = each.found.table.select(["dtype", "shape"]).take(rows)
         for site, row in zip(each.found.site[rows].tolist(), table.to_pylist(), strict=True):
             owner = each.found.owners[site]
-            shape = "x".join(map(str, row["shape"])) or "scalar"
-            found.setdefault((owner.root, owner.path), (row["dtype"], shape))
+            found.setdefault((owner.root, owner.path), (row["dtype"], shape_text(row["shape"])))
     return found
 
 
