@@ -22,6 +22,8 @@ export class Overlay {
     readonly choice: OverlayChoice,
     readonly modules: Float64Array,
     readonly nodes: Float64Array,
+    /** The values of nodes while each stands for its equal siblings too. */
+    readonly folded: Float64Array,
     private readonly column: Column,
   ) {
     this.scale = this.isKinds ? new Scale() : new Scale(modules, nodes);
@@ -89,7 +91,18 @@ export class OverlayMaker {
       ? this.model.modules.values(ofModules)
       : new Float64Array(modules.rows).fill(NaN);
     const own = ofNodes ? this.ofNodes(ofNodes) : this.lendToNodes(values, ofModules?.spec.measure);
-    return new Overlay(choice, values, own, (ofNodes ?? ofModules)!);
+    return this.make(choice, values, own, (ofNodes ?? ofModules)!);
+  }
+
+  private make(choice: OverlayChoice, modules: Float64Array, nodes: Float64Array, column: Column): Overlay {
+    const { graph, foldedInto } = this.model;
+    const aggregate = column.dictionary === null ? column.spec.aggregate : "none";
+    const folded = nodes.slice();
+    for (let node = 0; node < graph.size; node++) {
+      const others = foldedInto.get(node);
+      if (others.length) folded[node] = combine(nodes, [node, ...others], aggregate);
+    }
+    return new Overlay(choice, modules, nodes, folded, column);
   }
 
   /** The values of nodes. What does nothing, such as an input, has no time and no cost. */
@@ -124,7 +137,7 @@ export class OverlayMaker {
       const members = this.model.membersOf.get(row);
       if (members.length && Number.isNaN(values[row])) values[row] = combine(values, members, "max");
     }
-    return new Overlay(choice, values, this.lendToNodes(values, undefined), column);
+    return this.make(choice, values, this.lendToNodes(values, undefined), column);
   }
 
   /** Gives the layers of the graph the values of their modules; a time of one phase to the layers of that phase. */

@@ -89,6 +89,25 @@ test("a graph without edges, phases or anything known is laid out one below the 
   expect(layout.y[1]).toBeLessThan(layout.y[2]);
 });
 
+test("layers that go back to each other in a circle are laid out as if they went back to nothing", () => {
+  const columns = {
+    kind: ["module", "module", "op", "op"],
+    phase: ["forward", "backward", "forward", "backward"],
+    parent: [-1, -1, 0, 1],
+    twin: [1, 0, null, null],
+  };
+  const layout = layOut([0, 1], [], new Model(readPayload(makePayload({ nodes: columns }))));
+  expect([0, 1].map((owner) => [...layout.levels.level(owner).items])).toEqual([[2], [3]]);
+});
+
+test("more nodes than a call takes arguments are laid out beside each other", () => {
+  const size = 150_000;
+  const source = Array.from({ length: size }, (_, at) => at);
+  const edges = { source, target: Array<number>(size).fill(size) };
+  const layout = layOut([], [], new Model(readPayload(makePayload({ nodes: { kind: Array<string>(size + 1).fill("op") }, edges })))); // prettier-ignore
+  expect(layout.y[size]).toBeGreaterThan(layout.y[size - 1]);
+});
+
 test("a chain of 50,000 ops is laid out", () => {
   const size = 50_000;
   const numbers = (from: number) => Array.from({ length: size - 1 }, (_, at) => at + from);

@@ -215,6 +215,24 @@ def test_steps_around_the_shown_one_are_chosen_until_there_is_no_room() -> None:
     assert choose_window(steps, spans, 100, None) is None
 
 
+def test_parameters_have_the_sites_of_their_values_and_gradients_and_what_ops_read_none() -> None:
+    build = RecordingBuilder(options={"ops": True}, complete=True)
+    net = build.module("", "Net")
+    fc = build.module("fc", "Linear", parent=net)
+    build.step(0, 0, 100)
+    call = build.call(fc, 10, 50, parent=build.call(net, 0, 60, nth=0), nth=0)
+    op = build.op(call, "aten.addmm.default", 20, 40)
+    for name, shape in (("weight", [4, 2]), ("bias", [4])):
+        build.use(build.tensor(shape, site=build.site(fc, "parameter", name)), op=op, slot=name)
+    build.value(build.site(fc, "parameter", "weight"), [1.0, 2.0], phase="optimizer")
+    build.value(build.site(fc, "parameter_grad", "weight"), [0.5, 0.5], phase="optimizer")
+    found = report(build.data()).tables
+    assert rows(found["parameters"], "module", "label", "shape", "dtype", "site", "gradient") == [
+        (1, "weight", "2", "float32", 0, 1),
+        (1, "bias", "4", "float32", None, None),
+    ]
+
+
 def test_histograms_have_no_empty_bins_at_their_ends() -> None:
     build = RecordingBuilder(complete=True)
     net = build.module("", "Net")

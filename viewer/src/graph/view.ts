@@ -92,7 +92,10 @@ export class GraphView implements View, Drawn {
           if (table.link("folded", node) >= 0) runs.add(table.link("folded", node));
         store.update({ unfolded: this.state.unfolded.size ? new Set() : runs });
       }),
-      h("span", { class: "dim hint", text: "Wheel zooms, drag moves, double click opens." }),
+      h("span", {
+        class: "dim hint",
+        text: `${model.ofShownStep} Double click opens.`,
+      }),
     );
   }
 
@@ -278,12 +281,25 @@ export class GraphView implements View, Drawn {
       layout,
       at,
       overlay: context.overlay,
+      value: (node) => this.value(node),
       nonfinite: this.nonfinite,
       selected,
       related,
       hits,
       theme: readTheme(),
     };
+  }
+
+  /** What the overlay says of a node, together with those that it stands for. */
+  private value(node: number): number {
+    const { overlay } = this.context;
+    const isFolded = this.layout.isFolded(node);
+    return (isFolded ? overlay?.folded : overlay?.nodes)?.[node] ?? NaN;
+  }
+
+  private valueText(node: number): string {
+    const value = this.value(node);
+    return Number.isNaN(value) ? "" : this.context.overlay!.text(value);
   }
 
   /** The node, or the outermost closed group around it. */
@@ -297,12 +313,9 @@ export class GraphView implements View, Drawn {
     const node = this.nodeAt(x, y);
     if (node < 0) return "";
     const { model, overlay } = this.context;
-    const value =
-      overlay && !Number.isNaN(overlay.nodes[node])
-        ? `\n${overlay.choice.label}: ${overlay.text(overlay.nodes[node])}`
-        : "";
+    const value = this.valueText(node);
     const shape = model.graph.table.text("shape", node);
-    return `${shorten(model.nodePath(node), 300)}${shape && `\n${shape}`}${value}`;
+    return `${shorten(model.nodePath(node), 300)}${shape && `\n${shape}`}${value && `\n${overlay?.choice.label}: ${value}`}`;
   }
 
   onKey(event: KeyboardEvent): boolean {
@@ -355,7 +368,7 @@ export class GraphView implements View, Drawn {
           model.nodePath(node),
           model.phase(node),
           model.graph.table.text("shape", node),
-          overlay && !Number.isNaN(overlay.nodes[node]) ? overlay.text(overlay.nodes[node]) : "",
+          this.valueText(node),
           names(model.into.get(node), "source"),
           names(model.outOf.get(node), "target"),
         ]),

@@ -1,16 +1,13 @@
 /** Axes and lines of charts. */
 
 import { findRange } from "../colors";
-import { formatTick } from "../format";
-import type { Painter } from "../painter";
+import { formatNumber, formatTick, shorten } from "../format";
+import type { Area, Painter } from "../painter";
 import { readTheme } from "../theme";
 
-export interface Area {
-  x: number;
-  y: number;
-  width: number;
-  height: number;
-}
+/** The room on the left of a chart for names, and the height of a chart. */
+export const LEFT = 260;
+export const CHART = 170;
 
 export interface Series {
   label: string;
@@ -47,6 +44,28 @@ export function drawAxis(
     if (at > x + 16 && at < x + width - 24)
       painter.text(format(tick), at, y + height - 8, { color: theme.dim, size: 11, align: "center" });
   }
+}
+
+/** Draws lines with their title, names and values at `marked` on the left. */
+export function drawChart(
+  painter: Painter,
+  top: number,
+  width: number,
+  title: string,
+  series: readonly Series[],
+  name: (at: number) => string,
+  marked: number,
+): void {
+  const theme = readTheme();
+  painter.text(shorten(title, 34), 12, top + 22, { color: theme.text, bold: true });
+  series.forEach(({ label, color, values }, at) => {
+    const level = top + 42 + at * 15;
+    painter.rect(12, level - 9, 9, 9, color);
+    const value = marked < 0 ? "" : values[marked] === Infinity ? "not finite" : formatNumber(values[marked]);
+    painter.text(shorten(label, value ? 21 : 28), 26, level, { color: theme.text, size: 11 });
+    painter.text(value, LEFT - 62, level, { color: theme.dim, size: 11, align: "right" });
+  });
+  drawLines(painter, { x: LEFT, y: top + 12, width, height: CHART - 44 }, series, name, marked);
 }
 
 /** Draws lines over positions 0, 1, 2 ... with an axis on the left. What is not finite is a mark at the bottom. */

@@ -74,6 +74,7 @@ export class ModuleTable implements View {
       button("Close all", "Close all modules", () => {
         store.update({ open: new Set(), flat: false });
       }),
+      h("span", { class: "dim hint", text: this.context.model.ofShownStep }),
     );
   }
 

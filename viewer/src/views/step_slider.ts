@@ -15,7 +15,7 @@ export class StepSlider {
   readonly element = h("div", { class: "steps" });
   private readonly canvas = h("canvas", {
     role: "img",
-    "aria-label": "The first logged scalar over the steps",
+    "aria-label": "The loss, or the first logged number, over the steps",
   });
   private readonly slider = h("input", { type: "range", min: "0", step: "1", "aria-label": "Step" });
   private readonly label = h("span", { class: "steplabel", "aria-live": "polite" });
@@ -53,7 +53,8 @@ export class StepSlider {
     const { model, store } = this.context;
     const { step } = store.state;
     this.slider.value = String(Math.max(0, this.rows.indexOf(step)));
-    const [scalar] = model.scalars();
+    const scalars = model.scalars();
+    const scalar = scalars.find(({ spec }) => /loss/i.test(spec.label)) ?? scalars[0];
     const logged = scalar ? model.logged(scalar, step) : undefined;
     const value = logged === undefined ? "" : `  ${scalar.spec.label} ${formatNumber(logged) || "NaN"}`;
     this.label.textContent = model.stepName(step) + value;

@@ -9,12 +9,11 @@ import type { Column } from "../payload";
 import type { State } from "../state";
 import { readTheme } from "../theme";
 import { type Drawn, Drawing } from "./canvas";
-import { drawLines, type Series } from "./chart";
+import { CHART, drawChart, LEFT } from "./chart";
 import { drawHistogram, histogramAt } from "./histogram";
 
-const LEFT = 260;
-const LINES = 170;
-const MOST_PINS = 8;
+/** As many lines as there are colours to tell them apart. */
+const MOST_LINES = 8;
 
 export class ValuesView implements View, Drawn {
   readonly element = h("section", { class: "view values", "aria-label": "Values over the steps" });
@@ -48,14 +47,19 @@ export class ValuesView implements View, Drawn {
     );
   }
 
-  /** The selected site, or the first one of the selected module with the chosen role. */
+  /** The selected site, or the first one of the selected module with the chosen role; a module that was replaced by
+   * another one has several. */
   private get site(): number {
     const { model } = this.context;
     const { site, module, role } = this.state;
     if (site >= 0) return site;
     if (module < 0) return -1;
     const sites = model.sameModules(module).flatMap((row) => [...model.sitesOf.get(row)]);
-    return sites.find((each) => !role || model.payload.tables.sites.text("role", each) === role) ?? -1;
+    const shown = role
+      ? sites.filter((each) => model.payload.tables.sites.text("role", each) === role)
+      : sites;
+    const position = model.seriesPosition(this.state.step);
+    return shown.find((each) => model.isMeasured(each, position)) ?? shown[0] ?? -1;
   }
 
   update(): void {
@@ -114,7 +118,7 @@ export class ValuesView implements View, Drawn {
   private togglePin(): void {
     const others = this.state.pins.filter((each) => each !== this.site);
     const isPinned = others.length < this.state.pins.length;
-    this.context.store.update({ pins: isPinned ? others : [...others, this.site].slice(-MOST_PINS) });
+    this.context.store.update({ pins: isPinned ? others : [...others, this.site].slice(-MOST_LINES) });
   }
 
   private choose(site: number, step: number): void {
@@ -138,9 +142,15 @@ export class ValuesView implements View, Drawn {
   private measure(): number {
     const sites = this.listSites();
     const row = sites.length <= 40 ? 15 : sites.length <= 120 ? 12 : 5;
-    const top = (this.context.model.scalars().length ? LINES : 0) + (this.lines().length ? LINES : 0) + 34;
+    const charts = this.scalarCharts().length;
+    const top = (charts ? CHART : 0) + (this.lines().length ? CHART : 0) + 34;
     this.heat = { y: top, row, sites };
-    return top + Math.max(1, sites.length) * row + 20;
+    return this.heatEnd() + Math.max(0, charts - 1) * CHART;
+  }
+
+  private heatEnd(): number {
+    const { y, row, sites } = this.heat;
+    return y + Math.max(1, sites.length) * row + 20;
   }
 
   private lines(): number[] {
@@ -176,18 +186,10 @@ export class ValuesView implements View, Drawn {
     const theme = readTheme();
     const wide = width - LEFT - 30;
     let y = 0;
-    const scalars = model.scalars();
-    if (scalars.length) {
-      const { steps } = model.payload.tables;
-      const rows = Array.from({ length: steps.rows }, (_, row) => row);
-      const series = scalars.slice(0, 3).map((column, at) => ({
-        label: column.spec.label,
-        color: kindColor(at),
-        values: rows.map((row) => this.loggedOrNothing(column, row)),
-      }));
-      const name = (row: number) => String(steps.number("number", row));
-      this.paintLines(painter, y, wide, "Logged", series, name, this.state.step);
-      y += LINES;
+    const [first, ...more] = this.scalarCharts();
+    if (first) {
+      this.paintScalars(painter, y, wide, first);
+      y += CHART;
     }
     const lines = this.lines();
     if (lines.length) {
@@ -196,7 +198,7 @@ export class ValuesView implements View, Drawn {
         color: this.colorOf(site),
         values: this.valuesOf(site),
       }));
-      this.paintLines(
+      drawChart(
         painter,
         y,
         wide,
@@ -205,11 +207,33 @@ export class ValuesView implements View, Drawn {
         (at) => this.stepNumber(at),
         model.seriesPosition(this.state.step),
       );
-      y += LINES;
+      y += CHART;
     }
     if (!this.heat.sites.length)
       painter.text("This recording has no values over the steps.", 12, y + 24, { color: theme.dim });
     else this.paintHeat(painter, wide);
+    more.forEach((scalars, at) => {
+      this.paintScalars(painter, this.heatEnd() + at * CHART, wide, scalars);
+    });
+  }
+
+  /** The logged scalars, as many together as a chart has colours for; the first chart stands above the heat map. */
+  private scalarCharts(): Column[][] {
+    const scalars = this.context.model.scalars();
+    const count = Math.ceil(scalars.length / MOST_LINES);
+    return Array.from({ length: count }, (_, at) => scalars.slice(at * MOST_LINES, (at + 1) * MOST_LINES));
+  }
+
+  private paintScalars(painter: Painter, y: number, width: number, scalars: readonly Column[]): void {
+    const { steps } = this.context.model.payload.tables;
+    const rows = Array.from({ length: steps.rows }, (_, row) => row);
+    const series = scalars.map((column, at) => ({
+      label: column.spec.label,
+      color: kindColor(at),
+      values: rows.map((row) => this.loggedOrNothing(column, row)),
+    }));
+    const name = (row: number) => String(steps.number("number", row));
+    drawChart(painter, y, width, "Logged", series, name, this.state.step);
   }
 
   /** A logged NaN is drawn as what is not finite, and nothing where nothing was logged. */
@@ -223,28 +247,6 @@ export class ValuesView implements View, Drawn {
     const row = measured.link("step", position);
     const number = steps.number("number", row);
     return String(Number.isNaN(number) ? row : number);
-  }
-
-  private paintLines(
-    painter: Painter,
-    y: number,
-    width: number,
-    title: string,
-    series: readonly Series[],
-    name: (at: number) => string,
-    marked: number,
-  ): void {
-    const theme = readTheme();
-    painter.text(shorten(title, 34), 12, y + 22, { color: theme.text, bold: true });
-    series.slice(0, 8).forEach(({ label, color, values }, at) => {
-      const level = y + 42 + at * 15;
-      painter.rect(12, level - 9, 9, 9, color);
-      const value =
-        marked < 0 ? "" : values[marked] === Infinity ? "not finite" : formatNumber(values[marked]);
-      painter.text(shorten(label, value ? 21 : 28), 26, level, { color: theme.text, size: 11 });
-      painter.text(value, LEFT - 62, level, { color: theme.dim, size: 11, align: "right" });
-    });
-    drawLines(painter, { x: LEFT, y: y + 12, width, height: LINES - 44 }, series, name, marked);
   }
 
   private paintHeat(painter: Painter, width: number): void {

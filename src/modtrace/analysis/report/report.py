@@ -24,6 +24,7 @@ from .findings import Located, find_findings, find_nonfinite
 from .limits import Limits, choose_window, thin
 from .modules import Outputs, list_modules, tabulate_modules
 from .nodes import tabulate_edges, tabulate_nodes
+from .parameters import tabulate_parameters
 from .series import (
     RoleValues,
     count_cells,
@@ -83,6 +84,7 @@ def build_report(data: RecordingData, limits: Limits, *, step: int | None = None
         "series_steps": _refer_to_steps(times, steps),
         "histograms": histograms,
         "bins": bins,
+        "parameters": tabulate_parameters(measured, graph, index),
         "steps": tabulate_steps(data, steps, zero_ns),
     }
     return Report(

@@ -1,4 +1,4 @@
-"""Makes the table of the steps, with what the user logged, and that of the parameters."""
+"""Makes the table of the steps, with what the user logged."""
 
 from collections.abc import Iterator
 
