@@ -138,6 +138,17 @@ export const TABLES = [
 ] as const;
 export type TableName = (typeof TABLES)[number];
 
+/** The columns without which a table says little. */
+const NEEDED: Partial<Record<TableName, readonly string[]>> = {
+  modules: ["label", "path", "parent"],
+  nodes: ["kind", "label", "parent", "phase", "module"],
+  edges: ["source", "target"],
+  spans: ["lane", "label", "start", "duration", "depth"],
+  sites: ["label", "module", "role"],
+  series_steps: ["step"],
+  steps: ["number"],
+};
+
 /** The version of the payload that this page was written for. */
 const VERSION = 1;
 
@@ -145,7 +156,9 @@ const VERSION = 1;
 export async function decodePayload(text: string): Promise<Payload> {
   const bytes = fromBase64(text.trim());
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return readPayload(JSON.parse(await new Response(stream).text()));
+  const payload = readPayload(JSON.parse(await new Response(stream).text()));
+  payload.missing.push(...tellAbsent(payload.tables));
+  return payload;
 }
 
 /** Makes a payload of the parsed JSON. What is missing or odd is left out, and told in `missing`. */
@@ -191,6 +204,16 @@ function readTable(
     }
   }
   return new Table(name, rows, columns);
+}
+
+/** Says which tables and columns are not there. Python says itself why there is no timeline. */
+function tellAbsent(tables: Record<TableName, Table>): string[] {
+  return Object.entries(NEEDED).flatMap(([name, needed]) => {
+    const table = tables[name as TableName];
+    if (!table.columns.length) return name === "spans" ? [] : [`The data has no table ${name}.`];
+    const absent = needed.filter((column) => !table.column(column));
+    return absent.map((column) => `The table ${name} has no column ${column}.`);
+  });
 }
 
 function readSpec(raw: Record<string, unknown>): ColumnSpec {

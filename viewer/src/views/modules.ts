@@ -239,13 +239,17 @@ export class ModuleTable implements View {
     const count = modules.number("count", row);
     const times =
       model.hasMembers(row) && count > 1 && !name.includes("×")
-        ? h("span", { class: "times", text: `×${count}` })
+        ? h("span", {
+            class: "times",
+            text: `×${count}`,
+            title: `${count} equal modules; numbers are of all`,
+          })
         : null;
     const each =
       model.hasMembers(row) && isOpen
         ? h("span", {
             class: "each",
-            text: this.state.each.has(row) ? "sum" : "each",
+            text: this.state.each.has(row) ? "show sum" : "show each",
             title: "Show the sum of the equal modules, or each of them",
           })
         : null;
