@@ -55,6 +55,22 @@ test("what opens keeps its corner, nothing before it moves, and what is behind m
   expect(after[1] - before[1]).toBe(opened.height[3] - closed.height[3]);
 });
 
+test("a layout that has seen groups open and close is the same as a fresh one", () => {
+  const used = layOut([0, 1]);
+  for (const open of [
+    [0, 1, 3, 10, 11],
+    [0, 10],
+    [0, 1, 3, 6, 10, 11, 13],
+    [0, 1, 10, 11],
+  ]) {
+    used.place(new Set(open), new Set(), false, true);
+    const fresh = layOut(open);
+    const items = [-1, ...open].flatMap((owner) => [...fresh.levels.level(owner).items]);
+    for (const at of ["x", "y", "width", "height"] as const)
+      expect(items.map((node) => used[at][node])).toEqual(items.map((node) => fresh[at][node]));
+  }
+});
+
 test("a backward layer stands beside its forward, in the same row", () => {
   const layout = layOut([0, 1, 3, 10, 11]);
   const top = (node: number) => layout.position(node)[1];
