@@ -1,5 +1,6 @@
 """Makes the page that a browser shows of a recording, within a size."""
 
+from .analysis.divergence.answer import Comparison
 from .analysis.report.limits import Limits
 from .analysis.report.report import build_report
 from .recording.protocols import RecordingData
@@ -17,7 +18,13 @@ _SPARE = 0.9
 _TRIES = 6
 
 
-def make_report(data: RecordingData, *, step: int | None = None, max_mb: float = MAX_MB) -> str:
+def make_report(
+    data: RecordingData,
+    *,
+    step: int | None = None,
+    max_mb: float = MAX_MB,
+    comparison: Comparison | None = None,
+) -> str:
     """Returns the page of a recording.
 
     Args:
@@ -25,6 +32,7 @@ def make_report(data: RecordingData, *, step: int | None = None, max_mb: float =
         step: the number of the step whose calls and ops are shown; None chooses one.
         max_mb: the size that the file may have at most, in MB. What there is no room for is left out, evenly, and the
             page says so.
+        comparison: that of the recording with another one, which the findings then tell of.
 
     Raises:
         ValueError: there is no such step, or `max_mb` is too small.
@@ -32,7 +40,7 @@ def make_report(data: RecordingData, *, step: int | None = None, max_mb: float =
     allowed = room = min(max_mb, _ALL_MB) * 1e6
     size = 0
     for _ in range(_TRIES if max_mb > 0 else 0):
-        page = render_report(build_report(data, Limits.of(room), step=step))
+        page = render_report(build_report(data, Limits.of(room), step=step, comparison=comparison))
         size = len(page.encode("utf-8"))
         if size <= allowed:
             return page

@@ -1,8 +1,13 @@
 """`modtrace view`: the file it writes, and what it says."""
 
+import base64
+import gzip
+import json
 import math
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,3 +125,35 @@ def test_notebook_shows_the_page_in_a_frame(run: Path) -> None:
     shown = open_recording(run).view(height=300)
     assert shown._repr_html_().startswith("<iframe sandbox=")
     assert repr(shown) == "a report, which notebooks show; Recording.write_html(path) writes it to a file"
+
+
+def test_report_opens_with_where_the_recording_and_another_one_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, last in (("a", 2.0), ("b", 3.0)):
+        build = RecordingBuilder(complete=True)
+        net = build.module("", "Net")
+        fc = build.module("fc", "Linear", parent=net)
+        build.step(4, 0, 100)
+        call = build.call(fc, 10, 50, parent=build.call(net, 0, 60, nth=0), nth=0)
+        build.output(call, [1.0, last])
+        build.step(5, 100, 200)
+        write_recording(build.data(), tmp_path / f"{name}.modtrace")
+    monkeypatch.chdir(tmp_path)
+    assert run_command(monkeypatch, "view", "a.modtrace", "--against", "b.modtrace") == 0
+    payload = read_payload(Path("a.html"))
+    [found] = payload["findings"]
+    assert (found["title"], found["severity"]) == ("the runs part at output of fc, step 4, forward", "error")
+    assert "  first   float32[2], 1 .. 2, rms 1.58114" in found["lines"]
+    assert (found["module"], found["step"], payload["shown_step"]) == (1, 0, 0)
+    assert run_command(monkeypatch, "view", "a.modtrace", "--against", "a.modtrace") == 0
+    assert [each["severity"] for each in read_payload(Path("a.html"))["findings"]] == ["good"]
+    assert run_command(monkeypatch, "view", "a.modtrace", "--against", "c.modtrace") == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("modtrace: error: c.modtrace: ")
+
+
+def read_payload(page: Path) -> dict[str, Any]:
+    found = re.search(r'id="payload">([^<]*)<', page.read_text(encoding="utf-8"))
+    assert found
+    payload: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found[1])))
+    return payload

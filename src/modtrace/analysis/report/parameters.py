@@ -10,7 +10,7 @@ from ..graph import columns
 from ..graph.columns import Graph, shape_text
 from .modules import Place
 from .series import RoleValues
-from .tables import NONE, ReportColumn, ReportTable, text_column
+from .tables import NONE, Kind, ReportColumn, ReportTable, text_column
 
 
 @dataclass
@@ -54,7 +54,7 @@ def tabulate_parameters(measured: list[RoleValues], graph: Graph, index: Mapping
 
 
 def _rows(name: str, label: str, values: list[int]) -> ReportColumn:
-    kind = "module" if name == "module" else "site"
+    kind: Kind = "module" if name == "module" else "site"
     return ReportColumn(name=name, label=label, kind=kind, values=np.array(values, np.int64))
 
 

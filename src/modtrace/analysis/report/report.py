@@ -9,6 +9,7 @@ from ...recording.options.step_range import StepRange
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
 from ...recording.suggestions import count_of
+from ..divergence.answer import Comparison
 from ..graph.build import build_graph
 from ..graph.columns import Graph, shape_text
 from ..modules.module_tree import build_module_tree
@@ -42,25 +43,30 @@ from .tables import NONE, Report, ReportColumn, ReportTable
 _OP = SPAN_KINDS.index("op")
 
 
-def build_report(data: RecordingData, limits: Limits, *, step: int | None = None) -> Report:
+def build_report(
+    data: RecordingData, limits: Limits, *, step: int | None = None, comparison: Comparison | None = None
+) -> Report:
     """Returns the report of a recording.
 
     Args:
         data: the recording.
         limits: how many rows the large tables may have.
         step: the number of the step whose calls and ops are shown; None chooses the one in which the first NaN or
-            infinite values came up, or else as `build_module_tree` does.
+            infinite values came up, or the compared runs part, or else as `build_module_tree` does.
+        comparison: that of the recording with another one, for the findings.
 
     Raises:
         ValueError: the recording has no such step.
     """
     nonfinite = find_nonfinite(data)
-    if step is None and nonfinite:
-        step = nonfinite[0].step
+    steps = number_steps(data)
+    told = [each.step for each in nonfinite[:1]]
+    told += [each.step for each in comparison.divergences] if comparison else []
+    step = next((each for each in told if each in steps), None) if step is None else step
     tree = build_module_tree(data, step=step)
     number = tree.step.step if tree.step else None
-    rows, steps = list_modules(tree), number_steps(data)
-    index, zero_ns = rows.index(), find_start(data)
+    rows, zero_ns = list_modules(tree), find_start(data)
+    index = rows.index()
     graph = build_graph(data, step=number)
     cut = cut_graph(graph, limits.nodes)
     timeline = _build_timeline(data, steps, limits.spans, number)
@@ -101,7 +107,7 @@ def build_report(data: RecordingData, limits: Limits, *, step: int | None = None
         tables=tables,
         lanes=list_lanes(timeline) if timeline else (),
         dimensions={"phase": PHASES, "rank": (str(data.meta.rank),)},
-        findings=tuple(find_findings(data, nonfinite, Located(index, graph, cut, steps))),
+        findings=tuple(find_findings(data, nonfinite, comparison, Located(index, graph, cut, steps))),
     )
 
 
