@@ -134,10 +134,10 @@ def test_report_opens_with_where_the_recording_and_another_one_part(
         build = RecordingBuilder(complete=True)
         net = build.module("", "Net")
         fc = build.module("fc", "Linear", parent=net)
-        build.step(4, 0, 100)
-        call = build.call(fc, 10, 50, parent=build.call(net, 0, 60, nth=0), nth=0)
-        build.output(call, [1.0, last])
-        build.step(5, 100, 200)
+        for step, number in ((4, last), (5, 1.0)):
+            build.step(step, 100 * step, 100 * step + 90)
+            root = build.call(net, 100 * step, 100 * step + 60, nth=0)
+            build.output(build.call(fc, 100 * step + 10, 100 * step + 50, parent=root, nth=0), [1.0, number])
         write_recording(build.data(), tmp_path / f"{name}.modtrace")
     monkeypatch.chdir(tmp_path)
     assert run_command(monkeypatch, "view", "a.modtrace", "--against", "b.modtrace") == 0

@@ -61,7 +61,7 @@ def build_report(
     nonfinite = find_nonfinite(data)
     steps = number_steps(data)
     told = [each.step for each in nonfinite[:1]]
-    told += [each.step for each in comparison.divergences] if comparison else []
+    told += [each.step for each in comparison.divergences] if comparison is not None else []
     step = next((each for each in told if each in steps), None) if step is None else step
     tree = build_module_tree(data, step=step)
     number = tree.step.step if tree.step else None
