@@ -61,5 +61,5 @@ export default defineConfig({
       cssFileName: "page",
     },
   },
-  test: { include: ["test/**/*.test.ts"] },
+  test: { include: ["test/**/*.test.ts"], testTimeout: 120_000 },
 });

@@ -59,11 +59,16 @@ export class GraphView implements View, Drawn {
     return this.context.store.state;
   }
 
-  /** The node that is drawn as selected: the chosen one, or that of the chosen module. */
-  private get selected(): number {
+  /** The chosen node, or that of the chosen module. */
+  private get chosen(): number {
     const { node, module } = this.state;
     const chosen = node >= 0 ? node : module >= 0 ? this.context.model.nodeOfModule(module) : -1;
-    return chosen >= 0 && chosen < this.context.model.graph.size ? this.layout.levels.shown(chosen) : -1;
+    return chosen < this.context.model.graph.size ? chosen : -1;
+  }
+
+  /** The node that is drawn as selected. */
+  private get selected(): number {
+    return this.chosen < 0 ? -1 : this.layout.levels.shown(this.chosen);
   }
 
   private makeBar(): void {
@@ -207,19 +212,22 @@ export class GraphView implements View, Drawn {
     this.motion = isFirst || movesLess() ? null : { from: motion, began: performance.now() };
   }
 
-  /** Opens what is around the selection; once all is open, moves the view so that it can be seen. */
+  /** Opens and unfolds what is around the selection; once all is, moves the view so that it can be seen. */
   private reveal(): void {
-    const { selected } = this;
-    const { graphOpen } = this.state;
-    const around = this.context.model.graph.ancestors(selected);
-    const isHidden = selected >= 0 && !this.layout.isShown(around[0] ?? selected);
-    this.isRevealing = isHidden || around.some((node) => !graphOpen.has(node));
+    const { chosen, layout } = this;
+    const { graphOpen, unfolded, backward } = this.state;
+    const { graph } = this.context.model;
+    const around = graph.ancestors(chosen);
+    const isHidden = chosen >= 0 && !layout.isShown(around[0] ?? chosen);
+    const folded = [...around, chosen].find((node) => layout.levels.representative(node) !== node) ?? -1;
+    this.isRevealing = isHidden || folded >= 0 || around.some((node) => !graphOpen.has(node));
     if (this.isRevealing)
       this.context.store.update({
-        backward: isHidden || this.state.backward,
+        backward: isHidden || backward,
         graphOpen: new Set([...graphOpen, ...around]),
+        unfolded: folded < 0 ? unfolded : new Set([...unfolded, graph.table.link("folded", folded)]),
       });
-    else if (selected >= 0) this.bringIntoSight(selected);
+    else if (chosen >= 0) this.bringIntoSight(chosen);
   }
 
   private bringIntoSight(selected: number): void {
@@ -292,9 +300,10 @@ export class GraphView implements View, Drawn {
 
   /** What the overlay says of a node, together with those that it stands for. */
   private value(node: number): number {
-    const { overlay } = this.context;
-    const isFolded = this.layout.isFolded(node);
-    return (isFolded ? overlay?.folded : overlay?.nodes)?.[node] ?? NaN;
+    const { overlay, model } = this.context;
+    const [other] = model.foldedInto.get(node);
+    const standsForOthers = other !== undefined && this.layout.levels.shown(other) === node;
+    return (standsForOthers ? overlay?.folded : overlay?.nodes)?.[node] ?? NaN;
   }
 
   private valueText(node: number): string {
