@@ -37,14 +37,8 @@ export interface Finding {
   severity: string;
   module: number;
   node: number;
-  site: number;
   step: number;
   lines: string[];
-}
-
-export interface Lane {
-  label: string;
-  phase: string;
 }
 
 type Numbers = Float64Array | Float32Array | Int32Array | Uint8Array;
@@ -114,7 +108,8 @@ export interface Payload {
   title: string;
   about: [string, string][];
   notes: string[];
-  lanes: Lane[];
+  /** The names of the lanes of the timeline. */
+  lanes: string[];
   findings: Finding[];
   /** The row of `steps` that modules and nodes tell of. */
   shownStep: number;
@@ -175,7 +170,7 @@ export function readPayload(json: unknown): Payload {
     title: asText(raw.title) || "modtrace report",
     about: asList(raw.about).map((pair) => [asText(asList(pair)[0]), asText(asList(pair)[1])]),
     notes: asList(raw.notes).map(asText),
-    lanes: asList(raw.lanes).map(readLane),
+    lanes: asList(raw.lanes).map((lane) => asText(asRecord(lane).label)),
     findings: asList(raw.findings).map(readFinding),
     shownStep: asNumber(raw.shown_step, -1),
     tables,
@@ -276,12 +271,6 @@ function fromBase64(text: string): Uint8Array<ArrayBuffer> {
   return bytes;
 }
 
-function readLane(json: unknown): Lane {
-  if (typeof json === "string") return { label: json, phase: "" };
-  const raw = asRecord(json);
-  return { label: asText(raw.label), phase: asText(raw.phase) };
-}
-
 function readFinding(json: unknown): Finding {
   const raw = asRecord(json);
   return {
@@ -289,7 +278,6 @@ function readFinding(json: unknown): Finding {
     severity: asText(raw.severity) || "note",
     module: asNumber(raw.module, -1),
     node: asNumber(raw.node, -1),
-    site: asNumber(raw.site, -1),
     step: asNumber(raw.step, -1),
     lines: asList(raw.lines).map(asText),
   };

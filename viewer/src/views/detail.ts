@@ -123,23 +123,29 @@ export class DetailPane {
     const parts = [section("In this call", facts(nodes, node))];
     const twin = nodes.link("twin", node);
     const twins = [...(twin >= 0 ? [twin] : []), ...model.twinsOf.get(node)];
-    const links = (rows: readonly number[]) => rows.map((row) => this.linkNode(row));
-    const from = model.into.get(node).map((edge) => model.payload.tables.edges.link("source", edge));
-    const to = model.outOf.get(node).map((edge) => model.payload.tables.edges.link("target", edge));
-    if (from.length) parts.push(section("Reads from", list(links(from))));
-    if (to.length) parts.push(section("Read by", list(links(to))));
-    if (twins.length) parts.push(section("Forward and backward", list(links(twins))));
+    const [from, to] = [model.into.get(node), model.outOf.get(node)];
+    if (from.length)
+      parts.push(section("Reads from", list(from.map((edge) => this.linkEdge(edge, "source")))));
+    if (to.length) parts.push(section("Read by", list(to.map((edge) => this.linkEdge(edge, "target")))));
+    if (twins.length)
+      parts.push(section("Forward and backward", list(twins.map((each) => this.linkNode(each)))));
     return parts;
   }
 
-  private linkNode(node: number): HTMLElement {
+  /** Links the other end of an edge: as which argument it is read, and what flows. */
+  private linkEdge(edge: number, end: "source" | "target"): HTMLElement {
+    const { edges } = this.context.model.payload.tables;
+    const note = ["slot", "dtype", "shape"].map((name) => edges.text(name, edge));
+    return this.linkNode(edges.link(end, edge), note);
+  }
+
+  private linkNode(node: number, notes: readonly string[] = []): HTMLElement {
     const { model, select } = this.context;
     const path = model.nodePath(node);
     const link = button(shorten(path, 90), path.slice(0, 1000), () => {
       select({ node, module: model.moduleOfNode(node), site: -1 });
     });
-    const shape = model.payload.tables.nodes.text("shape", node);
-    const note = [model.phase(node), shape].filter(Boolean).join(" ");
+    const note = [model.phase(node), ...notes].filter(Boolean).join(" ");
     return h("li", {}, link, h("span", { class: "dim", text: ` ${note}` }));
   }
 

@@ -35,8 +35,7 @@ export class FindingsView implements View {
   private makeFinding(finding: Finding): HTMLElement {
     const { model, select } = this.context;
     const place =
-      finding.site >= 0 ? model.siteName(finding.site)
-      : finding.node >= 0 ? model.nodePath(finding.node)
+      finding.node >= 0 ? model.nodePath(finding.node)
       : finding.module >= 0 ? model.modulePath(finding.module)
       : ""; // prettier-ignore
     const step = finding.step >= 0 ? `, ${model.stepName(finding.step)}` : "";
@@ -44,9 +43,9 @@ export class FindingsView implements View {
       ? button(`Show ${shorten(place, 80)}${step}`, `Select ${place.slice(0, 500)}${step}`, () => {
           const module =
             finding.module >= 0 ? finding.module : finding.node >= 0 ? model.moduleOfNode(finding.node) : -1;
-          const { node, site } = finding;
-          const view = node >= 0 ? "graph" : site >= 0 ? "values" : "modules";
-          select({ module, node, site, view, ...(finding.step >= 0 ? { step: finding.step } : {}) });
+          const { node } = finding;
+          const view = node >= 0 ? "graph" : "modules";
+          select({ module, node, site: -1, view, ...(finding.step >= 0 ? { step: finding.step } : {}) });
         })
       : null;
     return h(

@@ -9,7 +9,7 @@ import type { State } from "../state";
 
 const ROW = 24;
 /** Columns that make the tree, and are no columns of the table. */
-const STRUCTURE = new Set(["label", "path", "root", "parent", "role", "folded", "count", "called"]);
+const STRUCTURE = new Set(["label", "path", "root", "parent", "role", "folded", "count"]);
 const SPARE = 8;
 const NAME_WIDTH = 230;
 const TEXT_WIDTH = 108;

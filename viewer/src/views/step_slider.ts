@@ -57,7 +57,8 @@ export class StepSlider {
     const scalar = scalars.find(({ spec }) => /loss/i.test(spec.label)) ?? scalars[0];
     const logged = scalar ? model.logged(scalar, step) : undefined;
     const value = logged === undefined ? "" : `  ${scalar.spec.label} ${formatNumber(logged) || "NaN"}`;
-    this.label.textContent = model.stepName(step) + value;
+    const kind = model.payload.tables.steps.text("kind", step);
+    this.label.textContent = model.stepName(step) + (kind && kind !== "train" ? ` (${kind})` : "") + value;
     this.slider.setAttribute("aria-valuetext", this.label.textContent);
     this.draw(scalar ? this.rows.map((row) => model.logged(scalar, row)) : []);
   }
