@@ -135,8 +135,8 @@ export class DetailPane {
   /** Links the other end of an edge: as which argument it is read, and what flows. */
   private linkEdge(edge: number, end: "source" | "target"): HTMLElement {
     const { edges } = this.context.model.payload.tables;
-    const note = ["slot", "dtype", "shape"].map((name) => edges.text(name, edge));
-    return this.linkNode(edges.link(end, edge), note);
+    const [slot, dtype, shape] = ["slot", "dtype", "shape"].map((name) => edges.text(name, edge));
+    return this.linkNode(edges.link(end, edge), [slot && `as ${slot}:`, dtype, shape]);
   }
 
   private linkNode(node: number, notes: readonly string[] = []): HTMLElement {
