@@ -21,7 +21,7 @@ export class TimelineView implements View, Drawn {
   private from = 0;
   private to = 1;
   private scroll = 0;
-  /** The step that was shown when it was chosen, here or elsewhere. */
+  /** The chosen step that the view has turned to, or that was chosen in it. */
   private followed = -1;
 
   constructor(private readonly context: Context) {
