@@ -94,6 +94,17 @@ class DrivenPage:
         )
         return found
 
+    def find(self, text: str) -> tuple[float, float]:
+        """Where a text stands in the picture of the view, in pixels of the page."""
+        assert text in self.picture()
+        x, y = self.evaluate(
+            "(() => { const box = document.querySelector('main canvas').getBoundingClientRect();"
+            "const each = [...new DOMParser().parseFromString(saved, 'image/svg+xml').querySelectorAll('text')]"
+            f".find(each => each.textContent === {json.dumps(text)});"
+            "return [Number(each.getAttribute('x')) + box.x, Number(each.getAttribute('y')) + box.y]; })()"
+        )
+        return x, y
+
     def address(self) -> dict[str, str]:
         """What the address says of the state."""
         found: dict[str, str] = self.evaluate(

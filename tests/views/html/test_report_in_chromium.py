@@ -241,6 +241,24 @@ def test_a_selection_made_elsewhere_is_in_sight_in_the_graph_and_its_step_in_the
     assert "step 27" in page.picture()
 
 
+def test_a_drag_moves_the_graph_a_click_selects_and_a_double_click_opens(
+    page: DrivenPage, files: dict[str, Path]
+) -> None:
+    page.open(files["gpt"], "view=graph")
+    x, y = page.find("▸ head")
+    page.ask("mouse", x=x, y=y, right=60, down=-40)
+    page.settle()
+    assert page.find("▸ head") == (pytest.approx(x + 60), pytest.approx(y - 40))
+    assert page.address() == {"view": "graph"}
+    page.ask("mouse", x=x + 80, y=y - 40, clicks=1)
+    page.settle()
+    assert page.evaluate("document.querySelector('aside h2').innerText") == "head"
+    assert page.find("▸ head") == (pytest.approx(x + 60), pytest.approx(y - 40))
+    page.ask("mouse", x=x + 80, y=y - 40, clicks=2)
+    page.settle()
+    assert page.find("▾ head") == (pytest.approx(x + 60), pytest.approx(y - 40))
+
+
 def test_what_has_the_focus_keeps_it_when_its_place_is_drawn_anew(
     page: DrivenPage, files: dict[str, Path]
 ) -> None:

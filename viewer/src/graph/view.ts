@@ -25,7 +25,9 @@ export class GraphView implements View, Drawn {
   private readonly minimap: Minimap;
   private readonly nonfinite: Float64Array;
   private camera: Camera = { x: MARGIN, y: MARGIN, zoom: 1 };
-  private motion: { from: Motion; began: number } | null = null;
+  private motion: { from: Motion; began: number; right: number; down: number } | null = null;
+  /** The group that was opened or closed last: its corner keeps its place on the screen. */
+  private toggled = -1;
   private isFitted = false;
   /** Whether the selection was made elsewhere, and is to come into sight. */
   private isRevealing = false;
@@ -174,6 +176,7 @@ export class GraphView implements View, Drawn {
     if (!model.graph.children(node).length) return;
     const isOpen = !this.state.graphOpen.has(node);
     const open = new Set(this.state.graphOpen);
+    this.toggled = node;
     const forward = this.layout.levels.forwardOf(node);
     const base = forward >= 0 ? forward : node;
     for (const each of [node, base, ...this.layout.levels.twinsOf(base)])
@@ -206,10 +209,15 @@ export class GraphView implements View, Drawn {
     if (wanted.every((each, at) => each === this.placed[at])) return;
     const isFirst = !this.placed.length;
     this.placed = wanted;
-    const motion = new Motion(this.layout);
+    const from = new Motion(this.layout);
+    const [x, y] = this.layout.position(this.toggled);
     this.layout.place(graphOpen, unfolded, this.showsLeaves, backward);
+    const [left, top] = this.layout.position(this.toggled);
+    this.toggled = -1;
+    const [right, down] = [(left - x) * this.camera.zoom, (top - y) * this.camera.zoom];
+    this.pan(-right, -down);
     this.minimap.forget();
-    this.motion = isFirst || movesLess() ? null : { from: motion, began: performance.now() };
+    this.motion = isFirst || movesLess() ? null : { from, began: performance.now(), right, down };
   }
 
   /** Opens and unfolds what is around the selection; once all is, moves the view so that it can be seen. */
@@ -264,7 +272,10 @@ export class GraphView implements View, Drawn {
     }
     const share = this.motion ? Math.min(1, (performance.now() - this.motion.began) / MOVE_MS) : 1;
     const scene = this.scene(share);
-    this.painter.paint(painter, scene, this.camera, width, height);
+    const rest = this.motion ? (1 - share) ** 2 : 0;
+    const { x, y, zoom } = this.camera;
+    const camera = { x: x + rest * (this.motion?.right ?? 0), y: y + rest * (this.motion?.down ?? 0), zoom };
+    this.painter.paint(painter, scene, camera, width, height);
     paintRelations(painter, scene, this.painter.drawn, (node) => this.visible(node));
     this.minimap.draw(scene, this.camera, width, height);
     if (share < 1) this.schedule();
