@@ -108,7 +108,17 @@ MAY_IMPORT_INSIDE: dict[str, dict[str, set[str]]] = {
         "alignment": {"step"},
         "provenance": {"values", "graph", "alignment", "step"},
         "divergence": {"alignment", "provenance", "graph", "step"},
-        "report": {"provenance", "timeline", "values", "graph_view", "graph", "ops", "modules", "step"},
+        "report": {
+            "divergence",
+            "provenance",
+            "timeline",
+            "values",
+            "graph_view",
+            "graph",
+            "ops",
+            "modules",
+            "step",
+        },
     },
     "views": {
         "common": set(),

@@ -18,7 +18,7 @@ function listSources(folder = "") {
     });
 }
 
-/** The hash of the sources, which tests/views/html/test_page.py computes too: of each path and the bytes of its file. */
+/** The hash of the sources, which tests/views/html/test_page_is_built.py computes too: of each path and the bytes of its file. */
 function hashSources() {
   const hash = createHash("sha256");
   for (const path of listSources().sort()) {
@@ -61,5 +61,5 @@ export default defineConfig({
       cssFileName: "page",
     },
   },
-  test: { include: ["test/**/*.test.ts"] },
+  test: { include: ["test/**/*.test.ts"], testTimeout: 120_000 },
 });

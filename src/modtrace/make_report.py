@@ -1,5 +1,6 @@
 """Makes the page that a browser shows of a recording, within a size."""
 
+from .analysis.divergence.answer import Comparison
 from .analysis.report.limits import Limits
 from .analysis.report.report import build_report
 from .recording.protocols import RecordingData
@@ -9,12 +10,21 @@ from .views.html.page import render_report
 #: How large the file of a report may be, in MB, unless something else is asked for.
 MAX_MB = 20.0
 
+#: More than any browser opens; `inf` means as much.
+_ALL_MB = 1e6
+
 #: A report that is too large is made again with limits that are so much smaller than needed, and so many times.
 _SPARE = 0.9
 _TRIES = 6
 
 
-def make_report(data: RecordingData, *, step: int | None = None, max_mb: float = MAX_MB) -> str:
+def make_report(
+    data: RecordingData,
+    *,
+    step: int | None = None,
+    max_mb: float = MAX_MB,
+    comparison: Comparison | None = None,
+) -> str:
     """Returns the page of a recording.
 
     Args:
@@ -22,16 +32,18 @@ def make_report(data: RecordingData, *, step: int | None = None, max_mb: float =
         step: the number of the step whose calls and ops are shown; None chooses one.
         max_mb: the size that the file may have at most, in MB. What there is no room for is left out, evenly, and the
             page says so.
+        comparison: that of the recording with another one, which the findings then tell of.
 
     Raises:
         ValueError: there is no such step, or `max_mb` is too small.
     """
-    allowed = room = max_mb * 1e6
-    page = ""
+    allowed = room = min(max_mb, _ALL_MB) * 1e6
+    size = 0
     for _ in range(_TRIES if max_mb > 0 else 0):
-        page = render_report(build_report(data, Limits.of(room), step=step))
-        if len(page) <= allowed:
+        page = render_report(build_report(data, Limits.of(room), step=step, comparison=comparison))
+        size = len(page.encode("utf-8"))
+        if size <= allowed:
             return page
-        room *= _SPARE * allowed / len(page)
-    least = f" The smallest report of this recording has {len(page) / 1e6:.1f}." if page else ""
+        room *= _SPARE * allowed / size
+    least = f" The smallest report of this recording has {size / 1e6:.1f}." if size else ""
     raise ValueError(f"{name_argument('max_mb', max_mb)}: give more megabytes.{least}")

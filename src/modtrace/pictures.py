@@ -4,6 +4,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from . import answers
+from .analysis.divergence.answer import Comparison
 from .analysis.timeline.timeline import build_timeline
 from .analysis.values.selection import Selection
 from .make_report import MAX_MB, make_report
@@ -96,7 +97,12 @@ class Pictured(answers.Displayed):
         write_perfetto(timeline, path)
 
     def write_html(
-        self, path: str | os.PathLike[str], *, step: int | None = None, max_mb: float = MAX_MB
+        self,
+        path: str | os.PathLike[str],
+        *,
+        step: int | None = None,
+        max_mb: float = MAX_MB,
+        comparison: Comparison | None = None,
     ) -> None:
         """Writes a report for the browser: one file that loads nothing, with tables, graph, timeline and values.
 
@@ -105,24 +111,34 @@ class Pictured(answers.Displayed):
         Args:
             path: the file. An existing one is replaced.
             step: the number of the step whose calls and ops are shown; None for the one in which the first NaN or
-                infinite values came up, or else the last complete one.
+                infinite values came up, or the compared recordings part, or else the last complete one.
             max_mb: the size of the file at most, in MB. What there is no room for is left out, and the page says so.
+            comparison: what `modtrace.compare` answered of this recording, as the first, and another one; the report
+                then opens with where they part.
 
         Raises:
             ValueError: there is no such step, or `max_mb` is too small.
             ModtraceError: the file cannot be written.
         """
-        write_pieces([make_report(self.data, step=step, max_mb=max_mb)], path)
+        write_pieces([make_report(self.data, step=step, max_mb=max_mb, comparison=comparison)], path)
 
-    def view(self, *, step: int | None = None, max_mb: float = MAX_MB, height: int = 720) -> ReportFrame:
+    def view(
+        self,
+        *,
+        step: int | None = None,
+        max_mb: float = MAX_MB,
+        comparison: Comparison | None = None,
+        height: int = 720,
+    ) -> ReportFrame:
         """Shows the report of `write_html` in a notebook, in a frame that can reach nothing outside of it.
 
         Args:
             step: as for `write_html`.
             max_mb: as for `write_html`; the notebook grows by this size.
+            comparison: as for `write_html`.
             height: the height of the frame in pixels.
 
         Raises:
             ValueError: there is no such step, or `max_mb` is too small.
         """
-        return ReportFrame(make_report(self.data, step=step, max_mb=max_mb), height)
+        return ReportFrame(make_report(self.data, step=step, max_mb=max_mb, comparison=comparison), height)

@@ -44,12 +44,18 @@ const COMMANDS = {
   },
   click: ({ role, name }) => page.getByRole(role, { name: new RegExp(`^${name}( \\(\\d+\\))?$`) }).first().click({ timeout: 10_000 }),
   press: ({ keys }) => keys.reduce((before, key) => before.then(() => page.keyboard.press(key)), Promise.resolve()),
+  async mouse({ x, y, right = 0, down = 0, clicks = 0 }) {
+    if (clicks) return page.mouse.click(x, y, { clickCount: clicks, delay: 20 });
+    await page.mouse.move(x, y);
+    await page.mouse.down();
+    await page.mouse.move(x + right, y + down, { steps: 4 });
+    await page.mouse.up();
+  },
   type: ({ text }) => page.keyboard.type(text),
   choose: ({ name, option }) => page.getByRole("combobox", { name }).selectOption({ label: option }),
   back: () => page.goBack().then(() => null),
   forward: () => page.goForward().then(() => null),
   screenshot: ({ path }) => page.screenshot({ path }).then(() => null),
-  names: ({ role }) => page.getByRole(role).evaluateAll((all) => all.map((each) => each.getAttribute("aria-label") || each.textContent)),
   async frame({ wait, click }) {
     const frame = page.frameLocator("iframe");
     await frame.locator(wait).first().waitFor({ timeout: 30_000 });

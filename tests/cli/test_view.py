@@ -1,12 +1,19 @@
 """`modtrace view`: the file it writes, and what it says."""
 
+import base64
+import gzip
+import json
+import math
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from builders import RecordingBuilder
 from helpers.command_line import run_command
+from modtrace import make_report
 from modtrace.face import open_recording
 from modtrace.store.copy import write_recording
 
@@ -57,6 +64,7 @@ def test_report_can_be_printed(
     [
         (["--step", "7"], "no step 7 in this recording; there are: 0..1"),
         (["--max-mb", "0"], "--max-mb 0.0: give more megabytes."),
+        (["--max-mb", "nan"], "--max-mb nan: give more megabytes."),
         (
             ["--max-mb", "0.01"],
             "--max-mb 0.01: give more megabytes. The smallest report of this recording has 0.1.",
@@ -101,9 +109,51 @@ def test_large_values_are_thinned_until_the_file_fits(run: Path, tmp_path: Path)
     recording.write_html("whole.html")
     recording.write_html("less.html", max_mb=0.15)
     assert os.path.getsize("less.html") < 150_000 < os.path.getsize("whole.html")
+    recording.write_html("any.html", max_mb=math.inf)
+    assert Path("any.html").read_bytes() == Path("whole.html").read_bytes()
+
+
+def test_size_is_that_of_the_bytes_and_not_of_the_characters(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make_report, "render_report", lambda _: "é" * 60_000)
+    with pytest.raises(ValueError, match=r"has 0\.1"):
+        open_recording(run).write_html("a.html", max_mb=0.1)
 
 
 def test_notebook_shows_the_page_in_a_frame(run: Path) -> None:
     shown = open_recording(run).view(height=300)
     assert shown._repr_html_().startswith("<iframe sandbox=")
     assert repr(shown) == "a report, which notebooks show; Recording.write_html(path) writes it to a file"
+
+
+def test_report_opens_with_where_the_recording_and_another_one_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, last in (("a", 2.0), ("b", 3.0)):
+        build = RecordingBuilder(complete=True)
+        net = build.module("", "Net")
+        fc = build.module("fc", "Linear", parent=net)
+        for step, number in ((4, last), (5, 1.0)):
+            build.step(step, 100 * step, 100 * step + 90)
+            root = build.call(net, 100 * step, 100 * step + 60, nth=0)
+            build.output(build.call(fc, 100 * step + 10, 100 * step + 50, parent=root, nth=0), [1.0, number])
+        write_recording(build.data(), tmp_path / f"{name}.modtrace")
+    monkeypatch.chdir(tmp_path)
+    assert run_command(monkeypatch, "view", "a.modtrace", "--against", "b.modtrace") == 0
+    payload = read_payload(Path("a.html"))
+    [found] = payload["findings"]
+    assert (found["title"], found["severity"]) == ("the runs part at output of fc, step 4, forward", "error")
+    assert "  first   float32[2], 1 .. 2, rms 1.58114" in found["lines"]
+    assert (found["module"], found["step"], payload["shown_step"]) == (1, 0, 0)
+    assert run_command(monkeypatch, "view", "a.modtrace", "--against", "a.modtrace") == 0
+    assert [each["severity"] for each in read_payload(Path("a.html"))["findings"]] == ["good"]
+    assert run_command(monkeypatch, "view", "a.modtrace", "--against", "c.modtrace") == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("modtrace: error: c.modtrace: ")
+
+
+def read_payload(page: Path) -> dict[str, Any]:
+    found = re.search(r'id="payload">([^<]*)<', page.read_text(encoding="utf-8"))
+    assert found
+    payload: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(found[1])))
+    return payload

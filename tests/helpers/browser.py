@@ -46,6 +46,22 @@ def use_fonts(fonts: Sequence[Path], folder: Path) -> dict[str, str]:
     return {**os.environ, "FONTCONFIG_FILE": str(config)}
 
 
+def open_once(
+    address: str, folder: Path, environment: Mapping[str, str] = os.environ
+) -> "subprocess.CompletedProcess[str]":
+    """Opens a page; gives the elements that it has in the end, and what it said on the console among the errors."""
+    command = [
+        needs_program("chromium"),
+        *OPTIONS,
+        f"--user-data-dir={folder / 'profile'}",
+        "--enable-logging=stderr",
+        "--virtual-time-budget=10000",
+        "--dump-dom",
+        address,
+    ]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_PATIENCE_S)
+
+
 def look_at_texts(
     pictures: Mapping[str, str], environment: Mapping[str, str], folder: Path
 ) -> dict[str, Any]:
@@ -55,14 +71,7 @@ def look_at_texts(
     page.write_text(
         _PAGE.read_text(encoding="utf-8").replace("PICTURES", "\n".join(sections)), encoding="utf-8"
     )
-    command = [
-        needs_program("chromium"),
-        *OPTIONS,
-        f"--user-data-dir={folder / 'profile'}",
-        "--dump-dom",
-        page.as_uri(),
-    ]
-    shown = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_PATIENCE_S)
+    shown = open_once(page.as_uri(), folder, environment)
     report = re.search(r'<pre id="report">(.*?)</pre>', shown.stdout, re.DOTALL)
     assert report, f"Chromium left no report: {shown.stderr[-2000:]}"
     found: dict[str, Any] = json.loads(html.unescape(report[1]))

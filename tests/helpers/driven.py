@@ -79,6 +79,32 @@ class DrivenPage:
         self.ask("press", keys=list(keys))
         self.settle()
 
+    def picture(self) -> list[str]:
+        """The texts in the picture of the view, as its SVG has them."""
+        self.evaluate(
+            "(() => { const make = URL.createObjectURL; delete window.saved;"
+            "URL.createObjectURL = (blob) => { blob.text().then((text) => (window.saved = text));"
+            "URL.createObjectURL = make; return make.call(URL, blob); }; })()"
+        )
+        self.ask("click", role="button", name="SVG")
+        self.ask("wait", code="window.saved !== undefined")
+        found: list[str] = self.evaluate(
+            "[...new DOMParser().parseFromString(saved, 'image/svg+xml').querySelectorAll('text')]"
+            ".map(each => each.textContent)"
+        )
+        return found
+
+    def find(self, text: str) -> tuple[float, float]:
+        """Where a text stands in the picture of the view, in pixels of the page."""
+        assert text in self.picture()
+        x, y = self.evaluate(
+            "(() => { const box = document.querySelector('main canvas').getBoundingClientRect();"
+            "const each = [...new DOMParser().parseFromString(saved, 'image/svg+xml').querySelectorAll('text')]"
+            f".find(each => each.textContent === {json.dumps(text)});"
+            "return [Number(each.getAttribute('x')) + box.x, Number(each.getAttribute('y')) + box.y]; })()"
+        )
+        return x, y
+
     def address(self) -> dict[str, str]:
         """What the address says of the state."""
         found: dict[str, str] = self.evaluate(

@@ -1,10 +1,12 @@
-"""Reads the tables of a report as lists of Python values."""
+"""Reads the tables of a report as lists of Python values, and has a recording with names that do harm as markup."""
 
 from typing import Any
 
+from builders import RecordingBuilder
 from modtrace.analysis.report.limits import Limits
 from modtrace.analysis.report.report import build_report
 from modtrace.analysis.report.tables import Report, ReportTable
+from modtrace.face import Recording
 from modtrace.recording.protocols import RecordingData
 
 #: More room than any recording of a test needs.
@@ -27,3 +29,35 @@ def column(table: ReportTable, name: str) -> list[Any]:
 def rows(table: ReportTable, *names: str) -> list[tuple[Any, ...]]:
     """Some columns of all rows."""
     return list(zip(*(column(table, name) for name in names), strict=True))
+
+
+#: Names that would do harm as markup.
+EVIL = [
+    "<img src=x onerror=alert(1)>",
+    "</script><script>alert(2)</script>",
+    "'\"`${alert(3)}",
+    "🔥✨",
+    "\u202eمرحبا",
+    "x" * 10_000,
+    "javascript:alert(4)",
+    "__proto__",
+    "constructor",
+]
+
+
+def hostile() -> Recording:
+    """A recording whose names, arguments and marks are markup, code, or hard to show."""
+    build = RecordingBuilder(argv=("<b>train</b>.py",), marks=(EVIL[0],), options={"ops": True})
+    net = build.module("", EVIL[0], parameters=8)
+    modules = [build.module(name, name, parent=net, parameters=4) for name in EVIL]
+    for step in range(3):
+        build.step(step, 1000 * step, 1000 * step + 900)
+        for name in EVIL:
+            build.scalar(name, [1.0, float("nan"), float("inf")][step])
+        root = build.call(net, 1000 * step, 1000 * step + 800, nth=0)
+        for n, module in enumerate(modules):
+            call = build.call(module, 1000 * step + 50 * n, 1000 * step + 50 * n + 40, parent=root, nth=0)
+            op = build.op(call, EVIL[n], 1000 * step + 50 * n + 1, 1000 * step + 50 * n + 20, args=EVIL[n])
+            build.tensor([2], producer=op)
+            build.output(call, [1.0, float("inf")], slot=EVIL[n])
+    return Recording(build.data())

@@ -233,13 +233,17 @@ export class App {
       /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) && (target as HTMLInputElement).type !== "range";
     if (isTyping || event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
     if (document.querySelector("dialog[open]")) return;
+    const isSliding = target.tagName === "INPUT" && /^(Arrow|Page|Home|End)/.test(event.key);
+    if (isSliding) return;
     const isOnTab = target.getAttribute("role") === "tab" && /^Arrow(Left|Right)$/.test(event.key);
     if (isOnTab) this.moveTab(event.key === "ArrowRight" ? 1 : -1);
     else if (event.key === "/") this.searchBox.focus();
     else if (event.key === "?") showHelp();
     else if (event.key === "t") this.showTable();
     else if (/^[1-5]$/.test(event.key)) this.context.store.update({ view: VIEWS[Number(event.key) - 1] });
-    else if ((target.tagName === "BUTTON" && event.key === " ") || !this.view.onKey?.(event)) return;
+    else if (event.key === "Escape") this.context.select({ module: -1, node: -1, site: -1 });
+    else if (/^(BUTTON|SUMMARY)$/.test(target.tagName) && event.key === " ") return;
+    else if (!this.view.onKey?.(event)) return;
     event.preventDefault();
   }
 
@@ -300,21 +304,16 @@ function openAtStart(model: Model): Set<number> {
   return open;
 }
 
-/** Opens what is around a selection, so that it can be seen. */
+/** Opens what is around a selected module in the tree, so that it can be seen. */
 function reveal(model: Model, state: State, selection: Partial<State>): Partial<State> {
   const change: { -readonly [key in keyof State]?: State[key] } = {};
-  const { module = -1, node = -1 } = selection;
+  const { module = -1 } = selection;
   if (module >= 0 && module < model.modules.size) {
     const folded = model.payload.tables.modules.link("folded", module);
     const isEach = model.modules.ancestors(module).some((row) => state.each.has(row));
     const shown = folded >= 0 && !isEach ? folded : module;
     const closed = model.modules.ancestors(shown).filter((row) => !state.open.has(row));
     if (closed.length) change.open = new Set([...state.open, ...closed]);
-  }
-  if (node >= 0 && node < model.graph.size) {
-    const closed = model.graph.ancestors(node).filter((row) => !state.graphOpen.has(row));
-    if (closed.length) change.graphOpen = new Set([...state.graphOpen, ...closed]);
-    if (selection.module === undefined) change.module = model.moduleOfNode(node);
   }
   return change;
 }

@@ -44,17 +44,10 @@ export function textOn(color: string): string {
   return found;
 }
 
-/** Gives values their place between the least and the greatest, and their colour. */
-export class Scale {
-  readonly kind: "linear" | "log" | "diverging";
-  readonly low: number;
-  readonly high: number;
-
-  /** Takes the range of the finite values. Magnitudes over more than three decades are drawn by their logarithm. */
-  constructor(values: ArrayLike<number>) {
-    let low = Infinity;
-    let high = -Infinity;
-    let least = Infinity;
+/** The least, the least above 0 (infinity for none) and the greatest of the finite values; 0 if there are none. */
+export function findRange(...lists: ArrayLike<number>[]): { low: number; least: number; high: number } {
+  let [low, least, high] = [Infinity, Infinity, -Infinity];
+  for (const values of lists)
     for (let at = 0; at < values.length; at++) {
       const value = values[at];
       if (!Number.isFinite(value)) continue;
@@ -62,7 +55,18 @@ export class Scale {
       if (value > high) high = value;
       if (value > 0 && value < least) least = value;
     }
-    if (low > high) low = high = 0;
+  return low <= high ? { low, least, high } : { low: 0, least, high: 0 };
+}
+
+/** Gives values their place between the least and the greatest, and their colour. */
+export class Scale {
+  readonly kind: "linear" | "log" | "diverging";
+  readonly low: number;
+  readonly high: number;
+
+  /** Takes the range of the finite values. Magnitudes over more than three decades are drawn by their logarithm. */
+  constructor(...values: ArrayLike<number>[]) {
+    const { low, least, high } = findRange(...values);
     if (low < 0) {
       this.kind = "diverging";
       this.high = Math.max(-low, high);

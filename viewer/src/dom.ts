@@ -86,6 +86,20 @@ export function textTable(
   );
 }
 
-export function replaceChildren(parent: Element, ...children: Child[]): void {
+/** Puts children in place of those that are there. What has the focus has it afterwards too, or else `parent` has it. */
+export function replaceChildren(parent: HTMLElement, ...children: Child[]): void {
+  const { activeElement } = document;
+  const focused = activeElement !== parent && parent.contains(activeElement) ? nameOf(activeElement!) : null;
   parent.replaceChildren(...children.filter((child) => child !== null));
+  if (focused === null) return;
+  const same = [...parent.querySelectorAll<HTMLElement>(FOCUSABLE)].find((each) => nameOf(each) === focused);
+  (same ?? parent).focus({ preventScroll: true });
+}
+
+const FOCUSABLE = "button, input, select, summary, [tabindex]";
+
+/** What tells an element that can have the focus from others beside it. */
+function nameOf(element: Element): string {
+  const named = element.tagName === "INPUT" ? (element.closest("label") ?? element) : element;
+  return `${element.tagName} ${element.getAttribute("aria-label") ?? named.textContent}`;
 }

@@ -62,7 +62,7 @@ export function formatValue(column: Column, value: number): string {
     case "flag":
       return value ? "yes" : "no";
     default:
-      return formatNumber(value) + (column.spec.unit && ` ${column.spec.unit}`);
+      return formatNumber(value);
   }
 }
 

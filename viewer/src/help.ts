@@ -8,7 +8,7 @@ const KEYS = [
   ["space", "fit the graph or the timeline into the view"],
   ["arrows", "move along rows, along the lines of the graph, along spans, or over the steps"],
   ["e, c", "expand, collapse the selected group"],
-  ["E, C", "expand everything in the selected group, collapse everything"],
+  ["E, C", "expand everything (in the graph, in the selected group), collapse everything"],
   ["+, -", "zoom"],
   ["p", "pin the selected tensor in the values"],
   ["t", "show the view as a table"],

@@ -136,6 +136,12 @@ export class Model {
     return `step ${Number.isNaN(number) ? row : number}`;
   }
 
+  /** Says which step modules, graph and costs tell of; empty if that is not known. */
+  get ofShownStep(): string {
+    const { shownStep } = this.payload;
+    return shownStep < 0 ? "" : `Times and costs are of ${this.stepName(shownStep)}.`;
+  }
+
   /** The columns of logged scalars. */
   scalars(): Column[] {
     return this.payload.tables.steps.columns.filter((column) => column.spec.scalar);
@@ -165,6 +171,11 @@ export class Model {
 
   seriesValue(column: Column, site: number, position: number): number {
     return position < 0 ? NaN : column.number(site * this.payload.tables.series_steps.rows + position);
+  }
+
+  isMeasured(site: number, position: number): boolean {
+    const column = this.payload.tables.series.column("nonfinite");
+    return column === undefined || !Number.isNaN(this.seriesValue(column, site, position));
   }
 
   /** What tensors of a role are called. */

@@ -1,7 +1,7 @@
 /** What colours show: any column of modules or nodes, or a statistic of what was measured at a step. */
 
 import { kindColor, Scale } from "./colors";
-import { formatNumber, formatValue } from "./format";
+import { formatValue } from "./format";
 import type { Model } from "./model";
 import { Column } from "./payload";
 import { combine } from "./tree";
@@ -22,11 +22,11 @@ export class Overlay {
     readonly choice: OverlayChoice,
     readonly modules: Float64Array,
     readonly nodes: Float64Array,
+    /** The values of nodes while each stands for its equal siblings too. */
+    readonly folded: Float64Array,
     private readonly column: Column,
   ) {
-    this.scale = new Scale(
-      this.isKinds ? [] : nodes.length ? Float64Array.of(...ends(modules), ...ends(nodes)) : modules,
-    );
+    this.scale = this.isKinds ? new Scale() : new Scale(modules, nodes);
   }
 
   get isKinds(): boolean {
@@ -42,13 +42,7 @@ export class Overlay {
   }
 
   text(value: number): string {
-    return this.column.spec.kind === "number"
-      ? formatNumber(value) + this.unit
-      : formatValue(this.column, value);
-  }
-
-  get unit(): string {
-    return this.column.spec.unit && ` ${this.column.spec.unit}`;
+    return formatValue(this.column, value);
   }
 }
 
@@ -62,20 +56,6 @@ function sayAlike(column: Column, other: Column): Column {
   });
   const values = Float64Array.from(column.values, (_, row) => codes[column.number(row)] ?? NaN);
   return new Column(column.spec, () => values, texts);
-}
-
-/** The least, the least above 0 and the greatest of the finite values. */
-function ends(values: Float64Array): number[] {
-  let low = Infinity;
-  let above = Infinity;
-  let high = -Infinity;
-  for (const value of values) {
-    if (!Number.isFinite(value)) continue;
-    if (value < low) low = value;
-    if (value > high) high = value;
-    if (value > 0 && value < above) above = value;
-  }
-  return [low, above, high].filter(Number.isFinite);
 }
 
 /** Makes overlays of a recording, each once. */
@@ -111,7 +91,18 @@ export class OverlayMaker {
       ? this.model.modules.values(ofModules)
       : new Float64Array(modules.rows).fill(NaN);
     const own = ofNodes ? this.ofNodes(ofNodes) : this.lendToNodes(values, ofModules?.spec.measure);
-    return new Overlay(choice, values, own, (ofNodes ?? ofModules)!);
+    return this.make(choice, values, own, (ofNodes ?? ofModules)!);
+  }
+
+  private make(choice: OverlayChoice, modules: Float64Array, nodes: Float64Array, column: Column): Overlay {
+    const { graph, foldedInto } = this.model;
+    const aggregate = column.dictionary === null ? column.spec.aggregate : "none";
+    const folded = nodes.slice();
+    for (let node = 0; node < graph.size; node++) {
+      const others = foldedInto.get(node);
+      if (others.length) folded[node] = combine(nodes, [node, ...others], aggregate);
+    }
+    return new Overlay(choice, modules, nodes, folded, column);
   }
 
   /** The values of nodes. What does nothing, such as an input, has no time and no cost. */
@@ -146,7 +137,7 @@ export class OverlayMaker {
       const members = this.model.membersOf.get(row);
       if (members.length && Number.isNaN(values[row])) values[row] = combine(values, members, "max");
     }
-    return new Overlay(choice, values, this.lendToNodes(values, undefined), column);
+    return this.make(choice, values, this.lendToNodes(values, undefined), column);
   }
 
   /** Gives the layers of the graph the values of their modules; a time of one phase to the layers of that phase. */

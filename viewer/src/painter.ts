@@ -15,6 +15,13 @@ export interface Stroke {
   dash?: readonly number[];
 }
 
+export interface Area {
+  x: number;
+  y: number;
+  width: number;
+  height: number;
+}
+
 export interface Painter {
   rect(
     x: number,

@@ -19,7 +19,6 @@ export type Aggregate = "sum" | "max" | "min" | "mean" | "any" | "none";
 export interface ColumnSpec {
   name: string;
   label: string;
-  unit: string;
   kind: Kind;
   aggregate: Aggregate;
   about: string;
@@ -38,14 +37,8 @@ export interface Finding {
   severity: string;
   module: number;
   node: number;
-  site: number;
   step: number;
   lines: string[];
-}
-
-export interface Lane {
-  label: string;
-  phase: string;
 }
 
 type Numbers = Float64Array | Float32Array | Int32Array | Uint8Array;
@@ -115,7 +108,8 @@ export interface Payload {
   title: string;
   about: [string, string][];
   notes: string[];
-  lanes: Lane[];
+  /** The names of the lanes of the timeline. */
+  lanes: string[];
   findings: Finding[];
   /** The row of `steps` that modules and nodes tell of. */
   shownStep: number;
@@ -139,6 +133,17 @@ export const TABLES = [
 ] as const;
 export type TableName = (typeof TABLES)[number];
 
+/** The columns without which a table says little. */
+const NEEDED: Partial<Record<TableName, readonly string[]>> = {
+  modules: ["label", "path", "parent"],
+  nodes: ["kind", "label", "parent", "phase", "module"],
+  edges: ["source", "target"],
+  spans: ["lane", "label", "start", "duration", "depth"],
+  sites: ["label", "module", "role"],
+  series_steps: ["step"],
+  steps: ["number"],
+};
+
 /** The version of the payload that this page was written for. */
 const VERSION = 1;
 
@@ -146,7 +151,9 @@ const VERSION = 1;
 export async function decodePayload(text: string): Promise<Payload> {
   const bytes = fromBase64(text.trim());
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return readPayload(JSON.parse(await new Response(stream).text()));
+  const payload = readPayload(JSON.parse(await new Response(stream).text()));
+  payload.missing.push(...tellAbsent(payload.tables));
+  return payload;
 }
 
 /** Makes a payload of the parsed JSON. What is missing or odd is left out, and told in `missing`. */
@@ -163,7 +170,7 @@ export function readPayload(json: unknown): Payload {
     title: asText(raw.title) || "modtrace report",
     about: asList(raw.about).map((pair) => [asText(asList(pair)[0]), asText(asList(pair)[1])]),
     notes: asList(raw.notes).map(asText),
-    lanes: asList(raw.lanes).map(readLane),
+    lanes: asList(raw.lanes).map((lane) => asText(asRecord(lane).label)),
     findings: asList(raw.findings).map(readFinding),
     shownStep: asNumber(raw.shown_step, -1),
     tables,
@@ -194,12 +201,21 @@ function readTable(
   return new Table(name, rows, columns);
 }
 
+/** Says which tables and columns are not there. Python says itself why there is no timeline. */
+function tellAbsent(tables: Record<TableName, Table>): string[] {
+  return Object.entries(NEEDED).flatMap(([name, needed]) => {
+    const table = tables[name as TableName];
+    if (!table.columns.length) return name === "spans" ? [] : [`The data has no table ${name}.`];
+    const absent = needed.filter((column) => !table.column(column));
+    return absent.map((column) => `The table ${name} has no column ${column}.`);
+  });
+}
+
 function readSpec(raw: Record<string, unknown>): ColumnSpec {
   const name = asText(raw.name);
   return {
     name,
     label: asText(raw.label) || name,
-    unit: asText(raw.unit),
     kind: (asText(raw.kind) || "number") as Kind,
     aggregate: (asText(raw.aggregate) || "none") as Aggregate,
     about: asText(raw.about),
@@ -255,12 +271,6 @@ function fromBase64(text: string): Uint8Array<ArrayBuffer> {
   return bytes;
 }
 
-function readLane(json: unknown): Lane {
-  if (typeof json === "string") return { label: json, phase: "" };
-  const raw = asRecord(json);
-  return { label: asText(raw.label), phase: asText(raw.phase) };
-}
-
 function readFinding(json: unknown): Finding {
   const raw = asRecord(json);
   return {
@@ -268,7 +278,6 @@ function readFinding(json: unknown): Finding {
     severity: asText(raw.severity) || "note",
     module: asNumber(raw.module, -1),
     node: asNumber(raw.node, -1),
-    site: asNumber(raw.site, -1),
     step: asNumber(raw.step, -1),
     lines: asList(raw.lines).map(asText),
   };

@@ -74,10 +74,6 @@ export class Tree {
     return row < 0 ? this.outermost : (this.inside[row] ?? []);
   }
 
-  isInside(row: number, outer: number): boolean {
-    return this.position[row] >= this.position[outer] && this.position[row] < this.end[outer];
-  }
-
   /** The rows around a row, the outermost first. */
   ancestors(row: number): number[] {
     const found: number[] = [];

@@ -55,6 +55,22 @@ test("what opens keeps its corner, nothing before it moves, and what is behind m
   expect(after[1] - before[1]).toBe(opened.height[3] - closed.height[3]);
 });
 
+test("a layout that has seen groups open and close is the same as a fresh one", () => {
+  const used = layOut([0, 1]);
+  for (const open of [
+    [0, 1, 3, 10, 11],
+    [0, 10],
+    [0, 1, 3, 6, 10, 11, 13],
+    [0, 1, 10, 11],
+  ]) {
+    used.place(new Set(open), new Set(), false, true);
+    const fresh = layOut(open);
+    const items = [-1, ...open].flatMap((owner) => [...fresh.levels.level(owner).items]);
+    for (const at of ["x", "y", "width", "height"] as const)
+      expect(items.map((node) => used[at][node])).toEqual(items.map((node) => fresh[at][node]));
+  }
+});
+
 test("a backward layer stands beside its forward, in the same row", () => {
   const layout = layOut([0, 1, 3, 10, 11]);
   const top = (node: number) => layout.position(node)[1];
@@ -87,6 +103,25 @@ test("a graph without edges, phases or anything known is laid out one below the 
   const layout = layOut([], [], bare);
   expect(layout.y[0]).toBeLessThan(layout.y[1]);
   expect(layout.y[1]).toBeLessThan(layout.y[2]);
+});
+
+test("layers that go back to each other in a circle are laid out as if they went back to nothing", () => {
+  const columns = {
+    kind: ["module", "module", "op", "op"],
+    phase: ["forward", "backward", "forward", "backward"],
+    parent: [-1, -1, 0, 1],
+    twin: [1, 0, null, null],
+  };
+  const layout = layOut([0, 1], [], new Model(readPayload(makePayload({ nodes: columns }))));
+  expect([0, 1].map((owner) => [...layout.levels.level(owner).items])).toEqual([[2], [3]]);
+});
+
+test("more nodes than a call takes arguments are laid out beside each other", () => {
+  const size = 150_000;
+  const source = Array.from({ length: size }, (_, at) => at);
+  const edges = { source, target: Array<number>(size).fill(size) };
+  const layout = layOut([], [], new Model(readPayload(makePayload({ nodes: { kind: Array<string>(size + 1).fill("op") }, edges })))); // prettier-ignore
+  expect(layout.y[size]).toBeGreaterThan(layout.y[size - 1]);
 });
 
 test("a chain of 50,000 ops is laid out", () => {

@@ -11,7 +11,10 @@ test("a payload is read from base64 of gzip of JSON", async () => {
   expect(payload.tables.modules.text("label", 1)).toBe("head");
   expect(payload.tables.modules.number("time", 0)).toBe(2.5);
   expect(payload.tables.modules.number("time", 1)).toBeNaN();
-  expect(payload.missing).toEqual([]);
+  expect(payload.missing).toEqual([
+    "The table modules has no column path.",
+    ...["nodes", "edges", "sites", "series_steps", "steps"].map((name) => `The data has no table ${name}.`),
+  ]);
 });
 
 test("an unknown value of an integer column is no number, and an unknown text is empty", () => {

@@ -41,7 +41,7 @@ export function makePayload(
 }
 
 /** A root with an embedding, two equal blocks of two layers each, and a head; forward and backward. */
-export function makeGraph() {
+export function makeGraph(specs: Record<string, object> = {}) {
   const rows: [
     kind: string,
     label: string,
@@ -69,17 +69,20 @@ export function makeGraph() {
     ["module", "embedding", 11, "backward", 2, null, 1],
   ];
   const column = <T extends number | string | null>(at: number) => rows.map((row) => row[at] as T);
-  return makePayload({
-    nodes: {
-      kind: column(0),
-      label: column(1),
-      parent: column(2),
-      phase: column(3),
-      twin: column(4),
-      folded: column(5),
-      count: column(6),
-      time: [null, null, 1, null, 2, 3, null, 4, 5, 6, null, null, 7, 8, 9, 10],
+  return makePayload(
+    {
+      nodes: {
+        kind: column(0),
+        label: column(1),
+        parent: column(2),
+        phase: column(3),
+        twin: column(4),
+        folded: column(5),
+        count: column(6),
+        time: [null, null, 1, null, 2, 3, null, 4, 5, 6, null, null, 7, 8, 9, 10],
+      },
+      edges: { source: [2, 4, 2, 5, 7, 5, 8, 12, 13, 14], target: [4, 5, 5, 7, 8, 8, 9, 13, 14, 15] },
     },
-    edges: { source: [2, 4, 2, 5, 7, 5, 8, 12, 13, 14], target: [4, 5, 5, 7, 8, 8, 9, 13, 14, 15] },
-  });
+    specs,
+  );
 }

@@ -1,12 +1,12 @@
 import { expect, test } from "vitest";
-import { NONFINITE, Scale, textOn } from "../src/colors";
+import { findRange, NONFINITE, Scale, textOn } from "../src/colors";
 import { formatBytes, formatCount, formatNumber, formatSeconds, shorten } from "../src/format";
 import { Model } from "../src/model";
 import { OverlayMaker } from "../src/overlay";
 import { readPayload } from "../src/payload";
 import { Tree } from "../src/tree";
 import { ticks } from "../src/views/chart";
-import { makePayload } from "./sample";
+import { makeGraph, makePayload } from "./sample";
 
 test("numbers are written as modtrace writes them elsewhere", () => {
   expect([0, 0.05341234, 3.4e-7, 123456, -2.5, NaN, Infinity, -Infinity].map(formatNumber)).toEqual([
@@ -67,6 +67,19 @@ test("a parent that is not there, or that comes later, is none", () => {
   const tree = new Tree(readPayload(makePayload({ modules: { parent: [1, 7, 1, 3] } })).tables.modules);
   expect([...tree.children(-1)]).toEqual([0, 1, 3]);
   expect([...tree.order]).toEqual([0, 1, 2, 3]);
+});
+
+test("a range is found among more values than a call takes arguments", () => {
+  const many = Float64Array.from({ length: 300_000 }, (_, at) => at - 1);
+  expect(findRange(many, [NaN, Infinity])).toEqual({ low: -1, least: 1, high: 299_998 });
+  expect(findRange([], [NaN])).toEqual({ low: 0, least: Infinity, high: 0 });
+});
+
+test("a node that stands for its equal siblings has the aggregate of all of them", () => {
+  const json = makeGraph({ time: { overlay: true } });
+  const overlay = new OverlayMaker(new Model(readPayload(json))).get("time", 0)!;
+  expect([3, 4, 5, 9].map((node) => overlay.nodes[node])).toEqual([5, 2, 3, 6]);
+  expect([3, 4, 5, 9].map((node) => overlay.folded[node])).toEqual([14, 6, 8, 6]);
 });
 
 test("a kind has one number and one colour for modules and nodes, whatever their dictionaries are", () => {

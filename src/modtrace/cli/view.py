@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from ..analysis.divergence.compare import compare_recordings
 from ..make_report import MAX_MB, make_report
 from ..views.common.numbers import format_bytes
 from ..views.common.whole_file import write_pieces
@@ -13,7 +14,10 @@ from .steps import AskedStep, read_step, step_option
 from .with_ops import ask, open_with_rows
 
 _STDOUT = "-"
-_STEP = "The step to show. Default: that of the first NaN or infinite values, or else the last complete training step."
+_STEP = (
+    "The step to show. Default: that of the first NaN or infinite values, or of the first difference, or else the last "
+    "complete training step."
+)
 
 
 @click.command()
@@ -29,7 +33,8 @@ _STEP = "The step to show. Default: that of the first NaN or infinite values, or
 @click.option(
     "--max-mb", type=float, default=MAX_MB, show_default=True, help="The size of the file at most, in MB."
 )
-def view(run: str, path: str | None, step: AskedStep, max_mb: float) -> None:
+@click.option("--against", metavar="RUN", help="Another recording; the report opens with where the two part.")
+def view(run: str, path: str | None, step: AskedStep, max_mb: float, against: str | None) -> None:
     """Writes a report of the recording RUN: one file for the browser, which loads nothing.
 
     It has the module tree, the graph and the timeline of one step, and the values over all steps. What there is no
@@ -40,7 +45,12 @@ def view(run: str, path: str | None, step: AskedStep, max_mb: float) -> None:
     page = ask(
         run,
         data,
-        lambda: make_report(data, step=number, max_mb=max_mb),
+        lambda: make_report(
+            data,
+            step=number,
+            max_mb=max_mb,
+            comparison=compare_recordings(data, open_with_rows(against)) if against else None,
+        ),
         option=None,
     )
     if path == _STDOUT:

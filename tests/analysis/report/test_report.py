@@ -190,7 +190,10 @@ def test_a_large_graph_is_cut_at_a_depth_and_its_edges_lead_to_the_closed_module
 def test_a_long_run_keeps_values_of_evenly_chosen_steps_and_spans_around_the_shown_one() -> None:
     found = report(two_blocks(steps=9), Limits(nodes=100, spans=30, values=70, histograms=100))
     assert column(found.tables["series_steps"], "step") == [0, 2, 4, 6, 8]
-    assert sorted(set(column(found.tables["spans"], "step"))) == [6, 7, 8]
+    spans, steps = found.tables["spans"], found.tables["steps"]
+    assert sorted(set(column(spans, "step"))) == [6, 7, 8]
+    of_steps = [(start, step) for kind, start, step in rows(spans, "kind", "start", "step") if kind == "step"]
+    assert of_steps == rows(steps, "start", "number")[6:]
     assert found.notes == (
         "The timeline has 3 steps of 9, those around the shown one.",
         "Of the values, 5 of 9 steps are here, evenly chosen.",
@@ -212,6 +215,24 @@ def test_steps_around_the_shown_one_are_chosen_until_there_is_no_room() -> None:
     assert choose_window(steps, spans, 100, None) is None
 
 
+def test_parameters_have_the_sites_of_their_values_and_gradients_and_what_ops_read_none() -> None:
+    build = RecordingBuilder(options={"ops": True}, complete=True)
+    net = build.module("", "Net")
+    fc = build.module("fc", "Linear", parent=net)
+    build.step(0, 0, 100)
+    call = build.call(fc, 10, 50, parent=build.call(net, 0, 60, nth=0), nth=0)
+    op = build.op(call, "aten.addmm.default", 20, 40)
+    for name, shape in (("weight", [4, 2]), ("bias", [4])):
+        build.use(build.tensor(shape, site=build.site(fc, "parameter", name)), op=op, slot=name)
+    build.value(build.site(fc, "parameter", "weight"), [1.0, 2.0], phase="optimizer")
+    build.value(build.site(fc, "parameter_grad", "weight"), [0.5, 0.5], phase="optimizer")
+    found = report(build.data()).tables
+    assert rows(found["parameters"], "module", "label", "shape", "dtype", "site", "gradient") == [
+        (1, "weight", "2", "float32", 0, 1),
+        (1, "bias", "4", "float32", None, None),
+    ]
+
+
 def test_histograms_have_no_empty_bins_at_their_ends() -> None:
     build = RecordingBuilder(complete=True)
     net = build.module("", "Net")
@@ -220,8 +241,9 @@ def test_histograms_have_no_empty_bins_at_their_ends() -> None:
     counts[[127, 129]] = 3, 1  # three from 1 to 2, one from 4 to 8
     call = build.call(net, 0, 10, nth=0)
     build.output(
-        call, [1.0, 1.0, 1.5, 5.0], histogram=counts.tolist(), zero_count=0, sumabs=8.5, sum4=632.0625
+        call, [1.0, 1.0, 1.5, 5.0], histogram=counts.tolist(), zero_count=2, sumabs=8.5, sum4=632.0625
     )
     found = report(build.data(), ALL).tables
-    assert rows(found["histograms"], "site", "step", "first", "length", "exponent") == [(0, 0, 0, 3, 0.0)]
+    names = ("site", "step", "first", "length", "exponent", "zeros")
+    assert rows(found["histograms"], *names) == [(0, 0, 0, 3, 0.0, 2)]
     assert column(found["bins"], "count") == [3, 0, 1]

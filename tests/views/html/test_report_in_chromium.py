@@ -1,6 +1,5 @@
 """Reports in Chromium: every view, what links them, the keys, and recordings that are hostile or broken."""
 
-import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -13,8 +12,8 @@ from builders import RecordingBuilder
 from helpers.browser import use_fonts
 from helpers.driven import DrivenPage
 from helpers.report_runs import record_gpt, record_resnet, record_transformer
-from helpers.report_tables import report
-from modtrace.analysis.report.tables import Report
+from helpers.report_tables import EVIL, hostile, report
+from modtrace.analysis.report.tables import Report, ReportTable
 from modtrace.face import Recording, open_recording
 from modtrace.views.html.page import render_report
 
@@ -24,6 +23,8 @@ pytestmark = pytest.mark.browser
 HITS = "document.querySelector('.results button') !== null"
 
 VIEWS = ("Findings", "Modules", "Graph", "Timeline", "Values")
+#: Tables without which the page says that they are missing.
+NEEDED = ("modules", "nodes", "edges", "sites", "series_steps", "steps")
 GALLERY = Path(__file__).parent.parent.parent.parent / "docs" / "gallery"
 RUNS = ("gpt", "checkpoint", "nan", "resnet18", "llama24")
 _FONTS = Path("/usr/share/fonts/truetype")
@@ -49,6 +50,12 @@ def page() -> Iterator[DrivenPage]:
         yield driven
 
 
+def shorten(text: str) -> str:
+    """A text as pictures have it, without what XML does not allow."""
+    short = text if len(text) <= 21 else f"{text[:10]}…{text[-10:]}"
+    return re.sub("[\U00010000-\U0010ffff]", "\ufffd\ufffd", short)
+
+
 def write(found: Report, folder: Path) -> Path:
     path = folder / "report.html"
     path.write_text(render_report(found), encoding="utf-8")
@@ -64,6 +71,11 @@ def test_each_view_opens_without_an_error_a_request_or_a_serious_fault_of_access
     for view in VIEWS:
         page.go(view)
         assert page.ask("axe") == [], view
+        if view in ("Graph", "Timeline", "Values"):
+            assert len(page.picture()) > 10, view
+    assert page.evaluate("document.querySelectorAll('[role=treegrid] .row').length") == 0
+    page.go("Modules")
+    assert page.evaluate("document.querySelectorAll('[role=treegrid] .row').length") > 5
     assert page.problems() == []
 
 
@@ -159,13 +171,16 @@ def test_any_column_colours_and_the_legend_has_its_range(page: DrivenPage, files
         "[...document.querySelector('select[aria-label=\"Colour\"], .legend select').options].map(each => each.label)"
     )
     assert {"time backward", "FLOPs", "saved for backward", "non-finite", "dtype"} <= set(options)
+    legends, pictures = {}, {}
     for option in options:
-        page.evaluate(
-            "((label) => { const list = document.querySelector('select[aria-label=\"Colour\"], .legend select');"
-            "list.selectedIndex = [...list.options].findIndex(each => each.label === label);"
-            f"list.dispatchEvent(new Event('change', {{bubbles: true}})); }})({json.dumps(option)})"
-        )
+        page.ask("choose", name="Colour", option=option)
         page.settle()
+        legends[option] = page.evaluate("document.querySelector('.key').innerText").split()
+        pictures[option] = page.evaluate("document.querySelector('main canvas').toDataURL()")
+    assert legends["nothing"] == []
+    assert legends["saved for backward"][-1].endswith("B")
+    assert set(legends["dtype"]) == {"float32", "int64"}
+    assert len({pictures[option] for option in ("nothing", "time backward", "FLOPs", "dtype")}) == 4
     assert page.problems() == []
 
 
@@ -180,11 +195,106 @@ def test_keys_open_groups_and_the_list_of_keys(page: DrivenPage, files: dict[str
     assert "graphOpen" in opened
     page.press("C")
     assert page.evaluate("location.hash") != opened
-    page.press("2")
-    page.evaluate("document.querySelector('[role=treegrid]').focus()")
-    page.press("ArrowDown", "ArrowDown")
-    page.ask("wait", code="/[#&]module=/.test(location.hash)")
     assert page.problems() == []
+
+
+def test_arrow_keys_move_the_selection_of_modules_and_on_the_slider_the_step(
+    page: DrivenPage, files: dict[str, Path]
+) -> None:
+    page.open(files["gpt"])
+    page.press("ArrowDown", "ArrowDown")
+    assert page.address() == {"module": "1"}
+    page.press("ArrowUp", "ArrowLeft")
+    assert page.evaluate("document.querySelectorAll('[role=treegrid] .rows .row').length") == 1
+    page.press("e")
+    assert page.evaluate("document.querySelectorAll('[role=treegrid] .rows .row').length") > 5
+    page.press("Escape")
+    assert page.address() == {}
+    for view in VIEWS[1:]:
+        page.go(view)
+        page.evaluate("document.querySelector('input[type=range]').focus()")
+        before = page.evaluate("Number(document.activeElement.value)")
+        page.press("ArrowLeft")
+        assert page.evaluate("Number(document.activeElement.value)") == before - 1, view
+        assert "module" not in page.address(), view
+
+
+def test_a_selection_made_elsewhere_is_in_sight_in_the_graph_and_its_step_in_the_timeline(
+    page: DrivenPage, files: dict[str, Path]
+) -> None:
+    page.open(files["gpt"])
+    page.press("3", "C")
+    assert "▸ GPT" in page.picture()
+    page.press("/")
+    page.ask("type", text="blocks.2.mlp.fc")
+    page.ask("wait", code=HITS)
+    page.press("Enter")
+    page.settle()
+    assert not page.evaluate("[...document.querySelectorAll('.results')].some(each => each.offsetHeight)")
+    shown = page.picture()
+    assert {"▾ 2", "▸ 3", "▾ mlp", "▸ fc"} <= set(shown)
+    page.press("4")
+    page.press("5")
+    page.evaluate("document.querySelector('input[type=range]').focus()")
+    page.press("ArrowLeft", "ArrowLeft")
+    page.press("4")
+    assert "step 27" in page.picture()
+
+
+def test_a_drag_moves_the_graph_a_click_selects_and_a_double_click_opens(
+    page: DrivenPage, files: dict[str, Path]
+) -> None:
+    page.open(files["gpt"], "view=graph")
+    x, y = page.find("▸ head")
+    page.ask("mouse", x=x, y=y, right=60, down=-40)
+    page.settle()
+    assert page.find("▸ head") == (pytest.approx(x + 60), pytest.approx(y - 40))
+    assert page.address() == {"view": "graph"}
+    page.ask("mouse", x=x + 80, y=y - 40, clicks=1)
+    page.settle()
+    assert page.evaluate("document.querySelector('aside h2').innerText") == "head"
+    assert page.find("▸ head") == (pytest.approx(x + 60), pytest.approx(y - 40))
+    page.ask("mouse", x=x + 80, y=y - 40, clicks=2)
+    page.settle()
+    assert page.find("▾ head") == (pytest.approx(x + 60), pytest.approx(y - 40))
+
+
+def test_what_has_the_focus_keeps_it_when_its_place_is_drawn_anew(
+    page: DrivenPage, files: dict[str, Path]
+) -> None:
+    page.open(files["gpt"], "view=values")
+    page.ask("choose", name="Tensors", option="gradients at outputs")
+    page.evaluate("document.querySelector('select[aria-label=Tensors]').focus()")
+    page.ask("choose", name="Tensors", option="outputs")
+    page.settle()
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Tensors"
+    page.go("Modules")
+    page.ask("click", role="button", name="Sort by time backward")
+    page.settle()
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Sort by time backward"
+
+
+def test_a_module_shows_its_parameters_with_what_was_measured_of_them(
+    page: DrivenPage, files: dict[str, Path]
+) -> None:
+    page.open(files["gpt"])
+    page.press("/")
+    page.ask("type", text="blocks.2.mlp.fc")
+    page.ask("wait", code=HITS)
+    page.press("Enter")
+    page.settle()
+    table = page.evaluate(
+        "[...document.querySelectorAll('aside section')].find(each => each.innerText.startsWith('Parameters'))"
+        ".innerText"
+    )
+    assert re.findall(r"(weight|bias)\s+(\S+)\s+float32\s+[\d.e-]+\s+[\d.e-]+", table) == [
+        ("weight", "128x32"),
+        ("bias", "128"),
+    ]
+    page.ask("click", role="button", name="weight")
+    page.settle()
+    assert page.address()["view"] == "values"
+    assert "blocks.2.mlp.fc.weight" in page.picture()
 
 
 def test_a_page_opens_on_its_findings_and_each_selects_its_site(
@@ -199,37 +309,8 @@ def test_a_page_opens_on_its_findings_and_each_selects_its_site(
     )
     page.settle()
     assert int(page.address()["module"]) >= 0
-    assert "blocks.3.mlp.gelu" in page.evaluate("document.querySelector('aside').innerText")
-
-
-EVIL = [
-    "<img src=x onerror=alert(1)>",
-    "</script><script>alert(2)</script>",
-    "'\"`${alert(3)}",
-    "🔥✨",
-    "\u202eمرحبا",
-    "x" * 10_000,
-    "javascript:alert(4)",
-    "__proto__",
-    "constructor",
-]
-
-
-def hostile() -> Recording:
-    build = RecordingBuilder(argv=("<b>train</b>.py",), marks=(EVIL[0],), options={"ops": True})
-    net = build.module("", EVIL[0], parameters=8)
-    modules = [build.module(name, name, parent=net, parameters=4) for name in EVIL]
-    for step in range(3):
-        build.step(step, 1000 * step, 1000 * step + 900)
-        for name in EVIL:
-            build.scalar(name, [1.0, float("nan"), float("inf")][step])
-        root = build.call(net, 1000 * step, 1000 * step + 800, nth=0)
-        for n, module in enumerate(modules):
-            call = build.call(module, 1000 * step + 50 * n, 1000 * step + 50 * n + 40, parent=root, nth=0)
-            op = build.op(call, EVIL[n], 1000 * step + 50 * n + 1, 1000 * step + 50 * n + 20, args=EVIL[n])
-            build.tensor([2], producer=op)
-            build.output(call, [1.0, float("inf")], slot=EVIL[n])
-    return Recording(build.data())
+    assert page.evaluate("document.querySelector('aside h2').innerText") == "exp"
+    assert {"exp", "NaN"} <= set(page.picture())
 
 
 def test_names_of_any_kind_are_text_and_nothing_of_them_runs(page: DrivenPage, tmp_path: Path) -> None:
@@ -238,6 +319,8 @@ def test_names_of_any_kind_are_text_and_nothing_of_them_runs(page: DrivenPage, t
     for view in VIEWS:
         page.go(view)
         page.press("e", "E")
+    page.go("Values")
+    assert {shorten(each) for each in EVIL} <= set(page.picture())  # they are names of logged numbers too
     page.go("Modules")
     assert EVIL[0] in page.text()
     page.press("/")
@@ -254,16 +337,23 @@ def test_a_page_without_columns_and_tables_opens_and_says_so(page: DrivenPage, t
         page.open(
             write(replace(whole, tables={k: v for k, v in whole.tables.items() if k != missing}), tmp_path)
         )
-        for view in VIEWS:
+        for view in reversed(VIEWS):
             page.go(view)
+        assert (f"no table {missing}." in page.text()) == (missing in NEEDED), missing
         assert page.problems() == [], missing
-    for name, table in whole.tables.items():
-        for column in table.columns:
-            less = replace(table, columns=tuple(each for each in table.columns if each is not column))
-            page.open(write(replace(whole, tables={**whole.tables, name: less}), tmp_path))
-            for view in VIEWS[1:]:
-                page.go(view)
-            assert page.problems() == [], f"{name}.{column.name}"
+    for each in range(max(len(table.columns) for table in whole.tables.values())):
+        page.open(write(replace(whole, tables=without_column(whole, each)), tmp_path))
+        for key in "2345":
+            page.press(key)
+        assert page.problems() == [], f"column {each} of each table"
+
+
+def without_column(whole: Report, nth: int) -> dict[str, ReportTable]:
+    """The tables without their nth columns."""
+    return {
+        name: replace(table, columns=(*table.columns[:nth], *table.columns[nth + 1 :]))
+        for name, table in whole.tables.items()
+    }
 
 
 def test_an_empty_recording_and_one_that_was_cut_open(page: DrivenPage, tmp_path: Path) -> None:

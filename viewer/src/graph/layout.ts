@@ -1,6 +1,7 @@
 /** Places what is open: rows from top to bottom, in the order of execution, each item with its left edge below that of
  * what it reads. What opens keeps its top-left corner; only what is behind it moves. */
 
+import { findRange } from "../colors";
 import type { Model } from "../model";
 import { type Level, LevelMaker } from "./levels";
 
@@ -24,6 +25,17 @@ export interface Positions {
   height: Float64Array;
 }
 
+interface Placed {
+  levels: readonly Level[];
+  /** Width and height of each item, and of each level's owner. */
+  inside: Float64Array;
+  outside: (readonly [number, number])[];
+}
+
+function isSame(one: readonly Level[], other: readonly Level[]): boolean {
+  return one.length === other.length && one.every((each, at) => each === other[at]);
+}
+
 export class GraphLayout implements Positions {
   readonly levels: LevelMaker;
   x: Float64Array;
@@ -35,6 +47,10 @@ export class GraphLayout implements Positions {
   /** The size of the whole picture. */
   wide = 0;
   high = 0;
+  /** How levels that share their rows were placed last, by the first of them. */
+  private readonly placed = new WeakMap<Level, Placed>();
+  /** The width of each node while it is closed; 0 while that is not known. */
+  private readonly closedWidth: Float64Array;
   private open: ReadonlySet<number> = new Set();
   private unfolded: ReadonlySet<number> = new Set();
   private showsBackward = true;
@@ -46,6 +62,7 @@ export class GraphLayout implements Positions {
     this.y = new Float64Array(size);
     this.width = new Float64Array(size);
     this.height = new Float64Array(size);
+    this.closedWidth = new Float64Array(size);
   }
 
   isOpen(node: number): boolean {
@@ -76,13 +93,15 @@ export class GraphLayout implements Positions {
     this.unfolded = unfolded;
     this.showsBackward = showsBackward;
     this.levels.fold({ unfolded, showsLeaves });
-    this.bands.clear();
-    for (const levels of this.listLevels()) this.placeLevels(levels);
+    for (const levels of this.listLevels()) this.placeChanged(levels);
     const root = this.levels.level(-1);
     this.placeLevels([root]);
-    const shown = Array.from(root.items).filter((node) => this.isShown(node));
-    this.wide = Math.max(1, ...shown.map((node) => this.x[node] + this.width[node]));
-    this.high = Math.max(1, ...shown.map((node) => this.y[node] + this.height[node]));
+    this.wide = this.high = 1;
+    for (const node of root.items) {
+      if (!this.isShown(node)) continue;
+      this.wide = Math.max(this.wide, this.x[node] + this.width[node]);
+      this.high = Math.max(this.high, this.y[node] + this.height[node]);
+    }
   }
 
   /** Lists the open levels, each after those inside it, with those of backward and recompute beside their forward. */
@@ -108,12 +127,19 @@ export class GraphLayout implements Positions {
       }
       for (const item of level.items) waiting.push(item);
     }
-    const depth = (group: readonly Level[]) => Math.max(...group.map(({ owner }) => graph.depth[owner]));
-    return found.sort((a, b) => depth(b) - depth(a));
+    const depth = new Map(
+      found.map((group) => [group, findRange(group.map(({ owner }) => graph.depth[owner])).high]),
+    );
+    return found.sort((a, b) => depth.get(b)! - depth.get(a)!);
   }
 
   /** The size of a closed node. */
   private size(node: number): void {
+    this.height[node] = this.levels.isLeaf(node) ? LEAF_HEIGHT : NODE_HEIGHT;
+    this.width[node] = this.closedWidth[node] ||= this.measure(node);
+  }
+
+  private measure(node: number): number {
     const isLeaf = this.levels.isLeaf(node);
     const { table } = this.model.graph;
     const note = this.model.isLayer(node) ? table.text("type", node) : table.text("shape", node);
@@ -121,13 +147,37 @@ export class GraphLayout implements Positions {
       (this.model.nodeName(node).length + 4) * 7.6,
       isLeaf ? 0 : (note.length + 11) * 6,
     );
-    this.width[node] = Math.min(240, Math.max(isLeaf ? 60 : 118, 16 + longest));
-    this.height[node] = isLeaf ? LEAF_HEIGHT : NODE_HEIGHT;
+    return Math.min(240, Math.max(isLeaf ? 60 : 118, 16 + longest));
+  }
+
+  /** Places levels anew if something in them has another size than last time. */
+  private placeChanged(levels: readonly Level[]): void {
+    const key = levels[0].base ?? levels[0];
+    const owners = levels.map(({ owner }) => owner);
+    const before = this.placed.get(key);
+    if (before && isSame(before.levels, levels) && !this.haveChanged(levels, before.inside)) {
+      owners.forEach((owner, at) => ([this.width[owner], this.height[owner]] = before.outside[at]));
+      return;
+    }
+    this.placeLevels(levels);
+    const outside = owners.map((owner) => [this.width[owner], this.height[owner]] as const);
+    const inside = levels.flatMap(({ items }) =>
+      Array.from(items, (node) => [this.width[node], this.height[node]]),
+    );
+    this.placed.set(key, { levels, inside: Float64Array.from(inside.flat()), outside });
+  }
+
+  private haveChanged(levels: readonly Level[], inside: Float64Array): boolean {
+    let at = 0;
+    for (const { items } of levels)
+      for (const node of items)
+        if (this.width[node] !== inside[at++] || this.height[node] !== inside[at++]) return true;
+    return false;
   }
 
   /** Places the items of levels that share their rows, and sizes what they are inside of. */
   private placeLevels(levels: readonly Level[]): void {
-    const rows = Math.max(0, ...levels.map((each) => each.rows));
+    const rows = findRange(levels.map((each) => each.rows)).high;
     const heights = new Float64Array(rows);
     const lines = levels.map((level) => this.breakRows(level, heights));
     levels.forEach((level, at) => {
@@ -142,13 +192,12 @@ export class GraphLayout implements Positions {
       count > CROWD ? Math.max(CROWD, Math.ceil(Math.sqrt(count * 1.5))) : CROWD,
     );
     const line = new Int32Array(level.items.length);
-    const tall: Float64Array[] = Array.from({ length: level.rows }, () => new Float64Array(1));
+    const tall: number[][] = Array.from({ length: level.rows }, () => [0]);
     level.items.forEach((node, item) => {
       if (level.owner < 0 && !this.isShown(node)) return;
       const row = level.row[item];
       line[item] = Math.floor(counts[row]++ / inLine[row]);
-      if (line[item] >= tall[row].length) tall[row] = Float64Array.of(...tall[row], 0);
-      tall[row][line[item]] = Math.max(tall[row][line[item]], this.height[node]);
+      tall[row][line[item]] = Math.max(tall[row][line[item]] ?? 0, this.height[node]);
     });
     tall.forEach((each, row) => {
       heights[row] = Math.max(

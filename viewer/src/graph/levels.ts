@@ -1,5 +1,6 @@
 /** The graph by levels: what lies directly inside each layer, in which rows, and the lines between. */
 
+import { findRange } from "../colors";
 import type { Model } from "../model";
 
 /** The ends of a line that comes into a level from outside, or leaves it. */
@@ -8,6 +9,8 @@ export const OUT = -2;
 
 const LEAVES = new Set(["parameter", "buffer", "constant", "earlier"]);
 const MOST_CHANNELS = 10;
+/** A backward goes back to a recompute, which repeats a forward. */
+const MOST_TWINS = 8;
 
 /** The inside of one layer. Lines run from item `from[i]` to item `to[i]`, by their positions in `items`. */
 export interface Level {
@@ -91,8 +94,7 @@ export class LevelMaker {
     const items = this.putFirst(shown);
     const at = new Map(items.map((node, position) => [node, position]));
     const [from, to] = this.linesOf(owner, at);
-    const twin = owner >= 0 ? this.forwardOf(owner) : -1;
-    const base = twin >= 0 ? this.level(twin) : null;
+    const base = this.baseOf(owner);
     const phase = owner >= 0 ? this.model.phase(owner) : "";
     const isFlipped = phase === "backward";
     const row = base ? this.rowsOfTwins(items, base) : this.rank(owner, items, from, to);
@@ -116,6 +118,14 @@ export class LevelMaker {
       isFlipped,
       base,
     };
+  }
+
+  /** The level of the forward that a layer belongs to. Layers that belong to each other in a circle have none. */
+  private baseOf(owner: number): Level | null {
+    const twin = owner < 0 ? -1 : this.forwardOf(owner);
+    let steps = 0;
+    for (let each = twin; each >= 0; each = this.forwardOf(each)) if (++steps > MOST_TWINS) return null;
+    return twin < 0 ? null : this.level(twin);
   }
 
   /** Puts inputs before what reads them, and a recompute between forward and backward. */
@@ -188,13 +198,14 @@ export class LevelMaker {
     let last = first - 1;
     items.forEach((_, item) => {
       if (row[item] >= 0) return;
-      if (reads[item].length) row[item] = Math.max(first, ...reads[item].map((read) => row[read] + 1));
+      if (reads[item].length)
+        row[item] = reads[item].reduce((most, read) => Math.max(most, row[read] + 1), first);
       else row[item] = hasLine[item] ? first : last + 1;
       last = Math.max(last, row[item]);
     });
     for (let item = items.length - 1; item >= 0; item--)
       if (!reads[item].length && readBy[item].length && !this.model.isLayer(items[item]))
-        row[item] = Math.max(first, Math.min(...readBy[item].map((reader) => row[reader])) - 1);
+        row[item] = Math.max(first, findRange(readBy[item].map((reader) => row[reader])).low - 1);
     return row;
   }
 

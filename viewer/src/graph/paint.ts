@@ -1,9 +1,9 @@
 /** Draws the graph: what is too small to see is drawn as the group that it is in. */
 
-import { NONFINITE, textOn } from "../colors";
+import { findRange, NONFINITE, textOn } from "../colors";
 import type { Model } from "../model";
 import type { Overlay } from "../overlay";
-import type { Painter } from "../painter";
+import type { Area, Painter } from "../painter";
 import type { Theme } from "../theme";
 import { shorten } from "../format";
 import { CROWD, type GraphLayout, type Positions, ROW_GAP } from "./layout";
@@ -27,6 +27,8 @@ export interface Scene {
   layout: GraphLayout;
   at: Positions;
   overlay: Overlay | null;
+  /** The values of the overlay; NaN for none. */
+  value: (node: number) => number;
   nonfinite: Float64Array;
   selected: number;
   related: ReadonlySet<number>;
@@ -44,21 +46,14 @@ export class GraphPainter {
   private readonly strips = new Map<number, (string | null)[]>();
   private stripsOf: Overlay | null = null;
   /** Where each node was drawn last, for lines to those that a level does not hold together. */
-  readonly drawn = new Map<number, { x: number; y: number; width: number; height: number }>();
+  readonly drawn = new Map<number, Area>();
 
-  paint(
-    painter: Painter,
-    scene: Scene,
-    camera: Camera,
-    width: number,
-    height: number,
-    isSmall = false,
-  ): void {
+  paint(painter: Painter, scene: Scene, camera: Camera, width: number, height: number): void {
     if (this.stripsOf !== scene.overlay) this.strips.clear();
     this.stripsOf = scene.overlay;
     this.drawn.clear();
     const root = scene.layout.levels.level(-1);
-    const view = { width, height, isSmall };
+    const view = { width, height };
     const waiting: Place[] = [];
     this.paintLevel(painter, scene, root, camera, { node: -1, x: camera.x, y: camera.y }, view, waiting);
     while (waiting.length) {
@@ -74,12 +69,11 @@ export class GraphPainter {
     level: Level,
     { zoom }: Camera,
     origin: Place,
-    view: { width: number; height: number; isSmall: boolean },
+    view: { width: number; height: number },
     waiting: Place[],
   ): void {
     const { layout, at } = scene;
-    if (ROW_GAP * zoom >= SMALLEST && !view.isSmall)
-      this.paintLines(painter, scene, level, zoom, origin, view);
+    if (ROW_GAP * zoom >= SMALLEST) this.paintLines(painter, scene, level, zoom, origin, view);
     for (const node of level.items) {
       if (level.owner < 0 && !layout.isShown(node)) continue;
       const x = origin.x + at.x[node] * zoom;
@@ -87,26 +81,19 @@ export class GraphPainter {
       const width = at.width[node] * zoom;
       const height = at.height[node] * zoom;
       if (y + height < 0 || y > view.height || x + width < 0 || x > view.width || height < SMALLEST) continue;
-      this.drawn.set(node, { x, y, width, height });
+      const area = { x, y, width, height };
+      this.drawn.set(node, area);
       const isOpen = layout.isOpen(node) && height > 3 * SMALLEST;
       if (isOpen) {
-        this.paintGroup(painter, scene, node, x, y, width, height, zoom);
+        this.paintGroup(painter, scene, node, area, zoom);
         waiting.push({ node, x, y });
-      } else this.paintNode(painter, scene, node, x, y, width, height, zoom);
+      } else this.paintNode(painter, scene, node, area, zoom);
     }
   }
 
-  private paintGroup(
-    painter: Painter,
-    scene: Scene,
-    node: number,
-    x: number,
-    y: number,
-    width: number,
-    height: number,
-    zoom: number,
-  ): void {
+  private paintGroup(painter: Painter, scene: Scene, node: number, area: Area, zoom: number): void {
     const { theme, model } = scene;
+    const { x, y, width, height } = area;
     const isRecomputed = model.phase(node) === "recompute";
     const radius = Math.min(8, 8 * zoom);
     painter.rect(
@@ -118,7 +105,7 @@ export class GraphPainter {
       this.borderOf(scene, node, isRecomputed),
       radius,
     );
-    this.paintMarks(painter, scene, node, x, y, width, height, zoom);
+    this.paintMarks(painter, scene, node, area, zoom);
     const size = 12 * zoom;
     if (size < SMALLEST_TEXT) return;
     const value = this.valueText(scene, node);
@@ -130,25 +117,17 @@ export class GraphPainter {
       bold: true,
     });
     if (value && room - name.length > value.length + 2)
-      painter.text(value, x + width - 8 * zoom, y + 16 * zoom, {
+      painter.text(value, x + width - (scene.nonfinite[node] > 0 ? 36 : 8) * zoom, y + 16 * zoom, {
         color: theme.dim,
         size: size * 0.92,
         align: "right",
       });
   }
 
-  private paintNode(
-    painter: Painter,
-    scene: Scene,
-    node: number,
-    x: number,
-    y: number,
-    width: number,
-    height: number,
-    zoom: number,
-  ): void {
+  private paintNode(painter: Painter, scene: Scene, node: number, area: Area, zoom: number): void {
     const { theme, model, layout, overlay } = scene;
-    const value = overlay?.nodes[node] ?? NaN;
+    const { x, y, width, height } = area;
+    const value = scene.value(node);
     const isColored = overlay !== null && !Number.isNaN(value);
     const fill = isColored ? overlay.color(value) : theme.box;
     if (height < 4) {
@@ -159,14 +138,11 @@ export class GraphPainter {
     const isRecomputed = model.phase(node) === "recompute";
     const radius = Math.min(isLeaf ? height / 2 : 6 * zoom, height / 2);
     const border = this.borderOf(scene, node, isRecomputed);
-    const isFolded =
-      model.graph.table.number("count", node) > 1 &&
-      layout.levels.representative(node) === node &&
-      this.isFirstOfRun(scene, node);
-    if (isFolded) painter.rect(x + 4 * zoom, y + 4 * zoom, width, height, theme.background, border, radius);
+    if (this.standsForOthers(scene, node))
+      painter.rect(x + 4 * zoom, y + 4 * zoom, width, height, theme.background, border, radius);
     painter.rect(x, y, width, height, isRecomputed && !isColored ? theme.background : fill, border, radius);
-    this.paintStrip(painter, scene, node, x, y, width, height, zoom);
-    this.paintMarks(painter, scene, node, x, y, width, height, zoom);
+    this.paintStrip(painter, scene, node, area, zoom);
+    this.paintMarks(painter, scene, node, area, zoom);
     const size = 12 * zoom;
     if (size < SMALLEST_TEXT) return;
     const color = isColored ? textOn(fill) : theme.text;
@@ -189,26 +165,26 @@ export class GraphPainter {
     });
   }
 
-  private isFirstOfRun(scene: Scene, node: number): boolean {
-    const { graph } = scene.model;
+  /** Whether a node is drawn in place of its equal siblings; not merely because the group around it is. */
+  private standsForOthers({ model, layout }: Scene, node: number): boolean {
+    const { graph } = model;
+    const count = (row: number) => graph.table.number("count", row);
     const outer = graph.parent[node];
-    return outer < 0 || !(graph.table.number("count", outer) > 1);
+    return count(node) > 1 && layout.isFolded(node) && !(outer >= 0 && count(outer) > 1);
   }
 
   private title(scene: Scene, node: number): string {
-    const name = scene.model.nodeName(node);
-    const count = scene.model.graph.table.number("count", node);
-    const isFolded =
-      count > 1 &&
-      this.isFirstOfRun(scene, node) &&
-      scene.layout.levels.shown(node) === node &&
-      scene.layout.isFolded(node);
-    return isFolded ? `${name}  ×${count}` : name;
+    const { model } = scene;
+    const name = model.nodeName(node);
+    if (!this.standsForOthers(scene, node)) return name;
+    const members = [node, ...model.foldedInto.get(node)].map((each) => Number(model.nodeName(each)));
+    const { low, high } = findRange(members);
+    const run = members.every(Number.isInteger) ? `${low}..${high}` : name;
+    return `${run}  ×${model.graph.table.number("count", node)}`;
   }
 
-  private valueText({ overlay }: Scene, node: number): string {
-    const value = overlay?.nodes[node] ?? NaN;
-    return overlay && !Number.isNaN(value) ? overlay.text(value) : "";
+  private valueText({ overlay, value }: Scene, node: number): string {
+    return overlay && !Number.isNaN(value(node)) ? overlay.text(value(node)) : "";
   }
 
   private borderOf({ theme, selected, related, hits }: Scene, node: number, isDashed: boolean) {
@@ -219,17 +195,9 @@ export class GraphPainter {
   }
 
   /** A red badge where values are not finite, here or inside. */
-  private paintMarks(
-    painter: Painter,
-    scene: Scene,
-    node: number,
-    x: number,
-    y: number,
-    width: number,
-    height: number,
-    zoom: number,
-  ): void {
+  private paintMarks(painter: Painter, scene: Scene, node: number, area: Area, zoom: number): void {
     if (!(scene.nonfinite[node] > 0)) return;
+    const { x, y, width, height } = area;
     const size = Math.max(5, Math.min(24 * zoom, height, 24));
     const wide = size > 13 ? size * 1.45 : size;
     painter.rect(
@@ -251,16 +219,8 @@ export class GraphPainter {
   }
 
   /** The values inside a closed group, in the order of execution, as a strip of colours. */
-  private paintStrip(
-    painter: Painter,
-    scene: Scene,
-    node: number,
-    x: number,
-    y: number,
-    width: number,
-    height: number,
-    zoom: number,
-  ): void {
+  private paintStrip(painter: Painter, scene: Scene, node: number, area: Area, zoom: number): void {
+    const { x, y, width, height } = area;
     if (!scene.overlay || height < 14 || !scene.model.graph.children(node).length) return;
     let strip = this.strips.get(node);
     if (!strip) this.strips.set(node, (strip = this.makeStrip(scene, node)));
@@ -284,7 +244,8 @@ export class GraphPainter {
         Math.floor((cell / cells) * inside.length),
         Math.floor(((cell + 1) / cells) * inside.length),
       );
-      return part.length ? overlay!.color(overlay!.isKinds ? part[0] : Math.max(...part)) : null;
+      const most = part.reduce((most, each) => Math.max(most, each));
+      return overlay!.color(overlay!.isKinds ? part[0] : most);
     });
   }
 

@@ -3,10 +3,10 @@
 import type { Context, Picture, TextTable, View } from "../context";
 import { button, h } from "../dom";
 import { shorten } from "../format";
-import { CanvasPainter, type Painter } from "../painter";
+import type { Painter } from "../painter";
 import type { State } from "../state";
 import { movesLess, readTheme } from "../theme";
-import { fitCanvas } from "../views/canvas";
+import { type Drawn, Drawing } from "../views/canvas";
 import { GraphLayout, Motion, TITLE } from "./layout";
 import { Minimap } from "./minimap";
 import { paintRelations } from "./relations";
@@ -16,24 +16,23 @@ import { type Camera, GraphPainter, type Scene } from "./paint";
 const MOVE_MS = 150;
 const MARGIN = 28;
 
-export class GraphView implements View {
+export class GraphView implements View, Drawn {
   readonly element = h("section", { class: "view graph", "aria-label": "Graph" });
-  private readonly canvas = h("canvas", {
-    tabindex: "0",
-    role: "img",
-    "aria-label": "Graph of the modules and ops. Press t for a table.",
-  });
-  private readonly box = h("div", { class: "canvasbox" }, this.canvas);
-  private readonly tip = h("div", { class: "tip" });
+  private readonly drawing = new Drawing("Graph of the modules and ops. Press t for a table.", this);
   private readonly bar = h("div", { class: "bar" });
   private readonly layout: GraphLayout;
   private readonly painter = new GraphPainter();
   private readonly minimap: Minimap;
   private readonly nonfinite: Float64Array;
   private camera: Camera = { x: MARGIN, y: MARGIN, zoom: 1 };
-  private motion: { from: Motion; began: number } | null = null;
-  private drag: { x: number; y: number; camera: Camera; moved: boolean } | null = null;
+  private motion: { from: Motion; began: number; right: number; down: number } | null = null;
+  /** The group that was opened or closed last: its corner keeps its place on the screen. */
+  private toggled = -1;
   private isFitted = false;
+  /** Whether the selection was made elsewhere, and is to come into sight. */
+  private isRevealing = false;
+  /** A node that was chosen in the picture: it is in sight, and a second click is to find it where it was. */
+  private picked: number | null = null;
   private isWaiting = false;
   private showsLeaves = false;
   private placed: unknown[] = [];
@@ -44,29 +43,34 @@ export class GraphView implements View {
     const column = model.graph.table.column("nonfinite");
     this.nonfinite = column ? model.graph.values(column) : new Float64Array(model.graph.size);
     this.minimap = new Minimap((x, y) => {
-      this.camera.x = this.box.clientWidth / 2 - x * this.camera.zoom;
-      this.camera.y = this.box.clientHeight / 2 - y * this.camera.zoom;
+      this.camera.x = this.drawing.width / 2 - x * this.camera.zoom;
+      this.camera.y = this.drawing.height / 2 - y * this.camera.zoom;
       this.schedule();
     });
-    this.tip.hidden = true;
-    this.box.append(this.minimap.element, this.tip);
+    this.minimap.element.hidden = !model.graph.size;
+    this.drawing.element.append(this.minimap.element);
+    this.drawing.canvas.addEventListener("dblclick", (event) => {
+      const node = this.nodeAt(event.offsetX, event.offsetY);
+      if (node >= 0) this.toggle(node);
+    });
     this.makeBar();
-    this.element.append(this.bar, this.box);
-    this.listen();
-    new ResizeObserver(() => {
-      this.draw();
-    }).observe(this.box);
+    this.element.append(this.bar, this.drawing.element);
   }
 
   private get state(): State {
     return this.context.store.state;
   }
 
-  /** The node that is drawn as selected: the chosen one, or that of the chosen module. */
-  private get selected(): number {
+  /** The chosen node, or that of the chosen module. */
+  private get chosen(): number {
     const { node, module } = this.state;
     const chosen = node >= 0 ? node : module >= 0 ? this.context.model.nodeOfModule(module) : -1;
-    return chosen >= 0 && chosen < this.context.model.graph.size ? this.layout.levels.shown(chosen) : -1;
+    return chosen < this.context.model.graph.size ? chosen : -1;
+  }
+
+  /** The node that is drawn as selected. */
+  private get selected(): number {
+    return this.chosen < 0 ? -1 : this.layout.levels.shown(this.chosen);
   }
 
   private makeBar(): void {
@@ -95,7 +99,10 @@ export class GraphView implements View {
           if (table.link("folded", node) >= 0) runs.add(table.link("folded", node));
         store.update({ unfolded: this.state.unfolded.size ? new Set() : runs });
       }),
-      h("span", { class: "dim hint", text: "Wheel zooms, drag moves, double click opens." }),
+      h("span", {
+        class: "dim hint",
+        text: `${model.ofShownStep} Double click opens.`,
+      }),
     );
   }
 
@@ -107,52 +114,17 @@ export class GraphView implements View {
     this.context.store.update({ graphOpen: open });
   }
 
-  private listen(): void {
-    const { canvas } = this;
-    canvas.addEventListener(
-      "wheel",
-      (event) => {
-        event.preventDefault();
-        if (event.shiftKey) {
-          this.camera.x -= event.deltaY;
-          this.schedule();
-        } else
-          this.zoom(
-            Math.exp(-Math.max(-80, Math.min(80, event.deltaY)) * 0.004),
-            event.offsetX,
-            event.offsetY,
-          );
-      },
-      { passive: false },
-    );
-    canvas.addEventListener("pointerdown", (event) => {
-      this.drag = { x: event.offsetX, y: event.offsetY, camera: { ...this.camera }, moved: false };
-      canvas.setPointerCapture(event.pointerId);
-    });
-    canvas.addEventListener("pointermove", (event) => {
-      if (this.drag) this.pan(event.offsetX, event.offsetY);
-      else this.hover(event.offsetX, event.offsetY);
-    });
-    canvas.addEventListener("pointerup", (event) => {
-      if (this.drag && !this.drag.moved) this.pick(event.offsetX, event.offsetY);
-      this.drag = null;
-    });
-    canvas.addEventListener("dblclick", (event) => {
-      const node = this.nodeAt(event.offsetX, event.offsetY);
-      if (node >= 0) this.toggle(node);
-    });
-    canvas.addEventListener("pointerleave", () => (this.tip.hidden = true));
+  scrollBy(pixels: number): void {
+    this.pan(-pixels, 0);
   }
 
-  private pan(x: number, y: number): void {
-    const drag = this.drag!;
-    if (Math.hypot(x - drag.x, y - drag.y) > 3) drag.moved = true;
-    this.camera.x = drag.camera.x + x - drag.x;
-    this.camera.y = drag.camera.y + y - drag.y;
+  pan(right: number, down: number): void {
+    this.camera.x += right;
+    this.camera.y += down;
     this.schedule();
   }
 
-  private zoom(factor: number, x: number, y: number): void {
+  zoom(factor: number, x: number, y: number): void {
     const zoom = Math.max(0.0005, Math.min(3, this.camera.zoom * factor));
     const by = zoom / this.camera.zoom;
     this.camera = { x: x - (x - this.camera.x) * by, y: y - (y - this.camera.y) * by, zoom };
@@ -161,7 +133,7 @@ export class GraphView implements View {
 
   /** Shows the whole graph; at first only as much as can be read. */
   private fit(smallest = 0): void {
-    const { clientWidth: width, clientHeight: height } = this.box;
+    const { width, height } = this.drawing;
     const whole = Math.min(
       (width - 2 * MARGIN) / this.layout.wide,
       (height - 2 * MARGIN) / this.layout.high,
@@ -176,14 +148,16 @@ export class GraphView implements View {
     this.schedule();
   }
 
-  private pick(x: number, y: number): void {
-    this.canvas.focus({ preventScroll: true });
+  pick(x: number, y: number): void {
     const node = this.nodeAt(x, y);
     if (node < 0) return;
     const place = this.painter.drawn.get(node)!;
     const isOnTwist = x < place.x + 20 * this.camera.zoom && y < place.y + TITLE * this.camera.zoom;
     if (isOnTwist && this.context.model.graph.children(node).length) this.toggle(node);
-    else this.context.select({ node, module: this.context.model.moduleOfNode(node), site: -1 });
+    else {
+      this.picked = node;
+      this.go(node);
+    }
   }
 
   /** The innermost node that was drawn at a point. */
@@ -202,6 +176,7 @@ export class GraphView implements View {
     if (!model.graph.children(node).length) return;
     const isOpen = !this.state.graphOpen.has(node);
     const open = new Set(this.state.graphOpen);
+    this.toggled = node;
     const forward = this.layout.levels.forwardOf(node);
     const base = forward >= 0 ? forward : node;
     for (const each of [node, base, ...this.layout.levels.twinsOf(base)])
@@ -211,15 +186,19 @@ export class GraphView implements View {
   }
 
   update(changed: ReadonlySet<keyof State>): void {
+    if (changed.has("view") || this.picked !== this.state.node)
+      this.isRevealing ||= ["node", "module", "view"].some((key) => changed.has(key as keyof State));
+    this.picked = null;
+    if (this.isRevealing && this.layout.levels.isLeaf(this.selected)) this.showsLeaves = true;
     this.bar.children[3].setAttribute("aria-pressed", String(this.state.backward));
     this.bar.children[4].setAttribute("aria-pressed", String(this.showsLeaves));
     this.bar.children[5].setAttribute("aria-pressed", String(this.state.unfolded.size > 0));
     this.place();
-    if (!this.isFitted && this.box.clientWidth) {
+    if (!this.isFitted && this.drawing.width) {
       this.isFitted = true;
       this.fit(0.8);
     }
-    if (changed.has("node") || changed.has("module") || changed.has("view")) this.reveal();
+    if (this.isRevealing) this.reveal();
     this.schedule();
   }
 
@@ -230,23 +209,38 @@ export class GraphView implements View {
     if (wanted.every((each, at) => each === this.placed[at])) return;
     const isFirst = !this.placed.length;
     this.placed = wanted;
-    const motion = new Motion(this.layout);
+    const from = new Motion(this.layout);
+    const [x, y] = this.layout.position(this.toggled);
     this.layout.place(graphOpen, unfolded, this.showsLeaves, backward);
+    const [left, top] = this.layout.position(this.toggled);
+    this.toggled = -1;
+    const [right, down] = [(left - x) * this.camera.zoom, (top - y) * this.camera.zoom];
+    this.pan(-right, -down);
     this.minimap.forget();
-    this.motion = isFirst || movesLess() ? null : { from: motion, began: performance.now() };
+    this.motion = isFirst || movesLess() ? null : { from, began: performance.now(), right, down };
   }
 
-  /** Opens what is around the selection, and moves the view so that it can be seen. */
+  /** Opens and unfolds what is around the selection; once all is, moves the view so that it can be seen. */
   private reveal(): void {
-    const { selected } = this;
-    if (selected < 0) return;
-    const closed = this.context.model.graph
-      .ancestors(selected)
-      .filter((node) => !this.state.graphOpen.has(node));
-    if (closed.length)
-      this.context.store.update({ graphOpen: new Set([...this.state.graphOpen, ...closed]) });
+    const { chosen, layout } = this;
+    const { graphOpen, unfolded, backward } = this.state;
+    const { graph } = this.context.model;
+    const around = graph.ancestors(chosen);
+    const isHidden = chosen >= 0 && !layout.isShown(around[0] ?? chosen);
+    const folded = [...around, chosen].find((node) => layout.levels.representative(node) !== node) ?? -1;
+    this.isRevealing = isHidden || folded >= 0 || around.some((node) => !graphOpen.has(node));
+    if (this.isRevealing)
+      this.context.store.update({
+        backward: isHidden || backward,
+        graphOpen: new Set([...graphOpen, ...around]),
+        unfolded: folded < 0 ? unfolded : new Set([...unfolded, graph.table.link("folded", folded)]),
+      });
+    else if (chosen >= 0) this.bringIntoSight(chosen);
+  }
+
+  private bringIntoSight(selected: number): void {
     const { zoom } = this.camera;
-    const { clientWidth: width, clientHeight: height } = this.box;
+    const { width, height } = this.drawing;
     const [left, top] = this.layout.position(selected);
     const x = this.camera.x + left * zoom;
     const y = this.camera.y + top * zoom;
@@ -263,19 +257,13 @@ export class GraphView implements View {
     this.isWaiting = true;
     requestAnimationFrame(() => {
       this.isWaiting = false;
-      this.draw();
+      this.drawing.draw();
     });
   }
 
-  private draw(): void {
-    const { clientWidth: width, clientHeight: height } = this.box;
-    if (!width || !height || !this.placed.length) return;
-    this.paint(new CanvasPainter(fitCanvas(this.canvas, width, height)), width, height);
-    this.minimap.draw(this.scene(1), this.camera, width, height);
-  }
-
-  private paint(painter: Painter, width: number, height: number): void {
+  paint(painter: Painter, width: number, height: number): void {
     const { context } = this;
+    if (!this.placed.length) return;
     if (!context.model.graph.size) {
       painter.text("This recording has no graph: record with ops=True to see one.", 20, 40, {
         color: readTheme().dim,
@@ -284,8 +272,12 @@ export class GraphView implements View {
     }
     const share = this.motion ? Math.min(1, (performance.now() - this.motion.began) / MOVE_MS) : 1;
     const scene = this.scene(share);
-    this.painter.paint(painter, scene, this.camera, width, height);
+    const rest = this.motion ? (1 - share) ** 2 : 0;
+    const { x, y, zoom } = this.camera;
+    const camera = { x: x + rest * (this.motion?.right ?? 0), y: y + rest * (this.motion?.down ?? 0), zoom };
+    this.painter.paint(painter, scene, camera, width, height);
     paintRelations(painter, scene, this.painter.drawn, (node) => this.visible(node));
+    this.minimap.draw(scene, this.camera, width, height);
     if (share < 1) this.schedule();
     else this.motion = null;
   }
@@ -308,12 +300,26 @@ export class GraphView implements View {
       layout,
       at,
       overlay: context.overlay,
+      value: (node) => this.value(node),
       nonfinite: this.nonfinite,
       selected,
       related,
       hits,
       theme: readTheme(),
     };
+  }
+
+  /** What the overlay says of a node, together with those that it stands for. */
+  private value(node: number): number {
+    const { overlay, model } = this.context;
+    const [other] = model.foldedInto.get(node);
+    const standsForOthers = other !== undefined && this.layout.levels.shown(other) === node;
+    return (standsForOthers ? overlay?.folded : overlay?.nodes)?.[node] ?? NaN;
+  }
+
+  private valueText(node: number): string {
+    const value = this.value(node);
+    return Number.isNaN(value) ? "" : this.context.overlay!.text(value);
   }
 
   /** The node, or the outermost closed group around it. */
@@ -323,19 +329,13 @@ export class GraphView implements View {
     return this.context.model.graph.ancestors(shown).find((outer) => !this.layout.isOpen(outer)) ?? shown;
   }
 
-  private hover(x: number, y: number): void {
+  describe(x: number, y: number): string {
     const node = this.nodeAt(x, y);
-    this.tip.hidden = node < 0;
-    if (node < 0) return;
+    if (node < 0) return "";
     const { model, overlay } = this.context;
-    const value =
-      overlay && !Number.isNaN(overlay.nodes[node])
-        ? `\n${overlay.choice.label}: ${overlay.text(overlay.nodes[node])}`
-        : "";
+    const value = this.valueText(node);
     const shape = model.graph.table.text("shape", node);
-    this.tip.textContent = `${shorten(model.nodePath(node), 300)}${shape && `\n${shape}`}${value}`;
-    this.tip.style.left = `${Math.min(x + 14, this.box.clientWidth - 280)}px`;
-    this.tip.style.top = `${Math.min(y + 18, this.box.clientHeight - 60)}px`;
+    return `${shorten(model.nodePath(node), 300)}${shape && `\n${shape}`}${value && `\n${overlay?.choice.label}: ${value}`}`;
   }
 
   onKey(event: KeyboardEvent): boolean {
@@ -344,7 +344,7 @@ export class GraphView implements View {
     const { graph } = model;
     const isGroup = selected >= 0 && graph.children(selected).length > 0;
     const isOpen = this.state.graphOpen.has(selected);
-    const middle: [number, number] = [this.box.clientWidth / 2, this.box.clientHeight / 2];
+    const middle: [number, number] = [this.drawing.width / 2, this.drawing.height / 2];
     if (event.key === " ") this.fit();
     else if (event.key === "+" || event.key === "=") this.zoom(1.3, ...middle);
     else if (event.key === "-") this.zoom(1 / 1.3, ...middle);
@@ -354,7 +354,6 @@ export class GraphView implements View {
       this.go(graph.parent[selected]);
     else if (event.key === "E") this.openAll(selected);
     else if (event.key === "C") store.update({ graphOpen: new Set(graph.children(-1)) });
-    else if (event.key === "Escape") this.context.select({ node: -1, module: -1, site: -1 });
     else if (event.key.startsWith("Arrow")) {
       const next = nodeBeside(this.layout, graph, selected, event.key);
       if (next >= 0) this.go(next);
@@ -367,8 +366,7 @@ export class GraphView implements View {
   }
 
   picture(): Picture {
-    const { clientWidth: width, clientHeight: height } = this.box;
-    return { width, height, paint: (painter) => { this.paint(painter, width, height); } }; // prettier-ignore
+    return this.drawing.picture();
   }
 
   table(): TextTable {
@@ -390,7 +388,7 @@ export class GraphView implements View {
           model.nodePath(node),
           model.phase(node),
           model.graph.table.text("shape", node),
-          overlay && !Number.isNaN(overlay.nodes[node]) ? overlay.text(overlay.nodes[node]) : "",
+          this.valueText(node),
           names(model.into.get(node), "source"),
           names(model.outOf.get(node), "target"),
         ]),

@@ -1,15 +1,13 @@
 /** Axes and lines of charts. */
 
-import { formatTick } from "../format";
-import type { Painter } from "../painter";
+import { findRange } from "../colors";
+import { formatNumber, formatTick, shorten } from "../format";
+import type { Area, Painter } from "../painter";
 import { readTheme } from "../theme";
 
-export interface Area {
-  x: number;
-  y: number;
-  width: number;
-  height: number;
-}
+/** The room on the left of a chart for names, and the height of a chart. */
+export const LEFT = 260;
+export const CHART = 170;
 
 export interface Series {
   label: string;
@@ -48,6 +46,28 @@ export function drawAxis(
   }
 }
 
+/** Draws lines with their title, names and values at `marked` on the left. */
+export function drawChart(
+  painter: Painter,
+  top: number,
+  width: number,
+  title: string,
+  series: readonly Series[],
+  name: (at: number) => string,
+  marked: number,
+): void {
+  const theme = readTheme();
+  painter.text(shorten(title, 34), 12, top + 22, { color: theme.text, bold: true });
+  series.forEach(({ label, color, values }, at) => {
+    const level = top + 42 + at * 15;
+    painter.rect(12, level - 9, 9, 9, color);
+    const value = marked < 0 ? "" : values[marked] === Infinity ? "not finite" : formatNumber(values[marked]);
+    painter.text(shorten(label, value ? 21 : 28), 26, level, { color: theme.text, size: 11 });
+    painter.text(value, LEFT - 62, level, { color: theme.dim, size: 11, align: "right" });
+  });
+  drawLines(painter, { x: LEFT, y: top + 12, width, height: CHART - 44 }, series, name, marked);
+}
+
 /** Draws lines over positions 0, 1, 2 ... with an axis on the left. What is not finite is a mark at the bottom. */
 export function drawLines(
   painter: Painter,
@@ -58,17 +78,12 @@ export function drawLines(
 ): void {
   const theme = readTheme();
   const { x, y, width, height } = area;
-  const all = series.flatMap(({ values }) => values.filter(Number.isFinite));
-  const positive = all.filter((value) => value > 0);
-  const isLog = all.length > 0 && positive.length === all.length && Math.max(...all) / Math.min(...all) > 200;
+  const range = findRange(...series.map(({ values }) => values));
+  const isLog = range.low > 0 && range.high / range.low > 200;
   const convert = isLog ? Math.log10 : (value: number) => value;
-  let low = Math.min(...all.map(convert));
-  let high = Math.max(...all.map(convert));
-  if (!(high > low))
-    [low, high] = [(Number.isFinite(low) ? low : 0) - 0.5, (Number.isFinite(low) ? low : 0) + 0.5];
-  const margin = (high - low) * 0.05;
-  low -= margin;
-  high += margin;
+  const [least, most] = [convert(range.low), convert(range.high)];
+  const margin = most > least ? (most - least) * 0.05 : 0.5;
+  const [low, high] = [least - margin, most + margin];
   const count = Math.max(1, ...series.map(({ values }) => values.length));
   const at = (index: number) => x + (index / Math.max(1, count - 1)) * width;
   const up = (value: number) => y + height - ((convert(value) - low) / (high - low)) * height;

@@ -3,7 +3,7 @@
 import type { Context } from "../context";
 import { button, h, replaceChildren } from "../dom";
 import { formatNumber, formatValue, shorten } from "../format";
-import type { Table } from "../payload";
+import type { Column, Table } from "../payload";
 import { drawHistogram, histogramAt } from "./histogram";
 
 /** Columns that say where a row stands, and are no facts of their own. */
@@ -23,7 +23,11 @@ const HIDDEN = new Set([
 const MOST_LINKS = 12;
 
 export class DetailPane {
-  readonly element = h("aside", { class: "detail", "aria-label": "Details of the selection" });
+  readonly element = h("aside", {
+    class: "detail",
+    "aria-label": "Details of the selection",
+    tabindex: "-1",
+  });
 
   constructor(private readonly context: Context) {}
 
@@ -105,9 +109,12 @@ export class DetailPane {
     this.element.querySelector(".copied")?.remove();
     this.element.querySelector(".actions")?.after(box);
     box.select();
-    // A frame without an origin has no clipboard; the old way works there, and else the text is selected.
-    if (!document.execCommand("copy")) void navigator.clipboard?.writeText(text).catch(() => undefined);
-    this.context.say("Copied.");
+    // A frame without an origin has no clipboard; the old way works there.
+    const isCopied = document.execCommand("copy") ? Promise.resolve() : navigator.clipboard?.writeText(text);
+    (isCopied ?? Promise.reject(new Error())).then(
+      () => { this.context.say("Copied."); },
+      () => { this.context.say("The browser does not let this page copy. The text is selected."); },
+    ); // prettier-ignore
   }
 
   private describeNode(node: number): HTMLElement[] {
@@ -116,23 +123,29 @@ export class DetailPane {
     const parts = [section("In this call", facts(nodes, node))];
     const twin = nodes.link("twin", node);
     const twins = [...(twin >= 0 ? [twin] : []), ...model.twinsOf.get(node)];
-    const links = (rows: readonly number[]) => rows.map((row) => this.linkNode(row));
-    const from = model.into.get(node).map((edge) => model.payload.tables.edges.link("source", edge));
-    const to = model.outOf.get(node).map((edge) => model.payload.tables.edges.link("target", edge));
-    if (from.length) parts.push(section("Reads from", list(links(from))));
-    if (to.length) parts.push(section("Read by", list(links(to))));
-    if (twins.length) parts.push(section("Forward and backward", list(links(twins))));
+    const [from, to] = [model.into.get(node), model.outOf.get(node)];
+    if (from.length)
+      parts.push(section("Reads from", list(from.map((edge) => this.linkEdge(edge, "source")))));
+    if (to.length) parts.push(section("Read by", list(to.map((edge) => this.linkEdge(edge, "target")))));
+    if (twins.length)
+      parts.push(section("Forward and backward", list(twins.map((each) => this.linkNode(each)))));
     return parts;
   }
 
-  private linkNode(node: number): HTMLElement {
+  /** Links the other end of an edge: as which argument it is read, and what flows. */
+  private linkEdge(edge: number, end: "source" | "target"): HTMLElement {
+    const { edges } = this.context.model.payload.tables;
+    const [slot, dtype, shape] = ["slot", "dtype", "shape"].map((name) => edges.text(name, edge));
+    return this.linkNode(edges.link(end, edge), [slot && `as ${slot}:`, dtype, shape]);
+  }
+
+  private linkNode(node: number, notes: readonly string[] = []): HTMLElement {
     const { model, select } = this.context;
     const path = model.nodePath(node);
     const link = button(shorten(path, 90), path.slice(0, 1000), () => {
       select({ node, module: model.moduleOfNode(node), site: -1 });
     });
-    const shape = model.payload.tables.nodes.text("shape", node);
-    const note = [model.phase(node), shape].filter(Boolean).join(" ");
+    const note = [model.phase(node), ...notes].filter(Boolean).join(" ");
     return h("li", {}, link, h("span", { class: "dim", text: ` ${note}` }));
   }
 
@@ -155,64 +168,82 @@ export class DetailPane {
     }
     const parameters = model.parametersOf.get(module);
     if (parameters.length) parts.push(section("Parameters", this.listParameters(parameters)));
-    const sites = model.sitesOf.get(module);
+    const { parameters: table } = model.payload.tables;
+    const listed = new Set(
+      parameters.flatMap((row) => [table.link("site", row), table.link("gradient", row)]),
+    );
+    const sites = model.sitesOf.get(module).filter((site) => !listed.has(site));
     if (sites.length)
       parts.push(
         section(`Measured at ${model.stepName(this.context.store.state.step)}`, this.listSites(sites)),
-        ...this.showHistogram(sites),
       );
+    parts.push(...this.showHistogram(model.sitesOf.get(module)));
     const calls = model.nodesOf.get(module).filter((node) => model.isLayer(node));
     if (calls.length) parts.push(section("Calls", list(calls.map((node) => this.linkNode(node)))));
     return parts;
   }
 
+  /** The parameters of a module, with what was measured of them and of their gradients at the chosen step. */
   private listParameters(rows: readonly number[]): HTMLElement {
     const { parameters } = this.context.model.payload.tables;
-    const lines = rows.map((row) =>
-      ["label", "shape", "dtype"]
-        .map((name) => parameters.text(name, row))
-        .filter(Boolean)
-        .join("  "),
+    const [statistic] = this.context.model.statistics();
+    const measured = (["site", "gradient"] as const).filter((end) =>
+      rows.some((row) => statistic && parameters.link(end, row) >= 0),
     );
-    return h("ul", {}, ...lines.map((text) => h("li", { class: "mono", text: shorten(text, 200) })));
+    const titles = { site: `${statistic?.spec.name}`, gradient: `gradient ${statistic?.spec.name}` };
+    const body = rows.map((row) => {
+      const name = parameters.text("label", row);
+      const site = parameters.link("site", row);
+      return h(
+        "tr",
+        {},
+        h("td", {}, site >= 0 ? this.linkSite(site, name) : shorten(name, 40)),
+        h("td", { class: "mono", text: parameters.text("shape", row) }),
+        h("td", { class: "mono", text: parameters.text("dtype", row) }),
+        ...measured.map((end) => this.makeCell(statistic, parameters.link(end, row))),
+      );
+    });
+    return smallTable(["name", "shape", "dtype", ...measured.map((end) => titles[end])], body);
   }
 
   private listSites(sites: readonly number[]): HTMLElement {
-    const { model, store, select } = this.context;
-    const position = model.seriesPosition(store.state.step);
+    const { model } = this.context;
     const columns = model.statistics().slice(0, 4);
-    const head = h(
-      "tr",
-      {},
-      h("th", { text: "tensor" }),
-      ...columns.map(({ spec }) => h("th", { text: spec.name, title: spec.label })),
-    );
-    const rows = sites.map((site) => {
-      const name =
-        model.payload.tables.sites.text("role", site) + model.payload.tables.sites.text("slot", site);
-      const link = button(
-        shorten(name, 40),
-        `${model.siteName(site)}: show its values over the steps`,
-        () => {
-          select({ site, view: "values" });
-        },
+    const body = sites.map((site) => {
+      const { sites: table } = model.payload.tables;
+      const name = table.text("role", site) + table.text("slot", site);
+      return h(
+        "tr",
+        {},
+        h("td", {}, this.linkSite(site, name)),
+        ...columns.map((column) => this.makeCell(column, site)),
       );
-      const bad = model.payload.tables.series.column("nonfinite");
-      const isBad = bad !== undefined && model.seriesValue(bad, site, position) > 0;
-      const cells = columns.map((column) => {
-        const value = model.seriesValue(column, site, position);
-        return h("td", {
-          class: isBad && Number.isNaN(value) ? "number badtext" : "number",
-          text: isBad && Number.isNaN(value) ? "NaN" : formatNumber(value),
-        });
-      });
-      return h("tr", {}, h("td", {}, link), ...cells);
     });
-    return h(
-      "div",
-      { class: "scroll" },
-      h("table", { class: "small" }, h("thead", {}, head), h("tbody", {}, ...rows)),
-    );
+    return smallTable(["tensor", ...columns.map(({ spec }) => spec.name)], body);
+  }
+
+  private linkSite(site: number, name: string): HTMLElement {
+    const { model, select, store } = this.context;
+    const about = `${model.siteName(site)}: show its values over the steps`;
+    return button(shorten(name, 40), about, () => {
+      select({ site, view: "values" });
+      store.update({ role: "" });
+    });
+  }
+
+  /** A statistic of a site at the chosen step; of none, an empty cell. */
+  private makeCell(column: Column, site: number): HTMLElement {
+    const { model, store } = this.context;
+    if (site < 0) return h("td");
+    const position = model.seriesPosition(store.state.step);
+    const value = model.seriesValue(column, site, position);
+    const bad = model.payload.tables.series.column("nonfinite");
+    const isBad = Number.isNaN(value) && bad !== undefined && model.seriesValue(bad, site, position) > 0;
+    return h("td", {
+      class: isBad ? "number badtext" : "number",
+      text: isBad ? "NaN" : formatNumber(value),
+      title: column.spec.label,
+    });
   }
 
   private showHistogram(sites: readonly number[]): HTMLElement[] {
@@ -222,6 +253,15 @@ export class DetailPane {
     if (!histogram) return [];
     return [section(`Magnitudes of ${shorten(model.siteName(site), 60)}`, drawHistogram(histogram))];
   }
+}
+
+function smallTable(head: readonly string[], body: readonly HTMLElement[]): HTMLElement {
+  const titles = h("tr", {}, ...head.map((text) => h("th", { text })));
+  return h(
+    "div",
+    { class: "scroll" },
+    h("table", { class: "small" }, h("thead", {}, titles), h("tbody", {}, ...body)),
+  );
 }
 
 function section(title: string, content: HTMLElement): HTMLElement {

@@ -1,21 +1,18 @@
 /** What the recording's checks found, each with a link to its place; then what the recording is. */
 
 import type { Context, TextTable, View } from "../context";
-import { button, h, replaceChildren } from "../dom";
+import { button, h } from "../dom";
 import { shorten } from "../format";
 import type { Finding } from "../payload";
 
 export class FindingsView implements View {
   readonly element = h("section", { class: "view findings", "aria-label": "Findings" });
 
-  constructor(private readonly context: Context) {}
-
-  update(): void {
+  constructor(private readonly context: Context) {
     const { payload } = this.context.model;
     const found = payload.findings.map((finding) => this.makeFinding(finding));
     const none = h("p", { class: "hint", text: "No check has found anything in this recording." });
-    replaceChildren(
-      this.element,
+    this.element.append(
       h("h2", { text: "Findings" }),
       ...(found.length ? found : [none]),
       ...lines("What the recording says of itself", payload.notes),
@@ -32,11 +29,13 @@ export class FindingsView implements View {
     );
   }
 
+  /** What was found does not depend on what is chosen. */
+  update(): void {}
+
   private makeFinding(finding: Finding): HTMLElement {
     const { model, select } = this.context;
     const place =
-      finding.site >= 0 ? model.siteName(finding.site)
-      : finding.node >= 0 ? model.nodePath(finding.node)
+      finding.node >= 0 ? model.nodePath(finding.node)
       : finding.module >= 0 ? model.modulePath(finding.module)
       : ""; // prettier-ignore
     const step = finding.step >= 0 ? `, ${model.stepName(finding.step)}` : "";
@@ -44,9 +43,9 @@ export class FindingsView implements View {
       ? button(`Show ${shorten(place, 80)}${step}`, `Select ${place.slice(0, 500)}${step}`, () => {
           const module =
             finding.module >= 0 ? finding.module : finding.node >= 0 ? model.moduleOfNode(finding.node) : -1;
-          const { node, site } = finding;
-          const view = node >= 0 ? "graph" : site >= 0 ? "values" : "modules";
-          select({ module, node, site, view, ...(finding.step >= 0 ? { step: finding.step } : {}) });
+          const { node } = finding;
+          const view = node >= 0 ? "graph" : "modules";
+          select({ module, node, site: -1, view, ...(finding.step >= 0 ? { step: finding.step } : {}) });
         })
       : null;
     return h(

@@ -1,5 +1,6 @@
 /** The histogram of magnitudes of one tensor at one step: how many elements lie in each power of two. */
 
+import { findRange } from "../colors";
 import { h } from "../dom";
 import { formatCount } from "../format";
 import type { Model } from "../model";
@@ -8,6 +9,7 @@ export interface Histogram {
   counts: Float64Array;
   /** Bin i counts magnitudes from 2 ** (exponent + i) up to twice that. */
   exponent: number;
+  /** NaN where it is not known. */
   zeros: number;
 }
 
@@ -22,17 +24,16 @@ export function histogramAt(model: Model, site: number, step: number): Histogram
   if (found < 0) return null;
   const first = histograms.link("first", found);
   const length = Math.max(0, histograms.link("length", found));
-  const zeros = histograms.number("zeros", found);
   return {
     counts: Float64Array.from({ length }, (_, at) => counts.number(first + at) || 0),
     exponent: histograms.link("exponent", found),
-    zeros: Number.isNaN(zeros) ? 0 : zeros,
+    zeros: histograms.number("zeros", found),
   };
 }
 
 /** Draws a histogram as bars, with what it shows as text for those who do not see it. */
 export function drawHistogram({ counts, exponent, zeros }: Histogram): HTMLElement {
-  const most = Math.max(1, ...counts);
+  const most = findRange(counts).high || 1;
   const bars = h("div", { class: "bars", role: "img", "aria-label": describe(counts, exponent, zeros) });
   counts.forEach((count, at) => {
     const bar = h("i", {
@@ -55,5 +56,6 @@ function describe(counts: Float64Array, exponent: number, zeros: number): string
   const parts = Array.from(counts, (count, at) =>
     count ? `${formatCount(count)} from 2^${exponent + at}` : "",
   );
-  return `Elements by magnitude: ${parts.filter(Boolean).join(", ")}; ${formatCount(zeros)} zeros.`;
+  if (!Number.isNaN(zeros)) parts.push(`${formatCount(zeros)} zeros`);
+  return `Elements by magnitude: ${parts.filter(Boolean).join(", ")}.`;
 }

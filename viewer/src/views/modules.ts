@@ -9,7 +9,7 @@ import type { State } from "../state";
 
 const ROW = 24;
 /** Columns that make the tree, and are no columns of the table. */
-const STRUCTURE = new Set(["label", "path", "root", "parent", "role", "folded", "count", "called"]);
+const STRUCTURE = new Set(["label", "path", "root", "parent", "role", "folded", "count"]);
 const SPARE = 8;
 const NAME_WIDTH = 230;
 const TEXT_WIDTH = 108;
@@ -41,9 +41,6 @@ export class ModuleTable implements View {
     this.grid.addEventListener("scroll", () => {
       this.drawRows();
     });
-    this.grid.addEventListener("keydown", (event) => {
-      if (this.onArrow(event)) event.preventDefault();
-    });
     this.body.addEventListener("click", (event) => {
       this.onClick(event);
     });
@@ -72,14 +69,19 @@ export class ModuleTable implements View {
         store.update({ flat: !this.state.flat });
       }),
       button("Open all", "Open all modules", () => {
-        const { modules } = this.context.model;
-        const all = Array.from(modules.order).filter((row) => modules.children(row).length);
-        store.update({ open: new Set(all), flat: false });
+        this.openAll();
       }),
       button("Close all", "Close all modules", () => {
         store.update({ open: new Set(), flat: false });
       }),
+      h("span", { class: "dim hint", text: this.context.model.ofShownStep }),
     );
+  }
+
+  private openAll(): void {
+    const { modules } = this.context.model;
+    const all = Array.from(modules.order).filter((row) => modules.children(row).length);
+    this.context.store.update({ open: new Set(all), flat: false });
   }
 
   update(changed: ReadonlySet<keyof State>): void {
@@ -171,13 +173,9 @@ export class ModuleTable implements View {
       const direction = sort === spec.name ? "ascending" : sort === `-${spec.name}` ? "descending" : "none";
       const arrow = { ascending: " ▲", descending: " ▼", none: "" }[direction];
       const next = { ascending: "", descending: spec.name, none: `-${spec.name}` }[direction];
-      const label = button(
-        spec.label + arrow,
-        `${spec.label}${spec.unit && ` (${spec.unit})`}. ${spec.about} Click to sort.`,
-        () => {
-          this.context.store.update({ sort: next });
-        },
-      );
+      const label = button(spec.label + arrow, `${spec.label}. ${spec.about} Click to sort.`, () => {
+        this.context.store.update({ sort: next });
+      });
       label.setAttribute("aria-label", `Sort by ${spec.label}`);
       return h(
         "div",
@@ -203,6 +201,7 @@ export class ModuleTable implements View {
     const selected = this.shownRow(this.state.module);
     const hits = new Set(this.context.hits.modules);
     const made: HTMLElement[] = [];
+    this.grid.removeAttribute("aria-activedescendant");
     for (let at = first; at < last; at++) made.push(this.makeRow(at, selected, hits));
     if (!this.rows.length) made.push(h("div", { class: "empty", text: "This recording has no modules." }));
     this.body.replaceChildren(...made);
@@ -240,13 +239,17 @@ export class ModuleTable implements View {
     const count = modules.number("count", row);
     const times =
       model.hasMembers(row) && count > 1 && !name.includes("×")
-        ? h("span", { class: "times", text: `×${count}` })
+        ? h("span", {
+            class: "times",
+            text: `×${count}`,
+            title: `${count} equal modules; numbers are of all`,
+          })
         : null;
     const each =
       model.hasMembers(row) && isOpen
         ? h("span", {
             class: "each",
-            text: this.state.each.has(row) ? "sum" : "each",
+            text: this.state.each.has(row) ? "show sum" : "show each",
             title: "Show the sum of the equal modules, or each of them",
           })
         : null;
@@ -309,7 +312,7 @@ export class ModuleTable implements View {
     else if ((at + 1) * ROW > this.grid.scrollTop + height) this.grid.scrollTop = (at + 1) * ROW - height;
   }
 
-  private onArrow(event: KeyboardEvent): boolean {
+  onKey(event: KeyboardEvent): boolean {
     const row = this.shownRow(this.state.module);
     const at = this.rows.indexOf(row);
     const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 15, PageUp: -15, Home: -1e9, End: 1e9 }[event.key];
@@ -323,6 +326,8 @@ export class ModuleTable implements View {
     if (["ArrowRight", "e"].includes(event.key) && isGroup && !isOpen)
       this.context.store.toggle("open", row, true);
     else if (event.key === "c" && isOpen) this.context.store.toggle("open", row, false);
+    else if (event.key === "E") this.openAll();
+    else if (event.key === "C") this.context.store.update({ open: new Set(), flat: false });
     else if (event.key === "ArrowLeft" && row >= 0)
       if (isOpen) this.context.store.toggle("open", row, false);
       else if (this.context.model.modules.parent[row] >= 0)

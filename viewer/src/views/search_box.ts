@@ -88,6 +88,7 @@ export class SearchBox {
   private link(path: string, note: string, module: number, node: number): HTMLElement {
     const { select, store } = this.context;
     const link = button("", path.slice(0, 500), () => {
+      this.close();
       const view = store.state.view === "findings" ? (node >= 0 ? "graph" : "modules") : store.state.view;
       select({ module, node, site: -1, view: node >= 0 && view === "modules" ? "graph" : view });
     });
@@ -98,16 +99,20 @@ export class SearchBox {
     return link;
   }
 
+  /** Gives the view free, and the keys to it. */
+  private close(): void {
+    (document.activeElement as HTMLElement | null)?.blur();
+    this.results.hidden = true;
+  }
+
   private onKey(event: KeyboardEvent): void {
     const links = [...this.results.querySelectorAll("button")];
     const at = links.indexOf(document.activeElement as HTMLButtonElement);
     if (event.key === "ArrowDown") (links[at + 1] ?? links[at])?.focus();
     else if (event.key === "ArrowUp") (at > 0 ? links[at - 1] : this.box).focus();
     else if (event.key === "Enter" && at < 0) links[0]?.click();
-    else if (event.key === "Escape") {
-      this.results.hidden = true;
-      this.box.blur();
-    } else return;
+    else if (event.key === "Escape") this.close();
+    else return;
     event.preventDefault();
     event.stopPropagation();
   }

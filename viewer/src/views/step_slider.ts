@@ -1,5 +1,6 @@
 /** The steps: a logged scalar as a line, and below it the slider that chooses one. */
 
+import { findRange } from "../colors";
 import type { Context } from "../context";
 import { button, h } from "../dom";
 import { formatNumber } from "../format";
@@ -14,7 +15,7 @@ export class StepSlider {
   readonly element = h("div", { class: "steps" });
   private readonly canvas = h("canvas", {
     role: "img",
-    "aria-label": "The first logged scalar over the steps",
+    "aria-label": "The loss, or the first logged number, over the steps",
   });
   private readonly slider = h("input", { type: "range", min: "0", step: "1", "aria-label": "Step" });
   private readonly label = h("span", { class: "steplabel", "aria-live": "polite" });
@@ -52,10 +53,12 @@ export class StepSlider {
     const { model, store } = this.context;
     const { step } = store.state;
     this.slider.value = String(Math.max(0, this.rows.indexOf(step)));
-    const [scalar] = model.scalars();
+    const scalars = model.scalars();
+    const scalar = scalars.find(({ spec }) => /loss/i.test(spec.label)) ?? scalars[0];
     const logged = scalar ? model.logged(scalar, step) : undefined;
     const value = logged === undefined ? "" : `  ${scalar.spec.label} ${formatNumber(logged) || "NaN"}`;
-    this.label.textContent = model.stepName(step) + value;
+    const kind = model.payload.tables.steps.text("kind", step);
+    this.label.textContent = model.stepName(step) + (kind && kind !== "train" ? ` (${kind})` : "") + value;
     this.slider.setAttribute("aria-valuetext", this.label.textContent);
     this.draw(scalar ? this.rows.map((row) => model.logged(scalar, row)) : []);
   }
@@ -63,9 +66,8 @@ export class StepSlider {
   private draw(values: readonly (number | undefined)[]): void {
     const painter = new CanvasPainter(fitCanvas(this.canvas, WIDTH, HEIGHT));
     const theme = readTheme();
-    const finite = values.filter((value) => value !== undefined && Number.isFinite(value)) as number[];
-    const low = Math.min(...finite);
-    const range = Math.max(...finite) - low || 1;
+    const { low, high } = findRange(values.map((value) => value ?? NaN));
+    const range = high - low || 1;
     const x = (at: number) => 8 + (at / Math.max(1, this.rows.length - 1)) * (WIDTH - 16);
     const points = values.flatMap((value, at) =>
       value !== undefined && Number.isFinite(value)

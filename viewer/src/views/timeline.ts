@@ -4,10 +4,9 @@ import { textOn } from "../colors";
 import type { Context, Picture, TextTable, View } from "../context";
 import { button, h } from "../dom";
 import { formatSeconds, shorten } from "../format";
-import { CanvasPainter, type Painter } from "../painter";
-import type { State } from "../state";
+import type { Painter } from "../painter";
 import { readTheme } from "../theme";
-import { fitCanvas } from "./canvas";
+import { type Drawn, Drawing } from "./canvas";
 import { drawAxis } from "./chart";
 import { firstAfter, fitLabel, makeTracks, rangeOf, ROW, TOP, type Track, TRACK_GAP as GAP } from "./tracks";
 
@@ -15,111 +14,68 @@ const LABEL = 132;
 /** Spans that are narrower than this are drawn as one. */
 const THIN = 1;
 
-export class TimelineView implements View {
+export class TimelineView implements View, Drawn {
   readonly element = h("section", { class: "view timeline", "aria-label": "Timeline" });
-  private readonly canvas = h("canvas", {
-    tabindex: "0",
-    role: "img",
-    "aria-label": "Timeline of calls and ops",
-  });
-  private readonly box = h("div", { class: "canvasbox" }, this.canvas);
-  private readonly tip = h("div", { class: "tip" });
+  private readonly drawing = new Drawing("Timeline of calls and ops. Press t for a table.", this);
   private readonly tracks: readonly Track[];
   private from = 0;
   private to = 1;
   private scroll = 0;
-  private drag: { x: number; y: number; from: number; scroll: number; moved: boolean } | null = null;
+  /** The chosen step that the view has turned to, or that was chosen in it. */
+  private followed = -1;
 
   constructor(private readonly context: Context) {
     this.tracks = makeTracks(context.model);
-    this.tip.hidden = true;
-    this.box.append(this.tip);
     const bar = h(
       "div",
       { class: "bar" },
       button("This step", "Show the step that is chosen", () => {
         this.showStep();
-        this.draw();
+        this.drawing.draw();
       }),
       button("All steps", "Show the whole recording", () => {
         this.showAll();
-        this.draw();
+        this.drawing.draw();
       }),
       button("Selection", "Zoom to the selected call", () => {
         this.showSelection();
       }),
       h("span", { class: "dim", text: "Wheel zooms, drag moves, click selects." }),
     );
-    this.element.append(bar, this.box);
-    this.showStep();
-    this.listen();
-    new ResizeObserver(() => {
-      this.draw();
-    }).observe(this.box);
+    this.element.append(bar, this.drawing.element);
   }
 
   private get spans() {
     return this.context.model.payload.tables.spans;
   }
 
-  private listen(): void {
-    const { canvas } = this;
-    canvas.addEventListener(
-      "wheel",
-      (event) => {
-        event.preventDefault();
-        if (event.shiftKey) this.scrollBy(event.deltaY);
-        else this.zoom(Math.exp(Math.max(-80, Math.min(80, event.deltaY)) * 0.004), event.offsetX);
-      },
-      { passive: false },
-    );
-    canvas.addEventListener("pointerdown", (event) => {
-      this.drag = { x: event.offsetX, y: event.offsetY, from: this.from, scroll: this.scroll, moved: false };
-      canvas.setPointerCapture(event.pointerId);
-    });
-    canvas.addEventListener("pointermove", (event) => {
-      if (this.drag) this.move(event.offsetX, event.offsetY);
-      else this.hover(event.offsetX, event.offsetY);
-    });
-    canvas.addEventListener("pointerup", (event) => {
-      if (this.drag && !this.drag.moved) this.pick(event.offsetX, event.offsetY);
-      this.drag = null;
-    });
-    canvas.addEventListener("pointerleave", () => {
-      this.tip.hidden = true;
-    });
+  pan(right: number, down: number): void {
+    const by = (right / this.width) * (this.to - this.from);
+    this.from -= by;
+    this.to -= by;
+    this.scrollBy(-down);
   }
 
-  private move(x: number, y: number): void {
-    const drag = this.drag!;
-    if (Math.hypot(x - drag.x, y - drag.y) > 3) drag.moved = true;
-    const range = this.to - this.from;
-    this.from = drag.from - ((x - drag.x) / this.width) * range;
-    this.to = this.from + range;
-    this.scroll = drag.scroll;
-    this.scrollBy(drag.y - y);
-  }
-
-  private scrollBy(pixels: number): void {
+  scrollBy(pixels: number): void {
     const last = this.tracks.at(-1);
     const height = last ? last.y + last.rows * ROW + GAP : 0;
-    this.scroll = Math.max(0, Math.min(height - this.box.clientHeight + 8, this.scroll + pixels));
-    this.draw();
+    this.scroll = Math.max(0, Math.min(height - this.drawing.height + 8, this.scroll + pixels));
+    this.drawing.draw();
   }
 
   private get width(): number {
-    return Math.max(1, this.box.clientWidth - LABEL);
+    return Math.max(1, this.drawing.width - LABEL);
   }
 
   private x(seconds: number): number {
     return LABEL + ((seconds - this.from) / (this.to - this.from)) * this.width;
   }
 
-  private zoom(factor: number, x: number): void {
+  zoom(factor: number, x: number): void {
     const at = this.from + ((x - LABEL) / this.width) * (this.to - this.from);
-    this.from = at + (this.from - at) * factor;
-    this.to = Math.max(at + (this.to - at) * factor, this.from + 1e-8);
-    this.draw();
+    this.from = at + (this.from - at) / factor;
+    this.to = Math.max(at + (this.to - at) / factor, this.from + 1e-8);
+    this.drawing.draw();
   }
 
   private show(from: number, to: number): void {
@@ -149,7 +105,7 @@ export class TimelineView implements View {
     for (let row = 0; row < this.spans.rows; row++) if (this.isSelected(row)) chosen.push(row);
     if (!chosen.length) return;
     this.show(...rangeOf(chosen.length, (at) => this.times(chosen[at])));
-    this.draw();
+    this.drawing.draw();
   }
 
   private times(row: number): [number, number] {
@@ -163,18 +119,14 @@ export class TimelineView implements View {
     return module >= 0 && this.context.model.sameModules(module).includes(this.spans.link("module", row));
   }
 
-  update(changed: ReadonlySet<keyof State>): void {
-    if (changed.has("step") && !changed.has("view")) this.showStep();
-    this.draw();
+  update(): void {
+    const { step } = this.context.store.state;
+    if (step !== this.followed) this.showStep();
+    this.followed = step;
+    this.drawing.draw();
   }
 
-  private draw(): void {
-    const { clientWidth: width, clientHeight: height } = this.box;
-    if (!width || !height) return;
-    this.paint(new CanvasPainter(fitCanvas(this.canvas, width, height)), width, height);
-  }
-
-  private paint(painter: Painter, width: number, height: number): void {
+  paint(painter: Painter, width: number, height: number): void {
     const theme = readTheme();
     if (!this.tracks.length) {
       painter.text(
@@ -275,9 +227,8 @@ export class TimelineView implements View {
     return at < spans.length && this.times(spans[at])[0] <= time + slack ? spans[at] : -1;
   }
 
-  private pick(x: number, y: number): void {
+  pick(x: number, y: number): void {
     const row = this.spanAt(x, y);
-    this.canvas.focus({ preventScroll: true });
     if (row >= 0) this.choose(row);
   }
 
@@ -285,37 +236,35 @@ export class TimelineView implements View {
     const node = this.spans.link("node", row);
     const module = this.spans.link("module", row);
     const step = this.spans.link("step", row);
-    this.context.store.update({ step: step >= 0 ? step : this.context.store.state.step });
+    if (step >= 0) this.followed = step; // what is on the screen stays there
     this.context.select({
       node,
       module: module >= 0 || node < 0 ? module : this.context.model.moduleOfNode(node),
       site: -1,
+      ...(step >= 0 ? { step } : {}),
     });
   }
 
-  private hover(x: number, y: number): void {
+  describe(x: number, y: number): string {
     const row = this.spanAt(x, y);
-    this.tip.hidden = row < 0;
-    if (row < 0) return;
+    if (row < 0) return "";
     const module = this.spans.link("module", row);
     const path = module >= 0 ? `\n${shorten(this.context.model.modulePath(module), 200)}` : "";
     const [start, end] = this.times(row);
-    this.tip.textContent = `${shorten(this.spans.text("label", row), 200)}  ${formatSeconds(end - start)}${path}`;
-    this.tip.style.left = `${Math.min(x + 12, this.box.clientWidth - 260)}px`;
-    this.tip.style.top = `${Math.min(y + 16, this.box.clientHeight - 50)}px`;
+    return `${shorten(this.spans.text("label", row), 200)}  ${formatSeconds(end - start)}${path}`;
   }
 
   onKey(event: KeyboardEvent): boolean {
     const middle = LABEL + this.width / 2;
     if (event.key === " ") this.showStep();
-    else if (event.key === "+" || event.key === "=") this.zoom(0.7, middle);
-    else if (event.key === "-") this.zoom(1.4, middle);
+    else if (event.key === "+" || event.key === "=") this.zoom(1.4, middle);
+    else if (event.key === "-") this.zoom(1 / 1.4, middle);
     else if (event.key === "ArrowLeft" || event.key === "ArrowRight")
       this.stepAlong(event.key === "ArrowRight" ? 1 : -1);
     else if (event.key === "ArrowUp" || event.key === "ArrowDown")
       this.scrollBy(event.key === "ArrowDown" ? ROW : -ROW);
     else return false;
-    this.draw();
+    this.drawing.draw();
     return true;
   }
 
@@ -335,8 +284,7 @@ export class TimelineView implements View {
   }
 
   picture(): Picture {
-    const { clientWidth: width, clientHeight: height } = this.box;
-    return { width, height, paint: (painter) => { this.paint(painter, width, height); } }; // prettier-ignore
+    return this.drawing.picture();
   }
 
   table(): TextTable {

@@ -39,7 +39,7 @@ export function makeTracks(model: Model): Track[] {
       const depths = Array.from(byLane.get(lane)!, (rows) => rows ?? []);
       for (const rows of depths) rows.sort((a, b) => (starts?.number(a) ?? 0) - (starts?.number(b) ?? 0));
       const track = {
-        label: model.payload.lanes[lane]?.label || `lane ${lane}`,
+        label: model.payload.lanes[lane] || `lane ${lane}`,
         y,
         rows: depths.length,
         spans: depths,

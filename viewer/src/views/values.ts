@@ -4,47 +4,27 @@ import { kindColor, NONFINITE, Scale } from "../colors";
 import type { Context, Picture, TextTable, View } from "../context";
 import { button, h, replaceChildren, select } from "../dom";
 import { formatNumber, shorten } from "../format";
-import { CanvasPainter, type Painter } from "../painter";
+import type { Painter } from "../painter";
 import type { Column } from "../payload";
 import type { State } from "../state";
 import { readTheme } from "../theme";
-import { fitCanvas } from "./canvas";
-import { drawLines, type Series } from "./chart";
+import { type Drawn, Drawing } from "./canvas";
+import { CHART, drawChart, LEFT } from "./chart";
 import { drawHistogram, histogramAt } from "./histogram";
 
-const LEFT = 260;
-const LINES = 170;
-const MOST_PINS = 8;
+/** As many lines as there are colours to tell them apart. */
+const MOST_LINES = 8;
 
-export class ValuesView implements View {
+export class ValuesView implements View, Drawn {
   readonly element = h("section", { class: "view values", "aria-label": "Values over the steps" });
   private readonly bar = h("div", { class: "bar" });
-  private readonly canvas = h("canvas", {
-    tabindex: "0",
-    role: "img",
-    "aria-label": "Values over the steps",
-  });
-  private readonly box = h("div", { class: "canvasbox" }, this.canvas);
-  private readonly tip = h("div", { class: "tip" });
+  private readonly drawing = new Drawing("Values over the steps. Press t for a table.", this);
   private readonly histograms = h("div", { class: "histograms" });
   /** Where the heat map was drawn: its top and the height of a row. */
   private heat = { y: 0, row: 0, sites: [] as readonly number[] };
 
   constructor(private readonly context: Context) {
-    this.tip.hidden = true;
-    this.box.append(this.tip);
-    this.element.append(this.bar, this.box, this.histograms);
-    this.canvas.addEventListener("click", (event) => {
-      const [site, step] = this.at(event.offsetX, event.offsetY);
-      if (site >= 0) this.choose(site, step);
-    });
-    this.canvas.addEventListener("pointermove", (event) => {
-      this.hover(event.offsetX, event.offsetY);
-    });
-    this.canvas.addEventListener("pointerleave", () => (this.tip.hidden = true));
-    new ResizeObserver(() => {
-      this.draw();
-    }).observe(this.element);
+    this.element.append(this.bar, this.drawing.element, this.histograms);
   }
 
   private get state(): State {
@@ -67,19 +47,25 @@ export class ValuesView implements View {
     );
   }
 
-  /** The selected site, or the first one of the selected module with the chosen role. */
+  /** The selected site, or the first one of the selected module with the chosen role; a module that was replaced by
+   * another one has several. */
   private get site(): number {
     const { model } = this.context;
     const { site, module, role } = this.state;
     if (site >= 0) return site;
     if (module < 0) return -1;
     const sites = model.sameModules(module).flatMap((row) => [...model.sitesOf.get(row)]);
-    return sites.find((each) => !role || model.payload.tables.sites.text("role", each) === role) ?? -1;
+    const shown = role
+      ? sites.filter((each) => model.payload.tables.sites.text("role", each) === role)
+      : sites;
+    const position = model.seriesPosition(this.state.step);
+    return shown.find((each) => model.isMeasured(each, position)) ?? shown[0] ?? -1;
   }
 
   update(): void {
     this.drawBar();
-    this.draw();
+    this.drawing.element.style.height = `${this.measure()}px`;
+    this.drawing.draw();
     this.drawHistograms();
   }
 
@@ -132,7 +118,7 @@ export class ValuesView implements View {
   private togglePin(): void {
     const others = this.state.pins.filter((each) => each !== this.site);
     const isPinned = others.length < this.state.pins.length;
-    this.context.store.update({ pins: isPinned ? others : [...others, this.site].slice(-MOST_PINS) });
+    this.context.store.update({ pins: isPinned ? others : [...others, this.site].slice(-MOST_LINES) });
   }
 
   private choose(site: number, step: number): void {
@@ -142,14 +128,6 @@ export class ValuesView implements View {
       node: -1,
       step,
     });
-  }
-
-  private draw(): void {
-    const width = this.element.clientWidth;
-    if (!width || !this.canvas.isConnected) return;
-    const height = this.measure();
-    this.box.style.height = `${height}px`;
-    this.paint(new CanvasPainter(fitCanvas(this.canvas, width, height)), width);
   }
 
   private listSites(): number[] {
@@ -164,9 +142,15 @@ export class ValuesView implements View {
   private measure(): number {
     const sites = this.listSites();
     const row = sites.length <= 40 ? 15 : sites.length <= 120 ? 12 : 5;
-    const top = (this.context.model.scalars().length ? LINES : 0) + (this.lines().length ? LINES : 0) + 34;
+    const charts = this.scalarCharts().length;
+    const top = (charts ? CHART : 0) + (this.lines().length ? CHART : 0) + 34;
     this.heat = { y: top, row, sites };
-    return top + Math.max(1, sites.length) * row + 20;
+    return this.heatEnd() + Math.max(0, charts - 1) * CHART;
+  }
+
+  private heatEnd(): number {
+    const { y, row, sites } = this.heat;
+    return y + Math.max(1, sites.length) * row + 20;
   }
 
   private lines(): number[] {
@@ -197,23 +181,15 @@ export class ValuesView implements View {
     return pin >= 0 ? kindColor(pin + 1) : readTheme().accent;
   }
 
-  private paint(painter: Painter, width: number): void {
+  paint(painter: Painter, width: number): void {
     const { model } = this.context;
     const theme = readTheme();
     const wide = width - LEFT - 30;
     let y = 0;
-    const scalars = model.scalars();
-    if (scalars.length) {
-      const { steps } = model.payload.tables;
-      const rows = Array.from({ length: steps.rows }, (_, row) => row);
-      const series = scalars.slice(0, 3).map((column, at) => ({
-        label: column.spec.label,
-        color: kindColor(at),
-        values: rows.map((row) => this.loggedOrNothing(column, row)),
-      }));
-      const name = (row: number) => String(steps.number("number", row));
-      this.paintLines(painter, y, wide, "Logged", series, name, this.state.step);
-      y += LINES;
+    const [first, ...more] = this.scalarCharts();
+    if (first) {
+      this.paintScalars(painter, y, wide, first);
+      y += CHART;
     }
     const lines = this.lines();
     if (lines.length) {
@@ -222,7 +198,7 @@ export class ValuesView implements View {
         color: this.colorOf(site),
         values: this.valuesOf(site),
       }));
-      this.paintLines(
+      drawChart(
         painter,
         y,
         wide,
@@ -231,11 +207,33 @@ export class ValuesView implements View {
         (at) => this.stepNumber(at),
         model.seriesPosition(this.state.step),
       );
-      y += LINES;
+      y += CHART;
     }
     if (!this.heat.sites.length)
       painter.text("This recording has no values over the steps.", 12, y + 24, { color: theme.dim });
     else this.paintHeat(painter, wide);
+    more.forEach((scalars, at) => {
+      this.paintScalars(painter, this.heatEnd() + at * CHART, wide, scalars);
+    });
+  }
+
+  /** The logged scalars, as many together as a chart has colours for; the first chart stands above the heat map. */
+  private scalarCharts(): Column[][] {
+    const scalars = this.context.model.scalars();
+    const count = Math.ceil(scalars.length / MOST_LINES);
+    return Array.from({ length: count }, (_, at) => scalars.slice(at * MOST_LINES, (at + 1) * MOST_LINES));
+  }
+
+  private paintScalars(painter: Painter, y: number, width: number, scalars: readonly Column[]): void {
+    const { steps } = this.context.model.payload.tables;
+    const rows = Array.from({ length: steps.rows }, (_, row) => row);
+    const series = scalars.map((column, at) => ({
+      label: column.spec.label,
+      color: kindColor(at),
+      values: rows.map((row) => this.loggedOrNothing(column, row)),
+    }));
+    const name = (row: number) => String(steps.number("number", row));
+    drawChart(painter, y, width, "Logged", series, name, this.state.step);
   }
 
   /** A logged NaN is drawn as what is not finite, and nothing where nothing was logged. */
@@ -251,34 +249,12 @@ export class ValuesView implements View {
     return String(Number.isNaN(number) ? row : number);
   }
 
-  private paintLines(
-    painter: Painter,
-    y: number,
-    width: number,
-    title: string,
-    series: readonly Series[],
-    name: (at: number) => string,
-    marked: number,
-  ): void {
-    const theme = readTheme();
-    painter.text(shorten(title, 34), 12, y + 22, { color: theme.text, bold: true });
-    series.slice(0, 8).forEach(({ label, color, values }, at) => {
-      const level = y + 42 + at * 15;
-      painter.rect(12, level - 9, 9, 9, color);
-      const value =
-        marked < 0 ? "" : values[marked] === Infinity ? "not finite" : formatNumber(values[marked]);
-      painter.text(shorten(label, value ? 21 : 28), 26, level, { color: theme.text, size: 11 });
-      painter.text(value, LEFT - 62, level, { color: theme.dim, size: 11, align: "right" });
-    });
-    drawLines(painter, { x: LEFT, y: y + 12, width, height: LINES - 44 }, series, name, marked);
-  }
-
   private paintHeat(painter: Painter, width: number): void {
     const { model } = this.context;
     const theme = readTheme();
     const { y, row, sites } = this.heat;
     const values = sites.map((site) => this.valuesOf(site));
-    const scale = new Scale(values.flat());
+    const scale = new Scale(...values);
     const title = `${this.statistic?.spec.label ?? ""} of ${model.roleName(this.role)}: a row for each layer, a column for each step`;
     painter.text(title, 12, y - 10, { color: theme.text, bold: true });
     const [low, high] = [formatNumber(scale.low), formatNumber(scale.high)];
@@ -315,26 +291,33 @@ export class ValuesView implements View {
   /** The site and the step below a point; -1 for none. */
   private at(x: number, y: number): [number, number] {
     const { row, sites } = this.heat;
-    const width = this.element.clientWidth - LEFT - 30;
+    const width = this.drawing.width - LEFT - 30;
     const position = Math.max(
       0,
       Math.min(this.positions - 1, Math.floor(((x - LEFT) / width) * this.positions)),
     );
     const site = sites[Math.floor((y - this.heat.y) / row)] ?? -1;
     const { step } = this.state;
-    return [site, x < LEFT ? step : this.context.model.payload.tables.series_steps.link("step", position)];
+    return [
+      site,
+      x < LEFT || !this.positions
+        ? step
+        : this.context.model.payload.tables.series_steps.link("step", position),
+    ];
   }
 
-  private hover(x: number, y: number): void {
+  pick(x: number, y: number): void {
     const [site, step] = this.at(x, y);
-    this.tip.hidden = site < 0;
-    if (site < 0) return;
+    if (site >= 0) this.choose(site, step);
+  }
+
+  describe(x: number, y: number): string {
+    const [site, step] = this.at(x, y);
+    if (site < 0) return "";
     const { model } = this.context;
     const value = this.valuesOf(site)[model.seriesPosition(step)];
     const text = value === Infinity ? "not finite" : formatNumber(value) || "not measured";
-    this.tip.textContent = `${shorten(model.siteName(site), 200)}\n${model.stepName(step)}: ${text}`;
-    this.tip.style.left = `${Math.min(x + 14, this.element.clientWidth - 280)}px`;
-    this.tip.style.top = `${y + 16}px`;
+    return `${shorten(model.siteName(site), 200)}\n${model.stepName(step)}: ${text}`;
   }
 
   private drawHistograms(): void {
@@ -363,7 +346,8 @@ export class ValuesView implements View {
   onKey(event: KeyboardEvent): boolean {
     const { model } = this.context;
     if (event.key === "p" && this.site >= 0) this.togglePin();
-    else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
+    else if (/^Arrow(Left|Right)$/.test(event.key)) {
+      if (!this.positions) return false;
       const by = event.key === "ArrowRight" ? 1 : -1;
       const position = Math.max(0, Math.min(this.positions - 1, model.seriesPosition(this.state.step) + by));
       this.context.store.update({ step: model.payload.tables.series_steps.link("step", position) });
@@ -376,8 +360,7 @@ export class ValuesView implements View {
   }
 
   picture(): Picture {
-    const width = this.element.clientWidth;
-    return { width, height: this.measure(), paint: (painter) => { this.paint(painter, width); } }; // prettier-ignore
+    return this.drawing.picture();
   }
 
   table(): TextTable {

@@ -1,5 +1,6 @@
 """The execution graph of one step as columns: layers, the nodes in them, and the edges between nodes."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -146,6 +147,11 @@ class Edges:
         return Edges(**columns, slots=self.slots)
 
 
+def shape_text(shape: Iterable[int]) -> str:
+    """Returns the sizes of a tensor as a text that is easily typed: `64x32`, or `scalar`."""
+    return "x".join(map(str, shape)) or "scalar"
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tensors:
     """The tensors of a graph's edges and leaves."""
@@ -163,6 +169,11 @@ class Tensors:
     def shapes(self) -> list[tuple[int, ...]]:
         """The shape of each tensor."""
         return [tuple(each) for each in self.table["shape"].to_pylist()]
+
+    @cached_property
+    def shape_texts(self) -> list[str]:
+        """The shape of each tensor as a text."""
+        return [shape_text(each) for each in self.shapes]
 
     @cached_property
     def dtypes(self) -> list[str]:

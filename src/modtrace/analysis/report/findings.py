@@ -1,7 +1,7 @@
-"""Finds what a page opens with: who made NaN and infinite values, whether recomputes agree, and what is missing."""
+"""Finds what a page opens with: who made NaN and infinite values or a difference, and what else the checks say."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 
 import numpy as np
@@ -10,6 +10,7 @@ from ...errors import NothingRecordedError
 from ...recording.meta import HELD
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
+from ..divergence.answer import Comparison, Divergence
 from ..graph.columns import Graph
 from ..provenance.recompute import check_recomputes
 from ..provenance.search import find_all
@@ -19,7 +20,7 @@ from .cut import GraphCut
 from .modules import Place
 from .tables import NONE, ReportFinding
 
-#: At most so many places where NaN or infinite values came up are told.
+#: At most so many places are told where NaN or infinite values came up, or a difference was made.
 _TOLD = 20
 
 
@@ -48,16 +49,25 @@ class Located:
     cut: GraphCut
     steps: Column
 
+    def finding(self, answer: NonFinite | Divergence) -> ReportFinding:
+        """Returns an answer with the rows that it is about."""
+        return ReportFinding(
+            answer=answer,
+            module=self.modules.get((answer.root, answer.path), NONE),
+            node=self.node(answer),
+            step=self.step(answer.step),
+        )
+
     def step(self, number: int | None) -> int:
         """Returns the row of a step."""
         return int(RowFinder(self.steps)(np.array([NONE if number is None else number]))[0])
 
-    def node(self, found: NonFinite) -> int:
+    def node(self, found: NonFinite | Divergence) -> int:
         """Returns the row of the op, or else of the call, in the shown step; -1 if it is not there."""
         row = self._row(found)
         return int(self.cut.renumber(np.array([row]))[0])
 
-    def _row(self, found: NonFinite) -> int:
+    def _row(self, found: NonFinite | Divergence) -> int:
         graph = self.graph
         if graph.step is None or found.step != graph.step.step or found.phase is None:
             return NONE
@@ -70,7 +80,7 @@ class Located:
                 return self._op(found, int(layer))
         return NONE
 
-    def _op(self, found: NonFinite, layer: int) -> int:
+    def _op(self, found: NonFinite | Divergence, layer: int) -> int:
         """Returns the row of the op in a layer, or else that of the layer."""
         graph = self.graph
         for node in np.flatnonzero(graph.nodes.layer == layer).tolist():
@@ -81,16 +91,21 @@ class Located:
 
 
 def find_findings(
-    data: RecordingData, nonfinite: tuple[NonFinite, ...], located: Located
+    data: RecordingData,
+    nonfinite: tuple[NonFinite, ...],
+    comparison: Comparison | None,
+    located: Located,
 ) -> Iterator[ReportFinding]:
     """Yields the findings, the gravest first."""
     for each in nonfinite:
-        yield ReportFinding(
-            answer=each,
-            module=located.modules.get((each.root, each.path), NONE),
-            node=located.node(each),
-            step=located.step(each.step),
+        yield located.finding(each)
+    if comparison is not None:
+        first = comparison.first
+        yield (
+            replace(located.finding(first), answer=comparison) if first else ReportFinding(answer=comparison)
         )
+        for place in comparison.divergences[1:_TOLD]:
+            yield located.finding(place)
     yield from _check_recomputes(data, located)
     for note in data.meta.notes:
         if note.kind != HELD:

@@ -130,7 +130,7 @@ def _shorten(kind: str, name: str) -> str:
 
 
 def _describe_tensors(graph: Graph) -> list[str | None]:
-    texts = ["x".join(map(str, each)) or "scalar" for each in graph.tensors.shapes]
+    texts = graph.tensors.shape_texts
     return [texts[at] if at >= 0 else None for at in graph.nodes.tensor.tolist()]
 
 
@@ -211,7 +211,7 @@ def tabulate_edges(graph: Graph, cut: GraphCut) -> ReportTable:
         ends = source[outside] * len(cut.shown) + target[outside]
         rows = outside[np.sort(np.unique(ends, return_index=True)[1])]
     tensor = edges.tensor[rows]
-    shapes, shape_texts = number_texts("x".join(map(str, each)) or "scalar" for each in tensors.shapes)
+    shapes, shape_texts = number_texts(tensors.shape_texts)
     dtypes, dtype_texts = number_texts(tensors.dtypes)
     shape, dtype = (np.append(each, NONE)[tensor] for each in (shapes, dtypes))
     sizes = _sizes(tensors.shapes, tensors.dtypes)[tensor]

@@ -9,8 +9,9 @@ from ...recording.options.step_range import StepRange
 from ...recording.phase import PHASES
 from ...recording.protocols import RecordingData
 from ...recording.suggestions import count_of
+from ..divergence.answer import Comparison
 from ..graph.build import build_graph
-from ..graph.columns import Graph
+from ..graph.columns import Graph, shape_text
 from ..modules.module_tree import build_module_tree
 from ..ops.memory_table import build_memory_table
 from ..ops.op_table import build_op_table
@@ -24,6 +25,7 @@ from .findings import Located, find_findings, find_nonfinite
 from .limits import Limits, choose_window, thin
 from .modules import Outputs, list_modules, tabulate_modules
 from .nodes import tabulate_edges, tabulate_nodes
+from .parameters import tabulate_parameters
 from .series import (
     RoleValues,
     count_cells,
@@ -35,30 +37,35 @@ from .series import (
     tabulate_sites,
 )
 from .spans import list_lanes, tabulate_spans
-from .steps import number_steps, tabulate_steps
+from .steps import find_start, number_steps, tabulate_steps
 from .tables import NONE, Report, ReportColumn, ReportTable
 
 _OP = SPAN_KINDS.index("op")
 
 
-def build_report(data: RecordingData, limits: Limits, *, step: int | None = None) -> Report:
+def build_report(
+    data: RecordingData, limits: Limits, *, step: int | None = None, comparison: Comparison | None = None
+) -> Report:
     """Returns the report of a recording.
 
     Args:
         data: the recording.
         limits: how many rows the large tables may have.
         step: the number of the step whose calls and ops are shown; None chooses the one in which the first NaN or
-            infinite values came up, or else as `build_module_tree` does.
+            infinite values came up, or the compared runs part, or else as `build_module_tree` does.
+        comparison: that of the recording with another one, for the findings.
 
     Raises:
         ValueError: the recording has no such step.
     """
     nonfinite = find_nonfinite(data)
-    if step is None and nonfinite:
-        step = nonfinite[0].step
+    steps = number_steps(data)
+    told = [each.step for each in nonfinite[:1]]
+    told += [each.step for each in comparison.divergences] if comparison is not None else []
+    step = next((each for each in told if each in steps), None) if step is None else step
     tree = build_module_tree(data, step=step)
     number = tree.step.step if tree.step else None
-    rows, steps = list_modules(tree), number_steps(data)
+    rows, zero_ns = list_modules(tree), find_start(data)
     index = rows.index()
     graph = build_graph(data, step=number)
     cut = cut_graph(graph, limits.nodes)
@@ -77,13 +84,14 @@ def build_report(data: RecordingData, limits: Limits, *, step: int | None = None
         ),
         "nodes": tabulate_nodes(data, graph, cut, index),
         "edges": tabulate_edges(graph, cut),
-        **({"spans": tabulate_spans(data, timeline, graph, cut, index, steps)} if timeline else {}),
+        **({"spans": tabulate_spans(data, timeline, graph, cut, index, steps, zero_ns)} if timeline else {}),
         "sites": tabulate_sites(measured, index),
         "series": tabulate_series(measured, times),
         "series_steps": _refer_to_steps(times, steps),
         "histograms": histograms,
         "bins": bins,
-        "steps": tabulate_steps(data, steps),
+        "parameters": tabulate_parameters(measured, graph, index),
+        "steps": tabulate_steps(data, steps, zero_ns),
     }
     return Report(
         title=_name(data.meta.argv),
@@ -99,7 +107,7 @@ def build_report(data: RecordingData, limits: Limits, *, step: int | None = None
         tables=tables,
         lanes=list_lanes(timeline) if timeline else (),
         dimensions={"phase": PHASES, "rank": (str(data.meta.rank),)},
-        findings=tuple(find_findings(data, nonfinite, Located(index, graph, cut, steps))),
+        findings=tuple(find_findings(data, nonfinite, comparison, Located(index, graph, cut, steps))),
     )
 
 
@@ -170,8 +178,7 @@ def _outputs(measured: list[RoleValues], step: int | None) -> Outputs:
         table = each.found.table.select(["dtype", "shape"]).take(rows)
         for site, row in zip(each.found.site[rows].tolist(), table.to_pylist(), strict=True):
             owner = each.found.owners[site]
-            shape = "x".join(map(str, row["shape"])) or "scalar"
-            found.setdefault((owner.root, owner.path), (row["dtype"], shape))
+            found.setdefault((owner.root, owner.path), (row["dtype"], shape_text(row["shape"])))
     return found
 
 

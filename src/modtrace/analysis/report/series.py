@@ -149,7 +149,7 @@ def tabulate_histograms(
         steps: the numbers of all steps, in the order of their table.
         shown: the steps of which histograms are wanted.
     """
-    rows: list[tuple[int, int, int, int, int]] = []
+    rows: list[tuple[int, int, int, int, int, int]] = []
     counts: list[Column] = []
     first_site, size = 0, 0
     for each in measured:
@@ -162,23 +162,25 @@ def tabulate_histograms(
                 filled = np.flatnonzero(bins)
                 low, high = (int(filled[0]), int(filled[-1]) + 1) if len(filled) else (0, 0)
                 step = int(np.searchsorted(steps, cells.step[cell]))
-                rows.append((first_site + int(cells.site[cell]), step, size, high - low, low - 127))
+                site, zeros = first_site + int(cells.site[cell]), int(tier2.zero_count[cell])
+                rows.append((site, step, size, high - low, low - 127, zeros))
                 counts.append(bins[low:high])
                 size += high - low
         first_site += len(each.names)
-    site, step, first, length, exponent = np.array(rows, np.int64).reshape(-1, 5).T
+    sites, numbers, first, length, exponent, zero_count = np.array(rows, np.int64).reshape(-1, 6).T
     columns = (
-        ReportColumn(name="site", label="site", kind="site", values=site),
-        ReportColumn(name="step", label="step", kind="step", values=step),
+        ReportColumn(name="site", label="site", kind="site", values=sites),
+        ReportColumn(name="step", label="step", kind="step", values=numbers),
         ReportColumn(name="first", label="first bin", kind="count", values=first),
         ReportColumn(name="length", label="bins", kind="count", values=length),
         ReportColumn(
             name="exponent", label="exponent of the first bin", kind="number", values=narrow(exponent)
         ),
+        ReportColumn(name="zeros", label="zeros", kind="count", values=zero_count),
     )
     bins = np.concatenate(counts) if counts else np.zeros(0, np.int64)
     return (
-        ReportTable(rows=len(site), columns=columns),
+        ReportTable(rows=len(sites), columns=columns),
         ReportTable(
             rows=len(bins), columns=(ReportColumn(name="count", label="elements", kind="count", values=bins),)
         ),

@@ -38,6 +38,7 @@ def tabulate_spans(
     cut: GraphCut,
     index: Mapping[Place, int],
     steps: Column,
+    zero_ns: int | None,
 ) -> ReportTable:
     """Returns the spans in the order in which they begin, outer ones before inner ones.
 
@@ -48,8 +49,10 @@ def tabulate_spans(
         cut: which of these rows are shown.
         index: the row of each module.
         steps: the numbers of the steps, in the order of their table.
+        zero_ns: the time on the clock of the recording that starts count from; None for that of the first span.
     """
     spans = timeline.spans
+    first_ns = 0 if zero_ns is None else timeline.start_ns - zero_ns
     is_call, is_op = spans.kind == _CALL, spans.kind == _OP
     call_id = np.where(is_call, spans.row_id, _calls_of_ops(data, spans.row_id, is_op))
     step = next((each.values for each in spans.details if each.name == "step"), np.full(len(spans), NONE))
@@ -57,7 +60,7 @@ def tabulate_spans(
         _plain("lane", "lane", "count", spans.lane),
         coded_column("label", "name", spans.name, spans.names),
         coded_column("kind", "kind", spans.kind, SPAN_KINDS),
-        _plain("start", "start", "seconds", spans.start_ns / 1e9),
+        _plain("start", "start", "seconds", (spans.start_ns + first_ns) / 1e9),
         _plain("duration", "duration", "seconds", seconds(spans.duration_ns)),
         _plain("depth", "depth", "count", spans.depth),
         _plain("step", "step", "step", RowFinder(steps)(step)),

@@ -1,4 +1,4 @@
-"""Makes the table of the steps, with what the user logged, and that of the parameters."""
+"""Makes the table of the steps, with what the user logged."""
 
 from collections.abc import Iterator
 
@@ -16,21 +16,26 @@ def number_steps(data: RecordingData) -> Column:
     return np.unique(np.concatenate(found)).astype(np.int64)
 
 
-def tabulate_steps(data: RecordingData, numbers: Column) -> ReportTable:
-    """Returns a row for each step."""
+def find_start(data: RecordingData) -> int | None:
+    """Returns when the first step began, on the clock of the recording; None if no beginning was recorded."""
+    starts = column_of(data.table("steps"), "start_ns")
+    return int(starts[starts >= 0].min()) if (starts >= 0).any() else None
+
+
+def tabulate_steps(data: RecordingData, numbers: Column, zero_ns: int | None) -> ReportTable:
+    """Returns a row for each step; their starts count from `zero_ns`."""
     table = data.table("steps")
     row = RowFinder(column_of(table, "step"))(numbers)
     start, end, overhead = (
         np.append(column_of(table, name), NONE)[row] for name in ("start_ns", "end_ns", "overhead_ns")
     )
     kinds = [*table["kind"].to_pylist(), None]
-    known = row >= 0
-    zero = int(start[known].min()) if known.any() else 0
+    known = start >= 0
     taken = np.where(known, (end - start - np.maximum(overhead, 0)) / 1e9, np.nan)
     columns = (
         ReportColumn(name="number", label="step", kind="count", values=numbers),
         text_column("kind", "kind", (kinds[at] for at in row.tolist())),
-        _seconds("start", "start", np.where(known, (start - zero) / 1e9, np.nan)),
+        _seconds("start", "start", np.where(known, (start - (zero_ns or 0)) / 1e9, np.nan)),
         _seconds("duration", "duration", taken, overlay=True),
         *_scalars(data, numbers),
     )

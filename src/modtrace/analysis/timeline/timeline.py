@@ -40,7 +40,8 @@ class Timeline:
     run_id: str
     rank: int
     world_size: int
-    start_unix_ns: int | None  # when its time 0 was; None: the recording has no clock anchor
+    start_ns: int  # its time 0 on the clock of the recording
+    start_unix_ns: int | None  # the same as a time of day; None: the recording has no clock anchor
     steps: tuple[int, ...]
     lanes: tuple[Lane, ...]  # in the order in which they stand below each other
     spans: Spans
@@ -79,6 +80,7 @@ def build_timeline(
         run_id=meta.run_id,
         rank=meta.rank,
         world_size=meta.world_size,
+        start_ns=arranged.start_ns,
         start_unix_ns=_to_unix(data, arranged.start_ns),
         steps=wanted,
         lanes=arranged.lanes,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...analysis.graph.columns import TENSOR
+from ...analysis.graph.columns import TENSOR, shape_text
 from ...analysis.graph_view.records import LAYER, GraphView, ViewEdge
 from ..common.box_paths import name_boxes
 from ..common.whole_file import write_pieces
@@ -77,7 +77,7 @@ def _describe_edge(view: GraphView, edge: ViewEdge) -> dict[str, str]:
 def _describe_tensor(shape: _Shape, dtype: str | None) -> dict[str, str]:
     described = {}
     if shape is not None:
-        described["shape"] = "x".join(map(str, shape)) or "scalar"
+        described["shape"] = shape_text(shape)
     if dtype is not None:
         described["dtype"] = dtype
     return described

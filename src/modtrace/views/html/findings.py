@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from ...analysis.divergence.answer import Comparison, Divergence
 from ...analysis.provenance.recompute import RecomputeCheck
 from ...analysis.report.tables import ReportFinding
 from ...analysis.values.nonfinite import Measured, NonFinite
 from ...recording.meta import Note
+from ..text.comparison import describe_comparison, describe_divergence
 from ..text.nonfinite import render_nonfinite
 from ..text.recompute import render_recompute
 
@@ -25,6 +27,10 @@ def _tell(finding: ReportFinding) -> tuple[str, list[str]]:
         return "error", _lines(render_nonfinite(answer, _UNASKED))
     if isinstance(answer, RecomputeCheck):
         return "error" if answer.differences else "good", _lines(render_recompute(answer))
+    if isinstance(answer, Comparison):
+        return "good" if answer else "error", describe_comparison(answer)
+    if isinstance(answer, Divergence):
+        return "error", describe_divergence(answer)
     if isinstance(answer, Note):
         return "note", [f"{answer.kind}: {answer.reason}"]
     return "warning", [answer]

@@ -77,6 +77,17 @@ def render_comparison(
     return "\n".join(parts)
 
 
+def describe_comparison(found: Comparison) -> list[str]:
+    """Returns the answer in one line, and then all that `render_comparison` says besides."""
+    answer = render_lines(list(_describe_answer(found)), color=False).splitlines()
+    return [*answer, *(line for line in render_comparison(found).splitlines() if line not in answer)]
+
+
+def describe_divergence(each: Divergence) -> list[str]:
+    """Returns where a difference was made in one line, and then how."""
+    return [f"a difference at {_name(each)}", *_explain(each)]
+
+
 def render_comparison_json(found: Comparison) -> str:
     """Returns the fields as JSON; numbers that are not finite are text."""
     told = asdict(replace(found, table=None))
