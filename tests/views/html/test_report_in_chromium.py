@@ -123,7 +123,6 @@ def test_a_module_that_is_selected_in_one_view_is_selected_in_all(
     page.open(files["gpt"])
     page.press("/")
     page.ask("type", text="blocks.2.mlp.fc")
-    page.ask("wait", code=HITS)
     page.press("Enter")
     page.ask("wait", code="/[#&]module=/.test(location.hash)")
     chosen = page.address()["module"]

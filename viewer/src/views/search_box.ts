@@ -26,7 +26,7 @@ export class SearchBox {
     this.box.addEventListener("input", () => {
       clearTimeout(this.waiting);
       this.waiting = window.setTimeout(() => {
-        context.store.update({ query: this.box.value });
+        this.ask();
       }, PAUSE_MS);
     });
     this.box.addEventListener("focus", () => {
@@ -51,6 +51,11 @@ export class SearchBox {
     if (this.box.value !== query && document.activeElement !== this.box) this.box.value = query;
     this.context.hits = search(this.context.model, query);
     this.list();
+  }
+
+  private ask(): void {
+    clearTimeout(this.waiting);
+    this.context.store.update({ query: this.box.value });
   }
 
   private list(): void {
@@ -106,6 +111,11 @@ export class SearchBox {
   }
 
   private onKey(event: KeyboardEvent): void {
+    const chooses = event.key === "Enter" || event.key === "ArrowDown";
+    if (chooses && event.target === this.box && this.box.value !== this.context.store.state.query) {
+      this.ask(); // who types fast does not choose from what was found for half a word
+      this.update();
+    }
     const links = [...this.results.querySelectorAll("button")];
     const at = links.indexOf(document.activeElement as HTMLButtonElement);
     if (event.key === "ArrowDown") (links[at + 1] ?? links[at])?.focus();
