@@ -56,6 +56,8 @@ class Unpaired:
     calls: UnpairedRows
     ops: UnpairedRows
     values: UnpairedRows
+    #: (n, 2): of what the other one did not recompute, a row of `values` of the recompute and that of its forward.
+    recomputed: Rows
 
     @property
     def is_harmless(self) -> bool:
@@ -100,10 +102,6 @@ class Alignment:
     permuted: Rows
     axes: tuple[tuple[int, ...], ...]  # for `transpose`: (1, 0) of a matrix
     joined: Joined
-    #: Of what one recording recomputed and the other did not: pairs of a row of the recompute and a row of the forward
-    #: of the other one, `a` first. They are beside `values` and `ops`, in which the forwards are paired.
-    recomputed_values: Rows  # (n, 2)
-    recomputed_ops: Rows  # (n, 2)
     missing: Unpaired  # what `a` has and `b` has not
     extra: Unpaired  # what `b` has and `a` has not
     rules: tuple[str, ...]  # that were applied, as `--map` takes them

@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from ...recording.phase import OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
-from ...recording.role import OP_ROLES, OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
+from ...recording.role import OP_ROLES
 from ..step.calls import (
+    Bools,
     Calls,
     Column,
     RowFinder,
@@ -25,8 +26,6 @@ from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_
 from .contract import ModuleName
 from .keys import count_before, number_keys, take
 from .sizes import Sizes, read_sizes
-
-_OF_PARAMETERS = (PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,6 +80,17 @@ class ValueSide:
     slot: Column  # codes of `slots`
     slots: tuple[str, ...]
 
+    def is_of(self, *roles: str, rows: Rows | slice = slice(None)) -> Bools:
+        """Returns which rows, or which of some rows, have one of these roles."""
+        has_role = np.array([*(name in roles for name in self.roles), False])
+        found: Bools = has_role[self.role[rows]]
+        return found
+
+    @cached_property
+    def is_of_op(self) -> Bools:
+        """Which rows belong to an op: what it returned, and a constant that it read first."""
+        return (self.op >= 0) & self.is_of(*OP_ROLES)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Side:
@@ -92,16 +102,6 @@ class Side:
     calls: CallSide
     ops: OpSide
     values: ValueSide
-
-    @cached_property
-    def is_of_op(self) -> Column:
-        """Which rows of `values` belong to an op: what it returned, and a constant that it read first."""
-        of_ops = [code for code, name in enumerate(self.values.roles) if name in OP_ROLES]
-        return (self.values.op >= 0) & np.isin(self.values.role, of_ops)
-
-    def is_of_parameters(self, role: Column) -> Column:
-        """Returns which of these codes of roles have the layout of a parameter: its gradient and states, too."""
-        return np.isin(role, [code for code, name in enumerate(self.values.roles) if name in _OF_PARAMETERS])
 
 
 def read_side(data: RecordingData, steps: Collection[int]) -> Side:

@@ -5,7 +5,7 @@ import numpy as np
 from ...recording.phase import OPTIMIZER, PHASES, RECOMPUTE
 from ..step.calls import Column, Rows
 from .contract import REASONS, Unpaired, UnpairedRows
-from .keys import number_keys, take
+from .keys import number_keys, rows_in_order, take
 from .micro_batches import Batched
 from .sides import Side
 
@@ -24,6 +24,7 @@ def list_unpaired(
     values: Rows,
     joined: Rows,
     batched: Batched,
+    recomputed: Rows,
 ) -> Unpaired:
     """Returns what one recording has alone.
 
@@ -36,19 +37,20 @@ def list_unpaired(
         values: the same of rows of `values`.
         joined: places whose module is one of several parts, or the whole of several.
         batched: rows of micro-batches and of their batch.
+        recomputed: pairs of rows of `values`: of a recompute, and of its forward.
     """
     of_call = _tell_calls(side, steps, places, calls, joined)
-    of_op = _tell_ops(side, steps, calls, joined)
+    of_op = _tell_ops(side, steps, calls, ops, joined)
     of_value = _tell_values(side, steps, places, of_call, calls, of_op, ops, joined, values)
     for reason, rows in ((of_call, batched.calls), (of_op, batched.ops), (of_value, batched.values)):
         reason[rows & (reason != _STEP)] = _JOINED
+    alone = np.setdiff1d(np.flatnonzero(places < 0), joined)
     return Unpaired(
-        modules=tuple(
-            side.names[at] for at in np.flatnonzero(places < 0).tolist() if at not in set(joined.tolist())
-        ),
+        modules=tuple(side.names[at] for at in alone.tolist()),
         calls=_list_rows(calls, side.calls.kept, side.calls.calls.start_ns, of_call),
         ops=_list_rows(ops, side.ops.kept, side.ops.order, of_op),
         values=_list_rows(values, side.values.kept, side.values.order, of_value),
+        recomputed=recomputed,
     )
 
 
@@ -65,14 +67,16 @@ def _tell_calls(side: Side, steps: Rows, places: Rows, partner: Rows, joined: Ro
     return reason
 
 
-def _tell_ops(side: Side, steps: Rows, calls: Rows, joined: Rows) -> Column:
+def _tell_ops(side: Side, steps: Rows, calls: Rows, partner: Rows, joined: Rows) -> Column:
     ops = side.ops
     reason = np.full(len(ops.step), _OP, np.int8)
     reason[ops.phase == PHASES.index(OPTIMIZER)] = _OPTIMIZER
     reason[ops.is_view] = _VIEW
     reason[np.isin(take(side.calls.place, ops.call), joined)] = _JOINED
+    is_recomputed = ops.phase == _RECOMPUTED
     is_alone = (ops.call < 0) | (take(calls, ops.call) < 0)
-    reason[(ops.phase == _RECOMPUTED) & is_alone] = _RECOMPUTE
+    is_alone |= ~np.isin(ops.call, ops.call[is_recomputed & (partner >= 0)])  # of a function inside a call
+    reason[is_recomputed & is_alone] = _RECOMPUTE
     reason[~np.isin(ops.step, steps)] = _STEP
     return reason
 
@@ -89,7 +93,7 @@ def _tell_values(
     partner: Rows,
 ) -> Column:
     values = side.values
-    has_op, has_call = side.is_of_op, values.call >= 0
+    has_op, has_call = values.is_of_op, values.call >= 0
     reason = np.full(len(values.step), _SITE, np.int8)
     reason[(values.place >= 0) & (take(places, values.place) < 0) & ~has_op] = _MODULE
     rows = np.flatnonzero(has_call & ~has_op & (take(calls, values.call) < 0))
@@ -105,7 +109,7 @@ def _tell_values(
 def _is_seen_again(side: Side, partner: Rows) -> Column:
     """Returns which rows are of a parameter or buffer of which another row of the same step has a partner."""
     values = side.values
-    is_kept = ~side.is_of_op & (values.call < 0) & (values.place >= 0)
+    is_kept = ~values.is_of_op & (values.call < 0) & (values.place >= 0)
     key, _ = number_keys(
         *((column, column[:0]) for column in (values.step, values.place, values.role, values.slot))
     )
@@ -113,6 +117,5 @@ def _is_seen_again(side: Side, partner: Rows) -> Column:
 
 
 def _list_rows(partner: Rows, kept: Column, order: Rows, reason: Column) -> UnpairedRows:
-    rows = np.flatnonzero(kept & (partner < 0))
-    rows = rows[np.argsort(order[rows], kind="stable")]
+    rows = rows_in_order(kept & (partner < 0), order)
     return UnpairedRows(rows=rows, reason=reason[rows])

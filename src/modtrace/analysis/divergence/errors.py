@@ -54,6 +54,10 @@ class Errors:
         """Returns which errors come from this."""
         return np.asarray(self.metric == METRICS.index(metric))
 
+    def are_equal(self) -> Bools:
+        """Returns which pairs are equal, as far as they were measured."""
+        return np.asarray((self.error == 0) & ~self.is_unequal)
+
     def take_over(self, rows: Rows, error: Numbers, floor: Numbers, metric: Column) -> None:
         """Replaces the errors of some rows by what was found otherwise."""
         self.error[rows], self.floor[rows], self.metric[rows] = error, floor, metric

@@ -66,7 +66,7 @@ def render_comparison(
         for lines in (list(_list_unmatched(found, top)),)
         if lines
     ]
-    if found.beyond and found.growth:
+    if any(each.error for each in found.growth):
         parts.append(_render_growth(found, width=width, color=color))
     if len(found.divergences) > 1:
         parts.append(_render_places("places that made a difference", found.divergences, top, width, color))
@@ -156,14 +156,18 @@ def _name_tensor(each: Divergence, where: str) -> str:
 
 
 def _explain(each: Divergence) -> Iterator[str]:
+    if each.recompute_of is not None:
+        yield f"what the {each.recompute_of} run recomputes differs from its own forward"
     yield _explain_kind(each)
     yield _describe_error(each)
     if each.other is not None:
         yield f"in the second run it is {each.other or 'outside of modules'}"
     if each.through is not None:
         yield f"it depends on {each.through}"
-    yield f"first   {each.a}"
-    yield f"second  {each.b}"
+    names = ("first", "second") if each.recompute_of is None else ("forward", "recompute")
+    yield from (
+        f"{name:<{len(names[1])}}  {text}" for name, text in zip(names, (each.a, each.b), strict=True)
+    )
     if each.largest is not None and each.where is not None and each.pair is not None:
         at = ", ".join(map(str, each.where))
         yield f"most at [{at}]: {each.pair[0]:.6g} and {each.pair[1]:.6g}" + _describe_tensors(each)
