@@ -87,7 +87,8 @@ def align_sides(side: Side, other: Side, steps: Rows, *, rules: Sequence[str] = 
     missing, extra = (
         list_unpaired(
             (side, other)[at],
-            steps[:, at],
+            (other, side)[at],
+            steps[:, [at, 1 - at]],
             (places.partner, places.back)[at],
             calls[at],
             ops[at],

@@ -16,12 +16,13 @@ REASONS = (
     "recompute",  # it did not recompute the call, whose forward has a partner
     "optimizer",  # the op is one of an optimizer that runs others; what it made of the parameters is compared
     "again",  # another row of the same parameter in the same step has a partner
+    "before",  # it measured this leaf in an earlier step: leaves are measured when an op first reads them
     "view",  # the op computes nothing: it returns a view of what it was given
     "joined",  # one of several parts, or the whole of several: see `Alignment.joined`
 )
 
 #: Reasons that say nothing of what the two models compute: none of them makes two recordings unequal.
-HARMLESS = frozenset({"wrapper", "recompute", "optimizer", "again", "view", "joined"})
+HARMLESS = frozenset({"wrapper", "recompute", "optimizer", "again", "before", "view", "joined"})
 
 
 class ModuleName(NamedTuple):

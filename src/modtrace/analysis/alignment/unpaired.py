@@ -3,13 +3,15 @@
 import numpy as np
 
 from ...recording.phase import OPTIMIZER, PHASES, RECOMPUTE
-from ..step.calls import Column, Rows
+from ...recording.role import OP_OUTPUT
+from ..step.calls import Bools, Column, Rows
+from .calls import translate
 from .contract import REASONS, Unpaired, UnpairedRows
-from .keys import number_keys, rows_in_order, take
+from .keys import number_keys, number_texts, rows_in_order, take
 from .micro_batches import Batched
 from .sides import Side
 
-_STEP, _MODULE, _CALL, _OP, _SITE, _WRAPPER, _RECOMPUTE, _OPTIMIZER, _AGAIN, _VIEW, _JOINED = range(
+_STEP, _MODULE, _CALL, _OP, _SITE, _WRAPPER, _RECOMPUTE, _OPTIMIZER, _AGAIN, _BEFORE, _VIEW, _JOINED = range(
     len(REASONS)
 )
 _RECOMPUTED = PHASES.index(RECOMPUTE)
@@ -17,6 +19,7 @@ _RECOMPUTED = PHASES.index(RECOMPUTE)
 
 def list_unpaired(
     side: Side,
+    other: Side,
     steps: Rows,
     places: Rows,
     calls: Rows,
@@ -30,7 +33,8 @@ def list_unpaired(
 
     Args:
         side: the recording.
-        steps: its steps that have a partner.
+        other: the other one.
+        steps: pairs of its steps and of those of the other.
         places: the partner of each place, as all that follow; -1 for none.
         calls: the same of calls.
         ops: the same of ops.
@@ -39,9 +43,10 @@ def list_unpaired(
         batched: rows of micro-batches and of their batch.
         recomputed: pairs of rows of `values`: of a recompute, and of its forward.
     """
-    of_call = _tell_calls(side, steps, places, calls, joined)
-    of_op = _tell_ops(side, steps, calls, ops, joined)
-    of_value = _tell_values(side, steps, places, of_call, calls, of_op, ops, joined, values)
+    of_call = _tell_calls(side, steps[:, 0], places, calls, joined)
+    of_op = _tell_ops(side, steps[:, 0], calls, ops, joined)
+    of_value = _tell_values(side, steps[:, 0], places, of_call, calls, of_op, ops, joined, values)
+    of_value[(of_value == _SITE) & _is_measured_before(side, other, steps, places)] = _BEFORE
     for reason, rows in ((of_call, batched.calls), (of_op, batched.ops), (of_value, batched.values)):
         reason[rows & (reason != _STEP)] = _JOINED
     alone = np.setdiff1d(np.flatnonzero(places < 0), joined)
@@ -114,6 +119,23 @@ def _is_seen_again(side: Side, partner: Rows) -> Column:
         *((column, column[:0]) for column in (values.step, values.place, values.role, values.slot))
     )
     return is_kept & np.isin(key, key[is_kept & (partner >= 0)])
+
+
+def _is_measured_before(side: Side, other: Side, steps: Rows, places: Rows) -> Bools:
+    """Returns which rows are of leaves that the other recording has measured in an earlier step."""
+    of, of_other = side.values, other.values
+    leaves, others = (np.flatnonzero((each.op >= 0) & ~each.is_of(OP_OUTPUT)) for each in (of, of_other))
+    roles, slots = number_texts(of.roles, of_other.roles), number_texts(of.slots, of_other.slots)
+    keys, known = number_keys(
+        (take(places, of.place[leaves]), of_other.place[others]),
+        (roles[0][of.role[leaves]], roles[1][of_other.role[others]]),
+        (take(slots[0], of.slot[leaves]), take(slots[1], of_other.slot[others])),
+    )
+    first = np.full(1 + max(int(keys.max(initial=0)), int(known.max(initial=0))), np.iinfo(np.int64).max)
+    np.minimum.at(first, known, of_other.step[others])
+    found = np.zeros(len(of.step), bool)
+    found[leaves] = first[keys] < translate(of.step[leaves], steps)
+    return found
 
 
 def _list_rows(partner: Rows, kept: Column, order: Rows, reason: Column) -> UnpairedRows:
