@@ -62,7 +62,7 @@ class Named:
 
     name: str
     count: int  # calls, ops or tensors
-    why: str  # "step", "module", "call", "op", "site" or "shape"
+    why: str  # "step", "module", "call", "op", "site" or "shape"; "" of the last, which counts those that are not named
 
 
 @dataclass(frozen=True, kw_only=True)

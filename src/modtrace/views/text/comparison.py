@@ -61,11 +61,9 @@ def render_comparison(
         *(Text(f"! {printable(mark)}", "yellow") for mark in found.marks),
     ]
     parts = [render_lines(head, color=color, width=width)]
-    parts += [
-        render_lines(lines, color=color, width=width)
-        for lines in (list(_list_unmatched(found, top)),)
-        if lines
-    ]
+    unmatched = list(_list_unmatched(found, top))
+    if unmatched:
+        parts.append(render_lines(unmatched, color=color, width=width))
     if any(each.error for each in found.growth):
         parts.append(_render_growth(found, width=width, color=color))
     if len(found.divergences) > 1:
