@@ -71,13 +71,13 @@ def find_inherited(side: Side, flow: OpFlow, rows: Rows, error: Numbers) -> Inhe
         is_input=values.is_of(INPUT, rows=rows) & ~is_leaf,
         is_update=values.is_of(OPTIMIZER_STATE, UPDATE, rows=rows),
         is_source=is_leaf | is_parameter,
-        is_copy=~is_op & _has_op_pair(group, rows, is_op),
+        is_copy=_find_copies(group, rows, is_op, values.is_of(INPUT, rows=rows) & ~is_leaf),
     )
     found.error[found.is_source] = earlier[found.is_source]
     found.is_known[found.is_source] = True
     _inherit_by_parameters(found, side, rows, error)
-    _inherit_by_calls(found, side, rows, error, earlier)
-    _inherit_by_inputs(found, side, rows, error)
+    inside = _inherit_by_calls(found, side, rows, error, earlier)
+    _inherit_by_inputs(found, side, rows, error, inside)
     outputs = values.is_of(OUTPUT, rows=rows)
     found.error[outputs] = np.fmax(found.error[outputs], of_parameters[outputs])
     _inherit_by_ops(found, side, flow, rows, own, group, before)
@@ -128,10 +128,12 @@ def _error_of_groups(group: Rows, rows: Rows, error: Numbers) -> Numbers:
     return found
 
 
-def _has_op_pair(group: Rows, rows: Rows, is_op: Bools) -> Bools:
-    of_group = np.zeros(int(group.max(initial=-1)) + 1, bool)
-    of_group[group[rows[is_op]]] = True
-    return of_group[group[rows]]
+def _find_copies(group: Rows, rows: Rows, is_op: Bools, is_input: Bools) -> Bools:
+    """Returns which pairs are of a tensor that an op, or for an input anything else, has returned in another pair."""
+    has_op, has_more = np.zeros((2, int(group.max(initial=-1)) + 1), bool)
+    has_op[group[rows[is_op]]] = True
+    has_more[group[rows[~is_input]]] = True
+    return ~is_op & (has_op[group[rows]] | (is_input & has_more[group[rows]]))
 
 
 def _scan(step: Column, order: Rows, is_parameter: Bools, error: Numbers) -> tuple[Numbers, Numbers]:
@@ -190,14 +192,15 @@ def name_parameters(side: Side, rows: Rows) -> Rows:
     return np.asarray(values.place[rows].astype(np.int64) * len(names) + code)
 
 
-def _inherit_by_calls(found: Inherited, side: Side, rows: Rows, error: Numbers, earlier: Numbers) -> None:
-    """Gives outputs of modules what was before their calls in the same caller, and what is inside of them."""
+def _inherit_by_calls(found: Inherited, side: Side, rows: Rows, error: Numbers, earlier: Numbers) -> Numbers:
+    """Gives outputs of modules what was before their calls in the same caller, and what is inside of them.
+
+    It returns of each call the largest error of the calls inside.
+    """
     calls = side.calls
     values = side.values
     is_forward = (values.call[rows] >= 0) & (values.phase[rows] == _FORWARD)
     mine = np.flatnonzero(is_forward & values.is_of(OUTPUT, rows=rows))
-    if not len(mine):
-        return
     of_call, known = np.zeros(len(calls.parent)), np.nan_to_num(error[mine], nan=0.0)
     np.fmax.at(of_call, values.call[rows[mine]], known)
     before, inside = _walk_calls(side, of_call)
@@ -206,6 +209,7 @@ def _inherit_by_calls(found: Inherited, side: Side, rows: Rows, error: Numbers, 
     found.error[mine] = np.fmax(
         np.fmax(before[call], inside[call]), np.where(has_parameters, 0.0, earlier[mine])
     )
+    return inside
 
 
 def _walk_calls(side: Side, of_call: Numbers) -> tuple[Numbers, Numbers]:
@@ -239,8 +243,8 @@ def _errors_of_own_parameters(side: Side, rows: Rows, error: Numbers) -> Numbers
     return largest[RowFinder(distinct)(keys)]
 
 
-def _inherit_by_inputs(found: Inherited, side: Side, rows: Rows, error: Numbers) -> None:
-    """Gives outputs of calls the errors of their recorded inputs."""
+def _inherit_by_inputs(found: Inherited, side: Side, rows: Rows, error: Numbers, inside: Numbers) -> None:
+    """Gives outputs of calls the errors of their recorded inputs, and of what is inside of them."""
     call = side.values.call[rows]
     of_call = np.full(len(side.calls.parent) + 1, np.nan)
     given = np.flatnonzero(side.values.is_of(INPUT, rows=rows) & (call >= 0))
@@ -248,7 +252,7 @@ def _inherit_by_inputs(found: Inherited, side: Side, rows: Rows, error: Numbers)
         return
     np.fmax.at(of_call, call[given], error[given])
     mine = np.flatnonzero(side.values.is_of(OUTPUT, rows=rows) & ~np.isnan(of_call[call]))
-    found.error[mine] = of_call[call[mine]]
+    found.error[mine] = np.fmax(of_call[call[mine]], inside[call[mine]])
     found.is_known[mine] = True
 
 
