@@ -60,6 +60,8 @@ class OpSide:
     name: Column  # codes of `names`
     names: tuple[str, ...]
     nth: Column  # of its name within its call
+    #: It ran outside of modules before the first call of its step: it makes a model, draws weights or loads a batch.
+    is_preparing: Bools
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -186,21 +188,32 @@ def _count_calls(of: Rows, *within: Column | Rows) -> Rows:
 
 
 def _read_ops(table: pa.Table, steps: Column, calls: CallSide) -> OpSide:
-    step, op_id = column_of(table, "step"), column_of(table, "op_id")
+    step, op_id, start_ns = (column_of(table, each) for each in ("step", "op_id", "start_ns"))
+    phase, call = phase_codes(table["phase"]), RowFinder(calls.calls.call_id)(column_of(table, "call_id"))
     name, names = dictionary_codes(table["name"])
     order = np.empty(len(step), np.int64)
-    order[np.lexsort((op_id, column_of(table, "start_ns")))] = np.arange(len(step))
+    order[np.lexsort((op_id, start_ns))] = np.arange(len(step))
     return OpSide(
         kept=np.isin(step, steps),
         step=step,
-        phase=phase_codes(table["phase"]),
-        call=RowFinder(calls.calls.call_id)(column_of(table, "call_id")),
+        phase=phase,
+        call=call,
         order=order,
         is_view=column_of(table, "is_view").astype(bool),
         name=name,
         names=names,
         nth=column_of(table, "nth"),
+        is_preparing=(call < 0) & (phase < 0) & (start_ns < _find_first_calls(calls, step)),
     )
+
+
+def _find_first_calls(calls: CallSide, step: Column) -> Column:
+    """Returns for steps when their first calls began; the least number for steps without any."""
+    steps, which = np.unique(calls.step, return_inverse=True)
+    first = np.full(len(steps) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, which.reshape(-1), calls.calls.start_ns)
+    first[-1] = np.iinfo(np.int64).min
+    return first[RowFinder(steps)(step)]
 
 
 def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: CallSide) -> ValueSide:

@@ -11,9 +11,21 @@ from .keys import number_keys, number_texts, rows_in_order, take
 from .micro_batches import Batched
 from .sides import Side
 
-_STEP, _MODULE, _CALL, _OP, _SITE, _WRAPPER, _RECOMPUTE, _OPTIMIZER, _AGAIN, _BEFORE, _VIEW, _JOINED = range(
-    len(REASONS)
-)
+(
+    _STEP,
+    _MODULE,
+    _CALL,
+    _OP,
+    _SITE,
+    _WRAPPER,
+    _RECOMPUTE,
+    _OPTIMIZER,
+    _PREPARED,
+    _AGAIN,
+    _BEFORE,
+    _VIEW,
+    _JOINED,
+) = range(len(REASONS))
 _RECOMPUTED = PHASES.index(RECOMPUTE)
 
 
@@ -76,6 +88,7 @@ def _tell_ops(side: Side, steps: Rows, calls: Rows, partner: Rows, joined: Rows)
     ops = side.ops
     reason = np.full(len(ops.step), _OP, np.int8)
     reason[ops.phase == PHASES.index(OPTIMIZER)] = _OPTIMIZER
+    reason[ops.is_preparing] = _PREPARED
     reason[ops.is_view] = _VIEW
     reason[np.isin(take(side.calls.place, ops.call), joined)] = _JOINED
     is_recomputed = ops.phase == _RECOMPUTED

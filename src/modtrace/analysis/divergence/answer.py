@@ -44,6 +44,9 @@ class Divergence:
         str | None
     )  # FIRST or SECOND: what it recomputed, `b`, differs from its own forward, `a`; None: the recordings differ
     through: str | None  # an op that only one recording has, from which this comes
+    seen_at: (
+        str | None
+    )  # the tensor that was compared, where it is named by the op in front of it that made it
     other: str | None  # the place in the second recording, if it has another name
     source_line: str | None
     a: str  # what was measured: `float32[4, 8], -1 .. 1`

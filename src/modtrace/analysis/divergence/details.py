@@ -39,7 +39,9 @@ class Details:
         low, high = self._bounds(at)
         tensors = found.errors.details.get(at)
         one, two = self._pair
-        place, op, op_nth, call = self._find_culprit(at, row)
+        culprit = self._find_culprit(at, row)
+        own = self._names.place_of_value(row), site["op"], site["op_nth"], site["nth"]
+        place, op, op_nth, call = culprit
         return Divergence(
             root=place.root if place else None,
             path=place.path if place else None,
@@ -60,6 +62,7 @@ class Details:
             amplification=error / given if given else np.inf,
             recompute_of=found.recompute_of,
             through=self._through(at),
+            seen_at=None if culprit == own else self._names.label_value(row),
             other=self._other(row, row_b),
             source_line=self._source_line(row),
             a=_describe(one, at),

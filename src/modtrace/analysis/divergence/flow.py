@@ -44,6 +44,7 @@ class OpFlow:
         self.slot, self._slots = word_or_text_codes(tensors["slot"])
         self.site = column_of(tensors, "site_id")
         self.is_plain = find_plain(ops)
+        self._is_copy = _find_named(ops, {"copy"})
         self.is_uninitialized = _find_named(ops, UNINITIALIZED)  # returns memory that nobody has written
         op = find_op(column_of(uses, "consumer_op"))
         tensor = RowFinder(column_of(tensors, "tensor_id"))(column_of(uses, "tensor_id"))
@@ -51,6 +52,26 @@ class OpFlow:
         order = kept[np.argsort(op[kept], kind="stable")]
         self.reader, self.read = op[order], tensor[order]
         self._starts = _starts_of(self.reader)
+
+    def find_read(self, by: Bools) -> Bools:
+        """Returns of which ops one of these ops reads an output, also through views, casts and the like.
+
+        What a copy writes to is not read by it.
+        """
+        is_read = np.zeros(len(self.producer) + 1, bool)
+        is_read[self.read[by[self.reader]]] = True
+        passes = self.is_plain & ~self._is_copy
+        for _ in range(_MOST_PASSED):
+            through = np.zeros(len(self.op_id) + 1, bool)
+            through[self.producer[is_read[:-1]]] = True
+            through[-1] = False
+            more = self.read[(through[:-1] & passes)[self.reader]]
+            if is_read[more].all():
+                break
+            is_read[more] = True
+        found = np.zeros(len(self.op_id) + 1, bool)
+        found[self.producer[is_read[:-1]]] = True
+        return found[:-1]
 
     def tensor_of(self, op: Rows, slot: Column, slots: tuple[str, ...]) -> Rows:
         """Returns the tensor that each op returned at a slot, the first one if there are several; -1 for none."""

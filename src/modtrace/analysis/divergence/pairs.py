@@ -74,7 +74,7 @@ def compare_pairs(
     side, data, data_b = one.side, one.side.data, other.side.data
     pairs, joined = alignment.values, find_joined_errors(data, data_b, alignment)
     every, every_b = np.concatenate([pairs, np.stack([joined.rows_a, joined.rows_b], axis=1)]).T
-    kept = ~is_uninitialized(one, every)
+    kept = ~(is_uninitialized(one, every) | _is_unread(one, every) | _is_unread(other, every_b))
     kept[: len(pairs)] &= ~are_misfits(alignment, data, data_b)
     order = np.flatnonzero(kept)
     order = order[order_by_use(side, every[order])]
@@ -156,6 +156,13 @@ def _are_judged(side: Side, other: Side, rows: Rows, alignment: Alignment) -> Bo
     is_other = any((each.ops.phase[ops.rows] == in_optimizer).any() for each, ops in unpaired)
     is_op = (side.values.op[rows] >= 0) & (side.values.phase[rows] == in_optimizer)
     return np.asarray(~(is_op & is_other))
+
+
+def _is_unread(run: ComparedSide, rows: Rows) -> Bools:
+    """Returns which rows were made before a step's first call, and are read by no module: as drawn and overwritten."""
+    ops, op = run.side.ops, run.side.values.op[rows]
+    is_unread = ops.is_preparing & ~run.flow.find_read(ops.call >= 0)
+    return np.asarray((op >= 0) & np.append(is_unread, False)[op])
 
 
 def _find_levels(a: RecordingData, run: RecordingData, rows: Rows) -> Numbers:

@@ -24,6 +24,7 @@ from ...recording.module_path import join
 from ...recording.phase import OPTIMIZER
 from ...recording.role import BY_NAME
 from ...recording.suggestions import count_of, first_few
+from ...surface import choose_phrase
 from ..common.columns import Color, Column, Text, fit_columns, printable, render_fitted, render_lines
 from ..common.numbers import format_count, to_json_number
 
@@ -114,7 +115,9 @@ def _describe_environments(found: Comparison) -> list[Text]:
 
 def _describe_answer(found: Comparison) -> Iterator[Text]:
     first = found.first
-    if first is None:
+    if first is None and not found.ok:
+        yield Text("what is in both runs agrees, and only one of them has the rest", "bold yellow")
+    elif first is None:
         yield Text.join(_say_agreement(found))
     else:
         yield Text.join([Text("the runs part at ", "bold"), Text(printable(_name(first)), "bold red")])
@@ -158,10 +161,14 @@ def _explain(each: Divergence) -> Iterator[str]:
         yield f"what the {each.recompute_of} run recomputes differs from its own forward"
     yield _explain_kind(each)
     yield _describe_error(each)
-    if each.other is not None:
-        yield f"in the second run it is {each.other or 'outside of modules'}"
     if each.through is not None:
-        yield f"it depends on {each.through}"
+        name, _, who = each.through.partition(", ")
+        is_same = _name(each).startswith(f"{name}, step ")
+        yield "the second run lacks it" if is_same else f"it depends on {name}, {who}"
+    if each.seen_at is not None:
+        yield f"what was compared is {each.seen_at}"
+    if each.other is not None:
+        yield f"in the second run {'it' if each.seen_at is None else 'that'} is {each.other or 'outside of modules'}"
     names = ("first", "second") if each.recompute_of is None else ("forward", "recompute")
     yield from (
         f"{name:<{len(names[1])}}  {text}" for name, text in zip(names, (each.a, each.b), strict=True)
@@ -249,8 +256,10 @@ def _list_unmatched(found: Comparison, top: int) -> Iterator[Text]:
                 if kind:
                     yield Text(f"  {printable(first_few(kind, max(top // 3, 1)))}")
                     break
-    for rule in found.proposed[:top]:
-        yield Text(f"try: {printable(rule)}")
+    if found.proposed:
+        how = choose_phrase(python='map="auto"', command_line="--map auto")
+        yield Text(f"try {how}, which stands for these rules, or give your own:")
+        yield from (Text(f"  {printable(rule)}") for rule in found.proposed[:top])
 
 
 def _name_one(each: Named) -> str:
