@@ -62,11 +62,7 @@ def rank(errors: Errors, inherited: Inherited, noise: Noise, are_judged: Bools) 
     )
     can_differ = are_judged & ~inherited.is_copy
     is_beyond = can_differ & (error > own + _GAIN * np.minimum(given, noise.inherited))
-    excused = (
-        np.maximum.accumulate(np.where(is_beyond | inherited.is_copy, 0.0, np.minimum(error, given)))
-        if len(error)
-        else error
-    )
+    excused = np.maximum.accumulate(np.where(is_beyond | inherited.is_copy, 0.0, np.minimum(error, given)))
     # What was excused once, as a gradient that is zero but for rounding, excuses what follows from it.
     bound = np.maximum(noise.inherited, np.where(noise.inherited > 0, excused, 0.0))
     is_beyond = can_differ & (error > own + _GAIN * np.minimum(given, bound))
