@@ -135,3 +135,8 @@ def test_runs_that_differ_by_noise_agree() -> None:
 def test_runs_of_which_one_has_more_are_not_said_to_agree() -> None:
     found = replace(FOUND, first=None, divergences=(), firsts=(), beyond=0)
     assert "what is in both runs agrees, and only one of them has the rest" in render_comparison(found)
+
+
+def test_two_steps_of_unequal_numbers_are_told() -> None:
+    found = render_comparison(replace(FOUND, steps=((3, 4),)))
+    assert "compared 248 tensors of step 3 and step 4: 26 equal," in found

@@ -228,13 +228,17 @@ def _number(value: float) -> str:
 
 
 def _describe_compared(found: Comparison) -> str:
-    text = (
-        f"compared {count_of(found.compared, 'tensor', format_count)} of {count_of(len(found.steps), 'step')}"
-    )
+    text = f"compared {count_of(found.compared, 'tensor', format_count)} of {_describe_steps(found)}"
     text += f": {format_count(found.equal)} equal, {format_count(found.within)} within noise, "
     text += f"{format_count(found.beyond)} beyond"
     text += f"; {format_count(found.unmeasured)} not measured in both" if found.unmeasured else ""
     return text
+
+
+def _describe_steps(found: Comparison) -> str:
+    if len(found.steps) == 1 and found.steps[0][0] != found.steps[0][1]:
+        return f"step {found.steps[0][0]} and step {found.steps[0][1]}"
+    return count_of(len(found.steps), "step")
 
 
 def _describe_metrics(found: Comparison) -> str:
