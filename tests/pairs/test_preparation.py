@@ -8,7 +8,9 @@ import modtrace
 WEIGHTS = torch.linspace(-1, 1, 64).reshape(8, 8)
 
 
-def script(seed: int, *, batch: int = 1, scale: float = 1.0) -> modtrace.Recording:
+def script(
+    seed: int, *, batch: int = 1, shift: float = 1.0, labels: int = 3, scale: float = 1.0
+) -> modtrace.Recording:
     """Draws weights from a seed, loads those that all scripts load, and calls the model on a drawn batch."""
     with modtrace.record(ops=True, strict=True) as rec:
         torch.manual_seed(seed)
@@ -18,7 +20,10 @@ def script(seed: int, *, batch: int = 1, scale: float = 1.0) -> modtrace.Recordi
                 each.weight.copy_(WEIGHTS)
                 each.bias.fill_(0.5)
         torch.manual_seed(batch)
-        (model(torch.randn(4, 8)) * scale).sum().backward()
+        given = (torch.randn(4, 8) + shift) * 2
+        torch.manual_seed(labels)
+        wanted = torch.rand(4, 8)
+        (model(given) * scale - wanted).square().sum().backward()
     return rec
 
 
@@ -34,6 +39,18 @@ def test_batch_that_is_drawn_otherwise_is_the_first_difference() -> None:
     first = modtrace.compare(script(0), script(1, batch=2)).first
     assert first is not None
     assert (first.path, first.op, first.phase, first.kind) == (None, "aten.randn.default", None, "made")
+
+
+def test_op_that_prepares_a_batch_otherwise_is_the_first_difference() -> None:
+    first = modtrace.compare(script(0), script(1, shift=2.0)).first
+    assert first is not None
+    assert (first.path, first.op, first.kind, first.through) == (None, "aten.add.Tensor", "made", None)
+
+
+def test_labels_that_are_drawn_otherwise_are_the_first_difference() -> None:
+    first = modtrace.compare(script(0), script(1, labels=4)).first
+    assert first is not None
+    assert (first.path, first.op, first.phase, first.kind) == (None, "aten.rand.default", None, "made")
 
 
 def test_what_is_done_with_the_output_is_compared() -> None:

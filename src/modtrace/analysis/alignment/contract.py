@@ -15,7 +15,7 @@ REASONS = (
     "wrapper",  # it lacks a wrapper; the call that the wrapper passes on to has a partner
     "recompute",  # it did not recompute the call, whose forward has a partner
     "optimizer",  # the op is one of an optimizer that runs others; what it made of the parameters is compared
-    "prepared",  # the op ran before the step's first call; what modules read of such ops is compared
+    "prepared",  # the op ran before the step's first call; what later ops read of such ops is compared
     "again",  # another row of the same parameter in the same step has a partner
     "before",  # it measured this leaf in an earlier step: leaves are measured when an op first reads them
     "view",  # the op computes nothing: it returns a view of what it was given

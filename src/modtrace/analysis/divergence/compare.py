@@ -25,7 +25,7 @@ from .inherited import read_order
 from .merged_pairs import MergedPairs, put_in_order
 from .names import Names, label, list_unmatched
 from .no_common import explain_nothing
-from .pairs import Compared, ComparedSide, are_misfits, compare_pairs
+from .pairs import Compared, ComparedSide, compare_pairs
 from .ranking import Ranking, choose_first, first_of_each, merge_rankings
 from .recomputes import compare_recomputed
 
@@ -90,9 +90,8 @@ def _compare_all(
 def _tell(alignment: Alignment, parts: Sequence[Compared], allow_missing: bool) -> Comparison:
     pairs = parts[0]
     a, b = pairs.side.data, pairs.other.data
-    misfits = alignment.values[are_misfits(alignment, a, b)]
-    missing = list_unmatched(pairs.side, alignment.missing, misfits[:, 0])
-    extra = list_unmatched(pairs.other, alignment.extra, misfits[:, 1])
+    missing = list_unmatched(pairs.side, alignment.missing, pairs.misfits[:, 0])
+    extra = list_unmatched(pairs.other, alignment.extra, pairs.misfits[:, 1])
     merged = put_in_order(parts)
     ranking = merge_rankings([each.ranking for each in parts], merged.order)
     details, first = [Details(each) for each in parts], choose_first(ranking)

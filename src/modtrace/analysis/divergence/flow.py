@@ -10,12 +10,17 @@ import pyarrow.compute as pc
 from ...recording.protocols import RecordingData
 from ...recording.statistics.moments import Numbers
 from ..graph.reads import word_or_text_codes
-from ..provenance.op_rules import UNINITIALIZED
+from ..provenance.op_rules import SHAPES_ONLY, UNINITIALIZED
 from ..step.calls import Bools, Column, RowFinder, Rows, column_of
 from ..step.ops import bare_name, dictionary_codes
 
 #: Ops that compute nothing, as views.
 _PLAIN = frozenset({"to_copy", "detach", "alias", "clone", "copy", "contiguous"})
+
+#: Ops that do not read what `self` holds, in place or not.
+_OVERWRITES = SHAPES_ONLY | {
+    "copy", "fill", "normal", "uniform", "random", "exponential", "geometric", "log_normal", "cauchy",
+}  # fmt: skip
 
 #: Errors pass through so many ops in a row that were not measured, as views.
 _MOST_PASSED = 64
@@ -44,34 +49,33 @@ class OpFlow:
         self.slot, self._slots = word_or_text_codes(tensors["slot"])
         self.site = column_of(tensors, "site_id")
         self.is_plain = find_plain(ops)
-        self._is_copy = _find_named(ops, {"copy"})
+        self._overwrites = _find_named(ops, _OVERWRITES)
         self.is_uninitialized = _find_named(ops, UNINITIALIZED)  # returns memory that nobody has written
         op = find_op(column_of(uses, "consumer_op"))
         tensor = RowFinder(column_of(tensors, "tensor_id"))(column_of(uses, "tensor_id"))
         kept = np.flatnonzero((op >= 0) & (tensor >= 0))
         order = kept[np.argsort(op[kept], kind="stable")]
+        self._uses, self._order = uses, order
         self.reader, self.read = op[order], tensor[order]
         self._starts = _starts_of(self.reader)
 
-    def find_read(self, by: Bools) -> Bools:
-        """Returns of which ops one of these ops reads an output, also through views, casts and the like.
+    def find_unread(self, among: Bools) -> Bools:
+        """Returns which of these ops made nothing that other ops read, also by way of further ones among these.
 
-        What a copy writes to is not read by it.
+        What an op overwrites, as a copy or a draw in place, is not read by it.
         """
+        slot, names = word_or_text_codes(self._uses["slot"])
+        is_self = slot[self._order] == (names.index("self") if "self" in names else -2)
+        reads = np.flatnonzero(among[self.reader] & ~(is_self & self._overwrites[self.reader]))
         is_read = np.zeros(len(self.producer) + 1, bool)
-        is_read[self.read[by[self.reader]]] = True
-        passes = self.is_plain & ~self._is_copy
-        for _ in range(_MOST_PASSED):
-            through = np.zeros(len(self.op_id) + 1, bool)
-            through[self.producer[is_read[:-1]]] = True
-            through[-1] = False
-            more = self.read[(through[:-1] & passes)[self.reader]]
+        is_read[self.read[~among[self.reader]]] = True
+        while True:
+            is_used = np.zeros(len(self.op_id) + 1, bool)
+            is_used[self.producer[is_read[:-1]]] = True
+            more = self.read[reads[is_used[:-1][self.reader[reads]]]]
             if is_read[more].all():
-                break
+                return np.asarray(among & ~is_used[:-1])
             is_read[more] = True
-        found = np.zeros(len(self.op_id) + 1, bool)
-        found[self.producer[is_read[:-1]]] = True
-        return found[:-1]
 
     def tensor_of(self, op: Rows, slot: Column, slots: tuple[str, ...]) -> Rows:
         """Returns the tensor that each op returned at a slot, the first one if there are several; -1 for none."""

@@ -51,6 +51,7 @@ class Compared:
     inherited: Inherited
     noise: Noise
     ranking: Ranking
+    misfits: Rows  # (n, 2): aligned rows of `values` with unequal numbers of elements, which are no pairs
     #: FIRST or SECOND: rows of `a` are of what this recording recomputed, and rows of `b` of its forward.
     recompute_of: str | None = None
 
@@ -75,7 +76,8 @@ def compare_pairs(
     pairs, joined = alignment.values, find_joined_errors(data, data_b, alignment)
     every, every_b = np.concatenate([pairs, np.stack([joined.rows_a, joined.rows_b], axis=1)]).T
     kept = ~(is_uninitialized(one, every) | _is_unread(one, every) | _is_unread(other, every_b))
-    kept[: len(pairs)] &= ~are_misfits(alignment, data, data_b)
+    is_misfit = _are_misfits(pairs, data, data_b)
+    kept[: len(pairs)] &= ~is_misfit
     order = np.flatnonzero(kept)
     order = order[order_by_use(side, every[order])]
     rows, rows_b, is_joined = every[order], every_b[order], order >= len(pairs)
@@ -88,14 +90,7 @@ def compare_pairs(
     if tolerance is not None:
         noise = give_noise(tolerance, len(rows))
     else:
-        ones = find_cancellation(side, one.flow, rows, measured)
-        others = find_cancellation(other.side, other.flow, rows_b, measured_b)
-        # What cancels in one recording alone is a difference; in a part, and not in the whole, it is none.
-        cancellation = np.where(is_joined, np.maximum(ones, others), np.minimum(ones, others))
-        if runs:
-            noise = measure_noise([_find_levels(data, run, rows) for run in runs], cancellation)
-        else:
-            noise = assume_noise(measured, measured_b, cancellation)
+        noise = _find_noise(one, other, measured, measured_b, is_joined, runs)
     return Compared(
         side=side,
         other=other.side,
@@ -107,13 +102,31 @@ def compare_pairs(
         inherited=inherited,
         noise=noise,
         ranking=rank(errors, inherited, noise, _are_judged(side, other.side, rows, alignment)),
+        misfits=pairs[is_misfit],
     )
 
 
-def are_misfits(alignment: Alignment, a: RecordingData, b: RecordingData) -> Bools:
-    """Returns which pairs have different numbers of elements: they are not the same tensor."""
+def _are_misfits(pairs: Rows, a: RecordingData, b: RecordingData) -> Bools:
     numel, numel_b = (column_of(data.table("values"), "numel") for data in (a, b))
-    return np.asarray(numel[alignment.values[:, 0]] != numel_b[alignment.values[:, 1]])
+    return np.asarray(numel[pairs[:, 0]] != numel_b[pairs[:, 1]])
+
+
+def _find_noise(
+    one: ComparedSide,
+    other: ComparedSide,
+    a: ComparedRows,
+    b: ComparedRows,
+    is_joined: Bools,
+    runs: Sequence[RecordingData],
+) -> Noise:
+    """Returns the noise that further runs show, or that is assumed without any."""
+    ones = find_cancellation(one.side, one.flow, a.rows, a)
+    others = find_cancellation(other.side, other.flow, b.rows, b)
+    # What cancels in one recording alone is a difference; in a part, and not in the whole, it is none.
+    cancellation = np.where(is_joined, np.maximum(ones, others), np.minimum(ones, others))
+    if runs:
+        return measure_noise([_find_levels(one.side.data, run, a.rows) for run in runs], cancellation)
+    return assume_noise(a, b, cancellation)
 
 
 def is_uninitialized(run: ComparedSide, rows: Rows) -> Bools:
@@ -159,10 +172,9 @@ def _are_judged(side: Side, other: Side, rows: Rows, alignment: Alignment) -> Bo
 
 
 def _is_unread(run: ComparedSide, rows: Rows) -> Bools:
-    """Returns which rows were made before a step's first call, and are read by no module: as drawn and overwritten."""
-    ops, op = run.side.ops, run.side.values.op[rows]
-    is_unread = ops.is_preparing & ~run.flow.find_read(ops.call >= 0)
-    return np.asarray((op >= 0) & np.append(is_unread, False)[op])
+    """Returns which rows were made before a step's first call, and nothing that follows reads them."""
+    is_unread = run.flow.find_unread(run.side.ops.is_preparing)
+    return np.append(is_unread, False)[run.side.values.op[rows]]
 
 
 def _find_levels(a: RecordingData, run: RecordingData, rows: Rows) -> Numbers:

@@ -63,5 +63,6 @@ def compare_recomputed(
         inherited=mine,
         noise=noise,
         ranking=rank(errors, mine, noise, np.ones(len(rows), bool)),
+        misfits=pairs[:0],
         recompute_of=recompute_of,
     ), given
