@@ -25,6 +25,9 @@ from helpers.pairs import Pair, Run, Truth, record
 
 #: What the tools without a notion of noise are given: the relative tolerance of torch.testing.assert_close.
 CLOSE = {torch.float32: 1.3e-6, torch.bfloat16: 1.6e-2}
+#: Characters of what a tool says when it fails.
+_SHOWN = 32
+
 QUICK = ("written-out attention",)
 
 
@@ -37,8 +40,9 @@ class Named(NamedTuple):
 
 
 def ask_modtrace(pair: Pair, first: Run, second: Run) -> Named | None:
-    noise = [record(pair.first())] if pair.noise else []
-    found = modtrace.compare(record(first), record(second), noise=noise, **pair.options).first
+    noise = [record(pair.first(), ops=pair.ops)] if pair.noise else []
+    runs = (record(run, ops=pair.ops) for run in (first, second))
+    found = modtrace.compare(*runs, noise=noise, **pair.options).first
     return None if found is None else Named(found.path, found.op, found.phase)
 
 
@@ -117,7 +121,7 @@ def ask(tool: str, name: str, *, is_planted: bool) -> str:
     try:
         named = TOOLS[tool](pair, pair.first(), pair.second(is_planted))
     except Exception as error:
-        return f"failed: {' '.join(str(error).split())[:40]}"
+        return f"failed: {' '.join(str(error).split()).partition(':')[0][:_SHOWN]}"
     if named is None:
         return "silent"
     told = " in ".join(each for each in (named.op, named.path) if each) or "outside of modules"

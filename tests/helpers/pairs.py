@@ -137,6 +137,7 @@ def fused(is_planted: bool) -> Run:
 
 
 def compiled(is_planted: bool, backend: str = "eager") -> Run:
+    torch._dynamo.reset()  # code that was compiled too often would run as it is
     model = seeded(GPT)
     model.blocks[1].act.approximate = "tanh" if is_planted else "none"
     for block in model.blocks:
@@ -251,6 +252,9 @@ PAIRS: dict[str, Pair] = {
     "compiled blocks": Pair(plain, compiled, Truth("blocks.1.act", ops=("aten.gelu.default",)), OTHER_OPS),
     "compiled blocks, by modules": Pair(
         plain, compiled, Truth("blocks.1", ops=(None,)), OTHER_OPS, ops=False
+    ),
+    "blocks compiled by AOTAutograd": Pair(
+        plain, partial(compiled, backend="aot_eager"), Truth("blocks.1", ops=(None,)), OTHER_OPS, ops=False
     ),
     "accumulation without a divisor": Pair(plain, undivided, FROM_LOSS, OTHER_OPS),
     "accumulation of means": Pair(

@@ -26,8 +26,9 @@ def make_gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=2, n_head=4, n_positions=16, initializer_range=0.2
-    )
+        vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=2, n_head=4, n_positions=16, initializer_range=0.2,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
     return GPT2LMHeadModel(config).eval()
 
 

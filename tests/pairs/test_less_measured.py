@@ -46,10 +46,7 @@ def hide(rec: modtrace.Recording, left: str) -> modtrace.Recording:
 
 @pytest.mark.parametrize("left", LESS)
 @pytest.mark.parametrize("name", TABLE)
-def test_first_site_is_that_of_whole_tensors(name: str, left: str, request: pytest.FixtureRequest) -> None:
-    if (name, left) == ("float32 and bfloat16", "statistics"):
-        reason = "statistics of bfloat16 do not show an error of six times the noise"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+def test_first_site_is_that_of_whole_tensors(name: str, left: str) -> None:
     whole = compare(name, is_planted=True).first
     found = modtrace.compare(
         hide(first_of(name), left),

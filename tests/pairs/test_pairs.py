@@ -7,14 +7,6 @@ from helpers.all_pairs import HEALTHY, TABLE, compare
 pytest.importorskip("transformers")
 
 
-#: What is not named yet as it should be.
-OPEN = {
-    "checkpoints that lose the RNG's state": pytest.mark.xfail(
-        reason="the op of the backward that reads the recomputed mask is named, and not the recompute"
-    )
-}
-
-
 @pytest.mark.parametrize("name", HEALTHY)
 def test_nothing_is_above_the_noise_without_a_fault(name: str) -> None:
     found = compare(HEALTHY[name], is_planted=False)
@@ -23,7 +15,7 @@ def test_nothing_is_above_the_noise_without_a_fault(name: str) -> None:
     assert found.ok, str(found)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=OPEN.get(name, ())) for name in TABLE])
+@pytest.mark.parametrize("name", TABLE)
 def test_planted_fault_stands_first(name: str) -> None:
     found, truth = compare(name, is_planted=True), TABLE[name].truth
     assert not found.ok

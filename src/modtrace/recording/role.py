@@ -47,5 +47,8 @@ BY_NAME = {each.name: each for each in TABLE}
 #: The roles of tensors that ops return or read, which exist only if ops are recorded.
 OP_ROLES = frozenset(each.name for each in TABLE if each.of_ops)
 
+#: The roles of parameters, and of what has the layout of a parameter.
+OF_PARAMETERS = frozenset({PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE})
+
 #: The roles of tensors that should never have a value that is not finite.
 FINITE_ROLES = tuple(each.name for each in TABLE if each.must_be_finite)

@@ -111,7 +111,7 @@ def test_two_steps_of_one_recording_are_aligned() -> None:
     assert _is_whole(found)
 
 
-def test_recompute_of_one_recording_is_paired_with_the_forward_of_the_other() -> None:
+def test_recompute_of_one_recording_alone_is_paired_with_its_own_forward() -> None:
     def run(recomputed: bool) -> TypedRecording:
         build = RecordingBuilder()
         net = build.module("", "Net")
@@ -127,8 +127,8 @@ def test_recompute_of_one_recording_is_paired_with_the_forward_of_the_other() ->
 
     found = align(run(False), run(True))
     assert found.values.tolist() == [[0, 0]]
-    assert found.recomputed_ops.tolist() == [[0, 1]]
-    assert found.recomputed_values.tolist() == [[0, 1]]
+    assert found.extra.recomputed.tolist() == [[1, 0]]
+    assert found.missing.recomputed.tolist() == []
     assert _counts(found.extra) == ({"recompute": 1}, {"recompute": 1}, {"recompute": 1})
     assert found.extra.is_harmless
 

@@ -174,6 +174,29 @@ def test_ops_outside_of_modules_are_not_taken_for_those_of_the_root() -> None:
     assert names(rows(rec), "path", "phase") == [("", "forward")]
 
 
+@pytest.mark.parametrize("extra", ["tensors", "hash", "sketch"])
+def test_op_in_place_is_measured_after_it_has_written(extra: str) -> None:
+    class Writes(nn.Module):
+        def forward(self) -> torch.Tensor:
+            made = torch.empty(3).fill_(1)
+            made.mul_(2)
+            return (made + 1).mul_(2).add_(1)
+
+    captured = modtrace.Capture(roles=["op_output"], **{extra: True})
+    model = Writes()
+    with modtrace.record(model, ops=True, values=captured, strict=True) as rec:
+        model()
+    found = rec.table("values").select(["min", "max"]).to_pylist()
+    assert [(row["min"], row["max"]) for row in found] == [
+        (None, None),  # empty
+        (1, 1),
+        (2, 2),
+        (3, 3),
+        (6, 6),
+        (7, 7),
+    ]
+
+
 def test_ops_of_two_roots_are_told_apart() -> None:
     class One(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from ...recording.protocols import RecordingData
-from ..step.calls import Rows
+from ..step.calls import Bools, Rows
 from ..step.chosen_step import find_step
 from .calls import pair_calls, translate
 from .contract import Alignment, Joined, ModuleName
@@ -30,21 +32,42 @@ def align(
     step: int | str | None = None,
     step_b: int | str | None = None,
 ) -> Alignment:
-    """Returns which rows of two recordings mean the same.
+    """Returns which rows of two recordings mean the same; see `align_sides`."""
+    return align_sides(*read_sides(a, b, step=step, step_b=step_b), rules=rules)
+
+
+def read_sides(
+    a: RecordingData, b: RecordingData, *, step: int | str | None = None, step_b: int | str | None = None
+) -> tuple[Side, Side, Rows]:
+    """Returns two recordings, or the same one twice, and the pairs of their steps.
 
     Args:
         a: a recording.
         b: another one, or the same.
-        rules: `EXPRESSION=PATH`: how modules of `a` are called in `b`; `AUTO` stands for the rules that are proposed.
         step: the only step of `a` to compare, as `find_step` takes it; None: all.
         step_b: that of `b`; None: the same as of `a`.
 
     Raises:
-        ValueError: there is no such step; a rule means no module, or several that are not parts of one.
+        ValueError: there is no such step.
     """
     chosen = None if step is None else (find_step(a, step), find_step(b, step if step_b is None else step_b))
     steps, of_a, of_b = pair_steps(a, b, chosen)
-    side, other = read_side(a, of_a), read_side(b, of_b)
+    return read_side(a, of_a), read_side(b, of_b), steps
+
+
+def align_sides(side: Side, other: Side, steps: Rows, *, rules: Sequence[str] = ()) -> Alignment:
+    """Returns which rows of two recordings mean the same.
+
+    Args:
+        side: one of them.
+        other: the other one.
+        steps: pairs of steps.
+        rules: `EXPRESSION=PATH`: how modules of the first are called in the second; `AUTO` stands for the rules that
+            are proposed.
+
+    Raises:
+        ValueError: a rule means no module, or several that are not parts of one.
+    """
     read = read_rules(rules)
     places = pair_places(side, other, read)
     proposed = propose_rules(side, other, places)
@@ -59,19 +82,20 @@ def align(
     ops = pair_ops(*left, places, calls, steps)
     values = pair_values(*left, number_values(*left, places, steps, calls, ops))
     joined = _join_parts(side, other, places, steps, values, micro, batched)
-    recomputed = pair_recomputed(*left, places, steps, ops, values)
     pairs = to_pairs(values[0], side.values.order)
     permuted, axes = find_permutations(side, other, pairs)
     missing, extra = (
         list_unpaired(
             (side, other)[at],
-            steps[:, at],
+            (other, side)[at],
+            steps[:, [at, 1 - at]],
             (places.partner, places.back)[at],
             calls[at],
             ops[at],
             values[at],
             places.find_split(in_a=at == 0),
             batched[at],
+            pair_recomputed((side, other)[at], _find_alone(values[at], joined, in_a=at == 0)),
         )
         for at in (0, 1)
     )
@@ -84,13 +108,18 @@ def align(
         permuted=permuted,
         axes=axes,
         joined=joined,
-        recomputed_ops=recomputed[0],
-        recomputed_values=recomputed[1],
         missing=missing,
         extra=extra,
         rules=tuple(each.text for each in read),
         proposed=proposed,
     )
+
+
+def _find_alone(partner: Rows, joined: Joined, *, in_a: bool) -> Bools:
+    """Returns which rows of `values` of one recording have no partner, and are joined with none."""
+    is_alone = partner < 0
+    is_alone[np.where(joined.whole_in_a == in_a, joined.whole, joined.part)] = False
+    return np.asarray(is_alone)
 
 
 def _name_pairs(side: Side, other: Side, places: PlacePairs) -> Iterator[tuple[ModuleName, ModuleName]]:

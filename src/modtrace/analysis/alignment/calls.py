@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..step.calls import Column, RowFinder, Rows
-from .keys import number_keys, pair_keys, take
+from .keys import number_keys, pair_keys, rows_in_order, take
 from .modules import PlacePairs
 from .sides import Side
 
@@ -33,7 +33,7 @@ def number_calls(
     )
     known = of_a.kept & (step >= 0) & ((place >= 0) | (of_a.place < 0))
     known_b = of_b.kept & np.isin(step_b, steps[:, 1]) & ((place_b < 0) | (take(places.back, place_b) >= 0))
-    return keys, (_in_order(known, of_a.calls.start_ns), _in_order(known_b, of_b.calls.start_ns))
+    return keys, (rows_in_order(known, of_a.calls.start_ns), rows_in_order(known_b, of_b.calls.start_ns))
 
 
 def translate(column: Column, pairs: Rows) -> Rows:
@@ -46,8 +46,3 @@ def _to_all_rows(partner: Rows, rows: Rows, others: Rows, size: int) -> Rows:
     partners = np.full(size, -1, np.int64)
     partners[rows] = take(others, partner)
     return partners
-
-
-def _in_order(kept: Column, order: Rows) -> Rows:
-    rows = np.flatnonzero(kept)
-    return rows[np.argsort(order[rows], kind="stable")]

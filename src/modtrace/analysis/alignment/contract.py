@@ -15,13 +15,15 @@ REASONS = (
     "wrapper",  # it lacks a wrapper; the call that the wrapper passes on to has a partner
     "recompute",  # it did not recompute the call, whose forward has a partner
     "optimizer",  # the op is one of an optimizer that runs others; what it made of the parameters is compared
+    "prepared",  # the op ran before the step's first call; what later ops read of such ops is compared
     "again",  # another row of the same parameter in the same step has a partner
+    "before",  # it measured this leaf in an earlier step: leaves are measured when an op first reads them
     "view",  # the op computes nothing: it returns a view of what it was given
     "joined",  # one of several parts, or the whole of several: see `Alignment.joined`
 )
 
 #: Reasons that say nothing of what the two models compute: none of them makes two recordings unequal.
-HARMLESS = frozenset({"wrapper", "recompute", "optimizer", "again", "view", "joined"})
+HARMLESS = frozenset({"wrapper", "recompute", "optimizer", "prepared", "again", "before", "view", "joined"})
 
 
 class ModuleName(NamedTuple):
@@ -56,6 +58,8 @@ class Unpaired:
     calls: UnpairedRows
     ops: UnpairedRows
     values: UnpairedRows
+    #: (n, 2): of what the other one did not recompute, a row of `values` of the recompute and that of its forward.
+    recomputed: Rows
 
     @property
     def is_harmless(self) -> bool:
@@ -100,10 +104,6 @@ class Alignment:
     permuted: Rows
     axes: tuple[tuple[int, ...], ...]  # for `transpose`: (1, 0) of a matrix
     joined: Joined
-    #: Of what one recording recomputed and the other did not: pairs of a row of the recompute and a row of the forward
-    #: of the other one, `a` first. They are beside `values` and `ops`, in which the forwards are paired.
-    recomputed_values: Rows  # (n, 2)
-    recomputed_ops: Rows  # (n, 2)
     missing: Unpaired  # what `a` has and `b` has not
     extra: Unpaired  # what `b` has and `a` has not
     rules: tuple[str, ...]  # that were applied, as `--map` takes them

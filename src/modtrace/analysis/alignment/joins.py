@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...recording.role import OF_PARAMETERS
 from ..step.calls import Column, RowFinder, Rows
 from .contract import Joined
 from .keys import count_before, number_keys, number_texts, take
 from .modules import Split
 from .permutations import TRANSPOSED, is_transposed
 from .sides import Side
-from .sizes import Sizes
+from .sizes import Sizes, widen
 
 
 class PartRows(NamedTuple):
@@ -80,12 +81,12 @@ def _find_split_rows(
             split[part], nth[part] = number, at
             transposed[part] = is_transposed(of_whole.names[each.whole].type, of_parts.names[part].type)
     values, others = of_parts.values, of_whole.values
-    parts = np.flatnonzero(values.kept & (take(split, values.place) >= 0) & ~of_parts.is_of_op)
-    wholes = np.flatnonzero(others.kept & (take(whole, others.place) >= 0) & ~of_whole.is_of_op)
+    parts = np.flatnonzero(values.kept & (take(split, values.place) >= 0) & ~values.is_of_op)
+    wholes = np.flatnonzero(others.kept & (take(whole, others.place) >= 0) & ~others.is_of_op)
     place = values.place[parts]
     keys = number_keys((split[place], whole[others.place[wholes]]), (calls[0][parts], calls[1][wholes]))
     counts = np.array([len(each.parts) for each in splits], np.int64)
-    is_weight = of_parts.is_of_parameters(values.role[parts])
+    is_weight = values.is_of(*OF_PARAMETERS, rows=parts)
     return PartRows(parts, wholes, keys, nth[place], counts[split[place]], transposed[place] & is_weight)
 
 
@@ -101,7 +102,7 @@ def join_rows(of_parts: Side, of_whole: Side, rows: PartRows, *, whole_in_a: boo
     distinct, group = np.unique(whole[order], return_inverse=True)
     group = group.reshape(-1)
     part, whole_rows = rows.parts[order], rows.wholes[whole[order]]
-    given, wanted = _widen(of_parts.values.sizes[part], of_whole.values.sizes[whole_rows])
+    given, wanted = widen(of_parts.values.sizes[part], of_whole.values.sizes[whole_rows])
     is_transposed_part = rows.transposed[order] & (given[:, 1] >= 0) & (given[:, 2:] < 0).all(axis=1)
     given[is_transposed_part, :2] = given[is_transposed_part, 1::-1]
     dimension = _find_dimension(given, wanted, group, len(distinct))[group]
@@ -120,12 +121,6 @@ def join_rows(of_parts: Side, of_whole: Side, rows: PartRows, *, whole_in_a: boo
         permuted=np.where(is_transposed_part, TRANSPOSED, -1)[is_joined],
     )
     return JoinedRows(joined, pairs[:, ::-1] if whole_in_a else pairs)
-
-
-def _widen(one: Sizes, other: Sizes) -> tuple[Sizes, Sizes]:
-    width = max(one.shape[1], other.shape[1], 2)
-    wide = [np.pad(each, ((0, 0), (0, width - each.shape[1])), constant_values=-1) for each in (one, other)]
-    return wide[0], wide[1]
 
 
 def _find_dimension(given: Sizes, wanted: Sizes, group: Rows, groups: int) -> Rows:

@@ -69,6 +69,12 @@ def to_pairs(partner: Rows, order: Rows) -> Rows:
     return np.stack([rows, partner[rows]], axis=1)
 
 
+def rows_in_order(kept: Column, order: Rows) -> Rows:
+    """Returns the rows that are kept, in an order."""
+    rows = np.flatnonzero(kept)
+    return rows[np.argsort(order[rows], kind="stable")]
+
+
 def number_texts(one: Sequence[str | None], other: Sequence[str | None]) -> tuple[Rows, Rows]:
     """Returns a number for each text of two lists. Equal texts have equal numbers; None is -1."""
     known: dict[str, int] = {}

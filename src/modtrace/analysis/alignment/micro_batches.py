@@ -8,7 +8,7 @@ from ...recording.phase import FORWARD, OPTIMIZER, PHASES
 from ...recording.role import INPUT, OUTPUT
 from ..step.calls import Column, Rows
 from .joins import JoinedRows, PartRows, join_rows
-from .keys import Partners, number_keys, number_texts, take
+from .keys import Partners, number_keys, number_texts, rows_in_order, take
 from .modules import PlacePairs
 from .sides import Side
 
@@ -61,9 +61,8 @@ def _are_parts(side: tuple[Side, int], whole: tuple[Side, int], count: int) -> b
 def _find_batches(side: Side, place: int, role: str) -> Rows:
     """Returns the first dimensions of the first tensors of a role that each outermost call has, in order."""
     values = side.values
-    code = values.roles.index(role) if role in values.roles else -2
-    rows = np.flatnonzero(values.kept & (values.place == place) & (values.role == code) & (values.call >= 0))
-    rows = rows[np.argsort(values.order[rows])]
+    kept = values.kept & (values.place == place) & values.is_of(role) & (values.call >= 0)
+    rows = rows_in_order(kept, values.order)
     _, first = np.unique(values.call[rows], return_index=True)
     rows = rows[np.sort(first)]
     return values.sizes[rows, 0] if values.sizes.shape[1] else rows[:0]
@@ -91,7 +90,7 @@ def find_batched(side: Side, place: int | None) -> Batched:
     of_calls = np.asarray(calls.kept & (take(calls.place, calls.outermost) == place), bool)
     is_outside = (ops.call < 0) & (ops.phase != PHASES.index(OPTIMIZER))
     of_ops = np.asarray(is_outside | (take(of_calls, ops.call) > 0), bool)
-    of_values = np.where(side.is_of_op, take(of_ops, values.op), take(of_calls, values.call)) > 0
+    of_values = np.where(side.values.is_of_op, take(of_ops, values.op), take(of_calls, values.call)) > 0
     return Batched(of_calls, ops.kept & of_ops, values.kept & of_values)
 
 
@@ -137,9 +136,9 @@ def _number_values(a: Side, b: Side, places: PlacePairs, step: Rows, found: Micr
         (take(a.calls.inner, of_a.call), take(b.calls.inner, of_b.call)),
         (take(roles[0], of_a.role), take(roles[1], of_b.role)),
         (take(slots[0], of_a.slot), take(slots[1], of_b.slot)),
-        (np.where(a.is_of_op, op[0], -1), np.where(b.is_of_op, op[1], -1)),
+        (np.where(of_a.is_of_op, op[0], -1), np.where(of_b.is_of_op, op[1], -1)),
         (
-            np.where(a.is_of_op, take(a.ops.nth, of_a.op), -1),
-            np.where(b.is_of_op, take(b.ops.nth, of_b.op), -1),
+            np.where(of_a.is_of_op, take(a.ops.nth, of_a.op), -1),
+            np.where(of_b.is_of_op, take(b.ops.nth, of_b.op), -1),
         ),
     )

@@ -8,7 +8,7 @@ from ...recording.phase import OPTIMIZER, PHASES
 from ..step.calls import Column, Rows, iterate_levels
 from ..step.ops import bare_name
 from .calls import translate
-from .keys import Partners, number_keys, number_texts, take
+from .keys import Partners, number_keys, number_texts, rows_in_order, take
 from .modules import PlacePairs
 from .op_shapes import number_shapes
 from .sequences import align_sequences
@@ -115,9 +115,8 @@ def _find_around(side: Side, places: Rows, split: Rows, partner: Rows, number: R
 def _update_in_one_order(a: Side, b: Side, places: PlacePairs) -> bool:
     """Returns whether the optimizers of both were seen to go through the parameters in the same order."""
     orders = [
-        side.values.place[rows[np.argsort(side.values.order[rows], kind="stable")]]
-        for side in (a, b)
-        for rows in [np.flatnonzero(side.values.kept & (side.values.phase == _OPTIMIZED) & ~side.is_of_op)]
+        each.place[rows_in_order(each.kept & (each.phase == _OPTIMIZED) & ~each.is_of_op, each.order)]
+        for each in (a.values, b.values)
     ]
     partners = take(places.partner, orders[0])
     return bool(np.array_equal(_drop_repeats(partners), _drop_repeats(orders[1])))

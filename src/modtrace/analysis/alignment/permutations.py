@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ...recording.role import OF_PARAMETERS
 from ..step.calls import Rows
 from .sides import Side
 from .sizes import Sizes, number_sizes
@@ -58,7 +59,7 @@ def _permute(wanted: tuple[int, ...], given: tuple[int, ...]) -> tuple[int, ...]
 
 def _find_square(a: Side, b: Side, pairs: Rows, transposed: Rows) -> Rows:
     """Returns which pairs are square weights of modules of types of which other weights are transposed."""
-    is_weight = a.is_of_parameters(a.values.role[pairs[:, 0]]) & (a.values.place[pairs[:, 0]] >= 0)
+    is_weight = a.values.is_of(*OF_PARAMETERS, rows=pairs[:, 0]) & (a.values.place[pairs[:, 0]] >= 0)
     is_weight &= b.values.place[pairs[:, 1]] >= 0
     sizes = _both_matrices(a.values.sizes[pairs[:, 0]])
     rows = np.flatnonzero(is_weight & (sizes >= 0))

@@ -12,7 +12,7 @@ from ...recording.module_path import path_and_above
 from ...recording.phase import FORWARD, PHASES
 from ...recording.role import OUTPUT
 from ..step.calls import Rows
-from .keys import number_keys, number_texts, take
+from .keys import number_keys, number_texts, rows_in_order, take
 from .modules import PlacePairs
 from .rules import Rule, apply_rules, read_rules
 from .sequences import align_sequences
@@ -63,8 +63,7 @@ def _find_leaves(side: Side) -> list[_Leaf]:
     is_called = calls.kept & (calls.calls.phase == PHASES.index(FORWARD)) & (calls.place >= 0)
     around = take(calls.place, calls.parent[is_called])
     above = np.unique(around[around != calls.place[is_called]])
-    rows = np.flatnonzero(is_called & ~np.isin(calls.place, above))
-    rows = rows[np.argsort(calls.calls.start_ns[rows], kind="stable")]
+    rows = rows_in_order(is_called & ~np.isin(calls.place, above), calls.calls.start_ns)
     _, first = np.unique(calls.place[rows], return_index=True)
     place = calls.place[rows[np.sort(first)]]
     leaves = []
@@ -111,9 +110,7 @@ def _name_kind(type_name: str) -> str:
 
 def _find_outputs(side: Side, place: Rows) -> Rows:
     values = side.values
-    output = values.roles.index(OUTPUT) if OUTPUT in values.roles else -2
-    rows = np.flatnonzero(values.kept & (values.role == output) & (values.place >= 0))
-    rows = rows[np.argsort(values.order[rows])]
+    rows = rows_in_order(values.kept & values.is_of(OUTPUT) & (values.place >= 0), values.order)
     distinct, first = np.unique(values.place[rows], return_index=True)
     found = np.full(len(side.names), -1, np.int64)
     found[distinct] = rows[first]

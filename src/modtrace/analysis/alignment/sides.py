@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from ...recording.phase import OPTIMIZER, PHASES
 from ...recording.protocols import RecordingData
-from ...recording.role import OP_ROLES, OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
+from ...recording.role import OP_ROLES
 from ..step.calls import (
+    Bools,
     Calls,
     Column,
     RowFinder,
@@ -25,8 +26,6 @@ from ..step.placement import NOWHERE, Placer, merge_wrappers, name_roots, place_
 from .contract import ModuleName
 from .keys import count_before, number_keys, take
 from .sizes import Sizes, read_sizes
-
-_OF_PARAMETERS = (PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,6 +60,8 @@ class OpSide:
     name: Column  # codes of `names`
     names: tuple[str, ...]
     nth: Column  # of its name within its call
+    #: It ran outside of modules before the first call of its step: it makes a model, draws weights or loads a batch.
+    is_preparing: Bools
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,6 +82,17 @@ class ValueSide:
     slot: Column  # codes of `slots`
     slots: tuple[str, ...]
 
+    def is_of(self, *roles: str, rows: Rows | slice = slice(None)) -> Bools:
+        """Returns which rows, or which of some rows, have one of these roles."""
+        has_role = np.array([*(name in roles for name in self.roles), False])
+        found: Bools = has_role[self.role[rows]]
+        return found
+
+    @cached_property
+    def is_of_op(self) -> Bools:
+        """Which rows belong to an op: what it returned, and a constant that it read first."""
+        return (self.op >= 0) & self.is_of(*OP_ROLES)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Side:
@@ -92,16 +104,6 @@ class Side:
     calls: CallSide
     ops: OpSide
     values: ValueSide
-
-    @cached_property
-    def is_of_op(self) -> Column:
-        """Which rows of `values` belong to an op: what it returned, and a constant that it read first."""
-        of_ops = [code for code, name in enumerate(self.values.roles) if name in OP_ROLES]
-        return (self.values.op >= 0) & np.isin(self.values.role, of_ops)
-
-    def is_of_parameters(self, role: Column) -> Column:
-        """Returns which of these codes of roles have the layout of a parameter: its gradient and states, too."""
-        return np.isin(role, [code for code, name in enumerate(self.values.roles) if name in _OF_PARAMETERS])
 
 
 def read_side(data: RecordingData, steps: Collection[int]) -> Side:
@@ -186,21 +188,32 @@ def _count_calls(of: Rows, *within: Column | Rows) -> Rows:
 
 
 def _read_ops(table: pa.Table, steps: Column, calls: CallSide) -> OpSide:
-    step, op_id = column_of(table, "step"), column_of(table, "op_id")
+    step, op_id, start_ns = (column_of(table, each) for each in ("step", "op_id", "start_ns"))
+    phase, call = phase_codes(table["phase"]), RowFinder(calls.calls.call_id)(column_of(table, "call_id"))
     name, names = dictionary_codes(table["name"])
     order = np.empty(len(step), np.int64)
-    order[np.lexsort((op_id, column_of(table, "start_ns")))] = np.arange(len(step))
+    order[np.lexsort((op_id, start_ns))] = np.arange(len(step))
     return OpSide(
         kept=np.isin(step, steps),
         step=step,
-        phase=phase_codes(table["phase"]),
-        call=RowFinder(calls.calls.call_id)(column_of(table, "call_id")),
+        phase=phase,
+        call=call,
         order=order,
         is_view=column_of(table, "is_view").astype(bool),
         name=name,
         names=names,
         nth=column_of(table, "nth"),
+        is_preparing=(call < 0) & (phase < 0) & (start_ns < _find_first_calls(calls, step)),
     )
+
+
+def _find_first_calls(calls: CallSide, step: Column) -> Column:
+    """Returns for steps when their first calls began; the least number for steps without any."""
+    steps, which = np.unique(calls.step, return_inverse=True)
+    first = np.full(len(steps) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, which.reshape(-1), calls.calls.start_ns)
+    first[-1] = np.iinfo(np.int64).min
+    return first[RowFinder(steps)(step)]
 
 
 def _read_values(data: RecordingData, steps: Column, placer: Placer, calls: CallSide) -> ValueSide:

@@ -27,12 +27,17 @@ def read_sizes(column: pa.ChunkedArray) -> Sizes:
 
 def number_sizes(one: Sizes, other: Sizes) -> tuple[Rows, Rows]:
     """Returns a number for each shape of two matrices. Equal shapes have equal numbers."""
-    width = max(one.shape[1], other.shape[1], 1)
-    wide = [
-        np.concatenate([each, np.full((len(each), width - each.shape[1]), -1, np.int64)], axis=1)
-        for each in (one, other)
-    ]
-    return number_keys(*((wide[0][:, at], wide[1][:, at]) for at in range(width)))
+    wide, other_wide = widen(one, other)
+    return number_keys(*((wide[:, at], other_wide[:, at]) for at in range(wide.shape[1])))
+
+
+def widen(one: Sizes, other: Sizes) -> tuple[Sizes, Sizes]:
+    """Returns two matrices of shapes with as many columns each, at least two."""
+    width = max(one.shape[1], other.shape[1], 2)
+    wide, other_wide = (
+        np.pad(each, ((0, 0), (0, width - each.shape[1])), constant_values=-1) for each in (one, other)
+    )
+    return wide, other_wide
 
 
 def count_elements(sizes: Sizes) -> Sizes:

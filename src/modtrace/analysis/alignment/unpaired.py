@@ -3,20 +3,35 @@
 import numpy as np
 
 from ...recording.phase import OPTIMIZER, PHASES, RECOMPUTE
-from ..step.calls import Column, Rows
+from ...recording.role import OP_OUTPUT
+from ..step.calls import Bools, Column, Rows
+from .calls import translate
 from .contract import REASONS, Unpaired, UnpairedRows
-from .keys import number_keys, take
+from .keys import number_keys, number_texts, rows_in_order, take
 from .micro_batches import Batched
 from .sides import Side
 
-_STEP, _MODULE, _CALL, _OP, _SITE, _WRAPPER, _RECOMPUTE, _OPTIMIZER, _AGAIN, _VIEW, _JOINED = range(
-    len(REASONS)
-)
+(
+    _STEP,
+    _MODULE,
+    _CALL,
+    _OP,
+    _SITE,
+    _WRAPPER,
+    _RECOMPUTE,
+    _OPTIMIZER,
+    _PREPARED,
+    _AGAIN,
+    _BEFORE,
+    _VIEW,
+    _JOINED,
+) = range(len(REASONS))
 _RECOMPUTED = PHASES.index(RECOMPUTE)
 
 
 def list_unpaired(
     side: Side,
+    other: Side,
     steps: Rows,
     places: Rows,
     calls: Rows,
@@ -24,31 +39,35 @@ def list_unpaired(
     values: Rows,
     joined: Rows,
     batched: Batched,
+    recomputed: Rows,
 ) -> Unpaired:
     """Returns what one recording has alone.
 
     Args:
         side: the recording.
-        steps: its steps that have a partner.
+        other: the other one.
+        steps: pairs of its steps and of those of the other.
         places: the partner of each place, as all that follow; -1 for none.
         calls: the same of calls.
         ops: the same of ops.
         values: the same of rows of `values`.
         joined: places whose module is one of several parts, or the whole of several.
         batched: rows of micro-batches and of their batch.
+        recomputed: pairs of rows of `values`: of a recompute, and of its forward.
     """
-    of_call = _tell_calls(side, steps, places, calls, joined)
-    of_op = _tell_ops(side, steps, calls, joined)
-    of_value = _tell_values(side, steps, places, of_call, calls, of_op, ops, joined, values)
+    of_call = _tell_calls(side, steps[:, 0], places, calls, joined)
+    of_op = _tell_ops(side, steps[:, 0], calls, ops, joined)
+    of_value = _tell_values(side, steps[:, 0], places, of_call, calls, of_op, ops, joined, values)
+    of_value[(of_value == _SITE) & _is_measured_before(side, other, steps, places)] = _BEFORE
     for reason, rows in ((of_call, batched.calls), (of_op, batched.ops), (of_value, batched.values)):
         reason[rows & (reason != _STEP)] = _JOINED
+    alone = np.setdiff1d(np.flatnonzero(places < 0), joined)
     return Unpaired(
-        modules=tuple(
-            side.names[at] for at in np.flatnonzero(places < 0).tolist() if at not in set(joined.tolist())
-        ),
+        modules=tuple(side.names[at] for at in alone.tolist()),
         calls=_list_rows(calls, side.calls.kept, side.calls.calls.start_ns, of_call),
         ops=_list_rows(ops, side.ops.kept, side.ops.order, of_op),
         values=_list_rows(values, side.values.kept, side.values.order, of_value),
+        recomputed=recomputed,
     )
 
 
@@ -65,14 +84,17 @@ def _tell_calls(side: Side, steps: Rows, places: Rows, partner: Rows, joined: Ro
     return reason
 
 
-def _tell_ops(side: Side, steps: Rows, calls: Rows, joined: Rows) -> Column:
+def _tell_ops(side: Side, steps: Rows, calls: Rows, partner: Rows, joined: Rows) -> Column:
     ops = side.ops
     reason = np.full(len(ops.step), _OP, np.int8)
     reason[ops.phase == PHASES.index(OPTIMIZER)] = _OPTIMIZER
+    reason[ops.is_preparing] = _PREPARED
     reason[ops.is_view] = _VIEW
     reason[np.isin(take(side.calls.place, ops.call), joined)] = _JOINED
+    is_recomputed = ops.phase == _RECOMPUTED
     is_alone = (ops.call < 0) | (take(calls, ops.call) < 0)
-    reason[(ops.phase == _RECOMPUTED) & is_alone] = _RECOMPUTE
+    is_alone |= ~np.isin(ops.call, ops.call[is_recomputed & (partner >= 0)])  # of a function inside a call
+    reason[is_recomputed & is_alone] = _RECOMPUTE
     reason[~np.isin(ops.step, steps)] = _STEP
     return reason
 
@@ -89,7 +111,7 @@ def _tell_values(
     partner: Rows,
 ) -> Column:
     values = side.values
-    has_op, has_call = side.is_of_op, values.call >= 0
+    has_op, has_call = values.is_of_op, values.call >= 0
     reason = np.full(len(values.step), _SITE, np.int8)
     reason[(values.place >= 0) & (take(places, values.place) < 0) & ~has_op] = _MODULE
     rows = np.flatnonzero(has_call & ~has_op & (take(calls, values.call) < 0))
@@ -105,14 +127,30 @@ def _tell_values(
 def _is_seen_again(side: Side, partner: Rows) -> Column:
     """Returns which rows are of a parameter or buffer of which another row of the same step has a partner."""
     values = side.values
-    is_kept = ~side.is_of_op & (values.call < 0) & (values.place >= 0)
+    is_kept = ~values.is_of_op & (values.call < 0) & (values.place >= 0)
     key, _ = number_keys(
         *((column, column[:0]) for column in (values.step, values.place, values.role, values.slot))
     )
     return is_kept & np.isin(key, key[is_kept & (partner >= 0)])
 
 
+def _is_measured_before(side: Side, other: Side, steps: Rows, places: Rows) -> Bools:
+    """Returns which rows are of leaves that the other recording has measured in an earlier step."""
+    of, of_other = side.values, other.values
+    leaves, others = (np.flatnonzero((each.op >= 0) & ~each.is_of(OP_OUTPUT)) for each in (of, of_other))
+    roles, slots = number_texts(of.roles, of_other.roles), number_texts(of.slots, of_other.slots)
+    keys, known = number_keys(
+        (take(places, of.place[leaves]), of_other.place[others]),
+        (roles[0][of.role[leaves]], roles[1][of_other.role[others]]),
+        (take(slots[0], of.slot[leaves]), take(slots[1], of_other.slot[others])),
+    )
+    first = np.full(1 + max(int(keys.max(initial=0)), int(known.max(initial=0))), np.iinfo(np.int64).max)
+    np.minimum.at(first, known, of_other.step[others])
+    found = np.zeros(len(of.step), bool)
+    found[leaves] = first[keys] < translate(of.step[leaves], steps)
+    return found
+
+
 def _list_rows(partner: Rows, kept: Column, order: Rows, reason: Column) -> UnpairedRows:
-    rows = np.flatnonzero(kept & (partner < 0))
-    rows = rows[np.argsort(order[rows], kind="stable")]
+    rows = rows_in_order(kept & (partner < 0), order)
     return UnpairedRows(rows=rows, reason=reason[rows])

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..step.calls import Column, Rows
 from .calls import translate
-from .keys import Partners, number_keys, number_texts, pair_keys, take
+from .keys import Partners, number_keys, number_texts, pair_keys, rows_in_order, take
 from .modules import PlacePairs
 from .sides import Side
 from .sizes import Sizes, count_elements, number_sizes
@@ -70,7 +70,7 @@ class _Owners(NamedTuple):
 def _find_owners(side: Side, places: Rows, calls: Rows, ops: Rows) -> _Owners:
     """Returns the owner of each row, by the numbers of places, calls and ops."""
     values = side.values
-    kind = np.where(side.is_of_op, 2, np.where(values.call >= 0, 1, 0))
+    kind = np.where(values.is_of_op, 2, np.where(values.call >= 0, 1, 0))
     number = np.choose(kind, (take(places, values.place), take(calls, values.call), take(ops, values.op)))
     return _Owners(kind, number, (number >= 0) | ((kind == 0) & (values.place < 0)))
 
@@ -103,16 +103,11 @@ def pair_values(a: Side, b: Side, keys: ValueKeys) -> Partners:
 def _pair_more(a: Side, b: Side, keys: ValueKeys, partners: Partners, by: Partners) -> None:
     """Pairs rows without partner whose numbers are equal, in the order in which they were measured."""
     rows, rows_b = (
-        _in_order(known & (partner < 0), side.values.order)
+        rows_in_order(known & (partner < 0), side.values.order)
         for side, known, partner in zip((a, b), keys.known, partners, strict=True)
     )
     found, back = pair_keys(by[0][rows], by[1][rows_b])
     partners[0][rows], partners[1][rows_b] = take(rows_b, found), take(rows, back)
-
-
-def _in_order(kept: Column, order: Rows) -> Rows:
-    rows = np.flatnonzero(kept)
-    return rows[np.argsort(order[rows])]
 
 
 def _same(sizes: Sizes) -> Sizes:

@@ -12,6 +12,10 @@ AMPLIFIED = "amplified"  # the output is several times farther apart than the in
 SEEN = "seen"  # it was seen here first, and the inputs were not compared
 GROWN = "grown"  # nothing stands out: small differences added up
 
+# The two recordings.
+FIRST = "first"
+SECOND = "second"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
@@ -36,7 +40,13 @@ class Divergence:
     noise: float  # a difference up to this is noise here
     input_error: float
     amplification: float  # error / input_error; infinite where the inputs are equal
+    recompute_of: (
+        str | None
+    )  # FIRST or SECOND: what it recomputed, `b`, differs from its own forward, `a`; None: the recordings differ
     through: str | None  # an op that only one recording has, from which this comes
+    seen_at: (
+        str | None
+    )  # the tensor that was compared, where it is named by the op in front of it that made it
     other: str | None  # the place in the second recording, if it has another name
     source_line: str | None
     a: str  # what was measured: `float32[4, 8], -1 .. 1`
@@ -55,7 +65,7 @@ class Named:
 
     name: str
     count: int  # calls, ops or tensors
-    why: str  # "step", "module", "call", "op", "site" or "shape"
+    why: str  # "step", "module", "call", "op", "site" or "shape"; "" of the last, which counts those that are not named
 
 
 @dataclass(frozen=True, kw_only=True)

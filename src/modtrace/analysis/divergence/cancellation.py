@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from ...recording.role import OP_OUTPUT, PARAMETER, PARAMETER_GRAD, UPDATE
+from ...recording.role import OF_PARAMETERS, OP_OUTPUT, PARAMETER, PARAMETER_GRAD, UPDATE
 from ...recording.statistics.moments import Numbers
 from ..alignment.sides import Side
 from ..step.calls import RowFinder, Rows
 from ..step.ops import bare_name
 from .flow import OpFlow
-from .inherited import OF_PARAMETERS, is_of, name_parameters
+from .inherited import name_parameters
 from .measured import ComparedRows
 
 #: Ops that add numbers up.
@@ -20,20 +20,21 @@ _AVERAGING = frozenset({"mean", "native_layer_norm", "native_batch_norm", "nativ
 _LARGEST = 1e12
 
 
-def find_cancellation(side: Side, rows: Rows, measured: ComparedRows) -> Numbers:
+def find_cancellation(side: Side, flow: OpFlow, rows: Rows, measured: ComparedRows) -> Numbers:
     """Returns how many times larger than a tensor what it was added up from is: 1 where nothing cancels.
 
     The gradient of the bias of keys is an example: it is zero but for rounding, as a softmax does not see it.
 
     Args:
         side: the recording.
+        flow: its ops.
         rows: rows of `values`.
         measured: what was measured of them.
     """
     factor = np.ones(len(rows))
     with np.errstate(all="ignore"):
         _compare_with_siblings(factor, side, rows, measured)
-        _compare_with_summands(factor, side, rows, measured)
+        _compare_with_summands(factor, side, flow, rows, measured)
     return np.clip(np.nan_to_num(factor, nan=1.0), 1.0, _LARGEST)
 
 
@@ -41,15 +42,15 @@ def _compare_with_siblings(factor: Numbers, side: Side, rows: Rows, measured: Co
     """Compares the gradient of each parameter with the others of its module; an update with its parameter."""
     values = side.values
     rms = measured.stats.rms
-    grads = np.flatnonzero(is_of(side, rows, PARAMETER_GRAD))
+    grads = np.flatnonzero(side.values.is_of(PARAMETER_GRAD, rows=rows))
     keys = values.place[rows].astype(np.int64) << 32 | values.step[rows].astype(np.int64)
     modules, which = np.unique(keys[grads], return_inverse=True)
     largest = np.zeros(len(modules) + 1)
     np.fmax.at(largest, which.reshape(-1), rms[grads])
     factor[grads] = largest[which.reshape(-1)] / rms[grads]
     _pass_on(factor, side, rows, grads)
-    updates = np.flatnonzero(is_of(side, rows, UPDATE))
-    parameters = np.flatnonzero(is_of(side, rows, PARAMETER))
+    updates = np.flatnonzero(side.values.is_of(UPDATE, rows=rows))
+    parameters = np.flatnonzero(side.values.is_of(PARAMETER, rows=rows))
     of = RowFinder(_name_keys(side, rows[parameters]))(_name_keys(side, rows[updates]))
     known = of >= 0
     ratio = rms[parameters[of[known]]] / rms[updates[known]]
@@ -58,7 +59,7 @@ def _compare_with_siblings(factor: Numbers, side: Side, rows: Rows, measured: Co
 
 def _pass_on(factor: Numbers, side: Side, rows: Rows, grads: Rows) -> None:
     """Gives what an optimizer makes of a gradient the factor of the gradient."""
-    others = np.flatnonzero(is_of(side, rows, *OF_PARAMETERS) & ~is_of(side, rows, PARAMETER_GRAD))
+    others = np.flatnonzero(side.values.is_of(*(OF_PARAMETERS - {PARAMETER_GRAD}), rows=rows))
     of = RowFinder(_name_keys(side, rows[grads]))(_name_keys(side, rows[others]))
     factor[others[of >= 0]] = factor[grads[of[of >= 0]]]
 
@@ -68,11 +69,12 @@ def _name_keys(side: Side, rows: Rows) -> Rows:
     return name_parameters(side, rows) << 32 | side.values.step[rows].astype(np.int64)
 
 
-def _compare_with_summands(factor: Numbers, side: Side, rows: Rows, measured: ComparedRows) -> None:
+def _compare_with_summands(
+    factor: Numbers, side: Side, flow: OpFlow, rows: Rows, measured: ComparedRows
+) -> None:
     if not len(side.ops.name):
         return
-    flow = OpFlow(side.data)
-    mine = np.flatnonzero(is_of(side, rows, OP_OUTPUT) & (side.values.op[rows] >= 0))
+    mine = np.flatnonzero(side.values.is_of(OP_OUTPUT, rows=rows) & (side.values.op[rows] >= 0))
     values = side.values
     tensor = flow.tensor_of(values.op[rows[mine]], values.slot[rows[mine]], values.slots)
     names = [bare_name(name) for name in side.ops.names]

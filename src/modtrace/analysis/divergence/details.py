@@ -1,38 +1,19 @@
 """Tells single differences, and writes all of them as a table."""
 
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ...recording.phase import FORWARD, OPTIMIZER, PHASES
-from ..alignment.contract import Alignment, ModuleName
-from ..alignment.sides import Side
+from ..alignment.contract import ModuleName
 from ..step.calls import column_of
 from .answer import AMPLIFIED, GROWN, MADE, SEEN, SOURCE, Divergence
-from .errors import METRICS, SAMPLES, SKETCH_FACTOR, SKETCHES, STATISTICS, Errors
-from .inherited import Inherited
-from .measured import Bools, ComparedRows
+from .errors import METRICS, SAMPLES, SKETCH_FACTOR, SKETCHES, STATISTICS
+from .measured import ComparedRows
 from .names import Names, label
-from .noise import Noise
-from .ranking import STANDS_OUT, Ranking
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Compared:
-    """All that was found out of each pair."""
-
-    alignment: Alignment
-    side: Side
-    other: Side
-    a: ComparedRows
-    b: ComparedRows
-    errors: Errors
-    inherited: Inherited
-    noise: Noise
-    ranking: Ranking
+from .pairs import Compared
+from .ranking import STANDS_OUT
 
 
 class Details:
@@ -41,6 +22,12 @@ class Details:
     def __init__(self, found: Compared) -> None:
         self._found = found
         self._names, self._others = Names(found.side), Names(found.other)
+
+    @property
+    def _pair(self) -> tuple[ComparedRows, ComparedRows]:
+        """What is told as `a` and `b`: of a recompute first its forward."""
+        found = self._found
+        return (found.b, found.a) if found.recompute_of else (found.a, found.b)
 
     def tell(self, at: int) -> Divergence:
         """Returns all that is known of one pair."""
@@ -51,7 +38,10 @@ class Details:
         given, phase = float(found.inherited.error[at]), int(values.phase[row])
         low, high = self._bounds(at)
         tensors = found.errors.details.get(at)
-        place, op, op_nth, call = self._find_culprit(at, row)
+        one, two = self._pair
+        culprit = self._find_culprit(at, row)
+        own = self._names.place_of_value(row), site["op"], site["op_nth"], site["nth"]
+        place, op, op_nth, call = culprit
         return Divergence(
             root=place.root if place else None,
             path=place.path if place else None,
@@ -70,11 +60,13 @@ class Details:
             noise=max(float(found.noise.local[at]), float(found.errors.floor[at])),
             input_error=given,
             amplification=error / given if given else np.inf,
+            recompute_of=found.recompute_of,
             through=self._through(at),
+            seen_at=None if culprit == own else self._names.label_value(row),
             other=self._other(row, row_b),
             source_line=self._source_line(row),
-            a=_describe(found.a, at),
-            b=_describe(found.b, at),
+            a=_describe(one, at),
+            b=_describe(two, at),
             largest=tensors.largest if tensors else None,
             where=tensors.where if tensors else None,
             pair=tensors.pair if tensors else None,
@@ -96,29 +88,17 @@ class Details:
         if self._found.ranking.is_beyond_inputs[at] or inherited.is_source[at]:
             return own
         maker, through = int(inherited.maker[at]), int(inherited.through[at])
-        culprit = maker if self._is_unpaired(maker) and site["op"] is None else through
+        is_alone = maker >= 0 and self._found.alone[maker]
+        culprit = maker if is_alone and site["op"] is None else through
         if culprit >= 0 and (site["op"] is None or self._names.place_of_op(culprit) != mine):
             return self._names.place_of_op(culprit), *self._names.identify_op(culprit)
         through_b = int(inherited.through_b[at])
         place = self._translate(self._others.place_of_op(through_b)) if through_b >= 0 else None
         return own if place is None or place == mine else (place, None, None, site["nth"])
 
-    def _is_unpaired(self, op: int) -> bool:
-        return op >= 0 and not self._paired[op]
-
-    @cached_property
-    def _paired(self) -> Bools:
-        paired = np.zeros(len(self._found.side.ops.name), bool)
-        paired[self._found.alignment.ops[:, 0]] = True
-        return paired
-
-    @cached_property
-    def _translated(self) -> dict[tuple[str, str], ModuleName]:
-        return {(there.root, there.path): here for here, there in self._found.alignment.modules}
-
     def _translate(self, place: ModuleName | None) -> ModuleName | None:
         """Returns the module of the first recording that a module of the second one is."""
-        return None if place is None else self._translated.get((place.root, place.path))
+        return None if place is None else self._found.modules.get(place)
 
     def _phase(self, at: int, phase: int) -> str | None:
         """Returns the phase of a pair; a parameter that the optimizer finds has been used in forward."""
@@ -145,8 +125,11 @@ class Details:
             "score": found.ranking.score,
             "beyond": found.ranking.is_beyond,
             "metric": _take([*METRICS], found.errors.metric),
-            "row_a": rows,
-            "row_b": found.b.rows,
+            "recompute_of": pa.array([found.recompute_of], pa.string()).take(
+                pa.array(np.zeros(len(rows), np.int8))
+            ),
+            "row_a": self._pair[0].rows,
+            "row_b": self._pair[1].rows,
         }
         return pa.table(columns)
 

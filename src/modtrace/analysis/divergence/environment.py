@@ -9,6 +9,9 @@ from ...recording.meta import RunMeta
 #: At most so many differences are told one by one.
 _TOLD = 5
 
+#: So many characters are shown of a value, and so many of them in front of the first difference.
+_SHOWN, _BEFORE = 60, 20
+
 
 def compare_environments(a: RunMeta, b: RunMeta) -> tuple[str, ...]:
     """Returns at most five lines on what differs between two runs: often that explains all the rest."""
@@ -30,7 +33,9 @@ def _differences(a: RunMeta, b: RunMeta) -> Iterator[str]:
 
 def _compare(name: str, a: Any, b: Any) -> Iterator[str]:
     if a != b:
-        yield f"{name}: {_show(a)} / {_show(b)}"
+        one, other = (_to_text(each) for each in (a, b))
+        start = _find_shown(one, other)
+        yield f"{name}: {_cut(one, start)} / {_cut(other, start)}"
 
 
 def _compare_mappings(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -42,6 +47,22 @@ def _short(commit: str | None) -> str | None:
     return commit[:12] if commit else None
 
 
-def _show(value: Any) -> str:
-    text = "none" if value is None or value == "" else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _to_text(value: Any) -> str:
+    return "none" if value is None or value == "" else str(value)
+
+
+def _find_shown(one: str, other: str) -> int:
+    """Returns from where on two texts are shown, so that where they begin to differ is in sight."""
+    if max(len(one), len(other)) <= _SHOWN:
+        return 0
+    pairs = enumerate(zip(one, other, strict=False))
+    differ = next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
+    return max(differ - _BEFORE, 0) if differ > _SHOWN - _BEFORE else 0
+
+
+def _cut(text: str, start: int) -> str:
+    """Returns as much of a text from `start` on as is shown."""
+    begin = "..." if start else ""
+    rest = text[start:]
+    room = _SHOWN - len(begin)
+    return begin + (rest if len(rest) <= room else f"{rest[: room - 3]}...")

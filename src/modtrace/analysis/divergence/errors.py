@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import RecordingError
-from ...recording.statistics.fingerprints import SKETCH_FLOOR, sketch_of_ones
+from ...recording.statistics.fingerprints import SKETCH_FLOOR, sketch_distances
 from ...recording.statistics.moments import Counts, Numbers, StatColumns
-from ..step.calls import Column, Rows
-from .measured import Bools, ComparedRows
+from ..step.calls import Bools, Column, Rows
+from .measured import ComparedRows
 from .tensor_metrics import TensorDifference, compare_tensors
 
 # What an error comes from, best first.
@@ -54,6 +54,10 @@ class Errors:
         """Returns which errors come from this."""
         return np.asarray(self.metric == METRICS.index(metric))
 
+    def are_equal(self) -> Bools:
+        """Returns which pairs are equal, as far as they were measured."""
+        return np.asarray((self.error == 0) & ~self.is_unequal)
+
     def take_over(self, rows: Rows, error: Numbers, floor: Numbers, metric: Column) -> None:
         """Replaces the errors of some rows by what was found otherwise."""
         self.error[rows], self.floor[rows], self.metric[rows] = error, floor, metric
@@ -79,7 +83,7 @@ def find_errors(
     exchanged, square = _find_turned(a, b, np.zeros(len(a), bool) if may_be_turned is None else may_be_turned)
     turned = (permuted >= 0) | exchanged
     found = _Columns(len(a))
-    same_size = a.column("numel") == b.column("numel")
+    same_size = a.numel == b.numel
     same_dtype = _same_text(a.dtype, a.dtypes, b.dtype, b.dtypes)
     both_hashes = a.has_hash & b.has_hash & same_size & same_dtype & ~turned
     found.is_unequal |= both_hashes & (a.hash != b.hash)
@@ -184,8 +188,12 @@ def _put_tensors(
 def _put_sketches(found: _Columns, a: ComparedRows, b: ComparedRows, rows: Rows) -> None:
     for some in _in_blocks(rows):
         first, second = a.sketches(some), b.sketches(some)
-        distance, norm = _sketch_distances(a, b, some, first, second)
+        one, other = a.stats.take(some), b.stats.take(some)
         with np.errstate(all="ignore"):
+            distance = sketch_distances(first, second, one.count, other.mean - one.mean)
+            norm = np.fmax(one.l2, other.l2)
+            of_sketches = np.fmax(np.linalg.norm(first, axis=1), np.linalg.norm(second, axis=1))
+            norm = np.where(np.isfinite(norm) & (norm > 0), norm, of_sketches)
             error = np.where(distance == 0, 0.0, distance / norm)
         known = np.isfinite(error)
         found.put_rows(SKETCHES, some[known], error[known], SKETCH_FLOOR)
@@ -193,26 +201,6 @@ def _put_sketches(found: _Columns, a: ComparedRows, b: ComparedRows, rows: Rows)
 
 def _in_blocks(rows: Rows) -> Iterator[Rows]:
     yield from (rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS))
-
-
-def _sketch_distances(
-    a: ComparedRows, b: ComparedRows, rows: Rows, first: Numbers, second: Numbers
-) -> tuple[Numbers, Numbers]:
-    """Returns estimated distances of tensors and the larger norm of each pair; see `sketch_distance`."""
-    with np.errstate(all="ignore"):
-        apart = second - first
-        count = a.stats.count[rows]
-        gap = b.stats.mean[rows] - a.stats.mean[rows]
-        of_means = np.sqrt(count) * np.abs(gap)
-        plain = np.linalg.norm(apart, axis=1)
-        norm = np.fmax(a.stats.l2[rows], b.stats.l2[rows])
-        own = np.fmax(np.linalg.norm(first, axis=1), np.linalg.norm(second, axis=1))
-    gives_more = np.isfinite(gap) & (of_means > 0.05 * plain)
-    for number in np.unique(count[gives_more]).tolist():
-        mine = np.flatnonzero(gives_more & (count == number))
-        rest = apart[mine] - gap[mine, None] * sketch_of_ones(int(number))
-        plain[mine] = np.hypot(of_means[mine], np.linalg.norm(rest, axis=1))
-    return plain, np.where(np.isfinite(norm) & (norm > 0), norm, own)
 
 
 def _put_sample(found: _Columns, a: ComparedRows, b: ComparedRows, at: int) -> None:
@@ -225,7 +213,7 @@ def _put_sample(found: _Columns, a: ComparedRows, b: ComparedRows, at: int) -> N
         size = max(_rms(first), _rms(second))
         error = 0.0 if not apart else apart / size
     if np.isfinite(error):
-        of_statistics = compare_statistics(_one(a.stats, at), _one(b.stats, at))[0][0]
+        of_statistics = compare_statistics(*(each.stats.take(np.array([at])) for each in (a, b)))[0][0]
         found.put_rows(SAMPLES, np.array([at]), np.fmax(error, of_statistics), _SUM_FLOOR)
 
 
@@ -233,22 +221,19 @@ def _rms(numbers: Numbers) -> float:
     return float(np.sqrt(np.mean(numbers[np.isfinite(numbers)] ** 2))) if len(numbers) else 0.0
 
 
-def _one(stats: StatColumns, at: int) -> StatColumns:
-    return StatColumns(**{name: column[at : at + 1] for name, column in vars(stats).items() if name in _RAW})
-
-
-_RAW = ("count", "min", "max", "sum", "sumsq", "nan_count", "inf_count")
-
-
 def compare_statistics(a: StatColumns, b: StatColumns) -> tuple[Numbers, Numbers]:
     """Returns the largest relative difference of minimum, maximum, mean and root mean square, and its floor.
 
-    Differences of single elements are divided by the root mean square as well. Most changes of a tensor change its
-    extremes, which are exact; sums are not, and average changes of either sign.
+    Most changes of a tensor change its extremes, which are exact; sums are not, and average changes of either sign. An
+    extreme is rounded to its own magnitude, which may be several times the root mean square, and is compared with that.
     """
     with np.errstate(all="ignore"):
         size = np.fmax(a.rms, b.rms)
-        exact = np.fmax(_apart(a.min, b.min), _apart(a.max, b.max)) / size
+        low, high = (
+            _apart(one, other) / np.fmax(size, np.fmax(np.abs(one), np.abs(other)))
+            for one, other in ((a.min, b.min), (a.max, b.max))
+        )
+        exact = np.fmax(low, high)
         summed = np.fmax(_apart(a.mean, b.mean), _apart(a.rms, b.rms)) / size
     exact, summed = (np.where(np.isnan(each), 0.0, each) for each in (exact, summed))
     is_empty: Counts = a.count == 0

@@ -1,5 +1,6 @@
 """Finds which measured tensors each measured tensor was computed from, and how far those are apart."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,12 +10,17 @@ import pyarrow.compute as pc
 from ...recording.protocols import RecordingData
 from ...recording.statistics.moments import Numbers
 from ..graph.reads import word_or_text_codes
-from ..step.calls import Column, RowFinder, Rows, column_of
+from ..provenance.op_rules import SHAPES_ONLY, UNINITIALIZED
+from ..step.calls import Bools, Column, RowFinder, Rows, column_of
 from ..step.ops import bare_name, dictionary_codes
-from .measured import Bools
 
 #: Ops that compute nothing, as views.
 _PLAIN = frozenset({"to_copy", "detach", "alias", "clone", "copy", "contiguous"})
+
+#: Ops that do not read what `self` holds, in place or not.
+_OVERWRITES = SHAPES_ONLY | {
+    "copy", "fill", "normal", "uniform", "random", "exponential", "geometric", "log_normal", "cauchy",
+}  # fmt: skip
 
 #: Errors pass through so many ops in a row that were not measured, as views.
 _MOST_PASSED = 64
@@ -42,13 +48,34 @@ class OpFlow:
         self.producer = find_op(column_of(tensors, "producer_op"))
         self.slot, self._slots = word_or_text_codes(tensors["slot"])
         self.site = column_of(tensors, "site_id")
-        self._is_plain = find_plain(ops)
+        self.is_plain = find_plain(ops)
+        self._overwrites = _find_named(ops, _OVERWRITES)
+        self.is_uninitialized = _find_named(ops, UNINITIALIZED)  # returns memory that nobody has written
         op = find_op(column_of(uses, "consumer_op"))
         tensor = RowFinder(column_of(tensors, "tensor_id"))(column_of(uses, "tensor_id"))
         kept = np.flatnonzero((op >= 0) & (tensor >= 0))
         order = kept[np.argsort(op[kept], kind="stable")]
+        self._uses, self._order = uses, order
         self.reader, self.read = op[order], tensor[order]
         self._starts = _starts_of(self.reader)
+
+    def find_unread(self, among: Bools) -> Bools:
+        """Returns which of these ops made nothing that other ops read, also by way of further ones among these.
+
+        What an op overwrites, as a copy or a draw in place, is not read by it.
+        """
+        slot, names = word_or_text_codes(self._uses["slot"])
+        is_self = slot[self._order] == (names.index("self") if "self" in names else -2)
+        reads = np.flatnonzero(among[self.reader] & ~(is_self & self._overwrites[self.reader]))
+        is_read = np.zeros(len(self.producer) + 1, bool)
+        is_read[self.read[~among[self.reader]]] = True
+        while True:
+            is_used = np.zeros(len(self.op_id) + 1, bool)
+            is_used[self.producer[is_read[:-1]]] = True
+            more = self.read[reads[is_used[:-1][self.reader[reads]]]]
+            if is_read[more].all():
+                return np.asarray(among & ~is_used[:-1])
+            is_read[more] = True
 
     def tensor_of(self, op: Rows, slot: Column, slots: tuple[str, ...]) -> Rows:
         """Returns the tensor that each op returned at a slot, the first one if there are several; -1 for none."""
@@ -76,7 +103,7 @@ class OpFlow:
                 break
             passed = self.producer[waiting]
             known[waiting] = found.error[passed]
-            is_first = (found.through[passed] < 0) & ~self._is_plain[passed]
+            is_first = (found.through[passed] < 0) & ~self.is_plain[passed]
             through[waiting] = np.where(is_first, passed, found.through[passed])
         return found
 
@@ -95,9 +122,15 @@ class OpFlow:
 
 def find_plain(ops: pa.Table) -> Bools:
     """Returns which ops compute nothing: views, copies, and casts, which belong to the dtype."""
-    name, names = dictionary_codes(ops["name"])
     is_view = np.asarray(pc.fill_null(ops["is_view"], False)).astype(bool)
-    return is_view | np.isin(name, [code for code, each in enumerate(names) if bare_name(each) in _PLAIN])
+    return is_view | _find_named(ops, _PLAIN)
+
+
+def _find_named(ops: pa.Table, wanted: Collection[str]) -> Bools:
+    """Returns which ops have one of these names."""
+    name, names = dictionary_codes(ops["name"])
+    is_wanted = np.array([*(bare_name(each) in wanted for each in names), False])
+    return np.asarray(is_wanted[name])
 
 
 def _starts_of(sorted_column: Column) -> Rows:

@@ -1,6 +1,6 @@
 """Tells how far apart the inputs of each compared tensor were: what it has inherited, and not made."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -8,6 +8,7 @@ from ...recording.phase import FORWARD, PHASES
 from ...recording.role import (
     BUFFER,
     INPUT,
+    OF_PARAMETERS,
     OP_OUTPUT,
     OPTIMIZER_STATE,
     OUTPUT,
@@ -17,16 +18,10 @@ from ...recording.role import (
 )
 from ...recording.statistics.moments import Numbers
 from ..alignment.sides import Side
-from ..provenance.op_rules import UNINITIALIZED
-from ..step.calls import Column, RowFinder, Rows, column_of, iterate_levels
-from ..step.ops import bare_name
+from ..step.calls import Bools, Column, RowFinder, Rows, column_of, iterate_levels
 from .flow import OpFlow
-from .measured import Bools
 
 _FORWARD = PHASES.index(FORWARD)
-
-#: The roles of parameters, and of what belongs to one.
-OF_PARAMETERS = (PARAMETER, PARAMETER_GRAD, OPTIMIZER_STATE, UPDATE)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,22 +39,28 @@ class Inherited:
     group: Rows  # equal for rows with the same tensor
     is_copy: Bools  # another pair, of the op that returned it, has the same tensor
 
+    def take(self, at: Rows) -> "Inherited":
+        """Returns what some of the pairs were."""
+        return Inherited(**{each.name: getattr(self, each.name)[at] for each in fields(self)})
 
-def find_inherited(side: Side, rows: Rows, error: Numbers) -> Inherited:
+
+def find_inherited(side: Side, flow: OpFlow, rows: Rows, error: Numbers) -> Inherited:
     """Returns what each pair has inherited.
 
     Args:
-        side: the recording, of which the ops and calls are read.
+        side: the recording, of which the calls are read.
+        flow: its ops.
         rows: the row of `values` of each pair, in the order of `order_by_use`.
         error: the error of each pair; NaN where nothing could be compared.
     """
     values = side.values
-    is_op = is_of(side, rows, OP_OUTPUT)
+    is_op = values.is_of(OP_OUTPUT, rows=rows)
     is_leaf = ~is_op & (values.op[rows] >= 0)
-    is_parameter = is_of(side, rows, PARAMETER) & ~is_leaf
-    group, order = _group_tensors(side)
-    before, earlier = _scan(values.step[rows], order[rows], is_parameter, error)
+    is_parameter = values.is_of(PARAMETER, rows=rows) & ~is_leaf
+    group = _group_tensors(side)
+    before, earlier = _scan(values.step[rows], group[rows], is_parameter, error)
     own = _error_of_groups(group, rows, error)
+    of_parameters = _errors_of_own_parameters(side, rows, error)
     found = Inherited(
         error=np.fmax(before, earlier),
         is_known=np.zeros(len(rows), bool),
@@ -67,17 +68,19 @@ def find_inherited(side: Side, rows: Rows, error: Numbers) -> Inherited:
         through_b=np.full(len(rows), -1, np.int64),
         group=group[rows],
         maker=np.full(len(rows), -1, np.int64),
-        is_input=is_of(side, rows, INPUT) & ~is_leaf,
-        is_update=is_of(side, rows, OPTIMIZER_STATE, UPDATE),
+        is_input=values.is_of(INPUT, rows=rows) & ~is_leaf,
+        is_update=values.is_of(OPTIMIZER_STATE, UPDATE, rows=rows),
         is_source=is_leaf | is_parameter,
-        is_copy=~is_op & _has_op_pair(group, rows, is_op),
+        is_copy=_find_copies(group, rows, is_op, values.is_of(INPUT, rows=rows) & ~is_leaf),
     )
     found.error[found.is_source] = earlier[found.is_source]
     found.is_known[found.is_source] = True
     _inherit_by_parameters(found, side, rows, error)
-    _inherit_by_calls(found, side, rows, error, earlier)
-    _inherit_by_inputs(found, side, rows, error)
-    _inherit_by_ops(found, side, rows, own, group, before)
+    inside = _inherit_by_calls(found, side, rows, error, earlier)
+    _inherit_by_inputs(found, side, rows, error, inside)
+    outputs = values.is_of(OUTPUT, rows=rows)
+    found.error[outputs] = np.fmax(found.error[outputs], of_parameters[outputs])
+    _inherit_by_ops(found, side, flow, rows, own, group, before)
     return found
 
 
@@ -101,7 +104,7 @@ def order_by_use(side: Side, rows: Rows) -> Rows:
     before outputs of modules that are the same tensor.
     """
     values = side.values
-    is_parameter = is_of(side, rows, PARAMETER) & (values.op[rows] < 0)
+    is_parameter = side.values.is_of(PARAMETER, rows=rows) & (values.op[rows] < 0)
     return np.lexsort((values.op[rows] < 0, read_order(side)[rows], ~is_parameter, values.step[rows]))
 
 
@@ -110,18 +113,12 @@ def read_order(side: Side) -> Column:
     return column_of(side.data.table("values"), "order")
 
 
-def is_of(side: Side, rows: Rows, *roles: str) -> Bools:
-    """Returns which rows of `values` have one of the roles."""
-    codes = [code for code, name in enumerate(side.values.roles) if name in roles]
-    return np.isin(side.values.role[rows], codes)
-
-
-def _group_tensors(side: Side) -> tuple[Rows, Rows]:
-    """Returns a number for each row of `values`, equal for rows that share one tensor, and its place in time."""
+def _group_tensors(side: Side) -> Rows:
+    """Returns a number for each row of `values`: its place in time, which rows of one tensor share."""
     values = side.values
     keys = values.step.astype(np.int64) << 40 | np.maximum(read_order(side), 0)
     _, group = np.unique(keys, return_inverse=True)
-    return group.reshape(-1), group.reshape(-1)
+    return np.asarray(group.reshape(-1))
 
 
 def _error_of_groups(group: Rows, rows: Rows, error: Numbers) -> Numbers:
@@ -131,10 +128,12 @@ def _error_of_groups(group: Rows, rows: Rows, error: Numbers) -> Numbers:
     return found
 
 
-def _has_op_pair(group: Rows, rows: Rows, is_op: Bools) -> Bools:
-    of_group = np.zeros(int(group.max(initial=-1)) + 1, bool)
-    of_group[group[rows[is_op]]] = True
-    return of_group[group[rows]]
+def _find_copies(group: Rows, rows: Rows, is_op: Bools, is_input: Bools) -> Bools:
+    """Returns which pairs are of a tensor that an op, or for an input anything else, has returned in another pair."""
+    has_op, has_more = np.zeros((2, int(group.max(initial=-1)) + 1), bool)
+    has_op[group[rows[is_op]]] = True
+    has_more[group[rows[~is_input]]] = True
+    return ~is_op & (has_op[group[rows]] | (is_input & has_more[group[rows]]))
 
 
 def _scan(step: Column, order: Rows, is_parameter: Bools, error: Numbers) -> tuple[Numbers, Numbers]:
@@ -172,8 +171,8 @@ def _largest_before(numbers: Numbers, resets: Bools, starts: Bools) -> Numbers:
 
 def _inherit_by_parameters(found: Inherited, side: Side, rows: Rows, error: Numbers) -> None:
     """Gives parameters, and what their optimizer makes, what was before of the same parameter."""
-    mine = np.flatnonzero(is_of(side, rows, *OF_PARAMETERS) & ~is_of(side, rows, PARAMETER_GRAD))
-    every = np.flatnonzero(is_of(side, rows, *OF_PARAMETERS))
+    mine = np.flatnonzero(side.values.is_of(*(OF_PARAMETERS - {PARAMETER_GRAD}), rows=rows))
+    every = np.flatnonzero(side.values.is_of(*OF_PARAMETERS, rows=rows))
     keys = name_parameters(side, rows[every])
     order = np.argsort(keys, kind="stable")
     is_new = np.append(True, np.diff(keys[order]) != 0)[: len(order)]
@@ -193,29 +192,24 @@ def name_parameters(side: Side, rows: Rows) -> Rows:
     return np.asarray(values.place[rows].astype(np.int64) * len(names) + code)
 
 
-def _inherit_by_calls(found: Inherited, side: Side, rows: Rows, error: Numbers, earlier: Numbers) -> None:
-    """Gives outputs of modules what was before their calls in the same caller, and what is inside of them."""
+def _inherit_by_calls(found: Inherited, side: Side, rows: Rows, error: Numbers, earlier: Numbers) -> Numbers:
+    """Gives outputs of modules what was before their calls in the same caller, and what is inside of them.
+
+    It returns of each call the largest error of the calls inside.
+    """
     calls = side.calls
-    is_output = (
-        is_of(side, rows, OUTPUT) & (side.values.call[rows] >= 0) & (side.values.phase[rows] == _FORWARD)
-    )
-    mine = np.flatnonzero(is_output)
-    if not len(mine):
-        return
+    values = side.values
+    is_forward = (values.call[rows] >= 0) & (values.phase[rows] == _FORWARD)
+    mine = np.flatnonzero(is_forward & values.is_of(OUTPUT, rows=rows))
     of_call, known = np.zeros(len(calls.parent)), np.nan_to_num(error[mine], nan=0.0)
-    np.fmax.at(of_call, side.values.call[rows[mine]], known)
+    np.fmax.at(of_call, values.call[rows[mine]], known)
     before, inside = _walk_calls(side, of_call)
-    call = side.values.call[rows[mine]]
-    has_parameters = np.isin(
-        side.values.step[rows[mine]], side.values.step[rows[is_of(side, rows, PARAMETER)]]
-    )
+    call, step = values.call[rows[mine]], values.step[rows]
+    has_parameters = np.isin(step[mine], step[values.is_of(PARAMETER, rows=rows)])
     found.error[mine] = np.fmax(
         np.fmax(before[call], inside[call]), np.where(has_parameters, 0.0, earlier[mine])
     )
-    parameters = _errors_of_parameters(side, rows, error)
-    found.error[mine] = np.fmax(
-        found.error[mine], parameters(side.values.place[rows[mine]], side.values.step[rows[mine]])
-    )
+    return inside
 
 
 def _walk_calls(side: Side, of_call: Numbers) -> tuple[Numbers, Numbers]:
@@ -238,55 +232,50 @@ def _walk_calls(side: Side, of_call: Numbers) -> tuple[Numbers, Numbers]:
     return before, inside
 
 
-class _errors_of_parameters:
-    """Finds the largest error of the parameters of a place in a step."""
-
-    def __init__(self, side: Side, rows: Rows, error: Numbers) -> None:
-        mine = np.flatnonzero(is_of(side, rows, PARAMETER) & (side.values.place[rows] >= 0))
-        keys = self._key(side.values.place[rows[mine]], side.values.step[rows[mine]])
-        self._keys, which = np.unique(keys, return_inverse=True)
-        self._errors = np.zeros(len(self._keys) + 1)
-        np.fmax.at(self._errors, which.reshape(-1), np.nan_to_num(error[mine], nan=0.0))
-
-    def _key(self, place: Rows, step: Column) -> Rows:
-        return place.astype(np.int64) << 32 | step.astype(np.int64)
-
-    def __call__(self, place: Rows, step: Column) -> Numbers:
-        return self._errors[RowFinder(self._keys)(self._key(place, step))]
+def _errors_of_own_parameters(side: Side, rows: Rows, error: Numbers) -> Numbers:
+    """Returns of each pair the largest error of the parameters of its module in its step; 0 without any."""
+    place, step = side.values.place[rows].astype(np.int64), side.values.step[rows].astype(np.int64)
+    keys = place << 32 | step
+    mine = np.flatnonzero(side.values.is_of(PARAMETER, rows=rows) & (place >= 0))
+    distinct, which = np.unique(keys[mine], return_inverse=True)
+    largest = np.zeros(len(distinct) + 1)
+    np.fmax.at(largest, which.reshape(-1), np.nan_to_num(error[mine], nan=0.0))
+    return largest[RowFinder(distinct)(keys)]
 
 
-def _inherit_by_inputs(found: Inherited, side: Side, rows: Rows, error: Numbers) -> None:
-    """Gives outputs of calls the errors of their recorded inputs."""
+def _inherit_by_inputs(found: Inherited, side: Side, rows: Rows, error: Numbers, inside: Numbers) -> None:
+    """Gives outputs of calls the errors of their recorded inputs, and of what is inside of them."""
     call = side.values.call[rows]
     of_call = np.full(len(side.calls.parent) + 1, np.nan)
-    given = np.flatnonzero(is_of(side, rows, INPUT) & (call >= 0))
+    given = np.flatnonzero(side.values.is_of(INPUT, rows=rows) & (call >= 0))
     if not len(given):
         return
     np.fmax.at(of_call, call[given], error[given])
-    mine = np.flatnonzero(is_of(side, rows, OUTPUT) & ~np.isnan(of_call[call]))
-    parameters = _errors_of_parameters(side, rows, error)
-    of_parameters = parameters(side.values.place[rows[mine]], side.values.step[rows[mine]])
-    found.error[mine] = np.fmax(of_call[call[mine]], of_parameters)
+    mine = np.flatnonzero(side.values.is_of(OUTPUT, rows=rows) & ~np.isnan(of_call[call]))
+    found.error[mine] = np.fmax(of_call[call[mine]], inside[call[mine]])
     found.is_known[mine] = True
 
 
 def _inherit_by_ops(
-    found: Inherited, side: Side, rows: Rows, of_group: Numbers, group: Rows, before: Numbers
+    found: Inherited,
+    side: Side,
+    flow: OpFlow,
+    rows: Rows,
+    of_group: Numbers,
+    group: Rows,
+    before: Numbers,
 ) -> None:
     """Gives what ops returned the errors of what they read."""
     values = side.values
     if not len(side.ops.name):
         return
-    flow = OpFlow(side.data)
-    every = np.arange(len(values.role))
-    is_output = is_of(side, every, OP_OUTPUT)
+    is_output = values.is_of(OP_OUTPUT)
     outputs = np.flatnonzero(is_output & (values.op >= 0))
     tensor = flow.tensor_of(values.op[outputs], values.slot[outputs], values.slots)
     of_tensor = np.full(len(flow.producer), np.nan)
     np.fmax.at(of_tensor, tensor[tensor >= 0], of_group[group[outputs]][tensor >= 0])
-    of_tensor[_is_uninitialized(side)[flow.producer] & (flow.producer >= 0)] = 0.0
-    is_stored = is_of(side, every, PARAMETER, BUFFER)
-    leaves = np.flatnonzero(~is_output & ((values.op >= 0) | is_stored))
+    of_tensor[(flow.producer >= 0) & flow.is_uninitialized[flow.producer]] = 0.0
+    leaves = np.flatnonzero(~is_output & ((values.op >= 0) | values.is_of(PARAMETER, BUFFER)))
     inputs = flow.find_inputs(of_tensor, _errors_of_reads(flow, side, leaves, of_group[group[leaves]]))
     # Where ops tell who made what, a module is blamed only for more than all before it.
     found.is_copy[found.is_input] = True  # an op has returned it, or it is a leaf
@@ -304,12 +293,6 @@ def _inherit_by_ops(
     unknown = np.where(found.is_known[mine], 0.0, before[mine])
     found.error[mine] = np.fmax(np.nan_to_num(known, nan=0.0), unknown)
     found.through[mine] = inputs.through[op[mine]]
-
-
-def _is_uninitialized(side: Side) -> Bools:
-    """Returns which ops return memory that nobody has written."""
-    codes = [code for code, name in enumerate(side.ops.names) if bare_name(name) in UNINITIALIZED]
-    return np.append(np.isin(side.ops.name, codes), False)
 
 
 def _errors_of_reads(flow: OpFlow, side: Side, leaves: Rows, errors: Numbers) -> Numbers:

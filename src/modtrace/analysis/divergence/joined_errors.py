@@ -57,15 +57,11 @@ def _compare_together(
     It is infinite if they have not the same numbers of NaN and infinities, and NaN if one of them was not measured.
     """
     starts = np.flatnonzero(np.append(True, number[1:] != number[:-1]))
-    parts = part.stats
-    sums = {
-        name: np.add.reduceat(getattr(parts, name)[mine], starts)
-        for name in ("count", "sum", "sumsq", "nan_count", "inf_count")
-    }
+    reduce = dict.fromkeys(RAW, np.add) | {"min": np.fmin, "max": np.fmax}
     merged = StatColumns(
-        min=np.fmin.reduceat(parts.min[mine], starts), max=np.fmax.reduceat(parts.max[mine], starts), **sums
+        **{name: each.reduceat(getattr(part.stats, name)[mine], starts) for name, each in reduce.items()}
     )
-    of_whole = StatColumns(**{name: getattr(whole.stats, name)[mine[starts]] for name in RAW})
+    of_whole = whole.stats.take(mine[starts])
     error, floor = compare_statistics(of_whole, merged)
     is_finite_alike = (merged.nan_count == of_whole.nan_count) & (merged.inf_count == of_whole.inf_count)
     is_known = np.logical_and.reduceat((whole.is_measured & part.is_measured)[mine], starts)

@@ -13,16 +13,11 @@ from ...recording.arrow.arrays import to_numpy
 from ...recording.protocols import RecordingData
 from ...recording.raw_tensor import RawTensor
 from ...recording.statistics.fingerprints import HASH_SIZE, SKETCH_SIZE
-from ...recording.statistics.moments import Numbers, StatColumns, read_statistics
-from ..step.calls import Column, Rows, column_of
+from ...recording.statistics.moments import RAW, Numbers, StatColumns, read_statistics
+from ..step.calls import Bools, Column, Rows, column_of
 from ..step.ops import dictionary_codes
 
-Bools = npt.NDArray[np.bool_]
-
-_COLUMNS = (
-    "step", "phase", "site_id", "call_id", "op_id", "order", "shape", "dtype", "numel",
-    "count", "min", "max", "sum", "sumsq", "nan_count", "inf_count",
-)  # fmt: skip
+_COLUMNS = ("shape", "dtype", "numel", *RAW)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,7 +26,8 @@ class ComparedRows:
 
     data: RecordingData
     rows: Rows
-    table: pa.Table  # columns of the rows that are neither lists nor blobs
+    shapes: pa.ChunkedArray
+    numel: Column
     dtype: Column  # codes of `dtypes`
     dtypes: tuple[str, ...]
     stats: StatColumns
@@ -45,18 +41,14 @@ class ComparedRows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def column(self, name: str) -> Column:
-        """Returns a column of integers; -1 for null."""
-        return column_of(self.table, name)
-
     def shape(self, at: int) -> list[int]:
         """Returns the shape of one tensor."""
-        found: list[int] = self.table["shape"][at].as_py()
+        found: list[int] = self.shapes[at].as_py()
         return found
 
     def matrices(self) -> tuple[Bools, Column, Column]:
         """Returns which tensors have two dimensions, and the numbers of their rows and columns."""
-        parts = [_matrices_of(chunk) for chunk in self.table["shape"].chunks] or [_matrices_of(_NO_SHAPES)]
+        parts = [_matrices_of(chunk) for chunk in self.shapes.chunks] or [_matrices_of(_NO_SHAPES)]
         is_matrix, rows, columns = (np.concatenate(each) for each in zip(*parts, strict=True))
         return is_matrix, rows, columns
 
@@ -87,7 +79,8 @@ def read_measured(data: RecordingData, rows: Rows) -> ComparedRows:
     return ComparedRows(
         data=data,
         rows=rows,
-        table=table,
+        shapes=table["shape"],
+        numel=column_of(table, "numel"),
         dtype=dtype,
         dtypes=dtypes,
         stats=read_statistics(table),

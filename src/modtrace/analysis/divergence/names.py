@@ -152,4 +152,4 @@ def _count(rows: Rows, reason: Column, name: Callable[[int], str], keys: Rows) -
     yield from (Named(name=text, count=count, why=why) for (text, why), count in named.items())
     rest = len(rows) - sum(named.values())
     if rest:
-        yield Named(name="others", count=rest, why="op")
+        yield Named(name="others", count=rest, why="")

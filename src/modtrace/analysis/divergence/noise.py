@@ -105,9 +105,8 @@ def _epsilons(measured: ComparedRows) -> Numbers:
 
 
 def _longest_axes(measured: ComparedRows) -> Numbers:
-    shapes = measured.table["shape"]
     found = [np.empty(0)]
-    for chunk in shapes.chunks:
+    for chunk in measured.shapes.chunks:
         offsets, sizes = to_numpy(chunk.offsets), to_numpy(chunk.values)
         longest = np.ones(len(chunk))
         filled = np.flatnonzero(offsets[1:] > offsets[:-1])

@@ -1,14 +1,14 @@
 """Decides which of the tensors that differ made a difference, and which have inherited theirs."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from ...recording.statistics.moments import Numbers
-from ..step.calls import Column, Rows
+from ..step.calls import Bools, Column, Rows
 from .errors import Errors
 from .inherited import Inherited
-from .measured import Bools
 from .noise import Noise
 
 #: An op whose inputs are apart by noise alone may make so many times that of it.
@@ -26,6 +26,9 @@ _OF_UPDATES = 0.02
 
 #: What counts where it is known that two tensors differ, and not how far: more than any relative error.
 _UNKNOWN = 4.0
+
+#: Larger errors count as this: statistics give such of a tensor whose squares no float64 can hold.
+_LARGEST = 1e12
 
 _SMALLEST = 1e-12
 
@@ -52,17 +55,14 @@ def rank(errors: Errors, inherited: Inherited, noise: Noise, are_judged: Bools) 
         noise: what of the differences is noise.
         are_judged: the pairs that may be blamed.
     """
-    error = np.where(np.isinf(errors.error), _UNKNOWN, np.nan_to_num(errors.error, nan=0.0))
-    given = np.where(np.isinf(inherited.error), _UNKNOWN, inherited.error) * noise.gain
+    error, given = _make_finite(errors.error), _make_finite(inherited.error) * noise.gain
     own = np.maximum(noise.local, errors.floor)
     own = np.where(
         inherited.is_update & (given > 0) & (noise.inherited > 0), np.maximum(own, _OF_UPDATES), own
     )
     can_differ = are_judged & ~inherited.is_copy
     is_beyond = can_differ & (error > own + _GAIN * np.minimum(given, noise.inherited))
-    excused = (
-        np.maximum.accumulate(np.where(is_beyond, 0.0, np.minimum(error, given))) if len(error) else error
-    )
+    excused = np.maximum.accumulate(np.where(is_beyond | inherited.is_copy, 0.0, np.minimum(error, given)))
     # What was excused once, as a gradient that is zero but for rounding, excuses what follows from it.
     bound = np.maximum(noise.inherited, np.where(noise.inherited > 0, excused, 0.0))
     is_beyond = can_differ & (error > own + _GAIN * np.minimum(given, bound))
@@ -71,6 +71,21 @@ def rank(errors: Errors, inherited: Inherited, noise: Noise, are_judged: Bools) 
         score=error / np.maximum(np.maximum(given, own), _SMALLEST),
         is_beyond_inputs=given > np.maximum(own, bound),
     )
+
+
+def _make_finite(error: Numbers) -> Numbers:
+    """Returns errors that can be multiplied: 0 where none is known."""
+    known = np.minimum(np.nan_to_num(error, nan=0.0), _LARGEST)
+    return np.where(np.isinf(error), _UNKNOWN, known)
+
+
+def merge_rankings(rankings: Sequence[Ranking], order: Rows) -> Ranking:
+    """Returns what is said of several lists of pairs, of which all together are put in an order."""
+    columns = {
+        each.name: np.concatenate([getattr(one, each.name) for one in rankings])[order]
+        for each in fields(Ranking)
+    }
+    return Ranking(**columns)
 
 
 def choose_first(ranking: Ranking) -> int | None:

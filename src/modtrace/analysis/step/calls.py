@@ -13,6 +13,7 @@ from ...recording.phase import PHASES
 
 Rows = npt.NDArray[np.int64]  # positions in the columns of `Calls`; -1 for none
 Column = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
 
 NO_MODULE = -1
 _COLUMNS = (

@@ -10,7 +10,6 @@ The sketch adds each number, with the sign of its position, to one of 64 buckets
 Farach-Colton, Finding Frequent Items in Data Streams, 2002). The distance of two sketches is about that of the tensors.
 """
 
-import math
 from collections.abc import Iterable
 from functools import cache, lru_cache
 
@@ -30,6 +29,9 @@ WORDS = 65536  # words in a row: the weight of a word is that of its place in th
 #: Below this share of a tensor's norm a distance is mostly the rounding of float32 sums, and too large: say "less than
 #: that", and let the hashes tell whether there is any.
 SKETCH_FLOOR = 5e-7
+
+#: Means that are less of a distance than this share change its estimate by a thousandth at most.
+_LEAST_OF_MEANS = 0.05
 
 Bits = npt.NDArray[np.uint64]
 Integers = npt.NDArray[np.int64]
@@ -132,13 +134,30 @@ def sketch_distance(
         mean_a: the mean of the first tensor's numbers; None if it is not finite.
         mean_b: the mean of the second tensor's numbers, likewise.
     """
-    with np.errstate(invalid="ignore"):
-        difference = np.asarray(b, np.float64) - np.asarray(a, np.float64)
     gap = 0.0 if mean_a is None or mean_b is None else mean_b - mean_a
-    if not gap or not math.isfinite(gap):
-        return float(np.linalg.norm(difference))
-    rest = difference - gap * sketch_of_ones(count)
-    return math.hypot(math.sqrt(count) * gap, float(np.linalg.norm(rest)))
+    one, other = (np.asarray(each, np.float64)[None] for each in (a, b))
+    return float(sketch_distances(one, other, np.array([count]), np.array([gap]))[0])
+
+
+def sketch_distances(a: Sketch, b: Sketch, counts: Integers, gaps: Sketch) -> Sketch:
+    """Estimates the L2 distances of many pairs of tensors; see `sketch_distance`.
+
+    Args:
+        a: the sketches of the first tensors, one a row.
+        b: those of the second ones.
+        counts: how many numbers each tensor has.
+        gaps: by how much the means of the second ones are larger; not finite where that is not known.
+    """
+    with np.errstate(all="ignore"):
+        apart = b - a
+        distances: Sketch = np.linalg.norm(apart, axis=1)
+        of_means = np.sqrt(counts) * np.abs(gaps)
+        gives_more = np.isfinite(gaps) & (of_means > _LEAST_OF_MEANS * distances)
+        for count in np.unique(counts[gives_more]).tolist():
+            rows = np.flatnonzero(gives_more & (counts == count))
+            rest = apart[rows] - gaps[rows, None] * sketch_of_ones(count)
+            distances[rows] = np.hypot(of_means[rows], np.linalg.norm(rest, axis=1))
+    return distances
 
 
 @lru_cache(1024)

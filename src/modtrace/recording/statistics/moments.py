@@ -136,6 +136,10 @@ class StatColumns:
         """The number of elements that are NaN or infinite."""
         return self.nan_count + self.inf_count
 
+    def take(self, rows: npt.NDArray[np.int64]) -> "StatColumns":
+        """Returns the statistics of some of the tensors."""
+        return StatColumns(**{name: getattr(self, name)[rows] for name in RAW})
+
     def merge(self, rows: npt.NDArray[np.int64] | slice = slice(None)) -> Stats:
         """Returns the statistics of all numbers in these rows together.
 

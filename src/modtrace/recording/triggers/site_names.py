@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from ..module_path import join
 from ..options.capture import Capture
-from ..role import BUFFER, OPTIMIZER_STATE, PARAMETER, PARAMETER_GRAD, UPDATE
+from ..role import BUFFER, OF_PARAMETERS
 
 #: Roles of parameters and buffers, which have a path of their own.
-_OF_PARAMETERS = frozenset({PARAMETER, PARAMETER_GRAD, BUFFER, OPTIMIZER_STATE, UPDATE})
+_WITH_PATHS = OF_PARAMETERS | {BUFFER}
 
 
 class SiteNames:
@@ -49,7 +49,7 @@ class SiteNames:
         role, slot = site["role"], site.get("slot") or ""
         module = self._module_of(site)
         path = (module.get("path") or module.get("name") or module.get("type") or "") if module else ""
-        if role in _OF_PARAMETERS:
+        if role in _WITH_PATHS:
             return f"{join(module.get('path') or '' if module else '', slot)} {role}"
         nth = f"@{site['nth']}" if site.get("nth") else ""
         op = f" {site['op']}" if site.get("op") else ""
@@ -60,7 +60,7 @@ class SiteNames:
             return False
         module = self._module_of(site)
         path = (module.get("path") or "") if module else ""
-        if site["role"] in _OF_PARAMETERS:
+        if site["role"] in _WITH_PATHS:
             return selection.paths.selects(path, join(path, site.get("slot") or ""))
         return selection.paths.selects(path)
 

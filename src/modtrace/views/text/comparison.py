@@ -24,6 +24,7 @@ from ...recording.module_path import join
 from ...recording.phase import OPTIMIZER
 from ...recording.role import BY_NAME
 from ...recording.suggestions import count_of, first_few
+from ...surface import choose_phrase
 from ..common.columns import Color, Column, Text, fit_columns, printable, render_fitted, render_lines
 from ..common.numbers import format_count, to_json_number
 
@@ -61,12 +62,10 @@ def render_comparison(
         *(Text(f"! {printable(mark)}", "yellow") for mark in found.marks),
     ]
     parts = [render_lines(head, color=color, width=width)]
-    parts += [
-        render_lines(lines, color=color, width=width)
-        for lines in (list(_list_unmatched(found, top)),)
-        if lines
-    ]
-    if found.beyond and found.growth:
+    unmatched = list(_list_unmatched(found, top))
+    if unmatched:
+        parts.append(render_lines(unmatched, color=color, width=width))
+    if any(each.error for each in found.growth):
         parts.append(_render_growth(found, width=width, color=color))
     if len(found.divergences) > 1:
         parts.append(_render_places("places that made a difference", found.divergences, top, width, color))
@@ -116,7 +115,9 @@ def _describe_environments(found: Comparison) -> list[Text]:
 
 def _describe_answer(found: Comparison) -> Iterator[Text]:
     first = found.first
-    if first is None:
+    if first is None and not found.ok:
+        yield Text("what is in both runs agrees, and only one of them has the rest", "bold yellow")
+    elif first is None:
         yield Text.join(_say_agreement(found))
     else:
         yield Text.join([Text("the runs part at ", "bold"), Text(printable(_name(first)), "bold red")])
@@ -156,14 +157,22 @@ def _name_tensor(each: Divergence, where: str) -> str:
 
 
 def _explain(each: Divergence) -> Iterator[str]:
+    if each.recompute_of is not None:
+        yield f"what the {each.recompute_of} run recomputes differs from its own forward"
     yield _explain_kind(each)
     yield _describe_error(each)
-    if each.other is not None:
-        yield f"in the second run it is {each.other or 'outside of modules'}"
     if each.through is not None:
-        yield f"it depends on {each.through}"
-    yield f"first   {each.a}"
-    yield f"second  {each.b}"
+        name, _, who = each.through.partition(", ")
+        is_same = _name(each).startswith(f"{name}, step ")
+        yield "the second run lacks it" if is_same else f"it depends on {name}, {who}"
+    if each.seen_at is not None:
+        yield f"what was compared is {each.seen_at}"
+    if each.other is not None:
+        yield f"in the second run {'it' if each.seen_at is None else 'that'} is {each.other or 'outside of modules'}"
+    names = ("first", "second") if each.recompute_of is None else ("forward", "recompute")
+    yield from (
+        f"{name:<{len(names[1])}}  {text}" for name, text in zip(names, (each.a, each.b), strict=True)
+    )
     if each.largest is not None and each.where is not None and each.pair is not None:
         at = ", ".join(map(str, each.where))
         yield f"most at [{at}]: {each.pair[0]:.6g} and {each.pair[1]:.6g}" + _describe_tensors(each)
@@ -219,13 +228,17 @@ def _number(value: float) -> str:
 
 
 def _describe_compared(found: Comparison) -> str:
-    text = (
-        f"compared {count_of(found.compared, 'tensor', format_count)} of {count_of(len(found.steps), 'step')}"
-    )
+    text = f"compared {count_of(found.compared, 'tensor', format_count)} of {_describe_steps(found)}"
     text += f": {format_count(found.equal)} equal, {format_count(found.within)} within noise, "
     text += f"{format_count(found.beyond)} beyond"
     text += f"; {format_count(found.unmeasured)} not measured in both" if found.unmeasured else ""
     return text
+
+
+def _describe_steps(found: Comparison) -> str:
+    if len(found.steps) == 1 and found.steps[0][0] != found.steps[0][1]:
+        return f"step {found.steps[0][0]} and step {found.steps[0][1]}"
+    return count_of(len(found.steps), "step")
 
 
 def _describe_metrics(found: Comparison) -> str:
@@ -247,8 +260,10 @@ def _list_unmatched(found: Comparison, top: int) -> Iterator[Text]:
                 if kind:
                     yield Text(f"  {printable(first_few(kind, max(top // 3, 1)))}")
                     break
-    for rule in found.proposed[:top]:
-        yield Text(f"try: {printable(rule)}")
+    if found.proposed:
+        how = choose_phrase(python='map="auto"', command_line="--map auto")
+        yield Text(f"try {how}, which stands for these rules, or give your own:")
+        yield from (Text(f"  {printable(rule)}") for rule in found.proposed[:top])
 
 
 def _name_one(each: Named) -> str:

@@ -1,0 +1,189 @@
+"""Compares the aligned tensors of two recordings: how far apart they are, and how much of that each has made."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ...errors import NothingRecordedError
+from ...recording.phase import BACKWARD, OPTIMIZER, PHASES
+from ...recording.protocols import RecordingData
+from ...recording.role import OF_PARAMETERS, OP_OUTPUT
+from ...recording.statistics.moments import Numbers
+from ..alignment.align import align
+from ..alignment.contract import Alignment, ModuleName
+from ..alignment.sides import Side
+from ..step.calls import Bools, Rows, column_of
+from .cancellation import find_cancellation
+from .errors import Errors, find_errors
+from .flow import OpFlow
+from .inherited import Inherited, add_second, find_inherited, order_by_use
+from .joined_errors import find_joined_errors
+from .measured import ComparedRows, read_measured
+from .no_common import explain_nothing
+from .noise import Noise, assume_noise, give_noise, measure_noise
+from .ranking import Ranking, rank
+
+_LATER = [PHASES.index(each) for each in (BACKWARD, OPTIMIZER)]
+
+
+class ComparedSide(NamedTuple):
+    """One of the two recordings."""
+
+    side: Side
+    flow: OpFlow
+    #: Of each row of `values`: how far apart what it was computed from is because a recompute differs from its forward.
+    given: Numbers
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Compared:
+    """All that was found out of each pair, in the order of use."""
+
+    side: Side
+    other: Side
+    modules: Mapping[ModuleName, ModuleName]  # of the second recording, and those of the first that they are
+    alone: Bools  # of each op of the first: the second lacks it
+    a: ComparedRows
+    b: ComparedRows
+    errors: Errors
+    inherited: Inherited
+    noise: Noise
+    ranking: Ranking
+    misfits: Rows  # (n, 2): aligned rows of `values` with unequal numbers of elements, which are no pairs
+    #: FIRST or SECOND: rows of `a` are of what this recording recomputed, and rows of `b` of its forward.
+    recompute_of: str | None = None
+
+
+def compare_pairs(
+    one: ComparedSide,
+    other: ComparedSide,
+    alignment: Alignment,
+    runs: Sequence[RecordingData],
+    tolerance: float | None,
+) -> Compared:
+    """Returns what is found out of the pairs of an alignment.
+
+    Args:
+        one: a recording.
+        other: another one, or the same.
+        alignment: of both.
+        runs: further runs of the configuration of the first, from which noise is measured.
+        tolerance: the relative error that is noise; None: it is measured, or assumed.
+    """
+    side, data, data_b = one.side, one.side.data, other.side.data
+    pairs, joined = alignment.values, find_joined_errors(data, data_b, alignment)
+    every, every_b = np.concatenate([pairs, np.stack([joined.rows_a, joined.rows_b], axis=1)]).T
+    kept = ~(is_uninitialized(one, every) | _is_unread(one, every) | _is_unread(other, every_b))
+    is_misfit = _are_misfits(pairs, data, data_b)
+    kept[: len(pairs)] &= ~is_misfit
+    order = np.flatnonzero(kept)
+    order = order[order_by_use(side, every[order])]
+    rows, rows_b, is_joined = every[order], every_b[order], order >= len(pairs)
+    permuted = np.concatenate([alignment.permuted, np.full(len(joined.rows_a), -1)])[order]
+    measured, measured_b = read_measured(data, rows), read_measured(data_b, rows_b)
+    errors = find_errors(measured, measured_b, permuted, alignment.axes, _may_be_turned(side, rows))
+    of = order[is_joined] - len(pairs)
+    errors.take_over(np.flatnonzero(is_joined), joined.error[of], joined.floor[of], joined.metric[of])
+    inherited = _find_inherited(one, other, rows, rows_b, errors, alignment)
+    if tolerance is not None:
+        noise = give_noise(tolerance, len(rows))
+    else:
+        noise = _find_noise(one, other, measured, measured_b, is_joined, runs)
+    return Compared(
+        side=side,
+        other=other.side,
+        modules={there: here for here, there in alignment.modules},
+        alone=_find_alone(len(side.ops.name), alignment.ops[:, 0]),
+        a=measured,
+        b=measured_b,
+        errors=errors,
+        inherited=inherited,
+        noise=noise,
+        ranking=rank(errors, inherited, noise, _are_judged(side, other.side, rows, alignment)),
+        misfits=pairs[is_misfit],
+    )
+
+
+def _are_misfits(pairs: Rows, a: RecordingData, b: RecordingData) -> Bools:
+    numel, numel_b = (column_of(data.table("values"), "numel") for data in (a, b))
+    return np.asarray(numel[pairs[:, 0]] != numel_b[pairs[:, 1]])
+
+
+def _find_noise(
+    one: ComparedSide,
+    other: ComparedSide,
+    a: ComparedRows,
+    b: ComparedRows,
+    is_joined: Bools,
+    runs: Sequence[RecordingData],
+) -> Noise:
+    """Returns the noise that further runs show, or that is assumed without any."""
+    ones = find_cancellation(one.side, one.flow, a.rows, a)
+    others = find_cancellation(other.side, other.flow, b.rows, b)
+    # What cancels in one recording alone is a difference; in a part, and not in the whole, it is none.
+    cancellation = np.where(is_joined, np.maximum(ones, others), np.minimum(ones, others))
+    if runs:
+        return measure_noise([_find_levels(one.side.data, run, a.rows) for run in runs], cancellation)
+    return assume_noise(a, b, cancellation)
+
+
+def is_uninitialized(run: ComparedSide, rows: Rows) -> Bools:
+    """Returns which rows are of memory that an op has made and nobody written, as that of `empty`."""
+    values = run.side.values
+    op = values.op[rows]
+    return np.asarray(
+        (op >= 0) & values.is_of(OP_OUTPUT, rows=rows) & np.append(run.flow.is_uninitialized, False)[op]
+    )
+
+
+def _find_alone(count: int, paired: Rows) -> Bools:
+    is_alone = np.ones(count, bool)
+    is_alone[paired] = False
+    return is_alone
+
+
+def _find_inherited(
+    one: ComparedSide, other: ComparedSide, rows: Rows, rows_b: Rows, errors: Errors, alignment: Alignment
+) -> Inherited:
+    found = find_inherited(one.side, one.flow, rows, errors.error)
+    if len(alignment.extra.ops):
+        second = find_inherited(other.side, other.flow, rows_b, errors.error)
+        found = add_second(found, second, one.side.values.is_of(OP_OUTPUT, rows=rows))
+    np.maximum(found.error, np.maximum(one.given[rows], other.given[rows_b]), out=found.error)
+    return found
+
+
+def _may_be_turned(side: Side, rows: Rows) -> Bools:
+    """Returns which rows are of weights, and of what ops of backward and optimizers make of these."""
+    values = side.values
+    is_later = (values.op[rows] >= 0) & np.isin(values.phase[rows], _LATER)
+    return np.asarray(is_later | values.is_of(*OF_PARAMETERS, rows=rows))
+
+
+def _are_judged(side: Side, other: Side, rows: Rows, alignment: Alignment) -> Bools:
+    """Returns which rows may be blamed: of an optimizer that runs other ops in the other recording, its ops may not."""
+    in_optimizer = PHASES.index(OPTIMIZER)
+    unpaired = ((side, alignment.missing.ops), (other, alignment.extra.ops))
+    is_other = any((each.ops.phase[ops.rows] == in_optimizer).any() for each, ops in unpaired)
+    is_op = (side.values.op[rows] >= 0) & (side.values.phase[rows] == in_optimizer)
+    return np.asarray(~(is_op & is_other))
+
+
+def _is_unread(run: ComparedSide, rows: Rows) -> Bools:
+    """Returns which rows were made before a step's first call, and nothing that follows reads them."""
+    is_unread = run.flow.find_unread(run.side.ops.is_preparing)
+    return np.append(is_unread, False)[run.side.values.op[rows]]
+
+
+def _find_levels(a: RecordingData, run: RecordingData, rows: Rows) -> Numbers:
+    """Returns the error of each row of `a` against a further run of the same; NaN where that has no such tensor."""
+    alignment = align(a, run)
+    pairs = alignment.values
+    if not len(pairs):
+        raise NothingRecordedError(explain_nothing(a, run, alignment))
+    errors = find_errors(read_measured(a, pairs[:, 0]), read_measured(run, pairs[:, 1]))
+    of_row = np.full(a.table("values").num_rows, np.nan)
+    of_row[pairs[:, 0]] = errors.error
+    return of_row[rows]
