@@ -151,5 +151,5 @@ _Kind = TypeVar("_Kind", bound=Displayed)
 
 
 def shown(kind: type[_Kind], answer: Any) -> _Kind:
-    """Returns an answer of an analysis as the kind of it that can be displayed."""
+    """Converts the answer of an analysis to `kind`, a subclass of its class that can be displayed."""
     return kind(**vars(answer))

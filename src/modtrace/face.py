@@ -45,7 +45,7 @@ class Recording(Pictured):
 
     @property
     def data(self) -> RecordingData:
-        """The source of the tables, which analyses take."""
+        """The tables, in the form that analyses take."""
         return self._data
 
     @property
@@ -206,7 +206,7 @@ class Recording(Pictured):
     def first_nonfinite(self) -> NonFinite | None:
         """Returns what made the first NaN or infinite values: the op where ops were recorded, else the first module.
 
-        Returns None if there are none but those that are meant, such as masks; `meta.marks` say whether rows are
+        Returns None if there are none, or only intended ones, such as masks; `meta.marks` say whether rows are
         missing.
 
         Raises:

@@ -156,7 +156,7 @@ class LiveRecording(Recording):
         self._begin()
 
     def stop(self) -> None:
-        """Ends the recording and writes what is left. Of one that has ended, nothing happens.
+        """Ends the recording and writes what is left. Does nothing if the recording has already ended.
 
         Raises:
             MisuseError: it was not started.
@@ -354,7 +354,7 @@ def record(
             exception leaves the block, or at `rec.dump()`. None writes every step.
         triggers: `NonFinite(...)`, `Above(...)`, `OutOfBand(...)`, `OnSignal(...)`, or a list of those. None means
             `NonFinite()` with `keep_last`. Without `keep_last` each only leaves a note: see `rec.triggers`.
-        on_nonfinite: `"report"` prints who made the first NaN or infinite values as soon as their step has ended;
+        on_nonfinite: `"report"` prints what made the first NaN or infinite values as soon as their step has ended;
             `"stop"` raises `NonFiniteError` before the optimizer uses them, else when the step has ended; `"dump"`
             writes the steps that `keep_last` holds. It adds `NonFinite(then=...)` to `triggers`.
         tensors: how whole tensors are kept: how many bytes of them may wait or be held, and what happens if there

@@ -28,7 +28,7 @@ _NOT_COUNTED = Measured(tensors=0, unmeasured=0, steps=0, last_step=None)
 
 
 class NonFiniteReports:
-    """The reports of one recording: of each place one in full, and at the end in how many steps there was something."""
+    """The reports of one recording: one for each place, and at the end the number of steps with such values."""
 
     def __init__(self, *, strict: bool) -> None:
         """Creates the reports of one recording; `strict` raises internal errors."""
@@ -43,7 +43,7 @@ class NonFiniteReports:
     def find(
         self, data: RecordingData, selects: Callable[..., bool], *, is_used: bool | None
     ) -> NonFiniteFinding | None:
-        """Returns who made the first NaN or infinite values in the rows of a step; None if there is nothing to tell.
+        """Returns what made the first NaN or infinite values in the rows of a step; None if there is nothing to report.
 
         Args:
             data: the rows.
@@ -71,7 +71,7 @@ class NonFiniteReports:
         warn_of_error(text, error, strict=choose_phrase(python="record(strict=True)", command_line=""))
 
     def tell(self, asked: Asked) -> None:
-        """Prints a report, unless its place was told before or the trouble has gone on since the step before."""
+        """Prints a report, unless its place was reported before or the step before had such values, too."""
         if asked.step not in self._steps[-1:]:
             self._steps.append(asked.step)
         place, reason, text = asked.finding
@@ -84,7 +84,7 @@ class NonFiniteReports:
             _print(text or f"non-finite values in step {asked.step}: {reason}\n")
 
     def close(self) -> None:
-        """Prints in how many steps there was something, if there is more than what was told."""
+        """Prints the number of steps with NaN or infinite values, if there were several."""
         if len(self._steps) > 1:
             steps = count_of(len(self._steps), "step")
             others = f", at {count_of(self._untold, 'more place')}" if self._untold else ""
@@ -94,8 +94,8 @@ class NonFiniteReports:
 def _is_unused(found: NonFinite, data: RecordingData, is_used: bool | None) -> bool:
     """Returns whether it is a gradient that no optimizer uses, as in a step that a GradScaler skips.
 
-    With ops, the GradScaler itself was seen. Without, the gradients tell that were measured when an optimizer stepped;
-    where none were, whether one has.
+    If an op was found, the search has taken the GradScaler into account already. Otherwise the gradients that were
+    measured when an optimizer stepped decide; if none were measured, it matters whether an optimizer stepped.
     """
     if found.op is not None or (found.phase != BACKWARD and found.role != PARAMETER_GRAD):
         return False

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Pictured(answers.Displayed):
-    """What draws a recording, or writes a picture of it."""
+    """A recording with methods that draw it or write a picture of it."""
 
     @property
     def data(self) -> RecordingData:
-        """The source of the tables, which analyses take."""
+        """The tables, in the form that analyses take."""
         raise NotImplementedError
 
     def plot(

@@ -1,7 +1,7 @@
 """The surface that a message is for, Python or the command line: each has its own words for what users give.
 
-The command line says that it is the surface; all else is Python. Messages are made where something is found wrong, far
-below both, and cited in others on their way up: they come in the right words from the start.
+The command line sets itself as the surface; without that, the surface is Python. A message is written where the fault
+is found, far below both surfaces, and callers may quote it, so it uses the words of the surface from the start.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,9 +15,9 @@ _namer: Namer | None = None  # None: in those of Python
 
 @contextmanager
 def speak(namer: Namer | None) -> Iterator[None]:
-    """Inside, messages are in the words of the command line; None: in those of Python.
+    """Sets the surface of messages inside the block: the command line, or Python if `namer` is None.
 
-    This is the whole process's. `modtrace record` speaks Python while the program of its user runs.
+    The setting is for the whole process. `modtrace record` sets Python while the program of its user runs.
     """
     global _namer
     before, _namer = _namer, namer

@@ -18,5 +18,5 @@ def write_parquet(data: RecordingData, path: Path, options: ExportOptions) -> li
 
 
 def write_csv(data: RecordingData, path: Path, options: ExportOptions) -> list[Path]:
-    """Writes the rank at which the recording is opened."""
+    """Writes a CSV file for each table of the selected rank."""
     return write_tables(data, path)

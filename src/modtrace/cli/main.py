@@ -40,7 +40,7 @@ _EXIT_INTERRUPTED = 130
 
 
 class _LazyGroup(click.Group):
-    """A group that imports a command only to run it, so that `modtrace --help` is quick."""
+    """A group that imports a command when it runs it, so that `modtrace --help` is quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -95,7 +95,7 @@ class _RecordCommand(click.Command):
 @click.option(
     "--on-nonfinite",
     type=click.Choice(["report", "dump", "stop"]),
-    help="At a NaN or infinity: print who made it; write what --keep-last holds; or end the program with an error "
+    help="At a NaN or infinity: print what made it; write what --keep-last holds; or end the program with an error "
     "before the optimizer uses it.",
 )
 @click.option("--backward-times", is_flag=True, help="Also when each call's backward begins and ends.")

@@ -1,4 +1,4 @@
-"""How module paths are made of parts, and which alias of a shared module is meant below a parent."""
+"""Joins the parts of module paths, and chooses the alias of a shared module below a parent."""
 
 from collections.abc import Iterable
 

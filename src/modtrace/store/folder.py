@@ -53,7 +53,7 @@ def create_rank_folder(path: Path, meta: RunMeta, *, overwrite: bool, new_attemp
 
 
 def delete_replaced(path: Path) -> None:
-    """Deletes what was to be replaced, for good."""
+    """Deletes the replaced recording permanently. Errors are ignored."""
     with contextlib.suppress(OSError):
         for each in _replaced(path):
             shutil.rmtree(each) if each.is_dir() else each.unlink()
@@ -97,7 +97,7 @@ def _prepare(path: Path, meta: RunMeta, *, overwrite: bool) -> None:
 
 
 def _is_empty(path: Path) -> bool:
-    """Returns whether a folder has only what other ranks or killed runs have not put in place, or not deleted yet."""
+    """Returns whether a folder contains only temporary and replaced files of other ranks or of killed runs."""
     return all(is_temporary_header(each) or each.name.startswith(_REPLACED) for each in path.iterdir())
 
 

@@ -184,7 +184,7 @@ class FolderWriter:
                 self._make_final()
 
     def delete_replaced(self) -> None:
-        """Deletes for good what this recording replaces; before, `undo` puts it back."""
+        """Deletes permanently what this recording replaces. Until then, `undo` can restore it."""
         delete_replaced(self.path)
 
     def undo(self) -> None:
@@ -205,7 +205,7 @@ class FolderWriter:
         return self._is_ours() and self._state == _OPEN
 
     def _is_ours(self) -> bool:
-        """Returns whether this process may write. A fork finds out here that it may not."""
+        """Returns whether this process may write. In a forked child it abandons the recording."""
         if os.getpid() != self._pid and self._state != _ABANDONED:
             self.abandon()
         return self._state != _ABANDONED

@@ -50,9 +50,9 @@ def id_of_hooks(module: nn.Module) -> int:
 class GlobalHooks:
     """Our hooks around the calls of all modules; `torch.compile(module)` does not take them for the user's.
 
-    What it returns warns at each call while there are global hooks: they run for the wrapper too (2.13). The user can
-    do nothing about ours, which know the wrapper. torch asks one function, which leaves ours out here; of hooks of
-    others it tells as before.
+    A module that `torch.compile` returns warns at each call while global hooks exist, because they also run for the
+    wrapper (2.13). Our hooks know the wrapper, and the user cannot remove them. So the function with which torch looks
+    for global hooks is replaced by one that ignores ours and still reports those of others.
     """
 
     def __init__(self, enter: Callable[..., None], leave: Callable[..., None]) -> None:
@@ -68,7 +68,7 @@ class GlobalHooks:
             hooks._has_any_global_hook = self._are_there_others
 
     def remove(self) -> None:
-        """Removes both. If somebody else has wrapped our answer about hooks since, ours stays, and is torch's."""
+        """Removes both. If others have wrapped our function since, it stays, and answers as torch's does."""
         hooks: Any = torch.nn.modules.module
         for handle in self._handles:
             handle.remove()

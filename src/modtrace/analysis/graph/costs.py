@@ -34,7 +34,7 @@ class MeasuredValues:
         return MeasuredValues(**{name: column[rows] for name, column in vars(self).items()})
 
     def sum_at(self, rows: Rows, size: int) -> tuple[Column, Column, Column]:
-        """Returns what was not finite, was measured, and its sum of squares, for each of `size`; -1: nothing was."""
+        """Returns three sums for each index below `size`: non-finite elements, elements, squares; -1 for no rows."""
         known = rows >= 0
         at = rows[known]
         counts = np.bincount(at, minlength=size)
@@ -43,7 +43,7 @@ class MeasuredValues:
         return nonfinite, measured, sumsq
 
     def first_at_sites(self) -> "MeasuredValues":
-        """Returns one row for each site: that of the op that read it first, or else the first there is."""
+        """Returns one row for each site: the first row that belongs to an op, or else the first row."""
         order = np.argsort(self.op_id < 0, kind="stable")
         _, first = np.unique(self.site[order], return_index=True)
         return self.take(order[first])

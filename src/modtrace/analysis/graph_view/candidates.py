@@ -1,4 +1,4 @@
-"""Names what a user may have meant who asked for modules or ops that a graph does not have."""
+"""Suggests similar names if a user asks for modules or ops that a graph does not have."""
 
 from collections.abc import Sequence
 

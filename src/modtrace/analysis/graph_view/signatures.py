@@ -13,7 +13,7 @@ _OWNED = [NODE_KINDS.index(PARAMETER), NODE_KINDS.index(BUFFER)]
 
 
 def sign_layers(graph: Graph) -> list[int]:
-    """Returns a number for each layer. Two layers are equal inside if their numbers are."""
+    """Returns a number for each layer. Layers with equal numbers are equal inside."""
     layers = graph.layers
     codes = _sign_nodes(graph)
     own_first = graph.first_node.tolist()

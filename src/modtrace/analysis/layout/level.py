@@ -156,7 +156,7 @@ class LevelPlacer:
         return rows.find_place(row, last, wanted, work.left[item], work.right[item], may_grow=is_box), last
 
     def _lead(self, edge: int, read: int, row: int, x: float) -> None:
-        """Leads an edge from an item through the rows above the row of its target, at `x`."""
+        """Draws an edge from an item through the rows above the row of its target, at `x`."""
         work, rows = self._work, self._rows
         from_row, source_x = work.last_row[read], work.x[read]
         if from_row < 0:  # what is read comes later: the line goes back up
@@ -168,7 +168,7 @@ class LevelPlacer:
             self._lead_through(edge, (from_row + 1, row - 1), x, source_x)
 
     def _lead_through(self, edge: int, between: tuple[int, int], x: float, source_x: float) -> None:
-        """Leads an edge down several rows. Edges of one source share a channel."""
+        """Draws an edge down several rows. Edges of one source share a channel."""
         work, rows, (first, last) = self._work, self._rows, between
         source = work.source[edge]
         channel, down_to = self._channels.get(source, (x, first - 1))

@@ -84,7 +84,7 @@ class RowStack:
         return max(wanted, max(self.end[first:]) + COLUMN_GAP + left)
 
     def take(self, first: int, last: int, left: float, right: float) -> None:
-        """Occupies a stretch of some rows."""
+        """Marks the positions from `left` to `right` as occupied in the rows `first` to `last`."""
         start, end = self.start, self.end
         for row in range(first, last + 1):
             if left < start[row]:

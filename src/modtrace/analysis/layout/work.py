@@ -78,7 +78,7 @@ class Work:
 
 
 def prepare_work(view: GraphView, tree: ItemTree, sizes: Floats) -> Work:
-    """Returns the state before anything is placed."""
+    """Returns the initial state, in which no item has a position yet."""
     items = tree.nodes + tree.boxes + 1
     boxes = [0.0] * (tree.boxes + 1)
     edges = tree.edges

@@ -88,7 +88,7 @@ def summarize_values(
 
 @dataclass(frozen=True)
 class _Inside:
-    """The rows of a place and of all places inside it, which its parents count too."""
+    """The rows of a place and of all places inside it. They also count for the places around it."""
 
     parameters: Rows
     parameter_gradients: Rows

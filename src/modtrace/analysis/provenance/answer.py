@@ -1,4 +1,4 @@
-"""Tells who made NaN or infinite values in one step, why, and where they went."""
+"""Explains what made NaN or infinite values in one step, why, and where they went."""
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property

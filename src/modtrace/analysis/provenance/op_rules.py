@@ -1,11 +1,11 @@
-"""What is known of single operators: which carry infinities that are meant, and which take them away."""
+"""Rules for single operators: which pass on intended infinities, and which remove them."""
 
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: They put a constant of the caller's into a tensor: an infinity in it is meant.
+#: They put a constant of the caller's into a tensor: an infinity in it is intended.
 FILLS = _names(
     "full full_like new_full fill masked_fill where scatter index_fill constant_pad_nd scalar_tensor clamp clamp_min "
     "clamp_max index_put select_scatter slice_scatter masked_scatter nan_to_num fill_diagonal"

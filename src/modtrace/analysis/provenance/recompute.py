@@ -32,7 +32,7 @@ _COLUMNS = ["step", "phase", "site_id", "call_id", "op_id", "order", "shape", "d
 
 @dataclass(frozen=True, kw_only=True)
 class RecomputeDifference:
-    """An op, or else a module, whose recompute returned something else than its forward, of inputs that agreed."""
+    """An op, or else a module, whose recompute and forward returned different results for equal inputs."""
 
     step: int
     root: str | None  # the name of the root; None outside of modules
@@ -64,7 +64,7 @@ class RecomputeCheck:
 
 @dataclass
 class _Compared:
-    """What was compared so far."""
+    """The results that have been compared so far."""
 
     by_hash: int = 0
     by_statistics: int = 0

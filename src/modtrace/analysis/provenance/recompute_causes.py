@@ -70,7 +70,7 @@ def find_cause_of_module(type_: str | None, forward: Row, recompute: Row) -> Cau
 
 
 def find_cause_of_numbers(forward: Row, recompute: Row) -> Cause | None:
-    """Returns that the numbers were rounded otherwise, where they differ by no more than that."""
+    """Returns rounding as the cause if the numbers differ by no more than that; None otherwise."""
     names = [name for name in ("min", "max", "sumsq") if None not in (forward[name], recompute[name])]
     scale = max((abs(forward[name]) for name in ("min", "max") if forward[name] is not None), default=0.0)
     near = all(
@@ -95,7 +95,7 @@ def _is_random(flow: StepFlow, op: int) -> bool:
 
 
 def _read_dropout(args: str | None) -> float:
-    """Returns the share that an attention drops; 0 where its arguments do not say."""
+    """Returns the dropout probability of an attention op; 0 if its arguments do not contain it."""
     try:
         given = json.loads(args or "{}")
     except ValueError:

@@ -57,7 +57,7 @@ def _split_by_call(flow: StepFlow) -> tuple[dict[int, list[int]], dict[Run, list
 def _align(
     flow: StepFlow, forward: list[int], run: list[int], known: dict[int, int], is_call: bool
 ) -> dict[int, int]:
-    """Returns the pairs of one run: where the forward has the same names, at the place that reads the same."""
+    """Pairs the ops of one run with the forward ops of the same names whose inputs agree best."""
     names, wanted = ([int(flow.ops.name[op]) for op in ops] for ops in (forward, run))
     starts = [at for at in range(len(names)) if names[at : at + len(wanted)] == wanted]
     if starts:

@@ -7,10 +7,10 @@ from ...recording.protocols import RecordingData
 
 
 def find_suspicious_steps(data: RecordingData) -> list[tuple[int, bytes]]:
-    """Returns the steps with NaN or infinite values, in order, each with the sites that had them and of which kind.
+    """Returns the steps with NaN or infinite values, in order, each with a key.
 
-    Steps that have NaN and infinities at the same sites are alike. It reads four columns of `values` a batch at a
-    time. Of a memory-mapped table, only their pages are read.
+    Steps that have NaN and infinities at the same sites have equal keys. The function reads four columns of `values` a
+    batch at a time. Of a memory-mapped table, only their pages are read.
     """
     found = [np.empty((3, 0), np.int64)]
     columns = ["nan_count", "inf_count", "step", "site_id"]

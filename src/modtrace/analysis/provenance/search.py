@@ -1,4 +1,4 @@
-"""Searches a recording for who made NaN or infinite values: the op where ops were measured, else the module."""
+"""Searches a recording for what made NaN or infinite values: the op where ops were measured, else the module."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,12 +28,12 @@ def find_first(
     *,
     innocent: set[bytes] | None = None,
 ) -> NonFinite | None:
-    """Returns who made the first NaN or infinite values; None if there are none but those that are meant.
+    """Returns what made the first NaN or infinite values; None if there are none, or only intended ones.
 
     Args:
         data: the recording.
         selects: of what was made by ops, whether it counts, by the path of the module.
-        innocent: is added to, for the next part of the same recording: steps like these hold only what is meant.
+        innocent: is added to, for the next part of the same recording: steps like these hold only intended values.
 
     Raises:
         NothingRecordedError: no tensor was measured.
@@ -45,11 +45,11 @@ def find_first(
 
 
 def find_all(data: RecordingData) -> Iterator[NonFinite]:
-    """Yields who made NaN or infinite values in the order in which they came up.
+    """Yields what made NaN or infinite values in the order in which they came up.
 
-    Values that are meant are left out, as the `-inf` of masks, and so are those that the model itself looks for and
+    Intended values are left out, such as the `-inf` of masks, and so are those that the model itself looks for and
     replaces, and gradients that overflow before a GradScaler skips the step. Of modules of which no op was measured,
-    the first in each step is named. Of the first, growth and aftermath are told too.
+    the first in each step is named. The first also has its growth and aftermath.
 
     Raises:
         NothingRecordedError: no tensor was measured.
@@ -76,7 +76,7 @@ def _search(tables: IndexedTables, innocent: set[bytes]) -> Iterator[NonFinite]:
 
 
 def _search_step(tables: IndexedTables, step: int) -> tuple[list[NonFinite], bool]:
-    """Returns what came up in a step, and whether nothing did that may be a fault in a step like it."""
+    """Returns the findings of a step, and whether later steps like it need not be searched."""
     data = tables.of_step(step)
     if not _has_measured_ops(tables, data):
         row = next(_find_rows_of_modules(data), None)

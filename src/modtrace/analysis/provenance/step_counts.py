@@ -22,7 +22,7 @@ _COLUMNS = (
     "shape",
 )  # fmt: skip
 
-#: A view of a view of a view: so many are followed back to what they show.
+#: At most so many views of views are followed back to their base.
 _MOST_VIEWS = 8
 
 #: What a view has in common with what it shows, unless somebody wrote to it between.
@@ -30,7 +30,7 @@ _MEMORY = itemgetter("storage", "version")
 
 
 class Counts(NamedTuple):
-    """What was measured of one tensor."""
+    """The non-finite elements, size and range of one measured tensor."""
 
     nan: int
     inf: int
@@ -43,7 +43,7 @@ class Counts(NamedTuple):
 
 
 class StepCounts:
-    """What was measured of the tensors of a step; numbers of ops and tensors are those of its `StepFlow`."""
+    """The measurements of the tensors of a step; numbers of ops and tensors are those of its `StepFlow`."""
 
     def __init__(self, tables: IndexedTables, data: RecordingData, flow: StepFlow) -> None:
         """Reads the step's rows of `values`.
@@ -126,7 +126,7 @@ class StepCounts:
 
     @cached_property
     def reads_dropped(self) -> frozenset[int]:
-        """Ops that read such a tensor whose row is not in the recording either."""
+        """The ops that read a tensor whose row is not in the recording, because its step was dropped."""
         ops = self._flow.ops.op_id
         uses = self._tables.find("uses", ["consumer_op", "tensor_id"], consumer_op=ops)
         read = column_of(uses, "tensor_id")
@@ -158,7 +158,7 @@ class StepCounts:
         return rows
 
     def _read_outputs(self, op_ids: Collection[int | None]) -> Iterator[tuple[tuple[int, str], Counts]]:
-        """Yields the ids of ops and the slots of their outputs with what was measured of these."""
+        """Yields the measurements of the outputs of ops, each with the id of the op and the slot."""
         ops = np.array([each for each in op_ids if each is not None], np.int64)
         for row in _measured_rows(self._tables.find("values", _COLUMNS, op_id=ops)):
             site = self._tables.sites.get(row["site_id"])

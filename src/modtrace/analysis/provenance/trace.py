@@ -78,7 +78,7 @@ class Trace:
 
 
 def trace_step(tables: IndexedTables, flow: StepFlow, counts: StepCounts) -> Trace:
-    """Returns where the step's NaN and infinite values came up, those that are meant left out."""
+    """Returns the origins of the step's NaN and infinite values, without intended ones."""
     tracer = _Tracer(tables.sites, flow, counts)
     for op in flow.order:
         tracer.visit(op)
@@ -148,7 +148,7 @@ class _Tracer:
                 event.unread[self._memory_of(other)] = unread
 
     def _memory_of(self, tensor: int) -> int:
-        """Returns the storage of a tensor, or a number of its own."""
+        """Returns the storage of a tensor; if that is not known, a negative number that no other tensor has."""
         storage = self._flow.regions[tensor].storage
         return -1 - tensor if storage is None else storage
 
@@ -202,7 +202,7 @@ class _Tracer:
     def _find_meant(
         self, op: int, name: str, inputs: list[tuple[str, int, Finiteness]], worst: Finiteness
     ) -> Finiteness | None:
-        """Returns which infinities an op carries on that are meant; None if what it returned is not known to be."""
+        """Returns the intended infinities that an op passes on; None if its output is not known to be intended."""
         if name in FILLS and holds_infinity(self._flow.args[op]):
             return Finiteness(MEANT)
         if (

@@ -51,7 +51,7 @@ STEP_NAMES: Mapping[str, tuple[int, str | None]] = {
 
 
 def find_step(data: RecordingData, asked: int | str | None) -> int | None:
-    """Returns the number of a step that is meant by its number, by one from the end (-1), or by one of STEP_NAMES.
+    """Returns the number of a step that is given by its number, by one from the end (-1), or by one of STEP_NAMES.
 
     Raises:
         ValueError: there is no such step; a number that is not negative is not looked for.
@@ -119,7 +119,7 @@ def _most_telling(rows: dict[int, dict[str, Any]], called: set[int], updated: se
 
 
 def no_step(asked: int | str, known: Sequence[int], kinds: str = "") -> ValueError:
-    """Returns the error that tells which steps there are."""
+    """Returns the error for a step that does not exist, which lists the existing ones."""
     there = f"{name_steps(known)}{kinds}" if known else "none"
     return ValueError(f"no step {asked!r} in this recording; there are: {there}")
 

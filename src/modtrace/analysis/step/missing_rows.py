@@ -96,7 +96,7 @@ def say_missing(marks: Sequence[str]) -> str:
 
 
 def _were_wanted(meta: RunMeta, what: str) -> bool:
-    """Returns whether the options request the rows; without options, whether the recording has marks or notes."""
+    """Returns whether the options request the rows. Without options: whether the recording has marks or notes."""
     if what == "calls":
         return True
     option = meta.options.get("ops" if what == "ops" else "values", bool(meta.marks or meta.notes))

@@ -38,7 +38,7 @@ class OpSpans:
 
 
 def read_call_rows(data: RecordingData, steps: Sequence[int]) -> CallRows:
-    """Returns the calls of some steps."""
+    """Returns the spans of the calls in the given steps."""
     table = data.table("calls")
     named = name_calls(data.table("modules"), table)
     calls, kept = named.calls, np.isin(column_of(table, "step"), list(steps))
@@ -97,7 +97,10 @@ def _tell_calls(
 
 
 def read_op_rows(data: RecordingData, steps: Sequence[int], calls: CallRows) -> OpSpans:
-    """Returns the ops of some steps. An op is inside its call if it ran on the call's thread and during the call."""
+    """Returns the spans of ops in the given steps.
+
+    An op is inside its call if it ran on the call's thread and during the call.
+    """
     table = data.table("ops")
     table = table.filter(pa.array(np.isin(column_of(table, "step"), list(steps))))
     phase, start_ns, ended = phase_codes(table["phase"]), column_of(table, "start_ns"), _ended(table)
@@ -149,7 +152,7 @@ def _tell_ops(table: pa.Table, phase: Column, call: Rows, names: Detail) -> tupl
 
 
 def read_step_rows(data: RecordingData, steps: Sequence[int], inside: Sequence[SpanRows]) -> SpanRows:
-    """Returns some steps. A step whose end was not recorded begins with the first span inside it."""
+    """Returns the spans of the given steps. A step whose end was not recorded begins with the first span inside it."""
     table = data.table("steps")
     table = table.filter(pa.array(np.isin(column_of(table, "step"), list(steps))))
     open_steps, open_start_ns = _find_open(column_of(table, "step"), inside)

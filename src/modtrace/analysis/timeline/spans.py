@@ -36,7 +36,7 @@ class Detail:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SpanRows:
-    """Spans as measured."""
+    """Spans as they were measured, before they are arranged in lanes."""
 
     name: Detail
     step: Column

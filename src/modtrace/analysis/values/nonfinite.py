@@ -54,7 +54,7 @@ class Growth:
 
 @dataclass(frozen=True, kw_only=True)
 class Aftermath:
-    """What was not finite, from the step on in which NaN or infinite values came up."""
+    """The spread of NaN or infinite values to the loss, the gradients and the parameters."""
 
     loss: (
         bool | None
@@ -84,7 +84,7 @@ class NonFinite:
     step: int
     role: str | None  # what the tensor is: output, grad_output, parameter, parameter_grad, op_output, ...
     slot: str  # where the tensor is in what was returned, given or owned: "[0]", "['logits']", "weight"; "" for all
-    #: producer: an op made them; source: what no op had made held them; first seen: an op returned them, and who made
+    #: producer: an op made them; source: what no op had made held them; first seen: an op returned them, and what made
     #: them is not known. None where only modules were recorded.
     kind: str | None = None
     source: str | None = None  # of a parameter its full path; of a source what holds the values

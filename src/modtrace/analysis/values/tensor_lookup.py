@@ -22,7 +22,7 @@ def find_tensor(data: RecordingData, site: str | int, step: int | None, selectio
         TypeError, ValueError: none or several are selected; the message says which there are.
         RecordingError: the tensor was to be kept, but is not there.
     """
-    rows = _rows(data, site, selection if step is None else replace(selection, steps=step))
+    rows = _rows_of_site(data, site, selection if step is None else replace(selection, steps=step))
     blobs = rows["blob"].to_pylist()
     if len(set(blobs)) > 1:
         raise ValueError(_describe_several(data, rows, site))
@@ -37,12 +37,12 @@ def find_tensors(
     Raises:
         TypeError, ValueError: no tensor is selected, or tensors of several sites are selected.
     """
-    rows = _rows(data, site, selection).sort_by([("step", "ascending"), ("order", "ascending")])
+    rows = _rows_of_site(data, site, selection).sort_by([("step", "ascending"), ("order", "ascending")])
     steps, blobs = rows["step"].to_pylist(), rows["blob"].to_pylist()
     return ((step, data.tensor(blob)) for blob, step in dict(zip(blobs, steps, strict=True)).items())
 
 
-def _rows(data: RecordingData, site: str | int, selection: Selection) -> pa.Table:
+def _rows_of_site(data: RecordingData, site: str | int, selection: Selection) -> pa.Table:
     """Returns the rows of one site, in one slot."""
     selection = replace(selection, kept=True)
     if not isinstance(site, str):

@@ -99,7 +99,7 @@ def _outermost_calls(region: Region) -> Iterator[CallRef]:
 
 
 def _entered_in(region: Region, segment: Segment) -> npt.NDArray[np.bool_]:
-    """Returns, for each call of a segment, whether it was entered between the numbers of this Function and the next."""
+    """Returns, for each call of a segment, whether it began between the numbers of this and the next Function."""
     entered_at = np.asarray(segment.seqs, np.int64)[segment.structure().enter_event]
     entered: npt.NDArray[np.bool_] = (entered_at > region.number) & (entered_at <= region.next_number)
     return entered

@@ -32,7 +32,10 @@ def _product(position: int) -> Formula:
 
 
 def _linear_backward(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Counts the gradients of input and weight, each as the forward (`linear_backward` in derivatives.yaml)."""
+    """Counts the gradients of input and weight, each of which costs as much as the forward.
+
+    The source is `linear_backward` in derivatives.yaml.
+    """
     _, grad_output, weight, wanted = args
     return 2 * elements(grad_output) * int(weight[-1]) * sum(map(bool, wanted[:2]))
 
@@ -65,7 +68,7 @@ def _list_of_products(args: Sequence[Any], outputs: Sequence[Any]) -> int:
 
 
 def _two_products(args: Sequence[Any], outputs: Sequence[Any]) -> int:
-    """Counts `a @ b + c @ d`, which inductor makes one operator."""
+    """Counts `a @ b + c @ d`, which inductor fuses into one operator."""
     return 2 * elements(outputs[0]) * int(args[0][-1] + args[2][-1])
 
 

@@ -1,7 +1,7 @@
 """Counts a composite operator by running it once more, on tensors that have only a shape.
 
 In inference mode a dispatch mode sees composite operators whole; otherwise it sees their parts. The operators here are
-run again because their products are not a formula of their shapes.
+run again because no formula gives their cost from the shapes of their arguments.
 """
 
 from collections.abc import Callable, Mapping, Sequence

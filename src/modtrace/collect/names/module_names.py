@@ -239,7 +239,7 @@ class ModuleNames:
     def _dead_slot(module: nn.Module, caller: NamedModule) -> NamedModule | None:
         """Returns the name of a dead unregistered module of the same class.
 
-        It is for a forward that makes such a module in each call.
+        A forward that makes such a module in each call gives the same name to each of them.
         """
         slots = caller.slots.get(class_name(module), ())
         return next((each for each in slots if not each.alive), None)

@@ -88,7 +88,7 @@ def _begin_functions(found: JoinedOps, nodes: NodesOfOps, calls: OpCalls) -> Boo
 
 
 def _may_keep(found: JoinedOps) -> Bools:
-    """Returns whether an autograd Function that begins at an op may be in a graph. Node numbers do not tell."""
+    """Returns whether an autograd Function that begins at an op may be in a graph. Node numbers do not show that."""
     may = np.zeros(len(found.events), bool)
     for batch, first in zip(found.batches, found.firsts, strict=True):
         for begin, end, run in batch.runs():
@@ -107,7 +107,7 @@ def _find_ops(rows: Ints, kept: _Kept, events: Ints, nodes: NodesOfOps, begins_f
 
     Args:
         rows: the ops of the thread.
-        kept: what backwards have found of the thread's nodes.
+        kept: the thread's nodes that backwards have found, with the memory that they keep.
         events: the events of all ops.
         nodes: the nodes that ops have made.
         begins_function: by op, whether it is the first in the forward of an autograd Function.

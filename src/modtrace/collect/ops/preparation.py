@@ -12,7 +12,7 @@ from .mode import EVENT_WIDTH, OP, USES
 def move_prepared(last: Step, step: Step, given: Collection[int]) -> None:
     """Moves the ops that prepared what a step's first call is given, and all after them, to that step.
 
-    They are looked for among the ops outside of everything at the end of the step before.
+    They are among the ops that ran outside of all calls at the end of the step before.
 
     Args:
         last: the step before, to which the ops belong so far.

@@ -25,8 +25,8 @@ class FlushTimer:
         """Creates a timer, which does not run yet.
 
         Args:
-            flush: writes what waits, and calls `taken`.
-            locks: the locks that what `run` is given takes.
+            flush: writes the steps that wait, and calls `taken`.
+            locks: the locks that functions passed to `run` acquire.
         """
         self._locks = locks
         self._flush = flush
@@ -40,7 +40,7 @@ class FlushTimer:
 
     @property
     def is_due(self) -> bool:
-        """True if nothing has been written for so long that the next step that ends has to write."""
+        """True if the last write was so long ago that the next step that ends must be written at once."""
         return time.monotonic() - self._taken_s >= _FLUSH_AFTER_S
 
     def start(self) -> None:

@@ -387,7 +387,7 @@ class Recorder(Listener):
             self._ops.take(step)
 
     def _numbers_of(self, step: Step | None) -> Sequence[int]:
-        """Returns the numbers to record that a step may come to have; None: that of the running optimizer."""
+        """Returns the possible numbers of a step that are to be recorded; None is the step of the running optimizer."""
         with self._lock:
             numbers = self._finder.possible_numbers(step or self._finder.training)
         if self._selected == ALL_STEPS:

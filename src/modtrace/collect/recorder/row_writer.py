@@ -40,20 +40,20 @@ class StepHolder(Protocol):
 
     @property
     def tells(self) -> bool:
-        """True if a trigger asks who made non-finite values."""
+        """True if a trigger asks what made non-finite values."""
 
     def may_skip(self, step: int, is_skipping: Callable[[], bool]) -> None:
-        """Takes note of an optimizer that is called in a step, and may leave its parameters as they are."""
+        """Records that an optimizer is called in a step and may leave its parameters unchanged."""
 
     @property
     def stops_runs(self) -> bool:
         """True if a trigger may stop the run."""
 
     def take_stops(self) -> Sequence[Asked]:
-        """Returns what was found in steps that have ended, and is a reason to stop, once."""
+        """Returns the findings in ended steps that should stop the run. Each is returned once."""
 
     def find_in_open(self, batches: Rows) -> NonFiniteFinding | None:
-        """Returns who made NaN or infinite values in a step whose optimizer is about to step, from its rows."""
+        """Returns what made NaN or infinite values in a step whose optimizer is about to step, from its rows."""
 
 
 class RowWriter:

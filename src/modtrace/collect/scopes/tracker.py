@@ -294,7 +294,7 @@ class ScopeTracker:
             self._close_open_calls(log, EXIT_RAISED)
 
     def _close_open_calls(self, log: ThreadLog, code: int) -> None:
-        """Closes the running segment, whose calls are dead."""
+        """Closes the running segment, whose calls have ended without their hooks."""
         shortest = min(len(log.seqs), len(log.contexts), len(log.times))
         for events in (log.seqs, log.contexts, log.times):  # an interrupt may have come between two appends
             del events[shortest:]

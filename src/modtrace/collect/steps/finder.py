@@ -77,7 +77,7 @@ class StepFinder:
         return self.current if step is None else step
 
     def backward_began(self, backward: Backward) -> None:
-        """Takes note of a backward that begins.
+        """Records that a backward begins.
 
         If gradients are cleared at this time, they were cleared since the last backward.
         """
@@ -108,11 +108,11 @@ class StepFinder:
         return step
 
     def optimizer_began(self, start_ns: int) -> None:
-        """Takes note of an optimizer's step that begins. No step closes until it ends."""
+        """Records that an optimizer's step begins. No step of the loop closes until it ends."""
         self._optimizer_start = start_ns
 
     def optimizer_ended(self, start_ns: int, end_ns: int, thread: int) -> Step:
-        """Takes note of an optimizer's step that has ended, and returns the step that it belongs to."""
+        """Records that an optimizer's step has ended, and returns the step of the loop that it belongs to."""
         self._optimizer_start = None
         step = self._train or self._open(True, start_ns)
         step.optimizer_steps.append((start_ns, end_ns, thread))
@@ -122,7 +122,7 @@ class StepFinder:
         return step
 
     def possible_numbers(self, step: Step | None) -> range:
-        """Returns the numbers that a step may come to have; None stands for a step that would begin now.
+        """Returns the possible numbers of a step; None stands for a step that would begin now.
 
         There are several as long as earlier steps may be joined to each other, or the step itself may be divided.
         """

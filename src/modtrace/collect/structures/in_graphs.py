@@ -38,7 +38,7 @@ def find_in_graph(
 
 
 def with_fresh(value: Any, fresh: Iterator[torch.Tensor]) -> Any:
-    """Returns the value with fresh tensors.
+    """Returns the value with its tensors replaced by the next ones of `fresh`.
 
     Lists and dicts stay the same objects, because the module may change them.
     """

@@ -107,7 +107,7 @@ class CaptureMasks:
     # When.
 
     def in_steps(self, numbers: Sequence[int]) -> Mask:
-        """Returns the captures that want any of these steps. A running step may come to have one of several numbers."""
+        """Returns the captures that want any of these steps. A running step has several possible numbers."""
         if self._is_always:
             return self._all if numbers else 0
         mask = 0

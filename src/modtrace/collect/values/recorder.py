@@ -46,7 +46,7 @@ class ValueRecorder:
             sink: receives the rows and whole tensors.
             sites: the site ids of the recording, which ops use too.
             reporter: receives failures.
-            numbers: returns the numbers to record that a step may come to have; None stands for the step of the
+            numbers: returns the possible numbers of a step that are to be recorded; None stands for the step of the
                 running optimizer.
             fired: returns the last step in which a trigger has fired.
         """

@@ -53,8 +53,8 @@ class KeptTensors:
 
         Call it inside `quiet()`.
 
-        A tensor on another device is cloned there, without waiting, and put by `settle`. Holding a plain tensor lazily
-        takes a `detach`, which a profiler sees but no mode: 17 us, half of them to hide it.
+        A tensor on another device is cloned there without synchronization, and passed on by `settle`. Holding a plain
+        tensor lazily needs a `detach`, which a profiler sees, but no mode. It takes 17 us, half of them to hide it.
 
         Args:
             extra: receives the tensor's reference, or a note why there is none.

@@ -215,7 +215,7 @@ def to_captures(
 
 
 def to_json(captures: Sequence[Capture]) -> dict[str, Any]:
-    """Returns the description of captures for meta.json, which for `"stats"` is as `record()` was given."""
+    """Returns the description of captures for meta.json. For `"stats"` it is the arguments of `record()`."""
     if not captures:
         return {"values": None}
     first, *others = captures

@@ -66,16 +66,16 @@ class Unmatched(NamedTuple):
 def to_path_filter(
     include: object = None, exclude: object = None, *, argument: str = "include"
 ) -> PathFilter:
-    """Returns the modules and parameters that a user means.
+    """Returns the filter for what a user gave as `include` and `exclude`.
 
     A glob is for the whole path: `*` and `?` stay within one part, `[abc]` and `[!abc]` are one character,
     `**` goes across parts. `**.attn` is any `attn`, `blocks.**` is all that lies inside `blocks`, `""` is the
-    root. A path that has such characters in a name means itself, too.
+    root. A path that contains such characters also matches itself.
 
     Args:
         include: a glob; a compiled regular expression, or a text that begins with `re:`, both searched in the
             path; a list or tuple of those; None for everything.
-        exclude: the same, for what is left out although it is included; None for nothing.
+        exclude: the same, for what is left out of that; None for nothing.
         argument: what `include` is called in an error.
 
     Raises:

@@ -40,7 +40,7 @@ class Finder(Protocol):
     def __call__(
         self, data: RecordingData, selects: Callable[..., bool], /, *, is_used: bool | None
     ) -> NonFiniteFinding | None:
-        """Returns who made the first NaN or infinite values of a step that count; None if there are none.
+        """Returns what made the first NaN or infinite values of a step that count; None if there are none.
 
         Args:
             data: the rows of the step.
@@ -152,23 +152,23 @@ class IsNonFinite:
         if seen.measured is not None and not self._with_ops:
             is_of_op = seen.measured.is_of_op
             if self._find is not None and is_of_op.any():
-                return self._of_ops(seen, self._find) or self._scalars_in(seen)
+                return self._find_origin(seen, self._find) or self._scalars_in(seen)
             rows = rows[~is_of_op[rows]]
         found = self._of_tensors(seen, rows)
         if found and self._find is not None and self.then in (REPORT, STOP):
-            found = self._of_modules(seen, rows, self._find)
+            found = self._find_first_tensor(seen, rows, self._find)
         found = found or self._scalars_in(seen)
         is_known = len(rows) or (self._with_scalars and seen.scalars)
         return found if is_known else None
 
-    def _of_ops(self, seen: StepRows, find: Finder) -> str:
-        """Returns which op made the values, or what held them before any op read it."""
+    def _find_origin(self, seen: StepRows, find: Finder) -> str:
+        """Returns which op made the values, or which tensor held them before any op read it."""
         if seen.measured is not None and _has_nonfinite(seen.measured):
             selects = self._selection.paths.selects
             self.finding = find(seen.data, selects, is_used=seen.ask_used())
         return "" if self.finding is None else self.finding.reason
 
-    def _of_modules(self, seen: StepRows, rows: _Rows, find: Finder) -> str:
+    def _find_first_tensor(self, seen: StepRows, rows: _Rows, find: Finder) -> str:
         """Returns which of the selected tensors was the first."""
         values = seen.data.table("values")
         sites = np.unique(seen.measured.site_id[rows]) if seen.measured is not None else rows

@@ -42,7 +42,7 @@ class NonFinite(_Condition):
     """Fires when a measured tensor, or a logged number, is NaN or infinite.
 
     With `then`, where the outputs of ops are measured and `roles` is not given, it fires when an op makes such values,
-    or a tensor held them that no op of the step had made. Values that are meant, as the `-inf` of a mask, and
+    or a tensor held them that no op of the step had made. Intended values, such as the `-inf` of a mask, and
     gradients that overflow before a GradScaler skips the step, are no reason.
 
     Args:
@@ -52,7 +52,7 @@ class NonFinite(_Condition):
             leave out logged numbers.
         roles: as in `Capture`; None for all except inputs, buffers and what single ops return or read, where
             infinities are often intended.
-        then: what happens besides: `"report"` prints who made the values to standard error; `"stop"` raises
+        then: what happens besides: `"report"` prints what made the values to standard error; `"stop"` raises
             `NonFiniteError` before the optimizer uses them, else when the step ends; `"dump"` says that the held steps
             are written, which needs `keep_last`. None: the held steps are written, or, without `keep_last`, nothing
             happens. Gradients that no optimizer has used are neither reported nor a reason to stop.
@@ -266,8 +266,8 @@ def check_keep_last(keep_last: object) -> None:
         raise ValueError(f"keep_last={keep_last!r}: give a number of steps, or None to write every step")
 
 
-def asks_who_made(triggers: Sequence[Trigger]) -> bool:
-    """Returns whether a trigger fires on what ops have made, and not on what was measured of modules."""
+def asks_for_origin(triggers: Sequence[Trigger]) -> bool:
+    """Returns whether a trigger asks which op or module made NaN or infinite values."""
     return any(isinstance(each, NonFinite) and each.then is not None for each in triggers)
 
 

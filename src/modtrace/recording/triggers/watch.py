@@ -17,11 +17,11 @@ from .conditions import (
 )
 from .site_names import SiteNames
 from .step_tables import Batch, StepTables
-from .triggers import REPORT, STOP, OnSignal, Trigger, asks_who_made
+from .triggers import REPORT, STOP, OnSignal, Trigger, asks_for_origin
 
 
 class Asked(NamedTuple):
-    """What a trigger has found that somebody asked to be told of."""
+    """What a trigger has found, with what is to be reported of it."""
 
     step: int
     then: str
@@ -41,12 +41,12 @@ class TriggerWatch:
 
         Args:
             triggers: the triggers.
-            find: names who made the values that are not finite. None: the first tensor that holds some is named.
+            find: names what made the values that are not finite. None: the first tensor that holds some is named.
         """
         self.asked: list[Asked] = []  # what was found in the steps that have ended, until somebody takes it
         self._names = SiteNames()
         self._tables = StepTables()
-        self._keeps_rows = find is not None and asks_who_made(triggers)
+        self._keeps_rows = find is not None and asks_for_origin(triggers)
         self._armed = [
             _Armed(each, condition_of(each, find)) for each in triggers if not isinstance(each, OnSignal)
         ]
@@ -56,7 +56,7 @@ class TriggerWatch:
 
     @property
     def tells(self) -> bool:
-        """True if a trigger asks who made non-finite values."""
+        """True if a trigger asks what made non-finite values."""
         return self._keeps_rows
 
     @property
@@ -107,7 +107,7 @@ class TriggerWatch:
         return fired
 
     def may_skip(self, step: int, is_skipping: Callable[[], bool]) -> None:
-        """Takes note of an optimizer that is called in a step, and may leave its parameters as they are.
+        """Records that an optimizer is called in a step and may leave its parameters unchanged.
 
         Args:
             step: the number of the step.

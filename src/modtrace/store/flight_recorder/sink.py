@@ -29,14 +29,14 @@ _MOST_MISSING = 20
 
 
 class Reports(Protocol):
-    """Names who made NaN and infinite values, and tells the user."""
+    """Names what made NaN and infinite values, and tells the user."""
 
     @property
     def find(self) -> Finder:
-        """Names who made the first such values of a step."""
+        """Names what made the first such values of a step."""
 
     def tell(self, asked: Asked) -> None:
-        """Tells what a trigger has found in a step that has ended."""
+        """Reports what a trigger has found in a step that has ended."""
 
     def close(self) -> None:
         """Tells the rest."""
@@ -82,7 +82,7 @@ class FlightRecorder:
             max_bytes: the limit of the held rows; the oldest steps are dropped first.
             behind: the number of steps that are written after one in which a trigger fires, because captures wait for
                 them.
-            reports: names who made values that are not finite, and tells it where a trigger asks for that.
+            reports: names what made values that are not finite, and tells it where a trigger asks for that.
         """
         self.signals = tuple(each for each in triggers if isinstance(each, OnSignal))
         self.last_fired_step: int | None = None  # the last one in which a trigger has fired
@@ -177,11 +177,11 @@ class FlightRecorder:
 
     @property
     def tells(self) -> bool:
-        """True if a trigger asks who made non-finite values."""
+        """True if a trigger asks what made non-finite values."""
         return self._watch.tells
 
     def may_skip(self, step: int, is_skipping: Callable[[], bool]) -> None:
-        """Takes note of an optimizer that may leave its parameters as they are; see `TriggerWatch.may_skip`."""
+        """Records that an optimizer may leave its parameters unchanged; see `TriggerWatch.may_skip`."""
         self._watch.may_skip(step, is_skipping)
 
     @property
@@ -195,7 +195,7 @@ class FlightRecorder:
         return stops
 
     def find_in_open(self, batches: Sequence[tuple[str, Mapping[str, Any]]]) -> NonFiniteFinding | None:
-        """Returns who made NaN or infinite values in a step whose optimizer is about to step, to stop it.
+        """Returns what made NaN or infinite values in a step whose optimizer is about to step, to stop it.
 
         Args:
             batches: the rows of the step so far, which will come again when it ends.

@@ -27,7 +27,7 @@ def render_graph(view: GraphView, *, width: int | None = None) -> str:
     """Returns the step that the graph is of, and how many nodes of which kind are visible.
 
     Args:
-        width: columns there are; longer lines are broken. None: as wide as it gets.
+        width: the width of the terminal, in characters; longer lines are broken. None: no limit.
     """
     lines = describe_head(view.command, view.step, view.marks)
     if view.step is not None and not view.has_ops:

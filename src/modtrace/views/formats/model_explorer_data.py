@@ -79,5 +79,5 @@ def _gradient(color: str) -> dict[str, Any]:
 
 
 def _bad_colors() -> dict[str, Any]:
-    """Returns colours by which one bad element is as red as many."""
+    """Returns colours that show a node in full red even if only one of its elements is bad."""
     return {"thresholds": [{"value": 0, "bgColor": _WHITE}, {"value": 2**63, "bgColor": _RED}]}

@@ -52,7 +52,7 @@ def render_comparison(
     Args:
         found: the answer.
         top: rows of each table to show.
-        width: columns there are; longer lines are broken. None: as wide as it gets.
+        width: the width of the terminal, in characters; longer lines are broken. None: no limit.
         color: whether the text is styled for a terminal, or in which markup it is written.
     """
     head = [

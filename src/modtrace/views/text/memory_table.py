@@ -65,7 +65,7 @@ def render_memory_table(
 
     Args:
         top: modules to show; None for all.
-        width: columns there are; where they do not suffice, columns of the table are left out.
+        width: the width of the terminal, in characters; columns that do not fit are left out.
         color: whether the text is styled for a terminal, or in which markup it is written.
     """
     head = describe_head(table.command, table.step, table.marks)

@@ -40,16 +40,16 @@ def render_nonfinite(
     width: int | None = None,
     color: Color = False,
 ) -> str:
-    """Returns what was found and where, or how much there was to look at.
+    """Returns a report of the values that were found; without any, of what was measured.
 
     Args:
         found: the first.
         measured: how much was measured.
         further: what came up after it.
-        limit: of both, so many are shown.
+        limit: the greatest number of findings to show, with the first.
         marks: what is missing from the recording; the first values may be missing too.
         notes: why steps were written, or were not.
-        width: columns there are; longer lines are broken. None: as wide as it gets.
+        width: the width of the terminal, in characters; longer lines are broken. None: no limit.
         color: whether the text is styled for a terminal, or in which markup it is written.
     """
     lines = _describe(found) if found is not None else [Text(_describe_none(measured, marks))]
@@ -63,7 +63,7 @@ def render_nonfinite(
 
 
 def describe_place(found: NonFinite) -> str:
-    """Returns who made the values in a few words: `log in 1.inner of Sequential`."""
+    """Returns what made the values in a few words: `log in 1.inner of Sequential`."""
     if found.op is None:
         return _describe_tensor(found)
     op = forms_of_op(found.op)[-1]
@@ -74,7 +74,7 @@ def describe_place(found: NonFinite) -> str:
 
 
 def describe_made(found: NonFinite) -> str:
-    """Returns who made how many values: `log in 1.inner of Sequential made 3 NaN`."""
+    """Returns what made how many values: `log in 1.inner of Sequential made 3 NaN`."""
     verb = {PRODUCER: "made", FIRST_SEEN: "returned"}.get(found.kind or "", "holds")
     return f"{describe_place(found)} {verb} {describe_counts(found.nan_count, found.inf_count)}"
 
@@ -123,7 +123,7 @@ def _describe_time(found: NonFinite) -> str:
 
 
 def _describe_op(found: NonFinite, op: str) -> Iterator[str]:
-    """Yields who made the values and why, what it read, and where the values went."""
+    """Yields what made the values and why, what it read, and where the values went."""
     size = _describe_size(found)
     where = _describe_module(found) + (f" at {found.source_line}" if found.source_line else "")
     if found.kind == SOURCE:

@@ -29,7 +29,7 @@ def render_op_paths(
 
     Args:
         top: ops to show, from the first; None for all.
-        width: columns there are; where they do not suffice, columns of the table are left out.
+        width: the width of the terminal, in characters; columns that do not fit are left out.
         color: whether the text is styled for a terminal, or in which markup it is written.
     """
     head = describe_head(paths.command, paths.step, paths.marks)

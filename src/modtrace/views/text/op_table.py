@@ -61,7 +61,7 @@ def render_op_table(
 
     Args:
         top: rows to show; None for all.
-        width: columns there are; where they do not suffice, columns of the table are left out.
+        width: the width of the terminal, in characters; columns that do not fit are left out.
         color: whether the text is styled for a terminal, or in which markup it is written.
     """
     head = describe_head(table.command, table.step, table.marks)

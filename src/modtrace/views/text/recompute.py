@@ -11,7 +11,7 @@ from ...recording.suggestions import count_of
 from ..common.columns import Color, Text, printable, render_lines
 from ..common.numbers import format_count
 
-#: At most so many further places are told.
+#: At most so many further places are shown.
 _TOLD = 10
 
 
@@ -23,7 +23,7 @@ def render_recompute(
     Args:
         check: the answer.
         marks: what is missing from the recording.
-        width: columns there are; longer lines are broken. None: as wide as it gets.
+        width: the width of the terminal, in characters; longer lines are broken. None: no limit.
         color: whether the text is styled for a terminal, or in which markup it is written.
     """
     lines = _describe_differences(check) if check.differences else [Text(_describe_agreement(check))]

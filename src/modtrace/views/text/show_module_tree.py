@@ -64,9 +64,9 @@ def render_module_tree(
         fold: whether siblings that are alike show what is inside them once, summed up.
         types: whether the table of module types follows.
         slots: whether each slot of what a module returned has a line of its own below the module.
-        run: the path of the recording, for commands that tell more; None: what Python offers is named.
-        width: columns there are; where they do not suffice, columns of the tables are left out, which is said, and
-            if that does not suffice, lines are longer. None: as wide as it gets.
+        run: the path of the recording, for suggested commands; None suggests Python methods.
+        width: the width of the terminal, in characters. Columns of the tables that do not fit are left out and
+            named; lines that still do not fit are longer. None: no limit.
         color: whether the text is styled for a terminal, or in which markup it is written.
     """
     fitted: list[FittedColumns] = []
