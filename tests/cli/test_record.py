@@ -212,7 +212,10 @@ def test_python_without_recording_is_not_slower_for_a_killed_reader(tmp_path):
         ),
         (["show", "nope"], "nope: nothing is there. Give the folder of a recording."),
         (["show", "there"], "there: not a recording: there is no recording.json in this folder"),
-        (["show", "train.py"], "train.py: not a recording: a file of 34 bytes is there"),
+        (
+            ["show", "train.py"],
+            "train.py: this is a script, and a recording is a folder. modtrace record train.py",
+        ),
     ],
 )
 def test_misuse_ends_with_code_2_and_says_what_and_where(tmp_path, monkeypatch, capsys, arguments, text):
